@@ -4,10 +4,9 @@
 
 Each request is a stream of four pieces (headers, body, response headers, end) that an HTTP/2 client
 wrote beforehand; sixteen streams are under way at a time. Everything between the socket and the
-reply runs as in production: frames, gRPC, protobuf, parser, producers, scorers, metrics. Once on
-our own HTTP/2 frames and once on the `h2` library, in turns, as chunks of 400 requests; the median
-of the chunks' CPU time is told, and the least, which other programs on the machine disturb little.
-Fixed seed. Writes benchmarks/results/ext_proc_cpu.json.
+reply runs as in production: frames, gRPC, protobuf, parser, producers, scorers, metrics. It prints
+the median CPU time of chunks of 400 requests, and the least, which other programs on the machine
+disturb little. Fixed seed. Writes benchmarks/results/ext_proc_cpu.json.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
 from picker.requestcontrol.director import Director, Surroundings
 from picker.rpc.framing import prefix
-from picker.rpc.options import ServerOptions, Transport
-from picker.rpc.server import H2Server
+from picker.rpc.options import ServerOptions
 from picker.telemetry.request_metrics import RequestMetrics
 from picker.types import Endpoint, EndpointMetrics
 
@@ -127,7 +125,7 @@ def record(count: int, size: int) -> tuple[bytes, list[list[bytes]]]:
 class Subject:
     """A picker's request path behind one connection."""
 
-    def __init__(self, transport: Transport, endpoints: int, opening: bytes) -> None:
+    def __init__(self, endpoints: int, opening: bytes) -> None:
         metrics = PickerMetrics()
         assembly = build(default_config(), builtin_plugins(), metrics, time.perf_counter)
         datastore, self.requests = Datastore(assembly.observers), RequestMetrics(metrics)
@@ -140,9 +138,7 @@ class Subject:
             pipeline_of(assembly),
             Surroundings(datastore, InflightLoad(), random.Random(SEED), self.requests),
         )
-        server = build_server(director, options=ServerOptions(transport=transport))
-        assert isinstance(server, H2Server)
-        self._connection = server._accept()
+        self._connection = build_server(director, options=ServerOptions()).accept()
         self._connection.connection_made(Sink())
         self._connection.data_received(opening)
         self.chunks: list[float] = []
@@ -161,28 +157,20 @@ class Subject:
 
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Both engines in turns."""
+    """All chunks but the first, which warms up."""
     opening, streams = record(options.requests, options.body_bytes)
-    subjects = {
-        str(kind): Subject(kind, options.endpoints, opening)
-        for kind in (Transport.NATIVE, Transport.H2)
-    }
+    subject = Subject(options.endpoints, opening)
     gc.collect()
     gc.freeze()
     for at in range(0, len(streams), CHUNK):
-        for subject in subjects.values():
-            await subject.serve(streams[at : at + CHUNK], counts=at > 0)
-    found = {}
-    for name, subject in subjects.items():
-        assert subject.requests.decisions == len(streams)
-        found[name] = {
-            "median_us": round(statistics.median(subject.chunks), 1),
-            "least_us": round(min(subject.chunks), 1),
-        }
-        print(f"{name:8} CPU µs a request: {found[name]}")
-    ratio = found["native"]["median_us"] / found["h2"]["median_us"]
-    print(f"native / h2: {ratio:.2f}")
-    return {"arguments": vars(options) | {"json": str(options.json)}, **found, "ratio": ratio}
+        await subject.serve(streams[at : at + CHUNK], counts=at > 0)
+    assert subject.requests.decisions == len(streams)
+    found = {
+        "median_us": round(statistics.median(subject.chunks), 1),
+        "least_us": round(min(subject.chunks), 1),
+    }
+    print(f"CPU µs a request: {found}")
+    return {"arguments": vars(options) | {"json": str(options.json)}, **found}
 
 
 def main() -> None:

@@ -27,11 +27,10 @@ from shared_prefixes import WORKER, SharedPrefixes, run
 from virtual_replicas import ReplicasSettings
 
 from picker.metrics.picker_metrics import PickerMetrics
-from picker.peers.client import PeerAddress
 from picker.peers.exchange import Exchange, ExchangeSettings
 from picker.peers.knowledge import Knowledge
-from picker.peers.mesh import Mesh
-from picker.peers.server import Hearing, PeerPort, PeerServer
+from picker.peers.mesh import Mesh, PeerAddress
+from picker.peers.server import PeerServer, PoolReports, peer_port
 from picker.plugins.producers.approx_prefix_cache_producer import (
     ApproxPrefixCacheParameters,
     ApproxPrefixCacheProducer,
@@ -89,7 +88,7 @@ class Deciding:
         self.producer = ApproxPrefixCacheProducer("p", ApproxPrefixCacheParameters(), SEED)
         self.exchange.use({"p": self.producer})
         self.server = PeerServer(
-            {"pool": Hearing(self.exchange, self.series, lambda: True)}, time.monotonic
+            {"pool": PoolReports(self.exchange, self.series, lambda: True)}, time.monotonic
         )
         self.mesh = Mesh(self.exchange, self.series, time.monotonic, None)
 
@@ -119,7 +118,7 @@ async def spent_by(pair: list[Deciding], rate: float) -> float:
 async def over_connections(rate: float) -> dict[str, Any]:
     """Two replicas that decide so often each: CPU of one for both directions."""
     pair = [Deciding(number) for number in range(2)]
-    ports = [await one.server.start(PeerPort("127.0.0.1:0")) for one in pair]
+    ports = [await one.server.start(peer_port("127.0.0.1", 0)) for one in pair]
     tasks = []
     for index, one in enumerate(pair):
         one.mesh.follow([PeerAddress(f"127.0.0.1:{ports[1 - index]}", "")])

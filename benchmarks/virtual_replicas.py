@@ -226,7 +226,7 @@ class VirtualReplicas:
 
 def _hear(replica: VirtualReplica, peer: VirtualReplica, message: bytes) -> None:
     if replica.exchange is not None and peer.exchange is not None:
-        replica.exchange.hear(peer.exchange.replica_id, message, _now())
+        replica.exchange.receive(peer.exchange.replica_id, message, _now())
 
 
 def _now() -> float:

@@ -19,31 +19,24 @@ from picker.admin.server import AdminServer
 from picker.app.pool import ServedPool
 from picker.cli.options import MetricsTls, Options, PeerFlags, Ports, TlsFlags, XdsFlags
 from picker.errors import ConfigError, PickerError
-from picker.extproc.server import (
-    BodyBudget,
-    Exchanges,
-    GrpcServer,
-    ServerOptions,
-    TlsMaterial,
-    TlsOptions,
-    build_health_server,
-    build_rpc_server,
-    build_server,
-)
-from picker.extproc.stream_metrics import StreamMetrics
+from picker.extproc.pump import StreamMetrics
+from picker.extproc.server import Exchanges, build_server
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.peers.credentials import PeerCredentials
-from picker.peers.server import PeerPort, PeerServer
+from picker.peers.server import PeerServer, peer_port
+from picker.rpc.budget import ByteBudget
 from picker.rpc.health import HealthService
+from picker.rpc.options import ServerOptions, TlsMaterial, TlsOptions
+from picker.rpc.server import GrpcServer
 from picker.rpc.tls import (
     CertificateFolder,
     cipher_suites,
     min_version,
     replace_certificate,
 )
-from picker.xds.cache import Cache
 from picker.xds.feed import EndpointFeed
 from picker.xds.server import EndpointDiscovery
+from picker.xds.state.cache import Cache
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +62,7 @@ class ExtProcPort:
         health: HealthService,
         streams: StreamMetrics | None = None,
         certificate: TlsMaterial | None = None,
-        bodies: BodyBudget | None = None,
+        bodies: ByteBudget | None = None,
         flag: str = "--grpc-port",
     ) -> None:
         """Opens nothing; `flag` is what the port was asked for with.
@@ -82,11 +75,15 @@ class ExtProcPort:
         self._options = replace(
             ext_proc_options(options),
             tls=_tls(options.tls, self._certificates, certificate),
-            streams=streams if options.grpc_stream_metrics else None,
-            bodies=bodies or BodyBudget(options.max_unfinished_body_bytes),
+            budget=bodies or ByteBudget(options.max_unfinished_body_bytes),
         )
         answering = health if options.health_checking else None
-        self._server: GrpcServer = build_server(exchanges, options=self._options, health=answering)
+        self._server = build_server(
+            exchanges,
+            options=self._options,
+            health=answering,
+            streams=streams if options.grpc_stream_metrics else None,
+        )
 
     async def open(self, stack: AsyncExitStack) -> int:
         """Listen until `stack` is closed; the port. Raises `StartError`."""
@@ -138,7 +135,7 @@ class Listeners:
         self._options, self._admin = options, admin
         streams = StreamMetrics(metrics, time.monotonic)
         made = _certificate_made_on_the_spot(options.tls)
-        bodies = BodyBudget(options.max_unfinished_body_bytes)  # of all ports together
+        bodies = ByteBudget(options.max_unfinished_body_bytes)  # of all ports together
         port = partial(ExtProcPort, streams=streams, certificate=made, bodies=bodies)
         self._ext_proc = port(options, exchanges, health)
         self._own = {
@@ -155,10 +152,9 @@ class Listeners:
         self._health_options = ServerOptions(
             host="127.0.0.1" if is_unix else options.bind_address,
             port=options.grpc_health_port,
-            transport=options.grpc_transport,
         )
-        self._health = build_health_server(health, options=self._health_options)
-        self._xds = None if options.xds is None else XdsPort(options, options.xds, pools, metrics)
+        self._health = GrpcServer(self._health_options, health.methods())
+        self._xds = None if options.xds is None else XdsPort(options.xds, pools, metrics)
         self._peers = None if options.peers is None else PeersPort(options.peers, pools)
 
     async def open(self, stack: AsyncExitStack) -> Ports:
@@ -207,7 +203,7 @@ class XdsPort:
     """
 
     def __init__(
-        self, options: Options, flags: XdsFlags, pools: Sequence[ServedPool], metrics: PickerMetrics
+        self, flags: XdsFlags, pools: Sequence[ServedPool], metrics: PickerMetrics
     ) -> None:
         """Opens nothing. `metrics` count what clients do."""
         names = [pool.xds_name for pool in pools]
@@ -216,11 +212,9 @@ class XdsPort:
             EndpointFeed(pool.datastore, cache, name, pool.metrics.xds)
             for pool, name in zip(pools, names, strict=True)
         ]
-        self._options = ServerOptions(
-            host=flags.bind_address, port=flags.port, transport=options.grpc_transport
-        )
+        self._options = ServerOptions(host=flags.bind_address, port=flags.port)
         methods = EndpointDiscovery(cache, metrics.xds).methods()
-        self._server = build_rpc_server(methods, options=self._options)
+        self._server = GrpcServer(self._options, methods)
 
     async def open(self, stack: AsyncExitStack) -> int:
         """Listen until `stack` is closed; the port. Raises `StartError`."""
@@ -234,10 +228,9 @@ class PeersPort:
     def __init__(self, flags: PeerFlags, pools: Sequence[ServedPool]) -> None:
         """Opens nothing. Raises `ConfigError` for certificates that cannot be read."""
         credentials = None if flags.cert_path is None else PeerCredentials(flags.cert_path)
-        host = f"[{flags.bind_address}]" if ":" in flags.bind_address else flags.bind_address
-        self._port = PeerPort(f"{host}:{flags.port}", credentials)
+        self._port = peer_port(flags.bind_address, flags.port, credentials)
         peerings = [pool.peers for pool in pools if pool.peers is not None]
-        self._server = PeerServer({one.name: one.hearing for one in peerings}, time.monotonic)
+        self._server = PeerServer({one.name: one.reports for one in peerings}, time.monotonic)
 
     async def open(self, stack: AsyncExitStack) -> int:
         """Listen until `stack` is closed; the port. Raises `StartError`."""
@@ -251,7 +244,6 @@ def ext_proc_options(options: Options) -> ServerOptions:
         host=options.bind_address,
         port=options.grpc_port,
         max_message_bytes=options.grpc_max_recv_msg_bytes,
-        transport=options.grpc_transport,
     )
 
 

@@ -19,7 +19,7 @@ from picker.peers.discovery import NamedPeers, peer_addresses
 from picker.peers.exchange import Exchange, ExchangeSettings
 from picker.peers.knowledge import Knowledge
 from picker.peers.mesh import Mesh
-from picker.peers.server import Hearing
+from picker.peers.server import PoolReports
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
 
@@ -55,7 +55,7 @@ class Peering:
         self._mesh = Mesh(self._exchange, series, clock, credentials)
         self._discovery = self._discovery_of(flags, options, metrics)
         self.name = self._exchange.pool  # the one that replicas have for the pool
-        self.hearing = Hearing(self._exchange, series, lambda: datastore.synced)
+        self.reports = PoolReports(self._exchange, series, lambda: datastore.synced)
         self._use(config.assembly)
         config.subscribe(self._use)
 

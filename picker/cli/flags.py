@@ -70,11 +70,13 @@ _PROCESSES: Final = (
     "is gone: two processes decided fewer requests a second than one, each knew only its own "
     "prefixes; run replicas that are peers (docs/high-availability.md)"
 )
+_TRANSPORT: Final = "is gone: there is one transport, that of `native`; leave the flag out"
 _NO_METRIC: Final = "is gone: use engineConfigs in the parameters of a core-metrics-extractor"
 _NO_ZAP: Final = "settings of Go's zap: use --zap-encoder, --zap-log-level and -v"
 # Flags that may only ask for what is so anyway: why, and for what.
 _REFUSED: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "--processes": (_PROCESSES, ("1",)),
+    "--grpc-transport": (_TRANSPORT, ("native",)),
     "--total-queued-requests-metric": (_NO_METRIC, ()),
     "--total-running-requests-metric": (_NO_METRIC, ()),
     "--kv-cache-usage-percentage-metric": (_NO_METRIC, ()),

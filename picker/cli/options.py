@@ -11,16 +11,13 @@ from pathlib import Path
 from typing import Final
 
 from picker.decisions.records import DEFAULT_CAPACITY
+from picker.extproc.server import DEFAULT_MAX_UNFINISHED_BODY_BYTES
 from picker.k8s.api import LEGACY_POOLS, POOLS
 from picker.k8s.elector import Timings
 from picker.k8s.lease import LeaseName
 from picker.outliers.breaker import OutlierSettings
 from picker.peers.discovery import PeerName
-from picker.rpc.options import (
-    DEFAULT_MAX_MESSAGE_BYTES,
-    DEFAULT_MAX_UNFINISHED_BODY_BYTES,
-    Transport,
-)
+from picker.rpc.options import DEFAULT_MAX_MESSAGE_BYTES
 
 DEFAULT_NAMESPACE: Final = "default"
 DEFAULT_POOL_NAME: Final = "default"
@@ -169,7 +166,6 @@ class Options:
     grpc_port: int = 9002
     grpc_max_recv_msg_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     max_unfinished_body_bytes: int = DEFAULT_MAX_UNFINISHED_BODY_BYTES
-    grpc_transport: Transport = Transport.NATIVE
     disable_endpoint_subset_filter: bool = False
     emit_endpoint_scores: bool = False
     tls: TlsFlags | None = None

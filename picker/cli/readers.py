@@ -14,9 +14,9 @@ from picker.cli.options import POOL_GROUPS
 from picker.cli.pools import DNS_LABEL, DNS_NAME, pool_flags
 from picker.config.units import duration_seconds, quantity_bytes
 from picker.errors import ConfigError
-from picker.extproc.request_phase import DEFAULT_MAX_BODY_BYTES
+from picker.extproc.machine.request_phase import DEFAULT_MAX_BODY_BYTES
 from picker.framework.label_selector import LabelSelector
-from picker.rpc.options import DEFAULT_MAX_MESSAGE_BYTES, Transport
+from picker.rpc.options import DEFAULT_MAX_MESSAGE_BYTES
 
 Reader: TypeAlias = Callable[[str], Any]
 _LEVELS: Final = {"debug": 4, "info": 2, "error": 0}
@@ -130,14 +130,6 @@ def _selector(text: str) -> str:
     return text.strip()
 
 
-def _transport(text: str) -> Transport:
-    try:
-        return Transport(text)
-    except ValueError:
-        names = ", ".join(map(str, Transport))
-        raise ConfigError(f"'{text}' is no transport; write one of {names}") from None
-
-
 def _verbosity(text: str) -> int:
     if not re.fullmatch(r"-?\d+", text, re.ASCII):
         raise ConfigError(f"'{text}' is no number")
@@ -178,7 +170,6 @@ READERS: Final[Mapping[str, Reader]] = {
     "--grpc-max-send-msg-size": _size(2**20, "the picker's messages may have 1MiB", 0),
     "--max-unfinished-bodies": _size(DEFAULT_MAX_BODY_BYTES, "one request body may have 64MiB"),
     "--record-max-bytes": _size(64 * 1024, "write 64Ki or more"),
-    "--grpc-transport": _transport,
     "--endpoint-ejection-failures": _number(1000),
     "--decision-records": _number(1_000_000),
     "--v": _verbosity,

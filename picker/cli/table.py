@@ -59,8 +59,6 @@ ext_proc
 --max-unfinished-bodies SIZE = 512Mi
                               what request bodies may take together while they arrive; beyond it a
                               429
---grpc-transport native|h2|grpcio = native
-                              what carries gRPC: own HTTP/2 frames, the h2 library or grpc.aio
 --disable-endpoint-subset-filter
                               ignore the proxy's choice of endpoints
 --emit-endpoint-scores        tell the proxy every candidate's score as metadata

@@ -1,42 +1,34 @@
-"""Builds the servers of the ext_proc and health ports on the transport that the options name.
-
-Everything a stream does is in `stream`, `wire` and `pump`, which the transports share.
-"""
+"""The ext_proc server: the method `Process` and, where asked for, health on the same port."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
-from picker.extproc.body_budget import BodyBudget
-from picker.extproc.services import Exchanges, ExchangesByMetadata, MethodTable, methods
-from picker.rpc.calls import Served
+from picker.extproc.machine.request_phase import DEFAULT_MAX_BODY_BYTES, Limits
+from picker.extproc.pump import ExchangeSource, StreamMetrics, StreamPump
+from picker.extproc.wire import METHOD
+from picker.rpc.call import Call, Served
+from picker.rpc.calls import Metadata, Receiver
 from picker.rpc.health import HealthService
-from picker.rpc.options import (
-    DEFAULT_MAX_MESSAGE_BYTES,
-    DEFAULT_MAX_UNFINISHED_BODY_BYTES,
-    GrpcServer,
-    ServerOptions,
-    TlsMaterial,
-    TlsOptions,
-    Transport,
-)
-from picker.rpc.server import H2Server
+from picker.rpc.options import ServerOptions
+from picker.rpc.server import GrpcServer
 
-__all__ = [
-    "DEFAULT_MAX_MESSAGE_BYTES",
-    "DEFAULT_MAX_UNFINISHED_BODY_BYTES",
-    "BodyBudget",
-    "Exchanges",
-    "ExchangesByMetadata",
-    "GrpcServer",
-    "ServerOptions",
-    "TlsMaterial",
-    "TlsOptions",
-    "Transport",
-    "build_health_server",
-    "build_rpc_server",
-    "build_server",
-]
+# Eight of the largest bodies at once; what is small arrives in one piece, and needs no room.
+DEFAULT_MAX_UNFINISHED_BODY_BYTES = 8 * DEFAULT_MAX_BODY_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangesByMetadata:
+    """The directors of several pools at one port; `choose` says whose a call with this metadata
+    is. It must be quick.
+    """
+
+    choose: Callable[[Metadata], ExchangeSource]
+
+
+Exchanges: TypeAlias = ExchangeSource | ExchangesByMetadata
 
 
 def build_server(
@@ -44,43 +36,29 @@ def build_server(
     *,
     options: ServerOptions,
     health: HealthService | None = None,
+    limits: Limits | None = None,
+    streams: StreamMetrics | None = None,
 ) -> GrpcServer:
     """The ext_proc server; `exchanges` is the director, or those of several pools.
 
-    With `health`, the same port answers it.
+    With `health`, the same port answers it. `streams` counts what is served. A buffered body is one
+    message. One that the port refused would break the stream, where the limit on bodies gives a
+    413; so the latter has to be the smaller. Both count in the budget of `options`.
     """
-    return _build(options, _table(options, health, exchanges))
+    limits = replace(limits or Limits(), budget=options.budget)
+    table = {METHOD: processing(exchanges, limits, streams)}
+    return GrpcServer(options, table if health is None else {**table, **health.methods()})
 
 
-def build_health_server(health: HealthService, *, options: ServerOptions) -> GrpcServer:
-    """A server for the health port alone."""
-    return _build(options, _table(options, health, None))
+def processing(
+    exchanges: Exchanges, limits: Limits, streams: StreamMetrics | None = None
+) -> Served:
+    """The method `Process`."""
 
+    def serve(call: Call, metadata: Metadata) -> Receiver:
+        chosen = exchanges
+        if isinstance(chosen, ExchangesByMetadata):
+            chosen = chosen.choose(metadata)
+        return StreamPump(call, chosen.begin(), limits, streams)
 
-def build_rpc_server(table: Mapping[str, Served], *, options: ServerOptions) -> GrpcServer:
-    """A server for any other methods; `table` is what they are by their paths."""
-    return _build(options, lambda is_stopping: table)
-
-
-def _table(
-    options: ServerOptions, health: HealthService | None, exchanges: Exchanges | None
-) -> MethodTable:
-    def table(is_stopping: Callable[[], bool]) -> Mapping[str, Served]:
-        return methods(
-            exchanges,
-            health,
-            limits=options.limits,
-            is_stopping=is_stopping,
-            streams=options.streams,
-        )
-
-    return table
-
-
-def _build(options: ServerOptions, table: MethodTable) -> GrpcServer:
-    if options.transport is not Transport.GRPCIO:
-        return H2Server(options, table)
-    # Loaded on demand: it costs start-up time and memory that the other transport does not need.
-    from picker.rpc.grpcio_server import GrpcioServer  # noqa: PLC0415
-
-    return GrpcioServer(options, table)
+    return serve

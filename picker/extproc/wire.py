@@ -8,7 +8,8 @@ not matter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any, cast
 
 from envoy.config.core.v3 import base_pb2
@@ -18,9 +19,10 @@ from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from picker.errors import PickerError
-from picker.extproc.messages import (
+from picker.extproc.machine.messages import (
     BodyMode,
     Event,
+    OverrideTimeout,
     Reply,
     RequestBody,
     RequestHeaders,
@@ -31,7 +33,6 @@ from picker.extproc.messages import (
     SendBufferedRequest,
     SendHeldResponseBody,
     SendImmediate,
-    SendPatience,
     SendRequestBody,
     SendRequestHeaders,
     SendRequestHeadersUnchanged,
@@ -53,8 +54,7 @@ from picker.requestcontrol.headers import (
 from picker.types import Metadata
 
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
-SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
-# Envoy's name for what it tells of the attributes that it was asked for.
+# Envoy's name for the attributes that it was asked to send.
 ATTRIBUTES = "envoy.filters.http.ext_proc"
 UPSTREAM_ADDRESS = "upstream.address"
 UPSTREAM_ATTEMPTS = "upstream.request_attempt_count"
@@ -78,7 +78,7 @@ _SHOW_BODY = _Mode(
 )
 _OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 _REMOVABLE = tuple(name for name in PICKER_OWNED if name != DESTINATION)
-_REMOVALS = pb.HeaderMutation(remove_headers=_REMOVABLE)
+MAX_REMEMBERED = 4096  # destinations, and sets of response headers
 
 
 class MalformedMessageError(PickerError):
@@ -104,50 +104,54 @@ def decode(data: bytes) -> Event:
 
 def encode(reply: Reply) -> bytes:
     """One reply as a `ProcessingResponse`."""
-    message = _ENCODERS[type(reply)](reply)
-    return cast("bytes", message.SerializeToString())
+    return _ENCODERS[type(reply)](reply)
 
 
 # Messages to events
 
 
 def _request_headers(message: _Message) -> Event:
-    request_body = BodyMode.DUPLEX
+    request_body = response_body = BodyMode.DUPLEX  # what a proxy uses that says nothing
     if message.HasField("protocol_config"):
         request_body = _body_mode(message.protocol_config.request_body_mode)
-    headers = message.request_headers.headers
+        response_body = _body_mode(message.protocol_config.response_body_mode)
+    shown = message.request_headers
     return RequestHeaders(
-        headers=_header_map(headers.headers),
-        end_of_stream=message.request_headers.end_of_stream,
-        subset_hint=_subset_hint(message),
+        headers=_header_map(shown.headers.headers),
+        end_of_stream=shown.end_of_stream,
+        subset_hint=_subset_hint(message) if message.HasField("metadata_context") else None,
         request_body=request_body,
-        response_body=_response_body_mode(message),
-        num_headers=len(headers.headers),
-        num_header_bytes=headers.ByteSize(),
+        response_body=response_body,
+        num_headers=len(shown.headers.headers),
+        num_header_bytes=shown.headers.ByteSize(),
         only_observes=message.observability_mode,
     )
 
 
 def _request_body(message: _Message) -> Event:
     body = message.request_body
-    return RequestBody(body.body, body.end_of_stream, _subset_hint(message))
-
-
-def _request_trailers(message: _Message) -> Event:
-    return RequestTrailers()
+    hint = _subset_hint(message) if message.HasField("metadata_context") else None
+    return RequestBody(body.body, body.end_of_stream, hint)
 
 
 def _response_headers(message: _Message) -> Event:
     headers = _header_map(message.response_headers.headers.headers)
+    served_by, has_metadata = None, False
+    if message.HasField("metadata_context"):
+        has_metadata = DESTINATION_NAMESPACE in message.metadata_context.filter_metadata
+        served_by = _served_by(message)
     upstream, reached_nobody = _upstream(message)
+    response_body = BodyMode.DUPLEX
+    if message.HasField("protocol_config"):
+        response_body = _body_mode(message.protocol_config.response_body_mode)
     return ResponseHeaders(
         status=_status(headers),
         end_of_stream=message.response_headers.end_of_stream,
-        served_by=_served_by(message) or upstream,
+        served_by=served_by or upstream,
         headers=headers,
-        has_destination_metadata=_has_namespace(message, DESTINATION_NAMESPACE),
+        has_destination_metadata=has_metadata,
         reached_nobody=reached_nobody,
-        response_body=_response_body_mode(message),
+        response_body=response_body,
         only_observes=message.observability_mode,
     )
 
@@ -156,25 +160,14 @@ def _response_body(message: _Message) -> Event:
     return ResponseBody(message.response_body.body, message.response_body.end_of_stream)
 
 
-def _response_trailers(message: _Message) -> Event:
-    return ResponseTrailers()
-
-
 _DECODERS: Mapping[str, Callable[[_Message], Event]] = {
     "request_headers": _request_headers,
     "request_body": _request_body,
-    "request_trailers": _request_trailers,
+    "request_trailers": lambda _: RequestTrailers(),
     "response_headers": _response_headers,
     "response_body": _response_body,
-    "response_trailers": _response_trailers,
+    "response_trailers": lambda _: ResponseTrailers(),
 }
-
-
-def _response_body_mode(message: _Message) -> BodyMode:
-    """What the first message of a stream says; a proxy that says nothing uses full duplex."""
-    if not message.HasField("protocol_config"):
-        return BodyMode.DUPLEX
-    return _body_mode(message.protocol_config.response_body_mode)
 
 
 def _body_mode(number: int) -> BodyMode:
@@ -198,18 +191,10 @@ def _status(headers: Mapping[str, str]) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) == 3 else None
 
 
-def _has_namespace(message: _Message, namespace: str) -> bool:
-    return (
-        message.HasField("metadata_context")
-        and namespace in message.metadata_context.filter_metadata
-    )
-
-
 def _metadata(message: _Message, namespace: str, key: str) -> _Message | None:
-    if not _has_namespace(message, namespace):
-        return None
-    fields = message.metadata_context.filter_metadata[namespace].fields
-    return fields.get(key)
+    known = message.metadata_context.filter_metadata
+    # A look-up in a map of messages would insert what is not there.
+    return known[namespace].fields.get(key) if namespace in known else None
 
 
 def _subset_hint(message: _Message) -> tuple[str, ...] | None:
@@ -239,7 +224,7 @@ def _served_by(message: _Message) -> str | None:
 def _upstream(message: _Message) -> tuple[str | None, bool]:
     """Where the proxy got the response, by its attributes, and whether it says that it is nowhere.
 
-    Only a proxy that counts its attempts, as well as telling the address, can say the latter.
+    Only a proxy that sends its attempts as well as the address can say the latter.
     """
     attributes = message.attributes
     if ATTRIBUTES not in attributes:
@@ -252,51 +237,71 @@ def _upstream(message: _Message) -> tuple[str | None, bool]:
 # Replies to messages
 
 
-def _send_request_headers(reply: SendRequestHeaders) -> _Message:
-    message = pb.ProcessingResponse()
-    _direct(message, message.request_headers.response, reply)
-    return message
+def _send_request_headers(reply: SendRequestHeaders) -> bytes:
+    message = _directed(reply, _headers_to(reply.destination))
+    return cast("bytes", message.SerializeToString())
 
 
-def _send_request_headers_unchanged(_: SendRequestHeadersUnchanged) -> _Message:
-    return pb.ProcessingResponse(request_headers=pb.HeadersResponse())
-
-
-def _send_buffered_request(reply: SendBufferedRequest) -> _Message:
-    message = pb.ProcessingResponse()
-    response = message.request_body.response
-    _direct(message, response, reply)
+def _send_buffered_request(reply: SendBufferedRequest) -> bytes:
+    if not (reply.set_headers or reply.metadata) and reply.body is None:
+        return _unchanged_body_to(reply.destination)
+    message = _directed(reply, _body_to(reply.destination))
     if reply.body is not None:
-        response.body_mutation.body = reply.body
+        message.request_body.response.body_mutation.body = reply.body
+    return cast("bytes", message.SerializeToString())
+
+
+@lru_cache(MAX_REMEMBERED)
+def _headers_to(destination: str) -> _Message:
+    message = pb.ProcessingResponse()
+    _direct(message, message.request_headers.response, destination)
     return message
 
 
-def _direct(
-    message: _Message, response: _Message, reply: SendRequestHeaders | SendBufferedRequest
-) -> None:
-    """Write a decision into `response`, a part of `message`, and into the metadata beside it."""
+@lru_cache(MAX_REMEMBERED)
+def _body_to(destination: str) -> _Message:
+    message = pb.ProcessingResponse()
+    _direct(message, message.request_body.response, destination)
+    return message
+
+
+@lru_cache(MAX_REMEMBERED)
+def _unchanged_body_to(destination: str) -> bytes:
+    return cast("bytes", _body_to(destination).SerializeToString())
+
+
+def _direct(message: _Message, response: _Message, destination: str) -> None:
+    """Write a destination into `response`, a part of `message`, and into the metadata beside it."""
     response.clear_route_cache = True
-    mutation = response.header_mutation
-    _set(mutation, DESTINATION, reply.destination)
+    _set(response.header_mutation, DESTINATION, destination)
+    response.header_mutation.remove_headers.extend(_REMOVABLE)
+    _add_destination(message, destination)
+
+
+def _add_destination(message: _Message, destination: str) -> None:
+    fields = message.dynamic_metadata.fields[DESTINATION_NAMESPACE].struct_value.fields
+    fields[DESTINATION].string_value = destination
+
+
+def _directed(reply: SendRequestHeaders | SendBufferedRequest, to_destination: _Message) -> Any:
+    """What else `reply` says, added to a copy of the message that says where the request goes."""
+    message = pb.ProcessingResponse()
+    message.CopyFrom(to_destination)
+    part = getattr(message, message.WhichOneof("response"))
+    mutation = part.response.header_mutation
     if reply.content_length is not None:
         _set(mutation, "content-length", str(reply.content_length))
     for name, value in reply.set_headers:
         _set(mutation, name, value)
-    _remove(mutation, {name for name, _ in reply.set_headers})
-    _tell(message, reply.metadata)
-    destination = message.dynamic_metadata.fields[DESTINATION_NAMESPACE].struct_value
-    destination.fields[DESTINATION].string_value = reply.destination
+        if name in _REMOVABLE:
+            mutation.remove_headers.remove(name)
+    if reply.metadata:
+        _add_metadata(message, reply.metadata)
+        _add_destination(message, reply.destination)  # which plugins may not overwrite
+    return message
 
 
-def _remove(mutation: _Message, set_names: Set[str]) -> None:
-    """Have what is ours removed, but for what is set."""
-    if set_names.isdisjoint(_REMOVABLE):
-        mutation.MergeFrom(_REMOVALS)  # prepared, as nearly every request has the same
-    else:
-        mutation.remove_headers.extend([name for name in _REMOVABLE if name not in set_names])
-
-
-def _tell(message: _Message, metadata: Metadata) -> None:
+def _add_metadata(message: _Message, metadata: Metadata) -> None:
     """Write `metadata` beside a reply."""
     for namespace, values in metadata.items():
         fields = message.dynamic_metadata.fields[namespace].struct_value.fields
@@ -312,72 +317,65 @@ def _tell(message: _Message, metadata: Metadata) -> None:
                 fields[key].number_value = value
 
 
-def _send_patience(reply: SendPatience) -> _Message:
+def _override_timeout(reply: OverrideTimeout) -> bytes:
     message = pb.ProcessingResponse()
     message.override_message_timeout.FromSeconds(reply.seconds)
-    return message
+    return cast("bytes", message.SerializeToString())
 
 
-def _send_request_body(reply: SendRequestBody) -> _Message:
+def _send_request_body(reply: SendRequestBody) -> bytes:
     message = pb.ProcessingResponse()
     piece = message.request_body.response.body_mutation.streamed_response
     piece.body = reply.data
     piece.end_of_stream = reply.end_of_stream
-    return message
+    return cast("bytes", message.SerializeToString())
 
 
-def _send_request_trailers(_: SendRequestTrailers) -> _Message:
-    return pb.ProcessingResponse(request_trailers=pb.TrailersResponse())
-
-
-def _send_response_headers(reply: SendResponseHeaders) -> _Message:
-    message = pb.ProcessingResponse()
+@lru_cache(MAX_REMEMBERED)  # nearly every response has the same
+def _send_response_headers(reply: SendResponseHeaders) -> bytes:
+    message = pb.ProcessingResponse(response_headers=pb.HeadersResponse())
+    headers = message.response_headers
     for name, value in reply.set_headers:
-        _set(message.response_headers.response.header_mutation, name, value)
-    for name in reply.remove_headers:
-        message.response_headers.response.header_mutation.remove_headers.append(name)
+        _set(headers.response.header_mutation, name, value)
+    if reply.remove_headers:
+        headers.response.header_mutation.remove_headers.extend(reply.remove_headers)
     if reply.show_body:
         message.mode_override.CopyFrom(_SHOW_BODY)
-    message.response_headers.SetInParent()
-    return message
+    return cast("bytes", message.SerializeToString())
 
 
-def _send_response_body(reply: SendResponseBody) -> _Message:
+def _send_response_body(reply: SendResponseBody) -> bytes:
     message = pb.ProcessingResponse()
     piece = message.response_body.response.body_mutation.streamed_response
     piece.body = reply.data
     piece.end_of_stream = reply.end_of_stream
-    _tell(message, reply.metadata)
-    return message
+    _add_metadata(message, reply.metadata)
+    return cast("bytes", message.SerializeToString())
 
 
-def _send_held_response_body(reply: SendHeldResponseBody) -> _Message:
+def _send_held_response_body(reply: SendHeldResponseBody) -> bytes:
     message = pb.ProcessingResponse()
     response = message.response_body.response
     response.body_mutation.body = reply.data
     if reply.content_length is not None:
         _set(response.header_mutation, "content-length", str(reply.content_length))
-    _tell(message, reply.metadata)
-    return message
+    _add_metadata(message, reply.metadata)
+    return cast("bytes", message.SerializeToString())
 
 
-def _send_response_body_unchanged(reply: SendResponseBodyUnchanged) -> _Message:
+def _send_response_body_unchanged(reply: SendResponseBodyUnchanged) -> bytes:
     message = pb.ProcessingResponse(response_body=pb.BodyResponse())
-    _tell(message, reply.metadata)
-    return message
+    _add_metadata(message, reply.metadata)
+    return cast("bytes", message.SerializeToString())
 
 
-def _send_response_trailers(_: SendResponseTrailers) -> _Message:
-    return pb.ProcessingResponse(response_trailers=pb.TrailersResponse())
-
-
-def _send_immediate(reply: SendImmediate) -> _Message:
+def _send_immediate(reply: SendImmediate) -> bytes:
     message = pb.ProcessingResponse()
     message.immediate_response.status.code = reply.status
     message.immediate_response.body = reply.body.encode("utf-8", "replace")
     for name, value in reply.headers:
         _set(message.immediate_response.headers, name, value)
-    return message
+    return cast("bytes", message.SerializeToString())
 
 
 def _set(mutation: _Message, name: str, value: str) -> None:
@@ -387,17 +385,22 @@ def _set(mutation: _Message, name: str, value: str) -> None:
     option.header.raw_value = value.encode("utf-8", "replace")
 
 
-_ENCODERS: Mapping[type, Callable[[Any], _Message]] = {
-    SendPatience: _send_patience,
+def _constant(**kind: Any) -> Callable[[Any], bytes]:
+    data = pb.ProcessingResponse(**kind).SerializeToString()
+    return lambda _: data
+
+
+_ENCODERS: Mapping[type, Callable[[Any], bytes]] = {
+    OverrideTimeout: _override_timeout,
     SendRequestHeaders: _send_request_headers,
-    SendRequestHeadersUnchanged: _send_request_headers_unchanged,
+    SendRequestHeadersUnchanged: _constant(request_headers=pb.HeadersResponse()),
     SendBufferedRequest: _send_buffered_request,
     SendRequestBody: _send_request_body,
-    SendRequestTrailers: _send_request_trailers,
+    SendRequestTrailers: _constant(request_trailers=pb.TrailersResponse()),
     SendResponseHeaders: _send_response_headers,
     SendResponseBody: _send_response_body,
     SendHeldResponseBody: _send_held_response_body,
     SendResponseBodyUnchanged: _send_response_body_unchanged,
-    SendResponseTrailers: _send_response_trailers,
+    SendResponseTrailers: _constant(response_trailers=pb.TrailersResponse()),
     SendImmediate: _send_immediate,
 }

@@ -1,4 +1,4 @@
-"""mTLS between replicas: both sides show a certificate of one CA, out of one folder.
+"""mTLS between replicas: both ends show a certificate of one CA, out of one folder.
 
 The folder has the files that a Secret of cert-manager has: `tls.crt`, `tls.key`, `ca.crt`. They are
 read again for every connection, so a certificate that is renewed there is used without a restart.
@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 
 from picker.errors import ConfigError
+from picker.rpc.options import TlsMaterial, TlsOptions
 
 CERTIFICATE_FILE, KEY_FILE, CA_FILE = "tls.crt", "tls.key", "ca.crt"
 _PEM = b"-----BEGIN "
@@ -24,20 +25,16 @@ class PeerCredentials:
         self._folder = folder
         self._last = self._read()
 
-    def of_server(self) -> grpc.ServerCredentials:
-        """Credentials of a port that only replicas may call."""
-        return grpc.dynamic_ssl_server_credentials(
-            self._configuration(), self._configuration, require_client_authentication=True
-        )
+    def of_server(self) -> TlsOptions:
+        """TLS of a port that only replicas may call."""
+        certificate, key, authority = self._current()
+        material = TlsMaterial(private_key=key, certificate_chain=certificate)
+        return TlsOptions(material, client_authority=authority, renewed=self.of_server)
 
     def of_client(self) -> grpc.ChannelCredentials:
         """Credentials of a new connection to a replica."""
         certificate, key, authority = self._current()
         return grpc.ssl_channel_credentials(authority, key, certificate)
-
-    def _configuration(self) -> grpc.ServerCertificateConfiguration:
-        certificate, key, authority = self._current()
-        return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
 
     def _current(self) -> tuple[bytes, bytes, bytes]:
         try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from picker.errors import ConfigError
-from picker.peers.client import PeerAddress
+from picker.peers.mesh import PeerAddress
 
 log = logging.getLogger(__name__)
 

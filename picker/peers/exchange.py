@@ -12,15 +12,20 @@ from dataclasses import dataclass, field
 from picker.errors import PickerError
 from picker.peers.inbox import Inbox, InboxLimits
 from picker.peers.knowledge import Knowledge, Learned
-from picker.peers.messages import ID_BYTES, VERSION, Heard, Hello, Seed, Told
 from picker.peers.outbox import Cursor, Outbox, OutboxLimits
 from picker.peers.seeds import SeedAgreement
 from picker.peers.wire import (
+    ID_BYTES,
+    VERSION,
+    Hello,
     PeerMessageError,
-    decoded_heard,
-    decoded_told,
-    encoded_heard,
-    encoded_told,
+    PeerReport,
+    PeerWelcome,
+    Seed,
+    decoded_report,
+    decoded_welcome,
+    encoded_report,
+    encoded_welcome,
 )
 
 log = logging.getLogger(__name__)
@@ -107,14 +112,14 @@ class Exchange:
     def hello(self, now_seconds: float) -> bytes:
         """How a call begins."""
         seed = self._seeds.offer(now_seconds)
-        return encoded_told(Told(hello=Hello(self.replica_id, self.pool, seed)))
+        return encoded_report(PeerReport(hello=Hello(self.replica_id, self.pool, seed)))
 
     def welcomed(self, data: bytes, now_seconds: float) -> tuple[bytes, Cursor]:
         """The answer has come: who it is, and what to tell.
 
         Raises `PeerMessageError`, or `OneselfError`.
         """
-        heard = decoded_heard(data)
+        heard = decoded_welcome(data)
         if heard.replica_id == self.replica_id:
             raise OneselfError("this replica has called itself")
         self._hear_seed(heard.seed, now_seconds)
@@ -126,7 +131,7 @@ class Exchange:
 
     def goodbye(self) -> bytes:
         """The last message of all: nothing is under way here any more."""
-        return encoded_told(Told(goodbye=True))
+        return encoded_report(PeerReport(goodbye=True))
 
     # As the one that is called
 
@@ -135,7 +140,7 @@ class Exchange:
 
         Raises `PeerMessageError` or `PeerRefusedError`, with words for the caller.
         """
-        hello = decoded_told(data).hello
+        hello = decoded_report(data).hello
         if hello is None:
             raise PeerMessageError("a call begins with a hello")
         if hello.version != VERSION:
@@ -148,11 +153,11 @@ class Exchange:
             self._hear_seed(hello.seed, now_seconds)
             last = self.inbox.greet(hello.replica_id, now_seconds)
         seed = self._seeds.offer(now_seconds)
-        return hello.replica_id, encoded_heard(Heard(self.replica_id, last, seed))
+        return hello.replica_id, encoded_welcome(PeerWelcome(self.replica_id, last, seed))
 
-    def hear(self, peer: bytes, data: bytes, now_seconds: float) -> Learned:
+    def receive(self, peer: bytes, data: bytes, now_seconds: float) -> Learned:
         """A peer tells something. Raises `PeerMessageError`, and then nothing of it counts."""
-        told = decoded_told(data)
+        told = decoded_report(data)
         learned = Learned()
         if told.goodbye:
             self._are_loads_old |= self.inbox.say_goodbye(peer)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from picker.framework.attributes import EndpointLoad
-from picker.peers.messages import LoadKey, LoadReport, Loads
+from picker.peers.wire import LoadKey, LoadReport, Loads
 
 _NOTHING = EndpointLoad()
 _MAX_MISSING = 1024  # batches of a peer

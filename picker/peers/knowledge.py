@@ -8,9 +8,9 @@ from functools import partial
 
 from picker.framework.attributes import EndpointLoad
 from picker.framework.replicas import SessionMemory, SharesLoads, SharesPlacements, SharesSessions
-from picker.peers.messages import PICKER, Batch, EndpointName, LoadKey
 from picker.peers.outbox import Outbox
 from picker.peers.seeds import fingerprint
+from picker.peers.wire import PICKER, Batch, EndpointName, LoadKey
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
 

@@ -1,23 +1,59 @@
-"""Everything that goes on between this replica and its peers, in tasks."""
+"""The connections to other replicas: one client for each address, which reports what this replica
+does as long as it runs.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from random import Random
+
+import grpc
 
 from picker.metrics.families import PeerSeries
-from picker.peers.client import Connected, PeerAddress, PeerClient, Rounds
 from picker.peers.credentials import PeerCredentials
-from picker.peers.exchange import Exchange
+from picker.peers.exchange import Exchange, OneselfError
+from picker.peers.outbox import Cursor
+from picker.peers.wire import MAX_MESSAGE_BYTES, REPORT_METHOD, PeerMessageError
 
 log = logging.getLogger(__name__)
 
-GOODBYES_SECONDS = 2.0
+WELCOME_SECONDS = 5.0  # for a connection and its first answer
+WRITE_SECONDS = 10.0  # for one message: a peer that takes nothing is gone
+GOODBYE_SECONDS = 1.0  # of one client
+GOODBYES_SECONDS = 2.0  # of all of them
+FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS = 0.2, 5.0
+SELF_SECONDS = 30.0  # before an address that was this replica's own is tried again
+_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 5000),
+    ("grpc.keepalive_timeout_ms", 3000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAddress:
+    """Where a replica may be: `target` is `ip:port`; `name` what its certificate has to say."""
+
+    target: str
+    name: str
+
+
+class _AnotherNameError(Exception):
+    """The replica is connected already, at another address."""
 
 
 class Mesh:
-    """Owns a client for each address. `follow` says which there are."""
+    """Owns a client for each address, and which replicas they are connected to. `follow` says
+    which addresses there are.
+    """
 
     def __init__(
         self,
@@ -28,28 +64,34 @@ class Mesh:
         interval_seconds: float = 0.05,
     ) -> None:
         """`interval_seconds` lie between two rounds of messages; it may change."""
-        self._exchange, self._series, self._clock = exchange, series, clock
-        self._credentials = credentials
+        self.exchange, self.series, self.clock = exchange, series, clock
+        self.credentials = credentials
         self.interval_seconds = interval_seconds
-        self._connected, self._rounds = Connected(series), Rounds()
+        self._round = asyncio.Event()  # the next one begins
+        self._connected: dict[bytes, str] = {}  # targets, by replica
         self._wanted: Sequence[PeerAddress] = ()
         self._changed = asyncio.Event()
         self._clients: dict[PeerAddress, asyncio.Task[None]] = {}
-        self._counted = _Counted(exchange, series)
+        self._counted: dict[str, int] = {}
 
     def follow(self, addresses: Sequence[PeerAddress]) -> None:
-        """Tell the replicas at these addresses, and no others."""
+        """Report to the replicas at these addresses, and no others."""
         if addresses != self._wanted:
             self._wanted = addresses
             self._changed.set()
 
     async def tick(self) -> None:
-        """Have what was gathered told every few milliseconds, until cancelled."""
+        """Have what was gathered reported every few milliseconds, until cancelled."""
         while True:
             await asyncio.sleep(self.interval_seconds)
-            self._exchange.tick(self._clock())
-            self._counted.look()
-            self._rounds.begin()
+            self.exchange.tick(self.clock())
+            self._count()
+            begun, self._round = self._round, asyncio.Event()
+            begun.set()
+
+    async def next_round(self) -> None:
+        """Return when there may be something new to report."""
+        await self._round.wait()
 
     async def run(self) -> None:
         """Keep a client for each address until cancelled; then all say goodbye."""
@@ -70,43 +112,146 @@ class Mesh:
             self._clients.pop(address).cancel()
         for address in self._wanted:
             if address not in self._clients:
-                client = PeerClient(
-                    address,
-                    self._exchange,
-                    self._connected,
-                    self._rounds,
-                    self._series,
-                    self._clock,
-                    self._credentials,
-                )
-                task = group.create_task(client.run(), name=f"peer {address.target}")
-                self._clients[address] = task
+                running = PeerClient(address, self).run()
+                self._clients[address] = group.create_task(running, name=f"peer {address.target}")
 
+    @contextmanager
+    def connected(self, peer: bytes, target: str) -> Iterator[None]:
+        """Report to `peer` at `target`. Raises `_AnotherNameError` where another address leads to
+        the same replica.
+        """
+        if self._connected.setdefault(peer, target) != target:
+            raise _AnotherNameError
+        self.series.connected.set(len(self._connected))
+        try:
+            yield
+        finally:
+            self._connected.pop(peer, None)
+            self.series.connected.set(len(self._connected))
 
-class _Counted:
-    """Brings the exchange's own counts into the series. Owns how far it has got."""
-
-    def __init__(self, exchange: Exchange, series: PeerSeries) -> None:
-        self._exchange, self._series = exchange, series
-        self._told: dict[str, int] = {}
-
-    def look(self) -> None:
-        """Count what has happened since the last look."""
-        series, exchange, learned = self._series, self._exchange, self._exchange.learned
+    def _count(self) -> None:
+        """Bring the exchange's own counts into the series."""
+        series, exchange, learned = self.series, self.exchange, self.exchange.learned
+        entries = series.entries_total.labels
         for name, counter, now in (
             ("missed", series.batches_missed_total, exchange.inbox.missed),
             ("dropped", series.entries_dropped_total, exchange.outbox.dropped),
             ("expired", series.loads_expired_total, exchange.inbox.expired),
+            ("placement", None, learned.placements),
+            ("session", None, learned.bindings),
+            ("other_seed", None, learned.other_seed),
+            ("other_endpoint", None, learned.other_endpoint),
+            ("other_plugin", None, learned.other_plugin),
         ):
-            counter.inc(now - self._told.get(name, 0))
-            self._told[name] = now
-        for name, now in (
-            ("placement", learned.placements),
-            ("session", learned.bindings),
-            ("other_seed", learned.other_seed),
-            ("other_endpoint", learned.other_endpoint),
-            ("other_plugin", learned.other_plugin),
-        ):
-            if now != self._told.get(name, 0):
-                series.entries_total.labels(name).inc(now - self._told.get(name, 0))
-                self._told[name] = now
+            growth = now - self._counted.get(name, 0)
+            if growth:
+                (entries(name) if counter is None else counter).inc(growth)
+                self._counted[name] = now
+
+
+class PeerClient:
+    """Owns the connection to one address. `run` ends only by being cancelled."""
+
+    def __init__(self, address: PeerAddress, mesh: Mesh) -> None:
+        self._address, self._mesh = address, mesh
+        self._exchange = mesh.exchange
+        self._rng = Random()
+        self._complaint = ""
+
+    async def run(self) -> None:
+        """Report until cancelled; then say goodbye, if there is time."""
+        delay, clock = FIRST_DELAY_SECONDS, self._mesh.clock
+        while True:
+            began = clock()
+            pause = await self._connect()
+            if pause is None:
+                if clock() - began > MAX_DELAY_SECONDS:
+                    delay = FIRST_DELAY_SECONDS
+                pause = delay
+                delay = min(2 * delay, MAX_DELAY_SECONDS)
+            # Spread: replicas that lost one peer together must not come back together.
+            await asyncio.sleep(pause * self._rng.uniform(0.75, 1.25))
+
+    async def _connect(self) -> float | None:
+        """One connection; after how many seconds to try again, where that is known."""
+        result, pause = "ended", None
+        try:
+            async with self._channel() as channel:
+                await self._call(channel)
+        except OneselfError:
+            result, pause = "self", SELF_SECONDS
+        except _AnotherNameError:
+            result, pause = "known", SELF_SECONDS
+        except PeerMessageError as error:
+            self._complain(str(error))
+            result = "refused"
+        except TimeoutError:
+            self._complain("does not answer")
+            result = "unreachable"
+        except grpc.aio.AioRpcError as error:
+            self._complain(f"{error.code().name}: {error.details()}")
+            refused = error.code() is grpc.StatusCode.FAILED_PRECONDITION
+            result = "refused" if refused else "unreachable"
+        self._mesh.series.calls_total.labels(result).inc()
+        return pause
+
+    def _channel(self) -> grpc.aio.Channel:
+        target = self._address.target
+        target = f"{'ipv6' if target.startswith('[') else 'ipv4'}:{target}"
+        if self._mesh.credentials is None:
+            return grpc.aio.insecure_channel(target, options=_OPTIONS)
+        named = ("grpc.ssl_target_name_override", self._address.name)
+        credentials = self._mesh.credentials.of_client()
+        return grpc.aio.secure_channel(target, credentials, options=[*_OPTIONS, named])
+
+    async def _call(self, channel: grpc.aio.Channel) -> None:
+        exchange, clock, target = self._exchange, self._mesh.clock, self._address.target
+        call = channel.stream_stream(REPORT_METHOD)()
+        try:
+            async with asyncio.timeout(WELCOME_SECONDS):
+                await call.write(exchange.hello(clock()))
+                answer = await call.read()
+            if answer is grpc.aio.EOF:
+                raise PeerMessageError("it hangs up")
+            peer, cursor = exchange.welcomed(answer, clock())
+            with self._mesh.connected(peer, target):
+                self._complaint = ""
+                log.info("reporting to peer %s at %s what this one does", peer.hex()[:8], target)
+                await self._report(call, cursor)
+        finally:
+            call.cancel()
+
+    async def _report(self, call: grpc.aio.StreamStreamCall, cursor: Cursor) -> None:
+        series = self._mesh.series
+        try:
+            while not call.done():
+                message = self._exchange.next(cursor, self._mesh.clock())
+                if message is None:
+                    await self._mesh.next_round()
+                    continue
+                async with asyncio.timeout(WRITE_SECONDS):
+                    await call.write(message)
+                series.messages_total.labels("sent").inc()
+                series.bytes_total.labels("sent").inc(len(message))
+        except asyncio.CancelledError:
+            await self._say_goodbye(call)
+            raise
+        except asyncio.InvalidStateError:
+            pass  # the call has ended meanwhile
+        code = await call.code()
+        if code is not grpc.StatusCode.OK:
+            raise PeerMessageError(f"{code.name}: {await call.details()}")
+
+    async def _say_goodbye(self, call: grpc.aio.StreamStreamCall) -> None:
+        try:
+            async with asyncio.timeout(GOODBYE_SECONDS):
+                await call.write(self._exchange.goodbye())
+                await call.done_writing()
+                await call.read()  # until it has been received
+        except (TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            log.debug("%s has not taken the goodbye", self._address.target)
+
+    def _complain(self, text: str) -> None:
+        if text != self._complaint:
+            self._complaint = text
+            log.warning("peer at %s: %s", self._address.target, text)

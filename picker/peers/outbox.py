@@ -18,18 +18,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from picker.framework.attributes import EndpointLoad
-from picker.peers.messages import (
+from picker.peers.wire import (
     Batch,
     Binding,
     EndpointName,
     LoadKey,
     LoadReport,
     Loads,
+    PeerReport,
     Placement,
     Seed,
-    Told,
+    encoded_batch,
+    encoded_report,
 )
-from picker.peers.wire import encoded_batch, encoded_told
 from picker.prefix.block_hash import BlockHashes
 
 _ENTRY_BYTES = 64  # of an entry, beside its hashes or its session, about
@@ -247,14 +248,16 @@ class Cursor:
         self._seed_changes = self._outbox.seed_changes
         told_seed = seed if changed else None
         if logged is None:
-            return encoded_told(Told(loads=loads, seed=told_seed))
+            return encoded_report(PeerReport(loads=loads, seed=told_seed))
         # A new peer has read nothing, and what was gone before it came is not its loss.
         if self._sequence:
             self.skipped += logged.sequence - self._sequence - 1
         self._sequence = logged.sequence
         self.batches += 1
         age = max(0.0, now_seconds - logged.made_at_seconds)
-        return logged.encoded + encoded_told(Told(loads=loads, seed=told_seed, age_seconds=age))
+        return logged.encoded + encoded_report(
+            PeerReport(loads=loads, seed=told_seed, age_seconds=age)
+        )
 
     def _report(self, now_seconds: float) -> LoadReport | None:
         board, resend = self._outbox.board, self._outbox.limits.resend_seconds

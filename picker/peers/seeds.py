@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
-from picker.peers.messages import Seed
+from picker.peers.wire import Seed
 
 SETTLING_SECONDS = 10.0
 _NAME = b"pointsman prompt hash seed"

@@ -1,4 +1,4 @@
-"""The port on which replicas tell this one what they do."""
+"""The port on which other replicas report what they do."""
 
 from __future__ import annotations
 
@@ -6,158 +6,141 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
-
-import grpc
+from functools import partial
 
 from picker.errors import PickerError
 from picker.metrics.families import PeerSeries
 from picker.peers.credentials import PeerCredentials
 from picker.peers.exchange import Exchange, PeerRefusedError
-from picker.peers.wire import MAX_MESSAGE_BYTES, TELL_METHOD, PeerMessageError, decoded_told
+from picker.peers.wire import MAX_MESSAGE_BYTES, REPORT_METHOD, PeerMessageError, decoded_report
+from picker.rpc.call import Call, streaming
+from picker.rpc.calls import Metadata, Read, Receiver, RpcError, Status, Write
+from picker.rpc.options import ServerOptions
+from picker.rpc.server import GrpcServer
 
 log = logging.getLogger(__name__)
 
 HELLO_SECONDS = 5.0  # for a caller to say who it is
-SILENCE_SECONDS = 30.0  # after which a call is ended: nobody lives there any more
+SILENCE_SECONDS = 30.0  # after which a call is ended: its replica is gone
 MAX_CALLS = 256  # for each pool
 MAX_COMPLAINTS = 256  # that are remembered, not to be logged again
-_OPTIONS = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_concurrent_streams", 4),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_ping_strikes", 0),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
-]
 
 
-@dataclass(frozen=True, slots=True)
-class PeerPort:
-    """Where to listen, as `host:port` (port 0: a free one). Without credentials anybody who
-    reaches it is believed.
-    """
-
-    address: str
-    credentials: PeerCredentials | None = None
+def peer_port(host: str, port: int, credentials: PeerCredentials | None = None) -> ServerOptions:
+    """Where to listen (port 0: a free one). Without credentials every caller is believed."""
+    return ServerOptions(
+        host,
+        port,
+        tls=None if credentials is None else credentials.of_server(),
+        max_message_bytes=MAX_MESSAGE_BYTES,
+    )
 
 
 class _NotYetError(PickerError):
     """The pool that a call is about is not known here yet."""
 
 
-class Hearing:
-    """What is heard of one pool. Owns the count of those who tell it.
+class PoolReports:
+    """The reports about one pool. Owns the count of those who report.
 
-    Callers are put off until `is_ready`: what is told of endpoints that nobody knows here is lost.
+    Callers are put off until `is_ready`: reports about endpoints that are not known here are lost.
     """
 
     def __init__(
         self, exchange: Exchange, series: PeerSeries, is_ready: Callable[[], bool]
     ) -> None:
         self.exchange, self.series, self.is_ready = exchange, series, is_ready
-        self._callers: dict[bytes, int] = {}  # calls by who makes them
+        self._callers: dict[bytes, int] = {}  # calls by replica
 
-    def begins(self, peer: bytes, address: str) -> None:
-        """`peer` has called."""
+    def begin(self, peer: bytes, address: str) -> None:
+        """A call of `peer` begins."""
         self._callers[peer] = self._callers.get(peer, 0) + 1
         self.series.heard.set(len(self._callers))
-        log.info("peer %s tells what it does (%s)", peer.hex()[:8], address)
+        log.info("peer %s reports what it does (%s)", peer.hex()[:8], address)
 
-    def count(self, message: bytes) -> None:
-        """It has told something."""
-        self.series.messages_total.labels("received").inc()
-        self.series.bytes_total.labels("received").inc(len(message))
-
-    def ends(self, peer: bytes) -> None:
-        """The call is over."""
+    def end(self, peer: bytes) -> None:
+        """It is over."""
         self._callers[peer] -= 1
         if not self._callers[peer]:
             del self._callers[peer]
         self.series.heard.set(len(self._callers))
-        log.info("peer %s does not tell any more", peer.hex()[:8])
+        log.info("peer %s has stopped reporting", peer.hex()[:8])
 
 
 class PeerServer:
-    """Owns the port and the calls on it. `pools` are what is heard of, by the pools' names."""
+    """Owns the port and the calls on it. `pools` are those reported about, by their names."""
 
-    def __init__(self, pools: Mapping[str, Hearing], clock: Callable[[], float]) -> None:
-        """Of one pool and more."""
+    def __init__(self, pools: Mapping[str, PoolReports], clock: Callable[[], float]) -> None:
+        """Of one pool and more. Opens nothing."""
         self._pools, self._clock = dict(pools), clock
         self._first = next(iter(self._pools.values()))
-        self._server: grpc.aio.Server | None = None
-        self._calls = 0
+        self._server: GrpcServer | None = None
+        self._num_calls = 0
         self._complaints: deque[tuple[str, str]] = deque(maxlen=MAX_COMPLAINTS)
 
-    async def start(self, port: PeerPort) -> int:
+    async def start(self, port: ServerOptions) -> int:
         """Listen; the port. Raises `OSError` when it cannot be had."""
-        server = grpc.aio.server(options=_OPTIONS)
-        server.add_generic_rpc_handlers((_OneMethod(self._serve),))
-        try:
-            if port.credentials is None:
-                number = int(server.add_insecure_port(port.address))
-            else:
-                number = int(server.add_secure_port(port.address, port.credentials.of_server()))
-        except RuntimeError as error:
-            raise OSError(f"cannot listen on {port.address}: {error}") from error
-        await server.start()
-        self._server = server
-        return number
+        self._server = GrpcServer(port, {REPORT_METHOD: self._open})
+        return await self._server.start()
 
     async def stop(self) -> None:
         """End all calls."""
         if self._server is not None:
             await self._server.stop(0)
 
-    async def _serve(self, _: object, context: grpc.aio.ServicerContext) -> None:
-        if self._calls >= MAX_CALLS * len(self._pools):
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls")
-        self._calls += 1
-        hearing = self._first  # what is refused before it is about a pool is counted there
+    def _open(self, call: Call, metadata: Metadata) -> Receiver:
+        return streaming(partial(self._serve, call.peer))(call, metadata)
+
+    async def _serve(self, address: str, read: Read, write: Write) -> None:
+        if self._num_calls >= MAX_CALLS * len(self._pools):
+            raise RpcError(Status.RESOURCE_EXHAUSTED, "too many calls")
+        self._num_calls += 1
+        reports = self._first  # a caller is refused there before it has named a pool
         try:
             if not any(one.is_ready() for one in self._pools.values()):
                 raise _NotYetError
-            first = await _read(context, HELLO_SECONDS)
+            first = await _next(read, HELLO_SECONDS)
             if first is not None:
-                hearing = self._hearing(first)
-                await self._listen(context, hearing, first)
+                reports = self._pool_of(first)
+                await self._receive(address, reports, first, read, write)
         except _NotYetError:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the pool is not known here yet")
+            raise RpcError(Status.UNAVAILABLE, "the pool is not known here yet") from None
         except TimeoutError:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "not in time")
+            raise RpcError(Status.DEADLINE_EXCEEDED, "not in time") from None
         except PeerRefusedError as error:
-            self._refuse(context, hearing, error)
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            self._complain(address, reports, error)
+            raise RpcError(Status.FAILED_PRECONDITION, str(error)) from error
         except PeerMessageError as error:
-            self._refuse(context, hearing, error)
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            self._complain(address, reports, error)
+            raise RpcError(Status.INVALID_ARGUMENT, str(error)) from error
         finally:
-            self._calls -= 1
+            self._num_calls -= 1
 
-    async def _listen(
-        self, context: grpc.aio.ServicerContext, hearing: Hearing, first: bytes
+    async def _receive(
+        self, address: str, reports: PoolReports, first: bytes, read: Read, write: Write
     ) -> None:
-        if not hearing.is_ready():
+        if not reports.is_ready():
             raise _NotYetError
-        peer, answer = hearing.exchange.greeted(first, self._clock())
-        async with asyncio.timeout(HELLO_SECONDS):  # who reads nothing must not keep a place
-            await context.write(answer)
-        if peer == hearing.exchange.replica_id:
+        exchange, series = reports.exchange, reports.series
+        peer, answer = exchange.greeted(first, self._clock())
+        async with asyncio.timeout(HELLO_SECONDS):  # who reads nothing must not hold a place
+            await write(answer)
+        if peer == exchange.replica_id:
             return
-        hearing.begins(peer, context.peer())
+        reports.begin(peer, address)
         try:
-            while (message := await _read(context, SILENCE_SECONDS)) is not None:
-                hearing.count(message)
-                hearing.exchange.hear(peer, message, self._clock())
+            while (message := await _next(read, SILENCE_SECONDS)) is not None:
+                series.messages_total.labels("received").inc()
+                series.bytes_total.labels("received").inc(len(message))
+                exchange.receive(peer, message, self._clock())
         finally:
-            hearing.ends(peer)
+            reports.end(peer)
 
-    def _hearing(self, first: bytes) -> Hearing:
+    def _pool_of(self, first: bytes) -> PoolReports:
         """Which pool a call is about. Raises `PeerMessageError` or `PeerRefusedError`."""
         if len(self._pools) == 1:
             return self._first
-        hello = decoded_told(first).hello
+        hello = decoded_report(first).hello
         if hello is None:
             raise PeerMessageError("a call begins with a hello")
         found = self._pools.get(hello.pool)
@@ -168,33 +151,16 @@ class PeerServer:
             )
         return found
 
-    def _refuse(
-        self, context: grpc.aio.ServicerContext, hearing: Hearing, error: Exception
-    ) -> None:
-        hearing.series.messages_refused_total.inc()
-        # Who serves other pools, too, tries again every few seconds, and is told again.
-        complaint = (context.peer().rpartition(":")[0], str(error))
+    def _complain(self, address: str, reports: PoolReports, error: Exception) -> None:
+        reports.series.messages_refused_total.inc()
+        # A replica that serves other pools, too, tries again every few seconds.
+        complaint = (address.rpartition(":")[0], str(error))
         if complaint not in self._complaints:
             self._complaints.append(complaint)
-            log.warning("%s was refused: %s", context.peer(), error)
+            log.warning("%s was refused: %s", address, error)
 
 
-class _OneMethod(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Finds the only method; every other one is UNIMPLEMENTED."""
-
-    def __init__(self, serve: Any) -> None:
-        self._method = grpc.stream_stream_rpc_method_handler(serve)
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """The method, None for another name."""
-        return self._method if handler_call_details.method == TELL_METHOD else None
-
-
-async def _read(context: grpc.aio.ServicerContext, seconds: float) -> bytes | None:
+async def _next(read: Read, seconds: float) -> bytes | None:
     """The next message; None: the caller has ended. Raises `TimeoutError`."""
     async with asyncio.timeout(seconds):
-        try:
-            message = await context.read()
-        except grpc.aio.BaseError:
-            return None
-    return None if message is grpc.aio.EOF else bytes(message)
+        return await read()

@@ -1,36 +1,26 @@
-"""Values ↔ the bytes of proto/pointsman/replica/v1. What others send is checked here.
+"""What replicas report to each other, as values and as the bytes of proto/pointsman/replica/v1.
 
-A batch is encoded once for all peers: bytes of messages that are put together mean the messages put
-together, so a batch's bytes are followed by those of what belongs to one peer alone.
+What others send is checked here. A batch is encoded once for all peers: bytes of messages that are
+put together mean the messages put together, so a batch's bytes are followed by those of what
+belongs to one peer alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from picker.errors import PickerError
 from picker.framework.attributes import EndpointLoad
 from picker.peers.generated import replica_pb2 as pb
-from picker.peers.messages import (
-    ID_BYTES,
-    PICKER,
-    Batch,
-    Binding,
-    EndpointName,
-    Heard,
-    Hello,
-    LoadKey,
-    LoadReport,
-    Placement,
-    Seed,
-    Told,
-)
 from picker.prefix.block_hash import BlockHashes
 
-TELL_METHOD = "/pointsman.replica.v1.ReplicaExchange/Tell"
+REPORT_METHOD = "/pointsman.replica.v1.ReplicaExchange/Tell"
 MAX_MESSAGE_BYTES = 4 * 2**20
 MAX_NAME = 1024  # characters of whatever has a name
 MAX_LOADS = 65_536  # of one message
@@ -39,6 +29,107 @@ _MAX_UINT32 = 2**32 - 1
 _HASH_BYTES = 8
 _HASHES = np.dtype("<u8")
 M = TypeVar("M", bound=Message)
+VERSION = 1
+ID_BYTES = 16
+# Whose count a load is, and of which endpoint; the picker's own count is of the plugin "".
+LoadKey = tuple[str, str]
+Loads = Mapping[LoadKey, EndpointLoad]
+PICKER = ""
+
+
+class EndpointName(msgspec.Struct, frozen=True):
+    """An endpoint, and what has to be equal for it to be the same server elsewhere."""
+
+    key: str
+    host_port: str
+    incarnation: str = ""
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """A plugin learned that a prompt was sent to an endpoint with room for `capacity` blocks."""
+
+    plugin: str
+    endpoint: EndpointName
+    capacity: int
+    hashes: BlockHashes
+
+
+class Binding(msgspec.Struct, frozen=True):
+    """A plugin bound a session to an endpoint, the so-manieth that the session has."""
+
+    plugin: str
+    endpoint: EndpointName
+    session: str
+    moves: int
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """What a replica learned within some milliseconds; numbered from 1 without gaps.
+
+    `fingerprints` are those of the hash seeds of the plugins whose placements these are.
+    """
+
+    sequence: int
+    placements: tuple[Placement, ...] = ()
+    bindings: tuple[Binding, ...] = ()
+    fingerprints: Mapping[str, int] = {}
+
+
+class LoadReport(msgspec.Struct, frozen=True):
+    """What a replica has under way. `is_whole`: there is nothing else; otherwise what changed."""
+
+    version: int
+    is_whole: bool
+    loads: Loads
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """A hash seed as replicas tell it; `value` None: only its fingerprint is told.
+
+    Times are since 1970. Who has the least `rank` is followed.
+    """
+
+    fingerprint: int
+    value: int | None = None
+    is_settled: bool = False
+    chosen_at_milliseconds: int = 0
+    chosen_by: bytes = b""
+
+    @property
+    def rank(self) -> tuple[bool, int, bytes]:
+        """Its place among seeds that were agreed upon."""
+        return (not self.is_settled, self.chosen_at_milliseconds, self.chosen_by)
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The beginning of a call."""
+
+    replica_id: bytes
+    pool: str
+    seed: Seed
+    version: int = VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class PeerWelcome:
+    """The answer to a `Hello`: who answers, and the last batch heard of the caller (0: none)."""
+
+    replica_id: bytes
+    last_sequence: int
+    seed: Seed
+
+
+class PeerReport(msgspec.Struct, frozen=True):
+    """One message of a call, of which every part may be missing."""
+
+    hello: Hello | None = None
+    batch: Batch | None = None
+    loads: LoadReport | None = None
+    seed: Seed | None = None
+    age_seconds: float = 0.0  # of the batch
+    goodbye: bool = False
 
 
 class PeerMessageError(PickerError):
@@ -73,7 +164,7 @@ def encoded_batch(batch: Batch) -> bytes:
     return message.SerializeToString()
 
 
-def encoded_told(told: Told) -> bytes:
+def encoded_report(told: PeerReport) -> bytes:
     """A message of all parts but the batch, to be sent alone or behind an encoded batch."""
     message = pb.Told(age_milliseconds=int(told.age_seconds * 1000), goodbye=told.goodbye)
     if told.hello is not None:
@@ -98,10 +189,10 @@ def encoded_told(told: Told) -> bytes:
     return message.SerializeToString()
 
 
-def decoded_told(data: bytes) -> Told:
+def decoded_report(data: bytes) -> PeerReport:
     """What `data` says. Raises `PeerMessageError`."""
     message = _parsed(pb.Told(), data)
-    return Told(
+    return PeerReport(
         _hello(message.hello) if message.HasField("hello") else None,
         _batch(message.batch) if message.HasField("batch") else None,
         _loads(message.loads) if message.HasField("loads") else None,
@@ -111,17 +202,17 @@ def decoded_told(data: bytes) -> Told:
     )
 
 
-def encoded_heard(heard: Heard) -> bytes:
+def encoded_welcome(heard: PeerWelcome) -> bytes:
     """The answer to a `Hello`."""
     message = pb.Heard(replica_id=heard.replica_id, last_sequence=heard.last_sequence)
     message.seed.CopyFrom(_seed_message(heard.seed))
     return message.SerializeToString()
 
 
-def decoded_heard(data: bytes) -> Heard:
+def decoded_welcome(data: bytes) -> PeerWelcome:
     """What `data` says. Raises `PeerMessageError`."""
     message = _parsed(pb.Heard(), data)
-    return Heard(_id(message.replica_id), message.last_sequence, _seed(message.seed))
+    return PeerWelcome(_id(message.replica_id), message.last_sequence, _seed(message.seed))
 
 
 def _parsed(message: M, data: bytes) -> M:

@@ -31,45 +31,6 @@ def listen(options: ServerOptions) -> socket.socket:
         raise OSError(error.errno, f"cannot listen on {options.address}: {error}") from error
 
 
-def bind_shared(options: ServerOptions) -> socket.socket:
-    """A socket that is bound where `options` say and does not listen yet.
-
-    On TCP another one may be bound to the same place: the system then spreads connections over
-    those of them that listen. Raises `OSError` when it cannot be had.
-    """
-    try:
-        path = options.unix_path
-        return _bound_tcp(options) if path is None else _bound_unix(path)
-    except OSError as error:
-        raise OSError(error.errno, f"cannot listen on {options.address}: {error}") from error
-
-
-def probe(options: ServerOptions) -> None:
-    """Raises `OSError` when somebody listens where `options` say, `bind_shared` or not."""
-    if options.unix_path is None and options.port:
-        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-        with socket.socket(family) as alone:
-            alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            alone.bind((options.host, options.port))
-
-
-def _bound_tcp(options: ServerOptions) -> socket.socket:
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    bound = socket.socket(family)
-    try:
-        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
-            bound.setsockopt(socket.SOL_SOCKET, option, 1)
-        if family == socket.AF_INET6:
-            wide = options.host == "::" and socket.has_dualstack_ipv6()
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if wide else 1)
-        bound.bind((options.host, options.port))
-        _notice_lost_peers(bound)
-    except OSError:
-        bound.close()
-        raise
-    return bound
-
-
 def _listen_tcp(options: ServerOptions) -> socket.socket:
     """On TCP; `::` takes IPv4 too, as with other gRPC servers."""
     wide = options.host == "::" and socket.has_dualstack_ipv6()
@@ -90,8 +51,11 @@ def _notice_lost_peers(listening: socket.socket) -> None:
 
 
 def _listen_unix(path: Path) -> socket.socket:
-    listening = _bound_unix(path)
+    remove_stale(path)
+    listening = socket.socket(socket.AF_UNIX)
     try:
+        listening.bind(str(path))
+        path.chmod(UNIX_SOCKET_MODE)  # before `listen`, so that no client comes in earlier
         listening.listen(BACKLOG)
     except OSError:
         listening.close()
@@ -99,21 +63,9 @@ def _listen_unix(path: Path) -> socket.socket:
     return listening
 
 
-def _bound_unix(path: Path) -> socket.socket:
-    remove_stale(path)
-    bound = socket.socket(socket.AF_UNIX)
-    try:
-        bound.bind(str(path))
-        path.chmod(UNIX_SOCKET_MODE)  # before `listen`, so that nobody comes in earlier
-    except OSError:
-        bound.close()
-        raise
-    return bound
-
-
 def remove_stale(path: Path) -> None:
-    """Remove a socket that nobody listens on any more. Raises `OSError` for one in use, and for a
-    file of another kind.
+    """Remove a socket on which no process listens any more. Raises `OSError` for one in use, and
+    for a file of another kind.
     """
     try:
         kind = path.lstat().st_mode

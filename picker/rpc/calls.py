@@ -1,34 +1,56 @@
-"""What a gRPC method is, independent of the transport: reads bytes, writes bytes, ends or fails.
+"""The terms of a gRPC call: its receiver, a method as a coroutine, how a call ends.
 
-Unary calls are streams of one message, on the wire as here.
+A unary call is a stream of one message, on the wire as here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
-from typing import Any, TypeAlias
+from enum import Enum, IntEnum
+from typing import Any, Protocol, TypeAlias
 
 from picker.errors import PickerError
 
-# The next message, or None when the caller has closed its side. Raises `RefusedError` when a large
-# message begins for which there is no room; reading on takes it all the same.
-Read: TypeAlias = Callable[[], Awaitable[bytes | None]]
-Write: TypeAlias = Callable[[bytes], Awaitable[None]]
-Method: TypeAlias = Callable[[Read, Write], Coroutine[Any, Any, None]]
 # What a call says of itself before its first message, by names in lower case; see `joined`.
 Metadata: TypeAlias = Mapping[bytes, bytes]
 
+# A method as a coroutine. `Read` returns the next message, None when the caller has ended its half;
+# it raises `RpcError` when what is coming cannot be received. `Write` waits while much is unsent.
+Read: TypeAlias = Callable[[], Awaitable[bytes | None]]
+Write: TypeAlias = Callable[[bytes], Awaitable[None]]
+Method: TypeAlias = Callable[[Read, Write], Coroutine[Any, Any, None]]
 
-@dataclass(frozen=True, slots=True)
-class ByMetadata:
-    """Stands for several methods at one path; `choose` must be quick."""
 
-    choose: Callable[[Metadata], Method]
+class Abort(Enum):
+    """Why a call ends before its receiver has ended it."""
+
+    CANCELLED = "cancelled"  # the caller has reset it, its deadline passed, the connection is lost
+    BROKEN = "broken"  # the caller has sent what is no message
+    SHUTDOWN = "shutdown"  # this server is stopping
 
 
-Served: TypeAlias = Method | ByMetadata
+class Receiver(Protocol):
+    """One call as its owner sees it. All of it is called by the connection, in the event loop, and
+    must be quick. Nothing is called after `abort`, or after the receiver has ended the call.
+    """
+
+    def message(self, data: bytes) -> None:
+        """The next message; not called while much is unsent."""
+        ...
+
+    def end_of_messages(self) -> None:
+        """The caller has ended its half in order."""
+        ...
+
+    def refuses_large_message(self) -> bool:
+        """A message has begun that does not fit into the budget; called once for each. Either the
+        receiver ends the call and returns True, or the message is received all the same.
+        """
+        ...
+
+    def abort(self, why: Abort) -> None:
+        """The call is over, whatever the receiver was doing. Nothing can be sent any more."""
+        ...
 
 
 def joined(fields: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
@@ -53,6 +75,7 @@ class Status(IntEnum):
     DEADLINE_EXCEEDED = 4
     NOT_FOUND = 5
     RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
     UNIMPLEMENTED = 12
     INTERNAL = 13
     UNAVAILABLE = 14

@@ -1,44 +1,41 @@
-"""One HTTP/2 connection of gRPC calls: asyncio's bytes to HTTP/2 events to calls, and back.
+"""One HTTP/2 connection of gRPC calls: asyncio's bytes to HTTP/2 to calls, and back.
 
 Theory of operation
 -------------------
-`data_received` gives the bytes to an HTTP/2 engine, which tells what the peer did. A call is a task
-that runs its method; tasks write into the buffers of their `CallStream` and ask for a flush. A
-flush happens once per turn of the event loop: it moves what the peer's windows allow from the calls
-to the engine, and then gives the transport everything at once, so that replies of one turn leave in
-one system call.
+`data_received` gives the bytes to the HTTP/2 engine, which calls this and the streams; most calls
+are served right there. What is to be sent gathers in the engine, and the transport gets everything
+at once at the end of that, or in the next turn of the event loop when a task sends: replies of one
+turn leave in one system call.
 
-What a call sends waits for the event loop's next turn, for the peer's window, and for the socket
-(while the transport is paused). All the time the call's own buffer holds it, and the method's
-`write` waits when that is full. A peer that makes us answer its control frames without reading the
-answers is cut off.
+What a call sends waits for the peer's window and for the socket (while the transport is paused) in
+the call's own buffer, and then takes turns with that of others. A peer that makes us answer its
+control frames without reading the answers is cut off.
 
 A connection ends in order when it drains (the server stops, the peer says goodbye, no call came for
-long) and its last call is over; or at once when either side breaks it, when the peer does not shake
-hands in time, or does not answer a PING while it has calls. Calls that cross our
-GOAWAY on the way are served: a PING behind it tells when the peer has read it, and only then the
-end of the last call ends the connection.
+long) and its last call is over; or at once when either end breaks it, when the peer does not shake
+hands in time, or does not answer a PING while it has calls. Calls that cross our GOAWAY on the way
+are served: a PING behind it tells when the peer has read it, and only then the end of the last call
+ends the connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import cast
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, Final, TypeVar, cast
 
-from picker.errors import RefusedError
-from picker.rpc.calls import ByMetadata, RpcError, Served, Status
+from picker.rpc.call import HEAD, Call, Served
+from picker.rpc.calls import Abort, Metadata, Status
 from picker.rpc.framing import timeout_seconds
-from picker.rpc.http2 import Http2Engine, Http2Error, Http2Listener
-from picker.rpc.http2_frames import FrameEngine
-from picker.rpc.http2_wire import ErrorCode, graceful_goaway
+from picker.rpc.http2.engine import Http2Engine, Http2Error
+from picker.rpc.http2.frames import ErrorCode, graceful_goaway
+from picker.rpc.http2.headers import encode_fields
 from picker.rpc.options import ServerOptions
-from picker.rpc.sending import SendQueue, trailers
-from picker.rpc.stream import CallStream
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 KEEPALIVE_SECONDS = 60.0  # of silence before a peer that has calls is asked, and to answer in
 LINGER_SECONDS = 5.0
@@ -47,6 +44,10 @@ HIGH_WATER_BYTES = 1024 * 1024  # unsent by the transport: calls wait
 # Unsent by the transport although calls wait: the peer does not read. More than the high water and
 # one call's turn, so that only control frames get there.
 ABORT_BYTES = 4 * 1024 * 1024
+TURN_BYTES = 128 * 1024  # of one call, before it is another's turn
+WRITE_BYTES = 256 * 1024  # given to the transport at once
+_NOT_POST: Final = encode_fields(((b":status", b"405"), (b"allow", b"POST")))
+_NOT_GRPC: Final = encode_fields(((b":status", b"415"),))
 _DRAIN_PING = b"draining"
 _KEEPALIVE_PING = b"all well"
 # Calls that the peer gives up before anything was sent to it, within a moment of opening them, and
@@ -76,48 +77,58 @@ class WasteLimit:
 
 
 class GrpcConnection(asyncio.Protocol):
-    """Owns one connection and its calls.
+    """Owns one connection and its calls. Implements `Http2Listener` and `Outlet`.
 
-    `methods` maps paths to what serves them, `options` say what a peer may take of space and time.
-    `on_made` is called once, when the connection stands,
-    and then `on_gone` once, when it is closed and no task of it runs any more.
+    `served` maps paths to what opens their receivers, `options` say what a peer may take of space
+    and time. `on_made` is called once, when the connection stands, and then `on_gone` once, when it
+    is closed and no task of it runs any more.
     """
 
     def __init__(
         self,
-        methods: Mapping[str, Served],
+        served: Mapping[bytes, Served],
         options: ServerOptions,
         on_made: Callable[[GrpcConnection], None],
         on_gone: Callable[[GrpcConnection], None],
-        engine: Callable[[Http2Listener], Http2Engine] = FrameEngine,
     ) -> None:
-        self._methods = {path.encode(): method for path, method in methods.items()}
+        self.http2 = Http2Engine(self)
+        self.is_paused = False  # the transport takes no more for now
+        self.is_flush_due = False  # what the engine has is written soon
+        self._served = served
         self._options = options
         self._on_made = on_made
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._http2 = engine(self)
-        self._streams: dict[int, CallStream] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._sending = SendQueue(self._http2, self._write_out, self._sent_to_the_end)
-        self._flush_handle: asyncio.Handle | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._ready: dict[int, Call] = {}  # those that have something to send, in order
+        self._blocked: dict[int, Call] = {}  # those that wait for the connection's window
         self._timer: asyncio.TimerHandle | None = None  # for a peer that does nothing
         self._last_heard = self._idle_since = self._loop.time()
         self._waste = WasteLimit(self._last_heard)
         self._asked_at: float | None = None  # by a PING, whether the peer is there
-        self._paused = False
         self._draining = False
         self._no_more_calls = False  # the peer knows that it should open none
         self._cancelled = False
 
-    # asyncio's side
+    @property
+    def peer(self) -> str:
+        """Where the peer is, for the log."""
+        name = None if self._transport is None else self._transport.get_extra_info("peername")
+        return "{}:{}".format(*name[:2]) if isinstance(name, tuple) else "a unix socket"
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """Those that are open."""
+        return tuple(cast("Iterable[Call]", self.http2.streams.values()))
+
+    # asyncio's half
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the settings."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
-        self._http2.start()
+        self.http2.start()
         first = min(self._options.handshake_seconds, self._options.idle_seconds)
         self._set_timer(first, self._check)
         self._on_made(self)
@@ -128,17 +139,17 @@ class GrpcConnection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             return
         self._last_heard = self._loop.time()
+        self.is_flush_due = True  # below, in one write
         try:
-            self._http2.receive(data)
+            self.http2.receive(data)
         except Http2Error as error:
             log.info("a peer broke HTTP/2: %s", error)
             self._break_off()
-            return
         except Exception:
             log.exception("an HTTP/2 connection failed")
             self._break_off()
-            return
-        self._schedule_flush()
+        else:
+            self._flush()
 
     def eof_received(self) -> bool:
         """The peer sends no more; a half-closed connection is of no use to HTTP/2.
@@ -150,23 +161,22 @@ class GrpcConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The peer reads slower than calls write."""
-        self._paused = True
+        self.is_paused = True
 
     def resume_writing(self) -> None:
         """The transport takes more."""
-        self._paused = False
-        self._schedule_flush()
+        self.is_paused = False
+        self.schedule_flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End every call."""
         self._transport = None
-        for handle in (self._timer, self._flush_handle):
-            if handle is not None:
-                handle.cancel()
-        self._abandon_all()
-        self._tell_when_gone()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._drop_all()
+        self._report_when_gone()
 
-    # The server's side
+    # The server's half
 
     def drain(self) -> None:
         """Ask for no more calls, and close once those under way are over."""
@@ -174,21 +184,17 @@ class GrpcConnection(asyncio.Protocol):
         if self._draining or transport is None or transport.is_closing():
             return
         self._draining = True
-        self._write_out()  # nothing may stand before our settings
-        transport.write(graceful_goaway())
-        self._http2.ping(_DRAIN_PING)
+        # Not by `close`: that would name the last stream, and calls that cross this are served.
+        self.http2.out.append(graceful_goaway())
+        self.http2.ping(_DRAIN_PING)
         self._set_timer(DRAIN_SECONDS, self._drained)
-        self._schedule_flush()
+        self.schedule_flush()
 
     def cancel(self) -> None:
-        """End the calls under way; they are told UNAVAILABLE."""
+        """End the calls under way with UNAVAILABLE."""
         self._cancelled = True
-        for stream in tuple(self._streams.values()):
-            stream.discard_unsent()
-            if stream.task is not None:
-                stream.task.cancel()
-            if stream.ending is not None:
-                self.schedule(stream)
+        for call in self.calls:
+            call.break_off(Abort.SHUTDOWN, Status.UNAVAILABLE, "shutting down")
         self.drain()
         self._drained()  # a call that comes later would be refused: nothing to wait for
 
@@ -197,77 +203,80 @@ class GrpcConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # The calls' side
+    # The calls' half; see `Outlet`
 
-    def acknowledge(self, stream_id: int, count: int) -> None:
-        """`count` flow-controlled bytes have been dealt with."""
-        if self._transport is not None:
-            self._http2.acknowledge(stream_id, count)
-            self._schedule_flush()
+    def schedule(self, call: Call) -> None:
+        """`call` has something to send that could not be sent at once, or its end."""
+        self._ready[call.stream_id] = call
+        if not self.is_flush_due:
+            self.schedule_flush()
 
-    def schedule(self, stream: CallStream) -> None:
-        """`stream` has something to send."""
-        if self._sending.add(stream):
-            self._schedule_flush()
+    def schedule_flush(self) -> None:
+        """Something was given to the engine."""
+        if not self.is_flush_due and self._transport is not None:
+            self.is_flush_due = True
+            self._loop.call_soon(self._flush)
 
-    # What the peer did: implements `Http2Listener`
+    def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run it; the connection is not gone before it is over."""
+        task = self._loop.create_task(coroutine, name="grpc call")
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+        return task
 
-    def on_request(self, stream_id: int, headers: Mapping[bytes, bytes]) -> None:
+    def on_reset(self, call: Call, is_unanswered: bool) -> None:
+        """The peer has ended `call`."""
+        self._forget(call)
+        if is_unanswered and self._last_heard - call.opened_at < YOUNG_SECONDS:
+            self.on_chore()
+
+    # What the peer did; see `Http2Listener`
+
+    def on_request(self, stream_id: int, send_window: int, headers: Metadata) -> Call:
         """A call, or something that is none."""
-        options = self._options
-        stream = CallStream(
-            stream_id, self, options.max_message_bytes, options.bodies, self._last_heard
-        )
-        self._streams[stream_id] = stream
+        options, budget = self._options, self._options.budget
+        now = self._last_heard
+        call = Call(stream_id, send_window, self, options.max_message_bytes, budget, now)
         if headers.get(b":method") != b"POST":
-            stream.end(((b":status", b"405"), (b"allow", b"POST")))
+            call.refuse(_NOT_POST)
         elif not headers.get(b"content-type", b"").startswith(b"application/grpc"):
-            stream.end(((b":status", b"415"),))
+            call.refuse(_NOT_GRPC)
         elif self._cancelled:
-            stream.end(trailers(Status.UNAVAILABLE, "shutting down"))
+            call.end(Status.UNAVAILABLE, "shutting down")
         else:
-            self._call(stream, headers)
+            self._open(call, headers)
+        return call
 
-    def on_data(self, stream_id: int, data: bytes, flow_controlled_bytes: int) -> None:
-        """Content of a call; of one that is over it counts as dealt with."""
-        stream = self._streams.get(stream_id)
-        if stream is None:
-            self._http2.acknowledge(stream_id, flow_controlled_bytes)
-        else:
-            stream.feed(data, flow_controlled_bytes)
-
-    def on_end(self, stream_id: int) -> None:
-        """The caller has closed its side."""
-        stream = self._streams.get(stream_id)
-        if stream is not None:
-            stream.end_input()
-
-    def on_reset(self, stream_id: int) -> None:
-        """The caller has given up."""
-        stream = self._streams.get(stream_id)
-        if stream is not None:
-            unanswered = not stream.head_sent and not stream.unsent_bytes
-            self._forget(stream)
-            self._abandon(stream)
-            if unanswered and self._last_heard - stream.opened_at < YOUNG_SECONDS:
-                self.on_chore()
+    def _open(self, call: Call, headers: Metadata) -> None:
+        path = headers.get(b":path", b"")
+        served = self._served.get(path)
+        if served is None:
+            call.end(Status.UNIMPLEMENTED, f"unknown method {path.decode('ascii', 'replace')}")
+            return
+        if b"grpc-timeout" in headers:
+            seconds = timeout_seconds(headers[b"grpc-timeout"])
+            if seconds is not None:
+                late = (Abort.CANCELLED, Status.DEADLINE_EXCEEDED, "deadline exceeded")
+                call.timer = self._loop.call_later(seconds, call.break_off, *late)
+        call.open(served, headers)
 
     def on_chore(self) -> None:
         """The peer has made work for nothing. Raises `Http2Error` when that is too much."""
         if not self._waste.takes_one_more(self._last_heard):
-            self._http2.close(ErrorCode.ENHANCE_YOUR_CALM)
+            self.http2.close(ErrorCode.ENHANCE_YOUR_CALM)
             raise Http2Error("it wastes work: resets, pings or other frames without end")
 
-    def on_window(self, stream_id: int) -> None:
-        """More can be sent."""
-        self._sending.unblock(stream_id)
+    def on_window(self) -> None:
+        """More can be sent on all streams, perhaps."""
+        self._ready |= self._blocked
+        self._blocked.clear()
 
     def on_ping_answered(self, data: bytes) -> None:
         """Our GOAWAY was read."""
         if data == _DRAIN_PING:
             self._drained()
 
-    def on_goodbye(self, error_code: int) -> None:
+    def on_goaway(self, error_code: int) -> None:
         """The peer opens no more calls."""
         if not error_code:
             self.drain()
@@ -276,128 +285,112 @@ class GrpcConnection(asyncio.Protocol):
             log.info("a peer gave up an HTTP/2 connection: error %d", error_code)
             self._close()
 
-    # The course of a call
-
-    def _call(self, stream: CallStream, headers: Mapping[bytes, bytes]) -> None:
-        path = headers.get(b":path", b"")
-        method = self._methods.get(path)
-        if method is None:
-            text = f"unknown method {path.decode('ascii', 'replace')}"
-            stream.end(trailers(Status.UNIMPLEMENTED, text))
-            return
-        if isinstance(method, ByMetadata):
-            method = method.choose(headers)
-        task = self._loop.create_task(method(stream.read, stream.write), name="grpc call")
-        stream.task = task
-        self._tasks.add(task)
-        task.add_done_callback(partial(self._finished, stream))
-        seconds = timeout_seconds(headers.get(b"grpc-timeout", b""))
-        if seconds is not None:
-            stream.timer = self._loop.call_later(seconds, self._expire, stream)
-
-    def _finished(self, stream: CallStream, task: asyncio.Task[None]) -> None:
-        """A method has returned, failed or been cancelled; runs exactly once per call."""
-        self._tasks.discard(task)
-        stream.task = None  # one that was cancelled holds its frames, and so the stream
-        if stream.timer is not None:
-            stream.timer.cancel()
-        outcome = self._outcome(stream, task)
-        if not stream.gone:
-            stream.end(trailers(*outcome))
-        self._tell_when_gone()
-
-    def _outcome(self, stream: CallStream, task: asyncio.Task[None]) -> tuple[Status, str]:
-        if task.cancelled():
-            if self._cancelled:
-                return Status.UNAVAILABLE, "shutting down"
-            return Status.CANCELLED, "cancelled"
-        error = task.exception()
-        if stream.failure is not None:
-            return stream.failure.status, str(stream.failure)
-        if error is None:
-            return Status.OK, ""
-        if isinstance(error, RpcError | RefusedError):  # the latter for want of room
-            status = error.status if isinstance(error, RpcError) else Status.RESOURCE_EXHAUSTED
-            return status, str(error)
-        log.error("a call failed", exc_info=error)
-        return Status.INTERNAL, "internal error"
-
-    def _expire(self, stream: CallStream) -> None:
-        stream.discard_unsent()
-        stream.end(trailers(Status.DEADLINE_EXCEEDED, "deadline exceeded"))
-        if stream.task is not None:
-            stream.task.cancel()
-
-    def _abandon(self, stream: CallStream) -> None:
-        left = stream.drop()
-        if left:
-            self.acknowledge(stream.stream_id, left)
-        if stream.task is not None:
-            stream.task.cancel()
-
-    def _abandon_all(self) -> None:
-        for stream in tuple(self._streams.values()):
-            self._forget(stream)
-            self._abandon(stream)
-
-    def _forget(self, stream: CallStream) -> None:
-        self._streams.pop(stream.stream_id, None)
-        self._sending.remove(stream.stream_id)
-        if not self._streams:
-            self._idle_since = self._loop.time()
-
     # Sending
 
-    def _schedule_flush(self) -> None:
-        if self._flush_handle is None and self._transport is not None:
-            self._flush_handle = self._loop.call_soon(self._flush)
-
     def _flush(self) -> None:
-        self._flush_handle = None
+        self.is_flush_due = False
         if self._transport is None or self._transport.is_closing():
             return
-        try:
-            if not self._paused:
-                self._sending.send()
-        except Exception:
-            log.exception("cannot send on an HTTP/2 connection")
-            self._break_off()
-            return
+        if self._ready and not self.is_paused:
+            self.is_flush_due = True  # what is sent meanwhile is written below
+            try:
+                self._send_in_turns()
+            except Exception:
+                log.exception("cannot send on an HTTP/2 connection")
+                self._break_off()
+                return
+            self.is_flush_due = False
         self._write_out()
-        if self._no_more_calls and not self._streams:
+        if self._no_more_calls and not self.http2.streams:
             self._close()
 
-    def _sent_to_the_end(self, stream: CallStream) -> None:
-        self._forget(stream)
-        left = stream.drop()
-        if left:
-            self._http2.acknowledge(stream.stream_id, left)
+    def _send_in_turns(self) -> None:
+        """Serve calls in turn until all is sent or the transport is full."""
+        moved = 0
+        while self._ready:
+            for call in tuple(self._ready.values()):
+                moved += self._send_turn(call)
+                if moved >= WRITE_BYTES:
+                    moved = 0
+                    if not self._write_out():
+                        return
+
+    def _send_turn(self, call: Call) -> int:
+        """Move one call's share to the engine; its bytes."""
+        moved, http2 = 0, self.http2
+        if call.unsent:
+            if not call.head_sent:
+                call.head_sent = True
+                http2.send_headers(call, HEAD)
+            allowed = min(http2.window(call), TURN_BYTES)
+            while moved < allowed and call.unsent:
+                data = call.take(min(allowed - moved, http2.max_frame_bytes))
+                http2.send_data(call, data)
+                moved += len(data)
+        if not call.unsent:
+            self._ready.pop(call.stream_id, None)
+            self._blocked.pop(call.stream_id, None)
+            if call.ending is not None:
+                self._send_ending(call, call.ending)
+        elif http2.window(call) <= 0:
+            del self._ready[call.stream_id]
+            self._blocked[call.stream_id] = call
+        return moved
+
+    def _send_ending(self, call: Call, ending: bytes) -> None:
+        self.http2.send_headers(call, ending if call.head_sent else HEAD + ending, end_stream=True)
+        if not call.input_closed:
+            self.http2.reset(call)  # the peer need not send the rest: nobody reads it
+        call.free()
+        self._forget(call)
 
     def _write_out(self) -> bool:
         """Give the transport what the engine has; whether it takes more."""
-        if self._transport is None:
+        transport, out = self._transport, self.http2.out
+        if transport is None:
             return False
-        data = self._http2.data_to_send()
-        if data:
-            self._transport.write(data)
-            if self._paused and self._transport.get_write_buffer_size() > ABORT_BYTES:
+        if out:
+            data = b"".join(out)
+            out.clear()
+            transport.write(data)
+            if self.is_paused and transport.get_write_buffer_size() > ABORT_BYTES:
                 log.info("a peer does not read what it asks for; its connection is closed")
-                self._transport.abort()
-        return not self._paused
+                transport.abort()
+        return not self.is_paused
 
     # The end
+
+    def _forget(self, call: Call) -> None:
+        self._ready.pop(call.stream_id, None)
+        self._blocked.pop(call.stream_id, None)
+        if not self.http2.streams:
+            self._idle_since = self._loop.time()
+
+    def _drop_all(self) -> None:
+        for call in self.calls:
+            call.drop()
+        self.http2.streams.clear()
+        self._ready.clear()
+        self._blocked.clear()
+
+    def _task_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a call failed", exc_info=task.exception())
+        if self._transport is None:
+            self._report_when_gone()
 
     def _check(self) -> None:
         """Look now and then whether the peer is there and still needs the connection."""
         now, idle_seconds = self._loop.time(), self._options.idle_seconds
         wait = min(KEEPALIVE_SECONDS, idle_seconds)
-        if not self._http2.has_met_peer:
+        if not self.http2.has_met_peer:
             left = self._idle_since + self._options.handshake_seconds - now
             if left <= 0:
                 self._give_up("has not begun HTTP/2 in time")
                 return
             wait = min(wait, left)
-        elif self._streams:
+        elif self.http2.streams:
             if self._asked_at is not None and self._last_heard < self._asked_at:
                 self._give_up("does not answer although it has calls")
                 return
@@ -414,8 +407,8 @@ class GrpcConnection(asyncio.Protocol):
         self._asked_at = None
         if now - self._last_heard >= KEEPALIVE_SECONDS:
             self._asked_at = now
-            self._http2.ping(_KEEPALIVE_PING)
-            self._schedule_flush()
+            self.http2.ping(_KEEPALIVE_PING)
+            self.schedule_flush()
 
     def _give_up(self, why: str) -> None:
         log.info("a peer %s; its connection is closed", why)
@@ -423,7 +416,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def _drained(self) -> None:
         self._no_more_calls = True
-        self._schedule_flush()
+        self.schedule_flush()
 
     def _set_timer(self, seconds: float, callback: Callable[[], None]) -> None:
         if self._timer is not None:
@@ -432,7 +425,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def _break_off(self) -> None:
         """Say what was wrong, as far as the engine has prepared it, and close."""
-        self._abandon_all()
+        self._drop_all()
         if self._transport is not None and not self._transport.is_closing():
             self._write_out()
             self._transport.close()
@@ -441,9 +434,9 @@ class GrpcConnection(asyncio.Protocol):
 
     def _close(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._http2.close()
+            self.http2.close()
             self._break_off()
 
-    def _tell_when_gone(self) -> None:
+    def _report_when_gone(self) -> None:
         if self._transport is None and not self._tasks:
             self._on_gone(self)

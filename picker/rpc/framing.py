@@ -9,11 +9,12 @@ import re
 from struct import Struct
 from urllib.parse import quote_from_bytes
 
-from picker.extproc.body_budget import BodyBudget, BodyShare
+from picker.rpc.budget import ByteBudget, ByteShare
 from picker.rpc.calls import RpcError, Status
+from picker.rpc.http2.headers import encode_fields
 
-_PREFIX = Struct(">BI")  # compressed flag, length
-PREFIX_BYTES = _PREFIX.size
+PREFIX = Struct(">BI")  # compressed flag, length
+PREFIX_BYTES = PREFIX.size
 MAX_STATUS_TEXT_BYTES = 1024  # before percent-encoding; peers bound their headers
 _TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])", re.ASCII)
 _UNIT_SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
@@ -29,15 +30,15 @@ class MessageSplitter:
 
     __slots__ = ("_held", "_max_message_bytes", "_share", "_wanted", "lacks_room")
 
-    def __init__(self, max_message_bytes: int, bodies: BodyBudget) -> None:
+    def __init__(self, max_message_bytes: int, budget: ByteBudget) -> None:
         self.lacks_room = False
-        self._held = bytearray()
+        self._held: bytearray | None = None  # of what is not a whole message
         self._max_message_bytes = max_message_bytes
-        self._share = BodyShare(bodies)
+        self._share = ByteShare(budget)
         self._wanted: int | None = None  # bytes of the message whose prefix has been read
 
     @property
-    def between_messages(self) -> bool:
+    def is_between_messages(self) -> bool:
         """Whether the stream may end here."""
         return not self._held and self._wanted is None
 
@@ -47,27 +48,34 @@ class MessageSplitter:
         Raises `RpcError` for a message that is compressed, too large or has a broken prefix; those
         before it in `data` are lost, and so is the stream.
         """
-        whole = self.between_messages and len(data) >= PREFIX_BYTES
-        if whole and self._length(data) + PREFIX_BYTES == len(data):
-            return [data[PREFIX_BYTES:]]  # most often a frame holds exactly one message
-        self._held += data
+        if self._held is None and len(data) >= PREFIX_BYTES:
+            compressed, length = PREFIX.unpack_from(data)
+            fits = length <= self._max_message_bytes
+            if fits and not compressed and length + PREFIX_BYTES == len(data):
+                return [data[PREFIX_BYTES:]]  # most often a frame holds exactly one message
+        if self._held is None:
+            self._held = bytearray()
+        held = self._held
+        held += data
         messages: list[bytes] = []
         start = 0
         while True:
             if self._wanted is None:
-                if len(self._held) - start < PREFIX_BYTES:
+                if len(held) - start < PREFIX_BYTES:
                     break
-                self._wanted = self._length(self._held, start)
+                self._wanted = self._check(*PREFIX.unpack_from(held, start))
                 start += PREFIX_BYTES
-                if len(self._held) - start < self._wanted:
+                if len(held) - start < self._wanted:
                     self.lacks_room = not self._share.grow(self._wanted)
-            if len(self._held) - start < self._wanted:
+            if len(held) - start < self._wanted:
                 break
-            messages.append(bytes(memoryview(self._held)[start : start + self._wanted]))
+            messages.append(bytes(memoryview(held)[start : start + self._wanted]))
             start += self._wanted
             self._wanted, self.lacks_room = None, False
             self._share.release()
-        del self._held[:start]
+        del held[:start]
+        if not held and self._wanted is None:
+            self._held = None
         return messages
 
     def make_room(self) -> None:
@@ -76,12 +84,13 @@ class MessageSplitter:
         self._share.grow_beyond(self._wanted or 0)
 
     def discard(self) -> None:
-        """Nothing that comes is wanted any more."""
-        self._held, self._wanted, self.lacks_room = bytearray(), None, False
-        self._share.release()
+        """Hold nothing: what comes is not wanted any more."""
+        if self._held is not None:
+            self._held, self._wanted, self.lacks_room = None, None, False
+            self._share.release()
 
-    def _length(self, data: bytes | bytearray, start: int = 0) -> int:
-        compressed, length = _PREFIX.unpack_from(data, start)
+    def _check(self, compressed: int, length: int) -> int:
+        """The length of a message. Raises `RpcError` for one that cannot be received."""
         if compressed == 1:
             raise RpcError(Status.UNIMPLEMENTED, "compressed messages are not supported")
         if compressed:
@@ -89,12 +98,18 @@ class MessageSplitter:
         if length > self._max_message_bytes:
             limit = f"a message of {length} bytes exceeds {self._max_message_bytes}"
             raise RpcError(Status.RESOURCE_EXHAUSTED, limit)
-        return int(length)
+        return length
 
 
 def prefix(message: bytes) -> bytes:
     """What stands before `message` on the wire."""
-    return _PREFIX.pack(0, len(message))
+    return PREFIX.pack(0, len(message))
+
+
+def trailers(status: Status, text: str) -> bytes:
+    """The header block that a call ends with."""
+    number = (b"grpc-status", str(int(status)).encode())
+    return encode_fields((number, (b"grpc-message", status_text(text))) if text else (number,))
 
 
 def status_text(text: str) -> bytes:

@@ -1,4 +1,4 @@
-"""The gRPC health service: liveness is that we answer, readiness is what the application says.
+"""The gRPC health service: liveness is that it answers, readiness is what the application says.
 
 Source: `grpc.health.v1`, and the service names that gateways and kubelets ask for.
 """
@@ -12,11 +12,12 @@ from typing import Any, cast
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
-from picker.extproc.wire import SERVICE
-from picker.rpc.calls import Method, Read, RpcError, Status, Write
+from picker.rpc.call import Served, streaming
+from picker.rpc.calls import Read, RpcError, Status, Write
 
 LIVENESS = "liveness"
-READINESS = ("", "readiness", SERVICE, "inference-extension")
+_EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
+READINESS = ("", "readiness", _EXT_PROC, "inference-extension")
 HEALTH_SERVICE = "grpc.health.v1.Health"
 DEFAULT_WATCH_SECONDS = 0.2
 
@@ -28,7 +29,7 @@ class HealthService:
 
     `is_ready` is asked for every answer, so that no copy of it can go stale; it must be quick. It
     decides for the names in `READINESS`; `LIVENESS` is always serving. `Check` of another name is
-    NOT_FOUND. A watcher hears of a change within `watch_seconds`. One service may be on several
+    NOT_FOUND. A watcher is sent a change within `watch_seconds`. One service may be on several
     servers.
     """
 
@@ -38,12 +39,12 @@ class HealthService:
         self._is_ready = is_ready
         self._watch_seconds = watch_seconds
 
-    def methods(self) -> Mapping[str, Method]:
+    def methods(self) -> Mapping[str, Served]:
         """Paths to methods."""
         return {
-            f"/{HEALTH_SERVICE}/Check": self.check,
-            f"/{HEALTH_SERVICE}/List": self.list_all,
-            f"/{HEALTH_SERVICE}/Watch": self.watch,
+            f"/{HEALTH_SERVICE}/Check": streaming(self.check),
+            f"/{HEALTH_SERVICE}/List": streaming(self.list_all),
+            f"/{HEALTH_SERVICE}/Watch": streaming(self.watch),
         }
 
     def status(self, service: str) -> int | None:
@@ -74,12 +75,12 @@ class HealthService:
         Ends only by being cancelled.
         """
         service = await _asked_for(read)
-        told: int | None = None
+        last: int | None = None
         while True:
             status = self.status(service)
             status = int(_Response.SERVICE_UNKNOWN) if status is None else status
-            if status != told:
-                told = status
+            if status != last:
+                last = status
                 await write(_response(status))
             await asyncio.sleep(self._watch_seconds)
 

@@ -1,65 +1,64 @@
-"""The gRPC shell on asyncio: binds a port, keeps its connections."""
+"""A gRPC port on asyncio: binds it, accepts connections, ends them in order."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Mapping
 
-from picker.extproc.services import MethodTable
 from picker.rpc.binding import BACKLOG, bound_port, inode, listen
+from picker.rpc.call import Served
 from picker.rpc.connection import GrpcConnection
-from picker.rpc.http2 import Http2Engine, Http2Listener
-from picker.rpc.http2_frames import FrameEngine
-from picker.rpc.options import ServerOptions, TlsMaterial, Transport
+from picker.rpc.options import ServerOptions, TlsMaterial
 from picker.rpc.tls import replace_certificate, server_context
 
-CLOSING_SECONDS = 1.0  # how long a peer may take to read our last words
+CLOSING_SECONDS = 1.0  # how long a peer may take to read the last frames
 
 
-class H2Server:
-    """One listening port; see `options.GrpcServer`. Owns its connections."""
+class GrpcServer:
+    """One listening port, which serves what `served` opens, by the paths of the methods. Owns its
+    connections. Start it once, inside the event loop that serves it.
+    """
 
-    def __init__(self, options: ServerOptions, table: MethodTable) -> None:
+    def __init__(self, options: ServerOptions, served: Mapping[str, Served]) -> None:
         self._options = options
-        self._engine = _engine(options.transport)
+        self._served = {path.encode(): one for path, one in served.items()}
         self._listener: asyncio.Server | None = None
         self._tls: ssl.SSLContext | None = None
         self._socket_inode: int | None = None  # of the unix socket that is ours
         self._connections: set[GrpcConnection] = set()
         self._all_gone = asyncio.Event()
-        self._stopped = asyncio.Event()
         self._stopping = False
-        self._cancelling = False
-        self._methods = table(lambda: self._cancelling)
 
     async def start(self) -> int:
-        """Listen; returns the bound port. Raises `OSError` when the port cannot be had."""
+        """Listen; the port, 0 for a unix socket. Raises `OSError` when it cannot be had."""
         tls, path = self._options.tls, self._options.unix_path
         self._tls = server_context(tls) if tls is not None else None
         listening = listen(self._options)
         loop = asyncio.get_running_loop()
         create = loop.create_server if path is None else loop.create_unix_server
-        patience = None if self._tls is None else self._options.handshake_seconds
+        handshake = None if self._tls is None else self._options.handshake_seconds
         self._listener = await create(
-            self._accept,
+            self.accept,
             sock=listening,
             ssl=self._tls,
             backlog=BACKLOG,
-            ssl_handshake_timeout=patience,
+            ssl_handshake_timeout=handshake,
         )
         self._socket_inode = None if path is None else inode(path)
         return bound_port(listening)
 
     def use_certificate(self, material: TlsMaterial) -> None:
-        """Show `material` to new connections; see `options.GrpcServer`."""
+        """Show `material` to new connections; nothing without TLS. Raises `OSError` when it cannot
+        be used, and goes on with what there is.
+        """
         if self._tls is not None:
             replace_certificate(self._tls, material)
 
     async def stop(self, grace_seconds: float) -> None:
         """Accept nothing new, let streams end for `grace_seconds`, then cancel what is left.
 
-        A second call with less patience cuts the first one short.
+        A second call with less grace cuts the first one short.
         """
         if self._listener is None:
             return
@@ -69,19 +68,12 @@ class H2Server:
         for connection in tuple(self._connections):
             connection.drain()
         if not await self._gone_within(grace_seconds):
-            self._cancelling = True
             for connection in tuple(self._connections):
                 connection.cancel()
             if not await self._gone_within(CLOSING_SECONDS):
                 for connection in tuple(self._connections):
                     connection.abort()
                 await self._gone_within(CLOSING_SECONDS)
-        self._stopped.set()
-
-    async def wait_stopped(self) -> None:
-        """Return once the server has stopped; at once when it was never started."""
-        if self._listener is not None:
-            await self._stopped.wait()
 
     def _remove_socket(self) -> None:
         """Leave no unix socket behind, unless another process has put its own there."""
@@ -90,14 +82,9 @@ class H2Server:
         if path is not None and own is not None and own == inode(path):
             path.unlink(missing_ok=True)
 
-    def _accept(self) -> GrpcConnection:
-        return GrpcConnection(
-            self._methods,
-            self._options,
-            self._connected,
-            self._disconnected,
-            self._engine,
-        )
+    def accept(self) -> GrpcConnection:
+        """The protocol of one more connection; asyncio asks for it."""
+        return GrpcConnection(self._served, self._options, self._connected, self._disconnected)
 
     def _connected(self, connection: GrpcConnection) -> None:
         self._connections.add(connection)
@@ -119,12 +106,3 @@ class H2Server:
         except TimeoutError:
             return False
         return True
-
-
-def _engine(transport: Transport) -> Callable[[Http2Listener], Http2Engine]:
-    if transport is Transport.NATIVE:
-        return FrameEngine
-    # Loaded on demand: it costs start-up time and memory that the other engine does not need.
-    from picker.rpc.http2_library import LibraryEngine  # noqa: PLC0415
-
-    return LibraryEngine

@@ -1,4 +1,4 @@
-"""TLS for a port that speaks gRPC: what is offered, and a certificate that may change meanwhile."""
+"""TLS for a gRPC port: versions, cipher suites, and a certificate that may be renewed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import ssl
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -59,19 +60,43 @@ def server_context(options: TlsOptions) -> ssl.SSLContext:
     if options.cipher_suites:
         context.set_ciphers(":".join(options.cipher_suites))
     context.set_alpn_protocols(["h2"])
-    _show(context, options.material)
+    if options.client_authority is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=options.client_authority.decode("ascii", "replace"))
+    _load(context, options.material)
+    if options.renewed is not None:
+        context.sni_callback = _Renewal(options, context)
     return context
+
+
+class _Renewal:
+    """Called in each handshake, with a server name or without. Owns the context in use."""
+
+    def __init__(self, options: TlsOptions, context: ssl.SSLContext) -> None:
+        self._options, self._context = options, context
+
+    def __call__(
+        self, connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext
+    ) -> None:
+        renewed = self._options.renewed() if self._options.renewed is not None else self._options
+        if renewed != self._options:
+            try:
+                self._context = server_context(replace(renewed, renewed=None))
+                self._options = renewed
+            except OSError as error:
+                log.error("%s; keeping the certificate of before", error)
+        connection.context = self._context
 
 
 def replace_certificate(context: ssl.SSLContext, material: TlsMaterial) -> None:
     """Show `material` to new connections. Raises `ssl.SSLError` and changes nothing if it cannot
     be used.
     """
-    _show(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), material)  # half a pair would break `context`
-    _show(context, material)
+    _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), material)  # half a pair would break `context`
+    _load(context, material)
 
 
-def _show(context: ssl.SSLContext, material: TlsMaterial) -> None:
+def _load(context: ssl.SSLContext, material: TlsMaterial) -> None:
     with _as_file(material.private_key + b"\n" + material.certificate_chain) as path:
         context.load_cert_chain(path)
 
@@ -92,9 +117,7 @@ def _as_file(content: bytes) -> Iterator[str]:
 
 
 class CertificateFolder:
-    """A folder with `tls.crt` and `tls.key`, named by `flag`. Owns the memory of which pair was
-    read last.
-    """
+    """A folder with `tls.crt` and `tls.key`, named by `flag`. Owns the pair that was read last."""
 
     def __init__(self, path: Path, flag: str = "--cert-path") -> None:
         self._path, self._flag = path, flag
@@ -106,7 +129,7 @@ class CertificateFolder:
         if material == self._last:
             return material
         try:
-            _show(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), material)
+            _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), material)
         except OSError as error:  # ssl.SSLError is one
             raise ConfigError(
                 f"{self._flag}: {CERTIFICATE_FILE} and {KEY_FILE} in {self._path} cannot be used: "
@@ -116,7 +139,7 @@ class CertificateFolder:
         return material
 
     async def watch(self, apply: Callable[[TlsMaterial], None]) -> None:
-        """Give each new pair to `apply`, until cancelled; an unusable one is told of once."""
+        """Give each new pair to `apply`, until cancelled; an unusable one is logged once."""
         complaint = ""
         files = (CERTIFICATE_FILE, KEY_FILE)
         looking = moments_to_look(self._path.absolute(), *files, debounce_ms=DEBOUNCE_MS)

@@ -1,5 +1,5 @@
-"""The pool's endpoints for the proxy beside the picker: Envoy's endpoint discovery service (EDS).
+"""Envoy's endpoint discovery service (EDS) for proxies of the picker's pools.
 
-`feed` keeps `cache` equal to the pool, `sotw` and `delta` decide what one client is told of it and
-when, `server` carries that over calls of gRPC, and `wire` alone knows Envoy's messages.
+`feed` keeps the cache equal to the pool, `state` decides what a client is sent and when, `server`
+carries that over calls of gRPC, and `wire` alone knows Envoy's messages.
 """

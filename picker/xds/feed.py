@@ -1,7 +1,7 @@
-"""Keeps what clients are told equal to the pool.
+"""Keeps what clients are sent equal to the pool.
 
-Draining endpoints have left the pool already, and so they are told of no more; endpoints that the
-picker has ejected are in it still. Nothing at all is said before the pool is known: a picker that
+Draining endpoints have left the pool already, and so they are not sent any more; endpoints that the
+picker has ejected are in it still. Nothing at all is sent before the pool is known: a picker that
 has just started must not take from a proxy the endpoints that it has.
 """
 
@@ -13,16 +13,16 @@ import logging
 from picker.metrics.families import XdsSeries
 from picker.pool.datastore import Datastore, EndpointChanges
 from picker.xds import wire
-from picker.xds.cache import Cache
+from picker.xds.state.cache import Cache
 
 log = logging.getLogger(__name__)
 
-GATHER_SECONDS = 0.05  # between two sets: what changes faster is told of together
-MAX_SHARE = 0.05  # of the thread's time, which decisions need: a pool of thousands is told slower
+GATHER_SECONDS = 0.05  # between two sets: what changes faster is sent together
+MAX_SHARE = 0.05  # of the thread's time, which decisions need: a pool of thousands is sent slower
 
 
 class EndpointFeed:
-    """Tells `cache` the endpoints of `datastore`, as those of `cluster`."""
+    """Publishes the endpoints of `datastore` in `cache`, as those of `cluster`."""
 
     def __init__(self, datastore: Datastore, cache: Cache, cluster: str, series: XdsSeries) -> None:
         self._datastore, self._cache, self._series = datastore, cache, series
@@ -35,7 +35,7 @@ class EndpointFeed:
         self._look()
 
     async def run(self) -> None:
-        """Follow the pool until cancelled. The first change is told of at once."""
+        """Follow the pool until cancelled. The first change is published at once."""
         clock = asyncio.get_running_loop().time
         await self._known.wait()
         while True:
@@ -46,10 +46,10 @@ class EndpointFeed:
             await self._changed.wait()
 
     def publish(self) -> None:
-        """Tell of the pool as it is now."""
+        """Publish the pool as it is now."""
         skipped = frozenset(self._assignment.skipped)
         for key in sorted(skipped - self._skipped):
-            log.warning("a proxy cannot be told of %s: its address is no IP address", key)
+            log.warning("a proxy cannot be sent %s: its address is no IP address", key)
         self._skipped = skipped
         if self._cache.update(wire.resource(self._assignment)):
             self._series.endpoints.set(self._assignment.size)

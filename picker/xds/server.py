@@ -2,7 +2,7 @@
 
 Theory of operation. A stream is read and written at the same time. What is read goes to the
 session; that, and every change of the cache, wakes the writer, which asks the session what to send.
-The session sees to it that at most one response is under way, so a slow client is told of the
+The session sees to it that at most one response is under way, so a slow client is sent the
 latest state when it is ready for it, and nothing is ever queued.
 
 Streams end when the client ends them, breaks the protocol or names more than `MAX_NAMES` resources.
@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from picker.metrics.families import XdsSeries
-from picker.rpc.calls import Method, Read, RpcError, Status, Write
+from picker.rpc.call import Served, streaming
+from picker.rpc.calls import Read, RpcError, Status, Write
 from picker.xds import wire
-from picker.xds.cache import Cache, ResourceSet
-from picker.xds.delta import DeltaSession
-from picker.xds.sotw import SotwSession
-from picker.xds.subscription import Verdict
+from picker.xds.state.cache import Cache, ResourceSet
+from picker.xds.state.delta import DeltaSession
+from picker.xds.state.sotw import SotwSession
+from picker.xds.state.subscription import Acknowledgement
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class Session(Protocol[Q_in, R_out]):
         """How many names it holds on to, at least."""
         ...
 
-    def receive(self, request: Q_in) -> Verdict:
+    def receive(self, request: Q_in) -> Acknowledgement:
         """A request has come."""
         ...
 
@@ -83,7 +84,7 @@ class EndpointDiscovery:
         self._cache = cache
         self._series = series
 
-    def methods(self) -> Mapping[str, Method]:
+    def methods(self) -> Mapping[str, Served]:
         """Paths to methods: of the service of endpoints, and of the one for all types, where only
         endpoints are answered for.
         """
@@ -92,16 +93,16 @@ class EndpointDiscovery:
             wire.DELTA_ENDPOINTS: self._streams(DELTA),
             wire.STREAM_AGGREGATED: self._streams(SOTW, is_aggregated=True),
             wire.DELTA_AGGREGATED: self._streams(DELTA, is_aggregated=True),
-            wire.FETCH_ENDPOINTS: self._fetch,
+            wire.FETCH_ENDPOINTS: streaming(self.fetch),
         }
 
-    def _streams(self, variant: Variant[Q, R], is_aggregated: bool = False) -> Method:
+    def _streams(self, variant: Variant[Q, R], is_aggregated: bool = False) -> Served:
         async def stream(read: Read, write: Write) -> None:
             await _Client(self._cache, self._series, variant, is_aggregated).serve(read, write)
 
-        return stream
+        return streaming(stream)
 
-    async def _fetch(self, read: Read, write: Write) -> None:
+    async def fetch(self, read: Read, write: Write) -> None:
         """What is true now, once."""
         data = await read()
         if data is None:
@@ -185,7 +186,7 @@ class _Client(Generic[Q, R]):
         while True:
             await self._wake.wait()
             self._wake.clear()
-            self._name_what_is_strange()
+            self._log_unserved_names()
             response = self._session.poll(self._cache.current)
             if response is not None:
                 self._series.responses_total.labels(self._variant.name).inc()
@@ -202,25 +203,25 @@ class _Client(Generic[Q, R]):
             return True
         if type_url not in self._strange and self._lines.take():
             self._strange.add(type_url)
-            log.info("%s asks for %s: only endpoints are told of here", self, _shown(type_url))
+            log.info("%s asks for %s: only endpoints are served here", self, _shown(type_url))
         return False
 
     def _take(self, request: Q) -> None:
         problem = getattr(request, "problem", None)
-        verdict = self._session.receive(request)
-        if verdict is Verdict.ACK:
+        acknowledged = self._session.receive(request)
+        if acknowledged is Acknowledgement.ACK:
             self._series.acks_total.labels(self._variant.name).inc()
             self._complaint = ""
-        elif verdict is Verdict.NACK:
+        elif acknowledged is Acknowledgement.NACK:
             self._series.nacks_total.labels(self._variant.name).inc()
             if problem is not None and problem != self._complaint and self._lines.take():
                 self._complaint = problem
-                log.error("%s refuses the endpoints it was told of: %s", self, _shown(problem))
+                log.error("%s refuses the endpoints it was sent: %s", self, _shown(problem))
         if self._session.remembered > MAX_NAMES:
             text = f"a client may name {MAX_NAMES} resources"
             raise RpcError(Status.RESOURCE_EXHAUSTED, text)
 
-    def _name_what_is_strange(self) -> None:
+    def _log_unserved_names(self) -> None:
         """Say once of each name that is asked for and not served what is served instead."""
         current = self._cache.current
         if current is None:

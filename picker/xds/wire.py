@@ -14,9 +14,9 @@ from google.protobuf.message import DecodeError
 
 from picker.rpc.calls import RpcError, Status
 from picker.types import Endpoint
-from picker.xds import delta, sotw
-from picker.xds.assignment import Assignment, Locality
-from picker.xds.cache import Resource, resource_of
+from picker.xds.state import delta, sotw
+from picker.xds.state.assignment import Assignment, Locality
+from picker.xds.state.cache import XdsResource, resource_of
 
 ENDPOINT_TYPE = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 _EDS = "/envoy.service.endpoint.v3.EndpointDiscoveryService"
@@ -48,10 +48,10 @@ class Asked(Generic[Q]):
     request: Q
 
 
-def sotw_request(data: bytes) -> Asked[sotw.Request]:
+def sotw_request(data: bytes) -> Asked[sotw.SotwRequest]:
     """Raises `RpcError` for bytes that are no request."""
     message = _decoded(discovery_pb2.DiscoveryRequest, data)
-    request = sotw.Request(
+    request = sotw.SotwRequest(
         names=tuple(message.resource_names),
         nonce=message.response_nonce,
         problem=_problem(message),
@@ -59,10 +59,10 @@ def sotw_request(data: bytes) -> Asked[sotw.Request]:
     return Asked(message.type_url, message.node.id, request)
 
 
-def delta_request(data: bytes) -> Asked[delta.Request]:
+def delta_request(data: bytes) -> Asked[delta.DeltaRequest]:
     """Raises `RpcError` for bytes that are no request."""
     message = _decoded(discovery_pb2.DeltaDiscoveryRequest, data)
-    request = delta.Request(
+    request = delta.DeltaRequest(
         subscribe=tuple(message.resource_names_subscribe),
         unsubscribe=tuple(message.resource_names_unsubscribe),
         initial_versions=dict(message.initial_resource_versions),
@@ -72,7 +72,7 @@ def delta_request(data: bytes) -> Asked[delta.Request]:
     return Asked(message.type_url, message.node.id, request)
 
 
-def sotw_response(response: sotw.Response) -> bytes:
+def sotw_response(response: sotw.SotwResponse) -> bytes:
     """As Envoy reads it."""
     message = discovery_pb2.DiscoveryResponse(
         version_info=response.version,
@@ -83,7 +83,7 @@ def sotw_response(response: sotw.Response) -> bytes:
     return cast("bytes", message.SerializeToString())
 
 
-def delta_response(response: delta.Response) -> bytes:
+def delta_response(response: delta.DeltaResponse) -> bytes:
     """As Envoy reads it."""
     message = discovery_pb2.DeltaDiscoveryResponse(
         resources=[
@@ -98,15 +98,15 @@ def delta_response(response: delta.Response) -> bytes:
 
 
 def assignment(cluster: str, endpoints: Iterable[Endpoint] = ()) -> Assignment:
-    """One of these endpoints, to be changed by and by and told of by `resource`."""
+    """One of these endpoints, to be changed and then sent as `resource`."""
     made = Assignment(cluster, _piece)
     for endpoint in endpoints:
         made.put(endpoint)
     return made
 
 
-def resource(assignment: Assignment) -> Resource:
-    """The resource that tells of an assignment; the same endpoints always give the same bytes.
+def resource(assignment: Assignment) -> XdsResource:
+    """The resource that an assignment is sent as; the same endpoints always give the same bytes.
 
     Their own are put one after the other, as the fields of a message follow each other: to make
     messages of thousands of endpoints many times a second would cost what decisions need.
@@ -118,8 +118,8 @@ def resource(assignment: Assignment) -> Resource:
     return resource_of(assignment.cluster, b"".join(parts))
 
 
-def emptied(cluster: str) -> Resource:
-    """What is told of a cluster that nobody has any more: that it has no endpoints."""
+def emptied(cluster: str) -> XdsResource:
+    """A cluster that is gone: it has no endpoints."""
     return resource(assignment(cluster))
 
 
@@ -166,7 +166,7 @@ def _member(endpoint: Endpoint) -> endpoint_components_pb2.LbEndpoint:
     return member
 
 
-def _packed(resource: Resource) -> any_pb2.Any:
+def _packed(resource: XdsResource) -> any_pb2.Any:
     return any_pb2.Any(type_url=ENDPOINT_TYPE, value=resource.body)
 
 

@@ -18,11 +18,12 @@ from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf.message import DecodeError
 from hypothesis import strategies as st
+from pump_wire import Wire
 from random_taps import taps
 
 from picker.errors import Code, DropReason, RefusedError
-from picker.extproc.pump import StreamFailedError, serve_stream
-from picker.extproc.request_phase import Limits
+from picker.extproc.machine.request_phase import Limits
+from picker.rpc.calls import Abort, RpcError, Status
 from picker.types import FinishCause, RawRequest, RouteDecision
 
 LIMITS = Limits(max_body_bytes=100_000, max_headers=8, max_header_bytes=2_000)
@@ -222,36 +223,31 @@ class Reply:
 
 async def perform(play: Play) -> tuple[Exchange, list[Reply]]:
     """Play the proxy's part to the end; everything that the picker wrote."""
-    exchange, written, remaining = Exchange(play), [], iter(play.messages)
-    loop = asyncio.get_running_loop()
-    given = 0
-
-    async def read() -> bytes | None:
-        nonlocal given
-        if given == play.evict_after and exchange.evict is not None:
-            exchange.evict(DropReason.EVICTED)
-        given += 1
-        for _ in range(play.patience):
-            await asyncio.sleep(0)
-        data = next(remaining, None)
-        if data is None:
-            exchange.sent_all.set()
-            if play.reset:
-                loop.call_soon(serving.cancel)
-                await asyncio.Event().wait()
-        return data
-
-    async def write(data: bytes) -> None:
-        written.append(Reply.of(pb.ProcessingResponse.FromString(data)))
-
-    serving = asyncio.ensure_future(
-        serve_stream(read, write, exchange, limits=LIMITS, is_stopping=lambda: False)
-    )
+    exchange, wire = Exchange(play), Wire()
+    wire.serve(exchange, LIMITS)
     async with asyncio.timeout(LIMIT_SECONDS):
-        done = await asyncio.gather(serving, return_exceptions=True)
-    assert done[0] is None or isinstance(done[0], StreamFailedError | asyncio.CancelledError), done
-    if isinstance(done[0], StreamFailedError):
-        assert done[0].peer_at_fault, "an error of our own"
+        for given, data in enumerate((*play.messages, None)):
+            if given == play.evict_after and exchange.evict is not None:
+                exchange.evict(DropReason.EVICTED)
+            for _ in range(play.patience):
+                await asyncio.sleep(0)
+            if data is None:
+                exchange.sent_all.set()
+                if play.reset:
+                    await asyncio.sleep(0)
+                    await wire.abort(Abort.CANCELLED)
+                    break
+            wire.play(data)
+        await asyncio.wait([wire.ended])
+    if not wire.ended.cancelled():
+        error = wire.ended.exception()
+        if error is not None:
+            assert isinstance(error, RpcError)
+            assert error.status is Status.INVALID_ARGUMENT, "an error of our own"
+    written = []
+    while not wire.outbound.empty():
+        message = pb.ProcessingResponse.FromString(wire.outbound.get_nowait())
+        written.append(Reply.of(message))
     return exchange, written
 
 

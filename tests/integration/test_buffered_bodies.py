@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from fleet.envoy.settings import Mechanism, SocketAddress
-from picker.extproc.server import ServerOptions, build_server
+from picker.extproc.server import build_server
 from picker.framework.attributes import Attributes
 from picker.plugins.parsers.openai_parser import OpenAIParser
 from picker.plugins.parsers.passthrough_parser import PassthroughParser
@@ -19,6 +19,7 @@ from picker.pool.inflight import InflightLoad
 from picker.requestcontrol.director import Director, RequestPipeline, Surroundings
 from picker.requestcontrol.parsing import ParserTable
 from picker.rpc.health import HealthService
+from picker.rpc.options import ServerOptions
 from picker.types import (
     Candidate,
     Endpoint,

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from picker.rpc.options import Transport
 from picker.types import FinishCause, RawRequest, RouteDecision
 
 Routing = Callable[[RawRequest], Awaitable[RouteDecision]]
@@ -100,10 +99,3 @@ def director() -> Callable[..., RecordingDirector]:
 def held_routing() -> Callable[[], HeldRouting]:
     """Makes routings that wait to be released."""
     return HeldRouting
-
-
-@pytest.fixture(params=list(Transport), ids=str)
-def transport(request: pytest.FixtureRequest) -> Transport:
-    """Each transport in turn; they promise the same."""
-    chosen: Transport = request.param
-    return chosen

@@ -1,17 +1,17 @@
-"""A stream of the pump over two queues in place of a connection."""
+"""A stream of the pump on a call that is two queues in place of a connection."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
-from picker.errors import RefusedError
-from picker.extproc.pump import serve_stream
-from picker.extproc.request_phase import Limits
+from picker.extproc.machine.request_phase import Limits
+from picker.extproc.server import processing
+from picker.rpc.calls import Abort, RpcError, Status
 
 HEADERS = pb.ProcessingRequest(request_headers=pb.HttpHeaders()).SerializeToString()
 BODY = pb.ProcessingRequest(
@@ -22,39 +22,67 @@ RESPONSE_HEADERS = pb.ProcessingRequest(response_headers=pb.HttpHeaders()).Seria
 RESPONSE_END = pb.ProcessingRequest(
     response_body=pb.HttpBody(body=b"out", end_of_stream=True)
 ).SerializeToString()
+LARGE = object()  # a message that finds no room
 
 
 class Wire:
-    """Two queues in place of a connection; `None` is the proxy's orderly end, a refusal stands for
-    a message that finds no room.
+    """Stands for a `Call`; the test plays the proxy. Waits like a connection until the receiver's
+    tasks are over.
     """
 
     def __init__(self) -> None:
-        self.inbound: asyncio.Queue[bytes | RefusedError | None] = asyncio.Queue()
         self.outbound: asyncio.Queue[bytes] = asyncio.Queue()
-        self.closed = asyncio.Event()
-        self._handed_out = False
+        self.receiver: Any = None
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def read(self) -> bytes | None:
-        """The next message of the proxy; asking for it means the one before is dealt with."""
-        if self._handed_out:
-            self.inbound.task_done()
-        message = await self.inbound.get()
-        self._handed_out = True
-        if isinstance(message, RefusedError):
-            raise message
-        if message is None:
-            self.closed.set()
-        return message
+    def serve(self, director: Any, limits: Limits, streams: Any = None) -> None:
+        """Open the receiver."""
+        self.receiver = processing(director, limits, streams)(self, {})  # type: ignore[arg-type]
 
-    async def write(self, message: bytes) -> None:
+    # What the receiver does
+
+    def send(self, message: bytes) -> None:
         """A message to the proxy."""
-        await self.outbound.put(message)
+        if not self.ended.done():
+            self.outbound.put_nowait(message)
 
-    def send(self, *messages: bytes | RefusedError | None) -> None:
-        """Play the proxy."""
+    def end(self, status: Status = Status.OK, text: str = "") -> None:
+        """The receiver ends the call."""
+        if not self.ended.done():
+            if status is Status.OK:
+                self.ended.set_result(None)
+            else:
+                self.ended.set_exception(RpcError(status, text))
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """A task of the receiver."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # What the proxy does
+
+    def play(self, *messages: Any) -> None:
+        """Send messages; None is the orderly end, `LARGE` a message that finds no room."""
         for message in messages:
-            self.inbound.put_nowait(message)
+            if self.ended.done():
+                return
+            if message is None:
+                self.receiver.end_of_messages()
+            elif message is LARGE:
+                self.receiver.refuses_large_message()
+            else:
+                self.receiver.message(message)
+
+    async def abort(self, why: Abort) -> None:
+        """Reset the stream, break the protocol, or stop the server."""
+        if not self.ended.done():
+            self.receiver.abort(why)
+            self.ended.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.sleep(0)
 
     async def reply(self) -> str:
         """The kind of the next reply."""
@@ -63,20 +91,11 @@ class Wire:
 
 
 @asynccontextmanager
-async def stream(
-    wire: Wire, director: Any, *, stopping: bool = False
-) -> AsyncIterator[asyncio.Task[None]]:
-    """A running stream; whatever the test leaves of it is cancelled."""
-    serving = serve_stream(
-        wire.read,
-        wire.write,
-        director,
-        limits=Limits(max_body_bytes=1000),
-        is_stopping=lambda: stopping,
-    )
-    task = asyncio.create_task(serving)
+async def stream(director: Any) -> AsyncIterator[Wire]:
+    """A running stream; what the test leaves of it is reset."""
+    wire = Wire()
+    wire.serve(director, Limits(max_body_bytes=1000))
     try:
-        yield task
+        yield wire
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await wire.abort(Abort.CANCELLED)

@@ -143,4 +143,4 @@ def round_of(nodes: list[Node], now: float) -> None:
             if other.exchange.replica_id not in one.cursors:
                 call(one, other, now)
             for message in told(one, other, now):
-                other.exchange.hear(one.exchange.replica_id, message, now)
+                other.exchange.receive(one.exchange.replica_id, message, now)

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
 import aiohttp
-from h2_client import BrokenError, H2Client
+from http2_client import BrokenError, Http2Client
 
 SHORT_TOKENS, STREAM_TOKENS = 4, 40
 PICKED = "x-pointsman-endpoint"  # of `--decision-header`: this request has met a picker
@@ -81,7 +81,7 @@ async def _over_http1(load: Load, port: int, stream: bool) -> None:
                 await asyncio.sleep(0.01)
 
 
-async def _over_http2(load: Load, client: H2Client, stream: bool) -> None:
+async def _over_http2(load: Load, client: Http2Client, stream: bool) -> None:
     """One of those that share a connection."""
     request = body(stream, STREAM_TOKENS if stream else SHORT_TOKENS)
     while not load.stopped.is_set():
@@ -98,7 +98,7 @@ async def steady_load(port: int) -> AsyncIterator[Load]:
     """Six clients at once for the length of the block; what they began they finish."""
     load = Load()
     async with asyncio.TaskGroup() as group:
-        shared = H2Client(port, group)
+        shared = Http2Client(port, group)
         async with asyncio.TaskGroup() as clients:
             for stream in (False, True):
                 clients.create_task(_over_http1(load, port, stream))

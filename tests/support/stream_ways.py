@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from picker.errors import Code, DropReason, RefusedError
-from picker.extproc.messages import (
+from picker.extproc.machine.messages import (
     Action,
     BodyMode,
     Closed,
@@ -17,7 +17,7 @@ from picker.extproc.messages import (
     ResponseHeaders,
     Routed,
 )
-from picker.extproc.stream import State, StreamMachine
+from picker.extproc.machine.stream import State, StreamMachine
 from picker.types import RouteDecision
 
 HEADERS = {":path": "/v1/completions", ":method": "POST"}

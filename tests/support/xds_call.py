@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,59 +11,89 @@ import pytest
 from envoy.config.endpoint.v3 import endpoint_pb2
 from envoy.service.discovery.v3 import discovery_pb2
 
-from picker.rpc.calls import Method, RpcError
+from picker.rpc.call import Served
+from picker.rpc.calls import RpcError, Status
 
 PATIENCE_SECONDS = 60.0
+
+
+class _Line:
+    """Stands for a `Call`: one that always has room."""
+
+    gone = is_congested = reads_on = False
+    ending = None
+
+    def __init__(self) -> None:
+        self.responses: asyncio.Queue[bytes] = asyncio.Queue()
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.send = self.responses.put_nowait
+
+    def end(self, status: Status = Status.OK, text: str = "") -> None:
+        """The method is over."""
+        if status is Status.OK:
+            self.ended.set_result(None)
+        elif not self.ended.done():
+            self.ended.set_exception(RpcError(status, text))
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """The method runs."""
+        self.task = asyncio.create_task(coroutine)
+        return self.task
+
+    def pause_reading(self) -> None:
+        """Messages come all the same."""
+
+    resume_reading = pause_reading
 
 
 class XdsCall:
     """One call of a method."""
 
-    def __init__(self, method: Method, response: Any) -> None:
-        self._response = response
-        self._requests: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._responses: asyncio.Queue[bytes] = asyncio.Queue()
-        self.task = asyncio.create_task(method(self._requests.get, self._responses.put))
+    def __init__(self, served: Served, response: Any) -> None:
+        self._response, self._line = response, _Line()
+        self._receiver = served(self._line, {})  # type: ignore[arg-type]
+        self.task = self._line.task
+        self.ended = self._line.ended
 
     def send(self, message: Any) -> None:
         """Write a request, or bytes that are none."""
         data = message if isinstance(message, bytes) else message.SerializeToString()
-        self._requests.put_nowait(data)
+        self._receiver.message(data)
 
     def end(self) -> None:
-        """Close the client's side."""
-        self._requests.put_nowait(None)
+        """Close the client's half."""
+        self._receiver.end_of_messages()
 
     async def receive(self) -> Any:
         """The next response."""
         async with asyncio.timeout(PATIENCE_SECONDS):
-            return self._response.FromString(await self._responses.get())
+            return self._response.FromString(await self._line.responses.get())
 
     async def failure(self) -> RpcError:
         """What the server ends the call with, at the latest when the client has said all."""
         self.end()
         async with asyncio.timeout(PATIENCE_SECONDS):
             with pytest.raises(RpcError) as raised:
-                await self.task
+                await self.ended
         return raised.value
 
     async def silence(self) -> None:
         """Return once nothing is left to do; fail if something was said."""
         for _ in range(20):
             await asyncio.sleep(0)
-        assert self._responses.empty()
+        assert self._line.responses.empty()
 
 
 @asynccontextmanager
-async def calling(method: Method, response: Any) -> AsyncIterator[XdsCall]:
+async def calling(served: Served, response: Any) -> AsyncIterator[XdsCall]:
     """A call that ends in order, unless its failure was looked at."""
-    call = XdsCall(method, response)
+    call = XdsCall(served, response)
     try:
         yield call
         if not call.task.done():
             call.end()
             async with asyncio.timeout(PATIENCE_SECONDS):
-                await call.task
+                await call.ended
     finally:
         call.task.cancel()
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from h2 import events
-from h2_peer import PATH, Peer
-from pump_wire import RESPONSE_END, RESPONSE_HEADERS, Wire, stream
+from http2_peer import PATH, Peer
 from stream_ways import HEADERS, REFUSAL, feed
 
-from picker.errors import DropReason, RefusedError
-from picker.extproc.body_budget import BodyBudget, no_room
-from picker.extproc.messages import (
+from picker.errors import DropReason
+from picker.extproc.machine.messages import (
     BodyMode,
     Closed,
     Dropped,
@@ -28,22 +24,22 @@ from picker.extproc.messages import (
     Route,
     SendImmediate,
 )
-from picker.extproc.request_phase import Limits
-from picker.extproc.stream import StreamMachine
-from picker.rpc.calls import Read, Write
+from picker.extproc.machine.request_phase import Limits
+from picker.extproc.machine.stream import StreamMachine
+from picker.rpc.budget import ByteBudget
+from picker.rpc.call import Call
+from picker.rpc.calls import Abort, Metadata, Status
 from picker.rpc.framing import prefix
-from picker.rpc.http2_frames import FrameEngine
-from picker.rpc.http2_library import LibraryEngine
 from picker.types import FinishCause
 
 BODY = RequestBody(b"{}", end_of_stream=True)
 LARGE = bytes(100_000)
 
 
-def roomy(max_bytes: int) -> tuple[BodyBudget, list[StreamMachine]]:
+def roomy(max_bytes: int) -> tuple[ByteBudget, list[StreamMachine]]:
     """Two streams that share room for so many bytes."""
-    bodies = BodyBudget(max_bytes)
-    return bodies, [StreamMachine(Limits(bodies=bodies)) for _ in range(2)]
+    bodies = ByteBudget(max_bytes)
+    return bodies, [StreamMachine(Limits(budget=bodies)) for _ in range(2)]
 
 
 def test_a_body_that_finds_no_room_while_others_arrive_is_refused() -> None:
@@ -88,8 +84,8 @@ def test_a_body_that_comes_at_once_needs_no_room() -> None:
 )
 def test_the_room_of_a_body_is_given_back_once_however_it_ends(end: object) -> None:
     """Complete, answered by the proxy, too large, refused, evicted or cut off."""
-    bodies = BodyBudget(2000)
-    machine = StreamMachine(Limits(max_body_bytes=500, bodies=bodies))
+    bodies = ByteBudget(2000)
+    machine = StreamMachine(Limits(max_body_bytes=500, budget=bodies))
     feed(machine, RequestHeaders(HEADERS), RequestBody(bytes(200)), RequestBody(bytes(100)))
     assert bodies.held_bytes == 300
     feed(machine, end)
@@ -101,34 +97,33 @@ def test_the_room_of_a_body_is_given_back_once_however_it_ends(end: object) -> N
 # On the way to the machine
 
 
-@pytest.fixture(params=[FrameEngine, LibraryEngine])
-def engine(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Both HTTP/2 engines in turn; they promise the same."""
-    Peer.engine, before = request.param, Peer.engine
-    yield
-    Peer.engine = before
-
-
 class Reader:
-    """A method that writes down what it reads, and stops or reads on where there is no room."""
+    """A receiver that writes down what it gets, and refuses what finds no room or takes it."""
 
-    def __init__(self, *, reads_on: bool) -> None:
-        self.reads_on = reads_on
+    def __init__(self, *, takes_all: bool) -> None:
+        self.takes_all = takes_all
         self.read: list[int] = []
-        self.warnings = 0
+        self.asked = 0
+        self.call: Any = None
 
-    async def __call__(self, read: Read, write: Write) -> None:
-        while True:
-            try:
-                message = await read()
-            except RefusedError:
-                self.warnings += 1
-                if self.reads_on:
-                    continue
-                return
-            if message is None:
-                return
-            self.read.append(len(message))
+    def __call__(self, call: Call, metadata: Metadata) -> Reader:
+        self.call = call
+        return self
+
+    def message(self, data: bytes) -> None:
+        self.read.append(len(data))
+
+    def end_of_messages(self) -> None:
+        self.call.end()
+
+    def refuses_large_message(self) -> bool:
+        self.asked += 1
+        if not self.takes_all:
+            self.call.end()
+        return not self.takes_all
+
+    def abort(self, why: Abort) -> None:
+        pass
 
 
 async def upload(peer: Peer, stream_id: int, size: int) -> int:
@@ -146,11 +141,10 @@ async def upload(peer: Peer, stream_id: int, size: int) -> int:
     return sent
 
 
-@pytest.mark.usefixtures("engine")
 async def test_a_large_message_needs_room_until_it_is_whole() -> None:
     """A proxy that keeps a body shows it as one; what does not fit is not even received."""
-    bodies, reader = BodyBudget(3_000_000), Reader(reads_on=False)
-    peer = Peer({PATH: reader}, 2**23, bodies=bodies)
+    bodies, reader = ByteBudget(3_000_000), Reader(takes_all=False)
+    peer = Peer({}, 2**23, {PATH: reader}, budget=bodies)
     peer.connect()
     await peer.settle()
     first, second = peer.call(), peer.call()
@@ -161,7 +155,7 @@ async def test_a_large_message_needs_room_until_it_is_whole() -> None:
     await peer.settle()
     assert bodies.held_bytes == 2_000_000
     assert await upload(peer, second, 2_000_000) <= 2 * 16_384
-    assert (reader.read, reader.warnings) == ([], 1)
+    assert (reader.read, reader.asked) == ([], 1)
     assert peer.fields(second)["grpc-status"] == "0"
     assert bodies.held_bytes == 2_000_000
     for _ in range(19):
@@ -173,25 +167,23 @@ async def test_a_large_message_needs_room_until_it_is_whole() -> None:
     assert bodies.held_bytes == 0
 
 
-@pytest.mark.usefixtures("engine")
-async def test_a_reader_that_reads_on_gets_its_message_without_room() -> None:
+async def test_a_receiver_that_takes_it_gets_its_message_without_room() -> None:
     """As one does whose message is no body of a request; it counts all the same."""
-    bodies, reader = BodyBudget(1000), Reader(reads_on=True)
-    peer = Peer({PATH: reader}, 2**23, bodies=bodies)
+    bodies, reader = ByteBudget(1000), Reader(takes_all=True)
+    peer = Peer({}, 2**23, {PATH: reader}, budget=bodies)
     peer.connect()
     await peer.settle()
     size = 3 * 2**20  # more than a window
     assert await upload(peer, peer.call(), size) == size + 5
-    assert (reader.read, reader.warnings) == ([size], 1)
+    assert (reader.read, reader.asked) == ([size], 1)
     assert bodies.held_bytes == 0
 
 
-@pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("end", ["reset", "lost", "end of stream", "deadline"])
 async def test_the_room_of_half_a_message_is_given_back(end: str) -> None:
     """Whatever becomes of its stream."""
-    bodies = BodyBudget(2_000_000)
-    peer = Peer({PATH: Reader(reads_on=False)}, 2**23, bodies=bodies)
+    bodies = ByteBudget(2_000_000)
+    peer = Peer({}, 2**23, {PATH: Reader(takes_all=False)}, budget=bodies)
     peer.connect()
     stream_id = peer.call()
     peer.http2.send_data(stream_id, prefix(bytes(1_000_000)) + bytes(10_000))
@@ -205,38 +197,7 @@ async def test_the_room_of_half_a_message_is_given_back(end: str) -> None:
     elif end == "end of stream":
         peer.http2.end_stream(stream_id)
     else:
-        peer.connection._expire(peer.connection._streams[stream_id])
+        peer.connection.calls[0].break_off(Abort.CANCELLED, Status.DEADLINE_EXCEEDED, "late")
     peer.push()
     await peer.settle()
     assert bodies.held_bytes == 0
-
-
-def headers_in(mode: int) -> bytes:
-    """The headers of a request whose bodies are shown in that mode."""
-    modes = pb.ProtocolConfiguration(request_body_mode=mode)
-    message = pb.ProcessingRequest(request_headers=pb.HttpHeaders(), protocol_config=modes)
-    return bytes(message.SerializeToString())
-
-
-async def test_the_pump_answers_a_body_without_room(director: Any) -> None:
-    """The client is told before the body is there; then the stream ends in order."""
-    wire, source = Wire(), director()
-    async with stream(wire, source) as task:
-        wire.send(headers_in(2))
-        assert await wire.reply() == "request_headers"
-        wire.send(no_room())
-        assert await wire.reply() == "immediate_response"
-        await task
-    assert source.exchanges[0].finished.result() == (FinishCause.REFUSED, 429, None)
-
-
-async def test_a_response_is_not_broken_off_for_want_of_room(director: Any) -> None:
-    """Room is for requests that are to come."""
-    wire, source = Wire(), director()
-    async with stream(wire, source) as task:
-        wire.send(no_room(), RESPONSE_HEADERS)
-        assert await wire.reply() == "response_headers"
-        wire.send(no_room(), RESPONSE_END)
-        assert await wire.reply() == "response_body"
-        wire.send(None)
-        await task

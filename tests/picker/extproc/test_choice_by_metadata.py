@@ -20,11 +20,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from whole_picker import until
 
 from picker.app.pool_choice import PoolChoice
-from picker.extproc.server import ExchangesByMetadata, ServerOptions, Transport, build_server
-from picker.extproc.stream_metrics import StreamMetrics
+from picker.extproc.pump import StreamMetrics
+from picker.extproc.server import ExchangesByMetadata, build_server
 from picker.extproc.wire import METHOD
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.rpc.health import HealthService
+from picker.rpc.options import ServerOptions
 from picker.types import RawRequest, RouteDecision
 
 MakeDirector = Callable[..., Any]
@@ -78,9 +79,7 @@ class Scene:
 
 
 @asynccontextmanager
-async def serving(
-    transport: Transport, director: MakeDirector, keys: Sequence[str] = KEYS
-) -> AsyncIterator[Scene]:
+async def serving(director: MakeDirector, keys: Sequence[str] = KEYS) -> AsyncIterator[Scene]:
     """All pools at one port, where health is answered, too."""
 
     def routing(key: str) -> Callable[[RawRequest], Any]:
@@ -93,14 +92,11 @@ async def serving(
     metrics = PickerMetrics()
     named = {name: directors[key] for name, key in NAMES.items() if key in directors}
     choice = PoolChoice(named, keys, metrics.unknown_pool_total)
-    options = ServerOptions(
-        host="127.0.0.1",
-        port=0,
-        transport=transport,
-        streams=StreamMetrics(metrics, asyncio.get_running_loop().time),
-    )
     server = build_server(
-        ExchangesByMetadata(choice.choose), options=options, health=HealthService(lambda: True)
+        ExchangesByMetadata(choice.choose),
+        options=ServerOptions(host="127.0.0.1", port=0),
+        health=HealthService(lambda: True),
+        streams=StreamMetrics(metrics, asyncio.get_running_loop().time),
     )
     port = await server.start()
     try:
@@ -122,11 +118,9 @@ def went_to(answer: Any) -> str:
 
 
 @pytest.mark.parametrize(("name", "key"), [*NAMES.items(), (" llama ", "llama")])
-async def test_the_name_says_which_pool(
-    transport: Transport, director: MakeDirector, name: str, key: str
-) -> None:
+async def test_the_name_says_which_pool(director: MakeDirector, name: str, key: str) -> None:
     """And no other pool hears of the request."""
-    async with serving(transport, director) as scene:
+    async with serving(director) as scene:
         for count in (1, 2):
             answer = await scene.ask(("x-other", "y/qwen"), ("x-pointsman-pool", name))
             assert went_to(answer) == key
@@ -155,11 +149,9 @@ async def test_the_name_says_which_pool(
         ((("x-pointsman-pool", "x" * 4000),), "asks for another pool than "),
     ],
 )
-async def test_nothing_is_guessed(
-    transport: Transport, director: MakeDirector, fields: Fields, told: str
-) -> None:
+async def test_nothing_is_guessed(director: MakeDirector, fields: Fields, told: str) -> None:
     """500 with words that say what there is, as for a route with an invalid backend; counted."""
-    async with serving(transport, director) as scene:
+    async with serving(director) as scene:
         answer = await scene.ask(*fields)
         assert answer.immediate_response.status.code == 500
         body = answer.immediate_response.body
@@ -170,9 +162,9 @@ async def test_nothing_is_guessed(
         assert scene.unknown == 1
 
 
-async def test_several_names_are_none(transport: Transport, director: MakeDirector) -> None:
+async def test_several_names_are_none(director: MakeDirector) -> None:
     """Whichever comes first or last; the same one twice is one."""
-    async with serving(transport, director) as scene:
+    async with serving(director) as scene:
         for names in (("llama", "y/qwen"), ("y/qwen", "llama"), ("llama", ""), ("z", "llama")):
             answer = await scene.ask(*(("x-pointsman-pool", name) for name in names))
             assert answer.immediate_response.status.code == 500, names
@@ -182,11 +174,9 @@ async def test_several_names_are_none(transport: Transport, director: MakeDirect
         assert went_to(answer) == "llama"
 
 
-async def test_a_picker_of_one_pool_needs_no_name_but_believes_one(
-    transport: Transport, director: MakeDirector
-) -> None:
+async def test_a_picker_of_one_pool_needs_no_name_but_believes_one(director: MakeDirector) -> None:
     """A proxy that asks for another pool has come to the wrong picker."""
-    async with serving(transport, director, ("llama",)) as scene:
+    async with serving(director, ("llama",)) as scene:
         assert went_to(await scene.ask()) == "llama"
         assert went_to(await scene.ask(("x-pointsman-pool", "default/llama"))) == "llama"
         answer = await scene.ask(("x-pointsman-pool", "x/qwen"))
@@ -195,11 +185,9 @@ async def test_a_picker_of_one_pool_needs_no_name_but_believes_one(
         assert scene.unknown == 1
 
 
-async def test_calls_of_one_connection_are_for_different_pools(
-    transport: Transport, director: MakeDirector
-) -> None:
+async def test_calls_of_one_connection_are_for_different_pools(director: MakeDirector) -> None:
     """A hundred at a time, each to its own; nothing that was remembered of one is another's."""
-    async with serving(transport, director) as scene:
+    async with serving(director) as scene:
         names = [*NAMES, "nobody"] * 20
 
         async def ask(name: str) -> None:
@@ -214,11 +202,9 @@ async def test_calls_of_one_connection_are_for_different_pools(
         assert scene.unknown == 20
 
 
-async def test_streams_are_counted_whoever_they_are_for(
-    transport: Transport, director: MakeDirector
-) -> None:
+async def test_streams_are_counted_whoever_they_are_for(director: MakeDirector) -> None:
     """Those of all pools together, and those for none of them, by how they end."""
-    async with serving(transport, director) as scene:
+    async with serving(director) as scene:
         for name in ("llama", "x/qwen", "nobody"):
             await scene.ask(("x-pointsman-pool", name))
 
@@ -230,9 +216,9 @@ async def test_streams_are_counted_whoever_they_are_for(
         assert scene.value("stream_duration_seconds_count") == 3
 
 
-async def test_health_needs_no_name(transport: Transport, director: MakeDirector) -> None:
+async def test_health_needs_no_name(director: MakeDirector) -> None:
     """Whatever the proxy's probe says of pools is of no interest, and counts nowhere."""
-    async with serving(transport, director) as scene:
+    async with serving(director) as scene:
         stub = health_pb2_grpc.HealthStub(scene.channel)
         for fields in ((), (("x-pointsman-pool", "nobody"),)):
             reply = await stub.Check(health_pb2.HealthCheckRequest(), metadata=fields)
@@ -242,11 +228,11 @@ async def test_health_needs_no_name(transport: Transport, director: MakeDirector
 
 
 async def test_the_log_names_what_was_asked_for_once(
-    transport: Transport, director: MakeDirector, caplog: pytest.LogCaptureFixture
+    director: MakeDirector, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However often, and not all of it, so that a proxy cannot fill the log."""
     with caplog.at_level(logging.WARNING, "picker.app.pool_choice"):
-        async with serving(transport, director) as scene:
+        async with serving(director) as scene:
             for _ in range(3):
                 await scene.ask(("x-pointsman-pool", "mistral"))
             await scene.ask(("x-pointsman-pool", "m" * 300))
@@ -302,13 +288,12 @@ async def raw_call(port: int, *fields: tuple[bytes, bytes]) -> None:
     ids=["case", "no text", "nul", "lines", "umlaut"],
 )
 async def test_what_no_proxy_says_hurts_nobody(
-    transport: Transport,
     director: MakeDirector,
     caplog: pytest.LogCaptureFixture,
     fields: tuple[tuple[bytes, bytes], ...],
 ) -> None:
     """The port goes on serving, and no pool is asked for that was not named as it must be."""
-    async with serving(transport, director) as scene:
+    async with serving(director) as scene:
         with caplog.at_level(logging.WARNING, "picker.app.pool_choice"):
             await raw_call(scene.port, *fields)
         assert scene.asked() == {}

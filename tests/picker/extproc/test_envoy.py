@@ -12,7 +12,8 @@ from random import Random
 
 import pytest
 
-from picker.extproc.server import ServerOptions, Transport, build_server
+from picker.extproc.machine.request_phase import Limits
+from picker.extproc.server import build_server
 from picker.framework.attributes import Attributes
 from picker.plugins.parsers.openai_parser import OpenAIParser
 from picker.plugins.parsers.passthrough_parser import PassthroughParser
@@ -20,6 +21,7 @@ from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
 from picker.requestcontrol.director import Director, RequestPipeline, Surroundings
 from picker.requestcontrol.parsing import ParserTable
+from picker.rpc.options import ServerOptions
 from picker.types import Candidate, Endpoint, InferenceRequest, SchedulingResult
 
 ENVOY = Path(sys.executable).with_name("envoy")
@@ -121,9 +123,7 @@ def post(path: bytes, body: bytes, *headers: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def picker(
-    address: str, port: int, transport: Transport
-) -> AsyncIterator[tuple[int, Datastore, InflightLoad]]:
+async def picker(address: str, port: int) -> AsyncIterator[tuple[int, Datastore, InflightLoad]]:
     """A running picker over one endpoint: its port, its pool and its counters."""
     datastore, inflight = Datastore(), InflightLoad()
     datastore.set_endpoints([Endpoint("pod", address, port)])
@@ -132,8 +132,8 @@ async def picker(
         FirstCandidate(),  # type: ignore[arg-type]
     )
     director = Director(pipeline, Surroundings(datastore, inflight, Random(1)))
-    options = ServerOptions(host="127.0.0.1", port=0, max_body_bytes=300_000, transport=transport)
-    server = build_server(director, options=options)
+    options = ServerOptions(host="127.0.0.1", port=0)
+    server = build_server(director, options=options, limits=Limits(max_body_bytes=300_000))
     port_taken = await server.start()
     try:
         yield port_taken, datastore, inflight
@@ -200,14 +200,14 @@ async def trailers_alone_are_refused(front: int) -> None:
     [("FULL_DUPLEX_STREAMED", "SEND"), ("BUFFERED", "SEND"), ("BUFFERED", "SKIP")],
 )
 async def test_envoy_and_the_picker_agree_on_every_phase(
-    tmp_path: Path, body_mode: str, trailer_mode: str, transport: Transport
+    tmp_path: Path, body_mode: str, trailer_mode: str
 ) -> None:
     """One Envoy serves all requests, because starting it is what takes the time."""
     upstream = await asyncio.start_server(echo, "127.0.0.1", 0)
     address, port = upstream.sockets[0].getsockname()
     async with (
         upstream,
-        picker(address, port, transport) as (picker_port, datastore, inflight),
+        picker(address, port) as (picker_port, datastore, inflight),
         envoy(picker_port, tmp_path, body_mode, trailer_mode) as front,
     ):
         await bodies_pass(front)

@@ -17,7 +17,7 @@ from envoy_front import ENVOY, Asking, Front, envoy_front
 from http_exchange import Answer, Ask, exchange
 from odd_endpoint import EVENTS, OddEndpoint, odd_endpoint
 
-from picker.extproc.server import ServerOptions, TlsOptions, build_server
+from picker.extproc.server import build_server
 from picker.framework.attributes import Attributes
 from picker.plugins.parsers.openai_parser import PLUGIN as OPENAI
 from picker.plugins.parsers.passthrough_parser import PLUGIN as PASSTHROUGH
@@ -25,6 +25,7 @@ from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
 from picker.requestcontrol.director import Director, RequestPipeline, Surroundings
 from picker.requestcontrol.parsing import ParserTable
+from picker.rpc.options import ServerOptions, TlsOptions
 from picker.rpc.self_signed import self_signed
 from picker.types import Candidate, Endpoint, InferenceRequest, SchedulingResult
 

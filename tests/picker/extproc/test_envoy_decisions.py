@@ -18,7 +18,9 @@ from odd_endpoint import EVENTS, OddEndpoint, odd_endpoint
 from random_taps import HoldingTap
 
 from picker.errors import DropReason
-from picker.extproc.server import ServerOptions, build_server
+from picker.extproc.machine.request_phase import Limits
+from picker.extproc.server import build_server
+from picker.rpc.options import ServerOptions
 from picker.types import FinishCause, Metadata, RawRequest, RouteDecision
 
 pytestmark = [
@@ -81,9 +83,9 @@ async def picking(front: Front, **decision: object) -> AsyncIterator[tuple[Scrip
     """A picker that always decides for one endpoint, as told."""
     async with odd_endpoint() as endpoint:
         script = Scripted(replace(RouteDecision(endpoint.host_port), **decision))  # type: ignore[arg-type]
-        host = str(front.picker_socket)
-        options = ServerOptions(host=host, max_headers=30, max_header_bytes=4_000)
-        server = build_server(script, options=options)
+        options = ServerOptions(host=str(front.picker_socket))
+        limits = Limits(max_headers=30, max_header_bytes=4_000)
+        server = build_server(script, options=options, limits=limits)
         await server.start()
         try:
             yield script, endpoint

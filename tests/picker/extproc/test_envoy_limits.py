@@ -16,10 +16,11 @@ from envoy_front import ENVOY, Asking, Front, envoy_front
 from http_exchange import Ask, exchange
 from odd_endpoint import odd_endpoint
 
-from picker.extproc.body_budget import BodyBudget
-from picker.extproc.server import GrpcServer, ServerOptions, Transport, build_server
+from picker.extproc.server import build_server
+from picker.rpc.budget import ByteBudget
 from picker.rpc.connection import WASTE_BURST, GrpcConnection
-from picker.rpc.server import H2Server
+from picker.rpc.options import ServerOptions
+from picker.rpc.server import GrpcServer
 from picker.types import FinishCause, RawRequest, RouteDecision
 
 pytestmark = [
@@ -31,7 +32,6 @@ LISTENERS = {
     "duplex": Asking(),
     "buffered": Asking("BUFFERED", "NONE"),
 }
-NATIVE_AND_H2 = pytest.mark.parametrize("transport", [Transport.NATIVE, Transport.H2], ids=str)
 SMALL, LARGE = [b'{"model": "m"}'], [bytes(1_000_000)]
 
 
@@ -55,7 +55,7 @@ async def serving(
             return RouteDecision(endpoint.host_port)
 
         source = director(route)
-        listening = ServerOptions(host=str(front.picker_socket), **options)
+        listening = ServerOptions(host=str(front.picker_socket), max_message_bytes=2**24, **options)
         server = build_server(source, options=listening)
         await server.start()
         try:
@@ -65,15 +65,12 @@ async def serving(
 
 
 @pytest.mark.parametrize("name", LISTENERS)
-@NATIVE_AND_H2
 async def test_no_request_fails_while_idle_connections_are_closed(
-    front: Front, director: Callable[..., Any], transport: Transport, name: str
+    front: Front, director: Callable[..., Any], name: str
 ) -> None:
     """Envoy keeps connections for an hour; here each ends as soon as it has no call."""
     connections: set[GrpcConnection] = set()
-    options = {"transport": transport, "idle_seconds": 0.0001}
-    async with serving(front, director, **options) as (server, exchanges):
-        assert isinstance(server, H2Server)
+    async with serving(front, director, idle_seconds=0.0001) as (server, exchanges):
         while len(connections) < 20:
             answer = await exchange(front.ports[name], Ask("/", SMALL))
             assert (answer.status, answer.body) == (200, SMALL[0])
@@ -91,13 +88,11 @@ async def leave(port: int) -> None:
     writer.transport.abort()
 
 
-@NATIVE_AND_H2
 async def test_clients_that_all_leave_at_once_are_no_attack(
-    front: Front, director: Callable[..., Any], transport: Transport
+    front: Front, director: Callable[..., Any]
 ) -> None:
     """Each is a call that Envoy opens and gives up; the connection serves on."""
-    async with serving(front, director, transport=transport) as (server, exchanges):
-        assert isinstance(server, H2Server)
+    async with serving(front, director) as (server, exchanges):
         await exchange(front.ports["duplex"], Ask("/", SMALL))
         before = set(server._connections)
         for _ in range(10):
@@ -113,21 +108,19 @@ async def test_clients_that_all_leave_at_once_are_no_attack(
 
 @pytest.mark.parametrize("name", LISTENERS)
 async def test_a_body_without_room_gets_its_status_and_the_others_go_on(
-    front: Front, director: Callable[..., Any], transport: Transport, name: str
+    front: Front, director: Callable[..., Any], name: str
 ) -> None:
-    """Bodies that Envoy keeps are one message each, which grpc.aio gathers by itself, uncounted."""
-    bodies = BodyBudget(100_000)
-    is_counted = transport is not Transport.GRPCIO or name != "buffered"
-    async with serving(front, director, transport=transport, bodies=bodies) as (_, exchanges):
+    """Bodies that Envoy keeps are one message each, refused as soon as it has begun."""
+    bodies = ByteBudget(100_000)
+    async with serving(front, director, budget=bodies) as (_, exchanges):
         for http2 in (False, True):
             asks = [Ask("/", LARGE), Ask("/", LARGE), Ask("/", SMALL)]
             port = front.ports[name]
             answers = await asyncio.gather(*(exchange(port, ask, http2=http2) for ask in asks))
             found = [(answer.status, answer.complete) for answer in answers]
-            large = (429, True) if is_counted else (200, True)
-            assert found == [large, large, (200, True)]
+            assert found == [(429, True), (429, True), (200, True)]
             reason = answers[0].headers.get("x-llm-d-request-dropped-reason")
-            assert reason == ("rejected-saturated" if is_counted else None)
+            assert reason == "rejected-saturated"
             assert bodies.held_bytes == 0
     causes = {one.finished.result()[0:2] for one in exchanges if not one.requests}
-    assert causes == ({(FinishCause.REFUSED, 429)} if is_counted else set())
+    assert causes == {(FinishCause.REFUSED, 429)}

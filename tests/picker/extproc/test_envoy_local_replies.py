@@ -17,7 +17,7 @@ import pytest
 from envoy_front import ENVOY, Asking, Front, envoy_front
 from http_exchange import Ask, exchange
 
-from picker.extproc.server import ServerOptions, Transport, build_server
+from picker.extproc.server import build_server
 from picker.framework.attributes import Attributes
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.plugins.parsers.openai_parser import PLUGIN as OPENAI
@@ -26,6 +26,7 @@ from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
 from picker.requestcontrol.director import Director, RequestPipeline, Surroundings
 from picker.requestcontrol.parsing import ParserTable
+from picker.rpc.options import ServerOptions
 from picker.telemetry.request_metrics import RequestMetrics
 from picker.types import Candidate, Endpoint, InferenceRequest, SchedulingResult
 
@@ -81,14 +82,14 @@ def front() -> Iterator[Front]:
 
 
 @asynccontextmanager
-async def picking(front: Front, transport: Transport) -> AsyncIterator[PickerMetrics]:
+async def picking(front: Front) -> AsyncIterator[PickerMetrics]:
     """A picker at Envoy's socket, whose one endpoint is not there; what it counts."""
     datastore, inflight, metrics = Datastore(), InflightLoad(), PickerMetrics()
     datastore.set_endpoints([Endpoint("pod", "127.0.0.1", 1)])
     parsers = ParserTable([OPENAI.make("openai", {}), PASSTHROUGH.make("passthrough", {})])
     pipeline = RequestPipeline(parsers, FirstCandidate())  # type: ignore[arg-type]
     around = Surroundings(datastore, inflight, Random(1), observer=RequestMetrics(metrics))
-    options = ServerOptions(host=str(front.picker_socket), transport=transport)
+    options = ServerOptions(host=str(front.picker_socket))
     server = build_server(Director(pipeline, around), options=options)
     await server.start()
     try:
@@ -118,7 +119,6 @@ def asks(path: str, headers: tuple[tuple[str, str], ...]) -> list[Ask]:
 @EACH_ANSWER
 async def test_an_answer_that_comes_before_the_picker_reaches_the_client(
     front: Front,
-    transport: Transport,
     caplog: pytest.LogCaptureFixture,
     path: str,
     headers: tuple[tuple[str, str], ...],
@@ -128,7 +128,7 @@ async def test_an_answer_that_comes_before_the_picker_reaches_the_client(
     """In every pair of modes, and it is nobody's error: no request, no line in the log."""
     caplog.set_level(logging.INFO)
     num_answers = 0
-    async with picking(front, transport) as metrics:
+    async with picking(front) as metrics:
         for name in BEFORE:
             if not headers:
                 await exchange(front.ports[name], Ask(path, method="GET"))  # has the one token
@@ -150,7 +150,6 @@ async def test_an_answer_that_comes_before_the_picker_reaches_the_client(
 @EACH_ANSWER
 async def test_an_answer_that_comes_behind_the_picker_reaches_the_client(
     front: Front,
-    transport: Transport,
     caplog: pytest.LogCaptureFixture,
     path: str,
     headers: tuple[tuple[str, str], ...],
@@ -159,7 +158,7 @@ async def test_an_answer_that_comes_behind_the_picker_reaches_the_client(
 ) -> None:
     """It takes the place of the endpoint's, while pieces of a large body are still given back."""
     caplog.set_level(logging.WARNING)
-    async with picking(front, transport):
+    async with picking(front):
         for name in BEHIND:
             for ask in asks(path, headers):
                 answer = await exchange(front.ports[name], ask)

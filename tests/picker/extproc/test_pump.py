@@ -1,4 +1,4 @@
-"""The pump over an in-memory transport: tasks, cancellation, and the one finish."""
+"""The pump on an in-memory call: routing tasks, endings, and the one finish."""
 
 from __future__ import annotations
 
@@ -9,85 +9,101 @@ from typing import Any
 
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
-from pump_wire import BODY, HEADERS, RESPONSE_END, RESPONSE_HEADERS, TRAILERS, Wire, stream
+from pump_wire import BODY, HEADERS, LARGE, RESPONSE_END, RESPONSE_HEADERS, TRAILERS, Wire, stream
 
-from picker.errors import RefusedError, no_endpoints
-from picker.extproc.pump import PATIENCE_SECONDS, StreamFailedError
+from picker.errors import DROP_REASON_HEADER, RETRY_AFTER_HEADER, DropReason, no_endpoints
+from picker.extproc.machine.request_phase import Limits
+from picker.extproc.pump import OVERRIDE_TIMEOUT_SECONDS, StreamMetrics, code_name
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.rpc.calls import Abort, RpcError, Status
 from picker.types import FinishCause, RawRequest, RouteDecision
 
 BUFFERED, DUPLEX = 2, 4
+UNKNOWN_KIND = b"\x9a\x06\x02hi"
 MakeDirector = Callable[..., Any]
 
 
 def headers_in(mode: int) -> bytes:
-    """The headers of a request whose bodies are shown in that mode."""
+    """The headers of a request whose bodies are shown in that mode, and those of its response not
+    at all.
+    """
     modes = pb.ProtocolConfiguration(request_body_mode=mode, response_body_mode=0)
     message = pb.ProcessingRequest(request_headers=pb.HttpHeaders(), protocol_config=modes)
     return bytes(message.SerializeToString())
 
 
+async def refuse(raw: RawRequest) -> RouteDecision:
+    """There is no endpoint."""
+    raise no_endpoints()
+
+
+async def crash(raw: RawRequest) -> RouteDecision:
+    """A bug."""
+    raise ZeroDivisionError("secret detail")
+
+
+async def skip(raw: RawRequest) -> RouteDecision:
+    """The response is none of ours."""
+    return RouteDecision("10.0.0.1:8000", skip_response=True)
+
+
 async def test_a_request_goes_through_all_phases(director: MakeDirector) -> None:
-    """Headers and body are answered in order, the response passes, and the end is recorded."""
-    wire, source = Wire(), director()
-    async with stream(wire, source) as task:
-        wire.send(HEADERS, BODY)
+    """Headers and body are answered in order, the response passes, and the end is recorded. A
+    message of an unknown kind is no reason to give up.
+    """
+    source = director()
+    async with stream(source) as wire:
+        wire.play(HEADERS, UNKNOWN_KIND, BODY)
         assert [await wire.reply(), await wire.reply()] == ["request_headers", "request_body"]
-        wire.send(RESPONSE_HEADERS, RESPONSE_END)
+        wire.play(RESPONSE_HEADERS, RESPONSE_END)
         assert [await wire.reply(), await wire.reply()] == ["response_headers", "response_body"]
-        wire.send(None)
-        await task
+        wire.play(None)
+        await wire.ended
     (exchange,) = source.exchanges
     assert exchange.finished.result() == (FinishCause.COMPLETED, None, None)
     assert exchange.finish_calls == 1
 
 
-async def test_the_end_of_the_stream_cancels_a_pending_decision(
-    director: MakeDirector, held_routing: Callable[[], Any]
-) -> None:
-    """A client that leaves while its request waits frees its place at once."""
-    held = held_routing()
-    wire, source = Wire(), director(held)
-    async with stream(wire, source) as task:
-        wire.send(HEADERS, BODY)
-        await held.started.wait()
-        wire.send(None)
-        await task
-    (exchange,) = source.exchanges
-    assert exchange.cancelled
-    assert exchange.finished.result() == (FinishCause.CLIENT_GONE, None, None)
-
-
 @pytest.mark.parametrize(
-    ("stopping", "cause"), [(False, FinishCause.CLIENT_GONE), (True, FinishCause.SHUTDOWN)]
+    ("end", "cause"),
+    [
+        (None, FinishCause.CLIENT_GONE),
+        (Abort.CANCELLED, FinishCause.CLIENT_GONE),
+        (Abort.SHUTDOWN, FinishCause.SHUTDOWN),
+        (Abort.BROKEN, FinishCause.RESET),
+        (HEADERS, FinishCause.RESET),
+    ],
 )
-async def test_a_reset_cancels_a_pending_decision(
-    director: MakeDirector, held_routing: Callable[[], Any], stopping: bool, cause: FinishCause
+async def test_whatever_ends_the_stream_cancels_a_pending_decision(
+    director: MakeDirector, held_routing: Callable[[], Any], end: Any, cause: FinishCause
 ) -> None:
-    """The transport cancels the stream; the cause says whether we or the client left."""
+    """A client that leaves while its request waits frees its place, once nothing routes."""
     held = held_routing()
-    wire, source = Wire(), director(held)
-    async with stream(wire, source, stopping=stopping) as task:
-        wire.send(HEADERS, BODY)
+    source = director(held)
+    async with stream(source) as wire:
+        wire.play(HEADERS, BODY)
         await held.started.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        if isinstance(end, Abort):
+            await wire.abort(end)
+        else:
+            wire.play(end, BODY)
+            assert not source.exchanges[0].finished.done()
+            await asyncio.wait([wire.ended])
     (exchange,) = source.exchanges
     assert exchange.cancelled
     assert exchange.finished.result() == (cause, None, None)
+    assert exchange.finish_calls == 1
 
 
-async def test_trailers_are_read_while_the_decision_is_pending(
+async def test_messages_are_taken_while_the_decision_is_pending(
     director: MakeDirector, held_routing: Callable[[], Any]
 ) -> None:
-    """The stream is read on during routing, and the deferred reply comes last."""
+    """And the deferred reply to trailers comes last."""
     held = held_routing()
-    wire, source = Wire(), director(held)
-    async with stream(wire, source):
-        wire.send(HEADERS, BODY)
+    async with stream(director(held)) as wire:
+        wire.play(HEADERS, BODY)
         await held.started.wait()
-        wire.send(TRAILERS)
-        await wire.inbound.join()
+        wire.play(TRAILERS)
         assert wire.outbound.empty()
         held.release.set()
         kinds = [await wire.reply() for _ in range(3)]
@@ -97,63 +113,72 @@ async def test_trailers_are_read_while_the_decision_is_pending(
 async def test_the_proxys_own_reply_cancels_a_pending_decision(
     director: MakeDirector, held_routing: Callable[[], Any]
 ) -> None:
-    """When the proxy has answered the client, nobody waits for the decision."""
+    """When the proxy has answered the client, no decision is needed."""
     held = held_routing()
-    wire, source = Wire(), director(held)
-    async with stream(wire, source) as task:
-        wire.send(HEADERS, BODY)
+    source = director(held)
+    async with stream(source) as wire:
+        wire.play(HEADERS, BODY)
         await held.started.wait()
-        wire.send(RESPONSE_HEADERS, RESPONSE_END)
+        wire.play(RESPONSE_HEADERS, RESPONSE_END)
         assert [await wire.reply(), await wire.reply()] == ["response_headers", "response_body"]
-        wire.send(None)
-        await task
+        await asyncio.sleep(0)
+        wire.play(None)
+        await wire.ended
     (exchange,) = source.exchanges
     assert exchange.cancelled
     assert exchange.finished.result() == (FinishCause.CLIENT_GONE, None, None)
 
 
-async def test_a_refusal_is_answered_and_ends_the_stream(director: MakeDirector) -> None:
-    """The stream does not wait for the proxy to close it after an immediate answer."""
-
-    async def refuse(raw: RawRequest) -> RouteDecision:
-        raise no_endpoints()
-
-    wire, source = Wire(), director(refuse)
-    async with stream(wire, source) as task:
-        wire.send(HEADERS, BODY)
-        assert await wire.reply() == "immediate_response"
-        await task
-    assert source.exchanges[0].finished.result() == (FinishCause.REFUSED, 503, None)
-
-
-async def test_a_body_over_the_limit_ends_the_stream(director: MakeDirector) -> None:
-    """The limit of the options reaches the machine."""
-    large = pb.ProcessingRequest(request_body=pb.HttpBody(body=bytes(1001)))
-    wire, source = Wire(), director()
-    async with stream(wire, source) as task:
-        wire.send(HEADERS, large.SerializeToString())
-        assert await wire.reply() == "immediate_response"
-        await task
-    assert source.exchanges[0].finished.result() == (FinishCause.REFUSED, 413, None)
-
-
-async def test_a_bug_while_routing_is_a_500_and_a_log_line(
-    director: MakeDirector, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("routing", "messages", "finished"),
+    [
+        (refuse, [HEADERS, BODY], (FinishCause.REFUSED, 503, None)),
+        (crash, [HEADERS, BODY], (FinishCause.REFUSED, 500, None)),
+        (
+            refuse,
+            [HEADERS, pb.ProcessingRequest(request_body={"body": bytes(1001)}).SerializeToString()],
+            (FinishCause.REFUSED, 413, None),
+        ),
+        (refuse, [headers_in(DUPLEX), LARGE], (FinishCause.REFUSED, 429, None)),
+    ],
+    ids=["no endpoint", "a bug", "too large", "no room"],
+)
+async def test_a_refusal_is_answered_and_ends_the_stream(
+    director: MakeDirector, caplog: Any, routing: Any, messages: list[Any], finished: Any
 ) -> None:
-    """The client is answered, the details stay with us."""
+    """The picker does not wait for the proxy to close; details of a bug stay in the log."""
+    source = director(routing)
+    async with stream(source) as wire:
+        wire.play(*messages)
+        reply = pb.ProcessingResponse.FromString(await wire.outbound.get())
+        await wire.ended
+    assert reply.immediate_response.status.code == finished[1]
+    assert b"secret" not in reply.immediate_response.body
+    assert ("secret detail" in caplog.text) == (routing is crash and finished[1] == 500)
+    assert source.exchanges[0].finished.result() == finished
 
-    async def crash(raw: RawRequest) -> RouteDecision:
-        raise ZeroDivisionError("secret detail")
 
-    wire, source = Wire(), director(crash)
-    async with stream(wire, source) as task:
-        wire.send(HEADERS, BODY)
-        reply = pb.ProcessingResponse.FromString(await wire.outbound.get()).immediate_response
-        await task
-    assert reply.status.code == 500
-    assert b"secret" not in reply.body
-    assert "secret detail" in caplog.text
-    assert source.exchanges[0].finished.result() == (FinishCause.REFUSED, 500, None)
+async def test_a_response_is_not_broken_off_for_want_of_room(director: MakeDirector) -> None:
+    """Room is for requests that are to come."""
+    async with stream(director()) as wire:
+        wire.play(LARGE, RESPONSE_HEADERS)
+        assert await wire.reply() == "response_headers"
+        wire.play(LARGE, RESPONSE_END)
+        assert await wire.reply() == "response_body"
+        wire.play(None)
+        await wire.ended
+
+
+async def test_a_response_that_is_none_of_ours_ends_the_stream_after_the_answer(
+    director: MakeDirector,
+) -> None:
+    """The picker closes first, in order, and does not wait for the proxy."""
+    source = director(skip)
+    async with stream(source) as wire:
+        wire.play(headers_in(DUPLEX), BODY)
+        assert [await wire.reply(), await wire.reply()] == ["request_headers", "request_body"]
+        await wire.ended
+    assert source.exchanges[0].finished.result() == (FinishCause.SKIPPED, None, None)
 
 
 @pytest.mark.parametrize("messages", [(BODY,), (b"\xff\xff",), (HEADERS, HEADERS)])
@@ -161,113 +186,165 @@ async def test_a_broken_order_or_message_aborts_the_stream(
     director: MakeDirector, messages: tuple[bytes, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The peer is named as the culprit and the exchange still finishes."""
-    wire, source = Wire(), director()
-    async with stream(wire, source) as task:
-        wire.send(*messages)
-        with pytest.raises(StreamFailedError) as failure:
-            await task
-    assert failure.value.peer_at_fault
+    source = director()
+    async with stream(source) as wire:
+        wire.play(*messages)
+        with pytest.raises(RpcError) as failure:
+            await wire.ended
+    assert failure.value.status is Status.INVALID_ARGUMENT
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert source.exchanges[0].finished.result() == (FinishCause.RESET, None, None)
 
 
-@pytest.mark.parametrize("error", [StreamFailedError("gone", True), ZeroDivisionError()])
-@pytest.mark.parametrize("fails_at", [0, 2])
-async def test_a_write_that_fails_still_finishes_once(
-    director: MakeDirector, error: Exception, fails_at: int
+@pytest.mark.parametrize("is_later", [False, True])
+async def test_a_step_that_fails_still_finishes_once(
+    director: MakeDirector, held_routing: Callable[[], Any], is_later: bool
 ) -> None:
-    """Neither the routing task's nor the reader's writes can lose the finish."""
-    wire, source = Wire(), director()
-    writes = 0
-
-    async def write(message: bytes) -> None:
-        nonlocal writes
-        writes += 1
-        if writes > fails_at:
-            raise error
-        await wire.outbound.put(message)
-
-    wire.write = write  # type: ignore[method-assign]
-    async with stream(wire, source) as task:
-        wire.send(HEADERS, BODY)
-        if fails_at == 2:
-            assert [await wire.reply(), await wire.reply()] == ["request_headers", "request_body"]
-            wire.send(RESPONSE_HEADERS)
-        with pytest.raises(StreamFailedError):
-            await task
+    """Neither in a message nor after a decision that had to wait."""
+    held = held_routing()
+    source = director(held) if is_later else director()
+    async with stream(source) as wire:
+        wire.play(HEADERS)
+        wire.send = lambda message: 1 / 0  # type: ignore[assignment]
+        wire.play(BODY)
+        held.release.set()
+        with pytest.raises(RpcError) as failure:
+            await wire.ended
+    assert failure.value.status is Status.INTERNAL
     (exchange,) = source.exchanges
-    assert exchange.finished.result()[0] is FinishCause.RESET
-    assert exchange.finish_calls == 1
-
-
-async def test_a_proxy_that_closes_its_side_early_still_gets_its_whole_answer(
-    director: MakeDirector,
-) -> None:
-    """Once a decision that had to wait is made, an orderly end does not cut the replies off."""
-
-    async def decide(raw: RawRequest) -> RouteDecision:
-        return RouteDecision("10.0.0.1:8000")
-
-    wire, source = Wire(), director(decide)
-    writing, gate = asyncio.Event(), asyncio.Event()
-
-    async def slow_write(message: bytes) -> None:
-        writing.set()
-        await gate.wait()
-        await wire.outbound.put(message)
-
-    wire.write = slow_write  # type: ignore[method-assign]
-    async with stream(wire, source) as task:
-        wire.send(HEADERS, BODY)
-        await writing.wait()
-        wire.send(None)
-        await wire.closed.wait()
-        gate.set()
-        await task
-    assert [await wire.reply(), await wire.reply()] == ["request_headers", "request_body"]
-    assert source.exchanges[0].finish_calls == 1
-
-
-async def test_refusals_do_not_swallow_a_cancellation(director: MakeDirector) -> None:
-    """A stream that is reset while its refusal is written ends as cancelled, and finishes once."""
-
-    async def refuse(raw: RawRequest) -> RouteDecision:
-        raise RefusedError(no_endpoints().code, "no")
-
-    wire, source = Wire(), director(refuse)
-    writing = asyncio.Event()
-
-    async def stuck(message: bytes) -> None:
-        writing.set()
-        await asyncio.Event().wait()
-
-    wire.write = stuck  # type: ignore[method-assign]
-    async with stream(wire, source) as task:
-        wire.send(HEADERS, BODY)
-        await writing.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-    assert source.exchanges[0].finish_calls == 1
+    assert (exchange.finished.result()[0], exchange.finish_calls) == (FinishCause.RESET, 1)
 
 
 @pytest.mark.parametrize("mode", [BUFFERED, DUPLEX])
-async def test_a_proxy_that_counts_the_seconds_is_asked_for_patience(
+async def test_a_proxy_that_counts_the_seconds_is_asked_to_wait_longer(
     director: MakeDirector, held_routing: Callable[[], Any], mode: int
 ) -> None:
     """Before a decision that waits; one that streams both ways sets no bound, and is not asked."""
     held = held_routing()
-    wire, source = Wire(), director(held)
-    async with stream(wire, source):
-        wire.send(headers_in(mode), BODY)
+    source = director(held)
+    async with stream(source) as wire:
+        wire.play(headers_in(mode), BODY)
         if mode == BUFFERED:
             assert await wire.reply() == "request_headers"
-            patience = pb.ProcessingResponse.FromString(await wire.outbound.get())
-            assert patience.WhichOneof("response") is None
-            assert patience.override_message_timeout.seconds == PATIENCE_SECONDS
+            asked = pb.ProcessingResponse.FromString(await wire.outbound.get())
+            assert asked.WhichOneof("response") is None
+            assert asked.override_message_timeout.seconds == OVERRIDE_TIMEOUT_SECONDS
         await held.started.wait()
         assert wire.outbound.empty()
         held.release.set()
         assert await wire.reply() == ("request_body" if mode == BUFFERED else "request_headers")
-        wire.send(None)
+        wire.play(None)
     assert source.exchanges[0].finish_calls == 1
+
+
+# Evictions
+
+
+class EvictableDirector:
+    """Opens one exchange, which may be evicted."""
+
+    decides_at_once = False
+
+    def __init__(self, exchange: Any) -> None:
+        self.exchange = exchange
+        self.evict: Callable[[DropReason], None] = lambda reason: None
+
+    def begin(self) -> EvictableDirector:
+        """Itself, for there is one stream."""
+        return self
+
+    def allow_eviction(self, evict: Callable[[DropReason], None]) -> None:
+        """Remember how."""
+        self.evict = evict
+
+    async def route(self, raw: RawRequest) -> RouteDecision:
+        """As the exchange does."""
+        decision: RouteDecision = await self.exchange.route(raw)
+        return decision
+
+    def finish(self, *end: Any) -> None:
+        """Of the exchange."""
+        self.exchange.finish(*end)
+
+
+async def test_an_eviction_answers_the_client_and_ends_the_stream(director: MakeDirector) -> None:
+    """Whatever the stream waits for at that moment, and only once."""
+    source = EvictableDirector(director().begin())
+    async with stream(source) as wire:
+        wire.play(HEADERS, BODY)
+        assert [await wire.reply(), await wire.reply()] == ["request_headers", "request_body"]
+        source.evict(DropReason.EVICTED_PRIORITY)
+        source.evict(DropReason.EVICTED)
+        reply = pb.ProcessingResponse.FromString(await wire.outbound.get()).immediate_response
+        await wire.ended
+        source.evict(DropReason.EVICTED)  # too late: nothing happens
+        await asyncio.sleep(0)
+    assert (reply.status.code, reply.body) == (429, b"request evicted by flow control")
+    headers = {one.header.key: one.header.raw_value for one in reply.headers.set_headers}
+    assert headers == {DROP_REASON_HEADER: b"evicted-priority", RETRY_AFTER_HEADER: b"1"}
+    assert wire.outbound.empty()
+    assert source.exchange.finished.result() == (FinishCause.EVICTED, 429, None)
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+async def test_an_eviction_cancels_a_pending_decision(
+    director: MakeDirector, held_routing: Callable[[], Any], is_reset: bool
+) -> None:
+    """It holds nothing any more; while the stream is being reset, that has had the last word."""
+    held = held_routing()
+    source = EvictableDirector(director(held).begin())
+    async with stream(source) as wire:
+        wire.play(HEADERS, BODY)
+        await held.started.wait()
+        source.evict(DropReason.EVICTED)
+        if is_reset:
+            await wire.abort(Abort.CANCELLED)
+        else:
+            assert await wire.reply() == "immediate_response"
+            await wire.ended
+    assert source.exchange.cancelled
+    cause = FinishCause.CLIENT_GONE if is_reset else FinishCause.EVICTED
+    assert source.exchange.finished.result()[0] is cause
+    assert source.exchange.finish_calls == 1
+
+
+# Numbers
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        (None, "OK"),
+        (b"\xff", "InvalidArgument"),
+        (Abort.BROKEN, "InvalidArgument"),
+        (Abort.CANCELLED, "Canceled"),
+        (Abort.SHUTDOWN, "Canceled"),
+    ],
+)
+async def test_a_stream_is_counted_once_whatever_ends_it(
+    director: MakeDirector, end: Any, code: str
+) -> None:
+    """It is open while it lasts, and how long that was is observed."""
+    metrics, seconds = PickerMetrics(), iter((1.0, 3.5))
+
+    def value(name: str, /, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(f"llm_d_epp_extproc_{name}", labels)
+
+    wire = Wire()
+    wire.serve(director(), Limits(), StreamMetrics(metrics, lambda: next(seconds)))
+    assert value("streams_inflight") == 1
+    if isinstance(end, Abort):
+        await wire.abort(end)
+    else:
+        wire.play(end)
+        await asyncio.wait([wire.ended])
+        assert (wire.ended.exception() is None) == (end is None)
+    assert value("streams_inflight") == 0
+    assert value("streams_total", code=code) == 1
+    assert value("stream_duration_seconds_sum") == 2.5
+
+
+def test_codes_are_spelt_as_in_go() -> None:
+    """Dashboards select by them."""
+    statuses = (Status.OK, Status.CANCELLED, Status.DEADLINE_EXCEEDED)
+    assert [code_name(one) for one in statuses] == ["OK", "Canceled", "DeadlineExceeded"]

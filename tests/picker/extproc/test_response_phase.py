@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from picker.extproc.messages import (
+from picker.extproc.machine.messages import (
     MAX_CHUNK_BYTES,
     Action,
     BodyMode,
@@ -24,7 +24,7 @@ from picker.extproc.messages import (
     SendResponseHeaders,
     SendResponseTrailers,
 )
-from picker.extproc.stream import StreamMachine
+from picker.extproc.machine.stream import StreamMachine
 from picker.types import FinishCause, Metadata, ResponseHead, RouteDecision
 
 MARK = ("x-went-into-resp-headers", "true")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from stream_ways import DECISION, HEADERS, REFUSAL, WAY_TO, feed
 
-from picker.extproc.messages import (
+from picker.extproc.machine.messages import (
     MAX_CHUNK_BYTES,
     BodyMode,
     Closed,
@@ -29,8 +29,8 @@ from picker.extproc.messages import (
     SendResponseTrailers,
     body_chunks,
 )
-from picker.extproc.request_phase import Limits
-from picker.extproc.stream import RemoteProtocolError, State, StreamMachine
+from picker.extproc.machine.request_phase import Limits
+from picker.extproc.machine.stream import RemoteProtocolError, State, StreamMachine
 from picker.types import FinishCause, RawRequest, RouteDecision
 
 MARK = SendResponseHeaders((("x-went-into-resp-headers", "true"),))

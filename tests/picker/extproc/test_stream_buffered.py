@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from picker.errors import RefusedError, no_endpoints
-from picker.extproc.messages import (
+from picker.extproc.machine.messages import (
     BodyMode,
     CancelRoute,
     Closed,
@@ -24,8 +24,8 @@ from picker.extproc.messages import (
     SendRequestTrailers,
     SendResponseHeaders,
 )
-from picker.extproc.request_phase import Limits
-from picker.extproc.stream import RemoteProtocolError, State, StreamMachine
+from picker.extproc.machine.request_phase import Limits
+from picker.extproc.machine.stream import RemoteProtocolError, State, StreamMachine
 from picker.types import FinishCause, RawRequest, RouteDecision
 
 HEADERS = {":path": "/v1/completions", "content-length": "4"}

@@ -8,7 +8,7 @@ from random_taps import HoldingTap
 from stream_ways import BUFFERED_HEADERS, DECISION, HEADERS, SKIPPING, WAY_TO, WAY_TO_BUFFERED, feed
 
 from picker.errors import DropReason
-from picker.extproc.messages import (
+from picker.extproc.machine.messages import (
     BodyMode,
     CancelRoute,
     Closed,
@@ -33,9 +33,9 @@ from picker.extproc.messages import (
     SendResponseTrailers,
     UnknownMessage,
 )
-from picker.extproc.request_phase import Limits
-from picker.extproc.response_phase import RESPONSE_MARK
-from picker.extproc.stream import RemoteProtocolError, State, StreamMachine
+from picker.extproc.machine.request_phase import Limits
+from picker.extproc.machine.response_phase import RESPONSE_MARK
+from picker.extproc.machine.stream import SAID_EVERYTHING, RemoteProtocolError, State, StreamMachine
 from picker.types import FinishCause
 
 BODY = RequestBody(b"{}", end_of_stream=True)
@@ -54,7 +54,7 @@ def test_a_response_that_is_none_of_ours_ends_the_stream_with_the_answer() -> No
         SendRequestHeaders(SKIPPING.destination, (), 2),
         SendRequestBody(b"{}", end_of_stream=True),
     ]
-    assert machine.has_said_everything
+    assert machine.state in SAID_EVERYTHING
     assert feed(machine, ResponseHeaders(200), Closed(Ending.END_OF_STREAM)) == []
 
 
@@ -63,7 +63,7 @@ def test_trailers_of_a_request_whose_response_is_none_of_ours_are_answered_first
     machine = StreamMachine()
     feed(machine, UNSEEN, RequestBody(b"{}"), RequestTrailers())
     assert machine.routed(SKIPPING)[-1] == SendRequestTrailers()
-    assert machine.has_said_everything
+    assert machine.state in SAID_EVERYTHING
 
 
 def test_a_response_in_full_duplex_is_not_left_but_passes_unwatched() -> None:
@@ -72,7 +72,7 @@ def test_a_response_in_full_duplex_is_not_left_but_passes_unwatched() -> None:
     feed(machine, RequestHeaders(HEADERS), BODY)
     replies = machine.routed(replace(SKIPPING, response=tap, needs_response_body=True))
     assert [type(reply) for reply in replies] == [SendRequestHeaders, SendRequestBody]
-    assert not machine.has_said_everything
+    assert machine.state not in SAID_EVERYTHING
     assert feed(machine, ResponseHeaders(200)) == [SendResponseHeaders((RESPONSE_MARK,))]
     assert feed(machine, ResponseBody(b"x", end_of_stream=True)) == [
         Finish(FinishCause.SKIPPED, 200),
@@ -175,7 +175,7 @@ def test_an_evicted_request_is_told_why(state: State, status: int, reason: DropR
             (("x-llm-d-request-dropped-reason", reason.value), ("retry-after", "1")),
         ),
     ]
-    assert machine.has_said_everything
+    assert machine.state in SAID_EVERYTHING
     assert machine.evicted(reason) == []
 
 

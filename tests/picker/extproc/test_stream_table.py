@@ -17,7 +17,7 @@ from stream_ways import (
 )
 
 from picker.errors import DropReason
-from picker.extproc.messages import (
+from picker.extproc.machine.messages import (
     CancelRoute,
     Closed,
     Dropped,
@@ -43,7 +43,12 @@ from picker.extproc.messages import (
     SendResponseTrailers,
     UnknownMessage,
 )
-from picker.extproc.stream import LocalProtocolError, RemoteProtocolError, State, StreamMachine
+from picker.extproc.machine.stream import (
+    LocalProtocolError,
+    RemoteProtocolError,
+    State,
+    StreamMachine,
+)
 
 EVENTS = {
     RequestHeaders: RequestHeaders(HEADERS),

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from random_taps import HoldingTap, taps
 
 from picker.errors import Code, DropReason, RefusedError
-from picker.extproc.body_budget import BodyBudget
-from picker.extproc.messages import (
+from picker.extproc.machine.messages import (
     MAX_CHUNK_BYTES,
     Action,
     BodyMode,
@@ -38,8 +37,9 @@ from picker.extproc.messages import (
     SendResponseTrailers,
     UnknownMessage,
 )
-from picker.extproc.request_phase import Limits
-from picker.extproc.stream import ProtocolError, StreamMachine
+from picker.extproc.machine.request_phase import Limits
+from picker.extproc.machine.stream import ProtocolError, State, StreamMachine
+from picker.rpc.budget import ByteBudget
 from picker.types import RouteDecision
 
 MAX_BODY_BYTES = 200_000
@@ -105,8 +105,8 @@ RESPONSE_SIDE = (SendResponseHeaders, *RESPONSE_BODIES, SendResponseTrailers)
 
 def walk(events: list[object]) -> tuple[list[object], list[Action]]:
     """Drive a machine through `events` to its end; the events it took, and all its actions."""
-    bodies = BodyBudget(max_bytes=MAX_BODY_BYTES)
-    machine, taken, actions = StreamMachine(Limits(MAX_BODY_BYTES, bodies=bodies)), [], []
+    bodies = ByteBudget(max_bytes=MAX_BODY_BYTES)
+    machine, taken, actions = StreamMachine(Limits(MAX_BODY_BYTES, budget=bodies)), [], []
     for event in [*events, Closed(Ending.END_OF_STREAM)]:
         before = machine.state
         try:
@@ -123,7 +123,8 @@ def walk(events: list[object]) -> tuple[list[object], list[Action]]:
             continue
         taken.append(event)
         actions += new
-        assert machine.is_receiving or bodies.held_bytes == 0
+        receiving = machine.state in (State.RECEIVING, State.AWAITING_BODY)
+        assert receiving or bodies.held_bytes == 0
         assert bodies.held_bytes <= MAX_BODY_BYTES
     assert bodies.held_bytes == 0
     return taken, actions

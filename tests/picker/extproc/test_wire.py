@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from picker.extproc import wire
-from picker.extproc.messages import (
+from picker.extproc.machine.messages import (
     BodyMode,
     Reply,
     RequestBody,

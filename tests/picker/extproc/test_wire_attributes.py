@@ -8,7 +8,7 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf.struct_pb2 import Struct
 
-from picker.extproc.messages import ResponseHeaders
+from picker.extproc.machine.messages import ResponseHeaders
 from picker.extproc.wire import decode
 
 ATTRIBUTES = "envoy.filters.http.ext_proc"

@@ -8,7 +8,7 @@ from google.protobuf import text_format
 from google.protobuf.json_format import MessageToDict
 
 from picker.extproc import wire
-from picker.extproc.messages import (
+from picker.extproc.machine.messages import (
     Reply,
     SendBufferedRequest,
     SendHeldResponseBody,

@@ -17,7 +17,6 @@ from xds_call import assignments
 
 from picker.app.picker import StartError
 from picker.cli.options import XdsFlags
-from picker.rpc.options import Transport
 from picker.xds import wire
 
 
@@ -45,15 +44,11 @@ async def told(call: Any) -> list[str]:
     return assignments(response)["p"]
 
 
-@pytest.mark.parametrize("kind", ["native", "grpcio"])
-async def test_a_client_hears_of_every_change_of_the_endpoints(tmp_path: Path, kind: str) -> None:
-    """Over either transport; the page counts it."""
+async def test_a_client_is_sent_every_change_of_the_endpoints(tmp_path: Path) -> None:
+    """The page counts it."""
     one, two = pods(load_page(), load_page())
-    chosen: dict[str, Any] = {
-        "xds": XdsFlags(0, cluster_name="p"),
-        "grpc_transport": Transport(kind),
-    }
-    async with whole_picker(tmp_path, [one, two], **chosen) as picker, following(picker) as call:
+    xds = XdsFlags(0, cluster_name="p")
+    async with whole_picker(tmp_path, [one, two], xds=xds) as picker, following(picker) as call:
         assert sorted(await told(call)) == sorted([one.host_port, two.host_port])
         picker.list_endpoints([two])
         assert await told(call) == [two.host_port]

@@ -18,7 +18,7 @@ from picker.cli.options import KubernetesFlags, PeerFlags
 from picker.errors import ConfigError
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.peers.discovery import PeerName
-from picker.peers.server import Hearing, PeerPort, PeerServer
+from picker.peers.server import PeerServer, PoolReports, peer_port
 
 
 def peers_slice(*addresses: str) -> dict[str, Any]:
@@ -39,8 +39,8 @@ def peers_slice(*addresses: str) -> dict[str, Any]:
 async def test_replicas_are_found_and_given_up_as_slices_say(tmp_path: Path) -> None:
     """A replica that the Service names is told; one that it names no more is not."""
     other, series, now = node(Random(1)), PickerMetrics().peers, 0.0
-    server = PeerServer({"pool": Hearing(other.exchange, series, lambda: True)}, lambda: now)
-    port = await server.start(PeerPort(f"{LOOPBACK}:0"))
+    server = PeerServer({"pool": PoolReports(other.exchange, series, lambda: True)}, lambda: now)
+    port = await server.start(peer_port(LOOPBACK, 0))
 
     def heard() -> float:
         return dict(series.heard.numbers()).get((), 0.0)

@@ -8,26 +8,23 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
 from pools_scene import SeveralPools, file_of, pool_flags, pools_picker
 from whole_picker import FOUR_SCORERS, until, write_endpoints
 
 from picker.cli.options import TlsFlags
-from picker.rpc.options import TlsMaterial, Transport
+from picker.rpc.options import TlsMaterial
 from picker.rpc.self_signed import self_signed
 
 
 @asynccontextmanager
-async def showing(
-    folder: Path, tls: TlsFlags, transport: Transport = Transport.NATIVE
-) -> AsyncIterator[SeveralPools]:
+async def showing(folder: Path, tls: TlsFlags) -> AsyncIterator[SeveralPools]:
     """A picker of two pools, each at a port of its own, whose ports speak TLS."""
     flags = []
     for key in ("llama", "qwen"):
         write_endpoints(file_of(folder, key), ())
         flags.append(pool_flags(key, endpoints_file=file_of(folder, key)))
     given = {"pools": tuple(flags), "config_text": FOUR_SCORERS, "tls": tls}
-    async with pools_picker(folder, given | {"grpc_transport": transport}) as scene:
+    async with pools_picker(folder, given) as scene:
         yield scene
 
 
@@ -46,10 +43,7 @@ async def test_all_ports_show_one_certificate_that_was_made_on_the_spot(tmp_path
         assert others == [first, first]
 
 
-@pytest.mark.parametrize("transport", [Transport.NATIVE, Transport.GRPCIO])
-async def test_a_renewed_certificate_is_shown_at_all_ports(
-    tmp_path: Path, transport: Transport
-) -> None:
+async def test_a_renewed_certificate_is_shown_at_all_ports(tmp_path: Path) -> None:
     """As soon as it is there."""
     folder = tmp_path / "certificates"
     folder.mkdir()
@@ -60,7 +54,7 @@ async def test_a_renewed_certificate_is_shown_at_all_ports(
         return made.certificate_chain.decode()
 
     before = put(self_signed())
-    async with showing(tmp_path, TlsFlags(folder, reload=True), transport) as scene:
+    async with showing(tmp_path, TlsFlags(folder, reload=True)) as scene:
         assert await shown(scene) == [before] * 3
         after = put(self_signed())
 

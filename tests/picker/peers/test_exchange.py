@@ -12,9 +12,8 @@ from replica_mesh import KEYS, Node, call, node, round_of, told
 from picker.framework.attributes import EndpointLoad
 from picker.peers.exchange import FEW_LOADS, OneselfError, PeerRefusedError
 from picker.peers.inbox import InboxLimits
-from picker.peers.messages import Hello, Seed, Told
 from picker.peers.outbox import OutboxLimits
-from picker.peers.wire import PeerMessageError, encoded_told
+from picker.peers.wire import Hello, PeerMessageError, PeerReport, Seed, encoded_report
 from picker.types import Endpoint
 
 SILENCE = InboxLimits().silence_seconds
@@ -107,7 +106,7 @@ def test_the_loads_of_a_replica_that_ends_in_order_are_dropped_at_once() -> None
     one, other = two()
     one.inflight.acquire(KEYS[0])
     round_of([one, other], 1.0)
-    other.exchange.hear(one.exchange.replica_id, one.exchange.goodbye(), 1.1)
+    other.exchange.receive(one.exchange.replica_id, one.exchange.goodbye(), 1.1)
     assert other.inflight.counts == {}
 
 
@@ -170,13 +169,13 @@ def test_replicas_refuse_other_versions_and_pools_and_know_themselves() -> None:
     one, stranger = node(rng), node(rng, pool="another")
     hello = Hello(bytes(16), "pool", Seed(1), version=2)
     with pytest.raises(PeerRefusedError, match="version 2"):
-        one.exchange.greeted(encoded_told(Told(hello=hello)), 0.0)
+        one.exchange.greeted(encoded_report(PeerReport(hello=hello)), 0.0)
     with pytest.raises(PeerRefusedError, match="pool"):
         call(one, stranger, 0.0)
     with pytest.raises(OneselfError):
         call(one, one, 0.0)
     with pytest.raises(PeerMessageError, match="hello"):
-        one.exchange.greeted(encoded_told(Told(goodbye=True)), 0.0)
+        one.exchange.greeted(encoded_report(PeerReport(goodbye=True)), 0.0)
 
 
 @settings(deadline=None, max_examples=300)
@@ -185,7 +184,7 @@ def test_nothing_that_a_peer_sends_does_harm(data: bytes) -> None:
     """It is understood or refused."""
     one, other = two()
     try:
-        other.exchange.hear(one.exchange.replica_id, data, 1.0)
+        other.exchange.receive(one.exchange.replica_id, data, 1.0)
         other.exchange.greeted(data, 1.0)
     except (PeerMessageError, PeerRefusedError):
         pass
@@ -274,7 +273,7 @@ class Walk:
             at = self.rng.randrange(len(self.wires))
             who, index, message = self.wires[at] if keep else self.wires.pop(at)
             if who != self.nodes[index].exchange.replica_id:
-                self.nodes[index].exchange.hear(who, message, self.now)
+                self.nodes[index].exchange.receive(who, message, self.now)
 
     def settle(self) -> None:
         """All is heard from now on, for as long as a silent one is believed."""
@@ -313,7 +312,7 @@ def test_a_peer_that_reads_nothing_costs_no_more_than_the_log() -> None:
         one.placements.place(KEYS[0], number)
         one.exchange.tick(number / 100)
         for message in told(one, fast, number / 100):
-            fast.exchange.hear(one.exchange.replica_id, message, number / 100)
+            fast.exchange.receive(one.exchange.replica_id, message, number / 100)
         if number == 0:
             told(one, slow, 0.0)
     one.check_integrity()
@@ -334,13 +333,13 @@ def test_many_loads_are_added_up_now_and_then_and_few_at_once() -> None:
     one.inflight.acquire(names[0])
     one.exchange.tick(0.1001)
     for message in told(one, other, 0.1001):
-        other.exchange.hear(one.exchange.replica_id, message, 0.1001)
+        other.exchange.receive(one.exchange.replica_id, message, 0.1001)
     assert other.inflight.counts[names[0]] == 1
     other.exchange.tick(0.2)
     assert other.inflight.counts[names[0]] == 2
     one.inflight.acquire(names[0])
     round_of(nodes, 0.2)
-    other.exchange.hear(one.exchange.replica_id, one.exchange.goodbye(), 0.2001)
+    other.exchange.receive(one.exchange.replica_id, one.exchange.goodbye(), 0.2001)
     assert other.inflight.total == len(names) + 1
     other.exchange.tick(0.25)
     assert other.inflight.total == 0

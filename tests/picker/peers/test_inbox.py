@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from picker.framework.attributes import EndpointLoad
 from picker.peers.inbox import Inbox, InboxLimits
-from picker.peers.messages import PICKER, LoadReport
+from picker.peers.wire import PICKER, LoadReport
 
 PEER, OTHER = b"p" * 16, b"q" * 16
 A, B = (PICKER, "ns/a"), (PICKER, "ns/b")

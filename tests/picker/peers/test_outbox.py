@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from picker.framework.attributes import EndpointLoad
-from picker.peers.messages import PICKER, EndpointName, Loads, Seed, Told
 from picker.peers.outbox import LoadBoard, Outbox, OutboxLimits
-from picker.peers.wire import decoded_told
+from picker.peers.wire import PICKER, EndpointName, Loads, PeerReport, Seed, decoded_report
 
 SEED = Seed(1, 2)
 A, B = (PICKER, "ns/a"), (PICKER, "ns/b")
@@ -31,11 +30,11 @@ def flush(box: Outbox, loads: Loads | None = None, now: float = 0.0) -> None:
     box.flush({"p": 5}, loads or {}, now)
 
 
-def everything(box: Outbox, last: int = 0, now: float = 0.0) -> list[Told]:
+def everything(box: Outbox, last: int = 0, now: float = 0.0) -> list[PeerReport]:
     """All that a peer is told that has heard batch `last`."""
     cursor, found = box.open(last), []
     while (message := cursor.next(SEED, now)) is not None:
-        found.append(decoded_told(message))
+        found.append(decoded_report(message))
     return found
 
 
@@ -107,7 +106,7 @@ def test_another_seed_voids_what_was_hashed_and_is_told_once() -> None:
     box.reseeded()
     message = cursor.next(SEED, 0.0)
     assert message is not None
-    assert decoded_told(message).seed == SEED
+    assert decoded_report(message).seed == SEED
     assert cursor.next(SEED, 0.0) is None
     assert [(one.batch, one.seed) for one in everything(box)] == [(None, None)]
 
@@ -126,7 +125,7 @@ def test_loads_are_told_whole_at_first_then_what_changed_then_whole_again() -> N
     ):
         flush(box, loads, now)
         message = cursor.next(SEED, now)
-        report = None if message is None else decoded_told(message).loads
+        report = None if message is None else decoded_report(message).loads
         told.append(None if report is None else (report.is_whole, dict(report.loads)))
     assert told == [
         (True, {A: EndpointLoad(1, 5)}),

@@ -21,8 +21,7 @@ from replicas_scene import (
 )
 from whole_picker import WholePicker, until
 
-from picker.peers.messages import Hello, Seed, Told
-from picker.peers.wire import TELL_METHOD, encoded_told
+from picker.peers.wire import REPORT_METHOD, Hello, PeerReport, Seed, encoded_report
 
 PROMPT = "the same beginning " * 100
 PAGES = [page() for _ in range(4)]
@@ -120,9 +119,9 @@ async def test_nonsense_on_the_port_is_refused_and_disturbs_nobody(tmp_path: Pat
         await reader.read()
         writer.close()
         seed = Seed(1)
-        strange = encoded_told(Told(hello=Hello(bytes(16), "default", seed, version=9)))
-        of_others = encoded_told(Told(hello=Hello(bytes(16), "another pool", seed)))
-        known = encoded_told(Told(hello=Hello(bytes(16), "default", seed)))
+        strange = encoded_report(PeerReport(hello=Hello(bytes(16), "default", seed, version=9)))
+        of_others = encoded_report(PeerReport(hello=Hello(bytes(16), "another pool", seed)))
+        known = encoded_report(PeerReport(hello=Hello(bytes(16), "default", seed)))
         for messages, status in (
             ([b"\xff" * 50], grpc.StatusCode.INVALID_ARGUMENT),
             ([b""], grpc.StatusCode.INVALID_ARGUMENT),
@@ -139,7 +138,7 @@ async def test_nonsense_on_the_port_is_refused_and_disturbs_nobody(tmp_path: Pat
 async def said_to(port: int, messages: list[bytes]) -> grpc.StatusCode:
     """What the call of a stranger ends with."""
     async with grpc.aio.insecure_channel(f"{LOOPBACK}:{port}") as channel:
-        call = channel.stream_stream(TELL_METHOD)()
+        call = channel.stream_stream(REPORT_METHOD)()
         with suppress(grpc.aio.AioRpcError):
             for message in messages:
                 await call.write(message)

@@ -13,11 +13,10 @@ from replicas_scene import LOOPBACK
 from whole_picker import until
 
 from picker.metrics.picker_metrics import PickerMetrics
-from picker.peers.client import PeerAddress
 from picker.peers.inbox import InboxLimits
-from picker.peers.mesh import Mesh
-from picker.peers.server import Hearing, PeerPort, PeerServer
-from picker.peers.wire import TELL_METHOD
+from picker.peers.mesh import Mesh, PeerAddress
+from picker.peers.server import PeerServer, PoolReports, peer_port
+from picker.peers.wire import REPORT_METHOD
 
 
 class Clock:
@@ -34,9 +33,9 @@ class Clock:
 async def listening(one: Node, clock: Clock) -> AsyncIterator[int]:
     """Its port."""
     series = PickerMetrics().peers
-    server = PeerServer({"pool": Hearing(one.exchange, series, lambda: clock.is_ready)}, clock)
+    server = PeerServer({"pool": PoolReports(one.exchange, series, lambda: clock.is_ready)}, clock)
     try:
-        yield await server.start(PeerPort(f"{LOOPBACK}:0"))
+        yield await server.start(peer_port(LOOPBACK, 0))
     finally:
         await server.stop()
 
@@ -49,7 +48,7 @@ async def test_what_a_replica_had_under_way_that_was_killed_stands_for_a_while_o
     killed.exchange.tick(0.0)
     async with listening(here, clock) as port:
         channel = grpc.aio.insecure_channel(f"{LOOPBACK}:{port}")
-        calling = channel.stream_stream(TELL_METHOD)()
+        calling = channel.stream_stream(REPORT_METHOD)()
         await calling.write(killed.exchange.hello(0.0))
         _, cursor = killed.exchange.welcomed(await calling.read(), 0.0)
         message = killed.exchange.next(cursor, 0.0)
@@ -76,7 +75,7 @@ async def test_callers_are_put_off_until_the_pool_is_known() -> None:
         listening(node(rng), clock) as port,
         grpc.aio.insecure_channel(f"{LOOPBACK}:{port}") as channel,
     ):
-        calling = channel.stream_stream(TELL_METHOD)()
+        calling = channel.stream_stream(REPORT_METHOD)()
         assert await calling.code() is grpc.StatusCode.UNAVAILABLE
 
 

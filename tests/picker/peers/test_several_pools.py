@@ -16,8 +16,8 @@ from replicas_scene import LOOPBACK
 from whole_picker import until
 
 from picker.metrics.picker_metrics import PickerMetrics
-from picker.peers.server import MAX_CALLS, Hearing, PeerPort, PeerServer
-from picker.peers.wire import TELL_METHOD
+from picker.peers.server import MAX_CALLS, PeerServer, PoolReports, peer_port
+from picker.peers.wire import REPORT_METHOD
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Scene:
 
     def call(self) -> Any:
         """A call to the port."""
-        return self.channel.stream_stream(TELL_METHOD)()
+        return self.channel.stream_stream(REPORT_METHOD)()
 
 
 @asynccontextmanager
@@ -63,11 +63,11 @@ async def scene(*names: str) -> AsyncIterator[Scene]:
     rng = Random(5)
     pools = {name: Pool(node(rng, pool=name)) for name in names}
 
-    def hearing(pool: Pool) -> Hearing:
-        return Hearing(pool.node.exchange, pool.series, lambda: pool.is_ready)
+    def hearing(pool: Pool) -> PoolReports:
+        return PoolReports(pool.node.exchange, pool.series, lambda: pool.is_ready)
 
     server = PeerServer({name: hearing(pool) for name, pool in pools.items()}, lambda: 0.0)
-    port = await server.start(PeerPort(f"{LOOPBACK}:0"))
+    port = await server.start(peer_port(LOOPBACK, 0))
     options = [("grpc.use_local_subchannel_pool", 1)]
     try:
         address = f"{LOOPBACK}:{port}"
@@ -170,7 +170,7 @@ async def test_a_replica_that_calls_itself_finds_out_for_each_pool() -> None:
 async def test_there_is_room_for_the_replicas_of_every_pool(calls: int, is_taken: bool) -> None:
     """With room for those of one alone, five other replicas of 64 pools would not find any."""
     async with scene("a", "b") as here:
-        here.server._calls = calls
+        here.server._num_calls = calls
         caller, calling = here.caller("b"), here.call()
         if is_taken:
             await calling.write(caller.exchange.hello(0.0))

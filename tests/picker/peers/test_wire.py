@@ -6,16 +6,19 @@ import numpy as np
 import pytest
 
 from picker.framework.attributes import EndpointLoad
-from picker.peers.messages import (
+from picker.peers.wire import (
+    MAX_COUNT,
     PICKER,
     Batch,
     Binding,
     EndpointName,
     LoadReport,
+    PeerReport,
     Placement,
-    Told,
+    decoded_report,
+    encoded_batch,
+    encoded_report,
 )
-from picker.peers.wire import MAX_COUNT, decoded_told, encoded_batch, encoded_told
 
 A = EndpointName("ns/a", "10.0.0.1:80")
 
@@ -24,7 +27,7 @@ A = EndpointName("ns/a", "10.0.0.1:80")
 def test_a_number_that_is_too_large_for_its_field_is_told_as_the_largest(number: int) -> None:
     """A session whose moves a peer has told as the most there can be, and which moves here."""
     placed = Placement("p", A, number, np.arange(2, dtype=np.uint64))
-    told = decoded_told(encoded_batch(Batch(1, (placed,), (Binding("s", A, "one", number),))))
+    told = decoded_report(encoded_batch(Batch(1, (placed,), (Binding("s", A, "one", number),))))
     assert told.batch is not None
     assert told.batch.bindings[0].moves == told.batch.placements[0].capacity == 2**32 - 1
 
@@ -33,6 +36,6 @@ def test_a_number_that_is_too_large_for_its_field_is_told_as_the_largest(number:
 def test_what_peers_would_not_believe_is_told_as_the_most_that_they_do(tokens: int) -> None:
     """One estimate that is out of all reason must not make peers refuse everything else."""
     report = LoadReport(1, True, {(PICKER, "ns/a"): EndpointLoad(1, tokens)})
-    told = decoded_told(encoded_told(Told(loads=report)))
+    told = decoded_report(encoded_report(PeerReport(loads=report)))
     assert told.loads is not None
     assert told.loads.loads == {(PICKER, "ns/a"): EndpointLoad(1, MAX_COUNT)}

@@ -16,7 +16,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as pb_grpc
 
 from picker.extproc.server import build_server
 from picker.rpc.binding import listen
-from picker.rpc.options import ServerOptions, Transport
+from picker.rpc.options import ServerOptions
 
 
 @pytest.fixture
@@ -72,10 +72,10 @@ def test_a_host_that_is_a_path_is_a_unix_socket(host: str, path: str | None, add
 
 
 async def test_a_stream_runs_over_a_unix_socket_that_is_gone_afterwards(
-    path: Path, director: Callable[..., Any], transport: Transport
+    path: Path, director: Callable[..., Any]
 ) -> None:
     """Nobody but the owner and the group may use it."""
-    options = ServerOptions(host=f"unix://{path}", transport=transport)
+    options = ServerOptions(host=f"unix://{path}")
     server = build_server(director(), options=options)
     assert await server.start() == 0
     try:
@@ -92,23 +92,21 @@ async def test_a_stream_runs_over_a_unix_socket_that_is_gone_afterwards(
     assert mode_of(path) is None
 
 
-async def test_a_socket_left_behind_is_replaced(
-    path: Path, director: Callable[..., Any], transport: Transport
-) -> None:
+async def test_a_socket_left_behind_is_replaced(path: Path, director: Callable[..., Any]) -> None:
     """A picker that was killed does not keep the next one from starting."""
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
-    options = ServerOptions(host=str(path), transport=transport)
+    options = ServerOptions(host=str(path))
     server = build_server(director(), options=options)
     assert await server.start() == 0
     await server.stop(0)
 
 
 async def test_a_socket_in_use_and_a_file_of_another_kind_are_left_alone(
-    path: Path, director: Callable[..., Any], transport: Transport
+    path: Path, director: Callable[..., Any]
 ) -> None:
     """Two pickers on one socket are a mistake, and a file may be somebody's."""
-    options = ServerOptions(host=str(path), transport=transport)
+    options = ServerOptions(host=str(path))
     first = build_server(director(), options=options)
     await first.start()
     with pytest.raises(OSError, match="in use"):

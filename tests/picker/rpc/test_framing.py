@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from picker.extproc.body_budget import BodyBudget
+from picker.rpc.budget import ByteBudget
 from picker.rpc.calls import RpcError, Status
 from picker.rpc.framing import (
     MAX_STATUS_TEXT_BYTES,
@@ -31,22 +31,22 @@ def test_messages_do_not_depend_on_how_the_bytes_were_cut(
     """Any cut of the same bytes yields the same messages, and then the stream may end."""
     data = b"".join(prefix(message) + message for message in messages)
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
-    splitter = MessageSplitter(100, BodyBudget())
+    splitter = MessageSplitter(100, ByteBudget())
     found = []
     for start, end in itertools.pairwise(edges):
         found += splitter.feed(data[start:end])
     assert found == messages
-    assert splitter.between_messages
+    assert splitter.is_between_messages
 
 
 def test_single_bytes_yield_each_message_at_its_last_byte() -> None:
     """Nothing is held back, nothing comes early, and between the two the stream must not end."""
-    splitter = MessageSplitter(100, BodyBudget())
+    splitter = MessageSplitter(100, ByteBudget())
     data = prefix(b"one") + b"one" + prefix(b"") + prefix(b"two") + b"two"
     found = {at: out for at in range(len(data)) if (out := splitter.feed(data[at : at + 1]))}
     assert found == {7: [b"one"], 12: [b""], 20: [b"two"]}
     splitter.feed(b"\0")
-    assert not splitter.between_messages
+    assert not splitter.is_between_messages
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_a_prefix_that_cannot_be_served_is_refused_before_its_message(
 ) -> None:
     """Compressed, of no known form, or too large; in one piece and in many."""
     with pytest.raises(RpcError) as whole:
-        MessageSplitter(100, BodyBudget()).feed(start)
+        MessageSplitter(100, ByteBudget()).feed(start)
     assert whole.value.status is status
-    splitter = MessageSplitter(100, BodyBudget())
+    splitter = MessageSplitter(100, ByteBudget())
     with pytest.raises(RpcError) as pieces:
         [splitter.feed(bytes([byte])) for byte in start]
     assert pieces.value.status is status

@@ -8,8 +8,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from picker.extproc.server import ServerOptions, Transport, build_health_server
 from picker.rpc.health import READINESS, HealthService
+from picker.rpc.options import ServerOptions
+from picker.rpc.server import GrpcServer
 
 Status = health_pb2.HealthCheckResponse
 
@@ -32,13 +33,11 @@ def readiness() -> Readiness:
 
 
 @pytest.fixture
-async def stub(
-    readiness: Readiness, transport: Transport
-) -> AsyncIterator[health_pb2_grpc.HealthStub]:
+async def stub(readiness: Readiness) -> AsyncIterator[health_pb2_grpc.HealthStub]:
     """A client of a running health server."""
     health = HealthService(readiness, watch_seconds=0.01)
-    options = ServerOptions(host="127.0.0.1", port=0, transport=transport)
-    server = build_health_server(health, options=options)
+    options = ServerOptions(host="127.0.0.1", port=0)
+    server = GrpcServer(options, health.methods())
     port = await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield health_pb2_grpc.HealthStub(channel)
@@ -78,12 +77,10 @@ async def test_the_list_holds_every_name(stub: health_pb2_grpc.HealthStub) -> No
     assert set(reply.statuses) == {"liveness", *READINESS}
 
 
-async def test_a_request_that_is_no_health_request_is_refused(
-    readiness: Readiness, transport: Transport
-) -> None:
+async def test_a_request_that_is_no_health_request_is_refused(readiness: Readiness) -> None:
     """Bytes of another kind are the caller's mistake."""
-    options = ServerOptions(host="127.0.0.1", port=0, transport=transport)
-    server = build_health_server(HealthService(readiness), options=options)
+    options = ServerOptions(host="127.0.0.1", port=0)
+    server = GrpcServer(options, HealthService(readiness).methods())
     port = await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         with pytest.raises(grpc.aio.AioRpcError) as error:

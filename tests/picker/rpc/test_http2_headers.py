@@ -8,7 +8,7 @@ from hpack.struct import HeaderTuple, NeverIndexedHeaderTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picker.rpc.http2_headers import HeaderBlocks, changes_table, encode_fields
+from picker.rpc.http2.headers import HeaderBlocks, changes_table, encode_fields
 
 NAMES = st.sampled_from([b":path", b":method", b"te", b"content-type", b"x-a", b"x-b"])
 VALUES = st.sampled_from([b"", b"POST", b"/a/b", b"trailers", b"v" * 200, bytes(range(256))])

@@ -16,15 +16,10 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as pb_grpc
 
 from picker.errors import ConfigError
-from picker.extproc.server import (
-    GrpcServer,
-    ServerOptions,
-    TlsMaterial,
-    TlsOptions,
-    Transport,
-    build_server,
-)
+from picker.extproc.server import build_server
+from picker.rpc.options import ServerOptions, TlsMaterial, TlsOptions
 from picker.rpc.self_signed import self_signed
+from picker.rpc.server import GrpcServer
 from picker.rpc.tls import CertificateFolder, cipher_suites, min_version, server_context
 
 BROKEN = TlsMaterial(b"no key", b"no certificate")
@@ -37,13 +32,9 @@ def certificate() -> TlsMaterial:
 
 
 @asynccontextmanager
-async def serving(
-    director: Any, tls: TlsOptions, transport: Transport = Transport.NATIVE
-) -> AsyncIterator[tuple[GrpcServer, int]]:
+async def serving(director: Any, tls: TlsOptions) -> AsyncIterator[tuple[GrpcServer, int]]:
     """A running server with TLS and its port."""
-    server = build_server(
-        director, options=ServerOptions(host="127.0.0.1", port=0, tls=tls, transport=transport)
-    )
+    server = build_server(director, options=ServerOptions(host="127.0.0.1", port=0, tls=tls))
     port = await server.start()
     try:
         yield server, port
@@ -87,20 +78,20 @@ def shown_as(material: TlsMaterial) -> bytes:
 
 
 async def test_a_stream_runs_over_tls_with_http2_negotiated(
-    certificate: TlsMaterial, director: Callable[..., Any], transport: Transport
+    certificate: TlsMaterial, director: Callable[..., Any]
 ) -> None:
     """A client that trusts the self-signed certificate is served, and ALPN offers `h2`."""
-    async with serving(director(), TlsOptions(certificate), transport) as (_, port):
+    async with serving(director(), TlsOptions(certificate)) as (_, port):
         assert await answered(port, certificate)
         assert await handshake(port) == ("h2", shown_as(certificate))
 
 
 async def test_a_new_certificate_is_for_new_connections(
-    certificate: TlsMaterial, director: Callable[..., Any], transport: Transport
+    certificate: TlsMaterial, director: Callable[..., Any]
 ) -> None:
     """One that cannot be used changes nothing."""
     later = self_signed()
-    async with serving(director(), TlsOptions(certificate), transport) as (server, port):
+    async with serving(director(), TlsOptions(certificate)) as (server, port):
         server.use_certificate(later)
         assert await answered(port, later)
         mixed = TlsMaterial(certificate.private_key, later.certificate_chain)
@@ -111,10 +102,10 @@ async def test_a_new_certificate_is_for_new_connections(
 
 
 async def test_an_unusable_certificate_keeps_a_server_from_starting(
-    director: Callable[..., Any], transport: Transport
+    director: Callable[..., Any],
 ) -> None:
     """It says so, instead of failing every handshake."""
-    options = ServerOptions(host="127.0.0.1", port=0, tls=TlsOptions(BROKEN), transport=transport)
+    options = ServerOptions(host="127.0.0.1", port=0, tls=TlsOptions(BROKEN))
     with pytest.raises(OSError, match=r"SSL|PEM"):
         await build_server(director(), options=options).start()
 
@@ -133,16 +124,6 @@ async def test_a_client_older_than_the_least_version_is_turned_away(
         with pytest.raises((ConnectionResetError, ssl.SSLError)):
             await handshake(port, **old)
         assert (await handshake(port))[0] == "h2"
-
-
-async def test_the_transport_without_a_choice_of_versions_says_so(
-    certificate: TlsMaterial, director: Callable[..., Any]
-) -> None:
-    """A setting is refused rather than ignored."""
-    tls = TlsOptions(certificate, ssl.TLSVersion.TLSv1_3)
-    options = ServerOptions(host="127.0.0.1", port=0, tls=tls, transport=Transport.GRPCIO)
-    with pytest.raises(OSError, match="no choice of TLS versions"):
-        await build_server(director(), options=options).start()
 
 
 def test_versions_and_suites_are_named_as_in_the_reference() -> None:

@@ -1,9 +1,9 @@
-"""Which endpoints a proxy is told of."""
+"""The endpoints that a proxy is sent."""
 
 from __future__ import annotations
 
 from picker.types import Endpoint
-from picker.xds.assignment import Assignment
+from picker.xds.state.assignment import Assignment
 
 
 def told(*endpoints: Endpoint) -> Assignment:

@@ -1,4 +1,4 @@
-"""What is told of several pools while one of them is not known yet."""
+"""Endpoint discovery of several pools while one of them is not known yet."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from xds_call import assignments, calling
 
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.rpc.calls import Status
-from picker.xds import delta, sotw, wire
-from picker.xds.cache import Cache, Resource, ResourceSet, resource_of
-from picker.xds.delta import DeltaSession
+from picker.xds import wire
 from picker.xds.server import EndpointDiscovery
-from picker.xds.sotw import SotwSession
+from picker.xds.state import delta, sotw
+from picker.xds.state.cache import Cache, ResourceSet, XdsResource, resource_of
+from picker.xds.state.delta import DeltaSession
+from picker.xds.state.sotw import SotwSession
 
 
-def resource(name: str, text: str) -> Resource:
+def resource(name: str, text: str) -> XdsResource:
     """One with this content."""
     return resource_of(name, text.encode())
 
@@ -32,7 +33,7 @@ def known(*awaited: str, **contents: str) -> ResourceSet:
     return cache.current
 
 
-def said(response: delta.Response | None) -> tuple[dict[str, str], set[str]] | None:
+def said(response: delta.DeltaResponse | None) -> tuple[dict[str, str], set[str]] | None:
     """Name → content, and what does not exist."""
     if response is None:
         return None
@@ -55,11 +56,11 @@ def test_what_was_published_is_awaited_no_more() -> None:
 def test_of_what_is_awaited_nothing_is_said(had: dict[str, str]) -> None:
     """Above all not that it does not exist; of what nobody awaits that is said."""
     session = DeltaSession()
-    session.receive(delta.Request(("a", "b", "z"), initial_versions=had))
+    session.receive(delta.DeltaRequest(("a", "b", "z"), initial_versions=had))
     response = session.poll(known("b", a="1"))
     assert said(response) == ({"a": "1"}, {"z"})
     assert response is not None
-    session.receive(delta.Request(nonce=response.nonce))
+    session.receive(delta.DeltaRequest(nonce=response.nonce))
     assert session.poll(known("b", a="1")) is None
     assert said(session.poll(known(a="1", b="1"))) == ({"b": "1"}, set())
 
@@ -67,7 +68,7 @@ def test_of_what_is_awaited_nothing_is_said(had: dict[str, str]) -> None:
 def test_a_client_of_all_names_keeps_what_is_awaited() -> None:
     """It names none, and has some from before."""
     session = DeltaSession()
-    session.receive(delta.Request(initial_versions={"b": "old", "z": "old"}))
+    session.receive(delta.DeltaRequest(initial_versions={"b": "old", "z": "old"}))
     assert said(session.poll(known("b", a="1"))) == ({"a": "1"}, {"z"})
 
 
@@ -75,27 +76,27 @@ def test_who_asks_again_is_told_when_it_is_known() -> None:
     """Even if it has the same version: it may have forgotten the content."""
     session = DeltaSession()
     has = resource("b", "1").version
-    session.receive(delta.Request(("a", "b"), initial_versions={"b": has}))
+    session.receive(delta.DeltaRequest(("a", "b"), initial_versions={"b": has}))
     response = session.poll(known("b", a="1"))
     assert said(response) == ({"a": "1"}, set())
     assert response is not None
-    session.receive(delta.Request(("b",), nonce=response.nonce))
+    session.receive(delta.DeltaRequest(("b",), nonce=response.nonce))
     response = session.poll(known("b", a="2"))
     assert said(response) == ({"a": "2"}, set())
     assert response is not None
-    session.receive(delta.Request(nonce=response.nonce))
+    session.receive(delta.DeltaRequest(nonce=response.nonce))
     assert said(session.poll(known(a="2", b="1"))) == ({"b": "1"}, set())
 
 
 def test_what_was_known_and_is_gone_is_said() -> None:
     """As it always was."""
     session = DeltaSession()
-    session.receive(delta.Request(("a", "b")))
+    session.receive(delta.DeltaRequest(("a", "b")))
     cache = Cache(("a", "b"))
     cache.publish([resource("a", "1"), resource("b", "1")])
     response = session.poll(cache.current)
     assert response is not None
-    session.receive(delta.Request(nonce=response.nonce))
+    session.receive(delta.DeltaRequest(nonce=response.nonce))
     cache.publish([resource("a", "1")])
     assert said(session.poll(cache.current)) == ({}, {"b"})
 
@@ -103,7 +104,7 @@ def test_what_was_known_and_is_gone_is_said() -> None:
 def test_the_other_variant_is_silent_too() -> None:
     """What is not in a response stays as it was."""
     session = SotwSession(lambda name: resource(name, "emptied"))
-    session.receive(sotw.Request(("a", "b")))
+    session.receive(sotw.SotwRequest(("a", "b")))
     response = session.poll(known("b", a="1"))
     assert response is not None
     assert [one.name for one in response.resources] == ["a"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from picker.xds.cache import Cache, resource_of, version_of
+from picker.xds.state.cache import Cache, resource_of, version_of
 
 
 def test_versions_are_those_of_the_content() -> None:

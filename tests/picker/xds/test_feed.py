@@ -11,15 +11,15 @@ import pytest
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
 from picker.types import Endpoint, EndpointMetrics
-from picker.xds.cache import Cache
 from picker.xds.feed import GATHER_SECONDS, EndpointFeed
+from picker.xds.state.cache import Cache
 
 pytestmark = pytest.mark.looptime
 ONE, TWO = Endpoint("one", "10.0.0.1", 8000), Endpoint("two", "10.0.0.2", 8000)
 
 
 class Followed:
-    """A pool, and what is told of it."""
+    """A pool, and what is sent of it."""
 
     def __init__(self) -> None:
         self.datastore, self.cache = Datastore(), Cache()
@@ -93,7 +93,7 @@ async def test_what_does_not_concern_proxies_is_not_told() -> None:
 async def test_an_endpoint_with_a_name_for_an_address_is_named_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The others are told of."""
+    """The others are sent."""
     followed = Followed()
     named = Endpoint("named", "worker.example", 8000)
     followed.datastore.set_endpoints([named, ONE])
@@ -103,4 +103,4 @@ async def test_an_endpoint_with_a_name_for_an_address_is_named_once(
         await asyncio.sleep(1)
     assert dict(followed.series.endpoints.numbers()) == {(): 2.0}
     (line,) = [one.getMessage() for one in caplog.records]
-    assert line.startswith("a proxy cannot be told of default/named")
+    assert line.startswith("a proxy cannot be sent default/named")

@@ -13,8 +13,8 @@ from picker.metrics.picker_metrics import PickerMetrics
 from picker.rpc.calls import Status
 from picker.types import Endpoint
 from picker.xds import wire
-from picker.xds.cache import Cache
 from picker.xds.server import MAX_LINES, MAX_NAMES, EndpointDiscovery
+from picker.xds.state.cache import Cache
 
 Request, Response = discovery_pb2.DiscoveryRequest, discovery_pb2.DiscoveryResponse
 DeltaRequest = discovery_pb2.DeltaDiscoveryRequest
@@ -110,7 +110,7 @@ async def test_a_refusal_is_logged_once_with_the_reason(
         call.send(answer(is_delta, await call.receive()))
     assert served.counted("nacks_total") == {"delta" if is_delta else "sotw": 3.0}
     (line,) = [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR]
-    assert line == "the proxy 'n' refuses the endpoints it was told of: malformed IP address"
+    assert line == "the proxy 'n' refuses the endpoints it was sent: malformed IP address"
 
 
 async def test_a_delta_client_that_comes_back_is_told_nothing_it_knows(served: Served) -> None:
@@ -165,7 +165,7 @@ async def test_other_types_are_refused_where_only_endpoints_can_be_asked_for(
 async def test_other_types_are_passed_over_where_all_can_be_asked_for(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Endpoints are told of beside them; a request without a type ends the stream."""
+    """Endpoints are served beside them; a request without a type ends the stream."""
     caplog.set_level(logging.INFO)
     served.tell(1)
     async with served.call(wire.STREAM_AGGREGATED) as call:
@@ -177,7 +177,7 @@ async def test_other_types_are_passed_over_where_all_can_be_asked_for(
         call.send(Request(resource_names=["pool"]))
         assert str(await call.failure()) == "a request of no type"
     assert [one.getMessage() for one in caplog.records] == [
-        f"the proxy 'n' asks for {CLUSTERS}: only endpoints are told of here"
+        f"the proxy 'n' asks for {CLUSTERS}: only endpoints are served here"
     ]
 
 
@@ -261,12 +261,12 @@ async def test_what_a_client_says_takes_little_of_the_log(
 
 
 async def test_a_thousand_calls_leave_nothing_behind(served: Served) -> None:
-    """Neither those that end in order nor those that break off are told of changes any more."""
+    """Neither those that end in order nor those that break off are notified of changes any more."""
     served.tell(1)
     for number in range(1000):
         async with served.call(wire.STREAM_ENDPOINTS) as call:
             call.send(b"\xff" if number % 2 else asking(is_delta=False))
             if number % 2:
                 assert (await call.failure()).status is Status.INVALID_ARGUMENT
-    assert served.cache.watchers == 0
+    assert served.cache._watchers == []
     assert dict(served.series.clients.numbers()) == {(): 0.0}

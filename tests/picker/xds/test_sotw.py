@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from picker.xds.cache import Cache, Resource, ResourceSet, resource_of
-from picker.xds.sotw import Request, Response, SotwSession
-from picker.xds.subscription import Verdict
+from picker.xds.state.cache import Cache, ResourceSet, XdsResource, resource_of
+from picker.xds.state.sotw import SotwRequest, SotwResponse, SotwSession
+from picker.xds.state.subscription import Acknowledgement
 
 
-def emptied(name: str) -> Resource:
-    """What is told of a name that has vanished."""
+def emptied(name: str) -> XdsResource:
+    """What is sent for a name that has vanished."""
     return resource_of(name, b"")
 
 
@@ -20,7 +20,7 @@ def current(**contents: str) -> ResourceSet:
     return cache.current
 
 
-def told(response: Response | None) -> dict[str, str] | None:
+def told(response: SotwResponse | None) -> dict[str, str] | None:
     """Name → content of a response."""
     return None if response is None else {r.name: r.body.decode() for r in response.resources}
 
@@ -28,10 +28,10 @@ def told(response: Response | None) -> dict[str, str] | None:
 def begun(names: tuple[str, ...], **contents: str) -> SotwSession:
     """A client that has subscribed and taken over the first response."""
     session = SotwSession(emptied)
-    assert session.receive(Request(names)) is Verdict.NONE
+    assert session.receive(SotwRequest(names)) is Acknowledgement.NONE
     response = session.poll(current(**contents))
     assert response is not None
-    assert session.receive(Request(names, response.nonce)) is Verdict.ACK
+    assert session.receive(SotwRequest(names, response.nonce)) is Acknowledgement.ACK
     return session
 
 
@@ -39,7 +39,7 @@ def test_nothing_is_said_before_anything_is_known_or_asked() -> None:
     """A picker that has just started does not say that there are no endpoints."""
     session = SotwSession(emptied)
     assert session.poll(current(a="1")) is None
-    session.receive(Request(("a",)))
+    session.receive(SotwRequest(("a",)))
     assert session.poll(None) is None
     assert told(session.poll(current(a="1"))) == {"a": "1"}
 
@@ -52,15 +52,15 @@ def test_what_has_not_changed_is_not_said_again() -> None:
     assert told(session.poll(current(a="2", b="2"))) == {"a": "2"}
 
 
-def test_changes_while_a_response_is_under_way_become_one() -> None:
+def test_changes_while_a_response_is_unanswered_become_one() -> None:
     """One response at a time; the next tells the latest."""
     session = SotwSession(emptied)
-    session.receive(Request(("a",)))
+    session.receive(SotwRequest(("a",)))
     first = session.poll(current(a="1"))
     assert first is not None
     assert session.poll(current(a="2")) is None
     assert session.poll(current(a="3")) is None
-    assert session.receive(Request(("a",), first.nonce)) is Verdict.ACK
+    assert session.receive(SotwRequest(("a",), first.nonce)) is Acknowledgement.ACK
     second = session.poll(current(a="3"))
     assert told(second) == {"a": "3"}
     assert second is not None
@@ -73,7 +73,7 @@ def test_what_was_refused_is_not_said_again_until_it_changes() -> None:
     session = begun(("a",), a="1")
     bad = session.poll(current(a="bad"))
     assert bad is not None
-    assert session.receive(Request(("a",), bad.nonce, "no")) is Verdict.NACK
+    assert session.receive(SotwRequest(("a",), bad.nonce, "no")) is Acknowledgement.NACK
     assert session.poll(current(a="bad")) is None
     assert told(session.poll(current(a="1"))) == {"a": "1"}
 
@@ -81,7 +81,7 @@ def test_what_was_refused_is_not_said_again_until_it_changes() -> None:
 def test_a_verdict_counts_once() -> None:
     """A further request with the nonce of an answered response only changes the subscription."""
     session = begun(("a",), a="1", b="1")
-    assert session.receive(Request(("a", "b"), "1")) is Verdict.NONE
+    assert session.receive(SotwRequest(("a", "b"), "1")) is Acknowledgement.NONE
     assert told(session.poll(current(a="1", b="1"))) == {"a": "1", "b": "1"}
 
 
@@ -91,10 +91,10 @@ def test_a_stale_request_is_disregarded() -> None:
     second = session.poll(current(a="2"))
     assert second is not None
     for nonce in ("1", "", "7"):
-        assert session.receive(Request(("b",), nonce)) is Verdict.STALE
+        assert session.receive(SotwRequest(("b",), nonce)) is Acknowledgement.STALE
     assert session.names == {"a"}
     assert session.poll(current(a="3")) is None, "the second response is not answered"
-    assert session.receive(Request(("a",), second.nonce)) is Verdict.ACK
+    assert session.receive(SotwRequest(("a",), second.nonce)) is Acknowledgement.ACK
 
 
 def test_what_has_vanished_is_told_as_empty() -> None:
@@ -103,7 +103,7 @@ def test_what_has_vanished_is_told_as_empty() -> None:
     gone = session.poll(current(a="1"))
     assert told(gone) == {"a": "1", "b": ""}
     assert gone is not None
-    session.receive(Request(("a", "b"), gone.nonce))
+    session.receive(SotwRequest(("a", "b"), gone.nonce))
     assert session.poll(current(a="1")) is None
     assert told(session.poll(current(a="1", b="2"))) == {"a": "1", "b": "2"}
 
@@ -111,7 +111,7 @@ def test_what_has_vanished_is_told_as_empty() -> None:
 def test_what_nobody_has_is_answered_with_silence_until_it_exists() -> None:
     """A client's own timer decides how long it waits for a resource."""
     session = SotwSession(emptied)
-    session.receive(Request(("nobody",)))
+    session.receive(SotwRequest(("nobody",)))
     assert session.poll(current(a="1")) is None
     assert told(session.poll(current(a="1", nobody="1"))) == {"nobody": "1"}
 
@@ -121,25 +121,25 @@ def test_who_names_nothing_wants_everything_until_it_has_named_something() -> No
     session = begun((), a="1", b="1")
     assert told(session.poll(current(a="1", b="2"))) == {"a": "1", "b": "2"}
     session = begun(("a",), a="1", b="1")
-    session.receive(Request((), "1"))
+    session.receive(SotwRequest((), "1"))
     assert session.poll(current(a="2", b="2")) is None
-    session.receive(Request(("*",), "1"))
+    session.receive(SotwRequest(("*",), "1"))
     assert told(session.poll(current(a="2", b="2"))) == {"a": "2", "b": "2"}
 
 
 def test_what_is_subscribed_to_again_is_told_again() -> None:
     """The client may have dropped it meanwhile."""
     session = begun(("a",), a="1", b="1")
-    session.receive(Request(("b",), "1"))
+    session.receive(SotwRequest(("b",), "1"))
     second = session.poll(current(a="1", b="1"))
     assert told(second) == {"b": "1"}
-    session.receive(Request(("b",), "2"))
-    session.receive(Request(("a", "b"), "2"))
+    session.receive(SotwRequest(("b",), "2"))
+    session.receive(SotwRequest(("a", "b"), "2"))
     assert told(session.poll(current(a="1", b="1"))) == {"a": "1", "b": "1"}
 
 
 def test_a_client_that_comes_back_is_answered() -> None:
     """Its first request on a new stream names a nonce of the old one: that is no ACK."""
     session = SotwSession(emptied)
-    assert session.receive(Request(("a",), "7")) is Verdict.NONE
+    assert session.receive(SotwRequest(("a",), "7")) is Acknowledgement.NONE
     assert told(session.poll(current(a="1"))) == {"a": "1"}

@@ -22,11 +22,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from picker.xds import delta, sotw
-from picker.xds.cache import Cache, Resource, resource_of
-from picker.xds.delta import DeltaSession
-from picker.xds.sotw import SotwSession
-from picker.xds.subscription import Verdict
+from picker.xds.state import delta, sotw
+from picker.xds.state.cache import Cache, XdsResource, resource_of
+from picker.xds.state.delta import DeltaSession
+from picker.xds.state.sotw import SotwSession
+from picker.xds.state.subscription import Acknowledgement
 
 NAMES = ("a", "b", "c")
 A_NAME = st.sampled_from(NAMES)
@@ -34,7 +34,7 @@ CONTENTS = st.sampled_from(["1", "2", "3", "!"])
 SETS = st.dictionaries(A_NAME, CONTENTS)
 
 
-def is_refused(resources: tuple[Resource, ...]) -> bool:
+def is_refused(resources: tuple[XdsResource, ...]) -> bool:
     """Whether a client refuses a response with these."""
     return any(one.body.startswith(b"!") for one in resources)
 
@@ -77,7 +77,7 @@ class Walk(RuleBasedStateMachine):
         """The client subscribes to a name or gives it up."""
         raise NotImplementedError
 
-    def store(self, resources: tuple[Resource, ...]) -> None:
+    def store(self, resources: tuple[XdsResource, ...]) -> None:
         """What the client takes over, as far as it still wants it."""
         for one in resources:
             if one.name in self.wanted:
@@ -119,8 +119,8 @@ class Walk(RuleBasedStateMachine):
     @precondition(lambda self: self.to_server)
     @rule()
     def server_reads(self) -> None:
-        verdict = self.session.receive(self.to_server.popleft())
-        self.answered += verdict in (Verdict.ACK, Verdict.NACK)
+        acknowledged = self.session.receive(self.to_server.popleft())
+        self.answered += acknowledged in (Acknowledgement.ACK, Acknowledgement.NACK)
 
     @rule()
     def server_writes(self) -> None:
@@ -140,7 +140,7 @@ class Walk(RuleBasedStateMachine):
         self.connect()
 
     @invariant()
-    def at_most_one_is_under_way(self) -> None:
+    def at_most_one_is_unanswered(self) -> None:
         assert len(self.to_client) <= 1
         assert 0 <= self.sent - self.answered <= 1
 
@@ -173,7 +173,7 @@ class Walk(RuleBasedStateMachine):
         assert known == there
 
     def counts(self, name: str, there: dict[str, str]) -> bool:
-        """Whether the server can have told of `name`, if it does not exist."""
+        """Whether the server can have sent `name`, if it does not exist."""
         return True
 
 
@@ -184,7 +184,7 @@ class SotwWalk(Walk):
         return SotwSession(lambda name: resource_of(name, b""))
 
     def request(self, problem: str | None = None) -> None:
-        self.to_server.append(sotw.Request(tuple(sorted(self.wanted)), self.nonce, problem))
+        self.to_server.append(sotw.SotwRequest(tuple(sorted(self.wanted)), self.nonce, problem))
 
     def send_first(self) -> None:
         self.nonce = ""
@@ -193,7 +193,7 @@ class SotwWalk(Walk):
     def change(self, name: str, is_wanted: bool) -> None:
         self.request()
 
-    def take(self, response: sotw.Response) -> None:
+    def take(self, response: sotw.SotwResponse) -> None:
         self.nonce = response.nonce
         refused = is_refused(response.resources)
         if not refused:
@@ -213,14 +213,16 @@ class DeltaWalk(Walk):
 
     def send_first(self) -> None:
         self.to_server.append(
-            delta.Request(tuple(sorted(self.wanted)), initial_versions=dict(self.versions))
+            delta.DeltaRequest(tuple(sorted(self.wanted)), initial_versions=dict(self.versions))
         )
 
     def change(self, name: str, is_wanted: bool) -> None:
         names = (name,)
-        self.to_server.append(delta.Request(names) if is_wanted else delta.Request((), names))
+        self.to_server.append(
+            delta.DeltaRequest(names) if is_wanted else delta.DeltaRequest((), names)
+        )
 
-    def take(self, response: delta.Response) -> None:
+    def take(self, response: delta.DeltaResponse) -> None:
         refused = is_refused(response.resources)
         if not refused:
             self.store(response.resources)
@@ -228,7 +230,7 @@ class DeltaWalk(Walk):
                 self.view.pop(name, None)
                 self.versions.pop(name, None)
         problem = "no" if refused else None
-        self.to_server.append(delta.Request(nonce=response.nonce, problem=problem))
+        self.to_server.append(delta.DeltaRequest(nonce=response.nonce, problem=problem))
 
 
 @pytest.mark.parametrize("walk", [SotwWalk, DeltaWalk])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from picker.types import Endpoint
 from picker.xds import wire
-from picker.xds.assignment import ZONE_LABEL
+from picker.xds.state.assignment import ZONE_LABEL
 
 
 def test_an_endpoint_is_told_with_its_address_its_name_and_where_it_stands() -> None:

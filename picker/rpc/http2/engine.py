@@ -1,43 +1,29 @@
-"""HTTP/2 as far as a gRPC server behind a proxy needs it, made to cost little.
+"""The protocol state of one HTTP/2 connection, made to cost little: bytes in, calls of methods out.
 
 Theory of operation
 -------------------
-`receive` cuts bytes into frames and hands each to one method by its type. A stream is a small
-object with its two windows; it exists from its HEADERS until both sides are closed or one resets
-it, and a number below the highest one seen that has no object is a closed stream.
-
-Header blocks: a proxy opens thousands of streams with the same fields, which compression turns into
-the same bytes each time. A block that inserts nothing into the dynamic table means the same as long
-as nothing else changes the table, so such blocks are remembered by their bytes, and all are
-forgotten as soon as a block does insert. What we send uses no table at all.
+`receive` cuts bytes into frames and hands each to one method by its type. A stream is one object
+with its two windows, made by the listener, whose methods the engine calls; it exists from its
+HEADERS until both halves are closed or one end resets it, and a number below the highest one seen
+that has no object is a closed stream. What is to be sent gathers in `out`.
 
 Errors: what breaks the rules of the connection raises `Http2Error`, with the GOAWAY queued; what
 concerns one stream resets that stream. PRIORITY, unknown frames and unknown settings are ignored.
 Server push does not exist here.
 
-`http2_library` is the slow twin: the tests of the connection run on both.
-Source: RFC 9113, RFC 7541.
+The tests compare it with the `h2` library. Source: RFC 9113.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from struct import Struct
+from typing import Protocol
 
 from hpack import Decoder, HPACKError, OversizedHeaderListError
 
-from picker.rpc.http2 import (
-    CONNECTION_WINDOW_BYTES,
-    MAX_CONCURRENT_STREAMS,
-    MAX_HEADER_LIST_BYTES,
-    STREAM_WINDOW_BYTES,
-    Fields,
-    Http2Error,
-    Http2Listener,
-)
-from picker.rpc.http2_headers import HeaderBlocks, encode_fields
-from picker.rpc.http2_streams import OpenStream
-from picker.rpc.http2_wire import (
+from picker.errors import PickerError
+from picker.rpc.http2.frames import (
     ACK,
     DEFAULT_WINDOW_BYTES,
     END_HEADERS,
@@ -54,24 +40,104 @@ from picker.rpc.http2_wire import (
     Kind,
     Setting,
     frame,
+    goaway,
     header_frames,
 )
+from picker.rpc.http2.headers import HeaderBlocks
 
+STREAM_WINDOW_BYTES = 1024 * 1024
+CONNECTION_WINDOW_BYTES = 16 * 1024 * 1024
+MAX_CONCURRENT_STREAMS = 4096
+MAX_HEADER_LIST_BYTES = 64 * 1024
 MAX_CONTINUATIONS = 64
 _SETTING = Struct(">HI")
+_DATA, _SETTINGS, _CONTINUATION = int(Kind.DATA), int(Kind.SETTINGS), int(Kind.CONTINUATION)
 
 
-class FrameEngine:
-    """Implements `Http2Engine`. Owns the protocol state of one connection."""
+class Http2Error(PickerError):
+    """The peer broke HTTP/2; the GOAWAY that says so is queued."""
+
+
+class Http2Stream:
+    """One open stream. The engine owns the fields; a subclass says what its events mean."""
+
+    __slots__ = (
+        "credit",
+        "input_closed",
+        "output_closed",
+        "receive_window",
+        "send_window",
+        "stream_id",
+    )
+
+    def __init__(self, stream_id: int, send_window: int) -> None:
+        self.stream_id = stream_id
+        self.send_window = send_window
+        self.receive_window = STREAM_WINDOW_BYTES
+        self.credit = 0  # bytes that were acknowledged, and not yet given back to the peer
+        self.input_closed = False  # the peer sends no more
+        self.output_closed = False  # nothing more can be sent
+
+    def on_data(self, data: bytes, flow_controlled_bytes: int) -> None:
+        """Content, to be acknowledged with `flow_controlled_bytes` (padding counts)."""
+        raise NotImplementedError
+
+    def on_end(self) -> None:
+        """The peer has closed its half."""
+        raise NotImplementedError
+
+    def on_reset(self) -> None:
+        """The stream is over; both halves are closed."""
+        raise NotImplementedError
+
+    def on_window(self) -> None:
+        """The window to send in has grown."""
+        raise NotImplementedError
+
+
+class Http2Listener(Protocol):
+    """What a connection does beyond its streams, in the order in which the peer did it."""
+
+    def on_request(
+        self, stream_id: int, send_window: int, headers: Mapping[bytes, bytes]
+    ) -> Http2Stream:
+        """A stream was opened; what serves it. Names are lower case, repeated ones joined."""
+        ...
+
+    def on_window(self) -> None:
+        """The window of the connection, or that of all streams, has changed."""
+        ...
+
+    def on_ping_answered(self, data: bytes) -> None:
+        """The peer has read everything that was sent before the ping."""
+        ...
+
+    def on_chore(self) -> None:
+        """A frame came that costs work and brings no call on: a ping, settings, a priority, empty
+        content, one of an unknown kind, or a stream too many. May raise `Http2Error`.
+        """
+        ...
+
+    def on_goaway(self, error_code: int) -> None:
+        """The peer opens no more streams; 0: those that are open go on."""
+        ...
+
+
+class Http2Engine:
+    """Owns the protocol state of one connection, as its server. Call `start` first.
+
+    `receive` raises what the listener and the streams raise; the connection is then broken.
+    """
 
     def __init__(self, listener: Http2Listener) -> None:
+        self.out: list[bytes] = []  # to be sent, in order
+        self.streams: dict[int, Http2Stream] = {}
+        self.max_frame_bytes = MAX_FRAME_BYTES  # of one DATA frame to the peer
+        self.has_met_peer = False  # the peer's preface and settings have come
         self._listener = listener
-        self.max_frame_bytes = MAX_FRAME_BYTES
-        self._rest = b""
-        self._out: list[bytes] = []
-        self._streams: dict[int, OpenStream] = {}
+        self._rest = b""  # of a frame that is not complete
         self._last_stream_id = 0
-        self._prefaced = self._settled = False
+        self._has_preface = False
         self._send_window = DEFAULT_WINDOW_BYTES
         self._initial_send_window = DEFAULT_WINDOW_BYTES
         self._receive_window = CONNECTION_WINDOW_BYTES
@@ -92,11 +158,6 @@ class FrameEngine:
             self._continuation,
         )
 
-    @property
-    def has_met_peer(self) -> bool:
-        """Whether the peer's preface and settings have come."""
-        return self._settled
-
     # Out
 
     def start(self) -> None:
@@ -107,72 +168,64 @@ class FrameEngine:
             (Setting.MAX_HEADER_LIST_SIZE, MAX_HEADER_LIST_BYTES),
         )
         payload = b"".join(_SETTING.pack(*setting) for setting in settings)
-        self._out.append(frame(Kind.SETTINGS, 0, 0, payload))
+        self.out.append(frame(Kind.SETTINGS, 0, 0, payload))
         self._grow_window(0, CONNECTION_WINDOW_BYTES - DEFAULT_WINDOW_BYTES)
 
-    def data_to_send(self) -> bytes:
-        """What is to be sent since the last call."""
-        if not self._out:
-            return b""
-        data = b"".join(self._out)
-        self._out.clear()
-        return data
+    def window(self, stream: Http2Stream) -> int:
+        """How many bytes of content may be sent on `stream` now; 0 for one that is closed."""
+        return 0 if stream.output_closed else min(stream.send_window, self._send_window)
 
-    def window(self, stream_id: int) -> int:
-        """How many bytes of content may be sent on a stream now; 0 for one that is closed."""
-        stream = self._streams.get(stream_id)
-        if stream is None:
-            return 0
-        return min(stream.send_window, self._send_window)
-
-    def send_headers(self, stream_id: int, fields: Fields, end_stream: bool = False) -> None:
+    def send_headers(self, stream: Http2Stream, block: bytes, end_stream: bool = False) -> None:
         """Queue a header block; ignored on a closed stream."""
-        stream = self._streams.get(stream_id)
-        if stream is None:
+        if stream.output_closed:
             return
-        self._out.append(header_frames(stream_id, encode_fields(fields), end_stream))
+        self.out.append(header_frames(stream.stream_id, block, end_stream))
         if end_stream:
             stream.output_closed = True
-            self._close_if_done(stream_id, stream)
+            if stream.input_closed:
+                self.streams.pop(stream.stream_id, None)
 
-    def send_data(self, stream_id: int, data: bytes) -> None:
-        """Queue content, at most `max_frame_bytes` and what `window` allows."""
-        stream = self._streams.get(stream_id)
-        if stream is None:
-            return
-        length = len(data)
+    def send_data(self, stream: Http2Stream, *pieces: bytes) -> bool:
+        """Queue content as one frame. False, and nothing is queued, where a window or the largest
+        frame does not allow all of it.
+        """
+        length = 0
+        for piece in pieces:
+            length += len(piece)
+        if length > self.max_frame_bytes or length > self._send_window:
+            return False
+        if length > stream.send_window or stream.output_closed:
+            return False
         stream.send_window -= length
         self._send_window -= length
-        self._out.append(FRAME_HEADER.pack(length >> 16, length & 0xFFFF, 0, 0, stream_id))
-        self._out.append(data)
+        self.out.append(FRAME_HEADER.pack(length >> 16, length & 0xFFFF, 0, 0, stream.stream_id))
+        self.out += pieces
+        return True
 
-    def acknowledge(self, stream_id: int, count: int) -> None:
+    def acknowledge(self, stream: Http2Stream, count: int) -> None:
         """`count` flow-controlled bytes were dealt with; the stream may be closed."""
-        self._credit += count
-        if self._credit >= CONNECTION_WINDOW_BYTES // 4:
-            self._receive_window += self._credit
-            self._grow_window(0, self._credit)
-            self._credit = 0
-        stream = self._streams.get(stream_id)
-        if stream is None or stream.input_closed:
+        self._acknowledge_to_connection(count)
+        if stream.input_closed:
             return
         stream.credit += count
+        # A quarter: seldom enough to cost nothing, and the peer never waits for it.
         if stream.credit >= STREAM_WINDOW_BYTES // 4:
             stream.receive_window += stream.credit
-            self._grow_window(stream_id, stream.credit)
+            self._grow_window(stream.stream_id, stream.credit)
             stream.credit = 0
 
-    def reset(self, stream_id: int) -> None:
-        """Tell the peer to send no more on a stream (NO_ERROR)."""
-        self._reset(stream_id, ErrorCode.NO_ERROR)
+    def reset(self, stream: Http2Stream, code: ErrorCode = ErrorCode.NO_ERROR) -> None:
+        """End a stream; NO_ERROR asks the peer to send no more of a request that was answered."""
+        self._close(stream)
+        self._send_reset(stream.stream_id, code)
 
     def ping(self, data: bytes) -> None:
         """Ask for `on_ping_answered` with these eight bytes."""
-        self._out.append(frame(Kind.PING, 0, 0, data))
+        self.out.append(frame(Kind.PING, 0, 0, data))
 
     def close(self, code: ErrorCode = ErrorCode.NO_ERROR) -> None:
         """Queue the last GOAWAY."""
-        self._say_goodbye(code)
+        self.out.append(goaway(self._last_stream_id, code))
 
     # In
 
@@ -180,7 +233,7 @@ class FrameEngine:
         """Take bytes of the peer, cut anywhere. Raises `Http2Error`."""
         buffer = self._rest + data if self._rest else data
         at = 0
-        if not self._prefaced:
+        if not self._has_preface:
             at = self._take_preface(buffer)
             if not at:
                 return
@@ -195,9 +248,9 @@ class FrameEngine:
             if stop > end:
                 break
             at = stop
-            if not self._settled and kind != Kind.SETTINGS:
+            if not self.has_met_peer and kind != _SETTINGS:
                 raise self._broken(ErrorCode.PROTOCOL_ERROR, "settings must come first")
-            if self._block is not None and kind != Kind.CONTINUATION:
+            if self._block is not None and kind != _CONTINUATION:
                 raise self._broken(ErrorCode.PROTOCOL_ERROR, "a header block is interrupted")
             receive = receivers[kind] if kind < len(receivers) else self._ignore
             receive(stream_id & MAX_WINDOW_BYTES, flags, buffer[start:stop])
@@ -208,9 +261,9 @@ class FrameEngine:
         seen = buffer[: len(PREFACE)]
         if not PREFACE.startswith(seen):
             raise self._broken(ErrorCode.PROTOCOL_ERROR, "this is not HTTP/2")
-        self._prefaced = len(seen) == len(PREFACE)
-        self._rest = b"" if self._prefaced else buffer
-        return len(PREFACE) if self._prefaced else 0
+        self._has_preface = len(seen) == len(PREFACE)
+        self._rest = b"" if self._has_preface else buffer
+        return len(PREFACE) if self._has_preface else 0
 
     def _data(self, stream_id: int, flags: int, payload: bytes) -> None:
         length = len(payload)
@@ -219,26 +272,25 @@ class FrameEngine:
             raise self._broken(ErrorCode.FLOW_CONTROL_ERROR, "more data than the window")
         if flags & PADDED:
             payload = self._without_padding(payload)
-        stream = self._streams.get(stream_id)
+        stream = self.streams.get(stream_id)
         if stream is None or stream.input_closed:
-            self._stray(stream_id, stream)
-            self.acknowledge(stream_id, length)
+            self._stray_data(stream_id, stream)
+            self._acknowledge_to_connection(length)
             return
         stream.receive_window -= length
         if stream.receive_window < 0:
             raise self._broken(ErrorCode.FLOW_CONTROL_ERROR, "more data than a stream's window")
         if length:
-            self._listener.on_data(stream_id, payload, length)
+            stream.on_data(payload, length)
         elif not flags & END_STREAM:
             self._listener.on_chore()
         if flags & END_STREAM:
-            self._end_input(stream_id, stream)
+            self._end_input(stream)
 
-    def _stray(self, stream_id: int, stream: OpenStream | None) -> None:
+    def _stray_data(self, stream_id: int, stream: Http2Stream | None) -> None:
         """Content where there should be none: of a stream we closed it was on its way."""
         if stream is not None:
-            self._reset(stream_id, ErrorCode.STREAM_CLOSED)
-            self._listener.on_reset(stream_id)
+            self._fail_stream(stream, ErrorCode.STREAM_CLOSED)
         elif not self._was_opened(stream_id):
             raise self._broken(ErrorCode.PROTOCOL_ERROR, "data on a stream that is not open")
 
@@ -268,41 +320,44 @@ class FrameEngine:
 
     def _header_block(self, stream_id: int, flags: int, block: bytes) -> None:
         try:
+            # Also of a stream that is refused below: the decoder must see every block.
             headers = self._headers.decode(block)
         except OversizedHeaderListError:
             raise self._broken(ErrorCode.ENHANCE_YOUR_CALM, "the headers are too long") from None
         except (HPACKError, ValueError) as error:
             text = f"a header block that cannot be read: {error}"
             raise self._broken(ErrorCode.COMPRESSION_ERROR, text) from error
-        stream = self._streams.get(stream_id)
+        stream = self.streams.get(stream_id)
         if stream is not None:
             if stream.input_closed or not flags & END_STREAM:
                 raise self._broken(ErrorCode.PROTOCOL_ERROR, "headers within a stream")
-            self._end_input(stream_id, stream)
+            self._end_input(stream)
             return
-        if self._was_opened(stream_id):
+        if stream_id & 1 and stream_id <= self._last_stream_id:
             return  # trailers of a stream we have closed
         if not stream_id & 1:
             raise self._broken(ErrorCode.PROTOCOL_ERROR, "a stream of the wrong parity")
         self._last_stream_id = stream_id
-        if len(self._streams) >= MAX_CONCURRENT_STREAMS:
-            self._reset(stream_id, ErrorCode.REFUSED_STREAM)
+        if len(self.streams) >= MAX_CONCURRENT_STREAMS:
+            self._send_reset(stream_id, ErrorCode.REFUSED_STREAM)
             self._listener.on_chore()
             return
-        stream = self._streams[stream_id] = OpenStream(self._initial_send_window)
-        self._listener.on_request(stream_id, headers)
+        stream = self._listener.on_request(stream_id, self._initial_send_window, headers)
+        self.streams[stream_id] = stream
         if flags & END_STREAM:
-            self._end_input(stream_id, stream)
+            self._end_input(stream)
 
     def _rst_stream(self, stream_id: int, flags: int, payload: bytes) -> None:
         self._expect_length(payload, 4)
         if not self._was_opened(stream_id):
             raise self._broken(ErrorCode.PROTOCOL_ERROR, "a reset of a stream that is not open")
-        if self._streams.pop(stream_id, None) is not None:
-            self._listener.on_reset(stream_id)
+        stream = self.streams.get(stream_id)
+        if stream is not None:
+            self._close(stream)
+            stream.on_reset()
 
     def _settings(self, stream_id: int, flags: int, payload: bytes) -> None:
-        self._settled = True
+        self.has_met_peer = True
         if stream_id or len(payload) % _SETTING.size or (flags & ACK and payload):
             raise self._broken(ErrorCode.FRAME_SIZE_ERROR, "settings that cannot be read")
         if flags & ACK:
@@ -314,17 +369,17 @@ class FrameEngine:
                 if not MAX_FRAME_BYTES <= value < 2**24:
                     raise self._broken(ErrorCode.PROTOCOL_ERROR, "an impossible frame size")
                 self.max_frame_bytes = value
-        self._out.append(frame(Kind.SETTINGS, ACK, 0, b""))
+        self.out.append(frame(Kind.SETTINGS, ACK, 0, b""))
         self._listener.on_chore()
-        self._listener.on_window(0)
+        self._listener.on_window()
 
     def _set_initial_window(self, value: int) -> None:
         if value > MAX_WINDOW_BYTES:
             raise self._broken(ErrorCode.FLOW_CONTROL_ERROR, "an impossible window")
         change = value - self._initial_send_window
         self._initial_send_window = value
-        for stream in self._streams.values():
-            stream.send_window += change
+        for stream in self.streams.values():
+            stream.send_window += change  # perhaps below zero, which the peer has to make up for
             if stream.send_window > MAX_WINDOW_BYTES:
                 raise self._broken(ErrorCode.FLOW_CONTROL_ERROR, "a window grew too large")
 
@@ -338,13 +393,13 @@ class FrameEngine:
         if flags & ACK:
             self._listener.on_ping_answered(payload)
         else:
-            self._out.append(frame(Kind.PING, ACK, 0, payload))
+            self.out.append(frame(Kind.PING, ACK, 0, payload))
             self._listener.on_chore()
 
     def _goaway(self, stream_id: int, flags: int, payload: bytes) -> None:
         if stream_id or len(payload) < TWO_NUMBERS.size:
-            raise self._broken(ErrorCode.PROTOCOL_ERROR, "a goodbye that cannot be read")
-        self._listener.on_goodbye(TWO_NUMBERS.unpack_from(payload)[1])
+            raise self._broken(ErrorCode.PROTOCOL_ERROR, "a GOAWAY that cannot be read")
+        self._listener.on_goaway(TWO_NUMBERS.unpack_from(payload)[1])
 
     def _window_update(self, stream_id: int, flags: int, payload: bytes) -> None:
         self._expect_length(payload, 4)
@@ -355,19 +410,18 @@ class FrameEngine:
             self._send_window += growth
             if self._send_window > MAX_WINDOW_BYTES:
                 raise self._broken(ErrorCode.FLOW_CONTROL_ERROR, "the window grew too large")
-            self._listener.on_window(0)
+            self._listener.on_window()
             return
-        stream = self._streams.get(stream_id)
+        stream = self.streams.get(stream_id)
         if stream is None:
             if not self._was_opened(stream_id):
                 raise self._broken(ErrorCode.PROTOCOL_ERROR, "a window of no stream")
             return
         stream.send_window += growth
         if stream.send_window <= MAX_WINDOW_BYTES:
-            self._listener.on_window(stream_id)
+            stream.on_window()
         else:
-            self._reset(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
-            self._listener.on_reset(stream_id)
+            self._fail_stream(stream, ErrorCode.FLOW_CONTROL_ERROR)
 
     def _ignore(self, stream_id: int, flags: int, payload: bytes) -> None:
         """A frame that asks for nothing."""
@@ -378,21 +432,34 @@ class FrameEngine:
     def _was_opened(self, stream_id: int) -> bool:
         return bool(stream_id & 1) and stream_id <= self._last_stream_id
 
-    def _end_input(self, stream_id: int, stream: OpenStream) -> None:
+    def _end_input(self, stream: Http2Stream) -> None:
+        if stream.input_closed:
+            return  # serving the last of the content has reset the stream
         stream.input_closed = True
-        self._close_if_done(stream_id, stream)
-        self._listener.on_end(stream_id)
+        if stream.output_closed:
+            self.streams.pop(stream.stream_id, None)
+        stream.on_end()
 
-    def _close_if_done(self, stream_id: int, stream: OpenStream) -> None:
-        if stream.input_closed and stream.output_closed:
-            self._streams.pop(stream_id, None)
+    def _close(self, stream: Http2Stream) -> None:
+        stream.input_closed = stream.output_closed = True
+        self.streams.pop(stream.stream_id, None)
 
-    def _reset(self, stream_id: int, code: ErrorCode) -> None:
-        self._streams.pop(stream_id, None)
-        self._out.append(frame(Kind.RST_STREAM, 0, stream_id, NUMBER.pack(code)))
+    def _fail_stream(self, stream: Http2Stream, code: ErrorCode) -> None:
+        self.reset(stream, code)
+        stream.on_reset()
+
+    def _send_reset(self, stream_id: int, code: ErrorCode) -> None:
+        self.out.append(frame(Kind.RST_STREAM, 0, stream_id, NUMBER.pack(code)))
+
+    def _acknowledge_to_connection(self, count: int) -> None:
+        self._credit += count
+        if self._credit >= CONNECTION_WINDOW_BYTES // 4:
+            self._receive_window += self._credit
+            self._grow_window(0, self._credit)
+            self._credit = 0
 
     def _grow_window(self, stream_id: int, count: int) -> None:
-        self._out.append(frame(Kind.WINDOW_UPDATE, 0, stream_id, NUMBER.pack(count)))
+        self.out.append(frame(Kind.WINDOW_UPDATE, 0, stream_id, NUMBER.pack(count)))
 
     def _without_padding(self, payload: bytes) -> bytes:
         if not payload or payload[0] >= len(payload):
@@ -404,8 +471,5 @@ class FrameEngine:
             raise self._broken(ErrorCode.FRAME_SIZE_ERROR, "a frame of the wrong length")
 
     def _broken(self, code: ErrorCode, text: str) -> Http2Error:
-        self._say_goodbye(code)
+        self.close(code)
         return Http2Error(text)
-
-    def _say_goodbye(self, code: ErrorCode) -> None:
-        self._out.append(frame(Kind.GOAWAY, 0, 0, TWO_NUMBERS.pack(self._last_stream_id, code)))

@@ -1,40 +1,30 @@
-"""What a peer of the h2 transport may take of time and work: handshakes, silence, waste."""
+"""What a peer  may take of time and work: handshakes, silence, waste."""
 
 from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Iterator
 
 import pytest
 from h2 import events
 from h2.errors import ErrorCodes
-from h2_peer import PATH, REQUEST, Held, Peer, echo
+from http2_peer import PATH, REQUEST, Held, Peer, echo
 from hyperframe.frame import GoAwayFrame
 
-from picker.extproc.server import ServerOptions, TlsOptions, Transport, build_rpc_server
 from picker.rpc.connection import (
     DRAIN_SECONDS,
     KEEPALIVE_SECONDS,
     WASTE_BURST,
     WASTE_PER_SECOND,
 )
-from picker.rpc.http2_frames import FrameEngine
-from picker.rpc.http2_headers import encode_fields
-from picker.rpc.http2_library import LibraryEngine
-from picker.rpc.http2_wire import END_HEADERS, NUMBER, PREFACE, Kind, frame
+from picker.rpc.http2.frames import END_HEADERS, NUMBER, PREFACE, Kind, frame
+from picker.rpc.http2.headers import encode_fields
+from picker.rpc.options import ServerOptions, TlsOptions
 from picker.rpc.self_signed import self_signed
+from picker.rpc.server import GrpcServer
 
 BLOCK = encode_fields([(name.encode(), value.encode()) for name, value in REQUEST])
 HANDSHAKE_SECONDS, IDLE_SECONDS = 20.0, 900.0
-
-
-@pytest.fixture(autouse=True, scope="module", params=[FrameEngine, LibraryEngine])
-def engine(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Both HTTP/2 engines in turn; they promise the same."""
-    Peer.engine, before = request.param, Peer.engine
-    yield
-    Peer.engine = before
 
 
 def codes(peer: Peer) -> list[int]:
@@ -114,10 +104,9 @@ async def test_a_silent_peer_with_calls_is_asked_whether_it_is_there(answers: bo
 
 async def test_a_tls_handshake_that_is_not_begun_is_cut_off() -> None:
     """Nothing of the peer's is waited for without end."""
-    transport = Transport.NATIVE if Peer.engine is FrameEngine else Transport.H2
     tls = TlsOptions(self_signed())
-    options = ServerOptions("127.0.0.1", 0, tls, transport=transport, handshake_seconds=0.05)
-    server = build_rpc_server({}, options=options)
+    options = ServerOptions("127.0.0.1", 0, tls, handshake_seconds=0.05)
+    server = GrpcServer(options, {})
     port = await server.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     async with asyncio.timeout(30):

@@ -1,7 +1,7 @@
-"""What clients are told: resources by name, each with the version that its content has.
+"""The resources that clients are sent, by name, each with the version that its content has.
 
 Versions are digests of the content and not numbers, so that a picker that was restarted, and has
-found the same endpoints, has nothing to tell a client that kept them.
+found the same endpoints, has nothing to send to a client that still has them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _DIGEST_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Resource:
+class XdsResource:
     """A named message, serialized; see `resource_of`."""
 
     name: str
@@ -32,17 +32,17 @@ class ResourceSet:
     Of those `awaited` nothing is known yet, not even that they are not there.
     """
 
-    resources: Mapping[str, Resource]
+    resources: Mapping[str, XdsResource]
     number: int
     awaited: frozenset[str] = frozenset()
 
 
-def resource_of(name: str, body: bytes) -> Resource:
+def resource_of(name: str, body: bytes) -> XdsResource:
     """`body` under `name`; the same bytes have the same version, here and after a restart."""
-    return Resource(name, xxhash.xxh3_64_hexdigest(body), body)
+    return XdsResource(name, xxhash.xxh3_64_hexdigest(body), body)
 
 
-def version_of(resources: Iterable[Resource]) -> str:
+def version_of(resources: Iterable[XdsResource]) -> str:
     """One version for several resources; their order does not matter."""
     digest = blake2b(digest_size=_DIGEST_BYTES)
     for name, version in sorted((one.name, one.version) for one in resources):
@@ -51,9 +51,9 @@ def version_of(resources: Iterable[Resource]) -> str:
 
 
 class Cache:
-    """Owns the set that counts now. `current` None: nothing is known yet, so nothing is said.
+    """Owns the current set. `current` None: nothing is known yet, so nothing is sent.
 
-    Nor is anything said of one of `awaited` before it was published.
+    Nor is anything sent about one of `awaited` before it was published.
     """
 
     def __init__(self, awaited: Iterable[str] = ()) -> None:
@@ -66,13 +66,8 @@ class Cache:
         """The set that was published last."""
         return self._current
 
-    @property
-    def watchers(self) -> int:
-        """How many are called after a change."""
-        return len(self._watchers)
-
-    def publish(self, resources: Iterable[Resource]) -> bool:
-        """Let `resources` be all there are, and tell who watches; whether that changes anything."""
+    def publish(self, resources: Iterable[XdsResource]) -> bool:
+        """Let `resources` be all there are, and notify; whether that changes anything."""
         fresh = {one.name: one for one in resources}
         before = self._current
         if before is not None and dict(before.resources) == fresh:
@@ -84,7 +79,7 @@ class Cache:
             watcher()
         return True
 
-    def update(self, resource: Resource) -> bool:
+    def update(self, resource: XdsResource) -> bool:
         """Let `resource` be the one of its name; whether that changes anything."""
         before = {} if self._current is None else dict(self._current.resources)
         return self.publish((before | {resource.name: resource}).values())

@@ -1,4 +1,4 @@
-"""Which endpoints a proxy can be told of, and where each of them stands."""
+"""The endpoints that a proxy can be sent, by their locality."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RACK_LABEL = "topology.kubernetes.io/rack"
 
 @dataclass(frozen=True, slots=True)
 class Locality:
-    """Where an endpoint stands, as Envoy divides it; "" where its labels say nothing."""
+    """Where an endpoint is, as Envoy divides it; "" where its labels say nothing."""
 
     region: str = ""
     zone: str = ""
@@ -25,7 +25,7 @@ class Locality:
 
 
 class Assignment:
-    """The endpoints of `cluster` by where they stand, in an order that depends on nothing else.
+    """The endpoints of `cluster` by locality, in an order that depends on nothing else.
 
     Envoy refuses a whole assignment for one address that is a name and not an IP address, or has a
     zone (`fe80::1%eth0`), so such an endpoint is `skipped`. Of several endpoints at one address the
@@ -52,7 +52,7 @@ class Assignment:
             yield Locality(*place), self._places[place].pieces
 
     def put(self, endpoint: Endpoint) -> None:
-        """It is there, or another than before."""
+        """Add an endpoint, or replace the one of its key."""
         self.remove(endpoint.key)
         self._known[endpoint.key] = endpoint
         if not _is_ip(endpoint.address):
@@ -67,7 +67,7 @@ class Assignment:
             self._show(endpoint)
 
     def remove(self, key: str) -> None:
-        """It is not there, if it ever was."""
+        """Remove the endpoint of that key, if there is one."""
         endpoint = self._known.pop(key, None)
         if endpoint is None:
             return
@@ -75,9 +75,9 @@ class Assignment:
             self.skipped.remove(key)
             return
         there = self._at[endpoint.host_port]
-        is_told = there[0] is endpoint
+        is_shown = there[0] is endpoint
         del there[bisect_left(there, key, key=_key)]
-        if is_told:
+        if is_shown:
             self._hide(endpoint)
             if there:
                 self._show(there[0])

@@ -2,12 +2,12 @@
 has changed.
 
 Theory of operation. As in `sotw`, `receive` takes requests and `poll` says what to send now.
-`_known` is what the client has, or was told to have: name → version, None for what does not exist.
+`_known` is what the client has, or was sent: name → version, None for what does not exist.
 A difference between that and the set of the moment, within the subscription, is what is sent, and
 what is `_due` by the rules of the protocol though nothing differs. What came with a response that
 was refused has not arrived; it goes with the next difference, since alone it would be refused
-again. Of what nothing is known yet nothing is said: the client keeps what it has. A client that
-comes back says which versions it has; what is still so is not told again.
+again. About what is not known yet nothing is sent: the client keeps what it has. A client that
+comes back says which versions it has; what is unchanged is not sent again.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from picker.xds.cache import Resource, ResourceSet
-from picker.xds.subscription import WILDCARD, Flight, Subscription, Verdict
+from picker.xds.state.cache import ResourceSet, XdsResource
+from picker.xds.state.subscription import WILDCARD, Acknowledgement, PendingResponse, Subscription
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class DeltaRequest:
     """`initial_versions` is what the client has from before; it counts in its first request.
 
     `problem` is why the response with this nonce was refused; None: it was not.
@@ -37,24 +37,24 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Response:
+class DeltaResponse:
     """What is new or different, and the names of what does not exist."""
 
-    resources: tuple[Resource, ...]
+    resources: tuple[XdsResource, ...]
     removed: tuple[str, ...]
     nonce: str
 
 
 class DeltaSession:
-    """Owns what one client was told and wants to know, of one type of resources."""
+    """Owns what one client was sent and subscribes to, of one type of resources."""
 
     def __init__(self) -> None:
-        self._flight = Flight()
+        self._pending = PendingResponse()
         self._wanted = Subscription()
         self._has_asked = False
         self._known: dict[str, str | None] = {}
-        self._due: set[str] = set()  # to be told whatever is known
-        self._told: frozenset[str] = frozenset()  # by the last response
+        self._due: set[str] = set()  # to be sent whatever the client has
+        self._sent: frozenset[str] = frozenset()  # by the last response
         self._refused: frozenset[str] = frozenset()  # the same, if it was
 
     @property
@@ -67,15 +67,15 @@ class DeltaSession:
         """How many names it holds on to, at least."""
         return max(map(len, (self._wanted.names, self._known, self._due)))
 
-    def receive(self, request: Request) -> Verdict:
+    def receive(self, request: DeltaRequest) -> Acknowledgement:
         """A request has come. Its changes of the subscription count even if its nonce is stale:
         the client will not say them again.
         """
-        verdict = Verdict.NONE
+        acknowledged = Acknowledgement.NONE
         if self._has_asked and request.nonce:
-            verdict = self._flight.land(request.nonce, request.problem)
-        if verdict is Verdict.NACK:
-            self._refused = self._told
+            acknowledged = self._pending.answer(request.nonce, request.problem)
+        if acknowledged is Acknowledgement.NACK:
+            self._refused = self._sent
         if not self._has_asked:
             self._has_asked = True
             self._wanted.use(request.subscribe, is_wildcard=not request.subscribe)
@@ -84,7 +84,7 @@ class DeltaSession:
             self._subscribe(request.subscribe)
         self._unsubscribe(request.unsubscribe)
         self._drop_what_is_not_wanted()
-        return verdict
+        return acknowledged
 
     def _drop_what_is_not_wanted(self) -> None:
         covers = self._wanted.covers
@@ -95,9 +95,7 @@ class DeltaSession:
         self._due = set(filter(covers, self._due))
 
     def _subscribe(self, names: tuple[str, ...]) -> None:
-        """Tell of these whether or not the client knows: it may have forgotten, and need not say
-        so.
-        """
+        """Send these whether or not the client has them: it may have dropped them silently."""
         wanted = self._wanted
         wanted.use(wanted.names.union(names), wanted.is_wildcard)
         self._due.update(self._known if WILDCARD in names else names)
@@ -105,11 +103,11 @@ class DeltaSession:
     def _unsubscribe(self, names: tuple[str, ...]) -> None:
         wanted = self._wanted
         wanted.use(wanted.names.difference(names), wanted.is_wildcard and WILDCARD not in names)
-        self._due.update(names)  # the client drops it; as one of all names it is told again
+        self._due.update(names)  # the client drops it; as one of all names it is sent again
 
-    def poll(self, current: ResourceSet | None) -> Response | None:
+    def poll(self, current: ResourceSet | None) -> DeltaResponse | None:
         """What to send now, if anything."""
-        if current is None or not self._has_asked or self._flight.is_under_way:
+        if current is None or not self._has_asked or self._pending.is_unanswered:
             return None
         news = self._news(current)
         if not news:
@@ -121,11 +119,11 @@ class DeltaSession:
         self._known.update({one.name: one.version for one in changed})
         self._known.update(dict.fromkeys(removed))
         self._due &= current.awaited
-        self._told, self._refused = frozenset(news), frozenset()
-        return Response(changed, removed, self._flight.launch())
+        self._sent, self._refused = frozenset(news), frozenset()
+        return DeltaResponse(changed, removed, self._pending.send())
 
     def _news(self, current: ResourceSet) -> set[str]:
-        """The names of what the client has to be told of."""
+        """The names of what the client has to be sent."""
         existing, known = current.resources, self._known
         news = {
             name
@@ -133,6 +131,6 @@ class DeltaSession:
             if self._wanted.covers(name) and known.get(name) != one.version
         }
         had = {name for name, version in known.items() if version is not None}
-        never_told = self._wanted.names - known.keys()
-        gone = (had | never_told) - existing.keys()
+        never_sent = self._wanted.names - known.keys()
+        gone = (had | never_sent) - existing.keys()
         return (news | self._due | gone) - current.awaited

@@ -1,9 +1,10 @@
-"""An HTTP/2 client without a socket, joined to a connection of the h2 transport."""
+"""An HTTP/2 client without a socket, joined to a connection of gRPC calls."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from h2 import events
@@ -12,11 +13,10 @@ from h2.connection import H2Connection
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
 
+from picker.rpc.call import Served, streaming
 from picker.rpc.calls import Method, Read, Write
 from picker.rpc.connection import GrpcConnection
 from picker.rpc.framing import prefix
-from picker.rpc.http2_frames import FrameEngine
-from picker.rpc.http2_library import LibraryEngine
 from picker.rpc.options import ServerOptions
 
 PATH = "/a.Service/Method"
@@ -71,23 +71,24 @@ class BufferTransport(asyncio.Transport):
 
 
 class Peer:
-    """An HTTP/2 client made of the library's other half, joined to a connection under test.
-
-    `engine` is what all connections are made with, until a test says otherwise.
+    """An HTTP/2 client made of the library's other half, joined to a connection under test that
+    serves `methods` and `served`.
     """
 
-    engine: type[FrameEngine] | type[LibraryEngine] = FrameEngine
-
     def __init__(
-        self, methods: Mapping[str, Method], max_message_bytes: int = 2**20, **options: Any
+        self,
+        methods: Mapping[str, Method],
+        max_message_bytes: int = 2**20,
+        served: Mapping[str, Served] = MappingProxyType({}),
+        **options: Any,
     ) -> None:
         self.gone: list[GrpcConnection] = []
+        table = {path: streaming(method) for path, method in methods.items()} | dict(served)
         self.connection = GrpcConnection(
-            methods,
+            {path.encode(): one for path, one in table.items()},
             ServerOptions(max_message_bytes=max_message_bytes, **options),
             lambda connection: None,
             self.gone.append,
-            self.engine,
         )
         self.transport = BufferTransport(self.connection)
         self.http2 = GracefulHttp2(H2Configuration(client_side=True, header_encoding="utf-8"))

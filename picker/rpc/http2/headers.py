@@ -1,15 +1,23 @@
-"""Header blocks: read through the `hpack` library and a memory, written without a table."""
+"""Header blocks: read through the `hpack` library and a memo, written without a table.
+
+Theory of operation. A proxy opens thousands of streams with the same fields, which compression
+turns into the same bytes each time. A block that inserts nothing into the dynamic table means the
+same as long as nothing else changes the table, so such blocks are remembered by their bytes, and
+all are forgotten as soon as a block does insert.
+
+Source: RFC 7541.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from hpack import Decoder
 
 from picker.rpc.calls import joined
-from picker.rpc.http2 import Fields
 
+Fields = Iterable[tuple[bytes, bytes]]
 MAX_REMEMBERED = 256
 _STATUS_200 = b"\x88"  # the one whole field of the static table that we send
 
@@ -29,6 +37,7 @@ class HeaderBlocks:
         known = self._remembered.get(block)
         if known is not None:
             return known
+        # Raw bytes: `hpack` would else decode every field as UTF-8, of which four are looked at.
         fields = joined(list(self._decoder.decode(block, raw=True)))
         if changes_table(block):
             self._remembered.clear()

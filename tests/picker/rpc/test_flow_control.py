@@ -1,30 +1,19 @@
-"""Flow control of the h2 transport, both ways, and how its bytes are cut and joined."""
+"""Flow control , both ways, and how its bytes are cut and joined."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 from h2 import events
 from h2.settings import SettingCodes
-from h2_peer import PATH, REQUEST, Peer, echo
+from http2_peer import PATH, REQUEST, Peer, echo
 from hyperframe.frame import PingFrame
 
-from picker.rpc import connection as h2_connection
-from picker.rpc import stream as h2_stream
+from picker.rpc import call as grpc_call
+from picker.rpc import connection as grpc_connection
 from picker.rpc.calls import Read, Write
 from picker.rpc.framing import prefix
-from picker.rpc.http2_frames import FrameEngine
-from picker.rpc.http2_library import LibraryEngine
-
-
-@pytest.fixture(autouse=True, scope="module", params=[FrameEngine, LibraryEngine])
-def engine(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Both HTTP/2 engines in turn; they promise the same."""
-    Peer.engine, before = request.param, Peer.engine
-    yield
-    Peer.engine = before
 
 
 @pytest.fixture
@@ -82,8 +71,8 @@ async def test_a_megabyte_goes_out_through_tiny_windows() -> None:
     stream_id = peer.call(end=True)
     await peer.settle()
     assert len(peer.data(stream_id)) == 1000
-    stream = peer.connection._streams[stream_id]
-    assert stream.unsent_bytes < 400_000  # the method waits; its megabyte is not here
+    stream = peer.connection.http2.streams[stream_id]
+    assert len(stream.unsent) < 400_000  # the method waits; its megabyte is not here
     expected = b"".join(prefix(piece) + piece for piece in [body[:65536]] * 16)
     while "grpc-status" not in peer.fields(stream_id):
         peer.http2.increment_flow_control_window(50_000)
@@ -108,7 +97,7 @@ async def test_a_call_that_waits_for_its_window_does_not_stop_another() -> None:
     peer.http2.reset_stream(stuck)
     peer.push()
     await peer.settle()
-    assert not peer.connection._streams
+    assert not peer.connection.http2.streams
 
 
 async def test_a_raised_initial_window_opens_streams_that_wait() -> None:
@@ -171,7 +160,7 @@ async def test_empty_messages_close_the_window_too() -> None:
         sent += 16_000
         peer.push()
         await peer.settle()
-    assert sent < window + h2_stream.MAX_UNREAD_BYTES
+    assert sent < window + grpc_call.MAX_UNREAD_BYTES
 
 
 async def test_a_paused_transport_holds_calls_back_but_not_control_frames(peer: Peer) -> None:
@@ -192,7 +181,7 @@ async def test_a_paused_transport_holds_calls_back_but_not_control_frames(peer: 
 async def test_a_peer_that_asks_and_never_reads_is_cut_off(peer: Peer) -> None:
     """Answers to control frames do not pile up without bound."""
     peer.connection.pause_writing()
-    peer.transport.unread_bytes = h2_connection.ABORT_BYTES + 1
+    peer.transport.unread_bytes = grpc_connection.ABORT_BYTES + 1
     peer.connection.data_received(PingFrame(0, opaque_data=bytes(8)).serialize())
     await peer.settle()
     assert peer.transport.closed

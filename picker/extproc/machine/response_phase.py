@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 
-from picker.extproc.messages import (
+from picker.extproc.machine.messages import (
     Action,
     BodyMode,
     ResponseBody,
@@ -19,7 +19,7 @@ from picker.extproc.messages import (
     SendResponseTrailers,
     body_chunks,
 )
-from picker.extproc.request_phase import mode_refusal
+from picker.extproc.machine.request_phase import mode_refusal
 from picker.requestcontrol.headers import SYSTEM_OWNED
 from picker.types import Metadata, ResponseHead, ResponseTap, RouteDecision
 
@@ -77,8 +77,8 @@ class ResponsePhase:
         return self._mode not in (BodyMode.DUPLEX, BodyMode.ABSENT)
 
     def expect(self, mode: BodyMode) -> None:
-        """How the proxy is going to show the response. Raises `RefusedError` for a mode that nobody
-        can use.
+        """How the proxy is going to show the response. Raises `RefusedError` for an
+        unusable mode.
         """
         if mode is BodyMode.UNKNOWN:
             raise mode_refusal()
@@ -110,19 +110,18 @@ class ResponsePhase:
         self._can_show_body = show_body
         if show_body:
             self._mode = BodyMode.DUPLEX
-        set_headers = (RESPONSE_MARK, *self._told_of_head(event))
-        set_names = {name for name, _ in set_headers}
-        removed = [name for name in headers if name in _OWNED and name not in set_names]
-        if self._invalidates_length and not event.end_of_stream:
+        set_headers = (RESPONSE_MARK, *self._watch_head(event))
+        removed: list[str] = []
+        if not _OWNED.isdisjoint(headers):
+            set_names = {name for name, _ in set_headers}
+            removed = [name for name in headers if name in _OWNED and name not in set_names]
+        # The stated length goes where the body may change after the headers have left.
+        changes_later = self._changes_body and self._mode in _STREAMED and not event.end_of_stream
+        if changes_later and self._has_length:
             removed.append(_CONTENT_LENGTH)
         if event.end_of_stream:
-            self._told_of_end()
+            self._watch_end()
         return SendResponseHeaders(set_headers, tuple(removed), show_body)
-
-    @property
-    def _invalidates_length(self) -> bool:
-        """Whether the stated length goes: the body may change after the headers have left."""
-        return self._changes_body and self._has_length and self._mode in _STREAMED
 
     def piece(self, event: ResponseBody) -> list[Action]:
         """The replies to a piece of the body."""
@@ -130,7 +129,7 @@ class ResponsePhase:
         # What a proxy shows in one message has no later piece that could bring what is held back.
         is_last = event.end_of_stream or self._mode in _ONE_MESSAGE
         watched = self._tap is not None
-        data, metadata = self._told_of_body(event.data, is_last)
+        data, metadata = self._watch_body(event.data, is_last)
         if self.waits_for_replies:
             return [self._held_piece(event.data, data, metadata)]
         if watched and not (data or is_last or metadata):
@@ -148,7 +147,7 @@ class ResponsePhase:
         if self._trailers_seen:
             return []
         self._trailers_seen = True
-        held = self._told_of_end()
+        held = self._watch_end()
         if not held:
             return [SendResponseTrailers()]
         if not self.waits_for_replies:
@@ -158,7 +157,7 @@ class ResponsePhase:
 
     # The tap
 
-    def _told_of_head(self, event: ResponseHeaders) -> tuple[tuple[str, str], ...]:
+    def _watch_head(self, event: ResponseHeaders) -> tuple[tuple[str, str], ...]:
         if self._tap is None:
             return ()
         head = ResponseHead(
@@ -175,7 +174,7 @@ class ResponsePhase:
             self._tap = None
             return ()
 
-    def _told_of_body(self, data: bytes, is_last: bool) -> tuple[bytes, Metadata]:
+    def _watch_body(self, data: bytes, is_last: bool) -> tuple[bytes, Metadata]:
         tap = self._tap
         if tap is None:
             return data, {}
@@ -188,7 +187,7 @@ class ResponsePhase:
             self._tap = None
             return _held(tap) + data, {}
 
-    def _told_of_end(self) -> bytes:
+    def _watch_end(self) -> bytes:
         tap, self._tap = self._tap, None
         return b"" if tap is None else _held(tap)
 

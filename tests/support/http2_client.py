@@ -144,7 +144,7 @@ class _Connection:
         self._writer.close()
 
 
-class H2Client:
+class Http2Client:
     """Owns at most one connection that takes requests; opened when there is none."""
 
     def __init__(self, port: int, group: asyncio.TaskGroup) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from picker.errors import Code, RefusedError
-from picker.extproc.body_budget import BodyBudget, BodyShare, no_room
-from picker.extproc.messages import (
+from picker.errors import Code, DropReason, RefusedError
+from picker.extproc.machine.messages import (
     Action,
     BodyMode,
     RequestBody,
@@ -18,12 +17,24 @@ from picker.extproc.messages import (
     SendRequestTrailers,
     body_chunks,
 )
+from picker.rpc.budget import ByteBudget, ByteShare
 from picker.types import RawRequest, RouteDecision
 
 DEFAULT_MAX_BODY_BYTES = 64 * 1024 * 1024
 DEFAULT_MAX_HEADERS = 1_000
 DEFAULT_MAX_HEADER_BYTES = 256 * 1024
+RETRY_AFTER_SECONDS = 1  # when other bodies will be complete is not known; the least there is
 _UNUSABLE = (BodyMode.LOCKSTEP, BodyMode.PARTIAL, BodyMode.UNKNOWN)
+
+
+def no_room() -> RefusedError:
+    """429: what is arriving already leaves no room for this body."""
+    return RefusedError(
+        Code.RESOURCE_EXHAUSTED,
+        "the endpoint picker has no room for this request body while others are arriving",
+        DropReason.SATURATED,
+        RETRY_AFTER_SECONDS,
+    )
 
 
 def mode_refusal() -> RefusedError:
@@ -40,14 +51,14 @@ class Limits:
     """How large a request may be. More of a body is a 413, more of headers a 431.
 
     `max_header_bytes` counts the headers as the proxy sends them, a few bytes of framing each
-    included. `bodies` bounds the bodies of all streams together while they arrive: a piece that
+    included. `budget` bounds the bodies of all streams together while they arrive: a piece that
     does not fit, and is not the last, is a 429.
     """
 
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     max_headers: int = DEFAULT_MAX_HEADERS
     max_header_bytes: int = DEFAULT_MAX_HEADER_BYTES
-    bodies: BodyBudget = field(default_factory=BodyBudget)
+    budget: ByteBudget = field(default_factory=ByteBudget)
 
 
 class RequestPhase:
@@ -77,7 +88,7 @@ class RequestPhase:
         self._subset_hint: tuple[str, ...] | None = None
         self._body: list[bytes] = []
         self._body_bytes = 0
-        self._share = BodyShare(limits.bodies)
+        self._share = ByteShare(limits.budget)
         self._trailers_end_body = False
 
     @property
@@ -86,7 +97,7 @@ class RequestPhase:
         return self.mode is not BodyMode.DUPLEX
 
     def begin(self, event: RequestHeaders) -> None:
-        """Take the headers. Raises `RefusedError` for too many, and for bodies nobody can use."""
+        """Take the headers. Raises `RefusedError` for too many, and for an unusable body mode."""
         self.mode = event.request_body
         self.has_body = not (event.end_of_stream or event.request_body is BodyMode.ABSENT)
         limits = self._limits
@@ -122,14 +133,16 @@ class RequestPhase:
 
     def complete(self) -> RawRequest:
         """Everything that came, as the director wants it; it arrives no more."""
-        self._share.release()
+        if self._share.held_bytes:
+            self._share.release()
         body = b"".join(self._body) if self.has_body else None
         self._body = [body] if body else []
         return RawRequest(self._headers, body, self._subset_hint)
 
     def drop_body(self) -> None:
         """Nothing will be sent back."""
-        self._share.release()
+        if self._share.held_bytes:
+            self._share.release()
         self._body = []
 
     def answer(self, decision: RouteDecision) -> list[Action]:

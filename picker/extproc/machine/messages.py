@@ -157,8 +157,8 @@ OwnEvent: TypeAlias = Routed | Dropped | Evicted
 class Route(msgspec.Struct, frozen=True):
     """Ask the director where `request` goes; answer with `routed` or `dropped`.
 
-    With `is_timed` the proxy goes on without an answer that takes too long; `SendPatience` asks it
-    to wait on.
+    With `is_timed` the proxy goes on without an answer that takes too long; `OverrideTimeout` asks
+    it to wait longer.
     """
 
     request: RawRequest
@@ -166,7 +166,7 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class CancelRoute(msgspec.Struct, frozen=True):
-    """Nobody waits for the decision that `Route` asked for any more; stop deciding."""
+    """The decision that `Route` asked for is not needed any more; stop deciding."""
 
 
 class Finish(msgspec.Struct, frozen=True):
@@ -193,9 +193,9 @@ class SendRequestHeaders(msgspec.Struct, frozen=True):
     metadata: Metadata = msgspec.field(default_factory=lambda: _NOTHING)
 
 
-class SendPatience(msgspec.Struct, frozen=True):
-    """Ask a proxy that waits for a reply to wait for so long; one that was not told that it may
-    disregards it.
+class OverrideTimeout(msgspec.Struct, frozen=True):
+    """Ask a proxy that waits for a reply to wait for so long (Envoy's `override_message_timeout`).
+    One whose `max_message_timeout` is lower disregards it.
     """
 
     seconds: int
@@ -279,7 +279,7 @@ class SendImmediate(msgspec.Struct, frozen=True):
 
 
 Reply: TypeAlias = (
-    SendPatience
+    OverrideTimeout
     | SendRequestHeaders
     | SendRequestHeadersUnchanged
     | SendBufferedRequest

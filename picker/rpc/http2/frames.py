@@ -8,7 +8,7 @@ from typing import Final
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DEFAULT_WINDOW_BYTES = 65_535
-MAX_FRAME_BYTES = 16_384  # until somebody says otherwise
+MAX_FRAME_BYTES = 16_384  # of each side, until its settings say otherwise
 MAX_WINDOW_BYTES = 2**31 - 1  # and the largest number of a stream
 
 FRAME_HEADER = Struct(">BHBBI")  # 24 bits of length, type, flags, stream
@@ -48,7 +48,7 @@ class ErrorCode(IntEnum):
 
 
 class Setting(IntEnum):
-    """Settings that are said or heeded."""
+    """Settings that are sent or obeyed."""
 
     MAX_CONCURRENT_STREAMS = 3
     INITIAL_WINDOW_SIZE = 4
@@ -62,16 +62,21 @@ def frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
     return FRAME_HEADER.pack(length >> 16, length & 0xFFFF, kind, flags, stream_id) + payload
 
 
+def goaway(last_stream_id: int, code: ErrorCode) -> bytes:
+    """The end of a connection: streams above `last_stream_id` were not served."""
+    return frame(Kind.GOAWAY, 0, 0, TWO_NUMBERS.pack(last_stream_id, code))
+
+
 def graceful_goaway() -> bytes:
     """Asks the peer to open no more streams here, and gives up none that is under way."""
-    return frame(Kind.GOAWAY, 0, 0, TWO_NUMBERS.pack(MAX_WINDOW_BYTES, ErrorCode.NO_ERROR))
+    return goaway(MAX_WINDOW_BYTES, ErrorCode.NO_ERROR)
 
 
 def header_frames(stream_id: int, block: bytes, end_stream: bool) -> bytes:
-    """A header block in as many frames as it needs, none longer than every peer takes."""
+    """A header block in as many frames as it needs, none longer than every peer must take."""
     flags = END_STREAM if end_stream else 0
     if len(block) <= MAX_FRAME_BYTES:
-        return frame(Kind.HEADERS, flags | END_HEADERS, stream_id, block)
+        return FRAME_HEADER.pack(0, len(block), 1, flags | END_HEADERS, stream_id) + block
     pieces = [block[at : at + MAX_FRAME_BYTES] for at in range(0, len(block), MAX_FRAME_BYTES)]
     frames = [frame(Kind.HEADERS, flags, stream_id, pieces[0])]
     frames += [frame(Kind.CONTINUATION, 0, stream_id, piece) for piece in pieces[1:-1]]

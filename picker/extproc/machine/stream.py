@@ -69,7 +69,7 @@ from picker.errors import (
     bad_request,
     eviction_headers,
 )
-from picker.extproc.messages import (
+from picker.extproc.machine.messages import (
     Action,
     BodyMode,
     CancelRoute,
@@ -93,8 +93,8 @@ from picker.extproc.messages import (
     SendRequestTrailers,
     UnknownMessage,
 )
-from picker.extproc.request_phase import Limits, RequestPhase
-from picker.extproc.response_phase import ResponsePhase
+from picker.extproc.machine.request_phase import Limits, RequestPhase
+from picker.extproc.machine.response_phase import ResponsePhase
 from picker.types import FinishCause, RouteDecision
 
 log = logging.getLogger(__name__)
@@ -127,6 +127,12 @@ class State(Enum):
     REFUSED = "refused"
     CLOSED = "closed"
 
+    __hash__ = object.__hash__  # of the table below: the one of `Enum` is slower than the look-up
+
+
+# The shell is to end the stream from its end once the replies are written.
+SAID_EVERYTHING = (State.REFUSED, State.SKIPPED)
+
 
 class StreamMachine:
     """Sole owner of one stream's protocol state.
@@ -144,11 +150,11 @@ class StreamMachine:
         "_response_status",
         "_served_by",
         "_skips_response",
-        "_state",
+        "state",
     )
 
     def __init__(self, limits: Limits | None = None) -> None:
-        self._state = State.START
+        self.state = State.START  # the present one; only the machine sets it
         self._request = RequestPhase(limits or Limits())
         self._response = ResponsePhase()
         self._response_status: int | None = None
@@ -158,41 +164,29 @@ class StreamMachine:
         self._skips_response = False
         self._finished = False
 
-    @property
-    def state(self) -> State:
-        """The present state."""
-        return self._state
-
-    @property
-    def has_said_everything(self) -> bool:
-        """Whether the shell is to end the stream from its side once the replies are written."""
-        return self._state in (State.REFUSED, State.SKIPPED)
-
-    @property
-    def is_receiving(self) -> bool:
-        """Whether the body of a request is still arriving."""
-        return self._state in (State.RECEIVING, State.AWAITING_BODY)
-
     def receive(self, event: Event) -> list[Action]:
         """Take what the proxy sent, or the end of the stream (`Closed`, legal at any time)."""
-        return self._step(event, RemoteProtocolError)
+        action = _TRANSITIONS.get((self.state, type(event)))
+        if action is None:
+            raise RemoteProtocolError(_not_allowed(self.state, event))
+        return action(self, event)
 
     def routed(self, decision: RouteDecision) -> list[Action]:
         """Answer the request that `Route` handed out."""
-        return self._step(Routed(decision), LocalProtocolError)
+        return self._take_own(Routed(decision))
 
     def dropped(self, refusal: RefusedError) -> list[Action]:
-        """Refuse the request that `Route` handed out, or one that `is_receiving`."""
-        return self._step(Dropped(refusal), LocalProtocolError)
+        """Refuse the request that `Route` handed out, or one whose body is arriving."""
+        return self._take_own(Dropped(refusal))
 
     def evicted(self, reason: DropReason) -> list[Action]:
         """Stop the request in favour of others; nothing happens to one that is over."""
-        return self._step(Evicted(reason), LocalProtocolError)
+        return self._take_own(Evicted(reason))
 
-    def _step(self, event: Event | OwnEvent, culprit: type[ProtocolError]) -> list[Action]:
-        action = _TRANSITIONS.get((self._state, type(event)))
+    def _take_own(self, event: OwnEvent) -> list[Action]:
+        action = _TRANSITIONS.get((self.state, type(event)))
         if action is None:
-            raise culprit(f"{type(event).__name__} is not allowed when {self._state.value}")
+            raise LocalProtocolError(_not_allowed(self.state, event))
         return action(self, event)
 
     # Request phase
@@ -200,7 +194,7 @@ class StreamMachine:
     def _begin(self, event: RequestHeaders) -> list[Action]:
         if event.only_observes:
             log.warning("a proxy only observes: it follows no decision, so none is made")
-            self._state = State.OBSERVING
+            self.state = State.OBSERVING
             return []
         try:
             self._response.expect(event.response_body)
@@ -210,9 +204,9 @@ class StreamMachine:
         if not self._request.has_body:
             return self._route()
         if event.request_body is BodyMode.BUFFERED:
-            self._state = State.AWAITING_BODY
+            self.state = State.AWAITING_BODY
             return [SendRequestHeadersUnchanged()]
-        self._state = State.RECEIVING
+        self.state = State.RECEIVING
         return []
 
     def _collect(self, event: RequestBody) -> list[Action]:
@@ -239,7 +233,7 @@ class StreamMachine:
         return self._refuse(_TRAILERS_ALONE_REFUSAL)
 
     def _route(self) -> list[Action]:
-        self._state = State.ROUTING
+        self.state = State.ROUTING
         return [Route(self._request.complete(), self._request.waits_for_replies)]
 
     def _defer_trailers(self, _: RequestTrailers) -> list[Action]:
@@ -260,9 +254,9 @@ class StreamMachine:
         replies = self._request.answer(event.decision)
         self._skips_response = event.decision.skip_response
         if self._skips_response and self._response.may_be_left:
-            self._state = State.SKIPPED
+            self.state = State.SKIPPED
             return [*self._finish(FinishCause.SKIPPED), *replies]
-        self._state = State.ROUTED
+        self.state = State.ROUTED
         if not self._skips_response:
             self._response.watch(event.decision, self._request.mode)
         return replies
@@ -276,14 +270,14 @@ class StreamMachine:
         return self._end_with(FinishCause.REFUSED, reply)
 
     def _evict(self, event: Evicted) -> list[Action]:
-        cancel: list[Action] = [CancelRoute()] if self._state is State.ROUTING else []
+        cancel: list[Action] = [CancelRoute()] if self.state is State.ROUTING else []
         if self._response_status is None:
             self._response_status = EVICTED_STATUS
         reply = SendImmediate(EVICTED_STATUS, EVICTED_BODY, eviction_headers(event.reason))
         return [*cancel, *self._end_with(FinishCause.EVICTED, reply)]
 
     def _end_with(self, cause: FinishCause, reply: SendImmediate) -> list[Action]:
-        self._state = State.REFUSED
+        self.state = State.REFUSED
         self._request.drop_body()
         return [*self._finish(cause), reply]
 
@@ -292,7 +286,7 @@ class StreamMachine:
     def _respond(self, event: ResponseHeaders) -> list[Action]:
         self._response_status = event.status
         self._served_by = event.served_by
-        self._state = State.RESPONDING
+        self.state = State.RESPONDING
         finish = self._end_response() if event.end_of_stream else []
         return [*finish, self._response.begin(event)]
 
@@ -300,10 +294,10 @@ class StreamMachine:
         """A filter before the picker's has answered the client; no request was ever shown."""
         self._has_request = False
         if event.only_observes:
-            self._state = State.OBSERVING
+            self.state = State.OBSERVING
             return []
         self._response_status = event.status
-        self._state = State.RESPONDING
+        self.state = State.RESPONDING
         finish = self._end_response() if event.end_of_stream else []
         return [*finish, self._response.pass_on(event)]
 
@@ -311,7 +305,7 @@ class StreamMachine:
         """The proxy has answered the client itself; the request goes nowhere."""
         self._abandoned = True
         self._request.drop_body()
-        cancel: list[Action] = [CancelRoute()] if self._state is State.ROUTING else []
+        cancel: list[Action] = [CancelRoute()] if self.state is State.ROUTING else []
         return [*cancel, *self._respond(event)]
 
     def _pass_body(self, event: ResponseBody) -> list[Action]:
@@ -326,7 +320,7 @@ class StreamMachine:
         return self._response.trailers()
 
     def _end_response(self) -> list[Action]:
-        self._state = State.DONE
+        self.state = State.DONE
         return self._finish(self._cause_of_end())
 
     def _cause_of_end(self) -> FinishCause:
@@ -338,13 +332,13 @@ class StreamMachine:
     # What no phase expects
 
     def _pass_over(self, event: UnknownMessage) -> list[Action]:
-        phase = self._response if self._state is State.RESPONDING else self._request
+        phase = self._response if self.state is State.RESPONDING else self._request
         if phase.waits_for_replies:
             raise RemoteProtocolError("a message of an unknown kind, to which an answer is due")
         return self._ignore_unknown(event)
 
     def _ignore_unknown(self, _: UnknownMessage) -> list[Action]:
-        log.warning("ignoring a message of an unknown kind when %s", self._state.value)
+        log.warning("ignoring a message of an unknown kind when %s", self.state.value)
         return []
 
     def _ignore(self, _: Event) -> list[Action]:
@@ -354,7 +348,7 @@ class StreamMachine:
 
     def _close(self, event: Closed) -> list[Action]:
         orderly = event.ending in (Ending.END_OF_STREAM, Ending.CANCELLED)
-        before, self._state = self._state, State.CLOSED
+        before, self.state = self.state, State.CLOSED
         self._request.drop_body()
         if orderly and (before is State.OBSERVING or not self._has_request):
             return self._finish(FinishCause.SKIPPED)
@@ -368,6 +362,10 @@ class StreamMachine:
             return []
         self._finished = True
         return [Finish(cause, self._response_status, self._served_by)]
+
+
+def _not_allowed(state: State, event: Event | OwnEvent) -> str:
+    return f"{type(event).__name__} is not allowed when {state.value}"
 
 
 _TRAILERS_ALONE_REFUSAL = bad_request("a request of headers and trailers needs a body")

@@ -1,5 +1,5 @@
-"""What both variants of the protocol have in common: which names a client wants to hear of, and the
-one response that it has not answered yet.
+"""The parts of both variants of the protocol: which names a client subscribes to, and the one
+response that it has not answered yet.
 
 Source: "xDS REST and gRPC protocol" of Envoy's documentation.
 """
@@ -12,7 +12,7 @@ from enum import Enum
 WILDCARD = "*"
 
 
-class Verdict(Enum):
+class Acknowledgement(Enum):
     """What a request says of the response before it."""
 
     NONE = "none"  # nothing: it is the first one, or changes a subscription
@@ -29,39 +29,39 @@ class Subscription:
         self.is_wildcard = False
 
     def covers(self, name: str) -> bool:
-        """Whether the client wants to hear of `name`."""
+        """Whether the client subscribes to `name`."""
         return self.is_wildcard or name in self.names
 
     def use(self, names: Iterable[str], is_wildcard: bool) -> None:
-        """Want these, in place of what was wanted; `*` among them is every name."""
+        """Subscribe to these, in place of those before; `*` among them is every name."""
         given = frozenset(names)
         self.names = given - {WILDCARD}
         self.is_wildcard = is_wildcard or WILDCARD in given
 
 
-class Flight:
-    """Gives out nonces, and knows which response is under way: at most one."""
+class PendingResponse:
+    """Gives out nonces, and knows whether a response is unanswered: at most one."""
 
     def __init__(self) -> None:
         self._count = 0
-        self.is_under_way = False
+        self.is_unanswered = False
 
     @property
     def nonce(self) -> str:
         """Of the response that was sent last; "" before the first one."""
         return str(self._count) if self._count else ""
 
-    def launch(self) -> str:
+    def send(self) -> str:
         """A response leaves; its nonce."""
         self._count += 1
-        self.is_under_way = True
+        self.is_unanswered = True
         return self.nonce
 
-    def land(self, nonce: str, problem: str | None) -> Verdict:
+    def answer(self, nonce: str, problem: str | None) -> Acknowledgement:
         """A request names `nonce`; `problem` is why the client could not use that response."""
         if nonce != self.nonce:
-            return Verdict.STALE
-        if not self.is_under_way:
-            return Verdict.NONE
-        self.is_under_way = False
-        return Verdict.ACK if problem is None else Verdict.NACK
+            return Acknowledgement.STALE
+        if not self.is_unanswered:
+            return Acknowledgement.NONE
+        self.is_unanswered = False
+        return Acknowledgement.ACK if problem is None else Acknowledgement.NACK

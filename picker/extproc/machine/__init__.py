@@ -1,0 +1,3 @@
+"""The protocol of one ext_proc stream as a state machine: events in, actions out. No I/O, no
+protobuf.
+"""
