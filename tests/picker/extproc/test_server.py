@@ -1,4 +1,6 @@
-"""The gRPC server on a real socket, with the client that grpc.aio makes."""
+"""The gRPC server on a real socket, with the client that grpc.aio makes. Phases and refusals are in
+`test_pump`, limits of calls in the tests of `picker.rpc`.
+"""
 
 from __future__ import annotations
 
@@ -103,19 +105,6 @@ async def test_a_request_with_a_body_is_routed_and_its_response_passes(
     assert [raw.body for raw in exchange.requests] == [b'{"model":"m"}']
 
 
-async def test_a_request_without_a_body_gets_its_header_reply_alone(
-    fleet: Fleet, director: MakeDirector
-) -> None:
-    """A GET is answered from its headers."""
-    source = director()
-    call = await fleet.call(source)
-    await call.write(request_headers(end_of_stream=True))
-    assert (await call.read()).request_headers.response.clear_route_cache
-    await call.done_writing()
-    assert await call.read() is grpc.aio.EOF
-    assert source.exchanges[0].requests[0].body is None
-
-
 async def test_a_refusal_is_an_immediate_response_and_the_stream_ends_in_order(
     fleet: Fleet, director: MakeDirector
 ) -> None:
@@ -150,57 +139,6 @@ async def test_a_client_that_cancels_while_routing_releases_its_request(
     assert exchange.cancelled
 
 
-async def test_a_client_that_cancels_mid_response_releases_its_request(
-    fleet: Fleet, director: MakeDirector
-) -> None:
-    """The status that was seen so far is part of the record."""
-    source = director()
-    call = await fleet.call(source)
-    await call.write(request_headers(end_of_stream=True))
-    await call.read()
-    await call.write(response_headers())
-    await call.read()
-    call.cancel()
-    assert await source.exchanges[0].finished == (FinishCause.CLIENT_GONE, 200, None)
-
-
-async def test_a_200_kb_body_comes_back_in_chunks(fleet: Fleet, director: MakeDirector) -> None:
-    """Every byte returns, in pieces that the proxy accepts, the last one marked."""
-    body = bytes(range(256)) * 800
-    call = await fleet.call(director())
-    await call.write(request_headers())
-    await call.write(request_body(body[:100_000], end_of_stream=False))
-    await call.write(request_body(body[100_000:]))
-    assert (await call.read()).HasField("request_headers")
-    pieces = []
-    while not pieces or not pieces[-1].end_of_stream:
-        pieces.append((await call.read()).request_body.response.body_mutation.streamed_response)
-    assert b"".join(piece.body for piece in pieces) == body
-    assert [len(piece.body) for piece in pieces] == [62_000, 62_000, 62_000, 18_800]
-
-
-async def test_trailers_are_answered_after_the_body(fleet: Fleet, director: MakeDirector) -> None:
-    """A body ended by trailers is routed, and the trailers' reply comes last."""
-    call = await fleet.call(director())
-    await call.write(request_headers())
-    await call.write(request_body(b"{}", end_of_stream=False))
-    await call.write(pb.ProcessingRequest(request_trailers=pb.HttpTrailers()))
-    kinds = [(await call.read()).WhichOneof("response") for _ in range(3)]
-    assert kinds == ["request_headers", "request_body", "request_trailers"]
-
-
-async def test_a_proxy_that_breaks_the_order_is_told_so(
-    fleet: Fleet, director: MakeDirector
-) -> None:
-    """The stream is aborted as the peer's fault, and the exchange ends as reset."""
-    source = director()
-    call = await fleet.call(source)
-    await call.write(request_body(b"{}"))
-    assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "RequestBody is not allowed" in await call.details()
-    assert await source.exchanges[0].finished == (FinishCause.RESET, None, None)
-
-
 async def test_stopping_cancels_what_outlives_the_grace(
     fleet: Fleet, director: MakeDirector, held_routing: Callable[[], Any]
 ) -> None:
@@ -213,28 +151,6 @@ async def test_stopping_cancels_what_outlives_the_grace(
     await held.started.wait()
     await fleet.servers[0].stop(0)
     assert await source.exchanges[0].finished == (FinishCause.SHUTDOWN, None, None)
-
-
-async def test_many_streams_at_once_keep_apart(fleet: Fleet, director: MakeDirector) -> None:
-    """Streams share a connection but nothing else."""
-
-    async def echo(raw: RawRequest) -> RouteDecision:
-        return RouteDecision((raw.body or b"").decode())
-
-    server = build_server(director(echo), options=fleet.options())
-    stub = pb_grpc.ExternalProcessorStub(await fleet.channel_to(server))
-
-    async def one(name: str) -> str:
-        call = stub.Process()
-        await call.write(request_headers())
-        await call.write(request_body(name.encode()))
-        reply = (await call.read()).request_headers.response
-        await call.done_writing()
-        value: bytes = reply.header_mutation.set_headers[0].header.raw_value
-        return value.decode()
-
-    names = [f"10.0.0.{number}:80" for number in range(20)]
-    assert await asyncio.gather(*map(one, names)) == names
 
 
 async def test_a_taken_port_is_an_error_with_its_address(
@@ -273,19 +189,6 @@ async def test_an_unknown_method_is_unimplemented(fleet: Fleet, director: MakeDi
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
     assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
-
-
-async def test_a_message_over_the_limit_ends_its_stream(
-    fleet: Fleet, director: MakeDirector
-) -> None:
-    """The status names the cause, and the exchange is finished."""
-    source = director()
-    call = await fleet.call(source, max_message_bytes=1000)
-    await call.write(request_headers())
-    await call.write(request_body(bytes(2000)))
-    assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    cause, _, _ = await source.exchanges[0].finished
-    assert cause in (FinishCause.RESET, FinishCause.CLIENT_GONE)
 
 
 async def test_stopping_lets_a_stream_end_within_the_grace(

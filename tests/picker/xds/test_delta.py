@@ -112,7 +112,7 @@ def test_what_was_unsubscribed_from_is_not_said() -> None:
 
 
 def test_a_subscription_changes_also_with_a_stale_nonce() -> None:
-    """The client will not say it again; but it is no acknowledged on the response under way."""
+    """The client will not say it again; but it acknowledges no response."""
     session = begun("a", a="1", b="1")
     second = session.poll(current(a="2", b="1"))
     assert second is not None

@@ -78,7 +78,7 @@ def test_what_was_refused_is_not_said_again_until_it_changes() -> None:
     assert told(session.poll(current(a="1"))) == {"a": "1"}
 
 
-def test_a_verdict_counts_once() -> None:
+def test_an_acknowledgement_counts_once() -> None:
     """A further request with the nonce of an answered response only changes the subscription."""
     session = begun(("a",), a="1", b="1")
     assert session.receive(SotwRequest(("a", "b"), "1")) is Acknowledgement.NONE
