@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from worker.errors import ModelError
-from worker.tokenizer.sentencepiece import BYTE, NORMAL, Piece
+from worker.tokenizer.sentencepiece import BYTE, NORMAL, ScoredPiece
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MODEL_PIECES, _MODEL_TRAINER, _MODEL_NORMALIZER = 1, 2, 3
@@ -27,7 +27,7 @@ _MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 class SentencePieceFile:
     """The vocabulary of a file, and what it says about the text around it."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ScoredPiece, ...]
     bos_id: int | None
     eos_id: int | None
     add_space_prefix: bool
@@ -53,7 +53,7 @@ def read_sentencepiece(path: Path) -> SentencePieceFile:
 
 
 def _parse(path: Path, data: bytes) -> SentencePieceFile:
-    pieces: list[Piece] = []
+    pieces: list[ScoredPiece] = []
     trainer: dict[int, int | bytes] = {}
     normalizer: dict[int, int | bytes] = {}
     for number, value in _fields(data):
@@ -87,7 +87,7 @@ def _parse(path: Path, data: bytes) -> SentencePieceFile:
     )
 
 
-def _piece(data: bytes) -> Piece:
+def _piece(data: bytes) -> ScoredPiece:
     fields = dict(_fields(data))
     text, score = fields.get(_PIECE_TEXT, b""), fields.get(_PIECE_SCORE, b"\0\0\0\0")
     kind = fields.get(_PIECE_KIND, NORMAL)
@@ -95,7 +95,7 @@ def _piece(data: bytes) -> Piece:
         raise _DamagedError("a piece has fields of the wrong type")
     if not NORMAL <= kind <= BYTE:
         raise _DamagedError(f"a piece has the unknown type {kind}")
-    return Piece(text.decode("utf-8"), struct.unpack("<f", score)[0], kind)
+    return ScoredPiece(text.decode("utf-8"), struct.unpack("<f", score)[0], kind)
 
 
 def _known_id(value: int | bytes, num_pieces: int) -> int | None:

@@ -17,7 +17,7 @@ from worker.tokenizer.sentencepiece import (
     CONTROL,
     NORMAL,
     USER_DEFINED,
-    Piece,
+    ScoredPiece,
     SentencePieceOptions,
     SentencePieceTokenizer,
 )
@@ -183,7 +183,7 @@ def _sentencepiece_from_gguf(path: Path, metadata: dict[str, Any]) -> SentencePi
         eos_id=_asked_id(metadata, "eos", False, len(tokens)),
         add_space_prefix=bool(metadata.get(f"{_KEY}add_space_prefix", True)),
     )
-    pieces = [Piece(t, float(s), k) for t, s, k in zip(tokens, scores, kinds, strict=True)]
+    pieces = [ScoredPiece(t, float(s), k) for t, s, k in zip(tokens, scores, kinds, strict=True)]
     return SentencePieceTokenizer(str(path), pieces, options)
 
 
@@ -203,8 +203,8 @@ def _from_sentencepiece(path: Path, config: dict[str, Any]) -> SentencePieceToke
 
 
 def _with_added_tokens(
-    path: Path, pieces: tuple[Piece, ...], config: dict[str, Any]
-) -> list[Piece]:
+    path: Path, pieces: tuple[ScoredPiece, ...], config: dict[str, Any]
+) -> list[ScoredPiece]:
     """The pieces with `added_tokens_decoder` of the configuration laid over and behind them."""
     result = list(pieces)
     added = config.get("added_tokens_decoder")
@@ -219,6 +219,6 @@ def _with_added_tokens(
         text = str(token.get("content"))
         if token_id < len(pieces) and pieces[token_id].kind not in (NORMAL, USER_DEFINED):
             kind = pieces[token_id].kind
-        piece = Piece(text, 0.0, kind, bool(token.get("lstrip")), bool(token.get("rstrip")))
+        piece = ScoredPiece(text, 0.0, kind, bool(token.get("lstrip")), bool(token.get("rstrip")))
         result[token_id : token_id + 1] = [piece]
     return result
