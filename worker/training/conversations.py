@@ -1,8 +1,8 @@
-"""What the target is asked to say, as programs of tokens given and tokens drawn.
+"""Conversations for the target to have, as programs of tokens given and tokens drawn.
 
-A conversation is a generator: it yields `Given` tokens and `Draw`s, is sent what was drawn, and
-returns whether the result is worth keeping. Conversation i is a pure function of its own random
-numbers and of what the model says.
+A conversation is a generator: it yields `Given` tokens and `Continuation`s, is sent what
+was drawn, and returns whether the result is worth learning from. Conversation i is a pure function
+of its own random numbers and of what the model says.
 
 One of a chat model opens with a prompt made of a template and a topic, or with one that the model
 writes itself when it is shown the beginning of a user's turn (Magpie, arXiv:2406.08464). Most
@@ -24,7 +24,7 @@ _MARKS = ("qzkwvx", "xvwkzq", "zqxkvw")
 _LONGEST_PROMPT, _LONGEST_ANSWER, _LONGEST_TEXT = 64, 192, 256
 _OWN_PROMPT_SHARE, _SECOND_TURN_SHARE, _GREEDY_SHARE = 0.4, 0.2, 0.7
 _LEAST_TOKENS = 16
-# A conversation of two turns, with room for the template's own words.
+# A conversation of two turns, with room for the template's own tokens.
 LONGEST_CONVERSATION = 2 * (_LONGEST_PROMPT + _LONGEST_ANSWER) + 128
 
 
@@ -37,7 +37,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class Continuation:
     """The model goes on: up to an end token or `max_tokens`. `temperature` 0 is greedy. What it
     says is no target when a user says it.
     """
@@ -48,12 +48,12 @@ class Draw:
 
 
 # Is sent the tokens drawn, or None after `Given`; the result says whether to keep it.
-Conversation = Generator[Given | Draw, tuple[int, ...] | None, bool]
+Conversation = Generator[Given | Continuation, tuple[int, ...] | None, bool]
 
 
 @dataclass(frozen=True, slots=True)
 class ChatFrame:
-    """The words of a chat template around what is said: before a user's turn, from its end to the
+    """The tokens of a chat template around what is said: before a user's turn, from its end to the
     beginning of the answer, and from the answer's end to the next user's turn.
     """
 
@@ -71,8 +71,8 @@ def chat_frame(tokenizer: Tokenizer, template: ChatTemplate) -> ChatFrame:
         {"role": "user", "content": again},
     ]
     before_user, _, after_user = template.render(messages[:1]).partition(user)
-    told = template.render(messages)
-    between = told.partition(answer)[2].partition(again)[0]
+    whole = template.render(messages)
+    between = whole.partition(answer)[2].partition(again)[0]
 
     def encode(text: str) -> tuple[int, ...]:
         return tuple(tokenizer.encode(text, add_special_tokens=False))
@@ -81,8 +81,8 @@ def chat_frame(tokenizer: Tokenizer, template: ChatTemplate) -> ChatFrame:
 
 
 @dataclass(frozen=True, slots=True)
-class Interviewer:
-    """Leads conversations with a model. `frame` None: it has no chat template and writes plain
+class ConversationMaker:
+    """Makes the conversations of a model. `frame` None: it has no chat template and writes plain
     text. `eos_token_ids` end what it says.
     """
 
@@ -90,11 +90,6 @@ class Interviewer:
     frame: ChatFrame | None
     bos_token_ids: tuple[int, ...]
     eos_token_ids: tuple[int, ...]
-
-    @property
-    def prefix(self) -> tuple[int, ...]:
-        """What every conversation begins with."""
-        return self.bos_token_ids if self.frame is None else self.frame.before_user
 
     def conversation(self, rng: random.Random) -> Conversation:
         """A conversation, or a plain text of a model that does not chat."""
@@ -109,13 +104,13 @@ class Interviewer:
 
     def _plain(self, rng: random.Random) -> Conversation:
         yield Given(self.bos_token_ids or (rng.randrange(self.tokenizer.vocab_size),))
-        said = yield Draw(_LONGEST_TEXT, temperature=rng.choice((0.6, 0.8, 1.0)))
+        said = yield Continuation(_LONGEST_TEXT, temperature=rng.choice((0.6, 0.8, 1.0)))
         return len(said or ()) >= _LEAST_TOKENS
 
     def _chat(self, frame: ChatFrame, rng: random.Random) -> Conversation:
         yield Given(frame.before_user)
         if rng.random() < _OWN_PROMPT_SHARE:
-            prompt = (yield Draw(_LONGEST_PROMPT, temperature=1.0, is_target=False)) or ()
+            prompt = (yield Continuation(_LONGEST_PROMPT, temperature=1.0, is_target=False)) or ()
             if len(prompt) < 2:
                 return False
         else:
@@ -126,7 +121,7 @@ class Interviewer:
         while True:
             yield Given(self._after(prompt, frame.before_answer))
             temperature = 0.0 if rng.random() < _GREEDY_SHARE else rng.uniform(0.6, 1.0)
-            said = (yield Draw(_LONGEST_ANSWER, temperature)) or ()
+            said = (yield Continuation(_LONGEST_ANSWER, temperature)) or ()
             num_said += len(said)
             turns_left -= 1
             if not turns_left or not said or said[-1] not in self.eos_token_ids:
@@ -134,10 +129,10 @@ class Interviewer:
             prompt = self._encode(follow_up(rng))
             yield Given(self._after(said, frame.between_turns) + prompt)
 
-    def _after(self, said: Sequence[int], words: tuple[int, ...]) -> tuple[int, ...]:
-        """The template's words after what was said, whose end token is not said twice."""
+    def _after(self, said: Sequence[int], frame: tuple[int, ...]) -> tuple[int, ...]:
+        """The template's tokens after what was said, whose end token is not said twice."""
         ended = bool(said) and said[-1] in self.eos_token_ids
-        return words[1:] if ended and words[:1] == tuple(said[-1:]) else words
+        return frame[1:] if ended and frame[:1] == tuple(said[-1:]) else frame
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))

@@ -1,17 +1,17 @@
-"""Samples in memory, divided into what is learned from and what is measured with, and batched."""
+"""Samples in memory: learned and held-out ones, their batches, their draft vocabulary."""
 
 from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from worker.errors import ConfigError
-from worker.training.store import Sample
+from worker.training.store import TrainingSample
 
 # One text in so many is held out, whole; of those, this many at most are measured with.
 HELD_OUT_EVERY = 12
@@ -41,14 +41,14 @@ class Batch:
         return Batch(*(part.to(device) for part in parts))
 
 
-def divide(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
+def divide(samples: Sequence[TrainingSample]) -> tuple[list[TrainingSample], list[TrainingSample]]:
     """What to learn from, and what is held out to measure with. `ConfigError` for too few.
 
     Whether a sample is held out depends on its tokens alone, so that it stays so when there are
     more samples, or when a head is trained on later. Of samples with the same tokens, the first
     stands for all.
     """
-    usable: dict[int, Sample] = {}
+    usable: dict[int, TrainingSample] = {}
     for sample in samples:
         if len(sample.token_ids) > 2 and bool(sample.is_target[2:].any()):
             usable.setdefault(_mark(sample), sample)
@@ -65,14 +65,14 @@ def divide(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
     return learned, held_out[:MOST_HELD_OUT]
 
 
-def _mark(sample: Sample) -> int:
+def _mark(sample: TrainingSample) -> int:
     """A number that looks random, made of a sample's tokens."""
     digest = hashlib.sha256(sample.token_ids.numpy().tobytes()).digest()
     return int.from_bytes(digest[:8], "little")
 
 
 def batches(
-    samples: Sequence[Sample], batch_tokens: int, rng: random.Random | None, skip: int = 0
+    samples: Sequence[TrainingSample], batch_tokens: int, rng: random.Random | None, skip: int = 0
 ) -> Iterator[Batch | None]:
     """All samples once, in padded batches of about `batch_tokens` rows; `rng` None: in order.
 
@@ -91,11 +91,13 @@ def batches(
         yield None if number < skip else collate([samples[index] for index in group])
 
 
-def _length(sample: Sample) -> int:
+def _length(sample: TrainingSample) -> int:
     return len(sample.token_ids)
 
 
-def _cut(order: Sequence[int], samples: Sequence[Sample], batch_tokens: int) -> list[list[int]]:
+def _cut(
+    order: Sequence[int], samples: Sequence[TrainingSample], batch_tokens: int
+) -> list[list[int]]:
     groups: list[list[int]] = [[]]
     for index in order:  # ascending in length: the last is the longest
         if groups[-1] and (len(groups[-1]) + 1) * _length(samples[index]) > batch_tokens:
@@ -104,7 +106,7 @@ def _cut(order: Sequence[int], samples: Sequence[Sample], batch_tokens: int) -> 
     return groups
 
 
-def collate(samples: Sequence[Sample]) -> Batch:
+def collate(samples: Sequence[TrainingSample]) -> Batch:
     """Pad samples to the longest. The last two positions of a sample have nothing to foresee."""
     length = max(len(sample.token_ids) for sample in samples) - 2
     hidden = samples[0].features.shape[-1]
@@ -120,3 +122,19 @@ def collate(samples: Sequence[Sample]) -> Batch:
         expected.append(sample.features[wanted + 1])
         said.append(sample.token_ids[wanted + 2])
     return Batch(features, next_ids, torch.cat(rows), torch.cat(expected), torch.cat(said))
+
+
+def choose_draft_vocab(
+    samples: Iterable[TrainingSample], vocab_size: int, size: int, always: Sequence[int]
+) -> Tensor:
+    """The `size` tokens that the targets of `samples` have most of, as ascending ids [size] int64.
+
+    `always` are among them. Ties go to the lower id: byte-pair vocabularies list frequent tokens
+    first, so rare ones that the samples happen not to have are made up for.
+    """
+    counts = torch.zeros(vocab_size, dtype=torch.int64)
+    for sample in samples:
+        counts += torch.bincount(sample.token_ids[sample.is_target], minlength=vocab_size)
+    counts[list(always)] = int(counts.max()) + 1
+    likeliest = counts.argsort(descending=True, stable=True)[: min(size, vocab_size)]
+    return likeliest.sort().values

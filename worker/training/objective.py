@@ -35,14 +35,14 @@ class Objective:
         teacher = twin.teacher
         sayable = self.local_ids[batch.said_ids] < len(teacher.lm_rows)
         sayable |= ~sayable.any()
-        thoughts = teacher.thoughts(batch.expected[sayable])
+        states = teacher.normalised(batch.expected[sayable])
         with torch.no_grad():
-            shares = functional.linear(thoughts, teacher.lm_rows).float().softmax(dim=-1)
+            shares = functional.linear(states, teacher.lm_rows).float().softmax(dim=-1)
         rows = batch.rows[sayable]
         total, weight = torch.zeros(()), 1.0
         for states in twin.passes(batch.features, batch.next_ids, self.num_passes):
             # The first rows of pass j have nothing before them, but answers begin later than that.
-            own = twin.output_thoughts(states.flatten(0, 1)[rows])
+            own = twin.output_states(states.flatten(0, 1)[rows])
             scores = functional.linear(own, teacher.lm_rows)
             total = total + weight * _cross_entropy(scores, shares)
             weight *= _PASS_DECAY
@@ -85,7 +85,7 @@ def local_ids(draft_vocab: Tensor, vocab_size: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Acceptance:
+class DraftAcceptance:
     """How many greedy drafts hold. `starts` runs of drafts were looked at; in `held[j]` of them the
     first j+1 tokens were what the target says.
     """
@@ -107,7 +107,7 @@ class Acceptance:
 @torch.no_grad()
 def measure(
     twin: HeadTwin, lm_head: Tensor, draft_vocab: Tensor, batches: Iterable[Batch], length: int
-) -> Acceptance:
+) -> DraftAcceptance:
     """Draft `length` tokens greedily from every position where the target went on greedily.
 
     `lm_head` [V, H] is the target's whole head: a token outside the draft vocabulary may be what it
@@ -119,7 +119,7 @@ def measure(
         span = size[1] - length + 1
         if span < 1:
             continue
-        says = functional.linear(twin.teacher.thoughts(batch.expected), lm_head).argmax(dim=-1)
+        says = functional.linear(twin.teacher.normalised(batch.expected), lm_head).argmax(dim=-1)
         # A run from row s drafts at rows s, s+1, …; in all of them the text must be greedy.
         greedy = _at(batch, says == batch.said_ids)
         alive = torch.ones(size[0], span, dtype=torch.bool, device=greedy.device)
@@ -132,7 +132,7 @@ def measure(
             holds = _at(batch, draft_vocab[drafts] == says)
             alive &= holds[:, offset : offset + span]
             held[offset] += int(alive.sum())
-    return Acceptance(starts, tuple(held))
+    return DraftAcceptance(starts, tuple(held))
 
 
 def _at(batch: Batch, flags: Tensor) -> Tensor:

@@ -8,12 +8,15 @@ with what it finds.
 from __future__ import annotations
 
 import hashlib
+import json
+import platform
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +26,7 @@ from worker.models.draft_head import (
     HEAD_FILE,
     HeadShape,
     fingerprint,
+    head_metadata,
     heads_directory,
     read_head,
 )
@@ -31,26 +35,31 @@ from worker.ops.linear import can_pack, fast_dtype, supported_dtype
 from worker.tokenizer.chat import chat_template_of
 from worker.tokenizer.checkpoint import read_checkpoint
 from worker.tokenizer.tokenizer import build_tokenizer
-from worker.training.card import CARD_FILE, Effort, Result, Source, rounded, write_card, write_head
 from worker.training.conversations import (
     LONGEST_CONVERSATION,
     Conversation,
-    Interviewer,
+    ConversationMaker,
     chat_frame,
 )
-from worker.training.dataset import batches, divide
-from worker.training.generate import Scribe
-from worker.training.initial import fit_linear
-from worker.training.lockstep import LockstepDecoder
-from worker.training.objective import Acceptance, Objective, local_ids, measure
+from worker.training.dataset import batches, choose_draft_vocab, divide
+from worker.training.flags import EPOCHS, MEASURED_DRAFT, WRITING_SHARE, Settings
+from worker.training.objective import DraftAcceptance, Objective, local_ids, measure
 from worker.training.progress import ProgressLine
-from worker.training.settings import EPOCHS, MEASURED_DRAFT, WRITING_SHARE, Settings
-from worker.training.store import Sample, read_samples, shard_path
+from worker.training.store import (
+    WORK,
+    TrainingSample,
+    check_writable,
+    locked,
+    num_targets,
+    read_samples,
+    shard_path,
+    write_tensors,
+)
 from worker.training.trainer import Progress, Schedule, Trainer
-from worker.training.twin import HeadTwin, teacher_of
-from worker.training.vocabulary import choose_draft_vocab
-from worker.training.workplace import WORK, occupied, probe
+from worker.training.twin import HeadTwin, fit_linear, teacher_of
+from worker.training.writing import TextWriter
 
+CARD_FILE = "card.json"
 _TEXT_TOKENS = 256
 _MAX_POSITIONS = 4096
 # Where a head lies that is not as good as the one that was there.
@@ -64,11 +73,11 @@ Stored = tuple[HeadShape, dict[str, Tensor]]
 class Material:
     """What there is to learn from."""
 
-    own: list[Sample]
-    texts: dict[str, list[Sample]]
+    own: list[TrainingSample]
+    texts: dict[str, list[TrainingSample]]
 
     @property
-    def samples(self) -> list[Sample]:
+    def samples(self) -> list[TrainingSample]:
         """All of it."""
         return [*self.own, *(sample for text in self.texts.values() for sample in text)]
 
@@ -92,55 +101,57 @@ class TrainingRun:
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._dtype = _dtype(settings.dtype, self._device)
         self._checkpoint = read_checkpoint(settings.model)
-        probe(settings.out or heads_directory())
+        check_writable(settings.out or heads_directory())
         positions = min(_MAX_POSITIONS, self._checkpoint.context_length)
         self._longest = min(LONGEST_CONVERSATION, positions)
         self._target = load_model(settings.model, self._dtype, self._device, positions)
-        self._interviewer = self._make_interviewer()
+        self._conversations = self._make_conversations()
         self._fingerprint = fingerprint(self._target)
         self.directory = settings.out or heads_directory() / self._fingerprint
         self._work = self.directory / WORK
         given = settings.start_from
         self._start = None if given is None else read_head(given, self._target)
 
-    def run(self) -> Acceptance:
+    def run(self) -> DraftAcceptance:
         """Do all that is not done yet; returns how often the head's drafts hold.
 
         Raises `ConfigError` for a directory that cannot be used, or is used by another run.
         """
-        with occupied(self.directory):
+        with locked(self.directory):
             return self._run(self._former())
 
-    def _run(self, former: Stored | None) -> Acceptance:
+    def _run(self, former: Stored | None) -> DraftAcceptance:
         settings = self._settings
         material = self._gather()
         learned, held_out = divide(material.samples)
         twin, draft_vocab = self._new_head(learned)
         steps = self._train(twin, learned, draft_vocab)
         acceptance = self._measure(twin, held_out, draft_vocab)
-        source = Source(
-            conversations=len(material.own),
-            own_tokens=_num_targets(material.own),
-            texts={name: _num_targets(samples) for name, samples in material.texts.items()},
-            held_out=len(held_out),
-        )
-        effort = Effort(steps, settings.batch_tokens, settings.passes, settings.seed, self._spent())
-        result = Result(self._fingerprint, source, effort, acceptance)
+        card = self._card(twin, material, acceptance) | {
+            "training": {
+                "steps": steps,
+                "batch_tokens": settings.batch_tokens,
+                "passes": settings.passes,
+                "seed": settings.seed,
+                "seconds": self._spent(),
+            }
+        }
+        card["data"]["held_out"] = len(held_out)
         is_worse = former is not None and self._is_worse(acceptance, former, held_out)
-        self._write(self._work / _WORSE if is_worse else self.directory, twin, draft_vocab, result)
+        self._write(self._work / _WORSE if is_worse else self.directory, twin, draft_vocab, card)
         return acceptance
 
     # ---- writing and reading ----------------------------------------------------------------
 
     def _gather(self) -> Material:
         settings = self._settings
-        paths = tuple(dict.fromkeys(settings.texts))
-        left = len(paths) + (settings.num_tokens > 0)
-        texts: dict[str, list[Sample]] = {}
+        paths = tuple(dict.fromkeys(settings.text))
+        left = len(paths) + (settings.tokens > 0)
+        texts: dict[str, list[TrainingSample]] = {}
         for path in paths:
             texts[str(path)] = self._read(path, self._until(left))
             left -= 1
-        own = self._own_text(self._until(left)) if settings.num_tokens else []
+        own = self._own_text(self._until(left)) if settings.tokens else []
         return Material(own, texts)
 
     def _until(self, num_left: int) -> float | None:
@@ -152,36 +163,35 @@ class TrainingRun:
         now, end = self._spent(), self._settings.minutes * 60 * WRITING_SHARE
         return now + max(0.0, end - now) / num_left
 
-    def _own_text(self, until: float | None) -> list[Sample]:
-        """What the target says, and its thoughts on it."""
+    def _own_text(self, until: float | None) -> list[TrainingSample]:
+        """What the target says, with its hidden states."""
         seed = self._settings.seed
 
         def opened(index: int) -> Conversation:
-            return self._interviewer.conversation(random.Random(f"{seed}/{index}"))
+            return self._conversations.conversation(random.Random(f"{seed}/{index}"))
 
         self._progress.begin("writing text")
         directory = self._work / f"own-{seed}-{self._mark}"
-        num_tokens, prefix = self._settings.num_tokens, self._interviewer.prefix
-        return self._written(directory, opened, num_tokens, prefix, until)
+        return self._written(directory, opened, self._settings.tokens, until)
 
-    def _read(self, path: Path, until: float | None) -> list[Sample]:
-        """The target's thoughts on a text file."""
+    def _read(self, path: Path, until: float | None) -> list[TrainingSample]:
+        """A text file, with the target's hidden states."""
         try:
             content = path.read_bytes()
         except OSError as error:
             raise ConfigError(f"--text {path}: {error.strerror}") from error
         text = content.decode("utf-8", errors="replace")
-        tokens = self._interviewer.tokenizer.encode(text, add_special_tokens=False)
-        size = min(_TEXT_TOKENS, self._longest - len(self._interviewer.bos_token_ids))
+        tokens = self._conversations.tokenizer.encode(text, add_special_tokens=False)
+        size = min(_TEXT_TOKENS, self._longest - len(self._conversations.bos_token_ids))
         windows = [tokens[i : i + size] for i in range(0, len(tokens), size)]
 
         def opened(index: int) -> Conversation | None:
-            return self._interviewer.text(windows[index]) if index < len(windows) else None
+            return self._conversations.text(windows[index]) if index < len(windows) else None
 
         self._progress.begin(f"reading {path.name}")
         name = hashlib.sha256(content).hexdigest()[:16]
         directory = self._work / f"text-{name}-{self._mark}"
-        return self._written(directory, opened, len(tokens), (), until)
+        return self._written(directory, opened, len(tokens), until)
 
     @property
     def _mark(self) -> str:
@@ -194,33 +204,27 @@ class TrainingRun:
         directory: Path,
         opened: Callable[[int], Conversation | None],
         num_tokens: int,
-        prefix: Sequence[int],
         until: float | None,
-    ) -> list[Sample]:
-        """Have conversations that begin with `prefix` written, or those there are read."""
-        scribe = Scribe(
-            self._target,
-            LockstepDecoder(self._target, self._settings.num_rows, self._longest),
-            opened,
-            self._checkpoint.eos_token_ids,
-            prefix,
-        )
+    ) -> list[TrainingSample]:
+        """Have conversations written, or read those that exist."""
 
-        def told(count: int) -> bool:
-            self._progress.tell(count, num_tokens, f"{count:,} of {num_tokens:,} tokens")
+        def report(count: int) -> bool:
+            self._progress.update(count, num_tokens, f"{count:,} of {num_tokens:,} tokens")
             return until is None or self._spent() < until
 
         with torch.inference_mode():
-            shards = scribe.write(directory, num_tokens, self._settings.seed, told)
+            size = (self._settings.num_rows, self._longest)
+            writer = TextWriter(self._target, size, opened, self._checkpoint.eos_token_ids)
+            shards = writer.write(directory, num_tokens, self._settings.seed, report)
         self._progress.end()
         return [sample for n in shards for sample in read_samples(shard_path(directory, n))]
 
-    def _make_interviewer(self) -> Interviewer:
+    def _make_conversations(self) -> ConversationMaker:
         checkpoint = self._checkpoint
         tokenizer = build_tokenizer(checkpoint)
         template = chat_template_of(checkpoint, now=datetime.now)
         has_bos = checkpoint.bos_token_id is not None and template is None
-        return Interviewer(
+        return ConversationMaker(
             tokenizer,
             None if template is None else chat_frame(tokenizer, template),
             (checkpoint.bos_token_id,) if has_bos and checkpoint.bos_token_id is not None else (),
@@ -229,7 +233,7 @@ class TrainingRun:
 
     # ---- learning ---------------------------------------------------------------------------
 
-    def _new_head(self, learned: Sequence[Sample]) -> tuple[HeadTwin, Tensor]:
+    def _new_head(self, learned: Sequence[TrainingSample]) -> tuple[HeadTwin, Tensor]:
         """The head to train, as it begins, and its draft vocabulary."""
         settings, target = self._settings, self._target
         vocab_size, ends = target.config.vocab_size, self._checkpoint.eos_token_ids
@@ -252,7 +256,7 @@ class TrainingRun:
         twin.load_state_dict({name: tensors[name].float() for name in twin.weights()})
         return twin
 
-    def _train(self, twin: HeadTwin, learned: Sequence[Sample], draft_vocab: Tensor) -> int:
+    def _train(self, twin: HeadTwin, learned: Sequence[TrainingSample], draft_vocab: Tensor) -> int:
         """Learn until the schedule's end, or for as long as there is time; the steps done."""
         settings = self._settings
         began = self._spent()
@@ -274,15 +278,15 @@ class TrainingRun:
         trainer.resume()
         self._progress.begin("training", trainer.step)
 
-        def told(state: Progress) -> float:
+        def report(state: Progress) -> float:
             used = 0.0
             if settings.minutes is not None:
                 used = (self._spent() - began) / max(1e-9, settings.minutes * 60 - began)
             note = f"step {state.step}, loss {state.loss:.3f}"
-            self._progress.tell(max(state.step, used * state.steps), state.steps, note)
+            self._progress.update(max(state.step, used * state.steps), state.steps, note)
             return used
 
-        trainer.run(learned, self._autocast, told)
+        trainer.run(learned, self._autocast, report)
         self._progress.end()
         return trainer.step
 
@@ -290,7 +294,7 @@ class TrainingRun:
     def _autocast(self) -> bool:
         return self._dtype is torch.bfloat16
 
-    def _identity(self, learned: Sequence[Sample], schedule: Schedule) -> str:
+    def _identity(self, learned: Sequence[TrainingSample], schedule: Schedule) -> str:
         """Names all that the course of a training depends on."""
         settings = self._settings
         digest = hashlib.sha256(repr(schedule).encode())
@@ -305,11 +309,11 @@ class TrainingRun:
     # ---- the result -------------------------------------------------------------------------
 
     def _measure(
-        self, twin: HeadTwin, held_out: Sequence[Sample], draft_vocab: Tensor
-    ) -> Acceptance:
+        self, twin: HeadTwin, held_out: Sequence[TrainingSample], draft_vocab: Tensor
+    ) -> DraftAcceptance:
         """How often drafts of the head hold, in the precision that its file has."""
         with torch.no_grad():
-            for name, tensor in rounded(twin.weights()).items():
+            for name, tensor in _rounded(twin).items():
                 twin.get_parameter(name).copy_(tensor)
         every = torch.arange(self._target.config.vocab_size, device=self._device)
         lm_head = self._target.head.rows(every)
@@ -332,7 +336,9 @@ class TrainingRun:
                 " --out, or --overwrite to replace it"
             ) from error
 
-    def _is_worse(self, new: Acceptance, former: Stored, held_out: Sequence[Sample]) -> bool:
+    def _is_worse(
+        self, new: DraftAcceptance, former: Stored, held_out: Sequence[TrainingSample]
+    ) -> bool:
         """Whether the head that is there already foresees more of the same texts; says so."""
         draft_vocab = former[1]["draft_vocab"].to(self._device)
         old = self._measure(self._twin_of(former, draft_vocab), held_out, draft_vocab)
@@ -345,19 +351,52 @@ class TrainingRun:
         )
         return True
 
-    def _write(self, directory: Path, twin: HeadTwin, draft_vocab: Tensor, result: Result) -> None:
-        """Write the head and its card."""
+    def _card(
+        self, twin: HeadTwin, material: Material, acceptance: DraftAcceptance
+    ) -> dict[str, Any]:
+        """Where a head comes from: text by the target and from files, in tokens worth learning."""
+        texts = {name: num_targets(samples) for name, samples in material.texts.items()}
+        lengths = range(1, len(acceptance.held) + 1)
+        return {
+            "model": self._checkpoint.name,
+            "fingerprint": self._fingerprint,
+            "shape": asdict(twin.shape),
+            "data": {
+                "conversations": len(material.own),
+                "own_tokens": num_targets(material.own),
+                "texts": texts,
+            },
+            "acceptance": {
+                "how": "greedy drafts against the target's greedy answers, held-out conversations;"
+                " each position given that all before it held",
+                "starts": acceptance.starts,
+                "by_position": [round(share, 4) for share in acceptance.conditional],
+                "expected_tokens_by_draft_length": {
+                    str(n): round(acceptance.expected_tokens(n), 4) for n in lengths
+                },
+            },
+            "made_with": {"torch": torch.__version__, "python": platform.python_version()},
+        }
+
+    def _write(
+        self, directory: Path, twin: HeadTwin, draft_vocab: Tensor, card: dict[str, Any]
+    ) -> None:
+        """Write the head and, next to it, its card."""
         path = directory / HEAD_FILE
-        write_head(path, rounded(twin.weights()), draft_vocab, twin.shape, self._target)
-        write_card(directory / CARD_FILE, self._checkpoint.name, twin.shape, result)
+        tensors = {**_rounded(twin), "draft_vocab": draft_vocab.to("cpu", torch.int32)}
+        write_tensors(path, tensors, head_metadata(twin.shape, self._target))
+        partial = directory / f".{CARD_FILE}.partial"  # the directory is locked
+        partial.write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+        partial.replace(directory / CARD_FILE)
         self._progress.say(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
 
     def _spent(self) -> float:
         return self._clock() - self._began
 
 
-def _num_targets(samples: Sequence[Sample]) -> int:
-    return sum(int(sample.is_target.sum()) for sample in samples)
+def _rounded(twin: HeadTwin) -> dict[str, Tensor]:
+    """Weights as a file has them: bfloat16, on the host."""
+    return {name: tensor.to("cpu", torch.bfloat16) for name, tensor in twin.weights().items()}
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:

@@ -10,7 +10,7 @@ _TERMINAL_SECONDS, _LOG_SECONDS = 0.2, 15.0
 
 
 class ProgressLine:
-    """Tells of one stage after the other on a stream. `clock` is in seconds, monotonic."""
+    """Reports one stage after the other on a stream. `clock` is in seconds, monotonic."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
         self._stream = stream
@@ -18,22 +18,22 @@ class ProgressLine:
         self._stage = ""
         self._began = 0.0
         self._first: float | None = None
-        self._last_told: float | None = None
+        self._last_shown: float | None = None
 
     def begin(self, stage: str, done: float | None = None) -> None:
-        """A stage begins; `done` of it was there already (None: as much as is told first)."""
+        """A stage begins; `done` of it was there already (None: what the first update says)."""
         self._stage, self._began, self._first = stage, self._clock(), done
-        self._last_told = None
+        self._last_shown = None
 
-    def tell(self, done: float, total: float, note: str = "") -> None:
+    def update(self, done: float, total: float, note: str = "") -> None:
         """So much of the stage is done. Most calls write nothing."""
         now = self._clock()
         if self._first is None:
             self._first, self._began = done, now
         pause = _TERMINAL_SECONDS if self._stream.isatty() else _LOG_SECONDS
-        if self._last_told is not None and now - self._last_told < pause and done < total:
+        if self._last_shown is not None and now - self._last_shown < pause and done < total:
             return
-        self._last_told = now
+        self._last_shown = now
         share = min(1.0, done / total) if total else 1.0
         filled = int(share * _BAR_CELLS)
         bar = "█" * filled + "·" * (_BAR_CELLS - filled)

@@ -1,9 +1,12 @@
-"""What the target said and thought, on disk: numbered shards, each written once and whole."""
+"""The files of a run: its directory, and numbered shards of text, each written once and whole."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,14 +15,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from worker.errors import ModelError
+from worker.errors import ConfigError, ModelError
 
 _SUFFIX = ".safetensors"
+# Below a run's directory: all that is only needed until the head is there.
+WORK = "training"
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One token sequence, and what the target made of it.
+class TrainingSample:
+    """One token sequence, and the hidden states that the target had of it.
 
     `token_ids` [T] int64; `is_target` [T] bool marks the tokens worth learning to foresee: those
     that the model said itself, or all of a text. `features` [T-1, hidden] are the target's hidden
@@ -63,7 +68,7 @@ def shard_indices(directory: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isdigit())
 
 
-def write_samples(path: Path, samples: Sequence[Sample]) -> None:
+def write_samples(path: Path, samples: Sequence[TrainingSample]) -> None:
     """Write a shard; one without samples says that there were none."""
     tensors = {"lengths": torch.tensor([len(s.token_ids) for s in samples], dtype=torch.int64)}
     if samples:
@@ -73,7 +78,7 @@ def write_samples(path: Path, samples: Sequence[Sample]) -> None:
     write_tensors(path, tensors)
 
 
-def read_samples(path: Path) -> list[Sample]:
+def read_samples(path: Path) -> list[TrainingSample]:
     """The sequences of a shard, in order."""
     tensors = read_tensors(path)
     lengths = tensors["lengths"].tolist()
@@ -85,4 +90,51 @@ def read_samples(path: Path) -> list[Sample]:
         torch.split(tensors["features"], [length - 1 for length in lengths]),
         strict=True,
     )
-    return [Sample(*part) for part in parts]
+    return [TrainingSample(*part) for part in parts]
+
+
+def num_targets(samples: Sequence[TrainingSample]) -> int:
+    """Tokens worth learning to foresee."""
+    return sum(int(sample.is_target.sum()) for sample in samples)
+
+
+def check_writable(directory: Path) -> None:
+    """Make a directory and write to it; `ConfigError` where that cannot be done."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(b"?")
+    except OSError as error:
+        raise _unwritable(directory, error) from error
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Keep other runs out of `directory` while the block runs. What it fails to read or write there
+    is a `ConfigError`, and so is another run that is at work.
+    """
+    try:
+        (directory / WORK).mkdir(parents=True, exist_ok=True)
+        with (directory / WORK / ".lock").open("w") as file:
+            _lock(file.fileno(), directory)
+            yield
+    except (OSError, SafetensorError) as error:
+        raise _unwritable(directory, error) from error
+
+
+def _lock(descriptor: int, directory: Path) -> None:
+    """Lock until the file is closed, which the end of the process does too."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ConfigError(
+            f"another train-draft is at work in {directory}; wait for it, or give another --out"
+        ) from error
+
+
+def _unwritable(directory: Path, error: OSError | SafetensorError) -> ConfigError:
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return ConfigError(
+        f"--out {directory}: cannot be used ({reason}); make room there or make it writable, or"
+        " give another --out"
+    )

@@ -1,7 +1,7 @@
 """Gradient descent on a head: batches, learning rate, checkpoints.
 
 Theory of operation. Matrices are moved by Muon (momentum made orthogonal; see `torch.optim.Muon`),
-norms by AdamW. The linear beginning (`initial`) is better than what careless steps make of it:
+norms by AdamW. The linear beginning (`fit_linear`) is better than what careless steps make of it:
 AdamW on the matrices loses it even at a rate of 3e-4, Muon improves on it from the first step.
 
 Which batch a step sees is a pure function of the seed and the step's number, and nothing else is
@@ -24,7 +24,7 @@ from torch import Tensor
 from worker.errors import ModelError
 from worker.training.dataset import Batch, batches
 from worker.training.objective import Objective
-from worker.training.store import Sample, read_tensors, write_tensors
+from worker.training.store import TrainingSample, read_tensors, write_tensors
 from worker.training.twin import HeadTwin
 
 _BETAS, _WEIGHT_DECAY, _LARGEST_GRADIENT = (0.9, 0.95), 0.1, 1.0
@@ -87,17 +87,17 @@ class Trainer:
         """Go on from the checkpoint, if there is one. `ModelError` for one of another head."""
         if not self._checkpoint.exists():
             return False
-        kept = read_tensors(self._checkpoint)
-        step = kept.pop(_STEP, None)
+        stored = read_tensors(self._checkpoint)
+        step = stored.pop(_STEP, None)
         parameters = dict(self._twin.named_parameters())
-        found = {name: tuple(kept[name].shape) for name in kept.keys() & parameters.keys()}
+        found = {name: tuple(stored[name].shape) for name in stored.keys() & parameters.keys()}
         if step is None or found != {name: tuple(p.shape) for name, p in parameters.items()}:
             raise ModelError(f"{self._checkpoint}: of another head; remove it to begin anew")
         self.step = int(step)
         with torch.no_grad():
             for name, parameter in parameters.items():
-                parameter.copy_(kept.pop(name))
-        for key, tensor in kept.items():
+                parameter.copy_(stored.pop(name))
+        for key, tensor in stored.items():
             name, _, moment = key.partition(_OF)
             parameter = parameters[name]
             where = torch.device("cpu") if moment == "step" else parameter.device
@@ -118,10 +118,11 @@ class Trainer:
         return self._optimizers[0 if parameter.dim() > 1 else 1]
 
     def run(
-        self, samples: Sequence[Sample], autocast: bool, told: Callable[[Progress], float]
+        self, samples: Sequence[TrainingSample], autocast: bool, report: Callable[[Progress], float]
     ) -> None:
-        """Learn from `samples` until the schedule's end. `told` is called after each step; it says
-        what part of the time there is has been used: 1 ends the run. The state is kept in any case.
+        """Learn from `samples` until the schedule's end. `report` is called after each step;
+        it says what part of the time there is has been used: 1 ends the run. The state is saved in
+        any case.
         """
         schedule, time_used = self._schedule, 0.0
         for batch in self._batches(samples):
@@ -129,14 +130,14 @@ class Trainer:
                 break
             loss = self._learn(batch, autocast, schedule.share(self.step, time_used))
             self.step += 1
-            time_used = told(Progress(self.step, schedule.steps, loss))
+            time_used = report(Progress(self.step, schedule.steps, loss))
             if self.step % schedule.checkpoint_steps == 0:
                 self.save()
             if time_used >= 1:
                 break
         self.save()
 
-    def _batches(self, samples: Sequence[Sample]) -> Iterator[Batch]:
+    def _batches(self, samples: Sequence[TrainingSample]) -> Iterator[Batch]:
         """The batches of this step and all after it."""
         number, epoch = 0, 0
         while True:

@@ -10,6 +10,7 @@ key of each pass, at the positions drafted since.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -20,8 +21,11 @@ from worker.models.config import ModelConfig
 from worker.models.draft_head import HeadShape
 from worker.models.llama import LlamaModel
 from worker.ops.rope import RopeTable
+from worker.training.dataset import Batch
 
 _INITIAL_SCALE = 0.02
+# Of the mean variance, added to every direction: keeps the rare ones from being believed too much.
+_RIDGE = 3e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ class Teacher:
     final_norm: Tensor
     rope: RopeTable
 
-    def thoughts(self, features: Tensor) -> Tensor:
+    def normalised(self, features: Tensor) -> Tensor:
         """Normalised hidden states [..., H]: what the target's head reads."""
         eps = self.config.rms_norm_eps
         return functional.rms_norm(features.float(), self.final_norm.shape, self.final_norm, eps)
@@ -83,12 +87,12 @@ class HeadTwin(nn.Module):
         """Hidden states [B, L, H] of each pass, for `features` [B, L, H] of positions 0 to L-1 and
         the tokens [B, L] after them (row t: token t+1). Row t of pass j means something for t >= j.
         """
-        words = self.words(token_ids)
+        tokens = self.token_inputs(token_ids)
         seen: list[tuple[Tensor, Tensor]] = []
         given, results = features.float(), []
         for _ in range(num_passes):
-            thoughts = self.thoughts(given)
-            joined = torch.cat((words, thoughts), dim=-1)
+            states = self.state_inputs(given)
+            joined = torch.cat((tokens, states), dim=-1)
             x = functional.linear(joined, self.get_parameter("fuse")).float()
             x = x + self._attention(self._norm(x, "input_norm"), seen)
             x = x + self._mlp(self._norm(x, "mlp_norm"))
@@ -96,19 +100,19 @@ class HeadTwin(nn.Module):
             given = functional.pad(x[:, :-1], (0, 0, 1, 0))
         return results
 
-    def words(self, token_ids: Tensor) -> Tensor:
+    def token_inputs(self, token_ids: Tensor) -> Tensor:
         """What the head reads of tokens [...]: normalised embeddings [..., H]."""
         return self._norm(self.teacher.embedding[token_ids].float(), "embedding_norm")
 
-    def thoughts(self, features: Tensor) -> Tensor:
+    def state_inputs(self, features: Tensor) -> Tensor:
         """What the head reads of hidden states [..., H], the target's or its own."""
         return self._norm(features, "feature_norm")
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., Vd] float32 over the draft vocabulary."""
-        return functional.linear(self.output_thoughts(hidden), self.teacher.lm_rows).float()
+        return functional.linear(self.output_states(hidden), self.teacher.lm_rows).float()
 
-    def output_thoughts(self, hidden: Tensor) -> Tensor:
+    def output_states(self, hidden: Tensor) -> Tensor:
         """Normalised hidden states [..., H] of a pass, what the rows of the target's head read."""
         return self._norm(hidden, "output_norm")
 
@@ -164,3 +168,26 @@ def _attend(queries: Tensor, seen: list[tuple[Tensor, Tensor]]) -> Tensor:
 def _delayed(x: Tensor, by: int) -> Tensor:
     """x [B, heads, L, head_dim] with row t holding what row t - `by` held, zero before."""
     return x if by == 0 else functional.pad(x[:, :, :-by], (0, 0, by, 0))
+
+
+@torch.no_grad()
+def fit_linear(twin: HeadTwin, batches: Iterable[Batch]) -> None:
+    """Set `fuse` so that the head, whose attention and MLP add nothing yet, comes as near to the
+    target's next normalised hidden state as a linear map can (ridge regression).
+    """
+    hidden = twin.teacher.config.hidden_size
+    device = twin.get_parameter("fuse").device
+    moments = torch.zeros(2 * hidden, 2 * hidden, device=device)
+    products = torch.zeros(2 * hidden, hidden, device=device)
+    for batch in batches:
+        tokens = twin.token_inputs(batch.next_ids.flatten()[batch.rows])
+        states = twin.state_inputs(batch.features.flatten(0, 1)[batch.rows].float())
+        inputs = torch.cat((tokens, states), dim=-1)
+        goal = functional.rms_norm(
+            batch.expected.float(), (hidden,), eps=twin.teacher.config.rms_norm_eps
+        )
+        moments += inputs.T @ inputs
+        products += inputs.T @ goal
+    ridge = _RIDGE * moments.diagonal().mean()
+    moments.diagonal().add_(ridge)
+    twin.get_parameter("fuse").copy_(torch.linalg.solve(moments, products).T)

@@ -13,7 +13,7 @@ from tiny_llama import states_of, tiny_llama
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from worker.models.llama import LlamaModel
-from worker.training.store import Sample
+from worker.training.store import TrainingSample
 
 
 @pytest.fixture
@@ -23,10 +23,10 @@ def target() -> LlamaModel:
 
 
 @pytest.fixture
-def greedy_samples(target: LlamaModel) -> Callable[[int, int], list[Sample]]:
+def greedy_samples(target: LlamaModel) -> Callable[[int, int], list[TrainingSample]]:
     """So many texts of so many tokens, each gone on with greedily after four random ones."""
 
-    def make(count: int, length: int) -> list[Sample]:
+    def make(count: int, length: int) -> list[TrainingSample]:
         noise = torch.Generator().manual_seed(7)
         samples = []
         for _ in range(count):
@@ -34,7 +34,9 @@ def greedy_samples(target: LlamaModel) -> Callable[[int, int], list[Sample]]:
             while len(tokens) < length:
                 tokens.append(int(target.logits(states_of(target, tokens)[-1:]).argmax()))
             is_target = torch.arange(length) >= 4
-            samples.append(Sample(torch.tensor(tokens), is_target, states_of(target, tokens)[:-1]))
+            samples.append(
+                TrainingSample(torch.tensor(tokens), is_target, states_of(target, tokens)[:-1])
+            )
         return samples
 
     return make

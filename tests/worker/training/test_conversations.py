@@ -15,10 +15,10 @@ from worker.tokenizer.sim import CHAT_TEMPLATE, IM_END
 from worker.tokenizer.tokenizer import Tokenizer
 from worker.training.conversations import (
     LONGEST_CONVERSATION,
+    Continuation,
     Conversation,
-    Draw,
+    ConversationMaker,
     Given,
-    Interviewer,
     chat_frame,
 )
 from worker.training.prompts import follow_up, open_prompt
@@ -58,10 +58,10 @@ def words(text: str) -> tuple[int, ...]:
     return tuple(TOKENIZER.encode(text, add_special_tokens=False))
 
 
-def interviewer(chats: bool = True) -> Interviewer:
+def maker(chats: bool = True) -> ConversationMaker:
     """Of a model that chats, or of one that does not."""
     frame = chat_frame(TOKENIZER, TEMPLATE) if chats else None
-    return Interviewer(TOKENIZER, frame, (), (END,))
+    return ConversationMaker(TOKENIZER, frame, (), (END,))
 
 
 def follow(program: Conversation, answers: Iterable[tuple[int, ...]]) -> tuple[list[Any], bool]:
@@ -74,7 +74,7 @@ def follow(program: Conversation, answers: Iterable[tuple[int, ...]]) -> tuple[l
         except StopIteration as end:
             return actions, end.value
         actions.append(action)
-        drawn = next(waiting) if isinstance(action, Draw) else None
+        drawn = next(waiting) if isinstance(action, Continuation) else None
 
 
 def said(actions: Iterable[Any], answers: Iterable[tuple[int, ...]]) -> str:
@@ -94,10 +94,10 @@ def test_a_conversation_reads_as_the_template_would_write_it() -> None:
     for number in range(30):
         rng = random.Random(number)
         answers = [(*words("a fair question"), END), (*words("and an answer " * 9), END)] * 2
-        actions, is_kept = follow(interviewer().conversation(rng), answers)
+        actions, is_kept = follow(maker().conversation(rng), answers)
         text = said(actions, answers)
-        turns = sum(isinstance(a, Draw) and a.is_target for a in actions)
-        own_prompt = any(isinstance(a, Draw) and not a.is_target for a in actions)
+        turns = sum(isinstance(a, Continuation) and a.is_target for a in actions)
+        own_prompt = any(isinstance(a, Continuation) and not a.is_target for a in actions)
         seen.add((turns, own_prompt))
         turns_told = [part.partition("\n")[2] for part in text.split("<|im_start|>") if part]
         messages = [
@@ -114,8 +114,8 @@ def test_an_answer_that_was_cut_off_has_no_second_turn() -> None:
     """Nobody answers half a sentence."""
     for number in range(30):
         answers = [words("long " * 30)] * 4
-        actions, _ = follow(interviewer().conversation(random.Random(number)), answers)
-        assert sum(isinstance(a, Draw) and a.is_target for a in actions) == 1
+        actions, _ = follow(maker().conversation(random.Random(number)), answers)
+        assert sum(isinstance(a, Continuation) and a.is_target for a in actions) == 1
 
 
 def test_the_same_random_numbers_lead_the_same_conversation() -> None:
@@ -123,7 +123,7 @@ def test_the_same_random_numbers_lead_the_same_conversation() -> None:
 
     def actions(seed: int) -> list[Any]:
         answers = [(*words("some words to say here"), END)] * 4
-        return follow(interviewer().conversation(random.Random(seed)), answers)[0]
+        return follow(maker().conversation(random.Random(seed)), answers)[0]
 
     assert actions(4) == actions(4)
     assert len({str(actions(seed)) for seed in range(9)}) > 5
@@ -132,17 +132,17 @@ def test_the_same_random_numbers_lead_the_same_conversation() -> None:
 def test_saying_nothing_is_not_kept() -> None:
     """Neither an empty prompt nor an empty answer is worth learning."""
     for number in range(10):
-        _, is_kept = follow(interviewer().conversation(random.Random(number)), [(END,)] * 4)
+        _, is_kept = follow(maker().conversation(random.Random(number)), [(END,)] * 4)
         assert not is_kept
 
 
 def test_a_model_that_does_not_chat_writes_plain_text() -> None:
     """From any token; a given text is read as it is."""
-    actions, is_kept = follow(interviewer(chats=False).conversation(random.Random(0)), [(7,) * 30])
-    assert [type(action) for action in actions] == [Given, Draw]
+    actions, is_kept = follow(maker(chats=False).conversation(random.Random(0)), [(7,) * 30])
+    assert [type(action) for action in actions] == [Given, Continuation]
     assert is_kept
     tokens = tuple(range(300, 330))
-    actions, is_kept = follow(interviewer().text(tokens), [])
+    actions, is_kept = follow(maker().text(tokens), [])
     assert tuple(t for a in actions for t in a.token_ids) == tokens
     assert (actions[-1].is_target, is_kept) == (True, True)
 

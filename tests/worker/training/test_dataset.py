@@ -6,19 +6,18 @@ import pytest
 import torch
 
 from worker.errors import ConfigError
-from worker.training.dataset import Batch, batches, collate, divide
-from worker.training.store import Sample
-from worker.training.vocabulary import choose_draft_vocab
+from worker.training.dataset import Batch, batches, choose_draft_vocab, collate, divide
+from worker.training.store import TrainingSample
 
 
-def sample(length: int, mark: int) -> Sample:
+def sample(length: int, mark: int) -> TrainingSample:
     """Token i is 100 · mark + i, and so is every number of feature i."""
     ids = 100 * mark + torch.arange(length)
     features = ids[:-1, None].float().expand(-1, 4)
-    return Sample(ids, torch.arange(length) % 3 != 0, features)
+    return TrainingSample(ids, torch.arange(length) % 3 != 0, features)
 
 
-def made(count: int) -> list[Sample]:
+def made(count: int) -> list[TrainingSample]:
     """Samples of mixed lengths."""
     return [sample(3 + (7 * mark) % 11, mark) for mark in range(count)]
 
@@ -81,7 +80,7 @@ def test_the_same_text_again_is_no_second_one() -> None:
 def test_the_draft_vocabulary_is_what_is_said_most() -> None:
     """End tokens are always in it, then the most frequent, then the lowest ids."""
     said = torch.tensor([9, 9, 9, 7, 7, 8])
-    samples = [Sample(said, torch.tensor([True] * 5 + [False]), torch.zeros(5, 1))]
+    samples = [TrainingSample(said, torch.tensor([True] * 5 + [False]), torch.zeros(5, 1))]
     assert choose_draft_vocab(samples, 20, 5, [19]).tolist() == [0, 1, 7, 9, 19]
     assert choose_draft_vocab(samples, 20, 50, [19]).tolist() == list(range(20))
 

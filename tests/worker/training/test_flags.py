@@ -9,8 +9,7 @@ import pytest
 from fleet import cli
 from worker.errors import ConfigError
 from worker.training.__main__ import main
-from worker.training.flags import resolve
-from worker.training.settings import Settings
+from worker.training.flags import Settings, resolve
 
 
 def test_defaults_are_those_of_the_settings() -> None:
@@ -23,7 +22,7 @@ def test_every_flag_reaches_its_setting(tmp_path: Path) -> None:
     text = tmp_path / "a.txt"
     text.write_text("hello")
     given = {
-        "--tokens": ("num_tokens", 5),
+        "--tokens": ("tokens", 5),
         "--steps": ("steps", 7),
         "--seed": ("seed", 3),
         "--minutes": ("minutes", 1.5),
@@ -39,7 +38,7 @@ def test_every_flag_reaches_its_setting(tmp_path: Path) -> None:
     argv = [word for flag, (_, value) in given.items() for word in (flag, str(value))]
     argv += ["--text", str(text), "--out", str(tmp_path), "--start-from", "h", "--overwrite"]
     settings = resolve(["--model", "m", *argv])
-    assert (settings.texts, settings.out) == ((text,), tmp_path)
+    assert (settings.text, settings.out) == ((text,), tmp_path)
     assert (settings.start_from, settings.overwrite) == (Path("h"), True)
     for name, value in given.values():
         assert getattr(settings, name) == value

@@ -30,7 +30,7 @@ def test_a_terminal_has_one_line_that_changes() -> None:
     line = ProgressLine(stream, clock)
     line.begin("training", 100)
     clock.now += 60
-    line.tell(150, 200, "loss 1.5")
+    line.update(150, 200, "loss 1.5")
     line.end()
     shown = stream.getvalue()
     assert shown.startswith("\r")
@@ -44,9 +44,9 @@ def test_what_is_told_first_was_there_already() -> None:
     line = ProgressLine(stream, clock)
     line.begin("writing")
     clock.now += 9
-    line.tell(100, 200)
+    line.update(100, 200)
     clock.now += 60
-    line.tell(150, 200)
+    line.update(150, 200)
     assert stream.getvalue().endswith("75%    1:00 left")
 
 
@@ -56,7 +56,7 @@ def test_a_log_gets_a_line_now_and_then() -> None:
     line = ProgressLine(stream, clock)
     line.begin("writing")
     for done in range(41):
-        line.tell(done, 40)
+        line.update(done, 40)
         clock.now += 1
     line.end()
     shares = [part.split()[2] for part in stream.getvalue().splitlines()]

@@ -13,11 +13,10 @@ import torch
 
 from worker.models.draft_head import HEAD_FILE
 from worker.training.__main__ import main
+from worker.training.flags import Settings
 from worker.training.pipeline import TrainingRun
 from worker.training.progress import ProgressLine
-from worker.training.settings import Settings
-from worker.training.store import read_tensors
-from worker.training.workplace import WORK, occupied
+from worker.training.store import WORK, locked, read_tensors
 
 TOY = ["--steps", "2", "--num-rows", "32", "--intermediate-size", "8", "--dtype", "float32"]
 TOY += ["--draft-vocab-size", "200", "--num-threads", "1"]
@@ -86,8 +85,8 @@ def test_gathering_takes_half_of_the_time_however_many_texts_there_are(
     texts = tuple(Path(text(folder, folder * 9)) for folder in ("a", "b"))
     settings = Settings(
         model=make_model(1),
-        texts=texts,
-        num_tokens=1_000_000,
+        text=texts,
+        tokens=1_000_000,
         steps=20,
         out=tmp_path / "out",
         minutes=10.0,
@@ -130,7 +129,7 @@ def test_a_better_head_stays(
     assert main(argv) == 0
     assert card(out)["acceptance"]["by_position"][0] > 0
     better = read_tensors(out / HEAD_FILE)["fuse"]
-    poor = [*argv, "--learning-rate", "100"]
+    poor = [*argv, "--learning-rate", "1e4"]
     capsys.readouterr()
     assert main(poor) == 0
     assert f"the head in {out} stays" in capsys.readouterr().err
@@ -153,7 +152,7 @@ def test_what_cannot_work_is_said_before_any_text_is_written(
     assert "no-head: cannot be read as a draft head" in capsys.readouterr().err
     assert main([*argv, "--out", str(tmp_path / "file")]) == 1
     assert f"--out {tmp_path / 'file'}: cannot be used" in capsys.readouterr().err
-    with occupied(out):
+    with locked(out):
         assert main(argv) == 1
     assert f"another train-draft is at work in {out}" in capsys.readouterr().err
     assert [path.name for path in (out / WORK).iterdir()] == [".lock"]

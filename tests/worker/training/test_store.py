@@ -1,13 +1,18 @@
-"""Shards give back what was put in, and what is broken says so."""
+"""Shards give back what was put in, a run has its directory alone, and what is broken says so."""
 
+import errno
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
-from worker.errors import ModelError
+from worker.errors import ConfigError, ModelError
 from worker.training.store import (
-    Sample,
+    WORK,
+    TrainingSample,
+    check_writable,
+    locked,
     read_samples,
     shard_indices,
     shard_path,
@@ -16,10 +21,10 @@ from worker.training.store import (
 )
 
 
-def sample(length: int) -> Sample:
+def sample(length: int) -> TrainingSample:
     """Any sample."""
     ids = torch.randint(0, 99, (length,))
-    return Sample(ids, ids % 2 == 0, torch.randn(length - 1, 3).bfloat16())
+    return TrainingSample(ids, ids % 2 == 0, torch.randn(length - 1, 3).bfloat16())
 
 
 def test_samples_come_back_as_they_were(tmp_path: Path) -> None:
@@ -62,3 +67,50 @@ def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="directory"):
         write_tensors(in_the_way, {"x": torch.zeros(9)})
     assert list(tmp_path.iterdir()) == [in_the_way]
+
+
+def test_a_directory_is_made_and_left_empty(tmp_path: Path) -> None:
+    """Whatever depth it has."""
+    check_writable(tmp_path / "a" / "b")
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+def test_what_is_no_directory_is_refused(tmp_path: Path) -> None:
+    """With the flag, the reason and the remedy."""
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match=r"--out .*file/out: .*Not a directory.* another --out"):
+        check_writable(tmp_path / "file" / "out")
+
+
+def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
+    """The second is told; when the first has ended, the next one may."""
+    with (
+        locked(tmp_path),
+        pytest.raises(ConfigError, match="another train-draft is at work"),
+        locked(tmp_path),
+    ):
+        pytest.fail("both are at work")
+    with locked(tmp_path):
+        assert (tmp_path / WORK).is_dir()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        SafetensorError("I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_a_full_disk_is_named_with_the_remedy(tmp_path: Path, error: Exception) -> None:
+    """Whichever library meets it."""
+    with (
+        pytest.raises(ConfigError, match=r"--out .*No space left.*make room"),
+        locked(tmp_path),
+    ):
+        raise error
+
+
+def test_other_errors_pass(tmp_path: Path) -> None:
+    """They name what they are about themselves."""
+    with pytest.raises(ModelError, match="as it was"), locked(tmp_path):
+        raise ModelError("as it was")

@@ -13,13 +13,12 @@ from worker.errors import ModelError
 from worker.models.draft_head import HeadShape
 from worker.models.llama import LlamaModel
 from worker.training.dataset import batches, collate
-from worker.training.initial import fit_linear
-from worker.training.objective import Acceptance, Objective, local_ids, measure
-from worker.training.store import Sample
+from worker.training.objective import DraftAcceptance, Objective, local_ids, measure
+from worker.training.store import TrainingSample
 from worker.training.trainer import Schedule, Trainer
-from worker.training.twin import HeadTwin, teacher_of
+from worker.training.twin import HeadTwin, fit_linear, teacher_of
 
-MakeSamples = Callable[[int, int], list[Sample]]
+MakeSamples = Callable[[int, int], list[TrainingSample]]
 VOCAB = torch.arange(61)
 
 
@@ -34,7 +33,9 @@ def objective(vocab: Tensor = VOCAB, passes: int = 3) -> Objective:
     return Objective(passes, local_ids(vocab, 61))
 
 
-def acceptance(twin: HeadTwin, target: LlamaModel, samples: list[Sample]) -> Acceptance:
+def acceptance(
+    twin: HeadTwin, target: LlamaModel, samples: list[TrainingSample]
+) -> DraftAcceptance:
     """How its drafts do."""
     found = (b for b in batches(samples, 256, None) if b is not None)
     return measure(twin, target.head.rows(torch.arange(61)), VOCAB, found, 3)
@@ -176,11 +177,11 @@ def test_acceptance_is_counted_as_a_drafting_loop_counts_it(
 
 def test_conditional_acceptance_and_tokens_follow_from_the_counts() -> None:
     """Also where nothing was accepted, or nothing was looked at."""
-    some = Acceptance(100, (50, 30, 0, 0))
+    some = DraftAcceptance(100, (50, 30, 0, 0))
     assert some.conditional == (0.5, 0.6, 0.0, 0.0)
     assert some.expected_tokens(1) == 1.5
     assert some.expected_tokens(4) == pytest.approx(1.8)
-    assert Acceptance(0, (0,)).expected_tokens(1) == 1.0
+    assert DraftAcceptance(0, (0,)).expected_tokens(1) == 1.0
 
 
 def test_a_batch_of_which_nothing_can_be_said_is_learned_all_the_same(

@@ -9,11 +9,9 @@ import torch
 from tiny_llama import states_of
 
 from worker.models.llama import LlamaModel
-from worker.training import generate
-from worker.training.conversations import Conversation, Draw, Given
-from worker.training.generate import Scribe
-from worker.training.lockstep import LockstepDecoder
-from worker.training.store import Sample, read_samples, shard_indices, shard_path
+from worker.training.conversations import Continuation, Conversation, Given
+from worker.training.store import TrainingSample, read_samples, shard_indices, shard_path
+from worker.training.writing import TextWriter
 
 PREFIX = (5, 6)
 END = 60
@@ -25,21 +23,21 @@ def talk(index: int, turns: int = 2) -> Conversation:
     yield Given(PREFIX)
     for turn in range(turns):
         yield Given(tuple(rng.randrange(60) for _ in range(rng.randint(1, 4))))
-        said = yield Draw(rng.randint(3, 9), temperature=0.0 if turn == 0 else 9.0)
+        said = yield Continuation(rng.randint(3, 9), temperature=0.0 if turn == 0 else 9.0)
         assert said
     return True
 
 
-def scribe(target: LlamaModel, num_rows: int = 5, last: int | None = None) -> Scribe:
+def writer(target: LlamaModel, num_rows: int = 5, last: int | None = None) -> TextWriter:
     """Conversations up to number `last`."""
 
     def opened(index: int) -> Conversation | None:
         return talk(index) if last is None or index < last else None
 
-    return Scribe(target, LockstepDecoder(target, num_rows, 48), opened, [END], PREFIX)
+    return TextWriter(target, (num_rows, 48), opened, [END])
 
 
-def everything(directory: Path) -> list[Sample]:
+def everything(directory: Path) -> list[TrainingSample]:
     """All samples that were written."""
     shards = shard_indices(directory)
     return [sample for n in shards for sample in read_samples(shard_path(directory, n))]
@@ -49,7 +47,7 @@ def test_features_are_those_of_the_text_and_greedy_answers_are_greedy(
     target: LlamaModel, tmp_path: Path
 ) -> None:
     """Whatever row a conversation sat in and whoever sat there before."""
-    scribe(target, last=12).write(tmp_path, 1000, 0, lambda count: True)
+    writer(target, last=12).write(tmp_path, 1000, 0, lambda count: True)
     samples = everything(tmp_path)
     assert len(samples) == 12
     for sample in samples:
@@ -64,11 +62,11 @@ def test_a_run_that_was_stopped_ends_with_the_same_shards(
     target: LlamaModel, tmp_path: Path
 ) -> None:
     """Stopped twice on the way, and with other neighbours in the rows."""
-    wanted = scribe(target).write(tmp_path / "whole", 550, 3, lambda count: True)
+    wanted = writer(target).write(tmp_path / "whole", 550, 3, lambda count: True)
     for limit in (150, 400):
-        part = scribe(target, num_rows=3)
+        part = writer(target, num_rows=3)
         part.write(tmp_path / "parts", 550, 3, lambda count, limit=limit: count < limit)
-    assert scribe(target).write(tmp_path / "parts", 550, 3, lambda count: True) == wanted
+    assert writer(target).write(tmp_path / "parts", 550, 3, lambda count: True) == wanted
     for shard in wanted:
         pairs = zip(
             read_samples(shard_path(tmp_path / "whole", shard)),
@@ -84,7 +82,7 @@ def test_what_there_is_already_is_told_before_the_first_step(
     target: LlamaModel, tmp_path: Path
 ) -> None:
     """And no step is made when there is no time for one."""
-    shards = scribe(target).write(tmp_path, 100, 0, lambda count: True)
+    shards = writer(target).write(tmp_path, 100, 0, lambda count: True)
     there = sum(int(s.is_target.sum()) for s in everything(tmp_path))
     told: list[int] = []
 
@@ -92,14 +90,14 @@ def test_what_there_is_already_is_told_before_the_first_step(
         told.append(count)
         return False
 
-    assert scribe(target).write(tmp_path, 10 * there, 0, stopped) == shards
+    assert writer(target).write(tmp_path, 10 * there, 0, stopped) == shards
     assert told == [there]
 
 
 def test_another_seed_draws_other_words(target: LlamaModel, tmp_path: Path) -> None:
     """Where the temperature lets it."""
     for seed in (0, 1):
-        scribe(target, last=6).write(tmp_path / str(seed), 1000, seed, lambda count: True)
+        writer(target, last=6).write(tmp_path / str(seed), 1000, seed, lambda count: True)
     one, other = (everything(tmp_path / str(seed)) for seed in (0, 1))
     assert [s.token_ids.tolist() for s in one] != [s.token_ids.tolist() for s in other]
 
@@ -110,13 +108,12 @@ def test_a_loop_is_cut_to_two_rounds(target: LlamaModel, tmp_path: Path) -> None
     def opened(index: int) -> Conversation | None:
         def stutter() -> Conversation:
             yield Given((*PREFIX, 3))
-            yield Draw(200, temperature=0.0)
+            yield Continuation(200, temperature=0.0)
             return True
 
         return stutter() if index == 0 else None
 
-    decoder = LockstepDecoder(target, 2, 260)
-    Scribe(target, decoder, opened, [END], PREFIX).write(tmp_path, 500, 0, lambda count: True)
+    TextWriter(target, (2, 260), opened, [END]).write(tmp_path, 500, 0, lambda count: True)
     (sample,) = everything(tmp_path)
     said = sample.token_ids[sample.is_target].tolist()
     assert len(said) < 150
@@ -135,9 +132,7 @@ def test_a_given_text_is_read_to_its_end(target: LlamaModel, tmp_path: Path) -> 
 
         return read() if index < 2 else None
 
-    rows = LockstepDecoder(target, 2, 32)
-    Scribe(target, rows, opened, [END], PREFIX).write(tmp_path, 100, 0, lambda count: True)
+    TextWriter(target, (2, 32), opened, [END]).write(tmp_path, 100, 0, lambda count: True)
     (sample,) = everything(tmp_path)
     assert sample.token_ids.tolist() == [*PREFIX, *range(10, 25)]
     assert sample.is_target.tolist() == [False] * 2 + [True] * 15
-    assert generate.SHARD_CONVERSATIONS > 2
