@@ -16,8 +16,8 @@ import time
 from result_files import RESULTS, write_results
 
 from worker.config import SimConfig
-from worker.executor.sim_latency import MODELS
-from worker.executor.sim_runner import SimExecutor, SimLimits
+from worker.executor.sim.latency import MODELS
+from worker.executor.sim.runner import SimExecutor, SimLimits
 from worker.types import SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 
 RESULTS_FILE = RESULTS / "sim_overhead.json"

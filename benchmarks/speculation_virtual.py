@@ -54,8 +54,9 @@ from virtual_machines import MACHINES, UNREST, Machine
 from worker.engine.drafters.registry import build_drafter
 from worker.engine.lengths.costs import StepCosts
 from worker.engine.messages import AddRequest
+from worker.engine.planning import Guess
 from worker.engine.sequence import Sequence as EngineSequence
-from worker.engine.speculation import Guess, Speculation
+from worker.engine.speculation import Speculation
 from worker.speculation_flags import parse
 from worker.types import ModelOutput
 

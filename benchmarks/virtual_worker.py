@@ -12,7 +12,7 @@ from worker.config import CacheConfig, SchedulerConfig, SimConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest, EngineStats, RequestOutput
 from worker.engine.scheduler import Scheduler
-from worker.executor.sim_runner import SimExecutor, SimLimits
+from worker.executor.sim.runner import SimExecutor, SimLimits
 from worker.types import FinishReason
 
 

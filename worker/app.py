@@ -42,7 +42,7 @@ from worker.engine.client import EngineClient
 from worker.engine.messages import EngineReady, StepOutputs
 from worker.engine.supervision import Supervision
 from worker.errors import ConfigError, root_cause
-from worker.executor import sim_runner
+from worker.executor.sim.runner import CRASH_STATUS
 from worker.listener import bound, is_exposed, shown
 from worker.metrics import WorkerMetrics
 from worker.tokenizer import sim
@@ -209,7 +209,7 @@ def _faults(config: ServeConfig, client: EngineClient) -> FaultInjection | None:
         body_timeout_seconds=config.api.body_timeout_seconds,
         reply_headers=tuple((k.encode(), v.encode()) for k, v in config.faults.reply_headers),
     )
-    return FaultInjection(setup, client, time.monotonic, lambda: os._exit(sim_runner.CRASH_STATUS))
+    return FaultInjection(setup, client, time.monotonic, lambda: os._exit(CRASH_STATUS))
 
 
 class _Worker:

@@ -10,8 +10,8 @@ import torch
 from tiny_llama import BLOCK_SIZE, NUM_BLOCKS, TINY, empty_cache, states_of, step_of
 
 from worker.executor.drafting.cached_drafter import CachedDrafter
-from worker.executor.drafting.catch_up import most_rows
 from worker.executor.drafting.interface import DraftNetwork
+from worker.executor.drafting.rounds import most_rows
 from worker.executor.model_runner import ModelRunner
 from worker.models.draft_head import DraftHead, HeadShape, assemble
 from worker.models.llama import LlamaModel

@@ -16,7 +16,7 @@ from toy_speculation import NUM_TOKENS, PROMPT, VOCAB
 
 from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.interface import DraftNetwork
-from worker.executor.drafting.networks import ModelNetwork
+from worker.executor.drafting.loading import ModelNetwork
 from worker.executor.model_runner import ModelRunner
 from worker.models.config import ModelConfig
 from worker.models.layers import StepTensors

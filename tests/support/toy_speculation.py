@@ -23,7 +23,7 @@ from torch import Tensor
 
 from worker.executor.answers import answer
 from worker.ops.draft import choose_drafts
-from worker.ops.drafted import Acceptance, DraftBatch
+from worker.ops.drafted import AcceptedPrefixes, DraftBatch
 from worker.ops.noise import Purpose
 from worker.ops.rejection import accept, certain, last_tokens
 from worker.ops.sample import scores
@@ -117,11 +117,11 @@ class Drafting:
     num_drafts: int = 3
 
 
-Accept = Callable[[DraftBatch, Tensor, str], Acceptance]
-Last = Callable[[DraftBatch, Acceptance, Tensor, Tensor], Tensor]
+Accept = Callable[[DraftBatch, Tensor, str], AcceptedPrefixes]
+Last = Callable[[DraftBatch, AcceptedPrefixes, Tensor, Tensor], Tensor]
 
 
-def _last(batch: DraftBatch, acceptance: Acceptance, noise: Tensor, _draws: Tensor) -> Tensor:
+def _last(batch: DraftBatch, acceptance: AcceptedPrefixes, noise: Tensor, _draws: Tensor) -> Tensor:
     return last_tokens(batch, acceptance, noise)
 
 

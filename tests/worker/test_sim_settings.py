@@ -8,7 +8,7 @@ import pytest
 
 from worker.config import FaultConfig, SimConfig
 from worker.errors import ConfigError
-from worker.executor.sim_latency import Capacity, build_model
+from worker.executor.sim.latency import Capacity, build_model
 from worker.flags import build_parser
 from worker.sim_flags import fault_config, sim_config
 from worker.sim_settings import (

@@ -1,4 +1,4 @@
-"""A thousand answers with speculation, and the same ones without: no token may differ.
+"""Hundreds of answers with speculation, and the same ones without: no token may differ.
 
 The real model, in float32. Drafts come from drafters of every kind at once, one kind to a request:
 some mostly right, some always wrong, some right for a while, and one that raises. The requests run
@@ -37,6 +37,7 @@ pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 512
 EOS = 2
+NUM_GREEDY = 300
 GREEDY = SamplingParams(max_tokens=10, temperature=0.0)
 SPECULATIVE = SpeculativeConfig(
     "ngram",
@@ -83,9 +84,9 @@ def tokenizer(model_path: Path) -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def thousand(tokenizer: Tokenizer) -> Requests:
+def greedy(tokenizer: Tokenizer) -> Requests:
     """Greedy requests, the kinds of drafts dealt out in turn."""
-    found = prompts(tokenizer, Random(20261123), 1000)
+    found = prompts(tokenizer, Random(20261123), NUM_GREEDY)
     return {
         f"q{index}": Request(prompt, GREEDY, KINDS[index // 3 % len(KINDS)])
         for index, prompt in enumerate(found)
@@ -258,11 +259,11 @@ def drive(core: EngineCore, requests: Requests, check: Callable[[], None] | None
 
 
 @pytest.fixture(scope="module")
-def all_requests(thousand: Requests, mixed: Requests) -> Requests:
+def all_requests(greedy: Requests, mixed: Requests) -> Requests:
     """Greedy and drawn requests in one line, shuffled."""
-    names = [*thousand, *mixed]
+    names = [*greedy, *mixed]
     Random(20261125).shuffle(names)
-    return {name: (thousand | mixed)[name] for name in names}
+    return {name: (greedy | mixed)[name] for name in names}
 
 
 @pytest.fixture(scope="module")
@@ -291,12 +292,12 @@ def differing(left: Run, right: Run, names: Iterable[str]) -> list[str]:
     ]
 
 
-def test_a_thousand_greedy_answers_are_the_same_with_drafts(
-    thousand: Requests, plain: Run, speculative: Run
+def test_greedy_answers_are_the_same_with_drafts(
+    greedy: Requests, plain: Run, speculative: Run
 ) -> None:
     """Token for token, whatever was drafted and however little room there was."""
-    assert len(thousand) == 1000
-    assert differing(plain, speculative, thousand) == []
+    assert len(greedy) == NUM_GREEDY
+    assert differing(plain, speculative, greedy) == []
 
 
 def test_drawn_answers_are_the_same_with_drafts(
@@ -316,7 +317,7 @@ def test_drawn_answers_are_the_same_with_drafts(
 
 
 def test_every_kind_of_drafts_stood_and_fell(
-    all_requests: Requests, thousand: Requests, speculative: Run
+    all_requests: Requests, greedy: Requests, speculative: Run
 ) -> None:
     """Otherwise the equality would say nothing."""
     stood: Counter[str] = Counter()
@@ -330,12 +331,12 @@ def test_every_kind_of_drafts_stood_and_fell(
     assert stood["garbage"] == stood["raises"] == fell["raises"] == 0
     assert fell["true"] == 0
     for kind in ("ngram", "suffix", "true", "true then wrong", "any"):
-        assert stood[kind] > 100, (kind, stood)
+        assert stood[kind] > 40, (kind, stood)
     for kind in ("ngram", "suffix", "garbage", "true then wrong", "any"):
-        assert fell[kind] > 100, (kind, fell)
+        assert fell[kind] > 40, (kind, fell)
     assert longest["true"] == longest["ngram"] == SPECULATIVE.num_speculative_tokens
-    num_raising = sum(request.kind == "raises" for request in thousand.values())
-    assert speculative.stats.num_drafter_failures >= num_raising > 100
+    num_raising = sum(request.kind == "raises" for request in greedy.values())
+    assert speculative.stats.num_drafter_failures >= num_raising > 30
     assert sum(stood.values()) == speculative.stats.num_accepted_tokens
     assert sum(speculative.stats.num_accepted_by_position) == sum(stood.values())
 

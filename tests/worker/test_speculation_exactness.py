@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from reference_ops import probabilities
 from toy_speculation import VOCAB, Chance, Drafting, Rules, Toy, fit
 
-from worker.ops.drafted import Acceptance, DraftBatch
+from worker.ops.drafted import AcceptedPrefixes, DraftBatch
 from worker.ops.noise import Purpose, gumbel_noise, uniforms
-from worker.ops.reference import probabilities
 from worker.ops.rejection import BLOCK, METHODS, STANDARD, accept, last_tokens, thresholds
 from worker.ops.rejection_torch import log_normalizers, residuals
 from worker.types import SamplingParams
@@ -136,14 +136,14 @@ def test_output_by_rejection_has_the_exact_distribution(
     assert_replayed(toy, output, how)
 
 
-def accepts_when_likelier(batch: DraftBatch, draws: torch.Tensor, method: str) -> Acceptance:
+def accepts_when_likelier(batch: DraftBatch, draws: torch.Tensor, method: str) -> AcceptedPrefixes:
     """A draft stands if p is at least q, and never else."""
     sure = (thresholds(batch, method).values < 1).double()
     return accept(batch, sure.to(draws.dtype), method)
 
 
 def recovers_from_the_target(
-    batch: DraftBatch, acceptance: Acceptance, noise: torch.Tensor, draws: torch.Tensor
+    batch: DraftBatch, acceptance: AcceptedPrefixes, noise: torch.Tensor, draws: torch.Tensor
 ) -> torch.Tensor:
     """A rejected draft is replaced by a draw from p, not from the residual."""
     nothing = torch.zeros_like(batch.proposals)
@@ -152,7 +152,7 @@ def recovers_from_the_target(
 
 
 def recovers_by_the_number_that_rejected(
-    batch: DraftBatch, acceptance: Acceptance, noise: torch.Tensor, draws: torch.Tensor
+    batch: DraftBatch, acceptance: AcceptedPrefixes, noise: torch.Tensor, draws: torch.Tensor
 ) -> torch.Tensor:
     """The residual is drawn from, but with the uniform number that decided the rejection."""
     tokens = last_tokens(batch, acceptance, noise)

@@ -10,9 +10,7 @@ import pytest
 import torch
 
 from worker.executor.answers import answer
-from worker.ops import reference
-from worker.ops.drafted import DraftBatch
-from worker.ops.rejection import METHODS, accept, last_tokens
+from worker.ops.rejection import METHODS
 from worker.types import ModelOutput, SampleSpec, SamplingParams, ScheduledSequence
 
 WAYS = ("coupled", *METHODS)
@@ -68,63 +66,6 @@ def preferring(favourites: Sequence[int], size: int = 6, margin: float = 9.0) ->
         row[token] = 2 * margin
         row[(token + 1) % size] = margin
     return rows
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_samples_come_closer_to_the_target_and_to_nothing_else(method: str) -> None:
-    """Ten tokens, one draft: from 10 to 100,000 samples the distance to the target shrinks more
-    than 20 times as much as that to a hundred unrelated distributions.
-    """
-    generator = torch.Generator().manual_seed(11)
-    draft = torch.rand(10, generator=generator).softmax(-1)
-    scores = torch.rand(10, generator=generator)
-    target = scores.softmax(-1)
-    others = torch.rand(100, 10, generator=generator).softmax(-1)
-    distances: list[tuple[float, float]] = []
-    for size in (10, 100, 1000, 10_000, 100_000):
-        drafts = torch.multinomial(draft, size, replacement=True, generator=generator)[:, None]
-        batch = DraftBatch(
-            drafts,
-            scores.expand(size, 2, 10),
-            draft.expand(size, 1, 10),
-            torch.ones(size, dtype=torch.int64),
-        )
-        draws = torch.rand(size, 1, generator=generator, dtype=torch.float64)
-        acceptance = accept(batch, draws, method)
-        noise = -torch.empty(size, 10).exponential_(generator=generator).log()
-        lasts = last_tokens(batch, acceptance, noise)
-        first = torch.where(acceptance.num_accepted > 0, drafts[:, 0], lasts)
-        found = first.bincount(minlength=10) / size
-        to_others = float((found - others).norm(dim=-1).mean())
-        distances.append((float((found - target).norm()), to_others))
-    (target_first, others_first), (target_last, others_last) = distances[0], distances[-1]
-    assert target_first / target_last > 20 * others_first / others_last
-
-
-TRUNCATIONS = [
-    *({"top_k": top_k} for top_k in (1, 5, 99)),
-    *({"top_p": top_p} for top_p in (0.5, 0.9, 0.99)),
-]
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("changes", TRUNCATIONS)
-def test_every_token_is_inside_the_truncation(changes: dict[str, Any], way: str) -> None:
-    """A hundred requests of three drafts from another distribution, a vocabulary of 100."""
-    generator = torch.Generator().manual_seed(5)
-    logits = torch.rand(400, 100, generator=generator)
-    q = torch.rand(100, 3, 100, generator=generator).softmax(-1)
-    sequences = [
-        drafted(i, torch.multinomial(q[i], 1, generator=generator)[:, 0].tolist(), **changes)
-        for i in range(100)
-    ]
-    output = verified(logits, sequences, dict(enumerate(q)), way)
-    for i, sequence in enumerate(sequences):
-        drawn = tokens_of(output, i)
-        assert 1 <= len(drawn) <= 4
-        for row, token in enumerate(drawn):
-            params = sequence.samples[0].params
-            assert token in reference.truncate(logits[4 * i + row], params)
 
 
 @pytest.mark.parametrize("way", WAYS)

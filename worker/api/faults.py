@@ -35,7 +35,7 @@ from worker.api.faulty_reply import FaultyReply, Message, Send, bad_metrics, rep
 from worker.config import SimConfig
 from worker.engine.messages import AddRequest, Command, CommandReply, Configure, EngineStats
 from worker.errors import ConfigError, EngineDeadError, RequestError
-from worker.executor.sim_random import bits, stream
+from worker.executor.sim.random import bits, stream
 
 logger = logging.getLogger(__name__)
 

@@ -60,7 +60,7 @@ class _Walk:
     num_deferred: int = 0
 
 
-class Admission:
+class Admitter:
     """Moves sequences from the waiting to the running; keeps no state but `num_deferred`."""
 
     def __init__(
@@ -119,7 +119,7 @@ class Admission:
 
         def key(sequence: Sequence) -> tuple[int, bool, int, int]:
             num_cached = self._kv.lookup(sequence).num_tokens
-            view = policies.Waiting(sequence.rank, num_cached, sequence.num_overtaken)
+            view = policies.WaitingRank(sequence.rank, num_cached, sequence.num_overtaken)
             return policies.lpm_key(view)
 
         return sorted(waiting, key=key)

@@ -42,7 +42,7 @@ class _Configurable(Protocol):
 
 
 @dataclass(slots=True)
-class Control:
+class CommandRunner:
     """Sole owner of whether the engine is paused or asleep, and of commands not answered yet.
 
     `outputs` are the ends of aborted requests, `replies` the answers; whoever reads them takes them

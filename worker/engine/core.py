@@ -21,7 +21,7 @@ import msgspec
 
 from worker.engine.admission import PauseState
 from worker.engine.cache_events import CacheEvent
-from worker.engine.control import Control
+from worker.engine.control import CommandRunner
 from worker.engine.messages import (
     AddRequest,
     Command,
@@ -57,7 +57,7 @@ class EngineCore:
         if pipeline is None:
             pipeline = OverlappedPipeline(executor) if overlap else InlinePipeline(executor)
         self._pipeline = pipeline
-        self._control = Control(scheduler, executor)
+        self._control = CommandRunner(scheduler, executor)
         self._commands: deque[Command] = deque()
         self._in_flight: deque[SchedulerOutput] = deque()
         self._ended: list[RequestOutput] = []  # refused or aborted since the last step

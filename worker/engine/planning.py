@@ -8,13 +8,25 @@ from dataclasses import dataclass
 
 from worker.config import SchedulerConfig
 from worker.engine import policies
+from worker.engine.lengths.acceptance import Offer
 from worker.engine.sequence import Sequence
-from worker.engine.speculation import Guess
 from worker.types import ScheduledSequence
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class Guess:
+    """The drafts of one sequence that a step verifies: the first ones of what was on `offer`."""
+
+    token_ids: tuple[int, ...]
+    offer: Offer
+
+    def cut(self, num_tokens: int) -> Guess | None:
+        """At most the first `num_tokens` of them; None when that leaves nothing."""
+        return Guess(self.token_ids[:num_tokens], self.offer) if num_tokens > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class StepShare:
     """What one sequence takes part in a step with.
 
     `end` is the position after its last token. `answers` are the indices of the request's answers
@@ -56,7 +68,7 @@ class StepInFlight:
     """A step that was handed out and whose results are not there yet."""
 
     step: int
-    shares: tuple[Share, ...]
+    shares: tuple[StepShare, ...]
     scheduled_seconds: float
 
     @property
@@ -127,17 +139,17 @@ class StepPlan:
 
     def commit(
         self, table_of: Callable[[int], Seq[int]]
-    ) -> tuple[tuple[ScheduledSequence, ...], tuple[Share, ...]]:
+    ) -> tuple[tuple[ScheduledSequence, ...], tuple[StepShare, ...]]:
         """The step as the executor and as we see it; from now on it counts as computed.
 
         Everything mutable is copied: the step may run while sequences and tables change.
         """
         scheduled: list[ScheduledSequence] = []
-        shares: list[Share] = []
+        shares: list[StepShare] = []
         for sequence in self._sequences:
             start = sequence.num_computed
             end = start + self._num_tokens[sequence.seq_id]
-            share = Share(
+            share = StepShare(
                 sequence,
                 start,
                 end,
@@ -154,7 +166,7 @@ class StepPlan:
         return tuple(scheduled), tuple(shares)
 
 
-def _scheduled(share: Share, block_table: Seq[int]) -> ScheduledSequence:
+def _scheduled(share: StepShare, block_table: Seq[int]) -> ScheduledSequence:
     sequence, end = share.sequence, share.end
     targets = sequence.prompt_targets(share.start, end)
     known = sequence.token_ids[share.start : end]

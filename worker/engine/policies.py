@@ -55,7 +55,7 @@ Rank = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class VictimCandidate:
     """A running sequence, as far as the choice of a victim is concerned.
 
     Lower `priority` goes first; `seq_id` ascends by arrival. `num_shared` of the `num_computed`
@@ -73,27 +73,27 @@ class Candidate:
     guaranteed: bool = False
 
 
-VictimPolicy = Callable[[Candidate], tuple[int, ...]]
+VictimPolicy = Callable[[VictimCandidate], tuple[int, ...]]
 
 
-def _recompute_cost(candidate: Candidate) -> tuple[int, ...]:
+def _recompute_cost(candidate: VictimCandidate) -> tuple[int, ...]:
     cost = max(0, candidate.num_computed - candidate.num_shared)
     return (candidate.num_preemptions, cost, candidate.num_outputs, -candidate.seq_id)
 
 
-def _last(candidate: Candidate) -> tuple[int, ...]:
+def _last(candidate: VictimCandidate) -> tuple[int, ...]:
     return (-candidate.priority, -candidate.seq_id)
 
 
-def _fewest_outputs(candidate: Candidate) -> tuple[int, ...]:
+def _fewest_outputs(candidate: VictimCandidate) -> tuple[int, ...]:
     return (candidate.num_outputs, -candidate.seq_id)
 
 
-def _fewest_outputs_longest_input(candidate: Candidate) -> tuple[int, ...]:
+def _fewest_outputs_longest_input(candidate: VictimCandidate) -> tuple[int, ...]:
     return (candidate.num_outputs, -candidate.num_prompt, -candidate.seq_id)
 
 
-def _largest(candidate: Candidate) -> tuple[int, ...]:
+def _largest(candidate: VictimCandidate) -> tuple[int, ...]:
     return (-candidate.num_blocks, -candidate.seq_id)
 
 
@@ -109,8 +109,8 @@ VICTIM_POLICIES: Mapping[str, VictimPolicy] = {
 
 
 def choose_victim(
-    policy: VictimPolicy, requester: Candidate, running: Sequence[Candidate]
-) -> Candidate:
+    policy: VictimPolicy, requester: VictimCandidate, running: Sequence[VictimCandidate]
+) -> VictimCandidate:
     """Who loses its blocks so that `requester` can go on; itself when nobody else has to.
 
     `running` is every sequence that holds blocks, the requester among them, in order of rank.
@@ -149,7 +149,7 @@ def readmission_reserve(
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingRank:
     """A waiting sequence, as far as the order of admission is concerned.
 
     `num_cached` tokens of it are in the prefix cache now; later ones were admitted before it
@@ -161,7 +161,7 @@ class Waiting:
     num_overtaken: int
 
 
-def lpm_key(waiting: Waiting) -> tuple[int, bool, int, int]:
+def lpm_key(waiting: WaitingRank) -> tuple[int, bool, int, int]:
     """Sorts by priority, then who was overtaken too often, then the longest cached prefix first."""
     priority, seq_id = waiting.rank
     if waiting.num_overtaken >= MAX_OVERTAKES:

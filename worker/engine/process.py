@@ -45,11 +45,10 @@ from worker.engine.messages import (
 from worker.engine.pipeline import Pipeline
 from worker.engine.scheduler import Scheduler
 from worker.engine.speculation import Speculation
-from worker.engine.speculation_log import SpeculationLog
 from worker.errors import ConfigError, ModelError, WorkerError
-from worker.executor import sim_runner
 from worker.executor.interface import Executor
 from worker.executor.profiling import ProfiledCache, profile
+from worker.executor.sim.runner import build_sim_executor
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +57,7 @@ LAST_WORDS_SECONDS = 2.0
 _PR_SET_PDEATHSIG = 1  # prctl.h
 
 
-class Channel:
+class EngineSocket:
     """The engine's end of the socket: whole messages in and out."""
 
     def __init__(self, address: str) -> None:
@@ -130,7 +129,7 @@ def build_core(
 
 def _build_executor(config: EngineConfig) -> tuple[Executor, int]:
     if config.engine == "sim":
-        return sim_runner.build_executor(config)
+        return build_sim_executor(config)
     if config.engine == "torch":
         # Imported here and by name, so that the simulator never loads torch.
         if config.speculative is not None:
@@ -175,7 +174,7 @@ class Server:
     def __init__(
         self,
         core: EngineCore,
-        channel: Channel,
+        channel: EngineSocket,
         pulse: Pulse,
         publisher: KvEventPublisher | None,
         speculation_log: SpeculationLog,
@@ -251,7 +250,7 @@ class Server:
             self._channel.send(reply)
 
 
-def run(config: EngineConfig, channel: Channel, budget: StepBudget, pulse: Pulse) -> int:
+def run(config: EngineConfig, channel: EngineSocket, budget: StepBudget, pulse: Pulse) -> int:
     """The life of the process after its config is read; returns the exit status."""
     started = time.monotonic()
     core: EngineCore | None = None
@@ -287,7 +286,7 @@ def run(config: EngineConfig, channel: Channel, budget: StepBudget, pulse: Pulse
     return 0
 
 
-def _tell_failure(channel: Channel, reason: str) -> None:
+def _tell_failure(channel: EngineSocket, reason: str) -> None:
     channel.send(EngineFailed(reason))
     channel.wait(LAST_WORDS_SECONDS)  # our parent answers with `Shutdown` once it has them
 
@@ -313,7 +312,7 @@ def main() -> int:
     heartbeat = HeartbeatThread(sys.argv[2], pulse)
     heartbeat.start()
     try:
-        return run(config, Channel(sys.argv[1]), budget, pulse)
+        return run(config, EngineSocket(sys.argv[1]), budget, pulse)
     finally:
         heartbeat.stop()
 
@@ -339,6 +338,62 @@ def _exit_with_parent(*addresses: str) -> None:
         sockets[0].parent.rmdir()
     finally:  # come what may: our parent may be at it itself
         os._exit(1)
+
+
+INTERVAL_SECONDS = 10.0
+
+
+class SpeculationLog:
+    """Owns what was last told, and how long the engine has worked since. One line for
+    `interval_seconds` of work in which anything was drafted; none otherwise. The words and numbers
+    are those of vLLM's line.
+    """
+
+    def __init__(self, interval_seconds: float = INTERVAL_SECONDS) -> None:
+        self._interval_seconds = interval_seconds
+        self._told = EngineStats()
+        self._seen_seconds: float | None = None
+        self._worked_seconds = 0.0  # since then
+
+    def resume(self, now_seconds: float) -> None:
+        """There was nothing to do until now: the time since the last step counts for nothing."""
+        self._seen_seconds = now_seconds
+
+    def line(self, stats: EngineStats, now_seconds: float) -> str | None:
+        """What to log after a step, whose counters since the engine's start are given; mostly
+        None. Rates are over the time worked since the last line, or since an interval of work in
+        which nothing was drafted.
+        """
+        if self._seen_seconds is not None:
+            self._worked_seconds += now_seconds - self._seen_seconds
+        self._seen_seconds = now_seconds
+        if self._worked_seconds < self._interval_seconds:
+            return None
+        seconds, self._worked_seconds = self._worked_seconds, 0.0
+        if stats.num_drafts == self._told.num_drafts:
+            return None
+        text = _line(self._told, stats, seconds)
+        self._told = stats
+        return text
+
+
+def _line(before: EngineStats, after: EngineStats, seconds: float) -> str:
+    num_drafts = after.num_drafts - before.num_drafts
+    drafted = after.num_draft_tokens - before.num_draft_tokens
+    accepted = after.num_accepted_tokens - before.num_accepted_tokens
+    earlier = before.num_accepted_by_position or (0,) * len(after.num_accepted_by_position)
+    by_position = ", ".join(
+        f"{(new - old) / num_drafts:.3f}"
+        for old, new in zip(earlier, after.num_accepted_by_position, strict=True)
+    )
+    return (
+        f"SpecDecoding metrics: Mean acceptance length: {1 + accepted / num_drafts:.2f},"
+        f" Accepted throughput: {accepted / seconds:.2f} tokens/s,"
+        f" Drafted throughput: {drafted / seconds:.2f} tokens/s,"
+        f" Accepted: {accepted} tokens, Drafted: {drafted} tokens,"
+        f" Per-position acceptance rate: {by_position},"
+        f" Avg Draft acceptance rate: {accepted / max(1, drafted):.1%}"
+    )
 
 
 if __name__ == "__main__":

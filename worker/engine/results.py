@@ -6,10 +6,10 @@ from worker.engine import policies
 from worker.engine.counters import Counters
 from worker.engine.live_sequences import LiveSequences
 from worker.engine.messages import RequestOutput
-from worker.engine.planning import Share, StepInFlight
+from worker.engine.planning import Guess, StepInFlight, StepShare
 from worker.engine.sequence import Sequence, SequenceState
 from worker.engine.sequence_kv import SequenceKv
-from worker.engine.speculation import Guess, Speculation
+from worker.engine.speculation import Speculation
 from worker.errors import IntegrityError
 from worker.types import Drafts, Draw, FinishReason, ModelOutput, TokenLogprobs
 
@@ -65,12 +65,12 @@ class Results:
             self._speculation.end(sequence, not forget)
 
     @staticmethod
-    def _has_blocks(share: Share) -> bool:
+    def _has_blocks(share: StepShare) -> bool:
         """Whether the sequence still has the blocks that the step wrote."""
         running = share.sequence.state is SequenceState.RUNNING
         return running and share.sequence.num_preemptions == share.num_preemptions
 
-    def _take_in(self, share: Share, result: ModelOutput, now: float) -> list[RequestOutput]:
+    def _take_in(self, share: StepShare, result: ModelOutput, now: float) -> list[RequestOutput]:
         sequence = share.sequence
         seq_id = sequence.seq_id
         if share.guess is not None:
@@ -93,7 +93,7 @@ class Results:
 
     @staticmethod
     def _new_prompt_logprobs(
-        share: Share, logprobs: tuple[TokenLogprobs, ...]
+        share: StepShare, logprobs: tuple[TokenLogprobs, ...]
     ) -> tuple[TokenLogprobs, ...]:
         """Those not told before: after a preemption the same positions may be run again."""
         sequence = share.sequence
@@ -103,7 +103,7 @@ class Results:
 
     def _take_draws(
         self,
-        share: Share,
+        share: StepShare,
         draws: tuple[Draw, ...],
         told: tuple[TokenLogprobs, ...],
         now: float,
@@ -141,7 +141,7 @@ class Results:
         return sequence.output((draw,), reason, stop_token, told)
 
     def _take_run(
-        self, share: Share, guess: Guess, draws: tuple[Draw, ...], now: float
+        self, share: StepShare, guess: Guess, draws: tuple[Draw, ...], now: float
     ) -> RequestOutput:
         """The draws one by one, up to one that ends the sequence; those after it never were."""
         sequence = share.sequence

@@ -8,7 +8,7 @@ sequence that reaches its last token has the next one drawn. Running sequences c
 of *rank*: priority value, then arrival; then waiting ones are admitted (`admission`). A prompt
 longer than what is left of the budget runs in chunks.
 
-Admission reserves blocks for everything a sequence knows at that moment, so that two half-run
+Admitter reserves blocks for everything a sequence knows at that moment, so that two half-run
 prompts cannot starve each other; only outputs need blocks later. When there is none, a running
 sequence is preempted (`policies` says which, and why that ends): its blocks are freed, it waits
 again in its old place in line, and re-runs its tokens when it is back (its contents stay hits until
@@ -45,17 +45,16 @@ from collections.abc import Sequence as Seq
 
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine import policies
-from worker.engine.admission import Admission, PauseState
+from worker.engine.admission import Admitter, PauseState
 from worker.engine.block_manager import BlockManager
 from worker.engine.counters import Counters
 from worker.engine.live_sequences import LiveSequences, new_sequence
-from worker.engine.lookahead import Lookahead
 from worker.engine.messages import AddRequest, EngineStats, RequestOutput
 from worker.engine.planning import StepInFlight, StepPlan
 from worker.engine.results import Results
 from worker.engine.sequence import Sequence, SequenceState
 from worker.engine.sequence_kv import SequenceKv
-from worker.engine.speculation import Speculation
+from worker.engine.speculation import Lookahead, Speculation
 from worker.errors import ConfigError, IntegrityError
 from worker.types import FinishReason, ModelOutput, SchedulerOutput
 
@@ -85,7 +84,7 @@ class Scheduler:
         self._live = LiveSequences()
         self._kv = SequenceKv(cache)
         watermark = int(cache.watermark * cache.num_blocks)
-        self._admission = Admission(limits, self._live, self._kv, self._counters, watermark)
+        self._admission = Admitter(limits, self._live, self._kv, self._counters, watermark)
         self._results = Results(self._live, self._kv, self._counters, speculation)
         self._speculation = speculation
         self._lookahead = (
@@ -308,9 +307,9 @@ class Scheduler:
         chosen = policies.choose_victim(self._victim_policy, asking, list(candidates.values()))
         return running[chosen.seq_id]
 
-    def _candidate(self, sequence: Sequence) -> policies.Candidate:
+    def _candidate(self, sequence: Sequence) -> policies.VictimCandidate:
         blocks = self.blocks
-        return policies.Candidate(
+        return policies.VictimCandidate(
             sequence.seq_id,
             sequence.priority,
             sequence.num_prompt,

@@ -1,11 +1,19 @@
-"""The executor that runs a real model: plain ints in, sampled tokens out."""
+"""The executor that runs a real model: plain ints in, sampled tokens out.
+
+Weights moved from the device to the host's memory and back, in place.
+
+The tensors stay the objects they are, so nothing that holds one (a tied head, a fused layer) has to
+learn about it; only the memory behind them goes and comes.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
 
 # Before torch loads OpenMP, which reads it once: threads that wait by spinning stall each other for
 # hundreds of milliseconds a step as soon as anything else runs on their cores.
@@ -22,7 +30,7 @@ from worker.config import EngineConfig
 from worker.errors import ConfigError
 from worker.executor.answers import answer, unsound
 from worker.executor.drafting.cached_drafter import CachedDrafter
-from worker.executor.drafting.interface import DeviceDrafter, draft_requests
+from worker.executor.drafting.interface import draft_requests
 from worker.executor.drafting.loading import drafter_bytes_per_token, network_loader
 from worker.executor.input_batch import CacheLayout, InputBatch
 from worker.executor.kv_cache import (
@@ -32,14 +40,12 @@ from worker.executor.kv_cache import (
     copy_blocks,
     room_bytes,
 )
-from worker.executor.weight_offload import OffloadedWeights
 from worker.models.config import ModelConfig
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
 from worker.ops.draft import PROBABILISTIC
 from worker.ops.linear import can_pack, supported_dtype
-from worker.ops.rejection import STANDARD, Sums
-from worker.ops.verification_device import choose_sums
+from worker.ops.rejection import STANDARD, Sums, choose_sums
 from worker.types import ModelOutput, ScheduledSequence, SchedulerOutput
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -122,7 +128,7 @@ class ModelRunner:
         model: LlamaModel,
         load: Callable[[], LlamaModel],
         allocate_cache: Callable[[], Tensor],
-        drafter: DeviceDrafter | None = None,
+        drafter: CachedDrafter | None = None,
         rejection_method: str = STANDARD,
         sums: Sums | None = None,
     ) -> None:
@@ -247,7 +253,7 @@ def _corrected(output: ModelOutput, again: ModelOutput) -> ModelOutput:
     )
 
 
-def _with_drafts(drafter: DeviceDrafter, step: SchedulerOutput, output: ModelOutput) -> ModelOutput:
+def _with_drafts(drafter: CachedDrafter, step: SchedulerOutput, output: ModelOutput) -> ModelOutput:
     """The output with the drafts that the step asks for. The draws were waited for, and so are the
     drafts: no device is at work before or after, and the clock sees all of it.
     """
@@ -264,3 +270,49 @@ def _with_drafts(drafter: DeviceDrafter, step: SchedulerOutput, output: ModelOut
         drafting_seconds=seconds - reading,
         catch_up_seconds=reading,
     )
+
+
+class OffloadedWeights:
+    """The weights of a model, held on the host while the device's memory is given back."""
+
+    def __init__(self, model: object) -> None:
+        self._held: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
+        for storage in _storages(model):
+            held = torch.empty(storage.nbytes(), dtype=torch.uint8).untyped_storage()
+            held.copy_(storage)
+            storage.resize_(0)
+            self._held.append((storage, held))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the device has back."""
+        return sum(held.nbytes() for _, held in self._held)
+
+    def restore(self) -> None:
+        """Give every tensor its memory and its values back. Call once."""
+        for storage, held in self._held:
+            storage.resize_(held.nbytes())
+            storage.copy_(held)
+        self._held.clear()
+
+
+def _storages(model: object) -> list[torch.UntypedStorage]:
+    """The memory behind every dense tensor of the model, each once however many share it."""
+    dense = (tensor for tensor in _tensors(model) if tensor.layout is torch.strided)
+    storages = (tensor.untyped_storage() for tensor in dense)
+    return list({storage.data_ptr(): storage for storage in storages}.values())
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Every tensor in dataclasses, sequences and plain objects, to any depth."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _tensors(getattr(value, field.name))
+    elif type(value).__module__.startswith("worker."):
+        for item in vars(value).values():
+            yield from _tensors(item)

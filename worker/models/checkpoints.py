@@ -49,7 +49,7 @@ _HF_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _GGML_OF = {hf: ggml for ggml, hf in (_GGUF_NAMES | _GGUF_LAYER_NAMES).items()}
 
 
-class Checkpoint(Protocol):
+class WeightFile(Protocol):
     """Named tensors on disk. `source` names it in errors."""
 
     source: str
@@ -68,7 +68,7 @@ class Checkpoint(Protocol):
         ...
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path) -> WeightFile:
     """Open a GGUF file or a safetensors directory; raise `ModelError` saying what is wrong."""
     if path.is_dir():
         return SafetensorsCheckpoint(path)
@@ -77,7 +77,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     raise ModelError(f"{path}: no such file or directory")
 
 
-def read(checkpoint: Checkpoint, name: str) -> Tensor:
+def read(checkpoint: WeightFile, name: str) -> Tensor:
     """A whole tensor as float32 on the CPU."""
     tensor = torch.empty(checkpoint.shapes()[name])
     checkpoint.read_into(name, tensor)

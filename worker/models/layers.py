@@ -8,10 +8,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker.models.config import ModelConfig
-from worker.ops.kv_write import write_kv
 from worker.ops.linear import Linear
 from worker.ops.norm import rms_norm
-from worker.ops.paged_attention import AttentionPlan, paged_attention
+from worker.ops.paged_attention import AttentionPlan, paged_attention, write_kv
 from worker.ops.rope import RopeTable, apply_rope_
 
 

@@ -1,4 +1,4 @@
-"""Checkpoint to model: takes every tensor exactly once, into the memory the model keeps.
+"""WeightFile to model: takes every tensor exactly once, into the memory the model keeps.
 
 A tensor that is missing, has another shape than the configuration says, or belongs to nothing is a
 `ModelError` that names it, found before anything is read.
@@ -6,6 +6,7 @@ A tensor that is missing, has another shape than the configuration says, or belo
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,14 +16,15 @@ import torch
 from torch import Tensor
 
 from worker.errors import ModelError
-from worker.models.checkpoints import Checkpoint, GgufCheckpoint, open_checkpoint
+from worker.models.checkpoints import GgufCheckpoint, WeightFile, open_checkpoint
 from worker.models.config import ModelConfig
 from worker.models.layers import LayerWeights
 from worker.models.llama import LlamaModel
-from worker.models.rope import model_rope_table
+from worker.models.rope_config import RopeScaling
 from worker.ops.linear import Linear, make_linear
+from worker.ops.rope import RopeTable, make_rope_table
 
-__all__ = ["Checkpoint", "GgufCheckpoint", "load_model"]
+__all__ = ["GgufCheckpoint", "WeightFile", "load_model"]
 
 # Buffers some exporters store although they follow from the configuration.
 _DERIVED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|masked_bias|attn\.bias)$")
@@ -53,7 +55,7 @@ def load_model(
     return _Assembly(checkpoint, dtype, device).model(max_positions)
 
 
-def _check_tensors(checkpoint: Checkpoint) -> None:
+def _check_tensors(checkpoint: WeightFile) -> None:
     """Every tensor wanted is there in its shape, and no other."""
     found, num_layers = checkpoint.shapes(), checkpoint.config.num_layers
     if num_layers > len(found):  # before every tensor of every layer is named
@@ -148,7 +150,7 @@ def _projections(config: ModelConfig) -> dict[str, _Projection]:
 class _Assembly:
     """Builds the model from a checked checkpoint, one product at a time."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, checkpoint: WeightFile, dtype: torch.dtype, device: torch.device) -> None:
         self._checkpoint = checkpoint
         self._config = checkpoint.config
         self._dtype = dtype
@@ -210,3 +212,75 @@ class _Assembly:
 
     def _empty(self, shape: tuple[int, ...]) -> Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)
+
+
+def model_rope_table(
+    config: ModelConfig, length: int, device: torch.device, factors: Tensor | None = None
+) -> RopeTable:
+    """cos and sin of positions 0 to length-1, on a device."""
+    frequencies = inverse_frequencies(config, factors).to(device)
+    table = make_rope_table(frequencies, length)
+    scaling = config.rope_scaling
+    if scaling is None or scaling.attention_factor == 1.0:
+        return table
+    return RopeTable(table.cos * scaling.attention_factor, table.sin * scaling.attention_factor)
+
+
+def inverse_frequencies(config: ModelConfig, factors: Tensor | None = None) -> Tensor:
+    """Rotary inverse frequencies [head_dim / 2], float32, scaled as the configuration says.
+
+    `factors` [head_dim / 2] divide them (how GGUF stores Llama 3's scaling).
+
+    Dynamic scaling uses one base for all positions, that of a sequence as long as the model's
+    context. transformers raises the base only once a sequence outgrows the original context, which
+    no sequence does here, because the context of such a model is the original one.
+    """
+    scaling, head_dim = config.rope_scaling, config.head_dim
+    base = config.rope_theta
+    if scaling is not None and scaling.kind == "dynamic":
+        base = _dynamic_base(base, head_dim, scaling, config.max_context)
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    frequencies = 1.0 / (base**exponents)
+    if factors is not None:
+        frequencies = frequencies / factors
+    if scaling is None or scaling.kind == "dynamic":
+        return frequencies
+    if scaling.kind == "linear":
+        return frequencies / scaling.factor
+    if scaling.kind == "yarn":
+        return _yarn_frequencies(frequencies, base, scaling)
+    return _llama3_frequencies(frequencies, scaling)
+
+
+def _dynamic_base(base: float, head_dim: int, scaling: RopeScaling, context: int) -> float:
+    stretch = max(context, scaling.original_context) / scaling.original_context
+    grown = scaling.factor * stretch - (scaling.factor - 1)
+    return float(base * grown ** (head_dim / (head_dim - 2))) if head_dim > 2 else base
+
+
+def _llama3_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Llama 3.1's stretch: long wavelengths by `factor`, short ones not, a ramp between."""
+    wavelengths = 2 * math.pi / frequencies
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    kept = ((scaling.original_context / wavelengths - low) / (high - low)).clamp(0, 1)
+    return (1 - kept) * frequencies / scaling.factor + kept * frequencies
+
+
+def _yarn_frequencies(frequencies: Tensor, base: float, scaling: RopeScaling) -> Tensor:
+    """YaRN's stretch: pairs that turn often over the original context keep their frequency, those
+    that turn seldom are divided by `factor`, a ramp over the index of the pair between.
+    """
+    pairs = len(frequencies)
+
+    def pair_turning(turns: float) -> float:
+        """The (fractional) pair that makes so many turns over the original context."""
+        return pairs * math.log(scaling.original_context / (turns * 2 * math.pi)) / math.log(base)
+
+    low, high = pair_turning(scaling.beta_fast), pair_turning(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * pairs - 1)
+    if low == high:
+        high += 0.001
+    stretched = ((torch.arange(pairs, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    return frequencies / scaling.factor * stretched + frequencies * (1 - stretched)

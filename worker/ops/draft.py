@@ -1,4 +1,4 @@
-"""Choice of drafts from a draft model's logits.
+"""ChosenToken of drafts from a draft model's logits.
 
 Greedy drafts and Gumbel drafts are verified by coupling: the target draws as it always does, and a
 draft stands if it is the token drawn. So a draft is best that guesses the draw, not the

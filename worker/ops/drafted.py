@@ -34,7 +34,7 @@ class Thresholds:
 
 
 @dataclass(frozen=True, slots=True)
-class Acceptance:
+class AcceptedPrefixes:
     """How many drafts of each sequence were accepted, [B] int64, and the log weight [B] float64
     with which the target counts in the residual after them.
     """

@@ -32,7 +32,7 @@ class LogprobQuery:
 
 def token_logprobs(logits: Tensor, queries: Sequence[LogprobQuery]) -> list[TokenLogprobs]:
     """Answers in the order of `queries`, over logits [R, V] float32; all rows asked for must hold
-    numbers. A row's answers do not depend on the other rows. Twin: `reference.token_logprobs`.
+    numbers. A row's answers do not depend on the other rows. Twin: `reference_ops.token_logprobs`.
     """
     if not queries:
         return []

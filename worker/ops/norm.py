@@ -8,6 +8,6 @@ from torch.nn import functional
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x [T, H] / rms(x) · weight [H], each row on its own; computed in float32, returned in x's
-    dtype. Twin: `reference.rms_norm`.
+    dtype. Twin: `reference_ops.rms_norm`.
     """
     return functional.rms_norm(x, weight.shape, weight, eps)

@@ -128,7 +128,7 @@ def paged_attention(queries: Tensor, cache: Tensor, plan: AttentionPlan) -> Tens
     """queries [T, heads, head_dim] over one layer's cache → [T, heads · head_dim].
 
     cache [num_blocks, 2, kv_heads, block_size, head_dim] holds the step's own keys already.
-    Softmax scale is 1 / sqrt(head_dim). Twin: `reference.paged_attention`.
+    Softmax scale is 1 / sqrt(head_dim). Twin: `reference_ops.paged_attention`.
     """
     outputs: list[Tensor] = []
     start = 0
@@ -206,3 +206,13 @@ def _attend_tile(queries: Tensor, keys: Tensor, values: Tensor, tile: QueryTile)
         enable_gqa=heads != keys.shape[1],
     )
     return out[0].transpose(0, 1)[:num_queries].reshape(num_queries, heads * head_dim)
+
+
+def write_kv(cache: Tensor, kv: Tensor, slots: Tensor) -> None:
+    """Write kv [T, 2·kv_heads·head_dim] (keys, then values) into one layer's cache.
+
+    cache [num_blocks, 2, kv_heads, block_size, head_dim]; `slots` [T · 2 · kv_heads] int64 say
+    where each head of each token goes among the cache's rows of head_dim values; none twice.
+    """
+    head_dim = cache.shape[-1]
+    cache.view(-1, head_dim).index_copy_(0, slots, kv.reshape(-1, head_dim))

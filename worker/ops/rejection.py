@@ -31,10 +31,16 @@ token it is (the proofs have all of q at each position, not the part that somebo
 Sums over the vocabulary, and the choice of the last token, are those of `rejection_torch` on a CPU
 and of the Triton kernels of `rejection_triton` on a GPU. What is decided from them is written once,
 here. Nothing in a sequence's arithmetic can see its neighbours in the batch.
+
+Which implementation of verification's sums works on this machine's device.
+
+Triton's kernels need Triton, and a C compiler when they are first run. Whether both are there is
+found out when a worker starts, not at the first draft of a request that samples.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -45,7 +51,7 @@ import torch
 from torch import Tensor
 
 from worker.ops import rejection_torch
-from worker.ops.drafted import Acceptance, DraftBatch, Thresholds
+from worker.ops.drafted import AcceptedPrefixes, DraftBatch, Thresholds
 from worker.ops.noise import Purpose, gumbel_noise, uniforms
 from worker.ops.sample import Undrawable
 
@@ -54,7 +60,7 @@ METHODS = (STANDARD, BLOCK)
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DraftVerdict:
     """What verification puts after the last known token: the first `num_accepted` drafts, and then
     one more token, recovered or bonus.
     """
@@ -80,7 +86,7 @@ class Sums(Protocol):
         """
         ...
 
-    def last_tokens(self, batch: DraftBatch, acceptance: Acceptance, noise: Tensor) -> Tensor:
+    def last_tokens(self, batch: DraftBatch, acceptance: AcceptedPrefixes, noise: Tensor) -> Tensor:
         """The token [B] int64 after the accepted drafts, by noise [B, V] float32: from the residual
         where a draft was rejected (from p where rounding leaves nothing of it), else from the row
         after the drafts.
@@ -115,7 +121,7 @@ def verify(
     seed: int,
     position: int,
     method: str = STANDARD,
-) -> Verdict:
+) -> DraftVerdict:
     """Judge `drafts` [k] of one sequence, which would stand at `position`, `position` + 1, …
 
     scores [k + 1, V] float32: row i is what the target says about position `position` + i, given
@@ -136,7 +142,7 @@ def verify_batch(
     positions: Sequence[int],
     method: str,
     sums: Sums | None = None,
-) -> list[Verdict]:
+) -> list[DraftVerdict]:
     """As `verify`, for many sequences: bit for bit what each gets alone (on a CPU).
 
     `sums`, here and below: by default those for the device that the batch is on.
@@ -163,7 +169,7 @@ def verify_batch(
     lasts = last_tokens(batch, acceptance, stacked, sums).tolist()
     drafts = batch.drafts.tolist()
     return [
-        Verdict((*own[:count], last))
+        DraftVerdict((*own[:count], last))
         for own, count, last in zip(drafts, accepted, lasts, strict=True)
     ]
 
@@ -174,7 +180,9 @@ def certain(drafts: Tensor, vocab_size: int) -> Tensor:
     return proposals.scatter_(-1, drafts.unsqueeze(-1), 1.0)
 
 
-def accept(batch: DraftBatch, draws: Tensor, method: str, sums: Sums | None = None) -> Acceptance:
+def accept(
+    batch: DraftBatch, draws: Tensor, method: str, sums: Sums | None = None
+) -> AcceptedPrefixes:
     """How many drafts of each sequence stand, by draws [B, K] float64, uniform in [0, 1)."""
     limits = thresholds(batch, method, sums)
     counts = torch.arange(1, draws.shape[1] + 1, device=batch.drafts.device)
@@ -184,7 +192,7 @@ def accept(batch: DraftBatch, draws: Tensor, method: str, sums: Sums | None = No
     else:
         num_accepted = torch.cat((counts.new_zeros(len(passed), 1), counts * passed), 1).amax(dim=1)
     log_weights = limits.log_weights.gather(1, num_accepted[:, None])[:, 0]
-    return Acceptance(num_accepted, log_weights)
+    return AcceptedPrefixes(num_accepted, log_weights)
 
 
 def thresholds(batch: DraftBatch, method: str, sums: Sums | None = None) -> Thresholds:
@@ -225,7 +233,7 @@ def _block_thresholds(
 
 
 def last_tokens(
-    batch: DraftBatch, acceptance: Acceptance, noise: Tensor, sums: Sums | None = None
+    batch: DraftBatch, acceptance: AcceptedPrefixes, noise: Tensor, sums: Sums | None = None
 ) -> Tensor:
     """The token [B] int64 after the accepted drafts; noise [B, V] float32 is standard Gumbel."""
     return (sums or _sums(batch.scores)).last_tokens(batch, acceptance, noise)
@@ -235,3 +243,40 @@ def _sums(scores: Tensor) -> Sums:
     # Triton need not be installed where there is no GPU.
     name = "worker.ops.rejection_triton"
     return cast(Sums, import_module(name)) if scores.is_cuda else rejection_torch
+
+
+logger = logging.getLogger(__name__)
+
+
+def choose_sums(device: torch.device) -> Sums:
+    """What verifies drafts by rejection on `device`: kernels on a GPU if they work, else torch."""
+    return rejection_torch if device.type == "cpu" else working_sums(_kernels, device)
+
+
+def working_sums(load: Callable[[], Sums], device: torch.device) -> Sums:
+    """What `load` gives if a small batch on `device` can be verified with it; else, after a line in
+    the log, its torch twin, which gives the same answers and takes longer.
+    """
+    try:
+        sums = load()
+        _try_out(sums, device)
+    except Exception:
+        logger.warning(
+            "Triton does not work here (it takes `pip install 'pointsman[gpu]'` and a C compiler):"
+            " drafts are verified with torch",
+            exc_info=True,
+        )
+        return rejection_torch
+    return sums
+
+
+def _kernels() -> Sums:
+    return cast(Sums, import_module("worker.ops.rejection_triton"))
+
+
+def _try_out(sums: Sums, device: torch.device) -> None:
+    """Verify two drafts by block, which takes all of the sums, and wait for the result."""
+    drafts = torch.tensor([[1, 2]], device=device)
+    scores = torch.zeros(1, 3, 4, device=device)
+    batch = DraftBatch(drafts, scores, certain(drafts, 4), torch.tensor([2], device=device))
+    verify_batch(batch, [0], [0], BLOCK, sums)

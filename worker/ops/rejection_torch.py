@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from worker.ops.drafted import Acceptance, DraftBatch
+from worker.ops.drafted import AcceptedPrefixes, DraftBatch
 
 
 def log_normalizers(scores: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ def residuals(scores: Tensor, proposals: Tensor, shifts: Tensor) -> Tensor:
     return (weighted - proposals.double().nan_to_num(nan=0.0, posinf=0.0)).clamp_(min=0.0)
 
 
-def last_tokens(batch: DraftBatch, acceptance: Acceptance, noise: Tensor) -> Tensor:
+def last_tokens(batch: DraftBatch, acceptance: AcceptedPrefixes, noise: Tensor) -> Tensor:
     """See `rejection.Sums`."""
     accepted = acceptance.num_accepted
     everyone = torch.arange(len(accepted), device=accepted.device)

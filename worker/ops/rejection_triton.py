@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.ops.drafted import Acceptance, DraftBatch
+from worker.ops.drafted import AcceptedPrefixes, DraftBatch
 
 _TILE = 1024
 
@@ -158,7 +158,7 @@ def excess(batch: DraftBatch, normalizers: Tensor, log_weights: Tensor) -> Tenso
     return masses
 
 
-def last_tokens(batch: DraftBatch, acceptance: Acceptance, noise: Tensor) -> Tensor:
+def last_tokens(batch: DraftBatch, acceptance: AcceptedPrefixes, noise: Tensor) -> Tensor:
     """See `rejection.Sums`."""
     size, num_drafts, vocab_size = batch.proposals.shape
     accepted = acceptance.num_accepted

@@ -35,7 +35,7 @@ def make_rope_table(inverse_frequencies: Tensor, max_context: int) -> RopeTable:
 def apply_rope_(x: Tensor, table: RopeTable) -> None:
     """Rotate x [T, heads, head_dim] in place by the rows of a table, in float32.
 
-    Twin: `reference.rope`.
+    Twin: `reference_ops.rope`.
     """
     rotated = x.float()
     other_halves = rotated.roll(x.shape[-1] // 2, dims=-1)

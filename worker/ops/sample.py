@@ -1,10 +1,15 @@
-"""Choice of the next token: greedy, or a draw after temperature, min-p, top-k and top-p.
+"""ChosenToken of the next token: greedy, or a draw after temperature, min-p, top-k and top-p.
 
 The order is vLLM's: `adjust` (masks, bias, penalties), temperature, min-p, top-k, top-p, draw. A
 draw is Gumbel-max: argmax(score + noise) has exactly the softmax distribution, and the noise is a
 pure function of the request's seed and the position (see `noise`). Rows are drawn one by one, and
 what is computed for many at once is exact or goes row by row inside: nothing in a row's arithmetic
 can see its neighbours.
+
+Adjusting a row. Changes to one row of logits before temperature, in vLLM's order.
+
+Allowed ids, bad words, banned ids, logit bias, then repetition, frequency and presence penalties.
+A token that must not be drawn gets -inf, which no later change brings back.
 """
 
 from __future__ import annotations
@@ -13,9 +18,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
-from worker.ops.adjust import adjust, adjusts
 from worker.ops.logprobs import LogprobQuery, token_logprobs
 from worker.ops.noise import gumbel_noise
 from worker.ops.truncate import surviving, truncate, truncates
@@ -36,7 +43,7 @@ class Undrawable:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenToken:
     """A token that was chosen from a row of logits, for a request with `params`."""
 
     row: int
@@ -57,7 +64,7 @@ def sample(
     sampler = RowSampler(logits)
     tokens = [sampler.choose(row, spec) for spec, row in zip(specs, rows, strict=True)]
     chosen = [
-        Choice(row, spec.params, token)
+        ChosenToken(row, spec.params, token)
         for spec, row, token in zip(specs, rows, tokens, strict=True)
         if not isinstance(token, Undrawable)
     ]
@@ -144,7 +151,7 @@ def _fault(peak: float) -> Undrawable | None:
     return None if math.isfinite(peak) else Undrawable(NOT_NUMBERS)
 
 
-def draws(logits: Tensor, choices: Sequence[Choice]) -> list[Draw]:
+def draws(logits: Tensor, choices: Sequence[ChosenToken]) -> list[Draw]:
     """The tokens chosen from rows of logits [R, V], with log probabilities where asked for."""
     queries: dict[int, LogprobQuery] = {}
     for index, choice in enumerate(choices):
@@ -155,3 +162,81 @@ def draws(logits: Tensor, choices: Sequence[Choice]) -> list[Draw]:
             )
     answers = dict(zip(queries, token_logprobs(logits, list(queries.values())), strict=True))
     return [Draw(choice.token_id, answers.get(index)) for index, choice in enumerate(choices)]
+
+
+def adjusts(spec: SampleSpec) -> bool:
+    """Whether `adjust` would change anything."""
+    params = spec.params
+    return bool(
+        spec.banned_ids
+        or params.logit_bias
+        or params.allowed_token_ids is not None
+        or params.needs_history
+    )
+
+
+def adjust(logits: Tensor, spec: SampleSpec) -> Tensor:
+    """logits [V] float32 as `spec` wants them, a new tensor. Twin: `reference_ops.adjust`."""
+    params = spec.params
+    logits = logits.clone()
+    if params.allowed_token_ids is not None:
+        _keep_only(logits, params.allowed_token_ids)
+    output = spec.history[spec.num_prompt :]
+    banned = [*_completing(params.bad_words, output), *spec.banned_ids]
+    if banned:
+        logits[banned] = -torch.inf
+    if params.logit_bias:
+        ids, biases = zip(*params.logit_bias, strict=True)
+        logits.index_add_(0, _ints(ids, logits), torch.tensor(biases).to(logits))
+    if _penalizes(params):
+        _penalize(logits, params, spec.history, output)
+    return logits
+
+
+def _keep_only(logits: Tensor, token_ids: Sequence[int]) -> None:
+    allowed = list(token_ids)
+    kept = logits[allowed]
+    logits.fill_(-torch.inf)
+    logits[allowed] = kept
+
+
+def _completing(bad_words: Sequence[tuple[int, ...]], output: Sequence[int]) -> list[int]:
+    """The tokens that would complete a banned sequence. As in vLLM, the beginning of a sequence is
+    looked for among the generated tokens only, never in the prompt.
+    """
+    return [
+        word[-1]
+        for word in bad_words
+        if len(word) <= len(output) + 1
+        and tuple(output[len(output) - len(word) + 1 :]) == tuple(word[:-1])
+    ]
+
+
+def _penalizes(params: SamplingParams) -> bool:
+    return bool(
+        params.repetition_penalty != 1.0 or params.frequency_penalty or params.presence_penalty
+    )
+
+
+def _penalize(
+    logits: Tensor, params: SamplingParams, history: Sequence[int], output: Sequence[int]
+) -> None:
+    """Repetition (Keskar et al., arXiv:1909.05858) over prompt and output, then frequency and
+    presence (as OpenAI defines them) over the output.
+    """
+    if params.repetition_penalty != 1.0 and history:
+        seen = _ints(np.unique(np.asarray(history, np.int64)), logits)
+        values = logits[seen]
+        penalty = params.repetition_penalty
+        logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
+    if (params.frequency_penalty or params.presence_penalty) and output:
+        ids, counts = np.unique(np.asarray(output, np.int64), return_counts=True)
+        drawn = _ints(ids, logits)
+        times = torch.from_numpy(counts).to(logits)
+        logits[drawn] -= params.frequency_penalty * times
+        logits[drawn] -= params.presence_penalty
+
+
+def _ints(values: npt.ArrayLike, beside: Tensor) -> Tensor:
+    """Token ids as an index on the device of `beside`."""
+    return torch.from_numpy(np.asarray(values, np.int64)).to(beside.device)

@@ -31,7 +31,7 @@ def surviving(scores: Tensor, params: SamplingParams) -> Tensor:
     min-p keeps what is at least `min_p` times as likely as the likeliest. top-k keeps all that are
     not below the k-th largest. top-p keeps a token while the tokens before it, in descending order
     and as shares of what is left by then, sum to less than `top_p` (so the largest always stays),
-    and all that equal the last one kept. Twin: `reference.truncate`.
+    and all that equal the last one kept. Twin: `reference_ops.truncate`.
     """
     vocab_size = len(scores)
     count = min(max(_HEAD, params.top_k + 1), vocab_size)

@@ -38,30 +38,14 @@ class LibraryTokenizer:
         """
         self._rust = rust
         self._spelling = spelling or byte_level_bytes
-        self._strips_leading_space = strips_leading_space
+        self.strips_leading_space = strips_leading_space
         added = rust.get_added_tokens_decoder()
-        self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self._bytes: dict[int, bytes] = {i: t.content.encode() for i, t in added.items()}
         # The ids of a vocabulary may have gaps.
-        self._vocab_size = 1 + max(rust.get_vocab(with_added_tokens=True).values(), default=-1)
-
-    @property
-    def vocab_size(self) -> int:
-        """See `Tokenizer.vocab_size`."""
-        return self._vocab_size
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        """See `Tokenizer.special_ids`."""
-        return self._special_ids
-
-    @property
-    def strips_leading_space(self) -> bool:
-        """See `Tokenizer.strips_leading_space`."""
-        return self._strips_leading_space
+        self.vocab_size = 1 + max(rust.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """See `Tokenizer.encode`."""
         # The batch form lets other threads run meanwhile, which `encode` does not, and skips the
         # offsets nobody reads.
         batch = self._rust.encode_batch_fast([text], add_special_tokens=add_special_tokens)
@@ -70,25 +54,21 @@ class LibraryTokenizer:
     def encode_with_offsets(
         self, text: str, *, add_special_tokens: bool
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """See `Tokenizer.encode_with_offsets`."""
         encoding = self._rust.encode_batch([text], add_special_tokens=add_special_tokens)[0]
         return encoding.ids, encoding.offsets
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
-        """See `Tokenizer.decode`."""
-        skipped = self._special_ids if skip_special_tokens else frozenset()
+        skipped = self.special_ids if skip_special_tokens else frozenset()
         text = decode(self.token_bytes, token_ids, skipped)
-        return text.removeprefix(" ") if self._strips_leading_space else text
+        return text.removeprefix(" ") if self.strips_leading_space else text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """See `Tokenizer.token_bytes`."""
         known = self._bytes.get(token_id)
         if known is None:
             known = self._bytes[token_id] = self._spelling(self.token_text(token_id))
         return known
 
     def token_text(self, token_id: int) -> str:
-        """See `Tokenizer.token_text`."""
         return (self._rust.id_to_token(token_id) or "") if token_id >= 0 else ""
 
 

@@ -85,14 +85,13 @@ class SentencePieceTokenizer(LibraryTokenizer):
             _rust_tokenizer(source, pieces, everywhere), _bytes_of, self._options.add_space_prefix
         )
         self._bytes = {i: _piece_bytes(piece) for i, piece in enumerate(pieces)}
-        self._special_ids = frozenset(
+        self.special_ids = frozenset(
             i for i, piece in enumerate(pieces) if piece.kind in (CONTROL, UNKNOWN)
         )
-        self._vocab_size = len(self._pieces)
+        self.vocab_size = len(self._pieces)
         self._split_ids = _unused_splits(pieces)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """See `Tokenizer.encode`."""
         ids = super().encode(self._prefixed(text), add_special_tokens=False)
         if self._split_ids:
             ids = [part for i in ids for part in self._split_ids.get(i, (i,))]
@@ -104,7 +103,6 @@ class SentencePieceTokenizer(LibraryTokenizer):
     def encode_with_offsets(
         self, text: str, *, add_special_tokens: bool
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """See `Tokenizer.encode_with_offsets`."""
         given = self._prefixed(text)
         shift = len(given) - len(text)
         found, spans = super().encode_with_offsets(given, add_special_tokens=False)
@@ -123,11 +121,9 @@ class SentencePieceTokenizer(LibraryTokenizer):
         return [i for i, _ in pairs], [span for _, span in pairs]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """See `Tokenizer.token_bytes`."""
         return self._bytes.get(token_id, b"")
 
     def token_text(self, token_id: int) -> str:
-        """See `Tokenizer.token_text`."""
         return self._pieces[token_id].text if 0 <= token_id < len(self._pieces) else ""
 
     def _prefixed(self, text: str) -> str:

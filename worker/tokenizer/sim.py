@@ -86,23 +86,19 @@ class SimTokenizer:
         return False
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """See `Tokenizer.encode`; there is no prefix to add."""
         return [i for piece in _PIECES.findall(text) for i in _piece_ids(piece)]
 
     def encode_with_offsets(
         self, text: str, *, add_special_tokens: bool
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """See `Tokenizer.encode_with_offsets`."""
         found = [(i, m.span()) for m in _PIECES.finditer(text) for i in _piece_ids(m[0])]
         return [i for i, _ in found], [span for _, span in found]
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
-        """See `Tokenizer.decode`."""
         skipped = self.special_ids if skip_special_tokens else frozenset()
         return decode(self.token_bytes, token_ids, skipped)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """See `Tokenizer.token_bytes`."""
         if token_id < FIRST_WORD_ID:
             return bytes((token_id,))
         if token_id < IM_START_ID:
@@ -110,7 +106,6 @@ class SimTokenizer:
         return self.token_text(token_id).encode()
 
     def token_text(self, token_id: int) -> str:
-        """See `Tokenizer.token_text`."""
         if token_id < IM_START_ID:
             return self.token_bytes(token_id).decode("utf-8", "replace")
         return {IM_START_ID: IM_START, IM_END_ID: IM_END}.get(token_id, "")

@@ -21,7 +21,7 @@ _SORTED_TOGETHER = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TrainingBatch:
     """Padded samples. Row t of a sample is position t: `features` [B, L, H] are those of t,
     `next_ids` [B, L] token t+1; `expected` [N, H] are the target's hidden states of position t+1,
     of the rows worth learning only, which `rows` [N] finds in [B · L]; `said_ids` [N] is token t+2.
@@ -33,12 +33,12 @@ class Batch:
     expected: Tensor
     said_ids: Tensor
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> TrainingBatch:
         """The same batch on a device."""
         if self.rows.device == device:
             return self
         parts = (self.features, self.next_ids, self.rows, self.expected, self.said_ids)
-        return Batch(*(part.to(device) for part in parts))
+        return TrainingBatch(*(part.to(device) for part in parts))
 
 
 def divide(samples: Sequence[TrainingSample]) -> tuple[list[TrainingSample], list[TrainingSample]]:
@@ -73,7 +73,7 @@ def _mark(sample: TrainingSample) -> int:
 
 def batches(
     samples: Sequence[TrainingSample], batch_tokens: int, rng: random.Random | None, skip: int = 0
-) -> Iterator[Batch | None]:
+) -> Iterator[TrainingBatch | None]:
     """All samples once, in padded batches of about `batch_tokens` rows; `rng` None: in order.
 
     The first `skip` batches are not made: None stands for each.
@@ -106,7 +106,7 @@ def _cut(
     return groups
 
 
-def collate(samples: Sequence[TrainingSample]) -> Batch:
+def collate(samples: Sequence[TrainingSample]) -> TrainingBatch:
     """Pad samples to the longest. The last two positions of a sample have nothing to foresee."""
     length = max(len(sample.token_ids) for sample in samples) - 2
     hidden = samples[0].features.shape[-1]
@@ -121,7 +121,7 @@ def collate(samples: Sequence[TrainingSample]) -> Batch:
         rows.append(wanted + index * length)
         expected.append(sample.features[wanted + 1])
         said.append(sample.token_ids[wanted + 2])
-    return Batch(features, next_ids, torch.cat(rows), torch.cat(expected), torch.cat(said))
+    return TrainingBatch(features, next_ids, torch.cat(rows), torch.cat(expected), torch.cat(said))
 
 
 def choose_draft_vocab(

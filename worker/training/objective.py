@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker.training.dataset import Batch
+from worker.training.dataset import TrainingBatch
 from worker.training.twin import HeadTwin
 
 # What a pass weighs against the one before it: a later draft counts only when earlier ones held.
@@ -18,7 +18,7 @@ _PASS_DECAY = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Objective:
+class HeadObjective:
     """How passes are scored. `num_passes` drafts in a row are trained; `local_ids` as the function
     gives it.
     """
@@ -26,7 +26,7 @@ class Objective:
     num_passes: int
     local_ids: Tensor
 
-    def loss(self, twin: HeadTwin, batch: Batch) -> Tensor:
+    def loss(self, twin: HeadTwin, batch: TrainingBatch) -> Tensor:
         """Cross entropy with the target's own distribution over the draft vocabulary, a scalar.
 
         Rows whose token the draft vocabulary does not have are left out (unless there is no other):
@@ -106,7 +106,11 @@ class DraftAcceptance:
 
 @torch.no_grad()
 def measure(
-    twin: HeadTwin, lm_head: Tensor, draft_vocab: Tensor, batches: Iterable[Batch], length: int
+    twin: HeadTwin,
+    lm_head: Tensor,
+    draft_vocab: Tensor,
+    batches: Iterable[TrainingBatch],
+    length: int,
 ) -> DraftAcceptance:
     """Draft `length` tokens greedily from every position where the target went on greedily.
 
@@ -135,7 +139,7 @@ def measure(
     return DraftAcceptance(starts, tuple(held))
 
 
-def _at(batch: Batch, flags: Tensor) -> Tensor:
+def _at(batch: TrainingBatch, flags: Tensor) -> Tensor:
     """Flags [N] of the batch's rows, where they stand in [B, L]; False elsewhere."""
     size = batch.next_ids.shape
     placed = torch.zeros(size.numel(), dtype=torch.bool, device=flags.device)

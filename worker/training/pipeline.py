@@ -43,7 +43,7 @@ from worker.training.conversations import (
 )
 from worker.training.dataset import batches, choose_draft_vocab, divide
 from worker.training.flags import EPOCHS, MEASURED_DRAFT, WRITING_SHARE, Settings
-from worker.training.objective import DraftAcceptance, Objective, local_ids, measure
+from worker.training.objective import DraftAcceptance, HeadObjective, local_ids, measure
 from worker.training.progress import ProgressLine
 from worker.training.store import (
     WORK,
@@ -55,7 +55,7 @@ from worker.training.store import (
     shard_path,
     write_tensors,
 )
-from worker.training.trainer import Progress, Schedule, Trainer
+from worker.training.trainer import Schedule, StepReport, Trainer
 from worker.training.twin import HeadTwin, fit_linear, teacher_of
 from worker.training.writing import TextWriter
 
@@ -270,7 +270,7 @@ class TrainingRun:
         schedule = Schedule(
             steps, settings.batch_tokens, settings.learning_rate, seed=settings.seed
         )
-        objective = Objective(
+        objective = HeadObjective(
             settings.passes, local_ids(draft_vocab, self._target.config.vocab_size)
         )
         name = self._identity(learned, schedule)
@@ -278,7 +278,7 @@ class TrainingRun:
         trainer.resume()
         self._progress.begin("training", trainer.step)
 
-        def report(state: Progress) -> float:
+        def report(state: StepReport) -> float:
             used = 0.0
             if settings.minutes is not None:
                 used = (self._spent() - began) / max(1e-9, settings.minutes * 60 - began)

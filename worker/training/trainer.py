@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from worker.errors import ModelError
-from worker.training.dataset import Batch, batches
-from worker.training.objective import Objective
+from worker.training.dataset import TrainingBatch, batches
+from worker.training.objective import HeadObjective
 from worker.training.store import TrainingSample, read_tensors, write_tensors
 from worker.training.twin import HeadTwin
 
@@ -58,7 +58,7 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class StepReport:
     """Where training is: `loss` is that of the last step."""
 
     step: int
@@ -73,7 +73,7 @@ class Trainer:
     """
 
     def __init__(
-        self, twin: HeadTwin, objective: Objective, schedule: Schedule, checkpoint: Path
+        self, twin: HeadTwin, objective: HeadObjective, schedule: Schedule, checkpoint: Path
     ) -> None:
         self._twin = twin
         self._objective = objective
@@ -118,7 +118,10 @@ class Trainer:
         return self._optimizers[0 if parameter.dim() > 1 else 1]
 
     def run(
-        self, samples: Sequence[TrainingSample], autocast: bool, report: Callable[[Progress], float]
+        self,
+        samples: Sequence[TrainingSample],
+        autocast: bool,
+        report: Callable[[StepReport], float],
     ) -> None:
         """Learn from `samples` until the schedule's end. `report` is called after each step;
         it says what part of the time there is has been used: 1 ends the run. The state is saved in
@@ -130,14 +133,14 @@ class Trainer:
                 break
             loss = self._learn(batch, autocast, schedule.share(self.step, time_used))
             self.step += 1
-            time_used = report(Progress(self.step, schedule.steps, loss))
+            time_used = report(StepReport(self.step, schedule.steps, loss))
             if self.step % schedule.checkpoint_steps == 0:
                 self.save()
             if time_used >= 1:
                 break
         self.save()
 
-    def _batches(self, samples: Sequence[TrainingSample]) -> Iterator[Batch]:
+    def _batches(self, samples: Sequence[TrainingSample]) -> Iterator[TrainingBatch]:
         """The batches of this step and all after it."""
         number, epoch = 0, 0
         while True:
@@ -148,7 +151,7 @@ class Trainer:
                 number += 1
             epoch += 1
 
-    def _learn(self, batch: Batch, autocast: bool, share: float) -> float:
+    def _learn(self, batch: TrainingBatch, autocast: bool, share: float) -> float:
         device = self._twin.get_parameter("fuse").device
         batch = batch.to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast):

@@ -21,7 +21,7 @@ from worker.models.config import ModelConfig
 from worker.models.draft_head import HeadShape
 from worker.models.llama import LlamaModel
 from worker.ops.rope import RopeTable
-from worker.training.dataset import Batch
+from worker.training.dataset import TrainingBatch
 
 _INITIAL_SCALE = 0.02
 # Of the mean variance, added to every direction: keeps the rare ones from being believed too much.
@@ -171,7 +171,7 @@ def _delayed(x: Tensor, by: int) -> Tensor:
 
 
 @torch.no_grad()
-def fit_linear(twin: HeadTwin, batches: Iterable[Batch]) -> None:
+def fit_linear(twin: HeadTwin, batches: Iterable[TrainingBatch]) -> None:
     """Set `fuse` so that the head, whose attention and MLP add nothing yet, comes as near to the
     target's next normalised hidden state as a linear map can (ridge regression).
     """

@@ -9,7 +9,7 @@ import pytest
 
 from worker.api.fault_settings import FAILURES, METRICS_PAGES, SHAPES, Faults, parse_update, show
 from worker.config import SimConfig
-from worker.executor.sim_tokens import OUTPUT_LENGTHS
+from worker.executor.sim.tokens import OUTPUT_LENGTHS
 from worker.sim_settings import BY_NAME, PRESETS, apply
 
 PAGE = (Path(__file__).parents[3] / "docs" / "simulator.md").read_text()

@@ -28,25 +28,6 @@ def test_smaller_ones_pass_a_head_that_does_not_fit_so_often_and_no_more(
     assert {4, 5} <= set(advance(engine)[0])
 
 
-def test_without_bypass_the_head_blocks_the_line(make_request: Make) -> None:
-    """As in the reference engines."""
-    engine = scheduler(num_blocks=4, max_bypasses=0)
-    engine.add(make_request("runs", [9] * 5))
-    engine.add(make_request("head", [8] * 15))
-    engine.add(make_request("small", [1]))
-    assert advance(engine)[0] == {0: 5}
-
-
-def test_a_lower_class_does_not_pass(make_request: Make) -> None:
-    """Room that a better request waits for is not given to a worse one."""
-    engine = scheduler(num_blocks=4)
-    engine.add(make_request("runs", [9] * 5))
-    engine.add(make_request("head", [8] * 15))
-    engine.add(make_request("lower", [1], priority=1))
-    engine.add(make_request("equal", [2]))
-    assert advance(engine)[0] == {0: 5, 3: 1}
-
-
 def test_a_request_for_many_seats_can_be_passed_too(make_request: Make) -> None:
     """It does not fit until enough seats are free."""
     engine = scheduler(max_num_seqs=2, max_bypasses=1)
@@ -69,19 +50,6 @@ def test_longest_cached_prefix_first(make_request: Make) -> None:
         engine.add(make_request("most", [1] * 8 + [3] * 4, max_tokens=1))
         order[waiting_order] = [advance(engine)[1][0].request_id for _ in range(3)]
     assert order == {"lpm": ["most", "some", "none"], "fcfs": ["none", "some", "most"]}
-
-
-def test_nobody_is_overtaken_for_ever(make_request: Make) -> None:
-    """A stream of better hits passes a request so often, then it is its turn."""
-    engine = scheduler(max_num_seqs=1, waiting_order="lpm")
-    engine.add(make_request("warm", [1] * 12, max_tokens=1))
-    advance(engine)
-    engine.add(make_request("old", [2] * 12, max_tokens=1))
-    order = []
-    for index in range(50):
-        engine.add(make_request(f"{index}", [1] * 9, max_tokens=1))
-        order.append(advance(engine)[1][0].request_id)
-    assert order.index("old") == 32
 
 
 def test_a_long_line_goes_by_arrival(make_request: Make) -> None:
@@ -142,14 +110,6 @@ def test_a_sibling_is_free_when_the_one_it_waits_for_is_gone(make_request: Make)
     engine.add(make_request("sibling", [*[5] * 39, 1]))
     engine.abort("first")
     assert advance(engine)[0] == {1: 16}
-
-
-def test_no_deferral_when_it_is_off(make_request: Make) -> None:
-    """Both compute the same."""
-    engine = scheduler(in_batch_prefix_tokens=None)
-    engine.add(make_request("first", [5] * 20))
-    engine.add(make_request("second", [5] * 20))
-    assert advance(engine)[0] == {0: 20, 1: 20}
 
 
 def test_coming_back_needs_room_to_grow(make_request: Make) -> None:

@@ -143,22 +143,6 @@ def test_a_destination_freed_in_the_same_step_is_not_copied_to() -> None:
     assert blocks.num_evictions == 0
 
 
-def test_a_fork_copies_only_the_partial_tail_and_only_once() -> None:
-    """The first side to write gets a copy of the shared tail; the other keeps the original."""
-    blocks = manager(8)
-    run(blocks, 1, list(range(6)))
-    blocks.fork(1, 2, 6)
-    shared = list(blocks.table(1))
-    assert list(blocks.table(2)) == shared
-    assert blocks.num_free == 6
-    assert blocks.allocate(2, 6, 7)
-    assert blocks.take_copies() == ((shared[1], blocks.table(2)[1]),)
-    assert blocks.allocate(1, 6, 7)
-    assert blocks.take_copies() == ()
-    assert list(blocks.table(1)) == shared
-    blocks.check_integrity()
-
-
 def test_a_fork_from_inside_a_sealed_block_never_writes_into_it() -> None:
     """Even when the parent is gone, the child gets a copy and the original stays a hit."""
     blocks = manager(8)
@@ -170,15 +154,3 @@ def test_a_fork_from_inside_a_sealed_block_never_writes_into_it() -> None:
     assert blocks.take_copies() == ((second, blocks.table(2)[1]),)
     blocks.check_integrity()
     assert find(blocks, [*range(8), 50]).blocks == (first, second)
-
-
-def test_a_fork_at_a_block_boundary_copies_nothing() -> None:
-    """Full blocks are shared for ever; both sides go on in blocks of their own."""
-    blocks = manager(8)
-    run(blocks, 1, list(range(8)))
-    blocks.fork(1, 2, 8)
-    assert blocks.allocate(1, 8, 9)
-    assert blocks.allocate(2, 8, 9)
-    assert blocks.take_copies() == ()
-    assert blocks.table(1)[:2] == blocks.table(2)[:2]
-    assert blocks.table(1)[2] != blocks.table(2)[2]

@@ -8,39 +8,7 @@ from kv_blocks import end, find, hashes_of, manager, run, tail_of
 from worker.engine.block_hash import BlockHash, PartialBlock
 from worker.engine.block_manager import NO_HIT
 from worker.engine.cache_events import BlockRemoved, BlocksStored, CacheCleared, CacheEvent
-from worker.errors import IntegrityError, UnknownSequenceError
-
-
-def test_growth_that_does_not_fit_changes_nothing() -> None:
-    """Admission and growth that do not fit leave every count as it was, hits included."""
-    blocks = manager(4)
-    tokens = list(range(10))
-    run(blocks, 1, tokens)
-    end(blocks, 1, tokens)
-    assert blocks.admit(2, 4, NO_HIT)
-    hit = find(blocks, tokens)
-    assert (len(hit.blocks), hit.num_tokens) == (2, 9)
-    assert not blocks.admit(3, 17, hit)
-    assert not blocks.admit(3, 10, hit, reserve=1)
-    assert not blocks.allocate(2, 4, 17)
-    blocks.check_integrity()
-    assert blocks.num_free == 3
-    assert blocks.take_copies() == ()
-    assert find(blocks, tokens) == hit
-    assert blocks.admit(3, 10, hit)
-
-
-def test_an_unknown_sequence_is_an_error_except_to_free() -> None:
-    """Whoever names a sequence without blocks is told so; freeing twice does no harm."""
-    blocks = manager(4)
-    for ask in (blocks.table, blocks.num_shared_tokens):
-        with pytest.raises(UnknownSequenceError, match="sequence 7"):
-            ask(7)
-    with pytest.raises(UnknownSequenceError):
-        blocks.fork(7, 8, 1)
-    with pytest.raises(UnknownSequenceError):
-        blocks.seal(7, [], 0)
-    blocks.free(7)
+from worker.errors import IntegrityError
 
 
 @pytest.mark.parametrize(("num_tokens", "num_hit"), [(12, 8), (13, 12)])
@@ -64,22 +32,6 @@ def test_blocks_are_shared_while_their_sequence_still_runs() -> None:
     assert blocks.num_shared_tokens(1) == 0
 
 
-def test_idle_contents_stay_hits_until_their_blocks_are_reused() -> None:
-    """Of what was freed first the tail goes before the head, then the same of the later one."""
-    blocks = manager(5)
-    left, right = list(range(9)), list(range(100, 109))
-    run(blocks, 1, left)  # blocks: two sealed, one partial that nobody keeps
-    blocks.free(1)
-    run(blocks, 2, right[:8])
-    blocks.free(2)
-    known = []
-    for taken in range(1, 6):
-        assert blocks.admit(10 + taken, 4, NO_HIT)
-        known.append((len(find(blocks, left).blocks), len(find(blocks, [*right[:8], 0]).blocks)))
-    assert known == [(2, 2), (1, 2), (0, 2), (0, 1), (0, 0)]
-    assert blocks.num_evictions == 4
-
-
 def test_equal_prompts_in_one_step_share_nothing_and_outlive_each_other() -> None:
     """Two sequences that ran side by side both cache; when one goes the other serves."""
     blocks = manager(3)
@@ -95,22 +47,6 @@ def test_equal_prompts_in_one_step_share_nothing_and_outlive_each_other() -> Non
     blocks.check_integrity()
     assert blocks.num_evictions == 1
     assert find(blocks, [1, 2, 3, 4, 5]).blocks == (second,)
-
-
-def test_a_digest_collision_is_neither_found_nor_stored() -> None:
-    """Contents are compared: equal digests of different contents never answer for each other."""
-    blocks = manager(6, enable_partial_hits=False)
-    one, other = BlockHash(b"d", b"", (1, 1, 1, 1)), BlockHash(b"d", b"", (2, 2, 2, 2))
-    child = BlockHash(b"e", b"d", (3, 3, 3, 3))
-    assert blocks.admit(1, 8, NO_HIT)
-    blocks.seal(1, [one, child], 2)
-    assert blocks.match([other], [2] * 5) == NO_HIT
-    assert blocks.num_hash_collisions == 1
-    assert blocks.admit(2, 8, NO_HIT)
-    blocks.seal(2, [other, child], 2)
-    blocks.check_integrity()
-    assert blocks.num_hash_collisions == 2
-    assert blocks.match([one, child], [1] * 9).blocks == tuple(blocks.table(1))
 
 
 def test_a_tail_behind_a_collision_is_not_kept_in_another_block() -> None:
@@ -161,30 +97,6 @@ def test_a_corrupt_sequence_takes_its_own_hits_with_it() -> None:
     blocks.check_integrity()
     assert find(blocks, [*range(8), 50]).num_tokens == 4
     assert blocks.take_events() == [BlockRemoved(hashes_of(list(range(8)))[1].digest)]
-
-
-def test_a_flooding_tenant_evicts_its_own_blocks_first() -> None:
-    """Half of the pool stays the other's however much passes through."""
-    blocks = manager(8)
-    quiet = list(range(16))
-    run(blocks, 1, quiet, "quiet")
-    blocks.free(1)
-    for seq_id in range(2, 20):
-        run(blocks, seq_id, [seq_id * 100 + i for i in range(8)], "flood")
-        blocks.free(seq_id)
-    assert find(blocks, [*quiet, 99]).num_tokens == 16
-
-
-def test_without_fair_eviction_the_oldest_goes_whoseever_it_is() -> None:
-    """Plain LRU, the tenants do not matter."""
-    blocks = manager(8, enable_fair_eviction=False)
-    quiet = list(range(16))
-    run(blocks, 1, quiet, "quiet")
-    blocks.free(1)
-    for seq_id in range(2, 6):
-        run(blocks, seq_id, [seq_id * 100 + i for i in range(8)], "flood")
-        blocks.free(seq_id)
-    assert find(blocks, [*quiet, 99]).num_tokens == 0
 
 
 def test_events_tell_what_a_step_throws_out_before_what_it_stores() -> None:

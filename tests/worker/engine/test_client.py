@@ -107,25 +107,6 @@ async def test_closing_the_iterator_aborts_in_the_engine(make_request: Make) -> 
         assert (await collect(client, make_request("b", [1])))[1].finish_reason is not None
 
 
-async def test_cancelling_the_consumer_aborts_in_the_engine(make_request: Make) -> None:
-    """Cancellation while waiting for a token counts as leaving."""
-    first, aborted = asyncio.Event(), asyncio.Event()
-
-    def on_step(step: StepOutputs) -> None:
-        first.set()
-        if any(o.finish_reason is FinishReason.ABORT for o in step.outputs):
-            aborted.set()
-
-    async with running(REAL_TIME, on_step) as client:
-        task = asyncio.create_task(collect(client, make_request("a", [1], max_tokens=5000)))
-        await first.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await aborted.wait()
-        assert client.num_unfinished == 0
-
-
 async def test_abort_ends_the_stream(make_request: Make) -> None:
     """A request stopped from outside ends with ABORT, after the tokens it had."""
     async with running(REAL_TIME) as client:
@@ -149,15 +130,6 @@ async def test_a_request_that_cannot_be_sent_leaves_nothing_open(make_request: M
             client.open(msgspec.structs.replace(request, priority=1 << 70, branch_ids=["b"]))
         assert client.num_unfinished == 0
         assert (await collect(client, request))[1].finish_reason is FinishReason.LENGTH
-
-
-async def test_refusals_carry_a_reason(make_request: Make) -> None:
-    """A prompt the engine cannot hold ends with ERROR and a text."""
-    async with running(num_blocks_override=2) as client:
-        tokens, last = await collect(client, make_request("a", [1] * 40))
-    assert tokens == []
-    assert last.finish_reason is FinishReason.ERROR
-    assert "40 tokens" in (last.error or "")
 
 
 async def test_stats_count_what_the_engine_has_not_seen_yet(make_request: Make) -> None:
@@ -190,29 +162,6 @@ async def test_an_id_in_use_is_refused(make_request: Make) -> None:
         await anext(stream)
         with pytest.raises(WorkerError, match="in use"):
             await collect(client, make_request("a", [2]))
-
-
-async def test_the_death_of_the_engine_ends_every_stream(make_request: Make) -> None:
-    """SIGKILL of the engine raises EngineDeadError in open and in later requests."""
-    stepped = asyncio.Event()
-    async with running(REAL_TIME, lambda _: stepped.set()) as client:
-        requests = [make_request(f"r{i}", [1], max_tokens=5000) for i in range(3)]
-        tasks = [asyncio.create_task(collect(client, r)) for r in requests]
-        await stepped.wait()
-        assert client.pid is not None
-        os.kill(client.pid, signal.SIGKILL)
-        for result in await asyncio.gather(*tasks, return_exceptions=True):
-            assert isinstance(result, EngineDeadError)
-        assert not client.is_alive
-        with pytest.raises(EngineDeadError, match="exit code -9"):
-            await collect(client, make_request("late", [1]))
-
-
-async def test_a_failing_step_ends_every_stream_with_the_reason(make_request: Make) -> None:
-    """What the engine died of reaches the client."""
-    async with running(SimConfig(time_scale=0.0, num_words=0)) as client:
-        with pytest.raises(EngineDeadError, match="ZeroDivisionError"):
-            await collect(client, make_request("a", [1]))
 
 
 async def test_start_up_failure_has_the_engines_own_words() -> None:

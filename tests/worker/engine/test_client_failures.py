@@ -25,7 +25,6 @@ from worker.engine.messages import (
     ResetPrefixCache,
     Resume,
     Sleep,
-    StepOutputs,
     WakeUp,
 )
 from worker.engine.stream import RequestStream
@@ -155,30 +154,6 @@ async def test_a_step_that_hangs_is_no_progress_and_then_a_loss(make_request: Ma
         assert (await last_of(client, make_request("b", [1]))).finish_reason is not None
 
 
-async def test_a_step_that_ends_late_is_progress_again(make_request: Make) -> None:
-    """A stall that ends before twice the budget is only reported."""
-    async with running(step_budget_seconds=2.0) as client:
-        await last_of(client, make_request("a", [1]))
-        assert (await client.run(Configure(0, {"hang_seconds": 2.7}))).ok
-        (stream,) = client.open(make_request("b", [1], max_tokens=1))
-        await until(lambda: not client.is_progressing)
-        assert (await stream.next()).finish_reason is FinishReason.LENGTH
-        await until(lambda: client.is_progressing)
-        assert client.stats.num_restarts == 0
-
-
-async def test_by_policy_nothing_is_started_again(make_request: Make) -> None:
-    """`gone` returns when the engine is lost for good."""
-    async with running(Supervision(restart=False)) as client:
-        (stream,) = client.open(make_request("a", [1], max_tokens=5000))
-        signal_engine(client, signal.SIGKILL)
-        await client.gone()
-        with pytest.raises(EngineDeadError):
-            await read_on(stream)
-        assert not client.is_alive
-        assert client.pid is None or is_gone(client.pid)
-
-
 async def test_an_engine_that_breaks_at_once_is_given_up(make_request: Make) -> None:
     """The budget of restarts ends a crash loop."""
     async with running(Supervision(max_restarts=1)) as client:
@@ -234,37 +209,6 @@ async def test_commands_are_answered(make_request: Make) -> None:
         assert client.is_progressing
         assert (await client.run(Resume(0))).ok
         assert (await waiting).finish_reason is FinishReason.LENGTH
-
-
-async def test_every_branch_has_a_stream_of_its_own(make_request: Make) -> None:
-    """One prompt, three answers; one is closed early, the others go on."""
-    steps: list[StepOutputs] = []
-    config = EngineConfig("sim", None, sim=SimConfig(time_scale=0.0))
-    client = EngineClient(config, steps.append)
-    await client.start(30.0)
-    try:
-        plain = make_request("a", range(20), max_tokens=50)
-        request = AddRequest("a", plain.prompt_token_ids, plain.params, 0.0, branch_ids=["b", "c"])
-        streams = client.open(request)
-        assert [stream.request_id for stream in streams] == ["a", "b", "c"]
-        assert client.num_unfinished == 3
-        streams[1].close()
-        streams[1].close()
-        tokens = []
-        for stream in (streams[0], streams[2]):
-            drawn: list[int] = []
-            while True:
-                output = await stream.next()
-                drawn += output.token_ids
-                if output.finish_reason is not None:
-                    break
-            tokens.append(drawn)
-        assert [len(drawn) for drawn in tokens] == [50, 50]
-        assert tokens[0] != tokens[1]
-        assert client.num_unfinished == 0
-        assert client.stats.prompt_tokens == 20
-    finally:
-        await client.shutdown()
 
 
 async def test_a_sleeping_engine_that_dies_comes_back_asleep(make_request: Make) -> None:

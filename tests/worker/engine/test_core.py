@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from worker.config import CacheConfig, SchedulerConfig, SpeculativeConfig
+from worker.config import CacheConfig, SchedulerConfig
 from worker.engine.core import EngineCore
-from worker.engine.drafters.registry import build_drafter
 from worker.engine.messages import AddRequest, Pause
 from worker.engine.scheduler import Scheduler
-from worker.engine.speculation import Speculation
 from worker.types import FinishReason, ModelOutput, SchedulerOutput
 
 Make = Callable[..., AddRequest]
@@ -173,55 +170,3 @@ def test_a_stop_seen_late_costs_a_step_but_no_token(
     assert counts == [0, 3, 1]
     assert scheduler.blocks.num_free == 8
     core.shutdown()
-
-
-def test_both_ways_give_the_same_answers(
-    paged_executor: Callable[[int], Any], make_request: Make
-) -> None:
-    """A pool under pressure, several answers to a prompt, in line and overlapped."""
-    answers: list[dict[str, list[int]]] = []
-    for overlap in (False, True):
-        scheduler = Scheduler(CacheConfig(12, 4), SchedulerConfig(max_num_batched_tokens=16), (0,))
-        core = EngineCore(scheduler, paged_executor(4), lambda: 0.0, overlap)
-        got: dict[str, list[int]] = {}
-        for index in range(12):
-            prompt = [1, 2, 3, 4, 5, index % 5]
-            branches = [f"{index}/1", f"{index}/2"] if index % 3 == 0 else []
-            core.add(make_request(str(index), prompt, max_tokens=12, branches=branches))
-        while core.has_work:
-            told = core.step()
-            scheduler.check_integrity()
-            for output in told.outputs if told is not None else []:
-                got.setdefault(output.request_id, []).extend(output.token_ids)
-        core.shutdown()
-        assert scheduler.stats().num_preemptions > 0
-        answers.append(got)
-    assert len(answers[0]) == 20
-    assert answers[0] == answers[1]
-
-
-@pytest.mark.parametrize("method", ["ngram", "suffix"])
-@pytest.mark.parametrize("overlap", [False, True])
-def test_drafts_give_the_same_answers(
-    paged_executor: Callable[[int], Any], make_request: Make, method: str, overlap: bool
-) -> None:
-    """With the real drafters, on the executor's own thread or not; steps overlap in between."""
-    config = SpeculativeConfig(method, 4, prompt_lookup_min=1, prompt_lookup_max=3)
-    answers: list[dict[str, list[int]]] = []
-    ticks = itertools.count()
-    for speculation in (None, Speculation(config, build_drafter(config), False)):
-        limits = SchedulerConfig(max_num_batched_tokens=16)
-        scheduler = Scheduler(CacheConfig(24, 4), limits, (0,), speculation)
-        core = EngineCore(scheduler, paged_executor(4), lambda: float(next(ticks)), overlap)
-        got: dict[str, list[int]] = {}
-        for index in range(8):
-            core.add(make_request(str(index), [1, 2, 3, index], max_tokens=40, ignore_eos=True))
-        while core.has_work:
-            told = core.step()
-            scheduler.check_integrity()
-            for output in told.outputs if told is not None else []:
-                got.setdefault(output.request_id, []).extend(output.token_ids)
-        core.shutdown()
-        assert (scheduler.stats().num_draft_tokens > 0) == (speculation is not None)
-        answers.append(got)
-    assert answers[0] == answers[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.engine.halts import Halts
+from worker.engine.client import Halts
 from worker.engine.messages import Command, Pause, ResetPrefixCache, Resume, Sleep, WakeUp
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from worker.engine.block_hash import BlockHash
 from worker.engine.cache_events import BlockRemoved, BlocksStored, CacheCleared, announcement
-from worker.engine.kv_event_codec import EventEncoder
+from worker.engine.kv_events import EventEncoder
 
 ONE = BlockHash((1).to_bytes(32, "big"), b"root", (1, 2))
 TWO = BlockHash((2).to_bytes(32, "big"), ONE.digest, (3, 4))

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from worker.engine import policies
 from worker.engine.block_hash import BlockHash, BlockHasher
-from worker.engine.policies import VICTIM_POLICIES, Candidate, Waiting, choose_victim
+from worker.engine.policies import VICTIM_POLICIES, VictimCandidate, WaitingRank, choose_victim
 from worker.types import FinishReason, RepetitionDetection, SamplingParams
 
-SOMEBODY = Candidate(
+SOMEBODY = VictimCandidate(
     seq_id=0,
     priority=0,
     num_prompt=8,
@@ -24,12 +24,12 @@ SOMEBODY = Candidate(
 )
 
 
-def running(*changes: dict[str, int]) -> list[Candidate]:
+def running(*changes: dict[str, int]) -> list[VictimCandidate]:
     """Candidates 0, 1, 2, … that differ from `SOMEBODY` by these fields."""
     return [replace(SOMEBODY, seq_id=i, **change) for i, change in enumerate(changes)]
 
 
-def victim(name: str, candidates: list[Candidate], requester: int = 0) -> int:
+def victim(name: str, candidates: list[VictimCandidate], requester: int = 0) -> int:
     """Whom the policy takes."""
     chosen = choose_victim(VICTIM_POLICIES[name], candidates[requester], candidates)
     return chosen.seq_id
@@ -101,7 +101,7 @@ def test_guarantees_never_add_up_to_more_than_the_pool() -> None:
 @given(
     candidates=st.lists(
         st.builds(
-            Candidate,
+            VictimCandidate,
             seq_id=st.just(0),
             priority=st.integers(0, 2),
             num_prompt=st.integers(1, 9),
@@ -119,7 +119,7 @@ def test_guarantees_never_add_up_to_more_than_the_pool() -> None:
     data=st.data(),
 )
 def test_a_victim_is_always_somebody_of_the_lowest_class_or_the_one_that_asks(
-    candidates: list[Candidate], name: str, data: st.DataObject
+    candidates: list[VictimCandidate], name: str, data: st.DataObject
 ) -> None:
     """For any running set, asker and policy; and of equals no guaranteed one is taken."""
     ordered = sorted(candidates, key=lambda c: c.priority)
@@ -142,11 +142,11 @@ def test_coming_back_asks_for_twice_the_room_each_time() -> None:
 def test_longest_prefix_first_within_a_priority_until_somebody_was_overtaken_too_often() -> None:
     """Priority, then age, then the cached prefix, then arrival."""
     line = [
-        Waiting((1, 0), 99, 0),
-        Waiting((0, 1), 0, 0),
-        Waiting((0, 2), 64, 0),
-        Waiting((0, 3), 64, 0),
-        Waiting((0, 4), 16, policies.MAX_OVERTAKES),
+        WaitingRank((1, 0), 99, 0),
+        WaitingRank((0, 1), 0, 0),
+        WaitingRank((0, 2), 64, 0),
+        WaitingRank((0, 3), 64, 0),
+        WaitingRank((0, 4), 16, policies.MAX_OVERTAKES),
     ]
     ordered = [waiting.rank[1] for waiting in sorted(line, key=policies.lpm_key)]
     assert ordered == [4, 2, 3, 1, 0]

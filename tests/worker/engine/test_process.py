@@ -12,9 +12,9 @@ import pytest
 from worker.config import EngineConfig, SchedulerConfig, SimConfig, SpeculativeConfig
 from worker.engine.heartbeat import Pulse, StepBudget
 from worker.engine.messages import AddRequest, EngineFailed
-from worker.engine.process import Channel, build_core, run
+from worker.engine.process import EngineSocket, build_core, run
 from worker.errors import ConfigError
-from worker.executor.sim_runner import DEFAULT_SIM_BLOCKS
+from worker.executor.sim.runner import DEFAULT_SIM_BLOCKS
 from worker.types import SamplingParams
 
 
@@ -66,7 +66,7 @@ def test_an_engine_drafts_as_configured(method: str) -> None:
     assert drafted[1].num_steps < plain[1].num_steps
 
 
-class Listener(Channel):
+class Listener(EngineSocket):
     """Keeps what it is sent, and waits for nobody."""
 
     def __init__(self) -> None:

@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from step_driver import advance, drawn, plan, result_of, scheduler
+from step_driver import advance, drawn, result_of, scheduler
 
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine.messages import AddRequest
 from worker.engine.scheduler import Scheduler
 from worker.errors import ConfigError, IntegrityError
-from worker.types import FinishReason, ModelOutput, RepetitionDetection, TokenLogprobs
+from worker.types import FinishReason, ModelOutput, TokenLogprobs
 
 Make = Callable[..., AddRequest]
-
-
-def test_idle_without_requests() -> None:
-    """Nothing to do is None, not an empty step."""
-    assert scheduler().schedule(0.0) is None
 
 
 def test_a_long_prompt_runs_in_chunks_beside_decodes(make_request: Make) -> None:
@@ -34,66 +29,14 @@ def test_a_long_prompt_runs_in_chunks_beside_decodes(make_request: Make) -> None
     assert [o.request_id for o in outputs] == ["a", "b"]
 
 
-def test_long_prefill_threshold_applies_only_in_company(make_request: Make) -> None:
-    """A lone prompt takes the whole budget; with a second request chunks are capped."""
-    engine = scheduler(max_num_batched_tokens=32, long_prefill_token_threshold=5)
-    engine.add(make_request("a", [1] * 40))
-    assert advance(engine)[0] == {0: 32}
-    engine.add(make_request("b", [2] * 12))
-    assert advance(engine)[0] == {0: 5, 1: 5}
-
-
-def test_admission_stops_at_max_num_seqs(make_request: Make) -> None:
-    """Two of five are admitted when two may run."""
-    engine = scheduler(max_num_seqs=2)
-    for index in range(5):
-        engine.add(make_request(str(index), [index + 1]))
-    assert advance(engine)[0] == {0: 1, 1: 1}
-    assert (engine.num_running, engine.num_waiting) == (2, 3)
-
-
-def test_admission_needs_room_for_the_whole_prompt(make_request: Make) -> None:
-    """A prompt is not started on blocks for its first chunk alone; the head of the line waits."""
-    engine = scheduler(num_blocks=4, max_num_batched_tokens=4, max_bypasses=0)
-    engine.add(make_request("a", [1] * 8))
-    engine.add(make_request("b", [2] * 9, max_tokens=1))
-    engine.add(make_request("c", [3]))
-    advance(engine)
-    advance(engine)
-    assert plan(engine.schedule(0.0)) == {0: 1}
-    assert engine.num_waiting == 2
-
-
 def test_watermark_keeps_blocks_free_while_others_run(make_request: Make) -> None:
-    """Admission leaves the watermark to those that run; alone, a sequence may take everything."""
+    """Admitter leaves the watermark to those that run; alone, a sequence may take everything."""
     engine = Scheduler(CacheConfig(8, 4, watermark=0.5), SchedulerConfig())
     engine.add(make_request("a", [1] * 12))
     engine.add(make_request("b", [2] * 8))
     assert advance(engine)[0] == {0: 12}
     engine.abort("a")
     assert advance(engine)[0] == {1: 8}
-
-
-def test_preemption_takes_the_last_and_it_resumes_with_the_same_tokens(make_request: Make) -> None:
-    """The younger sequence gives way, re-runs prompt and outputs later, and says so."""
-    engine = scheduler(num_blocks=6, block_size=1)
-    engine.add(make_request("a", [1, 2], max_tokens=4))
-    engine.add(make_request("b", [3, 4], max_tokens=4))
-    assert advance(engine)[0] == {0: 2, 1: 2}
-    assert advance(engine, {0: 5, 1: 6})[0] == {0: 1, 1: 1}
-    planned, _ = advance(engine)
-    assert planned == {0: 1}
-    assert (engine.num_running, engine.num_waiting) == (1, 1)
-    assert engine.stats().num_preemptions == 1
-    _, outputs = advance(engine)
-    assert outputs[0].finish_reason is FinishReason.LENGTH
-    step = engine.schedule(0.0)
-    assert step is not None
-    resumed = step.sequences[0]
-    assert resumed.start + len(resumed.token_ids) == 4
-    assert list(resumed.token_ids)[-1] == 6
-    outputs = engine.update(step, drawn({1: 1}), 0.0)
-    assert outputs[0].num_preemptions == 1
 
 
 def test_a_preempted_sequence_is_ahead_of_later_arrivals(make_request: Make) -> None:
@@ -115,17 +58,6 @@ def test_lower_priority_values_go_first(make_request: Make) -> None:
         engine.add(make_request(name, [1], priority=priority, max_tokens=1))
     order = [advance(engine)[1][0].request_id for _ in range(4)]
     assert order == ["d", "b", "c", "a"]
-
-
-def test_the_lowest_rank_is_the_victim_even_if_it_came_first(make_request: Make) -> None:
-    """When blocks run out the running sequence with the largest priority value gives way."""
-    engine = scheduler(num_blocks=2, block_size=2)
-    engine.add(make_request("a", [1], priority=9, max_tokens=3))
-    advance(engine)
-    engine.add(make_request("b", [2], max_tokens=3))
-    advance(engine)
-    assert advance(engine)[0] == {1: 1}
-    assert engine.num_waiting == 1
 
 
 def test_prefix_hits_skip_work_and_are_counted_once(make_request: Make) -> None:
@@ -153,14 +85,6 @@ def test_outputs_become_part_of_the_prefix_cache(make_request: Make) -> None:
     assert advance(engine)[0] == {1: 2}
 
 
-def test_salts_do_not_share(make_request: Make) -> None:
-    """The same prompt under another cache salt is run in full."""
-    engine = scheduler()
-    for index, salt in enumerate((None, "x", "y", "x")):
-        engine.add(make_request(str(index), [1] * 9, cache_salt=salt, max_tokens=1))
-        assert advance(engine)[0] == {index: 1 if index == 3 else 9}
-
-
 def test_nothing_can_end_a_sequence_before_its_minimum(make_request: Make) -> None:
     """Until `min_tokens` outputs are there, the end and the stop tokens cannot be drawn."""
     engine = scheduler()
@@ -175,34 +99,6 @@ def test_nothing_can_end_a_sequence_before_its_minimum(make_request: Make) -> No
         engine.update(step, drawn({planned.seq_id: token}), 0.0)
     assert banned == [{0, 5}, {0, 5}, set()]
     assert not engine.has_unfinished
-
-
-@pytest.mark.parametrize(
-    ("params", "drawn", "expected"),
-    [
-        ({"max_tokens": 3}, [1, 1, 1], (FinishReason.LENGTH, None)),
-        ({"max_tokens": 9}, [1, 0], (FinishReason.STOP, 0)),
-        ({"max_tokens": 9, "stop_token_ids": (5,)}, [1, 5], (FinishReason.STOP, 5)),
-        ({"max_tokens": 3, "ignore_eos": True}, [0, 0, 0], (FinishReason.LENGTH, None)),
-        ({"max_tokens": 9, "min_tokens": 3}, [0, 0, 0], (FinishReason.STOP, 0)),
-        ({"max_tokens": 1}, [0], (FinishReason.STOP, 0)),
-    ],
-)
-def test_stop_rules(
-    make_request: Make,
-    params: dict[str, object],
-    drawn: list[int],
-    expected: tuple[FinishReason, int | None],
-) -> None:
-    """Stop tokens end a sequence from `min_tokens` on, and win over the length limit."""
-    engine = scheduler()
-    engine.add(make_request("a", [1, 2], **params))
-    for token in drawn[:-1]:
-        assert advance(engine, {0: token})[1][0].finish_reason is None
-    output = advance(engine, {0: drawn[-1]})[1][0]
-    assert (output.finish_reason, output.stop_token_id) == expected
-    assert not engine.has_unfinished
-    assert engine.blocks.usage == 0.0
 
 
 def test_a_sequence_ends_where_the_pool_or_the_model_does(make_request: Make) -> None:
@@ -234,36 +130,6 @@ def test_an_id_in_use_is_refused_without_harm_to_its_owner(make_request: Make) -
     assert second.finish_reason is FinishReason.ERROR
     assert advance(engine)[1][0].finish_reason is FinishReason.LENGTH
     assert not engine.add(make_request("a", [2]))
-
-
-def test_abort_frees_blocks_in_every_state(make_request: Make) -> None:
-    """Waiting, half-prefilled, decoding, preempted and unknown requests can all be aborted."""
-    engine = scheduler(num_blocks=8, block_size=1, max_num_batched_tokens=3, max_num_seqs=2)
-    for name, prompt in (("decoding", [1]), ("prefill", [2] * 6), ("waiting", [3])):
-        engine.add(make_request(name, prompt, max_tokens=2))
-    advance(engine)
-    for name in ("waiting", "prefill", "decoding"):
-        output = engine.abort(name)
-        assert output is not None
-        assert output.finish_reason is FinishReason.ABORT
-        engine.check_integrity()
-    assert engine.abort("decoding") is None
-    assert engine.abort("never seen") is None
-    assert not engine.has_unfinished
-    assert engine.blocks.num_free == 8
-
-
-def test_abort_of_a_preempted_sequence(make_request: Make) -> None:
-    """A preempted sequence leaves the line, and the one that runs is not disturbed."""
-    engine = scheduler(num_blocks=5, block_size=1)
-    engine.add(make_request("a", [1], max_tokens=4))
-    engine.add(make_request("b", [2], max_tokens=4))
-    planned = [advance(engine)[0] for _ in range(3)]
-    assert planned == [{0: 1, 1: 1}, {0: 1, 1: 1}, {0: 1}]
-    assert engine.abort("b") is not None
-    assert engine.num_waiting == 0
-    assert advance(engine)[1][0].finish_reason is FinishReason.LENGTH
-    assert engine.blocks.num_free == 5
 
 
 @pytest.mark.parametrize(
@@ -309,15 +175,6 @@ def test_without_chunks_a_prompt_runs_whole_or_not_at_all(make_request: Make) ->
     engine.add(make_request("b", [2] * 6))
     assert advance(engine)[0] == {0: 5}
     assert advance(engine)[0] == {0: 1, 1: 6}
-
-
-def test_a_pattern_that_repeats_ends_the_answer(make_request: Make) -> None:
-    """The tail 4 5 4 5 is one pattern twice; before `min_tokens` it may stand."""
-    engine = scheduler()
-    detection = RepetitionDetection(max_pattern_size=3, min_pattern_size=2, min_count=2)
-    engine.add(make_request("a", [1], max_tokens=9, min_tokens=6, repetition_detection=detection))
-    endings = [advance(engine, {0: token})[1][0].finish_reason for token in (4, 5, 4, 5, 4, 5)]
-    assert endings == [None] * 5 + [FinishReason.REPETITION]
 
 
 def test_a_failed_draw_ends_the_answer_and_forgets_its_blocks(make_request: Make) -> None:

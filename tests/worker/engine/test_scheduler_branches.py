@@ -8,7 +8,7 @@ import pytest
 from step_driver import advance, drawn, plan, scheduler
 
 from worker.engine.messages import AddRequest
-from worker.types import FinishReason, ModelOutput
+from worker.types import FinishReason
 
 Make = Callable[..., AddRequest]
 
@@ -101,86 +101,3 @@ def test_an_answer_can_be_given_up_before_the_prompt_has_run(
     outputs = engine.update(step, drawn({0: (1, 2)}), 0.0)
     assert [o.request_id for o in outputs] == list(left)
     assert engine.num_running == 2
-
-
-@pytest.mark.parametrize("gone", ["a", "a1", "a2"])
-def test_an_answer_can_be_given_up_while_its_first_token_is_drawn(
-    make_request: Make, gone: str
-) -> None:
-    """Each of the others gets the token that was drawn for it; nothing runs ahead meanwhile."""
-    engine = scheduler()
-    engine.add(make_request("a", range(1, 7), branches=["a1", "a2"]))
-    step = engine.schedule(0.0)
-    assert step is not None
-    assert engine.abort(gone) is not None
-    assert engine.schedule(0.0) is None
-    outputs = engine.update(step, drawn({0: (1, 2, 3)}), 0.0)
-    engine.check_integrity()
-    tokens = {"a": [1], "a1": [2], "a2": [3]}
-    del tokens[gone]
-    assert {o.request_id: o.token_ids for o in outputs} == tokens
-
-
-def test_all_answers_given_up_leave_nothing(make_request: Make) -> None:
-    """Before the fork and after it."""
-    engine = scheduler()
-    for run in (False, True):
-        engine.add(make_request("a", range(1, 7), branches=["a1", "a2"]))
-        if run:
-            advance(engine)
-        assert all(engine.abort(name) is not None for name in ("a1", "a", "a2"))
-        engine.check_integrity()
-        assert not engine.has_unfinished
-        assert engine.blocks.num_free == 64
-
-
-def test_one_that_ends_with_its_first_token_leaves_the_others_their_blocks(
-    make_request: Make,
-) -> None:
-    """Even when it is the one that ran the prompt."""
-    engine = scheduler()
-    engine.add(make_request("a", range(1, 7), branches=["a1", "a2"]))
-    _, outputs = advance(engine, {0: (0, 2, 3)})
-    assert [o.finish_reason for o in outputs] == [FinishReason.STOP, None, None]
-    assert advance(engine)[0] == {1: 1, 2: 1}
-
-
-def test_preempted_while_the_first_tokens_are_drawn(make_request: Make) -> None:
-    """Every answer gets its token, waits, and comes back as a sequence of its own."""
-    engine = scheduler(num_blocks=4, block_size=2, max_num_batched_tokens=8)
-    engine.add(make_request("first", [9], max_tokens=6, ignore_eos=True))
-    advance(engine)
-    engine.add(make_request("a", [1, 2, 3, 4, 5], max_tokens=2, branches=["a1"]))
-    step = engine.schedule(0.0)
-    assert step is not None
-    assert plan(step) == {0: 1, 1: 5}
-    ahead = engine.schedule(0.0)
-    assert plan(ahead) == {0: 1}
-    assert (engine.num_running, engine.num_waiting) == (1, 2)
-    outputs = engine.update(step, drawn({0: 1, 1: (6, 7)}), 0.0)
-    assert {o.request_id: o.token_ids for o in outputs} == {"first": [1], "a": [6], "a1": [7]}
-    engine.check_integrity()
-    assert ahead is not None
-    engine.update(ahead, drawn({0: 1}), 0.0)
-    answered = {}
-    for _ in range(20):
-        if not engine.has_unfinished:
-            break
-        for output in advance(engine)[1]:
-            answered[output.request_id] = output.finish_reason
-    assert answered["a"] is answered["a1"] is FinishReason.LENGTH
-
-
-def test_a_prompt_that_fails_fails_for_every_answer(make_request: Make) -> None:
-    """Each client is told."""
-    engine = scheduler()
-    engine.add(make_request("a", [1, 2], branches=["a1"]))
-    step = engine.schedule(0.0)
-    assert step is not None
-    outputs = engine.update(step, ModelOutput({}, failed={0: "not a number"}), 0.0)
-    assert [(o.request_id, o.error) for o in outputs] == [
-        ("a", "not a number"),
-        ("a1", "not a number"),
-    ]
-    assert engine.stats().num_corrupted_requests == 2
-    assert not engine.has_unfinished

@@ -15,9 +15,9 @@ from step_driver import advance, plan, scheduler
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SimConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest
-from worker.engine.policies import VICTIM_POLICIES, Candidate
+from worker.engine.policies import VICTIM_POLICIES, VictimCandidate
 from worker.engine.scheduler import Scheduler
-from worker.executor.sim_runner import build_executor
+from worker.executor.sim.runner import build_sim_executor
 from worker.tokenizer.sim import WORDS, SimTokenizer
 from worker.types import FinishReason, SamplingParams
 
@@ -45,7 +45,7 @@ def run_to_completion(
 def test_eviction_picks_the_largest_sequence() -> None:
     """Of sequences with 1, 3 and 2 blocks the one with 3 is chosen."""
     sizes = {1: 1, 2: 3, 3: 2}
-    candidates = [Candidate(i, 0, 4, 0, 4, 0, blocks) for i, blocks in sizes.items()]
+    candidates = [VictimCandidate(i, 0, 4, 0, 4, 0, blocks) for i, blocks in sizes.items()]
     assert min(candidates, key=VICTIM_POLICIES["largest"]).seq_id == 2
 
 
@@ -161,7 +161,7 @@ def test_run_prompt_produces_text() -> None:
     """From text to text: the answer is as many words as tokens were asked for."""
     tokenizer = SimTokenizer()
     config = EngineConfig("sim", None, sim=SimConfig(time_scale=0.0))
-    executor, num_blocks = build_executor(config)
+    executor, num_blocks = build_sim_executor(config)
     params = SamplingParams(max_tokens=8)
     prompt = tokenizer.encode("hello, engine", add_special_tokens=False)
     request = AddRequest("1", prompt, params, 0.0)

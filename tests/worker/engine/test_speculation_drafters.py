@@ -152,17 +152,6 @@ def test_several_answers_draft_each_for_itself(make_request: Make) -> None:
     assert [list(context.token_ids[3:]) for context in drafter.ended] == [[0], [4, 5, 6, 9], [4, 9]]
 
 
-def test_nothing_shows_to_another_group(make_request: Make) -> None:
-    """Drafters are told tenant and cache salt."""
-    drafter = Says(5)
-    engine = scheduler(speculation=by(drafter))
-    request = make_request("a", [1, 2, 3], max_tokens=1, cache_salt="s")
-    engine.add(request)
-    advance(engine)
-    (context,) = drafter.ended
-    assert (context.group, context.num_prompt) == (("", "s"), 3)
-
-
 def test_a_drafter_that_raises_is_done_with_for_that_sequence(
     make_request: Make, caplog: pytest.LogCaptureFixture
 ) -> None:

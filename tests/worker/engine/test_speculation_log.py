@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from worker.engine.messages import EngineStats
-from worker.engine.speculation_log import SpeculationLog
+from worker.engine.process import SpeculationLog
 
 
 def stats(num_drafts: int, drafted: int, *by_position: int) -> EngineStats:

@@ -94,11 +94,6 @@ def test_a_kernel_without_sums_says_nothing(tmp_path: Path, schedstat: str | Non
     assert read_threads(str(tmp_path)) is None
 
 
-def test_of_a_process_that_is_gone_nothing_is_known(tmp_path: Path) -> None:
-    """Its directory is not there any more."""
-    assert read_threads(str(tmp_path / "task")) is None
-
-
 @pytest.mark.skipif(not counts_waits(), reason="the kernel keeps no sums of waits")
 def test_an_endless_loop_that_shares_a_core_is_starved() -> None:
     """Four loops on a core: each runs for a quarter of the time at most."""

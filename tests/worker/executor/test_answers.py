@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+import reference_ops as reference
 import torch
 
 from worker.executor.answers import answer
-from worker.ops import reference
 from worker.ops.sample import ALL_MASKED, NOT_NUMBERS
 from worker.types import ModelOutput, SampleSpec, SamplingParams, ScheduledSequence
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.executor.available_memory import available_bytes, read_file
+from worker.executor.kv_cache import available_bytes, read_file
 
 MIB = 1 << 20
 # A machine of 24 GiB whose page cache holds most of it.

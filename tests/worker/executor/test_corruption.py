@@ -131,15 +131,6 @@ def test_a_draft_the_model_cannot_take_spoils_nothing(bench: Bench, tiny_checkpo
         [draw] = output.sampled[2]
 
 
-def test_a_corrupted_sequence_fails_with_drafts_as_without(bench: Bench) -> None:
-    """With the same reason, and alone."""
-    bench.run(*prompts(TABLES))
-    bench.cache[1, 2, 0, 1, 2] = torch.nan
-    output = bench.run(drafted([5, 6]), *decodes({1: [0, 1]}))
-    assert output.failed == {2: NOT_NUMBERS}
-    assert output.sampled.keys() == {1}
-
-
 def test_blocks_reserved_but_not_reached_are_not_read(bench: Bench, tiny_checkpoint: Path) -> None:
     """A table may be longer than its sequence, and block 0 may be anybody's."""
     healthy = Bench(tiny_checkpoint)

@@ -10,7 +10,6 @@ from worker.config import EngineConfig, SchedulerConfig
 from worker.errors import ConfigError
 from worker.executor.kv_cache import (
     SuspectBlocks,
-    allocate,
     choose_num_blocks,
     copy_blocks,
     gpu_room_bytes,
@@ -140,14 +139,6 @@ def test_a_length_beyond_the_models_context_is_refused() -> None:
     """No cache makes a model attend further than it can."""
     with pytest.raises(ConfigError, match="context of 4096 tokens"):
         blocks(replace(CONFIG, scheduler=SchedulerConfig(max_model_len=4097)))
-
-
-def test_the_cache_starts_at_zero() -> None:
-    """Fresh memory is finite, so that masked keys add nothing."""
-    cache = allocate(5, 16, MODEL, torch.bfloat16, CPU)
-    assert cache.shape == (3, 5, 2, 2, 16, 16)
-    assert cache.dtype is torch.bfloat16
-    assert int(cache.count_nonzero()) == 0
 
 
 def test_copies_read_every_source_before_they_write() -> None:

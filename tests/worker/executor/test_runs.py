@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from worker.executor.answers import answer, unsound
+from worker.executor.answers import answer
 from worker.ops.rejection import METHODS, verify
 from worker.ops.sample import ALL_MASKED, NOT_NUMBERS, sample, scores
 from worker.types import Draw, ModelOutput, SampleSpec, SamplingParams, ScheduledSequence
@@ -246,20 +246,6 @@ def test_proposals_of_other_drafts_are_refused() -> None:
     """A q for each draft, or it is a mistake."""
     with pytest.raises(ValueError, match="1 proposals"):
         run(logits(3), drafted(1, [1, 2]), proposals={1: torch.full((1, VOCAB), 1 / VOCAB)})
-
-
-def test_sequences_whose_drafts_left_bad_keys_are_named() -> None:
-    """Also when they go on: rows behind the run may have written what nobody may read."""
-    hidden = logits(8)
-    sequences = (drafted(1, [1, 2]), drafted(2, []), drafted(3, [1]), drafted(4, [5]))
-    batch: Any = Rows(sequences)
-    assert unsound(batch, hidden) == []
-    hidden[2, 3] = torch.inf
-    hidden[3, 3] = torch.nan  # fails by itself: it has no drafts
-    hidden[6, 0] = torch.nan
-    assert [sequence.seq_id for sequence in unsound(batch, hidden)] == [1, 4]
-    plain: Any = Rows(sequences[1:2])
-    assert unsound(plain, hidden[3:4]) == []
 
 
 def test_verification_uses_the_sums_it_is_given() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.config import SimConfig
-from worker.executor.sim_runner import SimExecutor, SimLimits
+from worker.executor.sim.runner import SimExecutor, SimLimits
 from worker.tokenizer import sim as sim_tokens
 from worker.types import ModelOutput, SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 

@@ -14,7 +14,7 @@ from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest
 from worker.engine.scheduler import Scheduler
 from worker.errors import ConfigError
-from worker.executor.sim_runner import RealTime, SimExecutor, SimLimits, build_executor
+from worker.executor.sim.runner import RealTime, SimExecutor, SimLimits, build_sim_executor
 from worker.types import ModelOutput, SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 
 CONFIG = SimConfig(
@@ -96,24 +96,6 @@ def test_tokens_do_not_depend_on_chunking_or_company() -> None:
     )
     assert whole.sampled[1] == part.sampled[7]
     assert part.sampled[7] != part.sampled[8]
-
-
-def test_greedy_requests_ignore_their_seed() -> None:
-    """Temperature 0 is one answer, whatever the seed; another simulator seed is another answer."""
-    step = SchedulerOutput(1, tuple(sequence(i, [6], 2, seed=i, temperature=0.0) for i in range(8)))
-    answers = [set(drawn(executor(SimConfig(seed=seed)).execute(step))) for seed in (0, 1)]
-    assert [len(answer) for answer in answers] == [1, 1]
-    assert answers[0] != answers[1]
-
-
-def test_answers_end_by_themselves_after_the_mean_length() -> None:
-    """The end token comes with probability 1 / mean_output_tokens, and only when one is known."""
-    step = SchedulerOutput(1, tuple(sequence(i, [i], i % 97, seed=i) for i in range(10_000)))
-    for end_token_id, least, most in ((7, 400, 600), (None, 0, 0)):
-        config = SimConfig(end_token_id=end_token_id, mean_output_tokens=20.0)
-        draws = drawn(executor(config).execute(step))
-        assert least <= draws.count(7) <= most
-        assert all(draw >= config.first_word_id for draw in draws if draw != 7)
 
 
 def test_several_samples_and_log_probabilities_are_answered() -> None:
@@ -250,8 +232,8 @@ def test_crashes_come_when_they_are_due(settings: dict[str, object], steps: int)
 def test_an_engines_simulator_is_sized_by_its_configuration() -> None:
     """Blocks from the override or the default; the load factor from its slots."""
     config = EngineConfig("sim", None, num_blocks_override=7)
-    assert build_executor(config)[1] == 7
-    assert build_executor(replace(config, num_blocks_override=None))[1] == 4096
+    assert build_sim_executor(config)[1] == 7
+    assert build_sim_executor(replace(config, num_blocks_override=None))[1] == 4096
 
 
 def test_real_time_steps_last_as_long_as_the_model_says() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from worker.executor.weight_offload import OffloadedWeights
+from worker.executor.model_runner import OffloadedWeights
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
 

@@ -18,8 +18,7 @@ from worker.executor.kv_cache import allocate
 from worker.models.checkpoints import GgufCheckpoint
 from worker.models.config import from_gguf, from_hf
 from worker.models.gguf import GgufFile
-from worker.models.loader import load_model
-from worker.models.rope import inverse_frequencies
+from worker.models.loader import inverse_frequencies, load_model
 from worker.types import ScheduledSequence
 
 CPU = torch.device("cpu")

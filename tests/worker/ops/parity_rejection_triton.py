@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from worker.ops import rejection, rejection_torch, rejection_triton
-from worker.ops.drafted import Acceptance, DraftBatch
+from worker.ops.drafted import AcceptedPrefixes, DraftBatch
 from worker.ops.rejection import METHODS
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -118,11 +118,11 @@ def test_equal_distributions_fall_back_to_the_target() -> None:
     scores[..., 1400:] = -torch.inf
     proposals = torch.full((1, 1, 1500), 1 / 1400 * (1 + 1e-6))
     batch = DraftBatch(torch.tensor([[3]]), scores, proposals, torch.tensor([1]))
-    rejected = Acceptance(torch.tensor([0]), torch.zeros(1, dtype=torch.float64))
+    rejected = AcceptedPrefixes(torch.tensor([0]), torch.zeros(1, dtype=torch.float64))
     noise = torch.zeros(1, 1500)
     noise[0, 1200], noise[0, 1450] = 1.0, 9.0
     assert rejection_torch.last_tokens(batch, rejected, noise).tolist() == [1200]
-    there = Acceptance(torch.tensor([0], device=DEVICE), rejected.log_weights.to(DEVICE))
+    there = AcceptedPrefixes(torch.tensor([0], device=DEVICE), rejected.log_weights.to(DEVICE))
     found = rejection_triton.last_tokens(on_device(batch), there, noise.to(DEVICE))
     assert found.tolist() == [1200]
 
@@ -136,7 +136,7 @@ def test_a_step_without_drafts_has_a_bonus_token_alone() -> None:
         torch.zeros(2, 0, 1100),
         torch.zeros(2, dtype=torch.int64),
     )
-    nothing = Acceptance(
+    nothing = AcceptedPrefixes(
         torch.zeros(2, dtype=torch.int64, device=DEVICE),
         torch.zeros(2, dtype=torch.float64, device=DEVICE),
     )

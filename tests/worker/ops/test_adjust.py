@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
+import reference_ops as reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.ops import reference
-from worker.ops.adjust import adjust, adjusts
+from worker.ops.sample import adjust, adjusts
 from worker.types import SampleSpec, SamplingParams
 
 VOCAB = 12
@@ -66,17 +66,6 @@ def test_any_mixture_agrees_with_its_twin(wanted: SampleSpec, seed: int) -> None
         assert torch.equal(result, logits)
 
 
-def test_only_allowed_ids_keep_their_logits() -> None:
-    """Everything else is impossible."""
-    assert adjusted([1, 2, 3, 4], spec(allowed_token_ids=(3, 1))) == [NONE, 2, NONE, 4]
-
-
-def test_banned_ids_are_impossible_even_when_biased() -> None:
-    """A bias does not bring back what is masked."""
-    wanted = spec(banned=(0,), logit_bias=((0, 100.0), (1, -3.0)))
-    assert adjusted([1, 2, 3], wanted) == [NONE, -1, 3]
-
-
 @pytest.mark.parametrize(
     ("output", "banned"),
     [([], []), ([7], [5]), ([7, 5], [6]), ([5, 7, 5], [6]), ([7, 7], [5]), ([5, 7], [5])],
@@ -88,31 +77,7 @@ def test_a_bad_word_is_cut_at_its_last_token(output: list[int], banned: list[int
     assert [token for token, value in enumerate(result) if value == NONE] == banned
 
 
-def test_a_bad_word_of_one_token_is_always_out() -> None:
-    """There is nothing it could wait for."""
-    assert adjusted([1, 1, 1], spec(bad_words=((2,),))) == [1, 1, NONE]
-
-
 def test_bad_words_do_not_begin_in_the_prompt() -> None:
     """As in vLLM, what the client wrote himself does not count."""
     assert adjusted([1, 1, 1], spec([0], [], bad_words=((0, 1),))) == [1, 1, 1]
     assert adjusted([1, 1, 1], spec([0], [0], bad_words=((0, 1),))) == [1, NONE, 1]
-
-
-def test_repetition_shrinks_the_odds_of_prompt_and_output() -> None:
-    """Positive logits are divided and others multiplied, once however often the token stood."""
-    wanted = spec([0, 1, 1], [2, 2], repetition_penalty=2.0)
-    assert adjusted([4, -4, 3, 5], wanted) == [2, -8, 1.5, 5]
-
-
-def test_frequency_counts_and_presence_does_not() -> None:
-    """Both look at the output alone."""
-    output = [1, 1, 2]
-    assert adjusted([5, 5, 5], spec([0], output, frequency_penalty=0.5)) == [5, 4, 4.5]
-    assert adjusted([5, 5, 5], spec([0], output, presence_penalty=0.5)) == [5, 4.5, 4.5]
-
-
-def test_penalties_come_after_bias() -> None:
-    """A biased logit is what repetition divides."""
-    wanted = spec([0], [], repetition_penalty=2.0, logit_bias=((0, 3.0),))
-    assert adjusted([1, 1], wanted) == [2, 1]

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 import pytest
+import reference_ops as reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.ops import reference
 from worker.ops.logprobs import LogprobQuery, token_logprobs
 from worker.types import TokenLogprobs
 
@@ -61,18 +61,6 @@ def test_an_impossible_token_has_no_probability() -> None:
     assert result.logprobs[0] == -torch.inf
     assert result.logprobs[1] == pytest.approx(-0.693147)
     assert result.rank == 3
-
-
-def test_a_rows_answer_does_not_depend_on_its_company(
-    draw_logits: Callable[..., torch.Tensor],
-) -> None:
-    """To the bit: alone, in a batch, and beside rows that ask for more."""
-    logits = draw_logits(9, 5003)
-    queries = [LogprobQuery(row, row * 11, (0, 3, 20)[row % 3], (5,)) for row in (0, 2, 3, 7, 8, 7)]
-    together = token_logprobs(logits, queries)
-    alone = [ask(logits[q.row], q.token_id, q.num_top, q.fixed_ids) for q in queries]
-    assert together == alone
-    assert token_logprobs(logits, []) == []
 
 
 def test_several_may_ask_for_one_row(draw_logits: Callable[..., torch.Tensor]) -> None:

@@ -5,15 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import reference_ops as reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from measured_sums import assert_alike
 
 from worker.executor.input_batch import CacheLayout, InputBatch
-from worker.ops import reference
-from worker.ops.kv_write import write_kv
-from worker.ops.paged_attention import MIN_ROWS, padded_context, paged_attention
+from worker.ops.paged_attention import MIN_ROWS, padded_context, paged_attention, write_kv
 from worker.types import ScheduledSequence
 
 BLOCK_SIZE = 8

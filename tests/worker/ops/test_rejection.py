@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from random import Random
+from collections.abc import Callable
 
 import pytest
+import reference_ops as reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.ops import reference
-from worker.ops.drafted import Acceptance, DraftBatch
+from worker.ops.drafted import AcceptedPrefixes, DraftBatch
 from worker.ops.rejection import (
     BLOCK,
     METHODS,
-    STANDARD,
-    Verdict,
+    DraftVerdict,
     accept,
     certain,
     last_tokens,
@@ -34,9 +32,7 @@ from worker.types import Draw, SampleSpec, SamplingParams
 ChiSquare = Callable[[list[int], list[float]], float]
 
 # A toy Markov model of three tokens: row t is what follows t. One transition is impossible.
-TARGET = torch.tensor([[0.5, 0.3, 0.2], [0.05, 0.25, 0.7], [0.6, 0.4, 0.0]])
 # A draft of it that is wrong everywhere, in one place where the target is certain not to go.
-DRAFT = torch.tensor([[0.2, 0.5, 0.3], [0.3, 0.3, 0.4], [0.1, 0.6, 0.3]])
 
 
 def distribution(generator: torch.Generator, size: int, zeros: int = 0) -> torch.Tensor:
@@ -44,12 +40,6 @@ def distribution(generator: torch.Generator, size: int, zeros: int = 0) -> torch
     weights = torch.rand(size, generator=generator, dtype=torch.float64)
     weights[torch.randperm(size, generator=generator)[:zeros]] = 0
     return weights / weights.sum()
-
-
-def draw_from(probabilities: torch.Tensor, seed: int, position: int, offset: int = 0) -> int:
-    """A drafter's token, by a generator of its own for each place in each run."""
-    weights = probabilities.tolist()
-    return Random(f"{seed} {position} {offset}").choices(range(len(weights)), weights)[0]
 
 
 def batch_of(
@@ -188,7 +178,7 @@ def test_equal_distributions_leave_the_target_as_residual() -> None:
     target = torch.tensor([[0.0, 0.0, -torch.inf]] * 2)
     proposals = torch.tensor([[[0.5, 0.5, 0.0]]])
     batch = DraftBatch(torch.tensor([[1]]), target[None], proposals, torch.tensor([1]))
-    rejected = Acceptance(torch.tensor([0]), torch.zeros(1, dtype=torch.float64))
+    rejected = AcceptedPrefixes(torch.tensor([0]), torch.zeros(1, dtype=torch.float64))
     assert float(residuals(target[:1], proposals[0], -torch.tensor([2.0]).log()).sum()) < 1e-7
     for token in (0, 1):
         noise = torch.tensor([[-3.0, -3.0, 9.0]])
@@ -224,62 +214,6 @@ def test_coupled_runs_end_before_a_row_without_a_token() -> None:
     assert verify_coupled([1, 1], lambda _: nothing) == ([], nothing)
 
 
-def rows(start: int, drafts: Sequence[int], table: torch.Tensor) -> torch.Tensor:
-    """What `table` says at each position from the one after `start`, given the drafts."""
-    return torch.stack([table[token] for token in (start, *drafts)])
-
-
-def speculate(start: int, num_tokens: int, num_drafts: int, seed: int, method: str) -> list[int]:
-    """Tokens after `start`, `num_drafts` drafted at a time."""
-    tokens = [start]
-    while len(tokens) <= num_tokens:
-        drafts: list[int] = []
-        while len(drafts) < num_drafts:
-            drafts.append(draw_from(DRAFT[[*tokens, *drafts][-1]], seed, len(tokens), len(drafts)))
-        targets = rows(tokens[-1], drafts, TARGET).log()
-        proposals = rows(tokens[-1], drafts, DRAFT)[:-1]
-        verdict = verify(drafts, targets, proposals, seed, len(tokens), method)
-        assert 0 <= verdict.num_accepted <= num_drafts
-        tokens += verdict.token_ids
-    return tokens[1 : num_tokens + 1]
-
-
-@pytest.mark.parametrize(("num_drafts", "method"), [(1, STANDARD), (3, STANDARD), (3, BLOCK)])
-def test_joint_sequences_have_the_probabilities_of_enumeration(
-    excess_chi_square: ChiSquare, num_drafts: int, method: str
-) -> None:
-    """All 81 continuations of four tokens, over runs that are accepted, cut and begun anew: a
-    chi-square test and the total variation against the product of the transitions.
-    """
-    draws = 1500
-    counts = dict.fromkeys(itertools.product(range(3), repeat=4), 0)
-    for seed in range(draws):
-        counts[tuple(speculate(0, 4, num_drafts, seed, method))] += 1
-    exact = [
-        math.prod(float(TARGET[a, b]) for a, b in itertools.pairwise((0, *sequence)))
-        for sequence in counts
-    ]
-    assert excess_chi_square(list(counts.values()), exact) < 5
-    pairs = zip(counts.values(), exact, strict=True)
-    variation = sum(abs(count / draws - p) for count, p in pairs) / 2
-    assert variation < 4.5 / draws**0.5  # its mean is about 3 / √draws for 81 cells
-
-
-def test_excluded_tokens_are_never_emitted() -> None:
-    """Whatever was drafted: only what truncation left can stand in the output."""
-    generator = torch.Generator().manual_seed(4)
-    params = SamplingParams(max_tokens=1, temperature=0.9, top_k=5, top_p=0.8, seed=3)
-    logits = torch.randn(4, 100, generator=generator) * 2
-    targets = torch.stack([scores(row, SampleSpec(params, 0)) for row in logits])
-    drafting = torch.rand(3, 100, generator=generator).softmax(-1)
-    for seed in range(200):
-        drafts = [draw_from(drafting[i], seed, i) for i in range(3)]
-        for proposals, method in itertools.product((drafting, None), METHODS):
-            verdict = verify(drafts, targets, proposals, seed, 0, method)
-            for index, token in enumerate(verdict.token_ids):
-                assert targets[index, token] > -math.inf
-
-
 def test_without_drafts_the_token_is_the_samplers_own() -> None:
     """A step that drafts nothing draws what plain sampling draws, and so does a bonus token."""
     generator = torch.Generator().manual_seed(5)
@@ -290,11 +224,11 @@ def test_without_drafts_the_token_is_the_samplers_own() -> None:
         [plain] = sample(logits, [spec])
         assert isinstance(plain, Draw)
         row = scores(logits[0], spec)
-        assert verify([], row[None], None, seed, 17) == Verdict((plain.token_id,))
+        assert verify([], row[None], None, seed, 17) == DraftVerdict((plain.token_id,))
         sure = torch.full((1, 500), -torch.inf)
         sure[0, 9] = 0.0
         bonus = verify([9], torch.cat((sure, row[None])), None, seed, 16)
-        assert bonus == Verdict((9, plain.token_id))
+        assert bonus == DraftVerdict((9, plain.token_id))
 
 
 @given(st.integers(0, 10_000), st.integers(0, 4), st.sampled_from(METHODS))

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from worker.ops.noise import Purpose, gumbel_noise
-from worker.ops.rejection import Verdict, verify, verify_coupled
+from worker.ops.rejection import DraftVerdict, verify, verify_coupled
 from worker.ops.sample import RowSampler, scores
 from worker.types import SampleSpec, SamplingParams
 
@@ -67,7 +67,7 @@ def propose(draft: TinyTransformer, tokens: Sequence[int], count: int) -> list[i
 
 def step(
     target: TinyTransformer, draft: TinyTransformer, tokens: Sequence[int], params: SamplingParams
-) -> tuple[int, Verdict]:
+) -> tuple[int, DraftVerdict]:
     """One step of at most K=5 drafts: how many were drafted, and the verdict, coupled if greedy."""
     drafts = propose(draft, tokens, 5)
     logits = torch.stack([target.forward([*tokens, *drafts[:i]]) for i in range(6)])
@@ -76,7 +76,7 @@ def step(
         sampler = RowSampler(logits)
         emitted, fault = verify_coupled(drafts, lambda i: sampler.choose(i, specs[i]))
         assert fault is None
-        return len(drafts), Verdict(tuple(emitted))
+        return len(drafts), DraftVerdict(tuple(emitted))
     rows = torch.stack([scores(row, spec) for row, spec in zip(logits, specs, strict=True)])
     return len(drafts), verify(drafts, rows, None, params.seed, len(tokens))
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 import pytest
+import reference_ops as reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.ops import reference
 from worker.ops.truncate import surviving, truncate, truncates
 from worker.types import SamplingParams
 
@@ -71,35 +71,6 @@ def test_ties_at_the_cut_are_all_kept() -> None:
     assert kept(scores, params(top_k=2)) == [1, 2, 3]
     assert kept(scores, params(top_p=0.3)) == [1, 2, 3]
     assert kept(torch.zeros(1000), params(top_k=1)) == list(range(1000))
-
-
-def test_shares_are_of_what_is_left() -> None:
-    """top-p counts shares of what min-p and top-k left."""
-    scores = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05]).log()
-    assert kept(scores, params(top_p=0.72)) == [0, 1, 2]
-    assert kept(scores, params(top_p=0.72, top_k=4)) == [0, 1]  # 0.7 of 0.95
-    assert kept(scores, params(top_p=0.72, min_p=0.3)) == [0, 1]  # 0.7 of 0.85
-
-
-def test_min_p_is_relative_to_the_likeliest() -> None:
-    """For 0.5, half as likely as the likeliest is enough; 1 keeps only the likeliest."""
-    scores = torch.tensor([0.4, 0.25, 0.19, 0.16]).log()
-    assert kept(scores, params(min_p=0.5)) == [0, 1]
-    assert kept(scores, params(min_p=1.0)) == [0]
-    assert kept(torch.tensor([1.0, 3.0, 3.0]), params(min_p=1.0)) == [1, 2]
-
-
-def test_the_largest_token_always_stays() -> None:
-    """However little top-p asks for."""
-    assert kept(torch.tensor([0.0, 1.0, 0.5]), params(top_p=1e-9)) == [1]
-
-
-def test_masked_tokens_do_not_survive() -> None:
-    """-inf is out whatever top-k says."""
-    scores = torch.full((1000,), -torch.inf)
-    scores[[5, 900]] = torch.tensor([1.0, 2.0])
-    for limits in (params(top_k=10), params(top_p=0.999), params(min_p=0.1), params(top_k=999)):
-        assert kept(scores, limits) == [5, 900]
 
 
 def test_truncated_scores_keep_their_values() -> None:

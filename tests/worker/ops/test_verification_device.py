@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from worker.ops import rejection_torch
-from worker.ops.drafted import Acceptance, DraftBatch
-from worker.ops.rejection import Sums
-from worker.ops.verification_device import choose_sums, working_sums
+from worker.ops.drafted import AcceptedPrefixes, DraftBatch
+from worker.ops.rejection import Sums, choose_sums, working_sums
 
 CPU = torch.device("cpu")
 
@@ -39,7 +38,7 @@ class Counted:
         self._ask("excess")
         return rejection_torch.excess(batch, normalizers, log_weights)
 
-    def last_tokens(self, batch: DraftBatch, acceptance: Acceptance, noise: Tensor) -> Tensor:
+    def last_tokens(self, batch: DraftBatch, acceptance: AcceptedPrefixes, noise: Tensor) -> Tensor:
         """The twin's."""
         self._ask("last_tokens")
         return rejection_torch.last_tokens(batch, acceptance, noise)

@@ -115,17 +115,3 @@ def test_the_first_space_is_stripped_for_every_split(
     got = run(detokenizer, split(raw, cuts))
     whole = raw.decode("utf-8", "replace").removeprefix(" ")
     assert (got, detokenizer.matched) == expected_cut(whole, list(stop))
-
-
-@given(st.binary(max_size=12))
-@settings(max_examples=50, deadline=None)
-def test_one_token_at_a_time_is_the_same_as_all_at_once(raw: bytes) -> None:
-    """Every single cut of a text gives the text."""
-    for cut in range(len(raw) + 1):
-        assert run(Detokenizer(one_byte), split(raw, [cut])) == raw.decode("utf-8", "replace")
-
-
-def test_a_skipped_token_is_not_the_beginning() -> None:
-    """A control token before the first word does not use the space up; only text does."""
-    detokenizer = Detokenizer(one_byte, skip_ids=frozenset({0}), strip_space=True)
-    assert detokenizer.feed(b"\0") + detokenizer.feed(b" a") + detokenizer.feed(b" b") == "a b"

@@ -215,13 +215,6 @@ def test_any_text_survives_the_round_trip(smollm: LibraryTokenizer, text: str) -
 
 
 @pytest.mark.model
-def test_encoding_loses_no_text(smollm: LibraryTokenizer) -> None:
-    """Text of the languages the model knows survives the round trip."""
-    text = "Schöne Grüße, 你好 — π ≈ 3.14159\n\tdef f(x):  return x  # 🙂"
-    assert decode(smollm.token_bytes, smollm.encode(text, add_special_tokens=False)) == text
-
-
-@pytest.mark.model
 def test_the_default_checkpoint_describes_itself(model_path: Path) -> None:
     """Context, end tokens (the turn's and the document's) and template come from the file."""
     found = read_checkpoint(model_path)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from worker.errors import ConfigError
-from worker.training.dataset import Batch, batches, choose_draft_vocab, collate, divide
+from worker.training.dataset import TrainingBatch, batches, choose_draft_vocab, collate, divide
 from worker.training.store import TrainingSample
 
 
@@ -88,5 +88,5 @@ def test_the_draft_vocabulary_is_what_is_said_most() -> None:
 def test_a_batch_on_its_device_is_not_copied() -> None:
     """Moving it where it is gives the same batch."""
     batch = collate([sample(6, 1)])
-    assert isinstance(batch, Batch)
+    assert isinstance(batch, TrainingBatch)
     assert batch.to(torch.device("cpu")) is batch

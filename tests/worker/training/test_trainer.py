@@ -13,7 +13,7 @@ from worker.errors import ModelError
 from worker.models.draft_head import HeadShape
 from worker.models.llama import LlamaModel
 from worker.training.dataset import batches, collate
-from worker.training.objective import DraftAcceptance, Objective, local_ids, measure
+from worker.training.objective import DraftAcceptance, HeadObjective, local_ids, measure
 from worker.training.store import TrainingSample
 from worker.training.trainer import Schedule, Trainer
 from worker.training.twin import HeadTwin, fit_linear, teacher_of
@@ -28,9 +28,9 @@ def new_twin(target: LlamaModel, vocab: Tensor = VOCAB, inner: int = 48) -> Head
     return HeadTwin(shape, teacher_of(target, vocab), torch.Generator().manual_seed(0))
 
 
-def objective(vocab: Tensor = VOCAB, passes: int = 3) -> Objective:
+def objective(vocab: Tensor = VOCAB, passes: int = 3) -> HeadObjective:
     """What it is trained for."""
-    return Objective(passes, local_ids(vocab, 61))
+    return HeadObjective(passes, local_ids(vocab, 61))
 
 
 def acceptance(

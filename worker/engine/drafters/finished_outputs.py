@@ -20,14 +20,65 @@ text is cut when all names of what is gone are forgotten and that is half of it.
 
 from __future__ import annotations
 
+import heapq
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 from worker.engine.drafters.suffix_paths import ANCHORS, MAX_PLACES
 from worker.engine.drafters.texts import END, spell
-from worker.engine.drafters.weights import Weights
 from worker.errors import IntegrityError
+
+Name = TypeVar("Name")
+
+
+class Heaviest(Generic[Name]):
+    """A weight for each name, and the name with the largest; both in O(log n), amortized.
+
+    Every change puts the new weight on a heap. What it makes wrong there is thrown away when it
+    comes to the top, or all at once when it is more than what is right.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[Name, tuple[int, int, Name]] = {}  # -weight, when it was changed, name
+        self._heap: list[tuple[int, int, Name]] = []
+        self._num_changes = 0
+
+    def __len__(self) -> int:
+        """Names that weigh anything."""
+        return len(self._entries)
+
+    def of(self, name: Name) -> int:
+        """The weight of a name; 0 if it has none."""
+        entry = self._entries.get(name)
+        return 0 if entry is None else -entry[0]
+
+    def add(self, name: Name, change: int) -> None:
+        """Change a weight; a name that weighs nothing is forgotten."""
+        weight = self.of(name) + change
+        if weight < 0:
+            raise IntegrityError(f"{name!r} weighs {weight}")
+        if weight == 0:
+            self._entries.pop(name, None)
+            return
+        self._num_changes += 1
+        entry = (-weight, self._num_changes, name)
+        self._entries[name] = entry
+        if len(self._heap) > 2 * len(self._entries):
+            self._heap = list(self._entries.values())
+            heapq.heapify(self._heap)
+        else:
+            heapq.heappush(self._heap, entry)
+
+    def heaviest(self) -> Name:
+        """The name that weighs most; of equals the one whose weight changed least lately. There is
+        one.
+        """
+        while self._entries.get(self._heap[0][2]) is not self._heap[0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][2]
+
 
 # Of a longer output only the end is kept: nobody's one answer should take the room of many.
 MAX_OUTPUT_TOKENS = 4096
@@ -194,8 +245,8 @@ class FinishedOutputs:
         self._max_outputs = max_outputs
         self._max_tokens = max_tokens
         self._groups: dict[Group, OutputText] = {}
-        self._tenants: Weights[str] = Weights()
-        self._groups_of: dict[str, Weights[Group]] = {}
+        self._tenants: Heaviest[str] = Heaviest()
+        self._groups_of: dict[str, Heaviest[Group]] = {}
         # Groups with something to index, or to sweep; in turn.
         self._to_index: dict[Group, None] = {}
         self._to_sweep: dict[Group, None] = {}
@@ -266,7 +317,7 @@ class FinishedOutputs:
         weight = num_tokens * self._max_outputs + num_outputs * self._max_tokens
         tenant = group[0]
         if tenant not in self._groups_of:
-            self._groups_of[tenant] = Weights()
+            self._groups_of[tenant] = Heaviest()
         self._tenants.add(tenant, weight)
         self._groups_of[tenant].add(group, weight)
         if not self._groups_of[tenant]:
@@ -283,7 +334,7 @@ class FinishedOutputs:
             raise IntegrityError("more is kept than may be")
         for group, outputs in kept.items():
             weight = sum(len(o) * self._max_outputs + self._max_tokens for o in outputs)
-            weights = self._groups_of.get(group[0], Weights())
+            weights = self._groups_of.get(group[0], Heaviest())
             if weights.of(group) != weight:
                 raise IntegrityError(f"{group!r} weighs {weight}")
             if not outputs and group not in self._to_sweep:

@@ -4,17 +4,13 @@ Theory of operation. The match is the longest n in [min, max] such that the last
 earlier in the sequence too (the two may overlap), and of all such places the earliest; the drafts
 are the tokens that follow there. These are vLLM's rules.
 
-`find_match_kmp` says it plainly: read backwards, the last n tokens are a prefix of the sequence,
-and the failure function of Knuth, Morris and Pratt knows at each place the longest prefix that
-ends there, all in one pass. `find_match` gives the same by the interpreter's own string search: the
-earliest place of the last n tokens is grown to the left as far as it matches; a longer match can
-only end further right, so that the search for n + 1 goes on where that for n stood. One pass again,
-but in C.
+`find_match` searches with the interpreter's own string search: the earliest place of
+the last n tokens is grown to the left as far as it matches; a longer match can only end further
+right, so that the search for n + 1 goes on where that for n stood: one pass, in C.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from worker.engine.drafters.interface import DraftContext
@@ -28,7 +24,7 @@ _MAX_COUNTED_TOKENS = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class NgramMatch:
     """Tokens [`start`, `start` + `length`) are the last `length` tokens of the sequence again."""
 
     start: int
@@ -40,48 +36,26 @@ class Match:
         return self.start + self.length
 
 
-def find_match_kmp(token_ids: Sequence[int], shortest: int, longest: int) -> Match | None:
-    """The match of between `shortest` and `longest` tokens; the slow twin of `find_match`."""
-    backwards = token_ids[::-1]
-    # failures[i]: the longest proper prefix of backwards[: i + 1] that is a suffix of it too.
-    failures = [0] * longest
-    best: Match | None = None
-    length = 0
-    for i in range(1, len(backwards)):
-        while length and backwards[length] != backwards[i]:
-            length = failures[length - 1]
-        if backwards[length] == backwards[i]:
-            length += 1
-        if i < longest:
-            failures[i] = length
-        # Further back is earlier in the sequence: of equals the later one found is taken.
-        if length >= shortest and (best is None or length >= best.length):
-            best = Match(len(token_ids) - 1 - i, length)
-        if length == longest:
-            length = failures[length - 1]
-    return best
-
-
-def find_match(text: str, shortest: int, longest: int) -> Match | None:
+def find_match(text: str, shortest: int, longest: int) -> NgramMatch | None:
     """The match of between `shortest` and `longest` tokens of a spelled sequence."""
     if len(text) <= shortest:
         return None
     end = len(text) - 1  # an earlier place ends before the last token
-    best: Match | None = None
+    best: NgramMatch | None = None
     length, start = shortest, 0
     while length <= longest:
         start = text.find(text[-length:], start, end)
         if start < 0:
             break
-        more = _measure(text, Match(start, length), longest)
+        more = _measure(text, NgramMatch(start, length), longest)
         length += more
         start -= more
-        best = Match(start, length)
+        best = NgramMatch(start, length)
         length += 1
     return best
 
 
-def _measure(text: str, match: Match, longest: int) -> int:
+def _measure(text: str, match: NgramMatch, longest: int) -> int:
     """By how many tokens the match goes on to the left, up to `longest` in all."""
     here, there = match.start - 1, len(text) - match.length - 1
     most = min(longest - match.length, match.start)
@@ -132,7 +106,7 @@ class NgramDrafter:
         """Nothing: only the sequence itself is looked in."""
 
 
-def _agreement(text: str, match: Match) -> float:
+def _agreement(text: str, match: NgramMatch) -> float:
     """The share of the recent places of the match, and itself, that go on as the match does."""
     since = max(0, len(text) - _MAX_COUNTED_TOKENS)
     ngram = text[-match.length :]

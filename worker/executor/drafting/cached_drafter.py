@@ -3,6 +3,11 @@
 A draft model has run most drafts itself when the target verifies them. As far as the next step runs
 the very tokens in the very slots, what it made of them is what it would make again, so it need not.
 (A head has run them on guessed states, and reads all but the first again.)
+
+A bound on the memory of what drafts are drawn from: a row of the vocabulary for each draft.
+
+It may shorten what is asked for, and so decides which drafts are judged. That must not depend on
+which tokens are drawn (docs/decisions/0017): it goes by the numbers of drafts and sequences alone.
 """
 
 from __future__ import annotations
@@ -18,13 +23,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.executor.attention_planning import CacheLayout, Ints
-from worker.executor.drafting.catch_up import CatchUp, Span, most_rows, plan_catch_up
 from worker.executor.drafting.draft_cache import DraftCache
 from worker.executor.drafting.interface import Drafted, DraftNetwork, DraftRequest
-from worker.executor.drafting.proposal_memory import bound_drawn
-from worker.executor.drafting.rounds import Line, Rounds
-from worker.executor.input_batch import InputBatch
+from worker.executor.drafting.rounds import (
+    CatchUp,
+    DraftedRun,
+    DraftRounds,
+    RowSpan,
+    most_rows,
+    plan_catch_up,
+)
+from worker.executor.input_batch import CacheLayout, InputBatch, Ints
 from worker.executor.kv_cache import SuspectBlocks
 from worker.models.llama import LlamaModel
 from worker.ops.draft import PROBABILISTIC
@@ -51,7 +60,11 @@ class _Proposal:
 
 
 class CachedDrafter:
-    """Implements `DeviceDrafter`: sole owner of the network and of what is kept for blocks.
+    """Guesses what comes next from what the target runs; sole owner of the network and of a cache
+    beside the target's, in the same blocks.
+
+    Called in the order of a step: `copy_blocks`, `proposals`, `record`, `propose`. Nothing it does
+    or fails to do changes what the target answers.
 
     `load` gives the network for a target, as it gave `network` for `target`. `blocks` is how many
     the caches have, the last for padding, and the tokens of one. `method` is how drafts are chosen
@@ -90,7 +103,7 @@ class CachedDrafter:
 
     @property
     def weights(self) -> object:
-        """The network."""
+        """What it has loaded, as `OffloadedWeights` takes it."""
         return self._network
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
@@ -107,8 +120,8 @@ class CachedDrafter:
         }
 
     def proposals(self, sequences: Sequence[ScheduledSequence]) -> dict[int, Tensor]:
-        """q of drafts that the last step made and this one verifies. Those of others are dropped:
-        they would be verified by coupling, which is as exact.
+        """By sequence id, q [k, V] float32 of drawn drafts that the last step made and this one
+        verifies. Others are dropped: they would be verified by coupling, which is as exact.
         """
         held, self._proposals = self._proposals, {}
         found: dict[int, Tensor] = {}
@@ -123,7 +136,9 @@ class CachedDrafter:
         return found
 
     def record(self, batch: InputBatch, states: Tensor) -> None:
-        """Keep tokens and states of the step's rows; what of them is ahead stays synced."""
+        """The target has run the rows of `batch`; states [T, hidden_size] are what its head reads,
+        before the final norm. What of them is ahead stays synced.
+        """
         _, cache = self._awake()
         cache.record(batch.token_slots, batch.tensors.token_ids, states)
         ahead, self._ahead = self._ahead, {}
@@ -151,7 +166,7 @@ class CachedDrafter:
         before it counts, since it may have come of the very tokens that were drawn.
         """
         self._ahead = {}
-        lines: list[Line] = []
+        lines: list[DraftedRun] = []
         seconds = 0.0
         try:
             rounds, plan = self._prepare(requests, most_rows(num_step_tokens))
@@ -166,7 +181,9 @@ class CachedDrafter:
         drafts = {line.request.seq_id: _drafts(line) for line in lines if line.token_ids}
         return Drafted(drafts, seconds)
 
-    def _prepare(self, requests: Sequence[DraftRequest], max_rows: int) -> tuple[Rounds, CatchUp]:
+    def _prepare(
+        self, requests: Sequence[DraftRequest], max_rows: int
+    ) -> tuple[DraftRounds, CatchUp]:
         """What is to be run, in blocks that can be read."""
         network, cache = self._awake()
         fitting = [self._fit(request, network) for request in requests]
@@ -177,9 +194,9 @@ class CachedDrafter:
         self._suspects.clean(
             cache.kv, [self._written(span) for span in [*plan.behind, *plan.ready]]
         )
-        return Rounds(network, cache, self._layout, self._method), plan
+        return DraftRounds(network, cache, self._layout, self._method), plan
 
-    def _catch_up(self, rounds: Rounds, plan: CatchUp) -> tuple[float, list[Span]]:
+    def _catch_up(self, rounds: DraftRounds, plan: CatchUp) -> tuple[float, list[RowSpan]]:
         """Read what is behind; how long that took, and who can draft. It is a pass of its own: so
         its time is known, which says nothing of the time of a round.
         """
@@ -193,7 +210,9 @@ class CachedDrafter:
         ready = [span for span in plan.ready if span.request.seq_id not in failed]
         return time.perf_counter() - started, ready
 
-    def _propose(self, rounds: Rounds, ready: Sequence[Span], lines: list[Line]) -> None:
+    def _propose(
+        self, rounds: DraftRounds, ready: Sequence[RowSpan], lines: list[DraftedRun]
+    ) -> None:
         """Adds to `lines` what was drafted, also when it raises."""
         if not ready:
             return
@@ -213,14 +232,14 @@ class CachedDrafter:
         room = min(positions, network.max_positions) - (request.position - 1)
         return dataclasses.replace(request, num_drafts=min(request.num_drafts, room))
 
-    def _written(self, span: Span) -> ScheduledSequence:
+    def _written(self, span: RowSpan) -> ScheduledSequence:
         """All slots that may be written for a span, and position 0, which is read though masked."""
         start = 0 if span.start <= self._first_position else span.start
         request = span.request
         end = request.position + request.num_drafts - 1 if span.is_complete else span.end
         return ScheduledSequence(request.seq_id, range(end - start), start, request.block_table)
 
-    def _note(self, line: Line, cache: DraftCache) -> None:
+    def _note(self, line: DraftedRun, cache: DraftCache) -> None:
         """Remember what the next step may make use of, or that the blocks are spoiled."""
         request, start = line.request, line.request.position - 1
         # First of all: how drawn drafts are judged must not depend on what became of them.
@@ -269,5 +288,44 @@ def _num_equal(pairs: Iterable[tuple[object, object]]) -> int:
     return count
 
 
-def _drafts(line: Line) -> Drafts:
+def _drafts(line: DraftedRun) -> Drafts:
     return Drafts(line.request.position, tuple(line.token_ids), tuple(line.confidences))
+
+
+MAX_PROPOSAL_BYTES = 256 << 20
+_ROW_ITEM_BYTES = 4  # float32
+
+
+def bound_drawn(
+    requests: Sequence[DraftRequest], vocab_size: int, max_bytes: int = MAX_PROPOSAL_BYTES
+) -> list[DraftRequest]:
+    """The requests, in order, with drafts of those that sample cut where their rows would take more
+    than `max_bytes`: the longest runs first, to one length; and then those that come last. What is
+    cut to nothing is left out. Greedy requests need no rows and keep all of theirs.
+    """
+    counts = [r.num_drafts if r.params.temperature > 0 else 0 for r in requests]
+    room = max_bytes // (vocab_size * _ROW_ITEM_BYTES)
+    if sum(counts) <= room:
+        return list(requests)
+    length = _common_length(counts, room)
+    spare = room - sum(min(count, length) for count in counts)
+    bounded = []
+    for request, count in zip(requests, counts, strict=True):
+        if count > length:
+            extra = 1 if spare > 0 else 0
+            spare -= extra
+            request = dataclasses.replace(request, num_drafts=length + extra)
+        if request.num_drafts > 0:
+            bounded.append(request)
+    return bounded
+
+
+def _common_length(counts: Sequence[int], room: int) -> int:
+    """The largest length to which all counts can be cut so that their sum is at most `room`."""
+    length, left = 0, room
+    while True:
+        longer = sum(count > length for count in counts)
+        if longer == 0 or longer > left:
+            return length
+        left -= longer
+        length += 1

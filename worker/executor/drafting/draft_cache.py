@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.executor.attention_planning import Ints
+from worker.executor.input_batch import Ints
 from worker.executor.kv_cache import allocate, copy_blocks, zeros
 from worker.models.config import ModelConfig
 

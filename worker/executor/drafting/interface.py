@@ -8,10 +8,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from worker.executor.input_batch import InputBatch
 from worker.models.config import ModelConfig
 from worker.models.layers import StepTensors
-from worker.models.llama import LlamaModel
 from worker.types import Drafts, ModelOutput, SamplingParams, ScheduledSequence
 
 
@@ -63,53 +61,6 @@ class Drafted:
 
     drafts: dict[int, Drafts]
     catch_up_seconds: float = 0.0
-
-
-class DeviceDrafter(Protocol):
-    """Guesses what comes next from what the target runs. Owns a cache beside the target's, in the
-    same blocks.
-
-    Called in the order of a step: `copy_blocks`, `proposals`, `record`, `propose`. Nothing it does
-    or fails to do changes what the target answers.
-    """
-
-    @property
-    def weights(self) -> object:
-        """What it has loaded, as `OffloadedWeights` takes it."""
-        ...
-
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy what is kept for blocks (source, destination), as the target's keys are."""
-        ...
-
-    def proposals(self, sequences: Sequence[ScheduledSequence]) -> dict[int, Tensor]:
-        """By sequence id, q [k, V] float32 that the `k` drafts which a step verifies were drawn
-        from; only where they are the drafts that the last step's `propose` gave, or the first ones
-        of them, and were drawn from a distribution at all.
-        """
-        ...
-
-    def record(self, batch: InputBatch, states: Tensor) -> None:
-        """The target has run the rows of `batch`; states [T, hidden_size] are what its head sees,
-        before the final norm.
-        """
-        ...
-
-    def propose(self, requests: Sequence[DraftRequest], num_step_tokens: int) -> Drafted:
-        """Drafts after a step of `num_step_tokens`. One is missing when there are none: the drafter
-        has too many tokens of the sequence still to read, or no room, or failed (which it logs).
-        """
-        ...
-
-    def sleep(self, level: int) -> None:
-        """Drop the cache at level 1, the weights too at level 2."""
-        ...
-
-    def wake(self, tags: frozenset[str], target: LlamaModel | None) -> None:
-        """Take back what `sleep` gave away: "weights", of a drafter for `target`, and "kv_cache",
-        empty. Raises `ModelError` if the weights cannot be read any more.
-        """
-        ...
 
 
 class DraftNetwork(Protocol):

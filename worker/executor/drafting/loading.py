@@ -3,16 +3,86 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+
+from torch import Tensor
 
 from worker.config import SpeculativeConfig
 from worker.errors import ConfigError, ModelError
 from worker.executor.drafting.draft_cache import bytes_per_token
 from worker.executor.drafting.interface import DraftNetwork
-from worker.executor.drafting.networks import HeadNetwork, ModelNetwork
-from worker.models.draft_head import HEAD_FILE, load_draft_head, shipped_head
+from worker.models.config import ModelConfig
+from worker.models.draft_head import HEAD_FILE, DraftHead, load_draft_head, shipped_head
+from worker.models.layers import StepTensors
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNetwork:
+    """A draft model with the target's vocabulary; implements `DraftNetwork`."""
+
+    model: LlamaModel
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.model.config
+
+    @property
+    def reads_states(self) -> bool:
+        return False
+
+    @property
+    def max_positions(self) -> int:
+        return len(self.model.rope.cos)
+
+    @property
+    def draft_vocab(self) -> Tensor | None:
+        return None
+
+    def run(self, features: Tensor | None, step: StepTensors, kv_cache: Tensor) -> Tensor:
+        return self.model.states(step, kv_cache)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.model.logits(hidden)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNetwork:
+    """A trained head; implements `DraftNetwork`.
+
+    A head's own row p pairs the target's state of position p with token p + 1. Here that row stands
+    at position p + 1 and in its slot, with its token, so that what is kept for a block depends on
+    no token behind the block; rotary embedding only sees differences of positions.
+    """
+
+    head: DraftHead
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.head.config
+
+    @property
+    def reads_states(self) -> bool:
+        return True
+
+    @property
+    def max_positions(self) -> int:
+        return len(self.head.rope.cos)
+
+    @property
+    def draft_vocab(self) -> Tensor | None:
+        return self.head.draft_vocab
+
+    def run(self, features: Tensor | None, step: StepTensors, kv_cache: Tensor) -> Tensor:
+        if features is None:
+            raise ValueError("a head needs features")
+        return self.head.forward(features, step, kv_cache)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.head.logits(hidden)
+
 
 LoadNetwork = Callable[[LlamaModel], DraftNetwork]
 

@@ -2,6 +2,18 @@
 
 All sequences share a round's forward pass. One leaves when it has as many drafts as were asked for,
 or when its logits are not numbers.
+
+What a drafter has to read before it can draft: what the target has run since it last did.
+
+The last few rows before the drafts belong to every round of drafting, and are run with its first
+draft. All before them is *catch-up*: a prompt, or what was decoded while nobody asked for drafts.
+
+Catch-up is bounded in each step, by twice the tokens of the step itself (or `LEAST_ROWS`, if that
+is more): how long a step may take, until it counts as hung, is known by its tokens (see
+`engine.heartbeat`), and a decode step that read thousands of rows besides would seem to be. So the
+chunks of a prompt, which are large, are read as they come, and what is left a little in each step.
+Those go first that have the fewest rows to read; what was read is kept, and a sequence that is not
+through waits for its drafts until a later step.
 """
 
 from __future__ import annotations
@@ -13,17 +25,85 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.executor.attention_planning import CacheLayout, Ints
-from worker.executor.drafting.catch_up import Span
 from worker.executor.drafting.draft_cache import DraftCache
 from worker.executor.drafting.interface import DraftNetwork, DraftRequest
-from worker.executor.input_batch import InputBatch
+from worker.executor.input_batch import CacheLayout, InputBatch, Ints
 from worker.ops.draft import choose_drafts
 from worker.types import SampleSpec, ScheduledSequence
 
+LEAST_ROWS = 64
+MOST_ROWS = 2048  # whatever the step: a prompt is read after it is known that drafts pay
+_ROWS_OF_A_STEP = 2  # for each token of it
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpan:
+    """Rows to run for one request: positions `start` to `end` - 1, at `slots`.
+
+    One that `is_complete` ends with the request's last token, which the target has not run yet.
+    """
+
+    request: DraftRequest
+    start: int
+    end: int
+    slots: Ints
+    is_complete: bool
+
+    @property
+    def known_slots(self) -> Ints:
+        """Without that of the last token."""
+        return self.slots[: len(self.slots) - self.is_complete]
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUp:
+    """What is read first, and then run with the first draft: complete, of all who are through."""
+
+    behind: list[RowSpan]
+    ready: list[RowSpan]
+
+
+def most_rows(num_step_tokens: int) -> int:
+    """Rows of catch-up that a step of so many tokens may have besides."""
+    return min(MOST_ROWS, max(LEAST_ROWS, _ROWS_OF_A_STEP * num_step_tokens))
+
+
+def plan_catch_up(
+    cache: DraftCache, requests: Sequence[DraftRequest], first_position: int, max_rows: int
+) -> CatchUp:
+    """The rows to run now, `max_rows` of catch-up at most."""
+    plan = CatchUp([], [])
+    if not requests:
+        return plan
+    firsts = cache.first_unsynced(
+        [request.block_table for request in requests],
+        [request.position - 1 for request in requests],
+        first_position,
+    )
+    for first, request in sorted(
+        zip(firsts, requests, strict=True), key=lambda pair: pair[1].position - pair[0]
+    ):
+        start = max(first, request.position - _num_usual(request))
+        end = min(start, first + max_rows)
+        max_rows -= end - first
+        if end > first:
+            slots = cache.slots(request.block_table, first, end)
+            plan.behind.append(RowSpan(request, first, end, slots, is_complete=False))
+        if end == start < request.position:
+            slots = cache.slots(request.block_table, start, request.position)
+            plan.ready.append(RowSpan(request, start, request.position, slots, is_complete=True))
+    return plan
+
+
+def _num_usual(request: DraftRequest) -> int:
+    """Rows of every round: of as many drafts as are asked for, had they stood, the token drawn
+    behind them, and the last token.
+    """
+    return request.num_drafts + 2
+
 
 @dataclass(slots=True)
-class Line:
+class DraftedRun:
     """What was drafted for one request; `is_sound` while its logits are numbers.
 
     `num_rows` rows from the request's last token on have been run; `proposals` are what the drafts
@@ -38,7 +118,7 @@ class Line:
     is_sound: bool = True
 
 
-class Rounds:
+class DraftRounds:
     """One run of drafting with a network on its cache; used once."""
 
     def __init__(
@@ -48,14 +128,14 @@ class Rounds:
         self._cache = cache
         self._layout = layout
         self._method = method
-        self._lines: dict[int, Line] = {}
+        self._lines: dict[int, DraftedRun] = {}
 
     @property
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[DraftedRun]:
         """What has been drafted, also if `run` raised."""
         return list(self._lines.values())
 
-    def read(self, spans: Sequence[Span]) -> set[int]:
+    def read(self, spans: Sequence[RowSpan]) -> set[int]:
         """Read `spans`, of which none is complete; the device has done it when this returns. Gives
         the sequences that came to what is no number, whose rows do not count as synced.
         """
@@ -70,11 +150,11 @@ class Rounds:
         self._cache.mark(np.concatenate([known[:0], *read]), True)
         return failed
 
-    def run(self, spans: Sequence[Span], vocab_size: int) -> None:
+    def run(self, spans: Sequence[RowSpan], vocab_size: int) -> None:
         """Run `spans`, all complete, and draft behind them, as ids below `vocab_size`. What was
         read counts as synced only once it was read to the end, and well.
         """
-        lines = self._lines = {span.request.seq_id: Line(span.request) for span in spans}
+        lines = self._lines = {span.request.seq_id: DraftedRun(span.request) for span in spans}
         batch, known = self._begin(spans)
         hidden = self._round(batch, self._recorded(batch), vocab_size)
         read = [span.known_slots for span in spans if lines[span.request.seq_id].is_sound]
@@ -86,7 +166,7 @@ class Rounds:
             features = hidden[order] if self._network.reads_states else None
             hidden = self._round(batch, features, vocab_size)
 
-    def _begin(self, spans: Sequence[Span]) -> tuple[InputBatch, Ints]:
+    def _begin(self, spans: Sequence[RowSpan]) -> tuple[InputBatch, Ints]:
         """The rows of `spans`, and the slots of those that the target has run, not synced now."""
         known = np.concatenate([span.known_slots for span in spans])
         self._cache.mark(known, False)
@@ -123,7 +203,7 @@ class Rounds:
             self._choose([self._lines[s.seq_id] for s in batch.sampled], hidden, vocab_size)
         return hidden
 
-    def _choose(self, lines: Sequence[Line], hidden: Tensor, vocab_size: int) -> None:
+    def _choose(self, lines: Sequence[DraftedRun], hidden: Tensor, vocab_size: int) -> None:
         """One more draft for each of `lines`, whose rows `hidden` are."""
         logits = self._network.logits(hidden)
         finite = torch.isfinite(logits.amax(dim=-1)).tolist()
@@ -148,7 +228,7 @@ class Rounds:
                 line.proposals.append(drawn[place])
 
 
-def _drawn(lines: Sequence[Line], proposals: Tensor | None) -> dict[int, Tensor]:
+def _drawn(lines: Sequence[DraftedRun], proposals: Tensor | None) -> dict[int, Tensor]:
     """By place in `lines`, q [V] that a draft was drawn from. Greedy drafts are judged without, and
     take no memory for it.
     """
@@ -159,11 +239,11 @@ def _drawn(lines: Sequence[Line], proposals: Tensor | None) -> dict[int, Tensor]
     return dict(zip(places, kept, strict=True))
 
 
-def _wants_more(line: Line) -> bool:
+def _wants_more(line: DraftedRun) -> bool:
     return line.is_sound and len(line.token_ids) < line.request.num_drafts
 
 
-def _next_row(line: Line) -> ScheduledSequence:
+def _next_row(line: DraftedRun) -> ScheduledSequence:
     """Its last draft, to be run as if it were known."""
     position = line.request.position + len(line.token_ids) - 1
     return _rows(line.request, line.token_ids[-1:], position, draws=True)

@@ -106,23 +106,6 @@ def test_what_is_kept_has_room_and_nothing_else_is_found(
             assert all(text.places(output[:1]) for output in text.outputs)
 
 
-def test_an_output_that_is_gone_is_found_no_more() -> None:
-    """Its n-grams were seen in it alone, or in later ones too; before and after the sweep."""
-    finished = FinishedOutputs(2, 100)
-    finished.add(HERE, [1, 2, 3, 4])
-    finished.add(HERE, [9, 2, 3, 5])
-    finished.learn(ALL)
-    text = finished.of(HERE)
-    assert text is not None
-    assert [text.text[p] for p in text.places(spell([3]))] == [spell([5]), spell([4])]
-    finished.add(HERE, [7])
-    for _ in range(2):
-        assert [text.text[p] for p in text.places(spell([3]))] == [spell([5])]
-        assert text.places(spell([1])) == []
-        assert text.places(spell([1, 2, 3])) == []
-        finished.learn(ALL)
-
-
 def test_nobody_empties_another_tenants_memory() -> None:
     """Of a flood, in whatever many salts, its own outputs give way; within a tenant those of the
     salt that has most.
@@ -150,19 +133,6 @@ def test_no_more_is_indexed_than_is_kept_and_learnt_at_a_time() -> None:
         finished.learn(20)
         texts = finished._groups.values()
         assert sum(len(text._latest[1]) for text in texts) <= 300 + 20
-
-
-def test_nothing_is_left_of_a_group_whose_outputs_are_gone() -> None:
-    """Once its names are forgotten; until then nothing of it is found."""
-    finished = FinishedOutputs(1, 100)
-    finished.add(HERE, [1, 2, 3])
-    finished.learn(ALL)
-    finished.add(HERE, [4])
-    finished.add(THERE, [5])
-    assert finished.of(HERE) is None or finished.of(THERE) is None
-    finished.learn(ALL)
-    finished.check_integrity()
-    assert len(finished._groups) == finished.num_outputs == 1
 
 
 def test_only_the_end_of_a_long_output_is_kept() -> None:

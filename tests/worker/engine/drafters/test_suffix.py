@@ -79,19 +79,6 @@ def test_a_longer_match_and_more_agreement_are_surer() -> None:
     assert mixed == Drafts(14, (4, 9), (2 / 3 * 2 / 3, 1 / 2 * 3 / 4))
 
 
-def test_tenants_with_the_same_words_draft_their_own_answers() -> None:
-    """A tenant, or a cache salt, that sees the words of another does not get what followed them."""
-    drafter = suffix_drafter()
-    finish(drafter, [1, 2, 3, 111, 112, 113], MINE, [])
-    finish(drafter, [1, 2, 3, 221, 222, 223], YOURS, [])
-    mine, yours = ask(drafter, [1, 2, 3], MINE), ask(drafter, [1, 2, 3], YOURS)
-    assert mine is not None
-    assert yours is not None
-    assert (mine.token_ids, mine.confidences) == ((111, 112, 113), (3 / 4, 4 / 5, 5 / 6))
-    assert (yours.token_ids, yours.confidences) == ((221, 222, 223), (3 / 4, 4 / 5, 5 / 6))
-    assert ask(drafter, [1, 2, 3], SALTED) is None
-
-
 Turn = tuple[int, list[int], int]  # which sequence, its new tokens, whether it ends then
 
 
@@ -160,21 +147,6 @@ def test_no_more_is_drafted_than_asked_for(num_tokens: int) -> None:
     drafts = drafter.propose(DraftContext(1, token_ids, 20), num_tokens)
     assert drafts is not None
     assert drafts.token_ids == tuple(range(10, 10 + num_tokens))
-
-
-def test_an_output_is_learnt_a_few_tokens_at_a_time() -> None:
-    """What is not learnt yet leads nowhere; each call goes on where the last one stopped."""
-    drafter = suffix_drafter()
-    drafter.end(DraftContext(9, [1, 2, 3, 4, 5, 6, 7, 8], 0, MINE), learns=True)
-    assert ask(drafter, [1], MINE) is None
-    drafter.learn(3)
-    assert ask(drafter, [1, 3], MINE) == Drafts(2, (4,), (1 / 2,))
-    assert ask(drafter, [1, 3, 5], MINE) is None
-    drafter.learn(3)
-    assert ask(drafter, [1, 3, 5, 6], MINE) == Drafts(4, (7, 8), (2 / 3, 3 / 4))
-    assert ask(drafter, [1, 3, 5, 6, 7], MINE) is None
-    drafter.learn(3)
-    assert ask(drafter, [1, 3, 5, 6, 7], MINE) == Drafts(5, (8,), (3 / 4,))
 
 
 def test_what_is_not_to_be_learnt_from_is_forgotten() -> None:

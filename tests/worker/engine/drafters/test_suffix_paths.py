@@ -17,7 +17,6 @@ from worker.engine.drafters.suffix_paths import (
     PathLimits,
     SequenceCorpus,
     best_path,
-    likeliest_path,
 )
 from worker.engine.drafters.texts import END, spell
 
@@ -135,48 +134,9 @@ def test_what_was_seen_once_is_believed_by_half() -> None:
     assert best_path(output, spell([1, 2, 3]), LIMITS, 9) == path
 
 
-def test_a_path_follows_the_many_and_ends_where_it_gets_unlikely() -> None:
-    """2 of 3 go on with 5, of these 1 of 2 with each of two tokens: the later one is taken."""
-    text = spell([4, 5, 6]) + END + spell([4, 5, 7]) + END + spell([4, 8]) + END
-    places = [9, 5, 1]  # behind each 4
-    path = likeliest_path(text, places, 5, 0.0)
-    assert path.text == spell([5, 7])
-    assert path.shares == pytest.approx((2 / 3, 1 / 2))
-    assert path.score == pytest.approx(3 / 4 * (2 / 3 + 1 / 3))
-    path = likeliest_path(text, places, 5, 0.26)
-    assert path.text == spell([5])
-
-
-def test_a_sure_short_match_beats_a_doubtful_long_one() -> None:
-    """The long match was followed by two tokens once each, the short one often by a third. Where
-    three tokens may be drafted the long one is worth more again: a third of three to come.
-    """
-    text = spell([1, 2, 3, 4]) + spell([1, 2, 3, 5]) + spell([7, 3, 9, 9]) * 20 + spell([1, 2, 3])
-    short = best_path(SequenceCorpus(text), text, LIMITS, 1)
-    assert short == Path(spell([9]), (20 / 22,), pytest.approx(20 / 23), 1)
-    long = best_path(SequenceCorpus(text), text, LIMITS, 3)
-    assert long == Path(spell([5, 7, 3]), (1 / 2, 1.0, 1.0), pytest.approx(1.0), 3)
-
-
-def test_of_equal_scores_the_longer_match_is_taken() -> None:
-    """Three tokens went on with 5 once; the last of them with 9 twice of three times."""
-    text = spell([1, 2, 3, 5, 3, 9, 7, 3, 9, 1, 2, 3])
-    path = best_path(SequenceCorpus(text), text, LIMITS, 1)
-    assert path == Path(spell([5]), (1.0,), 0.5, 3)
-
-
 @pytest.mark.parametrize(("factor", "expected"), [(0.2, 0), (0.5, 2), (1.0, 4), (3.0, 9)])
 def test_a_path_is_as_long_as_its_match_allows(factor: float, expected: int) -> None:
     """A match of four tokens; nine are asked for."""
     text = spell([1, 2, 3, 4, *range(10, 30), 1, 2, 3, 4])
     path = best_path(SequenceCorpus(text), text, PathLimits(24, factor, 0.1), 9)
     assert len(path.text) == expected
-
-
-def test_no_more_tokens_are_matched_than_the_depth() -> None:
-    """Two tokens of four; the latest place of these two is followed."""
-    text = spell([1, 2, 3, 4, 50, 51, 52, 9, 9, 3, 4, 60, 61, 62, 1, 2, 3, 4])
-    deep = best_path(SequenceCorpus(text), text, PathLimits(4, 1.0, 0.1), 9)
-    assert deep.text == spell([50, 51, 52, 9])
-    shallow = best_path(SequenceCorpus(text), text, PathLimits(2, 1.0, 0.1), 9)
-    assert shallow.text == spell([60, 61])

@@ -1,4 +1,4 @@
-"""Weights by name, and the heaviest of them, whatever has changed in between."""
+"""Heaviest by name, and the heaviest of them, whatever has changed in between."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.engine.drafters.weights import Weights
+from worker.engine.drafters.finished_outputs import Heaviest
 from worker.errors import IntegrityError
 
 
@@ -16,7 +16,7 @@ def test_the_heaviest_is_the_one_of_the_largest_weight(changes: list[tuple[str, 
     """Of equals the one changed least lately; no weight falls below nothing, and what was said
     before does not pile up.
     """
-    weights: Weights[str] = Weights()
+    weights: Heaviest[str] = Heaviest()
     model: dict[str, tuple[int, int]] = {}
     for number, (name, change) in enumerate(changes):
         weight = model.get(name, (0, 0))[0] + change

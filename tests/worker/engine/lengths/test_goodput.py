@@ -139,14 +139,6 @@ def test_estimates_of_short_requests_carry_over_to_the_next() -> None:
     assert sum(taken) <= 1
 
 
-def test_surer_drafts_are_news() -> None:
-    """Where unsure drafts fell, sure ones are tried at once."""
-    chosen = lengths()
-    for _ in range(200):
-        step(chosen, offers(1, (0.2,) * 5), stands=False)
-    assert chosen.to_verify(offers(1, SURE), 0)[0] >= 1
-
-
 def test_the_surer_drafts_are_taken_first() -> None:
     """Where sure drafts stood and unsure ones fell, a new sequence's sure drafts are verified."""
     chosen = lengths(token_seconds=0.01)
@@ -206,13 +198,6 @@ def test_a_schedule_by_batch_size_is_what_is_verified_and_drafted(num: int, most
     assert chosen.to_verify(offers(num), 0) == [most] * num
     assert chosen.to_draft(list(range(num)), 0) == [most] * num
     assert chosen.may_pay(list(range(num))) is (most > 0)
-
-
-def test_a_schedule_never_exceeds_the_configured_length() -> None:
-    """The smaller of the two counts, and before the first range the configured one."""
-    chosen = lengths(most=3, num_speculative_tokens_per_batch_size=((2, 9, 7),))
-    assert chosen.to_verify(offers(1), 0) == [3]
-    assert chosen.to_verify(offers(2), 0) == [3, 3]
 
 
 def test_without_adaptive_verification_all_drafts_are_verified() -> None:
@@ -324,15 +309,6 @@ def test_a_prompt_in_the_step_does_not_make_poor_drafts_look_good() -> None:
         chosen.observe_step(513 + counts[0], 1.0, 512)
         taken.append(counts[0])
     assert sum(taken) <= 10
-
-
-def test_the_same_history_gives_the_same_answers() -> None:
-    """No clock and no randomness: two of them that are told the same answer the same."""
-    first, second = lengths(), lengths()
-    for number in range(120):
-        given = offers(1 + number % 5)
-        good = number % 7 < 4
-        assert step(first, given, good) == step(second, given, good)
 
 
 @pytest.mark.parametrize("room", [0, 1, 3, 7, 100])

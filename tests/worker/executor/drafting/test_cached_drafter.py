@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_llama import TINY, tiny_llama
 
-from worker.executor.drafting.networks import HeadNetwork, ModelNetwork
+from worker.executor.drafting.loading import HeadNetwork, ModelNetwork
 
 # A head of its own, or the likeliest token would be the last one again.
 UNTIED = dataclasses.replace(TINY, tied_head=False)

@@ -11,10 +11,10 @@ import torch
 from draft_bench import GREEDY, VOCABULARY, Bench, Walker, drafts_of_model, make_bench, share_of
 from tiny_llama import BLOCK_SIZE, NUM_BLOCKS, TINY, tiny_llama
 
-from worker.executor.drafting.catch_up import most_rows, plan_catch_up
 from worker.executor.drafting.draft_cache import DraftCache
 from worker.executor.drafting.interface import DraftNetwork, DraftRequest
-from worker.executor.drafting.networks import ModelNetwork
+from worker.executor.drafting.loading import ModelNetwork
+from worker.executor.drafting.rounds import most_rows, plan_catch_up
 from worker.models.config import ModelConfig
 from worker.models.layers import StepTensors
 from worker.types import ModelOutput, SamplingParams

@@ -13,7 +13,7 @@ from toy_speculation import PROMPT, VOCAB, fit
 
 from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.interface import DraftNetwork
-from worker.executor.drafting.networks import ModelNetwork
+from worker.executor.drafting.loading import ModelNetwork
 from worker.executor.model_runner import ModelRunner
 from worker.ops.rejection import METHODS
 from worker.types import SchedulerOutput

@@ -12,8 +12,12 @@ from draft_bench import tiny_head
 
 from worker.config import EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.errors import ConfigError, ModelError
-from worker.executor.drafting.loading import drafter_bytes_per_token, network_loader
-from worker.executor.drafting.networks import HeadNetwork, ModelNetwork
+from worker.executor.drafting.loading import (
+    HeadNetwork,
+    ModelNetwork,
+    drafter_bytes_per_token,
+    network_loader,
+)
 from worker.executor.kv_cache import choose_num_blocks
 from worker.executor.model_runner import build_executor
 from worker.models.loader import load_model

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from tiny_llama import BLOCK_SIZE
 from toy_speculation import VOCAB
 
-from worker.executor.drafting.cached_drafter import CachedDrafter
+from worker.executor.drafting.cached_drafter import MAX_PROPOSAL_BYTES, CachedDrafter, bound_drawn
 from worker.executor.drafting.interface import DraftRequest
-from worker.executor.drafting.networks import ModelNetwork
-from worker.executor.drafting.proposal_memory import MAX_PROPOSAL_BYTES, bound_drawn
+from worker.executor.drafting.loading import ModelNetwork
 from worker.executor.model_runner import ModelRunner
 from worker.types import SamplingParams, SchedulerOutput
 

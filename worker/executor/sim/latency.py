@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from worker.config import SimConfig
-from worker.executor.sim_random import bits, normal, stream
+from worker.executor.sim.random import bits, normal, stream
 from worker.types import SampleSpec, ScheduledSequence, SchedulerOutput
 
 MAX_STD_SHARE = 0.3  # of the mean, as the simulators we stand in for have it
@@ -75,7 +75,6 @@ class LinearModel:
         self._config = config
 
     def seconds(self, step: SchedulerOutput) -> float:
-        """See the class."""
         config = self._config
         num_prefill = num_pairs = num_decoding = num_read = 0
         for sequence in step.sequences:
@@ -120,7 +119,6 @@ class RequestModel:
         self._slowdown = (config.time_factor_under_load - 1) / slots if is_llm_d and slots else 0.0
 
     def seconds(self, step: SchedulerOutput) -> float:
-        """See the class."""
         config = self._config
         factor = 1 + self._slowdown * (len(step.sequences) - 1)
         per_draft = config.prefill_per_token_seconds * factor if self._by_token else 0.0
@@ -180,7 +178,6 @@ class DynamoModel:
         self._kv_tokens = capacity.kv_tokens
 
     def seconds(self, step: SchedulerOutput) -> float:
-        """See the class."""
         num_prefill = num_drafts = num_active = 0
         for sequence in step.sequences:
             if is_decoding(sequence):

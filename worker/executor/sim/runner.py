@@ -6,17 +6,18 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from worker.config import EngineConfig, SimConfig
 from worker.errors import ConfigError
-from worker.executor.sim_cache import TokenCache
-from worker.executor.sim_latency import Capacity, LatencyModel, build_model, is_decoding
-from worker.executor.sim_tokens import TokenSource
+from worker.executor.sim.latency import Capacity, LatencyModel, build_model, is_decoding
+from worker.executor.sim.tokens import TokenSource
 from worker.types import (
     Draw,
     ModelOutput,
@@ -25,6 +26,72 @@ from worker.types import (
     SchedulerOutput,
     TokenLogprobs,
 )
+
+_MAX_REMEMBERED = 4096
+_LINE_BREAK = 10  # in the simulator's own tokenizer
+
+
+class TokenCache:
+    """Owns one token id for each slot of every block."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self._block_size = block_size
+        self._slots = array("i", bytes(4 * num_blocks * block_size))
+        # Echoes read before, by sequence; only spares the reading.
+        self._echoes: OrderedDict[int, tuple[int, ...]] = OrderedDict()
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks (source, destination); all are read before any is written."""
+        size = self._block_size
+        contents = [self._slots[source * size : (source + 1) * size] for source, _ in pairs]
+        for (_, target), content in zip(pairs, contents, strict=True):
+            self._slots[target * size : (target + 1) * size] = content
+
+    def write(self, sequence: ScheduledSequence) -> None:
+        """Keep the tokens that a sequence runs in this step."""
+        size, position = self._block_size, sequence.start
+        tokens = array("i", sequence.token_ids)
+        done = 0
+        while done < len(tokens):
+            block, offset = divmod(position + done, size)
+            count = min(size - offset, len(tokens) - done)
+            slot = sequence.block_table[block] * size + offset
+            self._slots[slot : slot + count] = tokens[done : done + count]
+            done += count
+
+    def echo(
+        self, sequence: ScheduledSequence, num_prompt: int, turn: int | None, end: int | None
+    ) -> tuple[int, ...]:
+        """What an echo of the sequence's prompt says; see `spoken`."""
+        known = self._echoes.get(sequence.seq_id)
+        if known is None:
+            known = spoken(self._read(sequence.block_table, num_prompt), turn, end)
+            self._echoes[sequence.seq_id] = known
+            if len(self._echoes) > _MAX_REMEMBERED:
+                self._echoes.popitem(last=False)
+        return known
+
+    def _read(self, block_table: Sequence[int], num_tokens: int) -> list[int]:
+        size = self._block_size
+        tokens: list[int] = []
+        for block in block_table[: -(-num_tokens // size)]:
+            tokens += self._slots[block * size : (block + 1) * size]
+        return tokens[:num_tokens]
+
+
+def spoken(prompt: Sequence[int], turn: int | None, end: int | None) -> tuple[int, ...]:
+    """What an echo says of a prompt: in a conversation (turns are `turn`, role, line break, text,
+    `end`) the text of the last turn that ended, else all of it; control tokens never.
+    """
+    tokens = list(prompt)
+    if turn is not None and end in tokens and turn in tokens:
+        last = len(tokens) - 1 - tokens[::-1].index(end)
+        starts = [i for i in range(last) if tokens[i] == turn]
+        if starts:
+            head = tokens[starts[-1] + 1 : last]
+            tokens = head[head.index(_LINE_BREAK) + 1 :] if _LINE_BREAK in head else head
+    return tuple(t for t in tokens if t not in (turn, end))
+
 
 DEFAULT_SIM_BLOCKS = 4096
 CRASH_STATUS = 70
@@ -43,14 +110,6 @@ class SimLimits:
     def capacity(self) -> Capacity:
         """The same in the latency models' terms."""
         return Capacity(self.max_num_seqs, self.num_blocks * self.block_size)
-
-
-class Waiter(Protocol):
-    """Lets time pass."""
-
-    def __call__(self, seconds: float, follows: bool) -> None:
-        """A step of so many seconds runs; it `follows` when the engine was busy until now."""
-        ...
 
 
 class RealTime:
@@ -103,14 +162,15 @@ class _Parts:
 class SimExecutor:
     """Answers steps from the latency model of `SimConfig`; implements `Executor`.
 
-    `wait` lets the given seconds pass (sleep in a process, advance a virtual clock in a
-    simulation); it is not called when there are none. `crash` ends the process.
+    `wait(seconds, follows)` lets a step's seconds pass (sleep in a process, advance a virtual clock
+    in a simulation); the step `follows` when the engine was busy until then. It is not called when
+    there are none. `crash` ends the process.
     """
 
     def __init__(
         self,
         config: SimConfig,
-        wait: Waiter,
+        wait: Callable[[float, bool], None],
         limits: SimLimits | None = None,
         crash: Callable[[], None] = lambda: os._exit(CRASH_STATUS),
     ) -> None:
@@ -303,7 +363,7 @@ def _prompt_logprobs(source: TokenSource, sequence: ScheduledSequence) -> tuple[
     )
 
 
-def build_executor(config: EngineConfig) -> tuple[SimExecutor, int]:
+def build_sim_executor(config: EngineConfig) -> tuple[SimExecutor, int]:
     """The executor of an engine process, and how many blocks its KV cache has."""
     num_blocks = config.num_blocks_override
     if num_blocks is None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import log
 
 from worker.config import SimConfig
-from worker.executor.sim_random import bits, normal, stream
+from worker.executor.sim.random import bits, normal, stream
 from worker.types import SampleSpec, SamplingParams, TokenLogprobs
 
 OUTPUT_LENGTHS = ("geometric", "fixed", "gaussian", "buckets")
