@@ -53,7 +53,7 @@ class SchedulerConfig:
 class SimConfig:
     """`--engine sim`: how long steps take and what is answered. Seconds and tokens throughout.
 
-    `latency_model` is one of `executor.sim_latency.MODELS`, which documents their formulas; each
+    `latency_model` is one of `executor.sim.latency.MODELS`, which documents their formulas; each
     reads only its own fields. `time_scale` multiplies every step; 0 does not wait at all.
     """
 
@@ -90,7 +90,7 @@ class SimConfig:
     end_token_id: int | None = None
     # What begins a turn of a conversation, in prompts of the simulator's own tokenizer.
     turn_token_id: int | None = None
-    # How long answers are, this token included: one of `executor.sim_tokens.OUTPUT_LENGTHS`.
+    # How long answers are, this token included: one of `executor.sim.tokens.OUTPUT_LENGTHS`.
     output_length: str = "geometric"
     mean_output_tokens: float = 128.0
     output_tokens_std: float = 0.0

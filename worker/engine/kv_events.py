@@ -11,8 +11,8 @@ call that found the queue full: the events of that call are in what it tells, an
 be missing from it or be told twice. The numbers of dropped batches are never sent, so a subscriber
 sees the gap too. The first batch of a publisher, number 0, is `AllBlocksCleared`.
 
-On the wire a batch has three frames: the topic, the number (8 bytes, big-endian), the payload (see
-`kv_event_codec`). A PUB socket drops what a slow subscriber does not take; a gap in the numbers
+On the wire a batch has three frames: the topic, the number (8 bytes, big-endian), the payload
+(below). A PUB socket drops what a slow subscriber does not take; a gap in the numbers
 tells it so, and it can ask for them again at the replay socket (ROUTER): the request is an empty
 frame and the first number wanted; every batch from there on that is still buffered comes back
 behind an empty frame, then an end marker whose number is −1 and whose other frames are empty.

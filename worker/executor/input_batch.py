@@ -1,6 +1,6 @@
 """A step of plain ints turned into the tensors a model runs on.
 
-Sequences are put in the order the attention plan wants (see `attention_planning`). Everything that
+Sequences are put in the order the attention plan wants. Everything that
 is the same for every layer (slots, block gathers, masks) is made here, once a step.
 
 How the sequences of a step share calls of attention.
