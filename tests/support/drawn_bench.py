@@ -19,8 +19,7 @@ from worker.executor.drafting.interface import DraftNetwork
 from worker.executor.drafting.loading import ModelNetwork
 from worker.executor.model_runner import ModelRunner
 from worker.models.config import ModelConfig
-from worker.models.layers import StepTensors
-from worker.models.llama import LlamaModel
+from worker.models.llama import LlamaModel, StepTensors
 from worker.types import SamplingParams, ScheduledSequence, SchedulerOutput
 
 FIVE = replace(TINY, vocab_size=VOCAB, tied_head=False)

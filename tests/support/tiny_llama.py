@@ -9,8 +9,7 @@ from torch import Tensor
 
 from worker.executor.input_batch import CacheLayout, InputBatch
 from worker.models.config import ModelConfig
-from worker.models.layers import LayerWeights, StepTensors
-from worker.models.llama import LlamaModel
+from worker.models.llama import LayerWeights, LlamaModel, StepTensors
 from worker.models.loader import model_rope_table
 from worker.ops.linear import make_linear
 from worker.types import ScheduledSequence

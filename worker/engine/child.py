@@ -24,6 +24,7 @@ import msgspec
 import zmq
 
 from worker.config import EngineConfig
+from worker.engine.heartbeat import Threads, read_threads, starved_seconds
 from worker.engine.messages import (
     EngineFailed,
     EngineReady,
@@ -32,7 +33,6 @@ from worker.engine.messages import (
     Shutdown,
     ToEngine,
 )
-from worker.engine.starvation import Threads, read_threads, starved_seconds
 from worker.engine.supervision import Supervision
 from worker.errors import WorkerError
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from worker.models.config import ModelConfig
-from worker.models.layers import StepTensors
+from worker.models.llama import StepTensors
 from worker.ops.paged_attention import (
     TILE_ROWS,
     AttentionPlan,

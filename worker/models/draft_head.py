@@ -29,8 +29,7 @@ from torch.nn import functional
 
 from worker.errors import ModelError
 from worker.models.config import ModelConfig
-from worker.models.layers import LayerWeights, StepTensors, attention_block, mlp_block
-from worker.models.llama import LlamaModel
+from worker.models.llama import LayerWeights, LlamaModel, StepTensors, attention_block, mlp_block
 from worker.ops.linear import Linear, make_linear, make_rounded_linear
 from worker.ops.norm import rms_norm
 from worker.ops.rope import RopeTable

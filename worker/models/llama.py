@@ -9,10 +9,80 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker.models.config import ModelConfig
-from worker.models.layers import LayerWeights, StepTensors, attention_block, mlp_block
 from worker.ops.linear import Linear
 from worker.ops.norm import rms_norm
-from worker.ops.rope import RopeTable
+from worker.ops.paged_attention import AttentionPlan, paged_attention, write_kv
+from worker.ops.rope import RopeTable, apply_rope_
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """One step as tensors. T rows, one a token; the attention plan says which rows are whose.
+
+    `token_ids`, `positions` [T] int64; `slots` [T · 2 · kv_heads] as `write_kv` takes them;
+    `sample_rows` [R] int64 are the rows whose next token is wanted.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    attention: AttentionPlan
+    sample_rows: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One decoder layer. `qkv` and `gate_up` are fused along their outputs.
+
+    `query_norm` and `key_norm` [head_dim] normalise each head before it is rotated, where the
+    architecture does so; `rotates` is off for layers without rotary embedding.
+    """
+
+    input_norm: Tensor
+    qkv: Linear
+    output: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+    query_norm: Tensor | None = None
+    key_norm: Tensor | None = None
+    rotates: bool = True
+
+
+def attention_block(
+    x: Tensor,
+    layer: LayerWeights,
+    config: ModelConfig,
+    rope: RopeTable,
+    cache: Tensor,
+    step: StepTensors,
+) -> Tensor:
+    """x [T, hidden] + attention(norm(x)); writes the step's keys and values into `cache`.
+
+    cache [num_blocks, 2, kv_heads, block_size, head_dim] is this layer's; `rope` holds the rows of
+    the step's positions.
+    """
+    heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+    qkv = layer.qkv(rms_norm(x, layer.input_norm, config.rms_norm_eps))
+    queries_end, keys_end = heads * head_dim, (heads + kv_heads) * head_dim
+    rotated = qkv[:, :keys_end].view(-1, heads + kv_heads, head_dim)
+    if layer.query_norm is not None and layer.key_norm is not None:
+        for part, weight in (
+            (rotated[:, :heads], layer.query_norm),
+            (rotated[:, heads:], layer.key_norm),
+        ):
+            part.copy_(rms_norm(part, weight, config.rms_norm_eps))
+    if layer.rotates:
+        apply_rope_(rotated, rope)
+    write_kv(cache, qkv[:, queries_end:], step.slots)
+    queries = qkv[:, :queries_end].view(-1, heads, head_dim)
+    return layer.output(paged_attention(queries, cache, step.attention), residual=x)
+
+
+def mlp_block(x: Tensor, layer: LayerWeights, config: ModelConfig) -> Tensor:
+    """x [T, hidden] + down(silu(gate) · up) of norm(x) (Shazeer, arXiv:2002.05202)."""
+    gate, up = layer.gate_up(rms_norm(x, layer.mlp_norm, config.rms_norm_eps)).chunk(2, dim=-1)
+    return layer.down(functional.silu(gate).mul_(up), residual=x)
 
 
 @dataclass(frozen=True, slots=True)

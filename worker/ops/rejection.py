@@ -114,28 +114,6 @@ def verify_coupled(
     return tokens, None
 
 
-def verify(
-    drafts: Sequence[int],
-    scores: Tensor,
-    proposals: Tensor | None,
-    seed: int,
-    position: int,
-    method: str = STANDARD,
-) -> DraftVerdict:
-    """Judge `drafts` [k] of one sequence, which would stand at `position`, `position` + 1, …
-
-    scores [k + 1, V] float32: row i is what the target says about position `position` + i, given
-    the drafts before it, as `sample.scores` prepares it for a draw (its softmax is p; -inf excludes
-    a token). proposals [k, V] float32 are the drafter's q; None: a drafter that is always certain.
-    """
-    rows = torch.tensor(drafts, dtype=torch.int64, device=scores.device)
-    if proposals is None:
-        proposals = certain(rows, scores.shape[-1])
-    num_drafts = torch.tensor([len(drafts)], device=scores.device)
-    batch = DraftBatch(rows[None], scores[None], proposals[None], num_drafts)
-    return verify_batch(batch, [seed], [position], method)[0]
-
-
 def verify_batch(
     batch: DraftBatch,
     seeds: Sequence[int],

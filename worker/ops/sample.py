@@ -51,27 +51,6 @@ class ChosenToken:
     token_id: int
 
 
-def sample(
-    logits: Tensor, specs: Sequence[SampleSpec], rows: Sequence[int] | None = None
-) -> list[Draw | Undrawable]:
-    """One outcome for each spec, from logits [R, V] float32, which stay as they are.
-
-    `rows[i]` is the row that `specs[i]` draws from (by default, row i); several may draw from one.
-    Temperature 0 is greedy; of equal scores the lowest id wins. Log probabilities, where asked for,
-    are of the raw logits.
-    """
-    rows = range(len(specs)) if rows is None else rows
-    sampler = RowSampler(logits)
-    tokens = [sampler.choose(row, spec) for spec, row in zip(specs, rows, strict=True)]
-    chosen = [
-        ChosenToken(row, spec.params, token)
-        for spec, row, token in zip(specs, rows, tokens, strict=True)
-        if not isinstance(token, Undrawable)
-    ]
-    drawn = iter(draws(logits, chosen))
-    return [token if isinstance(token, Undrawable) else next(drawn) for token in tokens]
-
-
 class RowSampler:
     """Draws from rows of logits [R, V] float32, which stay as they are, one by one in any order.
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from worker.engine.client import merge
 from worker.engine.messages import RequestOutput, SpeculationFigures
-from worker.engine.stream import merge
 from worker.tokenizer import sim
 from worker.types import FinishReason
 

@@ -15,7 +15,7 @@ import zmq
 import zmq.asyncio
 
 from worker.config import EngineConfig, KvEventsConfig, SimConfig
-from worker.engine.client import EngineClient
+from worker.engine.client import EngineClient, RequestStream
 from worker.engine.messages import (
     AddRequest,
     Configure,
@@ -27,7 +27,6 @@ from worker.engine.messages import (
     Sleep,
     WakeUp,
 )
-from worker.engine.stream import RequestStream
 from worker.engine.supervision import Supervision
 from worker.errors import EngineDeadError
 from worker.types import FinishReason

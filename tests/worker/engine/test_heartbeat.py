@@ -11,10 +11,11 @@ from worker.engine.heartbeat import (
     HEARTBEAT_SECONDS,
     Pulse,
     StepBudget,
+    Threads,
+    ThreadTimes,
     frozen_seconds,
 )
 from worker.engine.messages import Heartbeat
-from worker.engine.starvation import Threads, ThreadTimes
 
 
 @dataclass

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from busy_loops import busy_loops, counts_waits, run_for
 
-from worker.engine.starvation import Threads, ThreadTimes, read_threads, starved_seconds
+from worker.engine.heartbeat import Threads, ThreadTimes, read_threads, starved_seconds
 
 ASLEEP, READY = (0.0, 0.0, False), (0.0, 0.0, True)
 

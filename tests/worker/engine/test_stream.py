@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from worker.engine.client import RequestStream
 from worker.engine.messages import RequestOutput
-from worker.engine.stream import RequestStream
 from worker.errors import EngineDeadError
 from worker.types import FinishReason
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from single_draws import sample, verify
 
 from worker.executor.answers import answer
-from worker.ops.rejection import METHODS, verify
-from worker.ops.sample import ALL_MASKED, NOT_NUMBERS, sample, scores
+from worker.ops.rejection import METHODS
+from worker.ops.sample import ALL_MASKED, NOT_NUMBERS, scores
 from worker.types import Draw, ModelOutput, SampleSpec, SamplingParams, ScheduledSequence
 
 VOCAB = 24

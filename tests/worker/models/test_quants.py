@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.errors import ModelError
-from worker.models import quants
+from worker.models import checkpoints
+from worker.models.checkpoints import read_part, read_tensor
 from worker.models.gguf import GGML_TYPES, GgufFile
-from worker.models.quants import read_part, read_tensor
 
 Type = gguf.GGMLQuantizationType
 WRITABLE = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4")
@@ -90,7 +90,7 @@ def test_an_encoding_nobody_decodes_is_named(name: str, tmp_path: Path) -> None:
         read_tensor(file, "weights")
 
 
-@pytest.mark.parametrize("name", sorted(quants._DECODERS))
+@pytest.mark.parametrize("name", sorted(checkpoints._DECODERS))
 @given(st.data())
 @settings(max_examples=25, deadline=None)
 def test_our_own_decoders_equal_the_packages(name: str, data: st.DataObject) -> None:
@@ -99,6 +99,6 @@ def test_our_own_decoders_equal_the_packages(name: str, data: st.DataObject) -> 
     _, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     raw = np.frombuffer(data.draw(st.binary(min_size=num_bytes, max_size=num_bytes)), np.uint8)
     with np.errstate(all="ignore"):
-        ours = quants._DECODERS[name](raw)
+        ours = checkpoints._DECODERS[name](raw)
         packages = gguf.quants.dequantize(raw.copy().reshape(1, -1), kind)
     np.testing.assert_array_equal(ours.reshape(-1), np.asarray(packages, np.float32).reshape(-1))

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from single_draws import sample
 
 from worker.ops.draft import choose_drafts
-from worker.ops.sample import sample
 from worker.types import Draw, SampleSpec, SamplingParams
 
 Logits = Callable[..., torch.Tensor]

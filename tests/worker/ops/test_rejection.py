@@ -11,6 +11,7 @@ import reference_ops as reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from single_draws import sample, verify
 
 from worker.ops.drafted import AcceptedPrefixes, DraftBatch
 from worker.ops.rejection import (
@@ -21,12 +22,11 @@ from worker.ops.rejection import (
     certain,
     last_tokens,
     thresholds,
-    verify,
     verify_batch,
     verify_coupled,
 )
 from worker.ops.rejection_torch import excess, log_normalizers, residuals
-from worker.ops.sample import ALL_MASKED, Undrawable, sample, scores
+from worker.ops.sample import ALL_MASKED, Undrawable, scores
 from worker.types import Draw, SampleSpec, SamplingParams
 
 ChiSquare = Callable[[list[int], list[float]], float]

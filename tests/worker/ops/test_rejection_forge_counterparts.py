@@ -14,9 +14,10 @@ from random import Random
 import numpy as np
 import pytest
 import torch
+from single_draws import verify
 
 from worker.ops.noise import Purpose, gumbel_noise
-from worker.ops.rejection import DraftVerdict, verify, verify_coupled
+from worker.ops.rejection import DraftVerdict, verify_coupled
 from worker.ops.sample import RowSampler, scores
 from worker.types import SampleSpec, SamplingParams
 

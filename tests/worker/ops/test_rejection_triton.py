@@ -37,9 +37,12 @@ def test_a_cpu_needs_no_triton() -> None:
 import sys
 sys.modules["triton"] = None
 import torch
-from worker.ops.rejection import verify
 from worker.executor import answers
-assert verify([0], torch.zeros(2, 3), None, 1, 1, "block").token_ids
+from worker.ops.drafted import DraftBatch
+from worker.ops.rejection import certain, verify_batch
+drafts = torch.zeros(1, 1, dtype=torch.int64)
+batch = DraftBatch(drafts, torch.zeros(1, 2, 3), certain(drafts, 3), torch.tensor([1]))
+assert verify_batch(batch, [1], [1], "block")[0].token_ids
 assert "worker.ops.rejection_triton" not in sys.modules
 """
     done = subprocess.run(

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import reference_ops as reference
 import torch
+from single_draws import sample
 
-from worker.ops.sample import ALL_MASKED, NOT_NUMBERS, Undrawable, largest, sample, scores
+from worker.ops.sample import ALL_MASKED, NOT_NUMBERS, Undrawable, largest, scores
 from worker.types import Draw, SampleSpec, SamplingParams
 
 Logits = Callable[..., torch.Tensor]

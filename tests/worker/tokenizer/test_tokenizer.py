@@ -14,11 +14,10 @@ from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import models
 
 from worker.errors import ModelError
-from worker.tokenizer import pretokenize
 from worker.tokenizer.checkpoint import Checkpoint, read_checkpoint
 from worker.tokenizer.detokenize import decode
 from worker.tokenizer.rust import LibraryTokenizer, byte_level_bytes
-from worker.tokenizer.tokenizer import build_tokenizer
+from worker.tokenizer.tokenizer import PRE_TOKENIZATIONS, build_tokenizer
 
 
 def spelled(text: str) -> list[str]:
@@ -126,7 +125,7 @@ def test_a_tokenizer_knows_its_size_and_decodes_whole_texts() -> None:
 def test_words_are_cut_as_transformers_cuts_them(pre: str, reference: str, text: str) -> None:
     """The named rules are those of the models' own tokenizers."""
     theirs = getattr(transformers, reference)().backend_tokenizer
-    rule = pretokenize.by_name(pre)
+    rule = PRE_TOKENIZATIONS.get(pre)
     assert rule is not None
     normalizer = rule.normalizer()
     cut = text if normalizer is None else normalizer.normalize_str(text)
@@ -136,12 +135,12 @@ def test_words_are_cut_as_transformers_cuts_them(pre: str, reference: str, text:
     )
 
 
-@pytest.mark.parametrize("pre", pretokenize.NAMES)
+@pytest.mark.parametrize("pre", PRE_TOKENIZATIONS)
 @given(text=st.text(max_size=20))
 @settings(max_examples=15, deadline=None)
 def test_no_rule_loses_text(pre: str, text: str) -> None:
     """Cut by any rule, the pieces are the text again, once it is composed."""
-    rule = pretokenize.by_name(pre)
+    rule = PRE_TOKENIZATIONS.get(pre)
     assert rule is not None
     composed = unicodedata.normalize("NFC", text) if rule.compose else text
     words = rule.pre_tokenizer().pre_tokenize_str(composed)

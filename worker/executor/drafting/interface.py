@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from worker.models.config import ModelConfig
-from worker.models.layers import StepTensors
+from worker.models.llama import StepTensors
 from worker.types import Drafts, ModelOutput, SamplingParams, ScheduledSequence
 
 

@@ -14,8 +14,7 @@ from worker.executor.drafting.draft_cache import bytes_per_token
 from worker.executor.drafting.interface import DraftNetwork
 from worker.models.config import ModelConfig
 from worker.models.draft_head import HEAD_FILE, DraftHead, load_draft_head, shipped_head
-from worker.models.layers import StepTensors
-from worker.models.llama import LlamaModel
+from worker.models.llama import LlamaModel, StepTensors
 from worker.models.loader import load_model
 
 

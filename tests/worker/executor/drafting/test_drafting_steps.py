@@ -16,7 +16,7 @@ from worker.executor.drafting.interface import DraftNetwork, DraftRequest
 from worker.executor.drafting.loading import ModelNetwork
 from worker.executor.drafting.rounds import most_rows, plan_catch_up
 from worker.models.config import ModelConfig
-from worker.models.layers import StepTensors
+from worker.models.llama import StepTensors
 from worker.types import ModelOutput, SamplingParams
 
 UNTIED = replace(TINY, tied_head=False)

@@ -1,0 +1,56 @@
+"""One sequence or one step at a time: what serving does for whole batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from worker.ops.drafted import DraftBatch
+from worker.ops.rejection import STANDARD, DraftVerdict, certain, verify_batch
+from worker.ops.sample import ChosenToken, RowSampler, Undrawable, draws
+from worker.types import Draw, SampleSpec
+
+
+def verify(
+    drafts: Sequence[int],
+    scores: Tensor,
+    proposals: Tensor | None,
+    seed: int,
+    position: int,
+    method: str = STANDARD,
+) -> DraftVerdict:
+    """Judge `drafts` [k] of one sequence, which would stand at `position`, `position` + 1, …
+
+    scores [k + 1, V] float32: row i is what the target says about position `position` + i, given
+    the drafts before it, as `sample.scores` prepares it for a draw (its softmax is p; -inf excludes
+    a token). proposals [k, V] float32 are the drafter's q; None: a drafter that is always certain.
+    """
+    rows = torch.tensor(drafts, dtype=torch.int64, device=scores.device)
+    if proposals is None:
+        proposals = certain(rows, scores.shape[-1])
+    num_drafts = torch.tensor([len(drafts)], device=scores.device)
+    batch = DraftBatch(rows[None], scores[None], proposals[None], num_drafts)
+    return verify_batch(batch, [seed], [position], method)[0]
+
+
+def sample(
+    logits: Tensor, specs: Sequence[SampleSpec], rows: Sequence[int] | None = None
+) -> list[Draw | Undrawable]:
+    """One outcome for each spec, from logits [R, V] float32, which stay as they are.
+
+    `rows[i]` is the row that `specs[i]` draws from (by default, row i); several may draw from one.
+    Temperature 0 is greedy; of equal scores the lowest id wins. Log probabilities, where asked for,
+    are of the raw logits.
+    """
+    rows = range(len(specs)) if rows is None else rows
+    sampler = RowSampler(logits)
+    tokens = [sampler.choose(row, spec) for spec, row in zip(specs, rows, strict=True)]
+    chosen = [
+        ChosenToken(row, spec.params, token)
+        for spec, row, token in zip(specs, rows, tokens, strict=True)
+        if not isinstance(token, Undrawable)
+    ]
+    drawn = iter(draws(logits, chosen))
+    return [token if isinstance(token, Undrawable) else next(drawn) for token in tokens]
