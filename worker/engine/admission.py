@@ -1,17 +1,17 @@
-"""Who of the waiting sequences joins the next step.
+"""Admission: which of the waiting sequences join the next step.
 
 Theory of operation
 -------------------
 The line is walked in order (of arrival within a priority, or of the longest cached prefix) until
 the step's budget or the seats are used up. A sequence that does not fit is passed over: later ones
-may be admitted before it, `max_bypasses` times in its life, then nobody is until it fits. Only
+may be admitted before it, `max_bypasses` times in its life, then none is until it fits. Only
 sequences of the same priority pass each other this way. A step passes over `max_bypasses` at most,
 since looking at one costs a look-up of its whole prompt.
 
 A sequence that shares a long beginning with one whose prompt is being run right now is deferred:
 when the other's blocks are sealed it finds them in the cache instead of computing them again. That
 is decided anew in every step, from who runs at that moment, so an end, an abort or a preemption of
-the other sets it free; and whoever it waits for runs, so it makes progress.
+the other sets it free; and the one it waits for runs, so it makes progress.
 
 A sequence that was preempted comes back only when some room for growth is left besides, and after
 `policies.MAX_PREEMPTIONS` times only when it can be guaranteed (see `policies`).
@@ -79,11 +79,13 @@ class Admitter:
         self.num_deferred = 0
 
     def admit(self, plan: StepPlan, now: float, only_begun: bool) -> None:
-        """Add to `plan` whoever can join; with `only_begun` only those that ran before."""
+        """Add to `plan` the sequences that can join; with `only_begun` only those that ran
+        before.
+        """
         live, limits = self._live, self._limits
         self.num_deferred = 0
         if plan.budget <= 0 or live.num_running >= limits.max_num_seqs:
-            return  # nobody can join, so nobody's place in the line needs to be known
+            return  # none can join, so the order of the line does not matter
         prefilling = [s for s in live.running if s.num_written < s.num_prompt]
         walk = _Walk(now, prefilling)
         for sequence in self._in_order():
@@ -187,7 +189,7 @@ class Admitter:
         return sequence.num_preemptions >= policies.MAX_PREEMPTIONS
 
     def _reserve(self, sequence: Sequence) -> int:
-        """Blocks that must stay free when it is admitted; none when nobody else runs."""
+        """Blocks that must stay free when it is admitted; none when no other runs."""
         running = self._live.running
         if not running:
             return 0
@@ -210,7 +212,7 @@ class Admitter:
 
 
 def _as_of_now(waiting: list[Sequence]) -> Iterator[Sequence]:
-    """The members one by one; whoever is admitted meanwhile leaves the list at the place reached.
+    """The members one by one; one that is admitted meanwhile leaves the list at the place reached.
 
     Lines may be long and walks are mostly short, so no copy is made.
     """

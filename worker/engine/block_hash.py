@@ -42,7 +42,7 @@ ExtraKeys = tuple[tuple[str, ...], ...]
 class BlockHash:
     """The name of one full block, and all that was hashed into it.
 
-    Whoever finds a block by `digest` compares the whole value, so that two blocks whose digests
+    A lookup by `digest` compares the whole value, so that two blocks whose digests
     collide are told apart and never answer for each other. `parent` is the digest of the block
     before it, the root for block 0.
     """
@@ -89,8 +89,8 @@ class BlockHasher:
 
     `seed` separates caches: chains of different seeds never meet. None takes vLLM's default, the
     fixed word `vllm-none-hash` for SHA-256 (any process with the same algorithm agrees) and 32
-    random bytes for XXH3; "random" takes random bytes with any algorithm, so that nobody outside
-    this process can compute a block's name. Raises ConfigError for an algorithm it does not know.
+    random bytes for XXH3; "random" takes random bytes with any algorithm, so that no other process
+    can compute a block's name. Raises ConfigError for an algorithm it does not know.
     """
 
     def __init__(self, block_size: int, algo: str = "sha256", seed: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Paged KV blocks: who holds which, and which contents can be used again.
+"""Paged KV blocks: the tables that hold them, and the contents that can be used again.
 
 Theory of operation
 -------------------
@@ -28,7 +28,7 @@ the step is written, every source read before any destination is written. Why th
   destination of another copy, and written in the very step of the copy: it is read before that.
 - A block that is still to be copied to holds nothing yet. So a copy of it is made from its own
   source instead, and there is never a chain of copies.
-- A destination that nobody holds any more (a preemption in the same step) is forgotten with its
+- A destination that no table holds any more (a preemption in the same step) is forgotten with its
   copy, so no block is the destination of two, and it never becomes idle with contents.
 
 Every operation either does all it says or returns False and changes nothing.
@@ -211,7 +211,7 @@ class BlockManager:
     def shrink(self, seq_id: int, end: int) -> None:
         """Give back a sequence's blocks beyond `end` tokens: room that it has not used.
 
-        Nobody else holds them then, and nothing in them is sealed.
+        No other sequence holds them then, and nothing in them is sealed.
         """
         holding = self._holding(seq_id)
         num_kept = max(-(-end // self._block_size), holding.num_sealed)

@@ -1,4 +1,4 @@
-"""What changed in the prefix cache: values that whoever mirrors it can replay.
+"""Changes of the prefix cache, as values that a mirror of it can replay.
 
 Replaying them in order over an empty mirror that counts each hash gives the cached full blocks:
 contents that exist twice are stored twice and removed twice. Blocks that are only partly full have
@@ -40,7 +40,8 @@ CacheEvent = BlocksStored | BlockRemoved | CacheCleared
 
 
 def announcement(blocks: Iterable[tuple[BlockHash, bool]]) -> list[CacheEvent]:
-    """What tells a mirror that lost count all it has to know: nothing, then these blocks.
+    """Events that bring a mirror in any state up to date: clear everything, then store these
+    blocks.
 
     Each comes with whether it begins a chain; parents come before children.
     """

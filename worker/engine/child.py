@@ -2,8 +2,8 @@
 
 The process is reached over ZMQ pairs on unix sockets in a private directory, one for requests and
 outputs and one for heartbeats. The raw sockets' file descriptors are watched by the event loop:
-half the CPU of `zmq.asyncio`, at the price of their edge-triggered readiness, so whoever touches a
-socket must drain it (`_Inbox.drain`).
+half the CPU of `zmq.asyncio`, at the price of their edge-triggered readiness, so code that touches
+a socket must drain it (`_Inbox.drain`).
 """
 
 from __future__ import annotations

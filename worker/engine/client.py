@@ -252,7 +252,7 @@ class EngineClient:
     def open(self, request: AddRequest) -> tuple[RequestStream, ...]:
         """Send a request; one stream for it and one for each of its branches, in order.
 
-        Whoever opens closes every stream. Raises `EngineDeadError`, and `WorkerError` when an id is
+        The caller closes every stream. Raises `EngineDeadError`, and `WorkerError` when an id is
         in use; nothing is left open when it raises.
         """
         child = self._living()
@@ -289,8 +289,8 @@ class EngineClient:
             self._child.send(AbortRequests([request_id]))
 
     def abort_all(self, reason: str) -> None:
-        """Stop every sequence, as `abort` does, because of something that nobody asked for: from
-        now on `RequestOutput.error` tells `reason` of those that are aborted.
+        """Stop every sequence, as `abort` does, for a reason other than a client's: from now
+        on `RequestOutput.error` gives `reason` for those that are aborted.
         """
         self._why_aborted = reason
         if self._streams and self._child is not None:
@@ -324,7 +324,7 @@ class EngineClient:
                 reply.set_result(message)
 
     def _note(self, reply: CommandReply) -> None:
-        """Remember what the engine has done, whether or not somebody still waits for the answer."""
+        """Remember what the engine has done, whether or not a caller still waits for the reply."""
         command, asked_seconds = self._asked.pop(reply.command_id, (None, 0.0))
         if command is None or not reply.ok:
             return
@@ -352,7 +352,7 @@ class EngineClient:
 
     async def _supervise(self, child: EngineChild, ready: EngineReady) -> None:
         """Watch one engine after the other, until one is the last."""
-        # The front end has told the world how long a sequence may be: the next engine keeps to it.
+        # The front end has published how long a sequence may be: the next engine keeps to it.
         config = dataclasses.replace(self._config, num_blocks_override=ready.num_blocks)
         try:
             while True:
@@ -368,9 +368,9 @@ class EngineClient:
                 await asyncio.sleep(delay)
                 self._num_restarts += 1
                 child = self._child = self._new_child(config)
-                with contextlib.suppress(WorkerError):  # told and dealt with at the next turn
+                with contextlib.suppress(WorkerError):  # reported and handled at the next turn
                     await _bring_up(child)
-                    for command in self._halts.commands():  # before anybody's requests
+                    for command in self._halts.commands():  # before any request
                         child.send(command)
                     self._why_down = None
                     logger.warning("a new engine serves after %.1f s", time.monotonic() - lost_at)
@@ -378,7 +378,7 @@ class EngineClient:
             self._gone.set()
 
     def _lose(self, reason: str) -> None:
-        """The engine is down: fail whoever waits for it, and keep its counters."""
+        """The engine is down: fail what waits for it, and keep its counters."""
         self._why_down = reason
         self._past = counters_of(add_counters(self._past, self._stats))
         self._stats = EngineStats(

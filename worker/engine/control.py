@@ -45,7 +45,7 @@ class _Configurable(Protocol):
 class CommandRunner:
     """Sole owner of whether the engine is paused or asleep, and of commands not answered yet.
 
-    `outputs` are the ends of aborted requests, `replies` the answers; whoever reads them takes them
+    `outputs` are the ends of aborted requests, `replies` the answers; a reader takes them
     away. Every method but `configure` needs that no step is in flight.
     """
 
@@ -78,7 +78,7 @@ class CommandRunner:
                 self.replies.append(CommandReply(command.command_id, blocks=blocks))
             case Configure():
                 self.configure(command)
-        self._settle()
+        self._update_pause_state()
         self.look()
 
     def look(self) -> None:
@@ -91,7 +91,7 @@ class CommandRunner:
                 self._fall_asleep(command)
             else:
                 self._reply(command)
-        self._settle()
+        self._update_pause_state()
 
     def configure(self, command: Configure) -> None:
         """Hand settings to the executor; unlike all others, this may be done at any time: it is how
@@ -109,7 +109,7 @@ class CommandRunner:
 
     # ---- below: private ---------------------------------------------------------------------
 
-    def _settle(self) -> None:
+    def _update_pause_state(self) -> None:
         """Tell the scheduler what may be scheduled after all this."""
         state = self._paused
         if any(isinstance(command, Sleep) for command in self._standing_by):

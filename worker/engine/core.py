@@ -9,7 +9,7 @@ step runs. When there is nothing to schedule until N is known, N is waited for a
 is held back, and the last steps drain by themselves.
 
 A command waits until no step is in flight (nothing is scheduled meanwhile), and ends its call of
-`step`: whatever is told of that call, events of the cache included, is the state it was done in.
+`step`: what that call reports, events of the cache included, is the state it was done in.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class EngineCore:
         self._commands: deque[Command] = deque()
         self._in_flight: deque[SchedulerOutput] = deque()
         self._ended: list[RequestOutput] = []  # refused or aborted since the last step
-        self._is_changed = False  # something to tell although no step ran
+        self._is_changed = False  # something to report although no step ran
         self._running_step: tuple[float, int] | None = None
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has something to run or to tell, or a reply is to be taken."""
+        """Whether `step` has something to run or to report, or a reply is to be taken."""
         return bool(
             self._ended
             or self._in_flight
@@ -95,7 +95,7 @@ class EngineCore:
         self._is_changed = True
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """End answers and free their blocks now; the next `step` tells. Unknown ids pass."""
+        """End answers and free their blocks now; the next `step` reports it. Unknown ids pass."""
         for request_id in request_ids:
             output = self._scheduler.abort(request_id)
             if output is not None:
@@ -120,12 +120,12 @@ class EngineCore:
         return self._scheduler.blocks.take_events()
 
     def announce(self) -> Sequence[CacheEvent]:
-        """Events that tell everything cached now, for whoever missed earlier ones."""
+        """Events that report everything cached now, for a subscriber that missed earlier ones."""
         return self._scheduler.blocks.announcement()
 
     def step(self) -> StepOutputs | None:
-        """Go on by one step and return all there is to tell; None when there is nothing, which does
-        not mean that there is no more work.
+        """Go on by one step and return all there is to report; None when there is nothing, which
+        does not mean that there is no more work.
 
         Blocks until a step has ended, except when the first one of a row is handed over. Whatever
         the executor raises goes through: the KV cache is in doubt then, and the engine must end.

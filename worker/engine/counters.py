@@ -1,4 +1,4 @@
-"""What the scheduler has counted since start."""
+"""Counters of the scheduler since start."""
 
 from __future__ import annotations
 

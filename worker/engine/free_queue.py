@@ -10,14 +10,14 @@ last who hit it: a flood of requests that begin like another tenant's must not c
 blocks over to the flood's account.) Cached idle blocks wait in their tenant's queue, least recently
 used first, each with a stamp that orders them across queues.
 
-When nothing is empty, someone's contents must go. A tenant's *share* is the number of blocks over
+When nothing is empty, some contents must go. A tenant's *share* is the number of blocks over
 the number of tenants that have any. With the block about to be taken counted for its taker, the
-oldest cached block of those above their share goes; with nobody above it, or with nothing idle
+oldest cached block of those above their share goes; with none above it, or with nothing idle
 there, the oldest of all. So
 
     a tenant within its share loses nothing while one above its share has an idle block,
 
-one tenant alone has plain LRU, and no idle block is ever refused to anybody: fairness orders
+one tenant alone has plain LRU, and no idle block is ever refused: fairness orders
 evictions, it reserves nothing.
 
 Everything is O(1) but the choice between tenants, which looks at the head of each queue. There are
@@ -147,7 +147,7 @@ class FreeQueue:
 
     def _check_accounts(self, owned: set[int]) -> None:
         if owned != {block for block, owner in enumerate(self._owners) if owner is not None}:
-            raise IntegrityError("a block counts for nobody, or an empty one for somebody")
+            raise IntegrityError("a block counts for no tenant, or an empty one for some")
         for tenant, account in self._accounts.items():
             if account.tenant != tenant or account.num_blocks != self._owners.count(account):
                 raise IntegrityError(f"the account of tenant {tenant!r} does not add up")
@@ -160,7 +160,9 @@ class FreeQueue:
                 raise IntegrityError(f"tenant {tenant!r} queues a block not its own")
 
     def _victim(self) -> _Account:
-        """Whose oldest idle block goes; the taker's new block is counted already."""
+        """The account whose oldest idle block is evicted; the taker's new block is counted
+        already.
+        """
         candidates = [account for account in self._accounts.values() if account.idle]
         if len(candidates) > 1:
             num_tenants = len(self._accounts)
@@ -182,13 +184,13 @@ class FreeQueue:
     def _queue_of(self, block: int) -> OrderedDict[int, int]:
         owner = self._owners[block]
         if owner is None:
-            raise IntegrityError(f"block {block} counts for nobody")
+            raise IntegrityError(f"block {block} counts for no tenant")
         return owner.idle
 
     def _disown(self, block: int) -> None:
         owner = self._owners[block]
         if owner is None:
-            raise IntegrityError(f"block {block} counts for nobody")
+            raise IntegrityError(f"block {block} counts for no tenant")
         self._owners[block] = None
         owner.num_blocks -= 1
         if owner.num_blocks == 0:

@@ -3,7 +3,7 @@
 A step may take long for good reasons (a prefill of thousands of tokens), or never end (a device
 that hangs). What tells them apart is a budget: a multiple of what steps of that many tokens have
 taken so far. The serving thread says what it is at (`Pulse`); the heartbeat thread compares that
-with the budget several times a second and tells the client, whatever the step does.
+with the budget several times a second and notifies the client, whatever the step does.
 
 Time in which this process could not run is not held against a step, and not learned either. The
 heartbeat thread notices that the process was stopped as a whole when its own beats are late, and
@@ -124,7 +124,7 @@ def read_threads(tasks: str, but: int | None = None) -> Threads | None:
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 0.2
-# Commands may move a model's weights; nobody knows beforehand how long that takes.
+# Commands may move a model's weights, which takes a time that is not known beforehand.
 COMMAND_SECONDS = 120.0
 _WEIGHT = 0.2  # of the newest step in the running mean
 _SIZES = 32  # steps are told apart by the number of binary digits of their token count

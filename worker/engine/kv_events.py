@@ -4,12 +4,13 @@ Theory of operation
 -------------------
 The engine's thread hands over one batch per step (`publish`) and numbers it; a thread of the
 publisher's own encodes and sends. Between them is a bounded queue. When it is full its batches are
-dropped, oldest first and then all of them, for what is left would not make sense to anybody who
-missed the first; in their place goes one batch that says `AllBlocksCleared` and then everything
-that is cached at that moment. It is made by the engine's thread, which owns the cache, within the
-call that found the queue full: the events of that call are in what it tells, and no later one can
-be missing from it or be told twice. The numbers of dropped batches are never sent, so a subscriber
-sees the gap too. The first batch of a publisher, number 0, is `AllBlocksCleared`.
+dropped, oldest first and then all of them, for what is left would not make sense to a subscriber
+that missed the first; in their place goes one batch that says `AllBlocksCleared` and then
+everything that is cached at that moment. It is made by the engine's thread, which owns the cache,
+within the call that found the queue full: the events of that call are in what it reports, and no
+later one can be missing from it or be reported twice. The numbers of dropped batches are never
+sent, so a subscriber sees the gap too. The first batch of a publisher, number 0, is
+`AllBlocksCleared`.
 
 On the wire a batch has three frames: the topic, the number (8 bytes, big-endian), the payload
 (below). A PUB socket drops what a slow subscriber does not take; a gap in the numbers
@@ -126,7 +127,7 @@ class KvEventPublisher:
 
         Never blocks. What a full queue costs is told above.
         """
-        if not self._thread.is_alive():  # it failed, or was closed: nobody will send this
+        if not self._thread.is_alive():  # it failed, or was closed: this is never sent
             self._num_dropped += 1
             return
         if len(self._queue) < self._max_queued:
@@ -162,7 +163,7 @@ class KvEventPublisher:
 
 
 class _Sender:
-    """The thread's side: encodes, sends, remembers and sends again."""
+    """The part on the thread: encodes, sends, buffers and sends again."""
 
     def __init__(
         self,
@@ -202,7 +203,7 @@ class _Sender:
             self.replay_endpoint = endpoint.decode()
 
     def run(self) -> None:
-        """Send what is queued and answer who asks, until closed."""
+        """Send what is queued and answer replay requests, until closed."""
         try:
             self._serve()
         except Exception:

@@ -14,7 +14,7 @@ _by_rank = attrgetter("rank")
 
 
 class LiveSequences:
-    """Sole owner of who waits and who runs; both lines are in order of rank.
+    """Sole owner of the lines of waiting and running sequences, both in order of rank.
 
     A request with n answers is one sequence until its prompt has been run; it counts as n, takes n
     ids from the start, and each of its request ids leads to it.

@@ -1,4 +1,4 @@
-"""What crosses between the HTTP process and the engine process: msgpack arrays, tagged by kind,
+"""Messages between the HTTP process and the engine process: msgpack arrays, tagged by kind,
 never pickle.
 """
 
@@ -53,7 +53,7 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, array_like=True, tag="reset"
 
 
 class Pause(msgspec.Struct, frozen=True, array_like=True, tag="pause"):
-    """Stop scheduling. `mode` "abort" ends what is in flight, "wait" lets it finish (nobody new is
+    """Stop scheduling. `mode` "abort" ends what is in flight, "wait" lets it finish (nothing new is
     admitted), "keep" freezes it. Answered when that state is reached.
     """
 
@@ -177,11 +177,11 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     `stop_token_id` is the token that ended it, when one did (it is also the last of `token_ids`).
     `num_cached_tokens` counts prompt tokens served from the prefix cache at first admission.
     The three times are on the engine's monotonic clock; None until they have happened.
-    `error` says why, for the user, when `finish_reason` is `ERROR`, or `ABORT` that nobody asked
-    for. `logprobs` has one entry for each of `token_ids` when the request asked for them.
-    `prompt_logprobs`, when asked for, comes in order with the outputs up to and with that of the
-    first token, one entry for each prompt token but the first; an output with prompt logprobs may
-    have no tokens. They are told once for a request: with the outputs of its first answer, its
+    `error` says why, for the user, when `finish_reason` is `ERROR`, or `ABORT` without a
+    request for it. `logprobs` has one entry for each of `token_ids` when the request asked for
+    them. `prompt_logprobs`, when asked for, comes in order with the outputs up to and with that of
+    the first token, one entry for each prompt token but the first; an output with prompt logprobs
+    may have no tokens. They are told once for a request: with the outputs of its first answer, its
     branches repeat none. `num_steps` is how many steps the tokens came in: more than one only where
     a consumer that lags gets several outputs as one.
     """

@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 A step may be submitted before the one in front of it has ended. Where it then says `takes_pending`,
-nobody knows the token yet: the pipeline puts it in when the step's turn comes, from the result of
+the token is not known yet: the pipeline puts it in when the step's turn comes, from the result of
 the step before, so that an executor only ever sees plain tokens. A sequence whose draw failed in
 the step before is left out; the scheduler ends it when it sees that result, and discards whatever
 the next step gives.

@@ -78,9 +78,10 @@ class StepInFlight:
 
 
 class StepPlan:
-    """Who runs how many tokens in the next step, under one token budget. Lives for one `schedule`.
+    """How many tokens of which sequences run in the next step, under one budget; for one
+    `schedule`.
 
-    Nothing of a sequence changes until `commit`, so that whoever gives way can be dropped again.
+    Nothing of a sequence changes until `commit`, so that one that gives way can be dropped again.
     """
 
     def __init__(self, limits: SchedulerConfig, num_eligible: int) -> None:
@@ -99,7 +100,7 @@ class StepPlan:
 
     @property
     def planned(self) -> list[tuple[Sequence, int]]:
-        """Who has a share, and of how many known tokens."""
+        """The sequences with a share, and of how many known tokens."""
         return [(sequence, self._num_tokens[sequence.seq_id]) for sequence in self._sequences]
 
     def affordable(self, num_tokens: int) -> int:
@@ -128,7 +129,7 @@ class StepPlan:
 
     def verify(self, sequence: Sequence, guess: Guess) -> None:
         """Verify drafts behind a share that ends with the sequence's last token; it has the blocks
-        for it. Nobody may be dropped after this.
+        for it. None may be dropped after this.
         """
         self._guesses[sequence.seq_id] = guess
         self.budget -= len(guess.token_ids)

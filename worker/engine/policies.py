@@ -1,5 +1,5 @@
 """Every choice the scheduler makes, as functions of values: who goes first, who gives way, when a
-sequence ends. Nothing here is remembered and nobody is changed.
+sequence ends. Nothing here is remembered or changed.
 
 Theory of operation
 -------------------
@@ -13,16 +13,17 @@ blocks, waits again and re-runs its tokens. Among which ones a policy may choose
   in the pool together (`may_guarantee`), as in the banker's algorithm. It reserves nothing: others
   use the room meanwhile, and give way when it is needed.
 
-If that leaves nobody, the one that asks gives way itself, unless it has the right to more: one of a
+If that leaves none, the one that asks gives way itself, unless it has the right to more: one of a
 better class takes from the guaranteed of the lowest class, a guaranteed one from the first-ranked.
 
 *Why nothing locks up.* Within a priority class a sequence is preempted `MAX_PREEMPTIONS` times at
 most: after that it is guaranteed, and a guaranteed one that asks finds enough among the others,
 because all the guaranteed together never need more than the pool. So preemptions are finite, and
-between two of them every step gives at least one token to somebody; everybody's tokens are finite.
-Across classes a better one may take from a lower one as often as it likes: that is what priority
-means. Without a change of who waits, the head of the line is passed `max_bypasses` times at most;
-then nobody is admitted before it, those that run end one by one, and a sequence alone always fits.
+between two of them every step gives at least one token to a sequence; the tokens of each are
+finite. Across classes a better one may take from a lower one as often as it likes: that is what
+priority means. Without a change of who waits, the head of the line is passed `max_bypasses` times
+at most; then none is admitted before it, those that run end one by one, and a sequence alone always
+fits.
 
 The default policy takes the sequence that was preempted least, then the one that costs least to
 compute again. What was preempted comes back only when there is room for it and for some growth of
@@ -111,7 +112,7 @@ VICTIM_POLICIES: Mapping[str, VictimPolicy] = {
 def choose_victim(
     policy: VictimPolicy, requester: VictimCandidate, running: Sequence[VictimCandidate]
 ) -> VictimCandidate:
-    """Who loses its blocks so that `requester` can go on; itself when nobody else has to.
+    """Who loses its blocks so that `requester` can go on; itself when no other has to.
 
     `running` is every sequence that holds blocks, the requester among them, in order of rank.
     """

@@ -1,4 +1,4 @@
-"""Which block holds which contents, found by name or by the longest common beginning.
+"""The contents of blocks, found by name or by the longest common beginning.
 
 Theory of operation
 -------------------
@@ -14,7 +14,7 @@ contents are compared, not trusted. By induction over the chain, whatever is fou
 computed after exactly the tokens that the chain says, whatever the hash function is worth.
 
 Equal contents may exist twice (two sequences that ran side by side). Tables are append-only, so
-nobody swaps one for the other; the name knows both and answers with the first that is left.
+one never replaces the other; the name knows both and answers with the first that is left.
 
 A *partial* block holds the beginning of a block's tokens and is idle: its sequence is gone. It has
 no digest, but like a full block it is listed under its parent and its first token, and there

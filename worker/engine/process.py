@@ -234,8 +234,8 @@ class Server:
         return msgspec.structs.replace(outputs, stats=stats)
 
     def _publish(self) -> None:
-        """Tell what changed in the prefix cache, one batch per step, before any reply: whoever gets
-        the answer to a reset or a dump has the events that led there.
+        """Publish what changed in the prefix cache, one batch per step, before any reply: a client
+        that gets the answer to a reset or a dump has the events that led there.
         """
         if self._publisher is not None:
             events = self._core.take_events()
@@ -326,8 +326,8 @@ def _die_with_parent() -> None:
 
 
 def _exit_with_parent(*addresses: str) -> None:
-    """Block until standard input ends, then leave at once: nobody is left to serve, nor to remove
-    the directory of the sockets.
+    """Block until standard input ends, then leave at once: no client is left to serve, nor to
+    remove the directory of the sockets.
     """
     while os.read(0, 1024):
         pass

@@ -1,4 +1,4 @@
-"""Which tokens run in the next step: continuous batching under a token budget.
+"""The scheduler: which tokens run in the next step, by continuous batching under a token budget.
 
 Theory of operation
 -------------------
@@ -12,7 +12,7 @@ Admitter reserves blocks for everything a sequence knows at that moment, so that
 prompts cannot starve each other; only outputs need blocks later. When there is none, a running
 sequence is preempted (`policies` says which, and why that ends): its blocks are freed, it waits
 again in its old place in line, and re-runs its tokens when it is back (its contents stay hits until
-they are re-used, which makes that cheap). Nobody is admitted in a step that preempted.
+they are re-used, which makes that cheap). None is admitted in a step that preempted.
 
 A request with n answers is one sequence until its prompt has been run. That step draws n first
 tokens; then the sequence forks, sharing the prompt's blocks.
@@ -20,12 +20,12 @@ tokens; then the sequence forks, sharing the prompt's blocks.
 *Overlap.* A step may be scheduled while the one before it still runs (not more than one):
 `schedule`, `schedule`, `update`, `schedule`, `update`, … Tokens count as computed when they are
 scheduled, as written when the step's results are there. A sequence whose token is being drawn by
-the step in flight goes on all the same: its next step `takes_pending`, that is, whoever runs the
-steps puts the token in. Steps run strictly one after the other, and from that it follows that:
+the step in flight goes on all the same: its next step `takes_pending`, that is, the
+pipeline puts the token in. Steps run strictly one after the other, and from that it follows that:
 
 - A sequence that turns out to have ended in step N may stand in step N+1. Its token from there is
   discarded. What N+1 writes for it lands after its last written token, in a block that is free by
-  then; whoever gets that block writes to it in step N+2 at the earliest, which runs after N+1, and
+  then; its next owner writes to it in step N+2 at the earliest, which runs after N+1, and
   a slot is only ever read after its new owner has written it. Sealed blocks are full, and a partial
   block is a hit only as far as it was written, so the stray write is never looked at.
 - The same holds for an abort, and for a preemption at the time when N+1 is scheduled: blocks that

@@ -196,7 +196,7 @@ class Sequence:
             self.first_token_seconds = now
         self.last_token_seconds = now
 
-    # ---- telling ----------------------------------------------------------------------------
+    # ---- output -----------------------------------------------------------------------------
 
     def output(
         self,

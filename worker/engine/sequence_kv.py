@@ -105,7 +105,7 @@ class SequenceKv:
         """Raise IntegrityError unless exactly the blocks of `running` are in use."""
         used = {block for s in running for block in self.blocks.table(s.seq_id)}
         if len(used) + self.blocks.num_free != self.num_blocks:
-            raise IntegrityError("blocks are held by nobody that runs")
+            raise IntegrityError("blocks are held by none that runs")
 
     def _tail(self, sequence: Sequence) -> PartialBlock | None:
         """Names what is written after the last full block."""

@@ -1,4 +1,4 @@
-"""Drafts: who makes them, how many are worth verifying, and how it went.
+"""Speculation: where drafts come from, how many are verified, and how that went.
 
 Theory of operation
 -------------------
@@ -22,16 +22,16 @@ of drawn drafts must be constant (see `ops.draft`). Those of all others may tell
 
 Drafts take nothing from anybody who runs or can be admitted. They come after everybody's share, out
 of what is left of the token budget. They take a block only while one block stays free for each
-sequence that runs; else they are cut to what fits in the blocks that are there. Nobody is preempted
+sequence that runs; else they are cut to what fits in the blocks that are there. None is preempted
 for them. What room they took and did not need is given back when the step's results are there, so
-between steps nobody holds more than without drafts. No drafts are made that the step after has no
-room to verify.
+between steps no sequence holds more than without drafts. No drafts are made that the step after has
+no room to verify.
 
 From the prefix cache they take next to nothing. Beyond the block that a sequence comes to next they
 use only blocks that cache nothing. That one block they may take from the cache's far end, a few
 tokens before the sequence would: a cache in use has no empty blocks, and drafts that stop at each
 block's end are a tenth to a third fewer tokens a step (measured, blocks of 16). It comes back empty
-and is taken first by whoever needs one next. So drafts have never emptied more blocks than one for
+and is taken first by the next that needs one. So drafts have never emptied more blocks than one for
 each sequence that can run at a time, and a sequence that goes on takes its own anyway.
 
 How many tokens a sequence has after a step with drafts is known only with its results; so is what a

@@ -1,4 +1,4 @@
-"""What a step answers: hidden states turned into draws and log probabilities.
+"""The answers of a step: hidden states turned into draws and log probabilities.
 
 Logits are made for a bounded number of rows at a time, so that memory does not grow with the
 prompts whose log probabilities are asked for.

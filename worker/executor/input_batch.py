@@ -52,7 +52,7 @@ class CacheLayout:
     """How a layer's cache [num_blocks, 2, kv_heads, block_size, head_dim] is addressed and read.
 
     `padding_block` is always zero: it is read in the place of blocks that a sequence does not have.
-    `sharing` query heads read each KV head. Nobody attends to positions below `first_position`.
+    `sharing` query heads read each KV head. No query attends to positions below `first_position`.
     """
 
     block_size: int
@@ -227,7 +227,7 @@ class InputBatch:
 
     `order` is the sequences in the order of their rows. The rows of `tensors.sample_rows` are: the
     last 1 + `num_drafts` ones of each of `sampled`, then one for each prompt target of each of
-    `scored`, then the last one of each of `silent`, whose logits nobody wants. `token_slots` [T]
+    `scored`, then the last one of each of `silent`, whose logits are not wanted. `token_slots` [T]
     are the rows' places in the cache: block · block_size + offset.
     """
 

@@ -1,4 +1,4 @@
-"""What the engine asks of whatever owns the device."""
+"""The interface between the engine and what owns the device."""
 
 from __future__ import annotations
 

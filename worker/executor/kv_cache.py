@@ -20,7 +20,7 @@ from worker.types import ScheduledSequence
 _CPU_DEFAULT_BYTES = 1 << 30
 _CPU_MEMORY_SHARE = 0.25
 _GPU_SPARE = 0.08
-# A context that nobody asked for is cut to what the memory holds, but not below what chats need.
+# A context that was not asked for is cut to what the memory holds, but not below what chats need.
 _LEAST_CONTEXT = 512
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint says about its architecture, read from GGUF metadata or Hugging Face JSON."""
+"""The architecture of a checkpoint, read from GGUF metadata or Hugging Face JSON."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _default_interval(architecture: str) -> int:
 
 
 def _every_nth(interval: int, num_layers: int) -> range:
-    """Layers interval-1, 2·interval-1, …; none for 0. Not written out: nobody has checked yet that
+    """Layers interval-1, 2·interval-1, …; none for 0. Not written out: it is not checked yet that
     there are so many.
     """
     return range(interval - 1, num_layers, interval) if interval > 0 else range(0)

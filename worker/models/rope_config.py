@@ -1,4 +1,4 @@
-"""What a checkpoint says about rotary embedding, and the context length that follows from it.
+"""The rotary embedding of a checkpoint, and the context length that follows from it.
 
 Sources: transformers' `modeling_rope_utils.py` for what the keys mean, vLLM for how far a scaled
 model reaches (`linear`: the stated positions times the factor; `yarn`: the original positions times

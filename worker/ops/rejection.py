@@ -26,7 +26,7 @@ used again. So the uniforms of a run belong to the position where the run starts
 further on), the noise of drafts to the position and the place in the run, and a recovered token has
 noise of its own. The bonus token takes the sampler's, so a step without drafts draws exactly the
 token that plain sampling draws. And whether a drawn draft is judged at all must not depend on which
-token it is (the proofs have all of q at each position, not the part that somebody liked).
+token it is (the proofs have all of q at each position, not a part that was chosen).
 
 Sums over the vocabulary, and the choice of the last token, are those of `rejection_torch` on a CPU
 and of the Triton kernels of `rejection_triton` on a GPU. What is decided from them is written once,

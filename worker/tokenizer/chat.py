@@ -1,9 +1,9 @@
 """Chat messages → prompt text, through the model's own Jinja template in a sandbox.
 
-A template comes with a model file and its input from anybody, so it runs in a sandbox with a budget
-(`sandbox`), with the few extras Hugging Face templates rely on: `raise_exception`, `strftime_now`,
-`tojson` that does not escape for HTML, loop controls, and `{% generation %}`, which marks what the
-model says for training and means nothing here.
+A template comes with a model file and its input from any client, so it runs in a sandbox with a
+budget (`sandbox`), with the few extras Hugging Face templates rely on: `raise_exception`,
+`strftime_now`, `tojson` that does not escape for HTML, loop controls, and `{% generation %}`, which
+marks what the model says for training and means nothing here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a checkpoint says about its text: context length, end tokens, chat template.
+"""The text settings of a checkpoint: context length, end tokens, chat template.
 
 Read before the engine starts, because the engine's configuration depends on it; it costs some
 60 ms for the default model. Building the tokenizer itself (`tokenizer.build_tokenizer`) comes

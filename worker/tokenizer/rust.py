@@ -47,7 +47,7 @@ class LibraryTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         # The batch form lets other threads run meanwhile, which `encode` does not, and skips the
-        # offsets nobody reads.
+        # offsets that are not read.
         batch = self._rust.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return batch[0].ids
 

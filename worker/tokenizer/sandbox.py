@@ -1,6 +1,6 @@
 """A Jinja sandbox with a budget: no request can keep a worker busy through its chat template.
 
-Theory of operation. A chat template comes with a model, its variables from anybody. Jinja's
+Theory of operation. A chat template comes with a model, its variables from any client. Jinja's
 immutable sandbox keeps both away from Python; what it does not bound is work. So every turn of a
 loop, every call and every character put out is charged to the render it belongs to: loops through a
 filter woven into their bodies when the template is compiled, output through Jinja's `finalize`
@@ -9,7 +9,7 @@ that pad, repeat, join or replace. The clock is read every few hundred steps.
 
 The bound holds whatever a request's variables are. A template made to do harm can still spend time
 inside a single operation on what it has built (comparing nested lists, say); templates come from
-whoever runs the worker, and from requests only if they say so.
+the operator, and from requests only where the operator allows it.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         return tree
 
     def _guarded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A filter that refuses widths nobody needs, and gives no longer text than allowed."""
+        """A filter that refuses very large widths, and gives no longer text than allowed."""
 
         @functools.wraps(function)
         def guarded(*args: Any, **kwargs: Any) -> Any:

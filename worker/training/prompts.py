@@ -91,5 +91,5 @@ def open_prompt(rng: random.Random) -> str:
 
 
 def follow_up(rng: random.Random) -> str:
-    """What somebody says after any answer."""
+    """What a user may say after any answer."""
     return rng.choice(_FOLLOW_UPS)

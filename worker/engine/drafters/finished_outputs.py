@@ -80,7 +80,7 @@ class Heaviest(Generic[Name]):
         return self._heap[0][2]
 
 
-# Of a longer output only the end is kept: nobody's one answer should take the room of many.
+# Of a longer output only the end is kept: one answer should not take the room of many.
 MAX_OUTPUT_TOKENS = 4096
 
 Group = tuple[str, str]  # tenant and cache salt
@@ -165,7 +165,7 @@ class OutputText:
             return len(self._coming.popleft())
         end = self.text.index(END, first)
         indexed = self._indexed - self._start
-        if indexed <= end:  # the rest of it has no names: nobody will look for it
+        if indexed <= end:  # the rest of it has no names: no lookup finds it
             self.text = self.text[:indexed] + self.text[end:]
             for before in self._before.values():
                 before.append(0)
@@ -235,7 +235,7 @@ class FinishedOutputs:
     sole owner of what is learnt from sequences that have ended.
 
     When there is too much, the tenant that has most gives way, of its groups the one that has most,
-    and of that the oldest output: nobody can empty another tenant's memory. An output weighs what
+    and of that the oldest output: no tenant can empty another's memory. An output weighs what
     it takes of both limits.
 
     An indexed token takes some 600 bytes (measured), most of that for n-grams seen nowhere else.

@@ -1,4 +1,4 @@
-"""What the engine asks of a drafter that guesses from tokens alone."""
+"""The interface of a drafter that guesses from tokens alone."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ class Drafter(Protocol):
 
     def learn(self, num_tokens: int) -> None:
         """Learn up to `num_tokens` more tokens of outputs that are to be learnt from. Once a step:
-        nobody waits for all that has ended with one.
+        no step waits for all that has ended with one.
         """
         ...

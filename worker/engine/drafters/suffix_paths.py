@@ -1,4 +1,4 @@
-"""What likely follows the end of a text, by what followed its last tokens elsewhere.
+"""Likely continuations of a text, by what followed its last tokens elsewhere.
 
 Theory of operation (SuffixDecoding, Oliaro et al., arXiv:2411.04975, as Arctic Inference and so
 vLLM have it). The last m tokens are looked up for every m up to a depth. The places of a match are

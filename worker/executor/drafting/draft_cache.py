@@ -1,4 +1,5 @@
-"""What a drafter keeps for every token, in the same blocks as the target's keys and values.
+"""The cache of a drafter: what it stores for every token, in the same blocks as the target's keys
+and values.
 
 Theory of operation. Blocks come and go by the scheduler's rules: prefix hits, preemption, copies,
 eviction. A drafter follows none of that. Beside each block of the target's cache lies, at the same

@@ -6,7 +6,7 @@ or when its logits are not numbers.
 What a drafter has to read before it can draft: what the target has run since it last did.
 
 The last few rows before the drafts belong to every round of drafting, and are run with its first
-draft. All before them is *catch-up*: a prompt, or what was decoded while nobody asked for drafts.
+draft. All before them is *catch-up*: a prompt, or what was decoded while no drafts were asked for.
 
 Catch-up is bounded in each step, by twice the tokens of the step itself (or `LEAST_ROWS`, if that
 is more): how long a step may take, until it counts as hung, is known by its tokens (see

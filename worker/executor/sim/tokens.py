@@ -1,4 +1,4 @@
-"""Which token a simulated draw gives: words or the prompt's own, and what is told about them.
+"""Tokens of simulated draws: words or the prompt's own, and their log probabilities.
 
 Draws are functions of the simulator's seed, the request's seed (greedy requests have none), the
 position and the token before it, so an answer depends neither on the batch nor on chunking.
