@@ -28,7 +28,7 @@ from sim_closed_form import (
     serve,
 )
 
-from worker.sim_settings import SETTINGS
+from worker.faults.sim_settings import SETTINGS
 from worker.tokenizer.detokenize import decode
 from worker.tokenizer.sim import SimTokenizer
 

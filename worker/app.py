@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
+import hashlib
 import logging
 import os
 import random
@@ -25,17 +26,17 @@ from collections.abc import Generator
 from datetime import datetime
 from typing import NoReturn
 
+import msgspec
 import uvicorn
 
-from worker.api.admission import Admission
-from worker.api.connection import protocol_of
-from worker.api.faults import App, FaultInjection, FaultSetup
-from worker.api.fingerprint import system_fingerprint
-from worker.api.limits import MemoryGuard, resident_bytes
-from worker.api.openai import RequestPreparer, TextSide
-from worker.api.params import ModelLimits
+from worker.api.generate.admission import Admission
+from worker.api.generate.prepare import RequestPreparer
+from worker.api.generate.text import TextSide
+from worker.api.http.connection import protocol_of
+from worker.api.http.limits import MemoryGuard, resident_bytes
+from worker.api.schema.openapi import package_version
+from worker.api.schema.params import ModelLimits
 from worker.api.server import WorkerApi
-from worker.cache_info import cache_info
 from worker.config import ApiConfig, EngineConfig, ServeConfig
 from worker.engine.block_hash import RANDOM_SEED
 from worker.engine.client import EngineClient
@@ -43,6 +44,7 @@ from worker.engine.messages import EngineReady, StepOutputs
 from worker.engine.supervision import Supervision
 from worker.errors import ConfigError, root_cause
 from worker.executor.sim.runner import CRASH_STATUS
+from worker.faults.injection import App, FaultInjection, FaultSetup
 from worker.listener import bound, is_exposed, shown
 from worker.metrics import WorkerMetrics
 from worker.tokenizer import sim
@@ -311,3 +313,57 @@ class _Worker:
         where = shown(listener, tls=self._config.tls is not None)
         sys.stdout.write(f"worker ready on {where} in {seconds:.1f} s\n")
         sys.stdout.flush()
+
+
+def system_fingerprint(config: EngineConfig) -> str:
+    """`pointsman-<version>-<8 hex digits>` of the engine's configuration. What is secret in it (the
+    seed of the block hashes) or differs between workers that answer alike is left out: so is
+    speculation, unless its drafts are drawn at random, which changes what a seed gives.
+    """
+    public = dataclasses.replace(config, prefix_caching_hash_seed=None)
+    speculative = config.speculative
+    if speculative is not None and speculative.draft_sample_method != "probabilistic":
+        public = dataclasses.replace(public, speculative=None)
+    shape = {
+        name: value
+        for name, value in msgspec.to_builtins(public).items()
+        if name not in ("kv_events", "num_threads")
+    }
+    digest = hashlib.sha256(msgspec.json.encode(shape, order="sorted")).hexdigest()
+    return f"pointsman-{package_version()}-{digest[:8]}"
+
+
+def cache_info(engine: EngineConfig, ready: EngineReady) -> dict[str, str]:
+    """One label for each attribute of vLLM's cache configuration, as `str` shows its value. What
+    this engine does not have is "None", 0 or False, as in a vLLM that does not use it.
+    """
+    num_tokens = ready.num_blocks * ready.block_size
+    values = {
+        "block_size": ready.block_size,
+        "user_specified_block_size": True,
+        "kv_cache_layout": "auto",
+        "prefix_match_unit": 1 if engine.enable_partial_hits else ready.block_size,
+        "gpu_memory_utilization": engine.gpu_memory_utilization,
+        "cache_dtype": engine.dtype,
+        "is_attention_free": False,
+        "num_gpu_blocks_override": engine.num_blocks_override,
+        "sliding_window": None,
+        "enable_prefix_caching": engine.enable_prefix_caching,
+        "prefix_caching_hash_algo": engine.prefix_caching_hash_algo,
+        "prefix_cache_retention_interval": None,
+        "num_gpu_blocks": ready.num_blocks,
+        "num_cpu_blocks": None,
+        "effective_attention_block_size": ready.block_size,
+        "kv_cache_size_tokens": num_tokens,
+        "kv_cache_max_concurrency": num_tokens / ready.max_model_len,
+        "hash_block_size": ready.block_size,
+        "kv_cache_memory_bytes": engine.kv_cache_memory_bytes,
+        "kv_offloading_size": None,
+        "kv_offloading_backend": "native",
+        "mamba_block_size": None,
+        "mamba_cache_dtype": "auto",
+        "mamba_cache_mode": "none",
+        "mamba_page_size_padded": None,
+        "mamba_ssm_cache_dtype": "auto",
+    }
+    return {name: str(value) for name, value in values.items()}

@@ -17,8 +17,8 @@ from worker.engine_flags import (
     scheduler_config,
 )
 from worker.errors import ConfigError
+from worker.faults.sim_flags import add_sim_flags, fault_config, sim_config
 from worker.server_flags import add_model_flags, add_server_flags, api_config, tls_config
-from worker.sim_flags import add_sim_flags, fault_config, sim_config
 from worker.speculation_flags import add_speculation_flags, speculative_config
 from worker.tokenizer import sim
 from worker.tokenizer.checkpoint import Checkpoint

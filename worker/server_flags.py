@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from worker.api.params import ModelLimits, SamplingContext, sampling_params
-from worker.api.schema import SamplingFields
+from worker.api.schema.params import ModelLimits, SamplingContext, sampling_params
+from worker.api.schema.requests import SamplingFields
 from worker.config import ApiConfig, TlsConfig
 from worker.errors import ConfigError, RequestError
 from worker.flag_types import at_least, byte_count, not_negative, positive

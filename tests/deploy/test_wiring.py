@@ -26,7 +26,7 @@ from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.rpc.health import LIVENESS, READINESS
-from worker.api.routes import PROBE_ROUTES
+from worker.api.schema.routes import PROBE_ROUTES
 
 pytestmark = pytest.mark.usefixtures("kubectl")
 WHOLE = [folder for folder in BUILDS if "overlays" in folder or folder.endswith("base")]

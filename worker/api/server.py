@@ -15,27 +15,35 @@ import time
 import uuid
 from http import HTTPStatus
 
-from worker.api.admission import Admission
-from worker.api.control import ControlRoutes
-from worker.api.engine import Engine
-from worker.api.exchange import ClientGoneError, Exchange, Receive, Scope, Send, status_error
-from worker.api.generation import GenerationRoutes
-from worker.api.open_sequences import OpenSequences
-from worker.api.openapi import document_bytes
-from worker.api.prepare import RequestPreparer
-from worker.api.probes import ProbeRoutes
-from worker.api.render import RenderRoutes
-from worker.api.routes import GUARDED_PATHS, MODEL_PATH, ROUTES, Handler, Route, model_id
-from worker.api.sse import error_body, error_frame
-from worker.api.text import TextSide
-from worker.api.tokenization import TokenizationRoutes
+from worker.api.generate.admission import Admission
+from worker.api.generate.engine import Engine
+from worker.api.generate.open_sequences import OpenSequences
+from worker.api.generate.prepare import RequestPreparer
+from worker.api.generate.text import TextSide
+from worker.api.http.exchange import (
+    ClientGoneError,
+    Exchange,
+    Receive,
+    Scope,
+    Send,
+    error_body,
+    error_frame,
+    status_error,
+)
+from worker.api.routes.control import ControlRoutes
+from worker.api.routes.generation import GenerationRoutes
+from worker.api.routes.probes import ProbeRoutes
+from worker.api.routes.render import RenderRoutes
+from worker.api.routes.tokenization import TokenizationRoutes
+from worker.api.schema.openapi import document_bytes
+from worker.api.schema.requests import MAX_REQUEST_ID_CHARS
+from worker.api.schema.routes import GUARDED_PATHS, MODEL_PATH, ROUTES, Handler, Route, model_id
 from worker.config import ApiConfig, EngineConfig, KvEventsConfig
 from worker.errors import EngineDeadError, RequestError
 from worker.metrics import WorkerMetrics
 
 logger = logging.getLogger(__name__)
 
-MAX_REQUEST_ID_CHARS = 128
 _CLIENT_CLOSED_REQUEST = 499  # for the counters; nobody is there to read it
 
 

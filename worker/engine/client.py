@@ -119,7 +119,7 @@ SleepObserver = Callable[[float], None]
 
 class EngineClient:
     """Owns the engine, every open stream and the counters of engines that died. Lives on one event
-    loop; `worker.api.engine.Engine` is what the API sees of it.
+    loop; `worker.api.generate.engine.Engine` is what the API sees of it.
 
     `start` once, then `open` and `run` any number of times, `shutdown` once. `on_step` is called on
     the event loop with every message of the engine's steps, `on_sleep` with the seconds that each

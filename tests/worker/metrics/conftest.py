@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from worker.cache_info import cache_info
+from worker.app import cache_info
 from worker.config import EngineConfig
 from worker.engine.messages import EngineReady, EngineStats
 from worker.metrics import RequestRecord, WorkerMetrics

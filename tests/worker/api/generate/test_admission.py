@@ -1,0 +1,127 @@
+"""Who is let in, and when the worker counts as empty."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from worker.api.generate.admission import Admission
+from worker.api.http.limits import MemoryGuard
+from worker.engine.messages import EngineStats
+from worker.errors import RequestError
+
+TEXT = "/v1/completions"
+
+
+async def test_a_dead_engine_lets_nobody_in(bench: Any) -> None:
+    """503 with a hint to come back, before anything is tokenized."""
+    bench.engine.is_alive = False
+    async with bench.client() as client:
+        response = await client.post(TEXT, json={"prompt": "a"})
+    assert response.status_code == 503
+    assert response.headers["retry-after"] == "1"
+
+
+async def test_a_full_queue_refuses(bench: Any) -> None:
+    """The engine's waiting count at the limit is a 503, counted by reason."""
+    bench.engine.stats = EngineStats(num_running=1, num_waiting=2)
+    api = bench.api(max_num_queued_reqs=2)
+    async with bench.client_of(api) as client:
+        response = await client.post(TEXT, json={"prompt": "a"})
+    assert response.status_code == 503
+    assert response.json()["error"]["type"] == "Service Unavailable"
+    assert 'reason="max_num_queued_reqs"} 1\n' in api.page()
+
+
+async def test_a_burst_is_counted_before_the_engine_knows_it(bench: Any) -> None:
+    """Sequences beyond the running slots count as waiting at once."""
+    admission = bench.api(max_num_queued_reqs=2, max_num_seqs=4).admission
+    with admission.entered(5):
+        admission.check()
+        with admission.entered(1), pytest.raises(RequestError, match="2 requests are waiting"):
+            admission.check()
+        admission.check()
+    assert admission.num_inside == 0
+
+
+@pytest.mark.parametrize(("inside", "refused"), [(0, False), (3, False), (4, True)])
+async def test_a_queue_of_none_still_uses_every_slot(
+    bench: Any, inside: int, refused: bool
+) -> None:
+    """With a limit of 0 nobody waits, but whoever finds a free slot is let in."""
+    admission = bench.api(max_num_queued_reqs=0, max_num_seqs=4).admission
+    with admission.entered(inside):
+        if refused:
+            with pytest.raises(RequestError, match="waiting already"):
+                admission.check()
+        else:
+            admission.check()
+    assert admission.num_inside == 0
+
+
+async def test_each_of_n_counts(bench: Any) -> None:
+    """A request for three answers needs three places in the queue."""
+    bench.engine.stats = EngineStats(num_running=4, num_waiting=1)
+    api = bench.api(max_num_queued_reqs=3, max_num_seqs=4)
+    async with bench.client_of(api) as client:
+        two = await client.post(TEXT, json={"prompt": "a", "n": 2})
+        three = await client.post(TEXT, json={"prompt": "a", "n": 4})
+        several = await client.post(TEXT, json={"prompt": ["a", "b"], "n": 2})
+    assert (two.status_code, three.status_code, several.status_code) == (200, 503, 503)
+    assert three.json()["error"]["message"].startswith(
+        "The engine is currently busy and cannot accept new requests."
+    )
+    assert len(bench.engine.requests) == 1
+    assert api.admission.num_inside == 0
+
+
+async def test_a_backlog_of_tokens_refuses(bench: Any) -> None:
+    """Prompt tokens that wait are bounded; alone, a request of any length is let in."""
+    bench.engine.steps = [go := asyncio.Event(), *bench.engine.steps]
+    api = bench.api(max_num_queued_tokens=10)
+    async with bench.client_of(api) as client:
+        running = asyncio.ensure_future(client.post(TEXT, json={"prompt": list(range(20))}))
+        await bench.engine.saw_request.wait()
+        refused = await client.post(TEXT, json={"prompt": [1]})
+        go.set()
+        assert (await running).status_code == 200
+        assert (await client.post(TEXT, json={"prompt": [1]})).status_code == 200
+    assert refused.status_code == 503
+    assert refused.json()["error"]["message"].startswith(
+        "The engine has reached its prefill token backlog limit."
+    )
+    assert 'reason="max_num_queued_tokens"} 1\n' in api.page()
+    assert api.admission.num_queued_tokens == 0
+
+
+async def test_a_lack_of_memory_refuses(bench: Any) -> None:
+    """Before anything is read or tokenized."""
+    api = bench.api()
+    guard = MemoryGuard(100, lambda: 101, lambda: 0.0)
+    admission = Admission(
+        bench.engine, api.metrics, max_num_seqs=4, max_num_queued_reqs=None, memory=guard
+    )
+    with pytest.raises(RequestError, match="short of memory") as refusal:
+        admission.check()
+    assert refusal.value.status == 503
+    assert 'reason="memory"} 1\n' in api.page()
+
+
+async def test_draining_refuses_and_waits_for_those_inside(bench: Any) -> None:
+    """New requests get 503 while the running one finishes; then the worker is idle."""
+    go = asyncio.Event()
+    bench.engine.steps = [go, *bench.engine.steps]
+    api = bench.api()
+    async with bench.client_of(api) as client:
+        running = asyncio.ensure_future(client.post(TEXT, json={"prompt": "a"}))
+        await bench.engine.saw_request.wait()
+        api.admission.draining = True
+        refused = await client.post(TEXT, json={"prompt": "a"})
+        health, ready = await client.get("/health"), await client.get("/health/ready")
+        assert not await api.admission.wait_idle(0)
+        go.set()
+        assert (await running).status_code == 200
+    assert (refused.status_code, health.status_code, ready.status_code) == (503, 200, 503)
+    assert await api.admission.wait_idle(0)

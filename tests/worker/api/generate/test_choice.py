@@ -1,0 +1,187 @@
+"""One sequence from outputs to text, ending and record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from worker.api.generate.choice import Choice
+from worker.api.schema.params import TextParams
+from worker.engine.messages import AddRequest
+from worker.errors import RequestError
+from worker.types import FinishReason, SamplingParams
+
+
+class OneByteTokens:
+    """A vocabulary of the 256 bytes, the first of them a control token."""
+
+    special_ids = frozenset({0})
+    strips_leading_space = True
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The byte itself."""
+        return bytes((token_id,))
+
+
+def choice(text: TextParams | None = None, **params: Any) -> Choice:
+    """A choice over one-byte tokens."""
+    request = AddRequest("r", [1, 2], SamplingParams(max_tokens=9, **params), 0.5)
+    return Choice(0, request, text or TextParams(), OneByteTokens())
+
+
+def test_counts_and_times_come_from_the_last_output(bench: Any) -> None:
+    """The record is what the engine last said, and the ending of the choice."""
+    subject = choice()
+    assert subject.take(bench.say("a")).text == "a"
+    assert subject.take(bench.say("bc", FinishReason.LENGTH, cached=2)).text == "bc"
+    record = subject.record(9.0)
+    assert (record.num_prompt_tokens, record.num_generation_tokens, record.max_tokens) == (2, 3, 9)
+    assert (record.arrival_seconds, record.scheduled_seconds) == (0.5, 1.0)
+    assert (record.first_token_seconds, record.last_token_seconds) == (2.0, 3.0)
+    assert (record.reason, subject.num_cached) == (FinishReason.LENGTH, 2)
+
+
+def test_a_choice_that_got_nothing_is_an_abort() -> None:
+    """A client that leaves before the first token leaves no times behind."""
+    record = choice().record(9.0)
+    assert (record.reason, record.first_token_seconds) == (FinishReason.ABORT, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [(TextParams(), "a"), (TextParams(include_stop=True), "ab"), (TextParams(stop=("b",)), "a")],
+)
+def test_the_stop_tokens_text_is_dropped_unless_asked_for(
+    bench: Any, text: TextParams, shown: str
+) -> None:
+    """A token that ends a sequence is counted but not shown."""
+    subject = choice(text, stop_token_ids=(98,))
+    assert subject.take(bench.say("ab", FinishReason.STOP, stop_token=98)).text == shown
+    assert subject.ending is not None
+    assert (subject.ending.stop_reason, subject.num_generated) == (98, 2)
+
+
+def test_the_models_own_end_is_no_stop_reason(bench: Any) -> None:
+    """Only tokens the client asked for are reported."""
+    subject = choice()
+    subject.take(bench.say("ab", FinishReason.STOP, stop_token=98))
+    assert subject.ending is not None
+    assert (subject.ending.finish_reason, subject.ending.stop_reason) == ("stop", None)
+
+
+@pytest.mark.parametrize(("skip", "shown"), [(True, "ab"), (False, "a\0b")])
+def test_control_tokens_are_shown_when_asked_for(bench: Any, skip: bool, shown: str) -> None:
+    """`skip_special_tokens: false` keeps them in the text."""
+    subject = choice(TextParams(skip_special_tokens=skip))
+    assert subject.take(bench.say("a\0b")).text == shown
+
+
+def test_a_request_the_engine_gives_up_is_an_error(bench: Any) -> None:
+    """The engine's words reach the client, and the record says what happened."""
+    subject = choice()
+    with pytest.raises(RequestError, match="no blocks"):
+        subject.take(bench.say([], FinishReason.ERROR, error="no blocks"))
+    assert subject.record(1.0).reason is FinishReason.ERROR
+
+
+def test_tokens_after_a_stop_string_do_not_count(bench: Any) -> None:
+    """A merged output may hold more than was needed; usage ends with the match."""
+    subject = choice(TextParams(stop=("b",)))
+    piece = subject.take(bench.say("xabcdef", FinishReason.LENGTH))
+    assert (piece.text, bytes(piece.token_ids)) == ("xa", b"xab")
+    assert subject.ending is not None
+    assert (subject.ending.stop_reason, subject.num_generated) == ("b", 3)
+
+
+def test_logprobs_follow_the_tokens_that_count(bench: Any) -> None:
+    """Each token that counts has its entry once: held back, cut off or without text."""
+    entries = [bench.logprob(c) for c in "xabcd"]
+    subject = choice(TextParams(stop=("bc", "cz")))
+    first = subject.take(bench.say("xab", logprobs=entries[:3]))
+    assert (first.text, first.logprobs) == ("xa", entries[:3])
+    second = subject.take(bench.say("cd", logprobs=entries[3:]))
+    assert (second.text, second.logprobs) == ("", entries[3:4])
+
+
+def test_a_dropped_stop_token_keeps_its_id_and_its_logprob(bench: Any) -> None:
+    """The text loses the stop token, the ids do not."""
+    entries = [bench.logprob(c) for c in "ab"]
+    piece = choice().take(bench.say("ab", FinishReason.STOP, stop_token=98, logprobs=entries))
+    assert (piece.text, bytes(piece.token_ids), piece.logprobs) == ("a", b"ab", entries)
+
+
+def test_an_end_token_of_the_generation_config_is_a_stop_reason(bench: Any) -> None:
+    """The model's own end is not reported, the further ones are."""
+    subject = choice(TextParams(extra_eos_ids=frozenset({98})))
+    subject.take(bench.say("ab", FinishReason.STOP, stop_token=98))
+    assert subject.ending is not None
+    assert (subject.ending.finish_reason, subject.ending.stop_reason) == ("stop", 98)
+
+
+def test_a_repetition_is_reported_as_one(bench: Any) -> None:
+    """Text that goes round in circles ends with a reason of its own."""
+    subject = choice()
+    subject.take(bench.say("abab", FinishReason.REPETITION))
+    assert subject.ending is not None
+    assert (subject.ending.finish_reason, subject.ending.stop_reason) == (
+        "repetition",
+        "repetition_detected",
+    )
+
+
+def test_an_echo_alone_shows_no_token(bench: Any) -> None:
+    """The one token the engine draws for `max_tokens: 0` is neither shown nor counted."""
+    subject = choice(TextParams(echo_only=True))
+    piece = subject.take(bench.say("a", FinishReason.STOP, stop_token=97))
+    assert (piece.text, list(piece.token_ids), subject.num_generated) == ("", [], 0)
+    assert subject.ending is not None
+    assert (subject.ending.finish_reason, subject.ending.stop_reason) == ("length", None)
+
+
+@pytest.mark.parametrize(("prompt", "text"), [([0], "x"), ([65], " x")])
+def test_only_text_that_begins_a_sequence_loses_its_space(
+    bench: Any, prompt: list[int], text: str
+) -> None:
+    """SentencePiece's first space is kept after a prompt with text, and dropped without one."""
+    started = AddRequest("r", prompt, SamplingParams(max_tokens=9), 0.5)
+    told = Choice(0, started, TextParams(), OneByteTokens())
+    assert told.take(bench.say(" x")).text == text
+
+
+def test_an_abort_that_was_asked_for_is_an_ending(bench: Any) -> None:
+    """What had come stays, with the reason; held-back text too, and no stop token as the reason."""
+    subject = choice(TextParams(stop=("bc",)), stop_token_ids=(98,))
+    assert subject.take(bench.say("ab")).text == "a"
+    assert subject.take(bench.say([], FinishReason.ABORT)).text == "b"
+    assert subject.ending is not None
+    assert (subject.ending.finish_reason, subject.ending.stop_reason) == ("abort", None)
+    assert subject.record(1.0).reason is FinishReason.ABORT
+    late = choice(stop_token_ids=(98,))
+    late.take(bench.say("ab", FinishReason.ABORT, stop_token=98))
+    assert late.ending is not None
+    assert late.ending.stop_reason is None
+    echo = choice(TextParams(echo_only=True))
+    echo.take(bench.say([], FinishReason.ABORT))
+    assert echo.ending is not None
+    assert echo.ending.finish_reason == "abort"
+
+
+def test_an_abort_for_the_servers_own_reasons_is_an_error(bench: Any) -> None:
+    """A client may try it elsewhere: 503."""
+    subject = choice()
+    with pytest.raises(RequestError, match="going home") as caught:
+        subject.take(bench.say("a", FinishReason.ABORT, error="going home"))
+    assert caught.value.status == 503
+    assert subject.record(1.0).reason is FinishReason.ABORT
+
+
+@pytest.mark.parametrize(("eos_id", "reported"), [(98, None), (None, 98), (97, 98)])
+def test_the_models_own_end_is_no_stop_reason_even_when_asked_for(
+    bench: Any, eos_id: int | None, reported: int | None
+) -> None:
+    """It comes before the client's own stop tokens, unless ends are ignored."""
+    subject = choice(TextParams(eos_id=eos_id), stop_token_ids=(98,))
+    subject.take(bench.say("ab", FinishReason.STOP, stop_token=98))
+    assert subject.ending is not None
+    assert (subject.ending.finish_reason, subject.ending.stop_reason) == ("stop", reported)

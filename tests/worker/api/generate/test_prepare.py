@@ -1,0 +1,339 @@
+"""From a body to what the engine is asked, and every refusal before it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.api.generate.prepare import RequestPreparer
+from worker.api.generate.prepared import Prepared
+from worker.api.generate.text import TextSide
+from worker.api.http.arrival import Arrival
+from worker.api.schema.params import ModelLimits
+from worker.api.schema.requests import ChatRequest, CompletionRequest
+from worker.config import ApiConfig
+from worker.errors import RequestError
+from worker.tokenizer import sim
+from worker.tokenizer.chat import ChatTemplate
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+USER = [{"role": "user", "content": "hi"}]
+
+
+def ids_of(text: str) -> list[int]:
+    """Token ids of a text."""
+    return sim.SimTokenizer().encode(text, add_special_tokens=False)
+
+
+async def asked(bench: Any, path: str, settings: dict[str, Any] | None = None, **body: Any) -> Any:
+    """The request that reaches the engine."""
+    base = {"messages": USER} if path == CHAT else {"prompt": "a"}
+    async with bench.client(**(settings or {})) as client:
+        response = await client.post(path, json={**base, **body})
+    assert response.status_code == 200, response.text
+    return bench.engine.requests[-1]
+
+
+async def refused(bench: Any, path: str, **body: Any) -> dict[str, Any]:
+    """The error of a body that is refused; the engine hears nothing of it."""
+    base = {"messages": USER} if path == CHAT else {"prompt": "a"}
+    settings = body.pop("settings", {})
+    async with bench.client(**settings) as client:
+        response = await client.post(path, json={**base, **body})
+    assert response.status_code == 400, response.text
+    assert bench.engine.requests == []
+    error: dict[str, Any] = response.json()["error"]
+    return error
+
+
+async def test_floats_that_are_whole_numbers_are_taken(bench: Any) -> None:
+    """`max_tokens: 3.0` is 3."""
+    request = await asked(bench, TEXT, max_tokens=3.0, top_k=5.0, seed=7.0)
+    assert (request.params.max_tokens, request.params.top_k, request.params.seed) == (3, 5, 7)
+
+
+async def test_the_models_defaults_stand_behind_the_request(bench: Any) -> None:
+    """Sampling values and the limit of the generation config apply where nothing is said."""
+    settings = {"default_sampling": [("temperature", 0.6), ("top_k", 7), ("max_tokens", 5)]}
+    request = await asked(bench, CHAT, settings)
+    assert (request.params.temperature, request.params.top_k) == (0.6, 7)
+    assert request.params.max_tokens == 5
+    request = await asked(bench, CHAT, settings, temperature=0.9, max_tokens=9)
+    assert (request.params.temperature, request.params.max_tokens) == (0.9, 5)
+
+
+async def test_several_answers_are_branches_of_one_request(bench: Any) -> None:
+    """The engine gets the prompt once, and a name for every further answer."""
+    request = await asked(bench, TEXT, n=3, temperature=1.0)
+    first, second = request.branch_ids
+    assert first == f"1_{request.request_id}"
+    assert second == f"2_{request.request_id}"
+
+
+async def test_prompts_without_a_seed_draw_for_themselves(bench: Any) -> None:
+    """Equal prompts of one request get different answers, unless the client gives the seed."""
+    await asked(bench, TEXT, prompt=["a", "a"])
+    first, second = (r.params.seed for r in bench.engine.requests)
+    assert first != second
+    await asked(bench, TEXT, prompt=["a", "a"], seed=5)
+    assert [r.params.seed for r in bench.engine.requests[2:]] == [5, 5]
+
+
+async def test_headers_name_the_tenant_and_the_priority(bench: Any) -> None:
+    """The gateway's fairness id is the tenant; the priority header wins over the body."""
+    headers = {"x-gateway-inference-fairness-id": "team-a", "x-vllm-priority": "-3"}
+    async with bench.client() as client:
+        await client.post(TEXT, json={"prompt": "a", "priority": 4}, headers=headers)
+        await client.post(TEXT, json={"prompt": "a", "priority": 4})
+        wrong = {"x-vllm-priority": "high"}
+        bad = await client.post(TEXT, json={"prompt": "a"}, headers=wrong)
+    first, second = bench.engine.requests
+    assert (first.tenant, first.priority) == ("team-a", -3)
+    assert (second.tenant, second.priority) == ("", 4)
+    assert (bad.status_code, bad.json()["error"]["param"]) == (400, "x-vllm-priority")
+
+
+@pytest.mark.parametrize("priority", [-(2**63) - 1, 2**63])
+async def test_a_priority_has_at_most_64_bits(bench: Any, priority: int) -> None:
+    """The engine takes no wider one, from whichever side it comes."""
+    async with bench.client() as client:
+        headers = {"x-vllm-priority": str(priority)}
+        by_header = await client.post(TEXT, json={"prompt": "a"}, headers=headers)
+        by_body = await client.post(TEXT, json={"prompt": "a", "priority": priority})
+        bounds = [{"x-vllm-priority": str(p)} for p in (-(2**63), 2**63 - 1)]
+        taken = [await client.post(TEXT, json={"prompt": "a"}, headers=h) for h in bounds]
+    assert [r.status_code for r in (by_header, by_body, *taken)] == [400, 400, 200, 200]
+    assert [r.priority for r in bench.engine.requests] == [-(2**63), 2**63 - 1]
+
+
+async def test_with_several_api_keys_each_is_a_tenant(bench: Any) -> None:
+    """The key in use names the tenant, without showing it."""
+    async with bench.client(api_keys=["secret-a", "secret-b"]) as client:
+        for key in ("secret-a", "secret-b"):
+            headers = {"authorization": f"Bearer {key}"}
+            await client.post(TEXT, json={"prompt": "a"}, headers=headers)
+    assert [r.tenant for r in bench.engine.requests] == ["key-0", "key-1"]
+
+
+async def test_a_prompt_is_truncated_when_asked(bench: Any) -> None:
+    """The end of the prompt stays, on both endpoints."""
+    request = await asked(bench, TEXT, prompt=[1, 2, 3, 4], truncate_prompt_tokens=2)
+    assert request.prompt_token_ids == [3, 4]
+    request = await asked(bench, CHAT, truncate_prompt_tokens=3)
+    prompt = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert request.prompt_token_ids == ids_of(prompt)[-3:]
+    request = await asked(bench, TEXT, prompt=[1] * 100, truncate_prompt_tokens=-1, max_tokens=4)
+    assert (len(request.prompt_token_ids), request.params.max_tokens) == (60, 4)
+
+
+async def test_a_chat_can_go_on_with_its_last_message(bench: Any) -> None:
+    """`continue_final_message` leaves the turn open, and `echo` shows what it began with."""
+    messages = [*USER, {"role": "assistant", "content": "well said"}]
+    body = {"messages": messages, "continue_final_message": True, "echo": True}
+    async with bench.client() as client:
+        response = await client.post(CHAT, json=body)
+        both = {**body, "add_generation_prompt": True}
+        refusal = await client.post(CHAT, json=both)
+    assert response.json()["choices"][0]["message"]["content"] == "well saidhi"
+    (request,) = bench.engine.requests
+    prompt = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nwell said"
+    assert request.prompt_token_ids == ids_of(prompt)
+    assert refusal.status_code == 400
+    assert refusal.json()["error"]["message"].startswith("Cannot set both")
+
+
+async def test_facts_of_the_prompt_are_returned_when_asked(bench: Any) -> None:
+    """Token ids of prompt and answer, and the rendered text of a chat."""
+    facts = {"return_token_ids": True}
+    async with bench.client() as client:
+        chat = (
+            await client.post(CHAT, json={"messages": USER, "return_prompt_text": True, **facts})
+        ).json()
+        text = (await client.post(TEXT, json={"prompt": [[5], [6]], **facts})).json()
+    rendered = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert chat["prompt_text"] == rendered
+    assert chat["prompt_token_ids"] == ids_of(rendered)
+    assert chat["choices"][0]["token_ids"] == [ord("h"), ord("i"), sim.IM_END_ID]
+    assert [c["prompt_token_ids"] for c in text["choices"]] == [[5], [6]]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "message"),
+    [
+        (CHAT, {"top_logprobs": 2}, "top_logprobs", "`logprobs` must be set to true"),
+        (CHAT, {"logprobs": True, "top_logprobs": 21}, "logprobs", "greater than max allowed"),
+        (CHAT, {"logprobs": True, "top_logprobs": -2}, "top_logprobs", "positive value or -1"),
+        (TEXT, {"logprobs": 21}, "logprobs", "Requested sample logprobs of 21"),
+        (TEXT, {"logprobs": True}, "logprobs", "Expected `int`"),
+        (TEXT, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "not available when"),
+        (TEXT, {"n": 2, "temperature": 0}, None, "n must be 1 when using greedy sampling, got 2."),
+        (TEXT, {"n": 17}, "n", "n must be at most 16, got 17."),
+        (TEXT, {"n": 16, "prompt": ["a"] * 65}, "n", "must be at most 1024"),
+        (TEXT, {"use_beam_search": True, "stream": True}, None, "Streaming is not"),
+        (TEXT, {"use_beam_search": True, "echo": True}, "echo", "cannot be used"),
+        (CHAT, {"use_beam_search": True, "stop": "x"}, "stop", "cannot be used"),
+        (TEXT, {"use_beam_search": True, "length_penalty": 1e6}, "length_penalty", "in [-100"),
+        (TEXT, {"request_id": "x" * 129}, "request_id", "printable characters"),
+        (TEXT, {"request_id": "a\nb"}, "request_id", "printable characters"),
+        (TEXT, {"max_tokens": 0}, "max_tokens", "max_tokens must be at least 1, got 0."),
+        (CHAT, {"max_tokens": 0, "echo": True}, "max_tokens", "at least 1"),
+        (TEXT, {"min_tokens": 17}, None, "less than or equal to max_tokens=16"),
+        (TEXT, {"suffix": "x"}, "suffix", "not supported yet"),
+        (TEXT, {"kv_transfer_params": {"a": 1}}, "kv_transfer_params", "not supported yet"),
+        (CHAT, {"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+        (CHAT, {"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs", "tokenize"),
+        (TEXT, {"priority": 1, "settings": {"enable_priority": False}}, "priority", "not enabled"),
+        (TEXT, {"truncate_prompt_tokens": 65}, "truncate_prompt_tokens", "cannot be greater than"),
+    ],
+)
+async def test_each_mistake_is_named(
+    bench: Any, path: str, body: dict[str, Any], param: str | None, message: str
+) -> None:
+    """The message says what is wrong, `param` where, unless vLLM has none."""
+    error = await refused(bench, path, **body)
+    assert error["param"] == param
+    assert message in error["message"]
+    assert (error["type"], error["code"]) == ("BadRequestError", 400)
+
+
+async def test_a_short_prompt_does_not_excuse_min_tokens_of_a_long_one(bench: Any) -> None:
+    """Every prompt must leave room for the tokens it is told to give."""
+    error = await refused(bench, TEXT, prompt=[[1], [1] * 60], max_tokens=32, min_tokens=16)
+    assert error["message"].startswith("min_tokens must be less than or equal to max_tokens=4")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt_logprobs": 20, "n": 16}, "prompt_logprobs"),
+        ({"prompt_logprobs": 20, "prompt": [[1] * 4000] * 16}, "prompt_logprobs"),
+        ({"echo": True, "logprobs": 20, "n": 16}, "logprobs"),
+        ({"prompt_logprobs": -1, "settings": {"max_logprobs": -1}}, "prompt_logprobs"),
+    ],
+)
+async def test_a_prompts_log_probabilities_are_bounded(
+    bench: Any, body: dict[str, Any], param: str
+) -> None:
+    """What an answer would have to tell of its prompts is known, and refused, beforehand."""
+    settings = {"max_model_len": 8192, **body.pop("settings", {})}
+    asked = {"prompt": [1] * 8000, "max_tokens": 1, "settings": settings, **body}
+    error = await refused(bench, TEXT, **asked)
+    assert error["param"] == param
+    assert "more than 1048576" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        (TEXT, {"model": "x" * 100_000}, 404),
+        (CHAT, {"messages": [{"role": "x" * 100_000, "content": "hi"}]}, 400),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "x" * 100_000}]}]}, 400),
+        (TEXT, {"x" * 100_000: 1}, 400),
+        (TEXT, {"truncation_side": "x" * 100_000}, 400),
+    ],
+)
+async def test_errors_are_short_whatever_was_sent(
+    bench: Any, path: str, body: dict[str, Any], status: int
+) -> None:
+    """A client's values are repeated, but not at any length."""
+    base = {"messages": USER} if path == CHAT else {"prompt": "a"}
+    async with bench.client() as client:
+        response = await client.post(path, json={**base, **body})
+    assert response.status_code == status
+    assert len(response.content) < 1000
+
+
+async def test_texts_that_are_long_together_are_encoded_in_a_thread(
+    bench: Any, watched: Any
+) -> None:
+    """Each of them may be short; and so are the tokens decoded that are echoed."""
+    settings = {"max_model_len": 256}
+    await asked(bench, TEXT, settings, prompt=["a" * 100] * 50, max_tokens=1)
+    assert (watched.elsewhere["encode"], watched.on_loop["encode"]) == (50, 0)
+    await asked(bench, TEXT, settings, prompt=[[97] * 100] * 50, max_tokens=1, echo=True)
+    assert (watched.elsewhere["decode"], watched.on_loop["decode"]) == (50, 0)
+    await asked(bench, TEXT, settings, prompt="hi", max_tokens=1)
+    assert (watched.elsewhere["encode"], watched.on_loop["encode"]) == (50, 1)
+
+
+async def test_values_are_repeated_in_the_message(bench: Any) -> None:
+    """The tail names parameter and value, as vLLM's messages do."""
+    error = await refused(bench, TEXT, temperature=3)
+    assert error["message"].endswith("(parameter=temperature, value=3.0)")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+VALUES = JSON | st.sampled_from(
+    [0, -1, 1, 2.0, 1e308, 2**63, -(2**63), 10**40, "", "x", [], {}, ["a"], [1], [1.0], {"1": 5}]
+)
+
+
+@given(
+    fields=st.dictionaries(
+        st.sampled_from(
+            sorted({*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__})
+        ),
+        VALUES,
+        max_size=3,
+    ),
+    is_chat=st.booleans(),
+)
+@settings(max_examples=300, deadline=None)
+def test_any_values_are_prepared_or_refused(fields: dict[str, Any], is_chat: bool) -> None:
+    """Whatever stands in the fields, a request is ready for the engine or a 4xx; nothing else, and
+    what is ready can be sent.
+    """
+    config = ApiConfig(("tiny",), 64, sim.VOCAB_SIZE)
+    template = ChatTemplate(sim.CHAT_TEMPLATE, bos_token="", eos_token="", now=datetime.now)
+    text = TextSide(sim.SimTokenizer(), template, ModelLimits(64, sim.VOCAB_SIZE))
+    preparer = RequestPreparer(config, text, random.Random(0))
+    base: dict[str, Any] = {"messages": USER} if is_chat else {"prompt": "a"}
+    body = msgspec.json.encode({**base, **fields})
+    prepare = preparer.chat if is_chat else preparer.completion
+    outcome: Prepared | RequestError
+    try:
+        outcome = asyncio.run(prepare(body, Arrival(None, 0.0)))
+    except RequestError as error:
+        outcome = error
+    if isinstance(outcome, Prepared):
+        assert msgspec.msgpack.encode(outcome.requests)
+    else:
+        assert 400 <= outcome.status < 500
+        assert outcome.message
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {}, None),
+        (TEXT, {"prompt": "hi"}, None),
+        (TEXT, {"prompt": ["hi", "there"]}, None),
+        (TEXT, {"prompt": [1], "bad_words": ["hi"]}, "bad_words"),
+    ],
+)
+async def test_text_the_model_has_no_embedding_for_is_refused(
+    bench: Any, path: str, body: dict[str, Any], param: str | None
+) -> None:
+    """A tokenizer that knows more tokens than the model has rows cannot reach the engine."""
+    rows = min(ids_of("hi"))
+    error = await refused(bench, path, settings={"vocab_size": rows}, **body)
+    assert error["param"] == param
+    assert f"[0, {rows})" in error["message"]
+
+
+async def test_a_smaller_embedding_serves_the_text_it_knows(bench: Any) -> None:
+    """Only the tokens without a row are refused, not every text of such a tokenizer."""
+    settings = {"vocab_size": max(ids_of("hi")) + 1}
+    request = await asked(bench, TEXT, settings, prompt="hi", bad_words=["hi"])
+    assert request.prompt_token_ids == ids_of("hi")

@@ -1,0 +1,68 @@
+"""The model's text: rendering and encoding within limits."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+
+from worker.api.generate.text import TextSide, opens_a_turn
+from worker.api.schema.params import ModelLimits
+from worker.api.schema.requests import ChatMessage, TokenizeRequest
+from worker.errors import RequestError
+from worker.tokenizer import sim
+from worker.tokenizer.chat import ChatTemplate
+
+SOURCE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }};{% endfor %}"
+    "{% for d in documents %}({{ d.title }}){% endfor %}"
+    "{% if add_generation_prompt %}>{% endif %}{{ mood }}{{ reasoning_effort }}"
+)
+HELLO = [ChatMessage(role="user", content="hello")]
+
+
+def side(source: str | None = SOURCE) -> TextSide:
+    """A text side whose template shows what it is given."""
+    template = None
+    if source is not None:
+        template = ChatTemplate(source, bos_token="", eos_token="", now=datetime.now)
+    return TextSide(sim.SimTokenizer(), template, ModelLimits(10_000, 2000))
+
+
+def test_the_template_sees_documents_and_the_clients_variables() -> None:
+    """Documents, template variables and the reasoning effort reach the template."""
+    options = TokenizeRequest(
+        documents=[{"title": "t"}], chat_template_kwargs={"mood": "!"}, reasoning_effort="low"
+    )
+    assert side().render(HELLO, options) == "[user]hello;(t)>!low"
+
+
+def test_a_model_without_a_template_does_not_chat() -> None:
+    """The refusal names the way out."""
+    with pytest.raises(RequestError, match="/v1/completions"):
+        side(None).render(HELLO, TokenizeRequest())
+
+
+@pytest.mark.parametrize(
+    ("options", "opens"),
+    [
+        (TokenizeRequest(), True),
+        (TokenizeRequest(add_generation_prompt=False), False),
+        (TokenizeRequest(continue_final_message=True), False),
+        (TokenizeRequest(continue_final_message=True, add_generation_prompt=False), False),
+    ],
+)
+def test_a_prompt_opens_a_turn_unless_the_last_one_goes_on(
+    options: TokenizeRequest, opens: bool
+) -> None:
+    """Asking to continue the last message is asking for no new turn."""
+    assert opens_a_turn(options) is opens
+
+
+async def test_a_long_text_is_encoded_like_a_short_one() -> None:
+    """The thread that spares the event loop gives the same ids."""
+    text = "foko lasa " * 1000
+    ids = await side().encode(text, add_special_tokens=True)
+    assert ids == sim.SimTokenizer().encode(text, add_special_tokens=True)
+    with pytest.raises(RequestError, match="maximum context length"):
+        await side().encode("x" * 160_001, add_special_tokens=True)

@@ -1,0 +1,384 @@
+"""Raw bytes on real sockets: what a connection may do, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from worker.api.http.connection import MAX_CONNECTIONS, allowed_connections
+from worker.types import FinishReason
+
+TEXT = "/v1/completions"
+HOST = b"Host: worker\r\n"
+GET = b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n"
+LIMIT_SECONDS = 60
+
+
+def post(body: bytes, *headers: bytes, path: str = TEXT) -> bytes:
+    """A POST of JSON with a Content-Length."""
+    lines = [
+        f"POST {path} HTTP/1.1".encode(),
+        b"Host: worker",
+        b"Content-Type: application/json",
+        b"Content-Length: %d" % len(body),
+        *headers,
+    ]
+    return b"\r\n".join([*lines, b"", body])
+
+
+class Peer:
+    """One connection to the worker."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    def send(self, data: bytes) -> None:
+        """Write without waiting."""
+        self._writer.write(data)
+
+    async def reply(self) -> tuple[int, dict[str, str], bytes]:
+        """One reply: status, headers and body."""
+        async with asyncio.timeout(LIMIT_SECONDS):
+            head = (await self._reader.readuntil(b"\r\n\r\n")).decode()
+            status, *lines = head.strip().split("\r\n")
+            headers = dict(line.lower().split(": ", 1) for line in lines)
+            body = await self._reader.readexactly(int(headers.get("content-length", 0)))
+        return int(status.split()[1]), headers, body
+
+    async def rest(self) -> bytes:
+        """Everything up to the end of the connection."""
+        async with asyncio.timeout(LIMIT_SECONDS):
+            return await self._reader.read()
+
+    def half_close(self) -> None:
+        """Tell that we send no more."""
+        self._writer.write_eof()
+
+    def stop_reading(self) -> None:
+        """Leave what comes where it is."""
+        self._writer.transport.pause_reading()  # type: ignore[attr-defined]
+
+    def reset(self) -> None:
+        """Drop the connection."""
+        self._writer.transport.abort()
+
+
+@asynccontextmanager
+async def peers(bench: Any, number: int = 1, **settings: object) -> AsyncIterator[list[Peer]]:
+    """Connections to an API with these settings."""
+    async with bench.listening(bench.api(**settings)) as url:
+        port = int(url.rpartition(":")[2])
+        opened = [Peer(*await asyncio.open_connection("127.0.0.1", port)) for _ in range(number)]
+        yield opened
+        for peer in opened:
+            peer.reset()
+
+
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+LENGTH = b"Content-Length: 3\r\n"
+SMUGGLING = {
+    "length and chunked": b"POST / HTTP/1.1\r\n" + HOST + LENGTH + CHUNKED + b"\r\n0\r\n\r\n",
+    "chunked and length": b"POST / HTTP/1.1\r\n" + HOST + CHUNKED + LENGTH + b"\r\n0\r\n\r\n",
+    "two lengths": b"POST / HTTP/1.1\r\n" + HOST + LENGTH + LENGTH + b"\r\nabc",
+    "signed length": b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: +3\r\n\r\nabc",
+    "list of lengths": b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: 3, 3\r\n\r\nabc",
+    "two codings": b"POST / HTTP/1.1\r\n"
+    + HOST
+    + b"Transfer-Encoding: identity\r\n"
+    + CHUNKED
+    + b"\r\n0\r\n\r\n",
+    "another coding": b"POST / HTTP/1.1\r\n"
+    + HOST
+    + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "misspelt coding": b"POST / HTTP/1.1\r\n"
+    + HOST
+    + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "chunked in 1.0": b"POST / HTTP/1.0\r\n" + HOST + CHUNKED + b"\r\n0\r\n\r\n",
+    "bare line feeds": b"GET /health HTTP/1.1\nHost: worker\n\n",
+    "one bare line feed": b"GET /health HTTP/1.1\r\nHost: worker\nA: b\r\n\r\n",
+    "folded header": b"GET /health HTTP/1.1\r\n" + HOST + b"A: b\r\n c\r\n\r\n",
+    "space before colon": b"GET /health HTTP/1.1\r\n" + HOST + b"A : b\r\n\r\n",
+    "space in name": b"GET /health HTTP/1.1\r\n" + HOST + b"A B: c\r\n\r\n",
+    "NUL in value": b"GET /health HTTP/1.1\r\n" + HOST + b"A: b\x00c\r\n\r\n",
+    "no host": b"GET /health HTTP/1.1\r\n\r\n",
+    "two hosts": b"GET /health HTTP/1.1\r\n" + HOST + HOST + b"\r\n",
+    "bad chunk size": b"POST / HTTP/1.1\r\n" + HOST + CHUNKED + b"\r\nzz\r\n\r\n",
+    "prefixed chunk size": b"POST / HTTP/1.1\r\n" + HOST + CHUNKED + b"\r\n0x3\r\nabc\r\n",
+    "too much chunk": b"POST / HTTP/1.1\r\n" + HOST + CHUNKED + b"\r\n3\r\nabcX\r\n0\r\n\r\n",
+    "TLS to a plain port": b"\x16\x03\x01\x02\x00\x01\x00",
+    "HTTP/2 to a plain port": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "upgrade with a body": post(b"abc", b"Connection: upgrade", b"Upgrade: h2c"),
+    "not ASCII target": b"GET /\xc3\xa9 HTTP/1.1\r\n" + HOST + b"\r\n",
+}
+
+
+@pytest.mark.parametrize("name", SMUGGLING)
+async def test_ambiguous_requests_are_refused(bench: Any, name: str) -> None:
+    """What two parsers may read differently is a 400 and the end of the connection, and what
+    follows it is no request.
+    """
+    async with peers(bench) as [peer]:
+        peer.send(SMUGGLING[name] + GET)
+        status, headers, body = await peer.reply()
+        assert (status, headers["connection"]) == (400, "close")
+        assert msgspec.json.decode(body)["error"]["code"] == 400
+        assert await peer.rest() == b""
+    assert bench.engine.requests == []
+
+
+@pytest.mark.parametrize("target", [b"worker:443", b"[::1]:443", b"/health", b"*"])
+async def test_it_is_no_proxy(bench: Any, target: bytes) -> None:
+    """CONNECT is a 405 that names the methods there are, and the end of the connection."""
+    async with peers(bench) as [peer]:
+        peer.send(b"CONNECT " + target + b" HTTP/1.1\r\n" + HOST + b"\r\n" + GET)
+        status, headers, body = await peer.reply()
+        assert (status, headers["allow"]) == (405, "get, post, options")
+        assert msgspec.json.decode(body)["error"]["message"] == "This is no proxy"
+        assert await peer.rest() == b""
+
+
+@pytest.mark.parametrize("target", [b"/\xc3\xa9", b"http://[::/", b"x"])
+async def test_an_unreadable_target_is_named(bench: Any, target: bytes) -> None:
+    """The 400 speaks of the target, not of our parser."""
+    async with peers(bench) as [peer]:
+        peer.send(b"GET " + target + b" HTTP/1.1\r\n" + HOST + b"\r\n")
+        status, _, body = await peer.reply()
+    assert status == 400
+    assert b"callback" not in body
+
+
+async def test_half_a_connection_is_enough_to_read(bench: Any) -> None:
+    """Pipelined requests that only read are answered after the client closed its half."""
+    async with peers(bench) as [peer]:
+        peer.send(GET * 3)
+        peer.half_close()
+        received = await peer.rest()
+    assert received.count(b"HTTP/1.1 200") == 3
+    assert received.count(b"connection: close") == 1
+
+
+async def test_half_a_connection_does_not_generate(bench: Any) -> None:
+    """A client that left looks the same, and what it asked for is aborted; so is what it pipelined
+    something else behind.
+    """
+    bench.engine.steps = [bench.say("x"), asyncio.Event()]
+    async with peers(bench) as [peer]:
+        peer.send(post(msgspec.json.encode({"prompt": "a"})) + GET)
+        await bench.engine.saw_request.wait()
+        peer.half_close()
+        assert await peer.rest() == b""
+        async with asyncio.timeout(LIMIT_SECONDS):
+            await bench.engine.saw_abort.wait()
+
+
+async def test_a_cut_answer_is_no_error_of_ours(
+    bench: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stream that breaks is told and cut, without the server's complaint about it."""
+    bench.engine.steps = [bench.say("x"), bench.say("", FinishReason.ERROR, error="broken")]
+    async with peers(bench) as [peer]:
+        peer.send(post(msgspec.json.encode({"prompt": "a", "stream": True})))
+        received = await peer.rest()
+    assert b'"broken"' in received
+    assert not received.endswith(b"0\r\n\r\n")
+    assert [r for r in caplog.records if r.name.startswith("uvicorn")] == []
+
+
+async def test_a_client_that_stops_reading_is_dropped(bench: Any) -> None:
+    """Its connection does not wait for it to read what is on its way."""
+    bench.engine.steps = [bench.say("x" * 60_000)] * 1000
+    api = bench.api(write_stall_seconds=0.05, max_connections=1)
+    async with bench.listening(api) as url, asyncio.timeout(LIMIT_SECONDS):
+        port = int(url.rpartition(":")[2])
+        peer = Peer(*await asyncio.open_connection("127.0.0.1", port))
+        peer.stop_reading()
+        peer.send(post(msgspec.json.encode({"prompt": "a", "stream": True})))
+        await bench.engine.saw_abort.wait()
+        status = 503  # as long as the first one is there
+        while status == 503:
+            other = Peer(*await asyncio.open_connection("127.0.0.1", port))
+            other.send(GET)
+            status, _, _ = await other.reply()
+            other.reset()
+        peer.reset()
+    assert status == 200
+
+
+async def test_old_versions_are_named(bench: Any) -> None:
+    """HTTP/0.9 has no headers to answer with; it is refused all the same."""
+    async with peers(bench) as [peer]:
+        peer.send(b"GET /health\r\n\r\n")
+        assert (await peer.reply())[0] == 505
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health HTTP/1.1\r\n" + HOST + b"".join(b"x-%d: 1\r\n" % n for n in range(10_000)),
+        b"GET /health HTTP/1.1\r\n" + HOST + b"x: " + b"y" * 200_000,
+        b"GET /" + b"y" * 200_000,
+    ],
+    ids=["10,000 headers", "a long header", "a long target"],
+)
+async def test_a_head_is_bounded_while_it_comes(bench: Any, head: bytes) -> None:
+    """The 431 does not wait for the head's end."""
+    async with peers(bench) as [peer]:
+        peer.send(head)
+        status, _, body = await peer.reply()
+        assert (status, msgspec.json.decode(body)["error"]["code"]) == (431, 431)
+        assert await peer.rest() == b""
+
+
+async def test_a_slow_head_times_out(bench: Any) -> None:
+    """A head that does not end is a 408 after its time; an idle connection may wait."""
+    api = bench.api(header_timeout_seconds=0.05)
+    async with bench.listening(api) as url:
+        port = int(url.rpartition(":")[2])
+        slow, idle = [Peer(*await asyncio.open_connection("127.0.0.1", port)) for _ in range(2)]
+        slow.send(b"GET /health HTTP/1.1\r\nHost:")
+        assert (await slow.reply())[0] == 408
+        assert await slow.rest() == b""
+        idle.send(GET)
+        assert (await idle.reply())[0] == 200
+        idle.send(GET)  # nor does the time of the first head go on
+        assert (await idle.reply())[0] == 200
+        idle.reset()
+    assert 'http_requests_total{handler="none",method="other",status="4xx"} 1\n' in api.page()
+
+
+async def test_a_slow_body_times_out(bench: Any) -> None:
+    """A body that does not end is a 408 after its time."""
+    async with peers(bench, body_timeout_seconds=0.05) as [peer]:
+        peer.send(post(b'{"prompt": "a"}')[:-3])
+        status, headers, _ = await peer.reply()
+        assert (status, headers["connection"]) == (408, "close")
+    assert bench.engine.requests == []
+
+
+async def test_an_endless_body_is_cut_off(bench: Any) -> None:
+    """The 413 comes at the limit and can be read although we are still sending."""
+    async with peers(bench, max_body_bytes=100_000) as [peer]:
+        head = b"POST " + TEXT.encode() + b" HTTP/1.1\r\n" + HOST + CHUNKED + b"\r\n"
+        peer.send(head + (b"10000\r\n" + b" " * 65536 + b"\r\n") * 64)
+        status, headers, _ = await peer.reply()
+        assert (status, headers["connection"]) == (413, "close")
+        assert await peer.rest() == b""
+
+
+async def test_a_body_nobody_reads_ends_the_connection(bench: Any) -> None:
+    """An endless body of a request that wants none is answered, and not read for ever."""
+    async with peers(bench) as [peer]:
+        peer.send(b"GET /health HTTP/1.1\r\n" + HOST + CHUNKED + b"\r\n3\r\nabc\r\n")
+        status, headers, _ = await peer.reply()
+        assert (status, headers["connection"]) == (200, "close")
+        assert await peer.rest() == b""
+
+
+async def test_requests_in_a_row_are_answered_in_order(bench: Any) -> None:
+    """Pipelined requests share a connection; what is broken after them ends it, not them."""
+    async with peers(bench) as [peer]:
+        body = msgspec.json.encode({"prompt": "a"})
+        peer.send(post(body) + GET + b"broken\r\n\r\n" + GET)
+        first, second = await peer.reply(), await peer.reply()
+        assert (first[0], second[0]) == (200, 200)
+        assert b"text_completion" in first[2]
+        assert await peer.rest() == b""
+
+
+async def test_a_broken_body_does_not_disturb_the_answer_before_it(bench: Any) -> None:
+    """The pipelined request with the broken body gets no answer; the one before it gets its own."""
+    go = asyncio.Event()
+    bench.engine.steps = [go, *bench.engine.steps]
+    async with peers(bench) as [peer]:
+        broken = b"POST /v1/completions HTTP/1.1\r\n" + HOST + CHUNKED + b"\r\nzz\r\n"
+        peer.send(post(msgspec.json.encode({"prompt": "a"})) + broken)
+        await bench.engine.saw_request.wait()
+        go.set()
+        assert (await peer.reply())[0] == 200
+        assert await peer.rest() == b""
+
+
+async def test_a_pipeline_is_bounded(bench: Any) -> None:
+    """After 100 waiting requests the rest is not looked at; those get their answers."""
+    bench.engine.steps = [go := asyncio.Event(), *bench.engine.steps]
+    async with peers(bench) as [peer]:
+        peer.send(post(msgspec.json.encode({"prompt": "a"})) + GET * 300)
+        await bench.engine.saw_request.wait()
+        go.set()
+        received = await peer.rest()
+    assert received.count(b"HTTP/1.1 200") == 101
+
+
+async def test_leaving_aborts_the_request_before_the_last(bench: Any) -> None:
+    """A client that pipelined another request and left is gone for both."""
+    bench.engine.steps = [bench.say("x"), asyncio.Event()]
+    async with peers(bench) as [peer]:
+        peer.send(post(msgspec.json.encode({"prompt": "a", "stream": True})) + GET)
+        await bench.engine.saw_request.wait()
+        peer.reset()
+        async with asyncio.timeout(LIMIT_SECONDS):
+            await bench.engine.saw_abort.wait()
+    assert len(bench.engine.aborted) == 1
+
+
+async def test_an_upgrade_without_a_body_is_ignored(bench: Any) -> None:
+    """The request is answered as what it is, and the connection closed: nobody knows what the
+    client speaks next.
+    """
+    async with peers(bench) as [peer]:
+        peer.send(GET[:-2] + b"Connection: upgrade\r\nUpgrade: websocket\r\n\r\nwhatever")
+        status, headers, _ = await peer.reply()
+        assert (status, headers["connection"]) == (200, "close")
+        assert await peer.rest() == b""
+
+
+async def test_trailers_are_not_headers(bench: Any) -> None:
+    """What comes after the body cannot authorize it."""
+    async with peers(bench, api_keys=["k"]) as [peer]:
+        body = b'{"prompt": "a"}'
+        peer.send(
+            b"POST /v1/completions HTTP/1.1\r\n"
+            + HOST
+            + CHUNKED
+            + b"\r\n%x\r\n%b\r\n0\r\nAuthorization: Bearer k\r\n\r\n" % (len(body), body)
+        )
+        assert (await peer.reply())[0] == 401
+
+
+async def test_too_many_connections_are_told_so(bench: Any) -> None:
+    """Beyond the limit a connection gets a 503 before it asks; the others go on."""
+    async with peers(bench, 3, max_connections=2) as [first, second, third]:
+        for peer in (first, second):
+            peer.send(GET)
+            assert (await peer.reply())[0] == 200
+        status, headers, _ = await third.reply()
+        assert (status, headers["retry-after"]) == (503, "1")
+        assert await third.rest() == b""
+
+
+def test_connections_leave_files_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default limit follows the file limit, down to one connection."""
+
+    def limit(files: int) -> int:
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
+        return allowed_connections()
+
+    assert [limit(n) for n in (resource.RLIM_INFINITY, 1 << 20, 256, 10)] == [
+        MAX_CONNECTIONS,
+        MAX_CONNECTIONS,
+        192,
+        1,
+    ]
+
+
+def test_nobody_can_ask_for_more_connections_than_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit by flag is lowered to what leaves files for others, and never raised."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
+    assert (allowed_connections(100_000), allowed_connections(5)) == (192, 5)

@@ -1,0 +1,182 @@
+"""Reading within limits and writing to clients that may not read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import MutableMapping
+from typing import Any
+
+import pytest
+
+from worker.api.http.exchange import ClientGoneError, Exchange
+from worker.errors import RequestError
+
+Message = MutableMapping[str, Any]
+
+
+def exchange(
+    incoming: list[Message],
+    sent: list[Message],
+    stall: float = 30.0,
+    headers: list[tuple[bytes, bytes]] | None = None,
+    query: bytes = b"",
+) -> Exchange:
+    """An exchange over lists: what comes in, what goes out. Sending "stall" never ends."""
+
+    async def receive() -> Message:
+        return incoming.pop(0)
+
+    async def send(message: Message) -> None:
+        if message.get("body") == b"stall":
+            await asyncio.Event().wait()
+        sent.append(message)
+
+    scope = {
+        "method": "POST",
+        "path": "/",
+        "query_string": query,
+        "headers": [(b"x-a", b"1"), (b"x-a", b"2")] if headers is None else headers,
+    }
+    return Exchange(scope, receive, send, write_stall_seconds=stall)
+
+
+async def test_a_body_in_pieces_is_joined() -> None:
+    """The body is complete when ASGI says that no more comes."""
+    parts: list[Message] = [
+        {"type": "http.request", "body": b"ab", "more_body": True},
+        {"type": "http.request", "body": b"c"},
+    ]
+    assert await exchange(parts, []).json_body(3) == b"abc"
+
+
+@pytest.mark.looptime
+async def test_a_body_has_its_time() -> None:
+    """However steadily it drips, it is a 408 when the time is up."""
+    loop = asyncio.get_running_loop()
+
+    async def receive() -> Message:
+        await asyncio.sleep(4)
+        return {"type": "http.request", "body": b" ", "more_body": True}
+
+    async def send(message: Message) -> None:
+        raise AssertionError(message)
+
+    scope = {"method": "POST", "path": "/", "headers": [(b"transfer-encoding", b"chunked")]}
+    subject = Exchange(scope, receive, send, write_stall_seconds=1, body_timeout_seconds=10)
+    with pytest.raises(RequestError, match="within 10 seconds") as late:
+        await subject.json_body(100)
+    assert (late.value.status, loop.time()) == (408, 10)
+
+
+@pytest.mark.parametrize(
+    ("headers", "waiting", "closes"),
+    [
+        ([], 1, False),
+        ([(b"content-length", b"0")], 1, False),
+        ([(b"content-length", b"2")], 0, False),
+        ([(b"content-length", b"999999")], 1, True),
+        ([(b"content-length", b"2"), (b"expect", b"100-continue")], 1, True),
+        ([(b"transfer-encoding", b"chunked")], 1, True),
+    ],
+)
+async def test_a_short_body_is_read_away(
+    headers: list[tuple[bytes, bytes]], waiting: int, closes: bool
+) -> None:
+    """So that the connection goes on; what is long, endless or not yet sent ends it instead."""
+    incoming: list[Message] = [{"type": "http.request", "body": b"ab"}]
+    sent: list[Message] = []
+    subject = exchange(incoming, sent, headers=headers)
+    await subject.discard_body()
+    await subject.reply(b"", 404)
+    assert len(incoming) == waiting
+    assert ((b"connection", b"close") in sent[0]["headers"]) is closes
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        (b"application/json", True),
+        (b"Application/JSON; charset=utf-8", True),
+        (b"application/problem+json", True),
+        (b"text/json", False),
+        (b"application/jsonp", False),
+        (b"application/x-www-form-urlencoded", False),
+    ],
+)
+async def test_only_json_is_read(given: bytes, taken: bool) -> None:
+    """By its media type, whatever its parameters."""
+    incoming: list[Message] = [{"type": "http.request", "body": b"{}"}]
+    subject = exchange(incoming, [], headers=[(b"content-type", given)])
+    if taken:
+        assert await subject.json_body(10) == b"{}"
+    else:
+        with pytest.raises(RequestError, match="must be application/json"):
+            await subject.json_body(10)
+
+
+def test_queries_are_read_in_order() -> None:
+    """Repeated and empty fields are kept."""
+    assert exchange([], [], query=b"a=1&b=&a=%20x").query() == [("a", "1"), ("b", ""), ("a", " x")]
+    assert exchange([], []).query() == []
+
+
+@pytest.mark.parametrize("query", [b"a", b"a=%ff", b"\xff=1", b"&".join([b"a=1"] * 40)])
+def test_what_is_no_query_is_refused(query: bytes) -> None:
+    """Nothing is guessed."""
+    with pytest.raises(RequestError, match="query string"):
+        exchange([], [], query=query).query()
+
+
+async def test_both_sizes_are_known() -> None:
+    """For the metrics: what was read and what was written."""
+    subject = exchange([{"type": "http.request", "body": b"{}"}], [])
+    await subject.json_body(10)
+    await subject.write_event(b"one", last=False)
+    await subject.write_event(b"three", last=True)
+    assert (subject.num_body_bytes, subject.num_reply_bytes, subject.status) == (2, 8, 200)
+
+
+async def test_a_client_that_leaves_while_sending_is_gone() -> None:
+    """Half a body is no request."""
+    parts: list[Message] = [
+        {"type": "http.request", "body": b"ab", "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+    with pytest.raises(ClientGoneError):
+        await exchange(parts, []).json_body(10)
+
+
+async def test_waiting_for_the_end_skips_what_else_comes() -> None:
+    """Only a disconnect is one."""
+    parts: list[Message] = [{"type": "http.request"}, {"type": "http.disconnect"}]
+    with pytest.raises(ClientGoneError):
+        await exchange(parts, []).disconnected()
+
+
+async def test_a_stream_sends_its_headers_once() -> None:
+    """The first event brings the status and headers; the last one ends the body."""
+    sent: list[Message] = []
+    subject = exchange([], sent)
+    subject.add_header(b"x-request-id", "r")
+    assert subject.started is False
+    await subject.write_event(b"one", last=False)
+    await subject.write_event(b"two", last=True)
+    assert [m["type"].removeprefix("http.response.") for m in sent] == ["start", "body", "body"]
+    assert (b"x-request-id", b"r") in sent[0]["headers"]
+    assert [m["more_body"] for m in sent[1:]] == [True, False]
+
+
+@pytest.mark.looptime
+async def test_a_client_that_stops_reading_is_dropped() -> None:
+    """A write that stays blocked for the given time counts as a disconnect."""
+    loop = asyncio.get_running_loop()
+    before = loop.time()
+    with pytest.raises(ClientGoneError):
+        await exchange([], []).write_event(b"stall", last=False)
+    assert loop.time() - before == 30
+
+
+def test_the_first_header_of_a_name_counts() -> None:
+    """Later ones of the same name are not looked at."""
+    assert exchange([], []).header(b"x-a") == "1"
+    assert exchange([], []).header(b"x-b") is None

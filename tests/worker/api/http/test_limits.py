@@ -1,0 +1,154 @@
+"""What a body may cost, where a broken one is broken, and when memory is short."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.api.http.limits import (
+    MAX_JSON_CONTAINERS,
+    MAX_JSON_DEPTH,
+    MAX_JSON_MEMBERS,
+    MemoryGuard,
+    check_json,
+    malformed_json,
+    resident_bytes,
+)
+from worker.errors import RequestError
+
+TEXTS = st.text(alphabet='ab[]{}"\\é\n', max_size=12)
+VALUES = st.recursive(
+    st.none() | st.integers() | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+def depth_of(value: Any) -> int:
+    """Nesting, the slow way."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    return 1 + max(map(depth_of, value), default=0) if isinstance(value, list) else 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(VALUES, st.integers(MAX_JSON_DEPTH - 8, MAX_JSON_DEPTH + 4))
+def test_depth_is_counted_as_a_parser_would(value: Any, wrapping: int) -> None:
+    """Brackets and quotes in strings are text, however they are escaped."""
+    for _ in range(wrapping):
+        value = [value]
+    # A string full of brackets makes the fast way out impossible.
+    body = json.dumps([value, "[{" * 70]).encode()
+    if depth_of(json.loads(body)) > MAX_JSON_DEPTH:
+        with pytest.raises(RequestError, match="nested deeper than 64 levels"):
+            check_json(body)
+    else:
+        check_json(body)
+
+
+def test_the_members_of_objects_are_counted() -> None:
+    """Each costs the decoder as much as a small object does; a colon in a text costs nothing."""
+    most = {str(n): 0 for n in range(MAX_JSON_MEMBERS)}
+    check_json(json.dumps(most).encode())
+    check_json(json.dumps([":" * MAX_JSON_MEMBERS, most]).encode())
+    with pytest.raises(RequestError, match="more than 65536 members"):
+        check_json(json.dumps({**most, "more": 0}).encode())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=64), st.sampled_from([b"[", b'{"', b'"\\', b"]}"]))
+def test_any_bytes_are_taken(body: bytes, more: bytes) -> None:
+    """Whatever is not JSON is the decoder's to refuse; counting its brackets never fails."""
+    for given_bytes in (body, body + more * 100, more * 40 + body):
+        with suppress(RequestError):
+            check_json(given_bytes)
+
+
+def test_containers_are_bounded() -> None:
+    """A flat body may have so many objects and arrays, and not one more."""
+    check_json(b"[" + b",".join([b"{}"] * (MAX_JSON_CONTAINERS - 1)) + b"]")
+    with pytest.raises(RequestError, match="65536 objects and arrays"):
+        check_json(b"[" + b",".join([b"{}"] * MAX_JSON_CONTAINERS) + b"]")
+
+
+LONE = "an escaped surrogate without its other half"
+
+
+def refusal(body: bytes) -> RequestError:
+    """How the decoder's refusal of a body is told."""
+    with pytest.raises((msgspec.DecodeError, UnicodeDecodeError)) as caught:
+        msgspec.json.decode(body)
+    return malformed_json(body, str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"a": "\xff"}', "invalid UTF-8: invalid start byte (byte 7)"),
+        (b'{"a": 1', "it ends too early (byte 7)"),
+        (b'["\\\\\\ud800"]', f"{LONE} (byte 4)"),
+        (b'["\\\\\\ud800 and more"]', f"{LONE} (byte 4)"),
+        (b'["\\ud800\\n"]', f"{LONE} (byte 2)"),
+        (b'["\\ud83d\\u0041 and more"]', f"{LONE} (byte 2)"),
+        (b'["\\ud83d\\ud83d\\ude00"]', f"{LONE} (byte 2)"),
+        (b'["\\\\ud83d\\ude00"]', f"{LONE} (byte 9)"),
+        (b'["\\ud83d\\ude00\\ude00"]', f"{LONE} (byte 14)"),
+        (b'["\\ud83d", "\\ude00"]', f"{LONE} (byte 2)"),
+        (b'["\\ud83d\\ude0', "it ends too early (byte 13)"),
+        (b'["\\ud83d\\ude00', "it ends too early (byte 14)"),
+        (b'["\\\\ud800', "it ends too early (byte 9)"),
+        (b'["\\\\ud800", x]', "invalid character (byte 12)"),
+    ],
+)
+def test_the_first_fault_is_named_with_its_place(body: bytes, message: str) -> None:
+    """Places count in bytes from 0; an escaped backslash begins no escape."""
+    assert refusal(body).message == f"The body is not valid JSON: {message}"
+
+
+class Sliced(bytes):
+    """A body that counts the bytes that are cut out of it or replaced."""
+
+    copied = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        part = super().__getitem__(index)
+        Sliced.copied += len(part) if isinstance(part, bytes) else 1
+        return part
+
+    def replace(self, *arguments: Any) -> bytes:
+        """As of bytes."""
+        Sliced.copied += len(self)
+        return super().replace(*arguments)
+
+
+@pytest.mark.parametrize("end", [b"", b'\\ud83d x y z"]', b'\\ude00"]'])
+def test_a_broken_body_is_not_searched_for_surrogates(end: bytes) -> None:
+    """However many pairs there are, only the place where the decoder stopped is looked at."""
+    Sliced.copied = 0
+    body = Sliced(b'["' + b"\\ud83d\\ude00" * 1000 + end)
+    assert ("surrogate" in refusal(body).message) is bool(end)
+    assert Sliced.copied < 100
+
+
+def test_memory_is_read_now_and_then() -> None:
+    """A reading counts for a quarter of a second; without a limit nothing is read."""
+    readings = [100, 200, 50]
+    now = [0.0]
+    guard = MemoryGuard(100, lambda: readings.pop(0), lambda: now[0])
+    seen = []
+    for now[0] in (0.0, 0.2, 0.25, 0.4, 0.6):
+        seen.append(guard.exceeded)
+    assert seen == [False, False, True, True, False]
+    assert readings == []
+    assert MemoryGuard(None, lambda: 1 // 0, lambda: 0.0).exceeded is False
+
+
+def test_resident_memory_is_plausible() -> None:
+    """A Python process has more than a mebibyte and less than a terabyte."""
+    assert 1 << 20 < resident_bytes() < 1 << 40

@@ -1,0 +1,166 @@
+"""Health, models and metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from worker.api.http.exchange import Exchange
+from worker.api.routes.probes import ProbeRoutes
+from worker.config import KvEventsConfig
+from worker.engine.messages import EngineStats
+
+ESCAPED = "/v1/models/org%2Ftiny-v1.0"
+
+
+@pytest.mark.parametrize("alive", [True, False])
+async def test_health_follows_the_engine(bench: Any, alive: bool) -> None:
+    """Every probe of health is empty, 200 while the engine lives and 503 after."""
+    bench.engine.is_alive = alive
+    async with bench.client() as client:
+        probes = [
+            await client.get("/health"),
+            await client.get("/ping"),
+            await client.post("/ping"),
+        ]
+    assert {(p.status_code, p.content) for p in probes} == {(200 if alive else 503, b"")}
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ({}, None),
+        ({"is_alive": False}, "The engine is not running"),
+        ({"is_stalled": True}, "The engine makes no progress"),
+        ({"stats": EngineStats(sleep_level=0)}, "The engine is asleep"),
+        ({"stats": EngineStats(sleep_level=2)}, "The engine is asleep"),
+        ({"stats": EngineStats(is_paused=True)}, None),
+    ],
+)
+async def test_ready_says_why_not(bench: Any, fault: dict[str, Any], reason: str | None) -> None:
+    """Empty and 200, or a 503 whose error has the reason; an engine that sleeps is healthy."""
+    for name, value in fault.items():
+        setattr(bench.engine, name, value)
+    async with bench.client() as client:
+        ready, health = await client.get("/health/ready"), await client.get("/health")
+    if reason is None:
+        assert (ready.status_code, ready.content) == (200, b"")
+    else:
+        error = ready.json()["error"]
+        assert (ready.status_code, error["type"]) == (503, "Service Unavailable")
+        assert error["message"].startswith(reason)
+    assert (health.status_code == 200) is (reason is None or "asleep" in reason)
+
+
+async def test_models_have_cards(bench: Any) -> None:
+    """One card for every served name, with the length clients plan by."""
+    async with bench.client(model_root="/models/tiny") as client:
+        body = (await client.get("/v1/models")).json()
+    assert body["object"] == "list"
+    assert [card["id"] for card in body["data"]] == ["tiny", "alias"]
+    assert {(c["max_model_len"], c["root"]) for c in body["data"]} == {(64, "/models/tiny")}
+    assert all(c["permission"][0]["allow_logprobs"] for c in body["data"])
+
+
+@pytest.mark.parametrize("url", [ESCAPED, "/v1/models/org/tiny-v1.0", "/v1/models/alias"])
+async def test_one_model_is_the_card_of_the_list(bench: Any, url: str) -> None:
+    """By any served name, whose slashes may be escaped; it counts under one path in the metrics."""
+    api = bench.api(served_model_names=["org/tiny-v1.0", "alias"])
+    async with bench.listening(api) as base, httpx.AsyncClient(base_url=base) as client:
+        listed = (await client.get("/v1/models")).json()["data"]
+        answer = await client.get(url)
+    assert answer.status_code == 200
+    assert answer.json() in listed
+    assert 'handler="/v1/models/{id}"' in api.page()
+
+
+@pytest.mark.parametrize("url", ["/v1/models/other", "/v1/models/org/other", "/v1/models/tiny/"])
+async def test_an_unknown_model_is_an_error_of_openai(bench: Any, url: str) -> None:
+    """404 with the envelope that clients raise as `NotFoundError`."""
+    async with bench.client() as client:
+        answer = await client.get(url)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["code"]) == (404, "NotFoundError", 404)
+    assert error["param"] == "model"
+    assert url.removeprefix("/v1/models/") in error["message"]
+
+
+async def test_one_model_needs_the_key(bench: Any) -> None:
+    """As the list does."""
+    async with bench.client(api_keys=["k"]) as client:
+        refused = await client.get("/v1/models/tiny")
+        taken = await client.get("/v1/models/tiny", headers={"authorization": "Bearer k"})
+    assert (refused.status_code, taken.status_code) == (401, 200)
+
+
+async def test_metrics_show_the_engine_and_parse(bench: Any) -> None:
+    """The page is a snapshot of the engine's numbers in Prometheus' format."""
+    bench.engine.stats = EngineStats(num_running=2, num_waiting=3, kv_cache_usage=0.5)
+    async with bench.client() as client:
+        await client.post("/v1/completions", json={"prompt": "a"})
+        response = await client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    samples = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(response.text)
+        for sample in family.samples
+    }
+    assert samples["vllm:num_requests_running"] == 2
+    assert samples["vllm:num_requests_waiting"] == 3
+    assert samples["vllm:kv_cache_usage_perc"] == 0.5
+    assert samples["vllm:time_to_first_token_seconds_count"] == 1
+    assert samples["vllm:request_generation_tokens_sum"] == 3
+
+
+async def test_version_and_load_are_small_objects(bench: Any) -> None:
+    """Tools that ask get a version and the number of sequences inside."""
+    async with bench.client() as client:
+        assert "version" in (await client.get("/version")).json()
+        assert (await client.get("/load")).json() == {"server_load": 0}
+
+
+async def test_health_means_progress(bench: Any) -> None:
+    """An engine that is alive but hangs in a step is not healthy."""
+    bench.engine.is_stalled = True
+    async with bench.client() as client:
+        probes = [await client.get(path) for path in ("/health", "/ping", "/health/ready")]
+    assert [p.status_code for p in probes] == [503, 503, 503]
+
+
+async def test_event_sources_are_told(bench: Any) -> None:
+    """By rank, in vLLM's fields; nothing when no events are published."""
+    async with bench.client() as client:
+        assert (await client.get("/kv_event_sources")).json() == {}
+    config = KvEventsConfig(enable_kv_cache_events=True, publisher="zmq", endpoint="tcp://*:1")
+    api = bench.api()
+    routes = ProbeRoutes(api.config, bench.engine, api.admission, api.metrics, config)
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"method": "GET", "path": "/kv_event_sources", "headers": []}
+    exchange = Exchange(scope, send, send, write_stall_seconds=1)
+    await routes.handlers()["kv_event_sources"](exchange)
+    assert msgspec.json.decode(sent[1]["body"]) == {
+        "0": {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": "tcp://*:1",
+            "replay_endpoint": None,
+            "buffer_steps": 10_000,
+            "hwm": 100_000,
+            "max_queue_size": 100_000,
+            "topic": "",
+        }
+    }
+
+
+async def test_the_documentation_is_pointed_to(bench: Any) -> None:
+    """No page that would load scripts from elsewhere, just the way to the document."""
+    async with bench.client() as client:
+        assert "/openapi.json" in (await client.get("/docs")).text

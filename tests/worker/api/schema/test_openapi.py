@@ -1,0 +1,118 @@
+"""The document says what the server does."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+import schemathesis
+
+from worker.api.schema.openapi import document
+from worker.api.schema.routes import ROUTES
+
+DOCUMENT = document(ROUTES, has_keys=True)
+
+
+def test_the_document_is_valid() -> None:
+    """It is OpenAPI 3.1 to a tool made for it, and its schemas are JSON schemas."""
+    schema = schemathesis.openapi.from_dict(DOCUMENT)
+    schema.validate()
+    assert schema.specification.version == "3.1.0"
+    for name, component in DOCUMENT["components"]["schemas"].items():
+        jsonschema.Draft202012Validator.check_schema(component)
+        assert component["description"], name
+
+
+def test_every_route_is_described() -> None:
+    """By its method, with an id of its own and no status left out that a route of its kind has."""
+    described = {(p, m.upper()) for p, path in DOCUMENT["paths"].items() for m in path}
+    assert described == {(r.path, r.method) for r in ROUTES}
+    operations = [o for path in DOCUMENT["paths"].values() for o in path.values()]
+    assert len({o["operationId"] for o in operations}) == len(operations) == len(ROUTES)
+    for operation in operations:
+        statuses = set(operation["responses"])
+        assert {"200", "400", "408", "431", "500"} <= statuses
+        assert ("413" in statuses) is ("requestBody" in operation)
+        assert ("401" in statuses) is ("security" in operation)
+
+
+def body_schema(name: str) -> dict[str, Any]:
+    """A component with the ones it refers to."""
+    schemas = DOCUMENT["components"]["schemas"]
+    return {**schemas[name], "components": {"schemas": schemas}}
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "right"),
+    [
+        ("CompletionRequest", {"prompt": "a"}, True),
+        ("CompletionRequest", {}, False),
+        ("CompletionRequest", {"prompt": "a", "unknown": 1}, False),
+        ("CompletionRequest", {"prompt": "a", "temperature": 2}, True),
+        ("CompletionRequest", {"prompt": "a", "temperature": 2.1}, False),
+        ("CompletionRequest", {"prompt": "a", "top_p": 0}, False),
+        ("CompletionRequest", {"prompt": "a", "n": 17}, False),
+        ("CompletionRequest", {"prompt": "a", "stop": ""}, False),
+        ("CompletionRequest", {"prompt": "a", "stop": ["x"] * 17}, False),
+        ("CompletionRequest", {"prompt": "a", "cache_salt": "a/b"}, False),
+        ("CompletionRequest", {"prompt": "a", "suffix": "b"}, False),
+        ("CompletionRequest", {"prompt": "a", "suffix": ""}, True),
+        ("ChatRequest", {"messages": []}, False),
+        ("ChatRequest", {"messages": [{"role": "king", "content": "a"}]}, False),
+        ("ChatRequest", {"messages": [{"role": "user"}]}, False),
+        ("ChatRequest", {"messages": [{"role": "assistant", "reasoning": "a"}]}, True),
+        ("ChatRequest", {"messages": [{"role": "user", "content": "a"}], "tools": []}, True),
+        ("ChatRequest", {"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, False),
+        ("ChatRequest", {"messages": [{"role": "user", "content": "a"}]}, True),
+        ("GenerateRequest", {"token_ids": [1], "sampling_params": {"top_k": -2}}, False),
+        ("GenerateRequest", {"token_ids": [-1]}, False),
+    ],
+)
+async def test_bounds_are_the_servers_own(
+    bench: Any, name: str, body: dict[str, Any], right: bool
+) -> None:
+    """What the schema takes the server takes, and the other way round."""
+    validator = jsonschema.Draft202012Validator(body_schema(name))
+    assert validator.is_valid(body) is right
+    path = {
+        "CompletionRequest": "/v1/completions",
+        "ChatRequest": "/v1/chat/completions",
+        "GenerateRequest": "/inference/v1/generate",
+    }[name]
+    async with bench.client() as client:
+        assert ((await client.post(path, json=body)).status_code == 200) is right
+
+
+async def test_the_served_document_is_of_this_server(bench: Any) -> None:
+    """Routes that flags leave out are not in it, and without keys nothing asks for one."""
+    async with bench.client() as client:
+        plain = (await client.get("/openapi.json")).json()
+    async with bench.client(enable_admin_routes=True, api_keys=["k"]) as client:
+        full = (await client.get("/openapi.json")).json()
+    assert "/sleep" not in plain["paths"]
+    assert "/sleep" in full["paths"]
+    assert "securitySchemes" not in plain["components"]
+    assert full["paths"]["/sleep"]["post"]["security"] == [{"bearer": []}]
+    assert "/openapi.json" in plain["paths"]
+
+
+def test_the_document_can_be_printed() -> None:
+    """Without a server, every route included."""
+    command = [sys.executable, "-m", "worker.api.schema.openapi"]
+    printed = subprocess.run(command, capture_output=True, check=True).stdout
+    assert msgspec.json.decode(printed) == msgspec.json.decode(msgspec.json.encode(DOCUMENT))
+
+
+def test_the_documentation_has_every_route() -> None:
+    """The table of docs/http-api.md names each path with its methods, and no others."""
+    page = (Path(__file__).parents[4] / "docs/http-api.md").read_text()
+    table = page.partition("## Routes")[2].partition("## Headers")[0]
+    rows = re.findall(r"^\| `([^`]+)` \| ([A-Z, ]+) \|", table, re.MULTILINE)
+    written = {(path, method) for path, methods in rows for method in methods.split(", ")}
+    assert written == {(route.path, route.method) for route in ROUTES}

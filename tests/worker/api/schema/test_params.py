@@ -1,0 +1,227 @@
+"""Ranges and defaults of the request fields."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from worker.api.schema import params
+from worker.api.schema.params import ModelLimits, SamplingContext
+from worker.api.schema.parse import decode
+from worker.api.schema.requests import CompletionRequest
+from worker.errors import RequestError
+from worker.types import RepetitionDetection
+
+LIMITS = ModelLimits(max_model_len=100, vocab_size=50)
+
+
+def request(**fields: object) -> CompletionRequest:
+    """A completion request with some fields."""
+    return decode(msgspec.json.encode({"prompt": "x", **fields}), CompletionRequest)
+
+
+def sampling(
+    logprobs: int | None = None, defaults: dict[str, float] | None = None, **fields: object
+) -> params.SamplingParams:
+    """The sampling parameters of a request with 10 tokens to draw; a token is a character."""
+    context = SamplingContext(LIMITS, lambda text: [ord(c) % 50 for c in text], defaults or {})
+    return params.sampling_params(request(**fields), 10, logprobs, context, random.Random(0))
+
+
+def test_defaults_are_those_of_the_openai_api() -> None:
+    """A request that says nothing samples at temperature 1 with every filter off."""
+    got = sampling()
+    assert (got.temperature, got.top_p, got.top_k, got.min_tokens) == (1.0, 1.0, 0, 0)
+    assert got.max_tokens == 10
+    assert got.seed == random.Random(0).getrandbits(63)
+
+
+@pytest.mark.parametrize(
+    ("asked", "used"), [(0, 0.0), (1e-6, 0.0), (0.001, 0.01), (0.5, 0.5), (2, 2.0)]
+)
+def test_small_temperatures_are_greedy_or_raised(asked: float, used: float) -> None:
+    """Below 1e-5 is greedy; between that and 0.01 is raised to 0.01."""
+    got = sampling(temperature=asked, top_p=0.5, top_k=3)
+    assert got.temperature == used
+    assert (got.top_p, got.top_k) == ((1.0, 0) if used == 0 else (0.5, 3))
+
+
+def test_seeds_are_kept_and_minus_one_means_none() -> None:
+    """A given seed is used as it is; -1 asks for a drawn one."""
+    assert sampling(seed=5).seed == 5
+    assert sampling(seed=-1).seed == sampling().seed
+    assert sampling(top_k=-1).top_k == 0
+
+
+def test_every_sampling_field_reaches_the_engine() -> None:
+    """What a client asks for stands in the engine's parameters."""
+    got = sampling(
+        logprobs=3,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=5,
+        min_p=0.1,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        repetition_penalty=1.2,
+        logit_bias={"7": 200, "8": -3},
+        allowed_token_ids=[3, 4, 3],
+        stop_token_ids=[9.0, 9],
+        prompt_logprobs=2,
+        logprob_token_ids=[11],
+        min_tokens=2,
+        ignore_eos=True,
+        repetition_detection={"max_pattern_size": 4, "min_count": 3},
+    )
+    assert (got.temperature, got.top_p, got.top_k, got.min_p) == (0.5, 0.9, 5, 0.1)
+    assert (got.presence_penalty, got.frequency_penalty, got.repetition_penalty) == (0.5, -0.5, 1.2)
+    assert got.logit_bias == ((7, 100.0), (8, -3.0))
+    assert (got.allowed_token_ids, got.stop_token_ids) == ((3, 4), (9,))
+    assert (got.logprobs, got.prompt_logprobs, got.logprob_token_ids) == (3, 2, (11,))
+    assert (got.min_tokens, got.ignore_eos) == (2, True)
+    assert got.repetition_detection == RepetitionDetection(4, 1, 3)
+    # The engine gets plain numbers, whatever the parser made of them.
+    assert all(type(i) is int for i in (*got.stop_token_ids, got.top_k, got.min_tokens))
+
+
+def test_the_request_wins_over_the_models_defaults() -> None:
+    """Request, then generation config, then OpenAI."""
+    defaults = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1}
+    got = sampling(defaults=defaults, top_p=0.5)
+    assert (got.temperature, got.top_p, got.top_k) == (0.6, 0.5, 20)
+    assert (got.repetition_penalty, got.min_p) == (1.1, 0.0)
+
+
+def test_bad_words_are_banned_with_and_without_a_space_before() -> None:
+    """A word is tokenized as the start of a text and as a later word of it."""
+    got = sampling(bad_words=["AB", " AB", "C"]).bad_words
+    assert got == ((15, 16), (32, 15, 16), (17,), (32, 17))
+
+
+def test_fixed_tokens_bring_logprobs_with_them() -> None:
+    """Asking for the log probabilities of some tokens is asking for log probabilities."""
+    assert sampling(logprob_token_ids=[1]).logprobs == 0
+    assert sampling().logprobs is None
+
+
+# Fields without a `param` of their own, as in vLLM.
+NAMELESS = (
+    *("top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("min_tokens", "repetition_detection"),
+)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"temperature": 2.1}, r"must be in \[0, 2\], got 2.1. \(parameter=temperature, value=2.1"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"top_p": 0}, r"top_p must be in \(0, 1\], got 0"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_k": -2}, r"top_k must be 0 \(disable\), or at least 1, got -2"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"presence_penalty": 2.5}, r"presence_penalty must be in \[-2, 2\], got 2.5"),
+        ({"frequency_penalty": -3}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be greater than zero, got 0.0"),
+        ({"min_tokens": 11}, "min_tokens must be less than or equal to max_tokens=10, got 11"),
+        ({"min_tokens": -1}, "min_tokens must be greater than or equal to 0, got -1"),
+        ({"stop_token_ids": [50]}, "got 50"),
+        ({"stop_token_ids": [-1]}, "got -1"),
+        ({"allowed_token_ids": []}, "allowed_token_ids is not None and empty!"),
+        ({"allowed_token_ids": [50]}, "got 50"),
+        ({"logit_bias": {"50": 1}}, r"token_id\(s\) \[50\] in logit_bias contain out-of-vocab"),
+        ({"logit_bias": {"x": 1}}, "must be a token id"),
+        ({"logit_bias": {"-1": 1}}, "must be a token id"),
+        ({"logit_bias": {"1" * 5000: 1}}, "must be a token id"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "at most 1024 entries"),
+        ({"bad_words": [""]}, "bad_words cannot contain an empty string"),
+        ({"bad_words": ["x"] * 129}, "at most 128 words"),
+        ({"bad_words": ["x" * 600]}, "at most 1024 tokens"),
+        ({"bad_words": ["x" * 100_000]}, "at most 1024 tokens"),
+        ({"prompt_logprobs": 21}, "Requested prompt logprobs of 21, which is greater than max"),
+        ({"prompt_logprobs": -1}, "Requested prompt logprobs of 50, which is greater than max"),
+        ({"prompt_logprobs": -2}, "must be a positive value or -1"),
+        ({"logprob_token_ids": [0] * 129}, "at most 128 ids"),
+        ({"logprob_token_ids": [50]}, "got 50"),
+        ({"stop_token_ids": [3, 4.5]}, "Expected `int`, got 4.5"),
+        ({"allowed_token_ids": [10**500]}, "more than 64 bits"),
+        ({"allowed_token_ids": [1] * 51}, "at most 50 ids, got 51"),
+        ({"stop_token_ids": [1] * 51}, "at most 50 ids, got 51"),
+        ({"repetition_detection": {"max_pattern_size": -1}}, "must hold"),
+        ({"repetition_detection": {"max_pattern_size": 2, "min_count": 1}}, "at least 2"),
+        ({"repetition_detection": {"max_pattern_size": 60}}, "fit the context"),
+    ],
+)
+def test_values_out_of_range_are_refused(fields: dict[str, object], message: str) -> None:
+    """A value outside its range is a 400 that names the field: in `param`, but for those where vLLM
+    has none, or else in the message.
+    """
+    with pytest.raises(RequestError, match=message) as caught:
+        sampling(**fields)  # type: ignore[arg-type]
+    (name,) = fields
+    has_none = name in NAMELESS or fields == {"bad_words": [""]}
+    assert caught.value.param == (None if has_none else name)
+    assert name in f"{caught.value.param} {caught.value.message}"
+
+
+def test_a_pattern_of_no_tokens_is_not_looked_for() -> None:
+    """`max_pattern_size` 0 switches the detection off."""
+    assert sampling(repetition_detection={"max_pattern_size": 0}).repetition_detection is None
+
+
+def test_a_worker_may_allow_the_whole_vocabulary() -> None:
+    """`--max-logprobs -1` lifts the limit."""
+    unlimited = ModelLimits(max_model_len=100, vocab_size=50, max_logprobs=-1)
+    assert params.check_logprobs("logprobs", -1, unlimited) == -1
+    with pytest.raises(RequestError, match="Requested sample logprobs of 50"):
+        params.check_logprobs("logprobs", -1, LIMITS)
+
+
+def test_several_answers_need_randomness() -> None:
+    """n is 1 to 16, and 1 when every answer would be the same; a beam search is another thing."""
+    assert params.num_sequences(request(), 1.0) == 1
+    assert params.num_sequences(request(n=16), 1.0) == 16
+    assert params.num_sequences(request(n=2, use_beam_search=True), 0.0) == 2
+    for n, temperature, message in (
+        (2, 0.0, "n must be 1 when using greedy sampling, got 2."),
+        (0, 1.0, "n must be at least 1, got 0."),
+        (17, 1.0, "n must be at most 16, got 17."),
+    ):
+        with pytest.raises(RequestError, match=message):
+            params.num_sequences(request(n=n), temperature)
+
+
+@pytest.mark.parametrize(
+    ("stop", "param"), [([""], None), (["x"] * 17, "body.stop"), (["y" * 257], "stop")]
+)
+def test_stop_strings_are_bounded(stop: list[str], param: str | None) -> None:
+    """At most 16 non-empty stop strings of at most 256 bytes."""
+    with pytest.raises(RequestError, match="stop") as caught:
+        params.text_params(request(stop=stop))
+    assert caught.value.param == param
+
+
+def test_one_stop_string_needs_no_list() -> None:
+    """`stop` is a string or a list of them."""
+    assert params.text_params(request(stop="a")).stop == ("a",)
+    assert params.text_params(request(stop=["a", "b"])).stop == ("a", "b")
+
+
+def test_the_output_limit_is_checked_and_defaults_to_none() -> None:
+    """`max_completion_tokens` wins; 0 and more than the context are refused."""
+    assert params.requested_max_tokens(request(), None, LIMITS) is None
+    assert params.requested_max_tokens(request(max_tokens=5), 7, LIMITS) == 7
+    with pytest.raises(RequestError, match="at least 1"):
+        params.requested_max_tokens(request(max_tokens=0), None, LIMITS)
+    with pytest.raises(RequestError, match="max_tokens=101 cannot be greater"):
+        params.requested_max_tokens(request(max_tokens=101), None, LIMITS)
+
+
+@pytest.mark.parametrize("salt", ["", "x" * 129, "a@b", "a/b"])
+def test_salts_are_bounded(salt: str) -> None:
+    """An empty, long or ambiguous cache salt is refused."""
+    with pytest.raises(RequestError) as caught:
+        params.check_cache_salt(salt)
+    assert caught.value.param == "cache_salt"

@@ -1,0 +1,108 @@
+"""Numbers and structure of a body: what parses, and how a refusal names the field."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+import pytest
+
+from worker.api.schema.parse import Whole, decode, schema_hook, shown
+from worker.errors import RequestError
+
+
+class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A body with a number of each kind."""
+
+    count: Whole | None = None
+    counts: list[Whole] = []
+    factor: float | None = None
+    factors: dict[str, float] = {}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("3", 3), ("3.0", 3), ("-2e2", -200), ("1e18", 10**18)]
+)
+def test_whole_numbers_may_be_written_as_floats(text: str, expected: int) -> None:
+    """Clients whose numbers are all floats send 3.0 for 3."""
+    body = decode(f'{{"count": {text}, "counts": [{text}]}}'.encode(), Body)
+    assert (body.count, body.counts) == (expected, [expected])
+    assert isinstance(body.count, int)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "reason"),
+    [
+        ('{"count": 3.5}', "body.count", "Expected `int`, got 3.5"),
+        ('{"count": "3"}', "body.count", "Expected `int`, got `str`"),
+        ('{"count": true}', "body.count", "Expected `int`, got `bool`"),
+        ('{"count": [1]}', "body.count", "Expected `int`, got `array`"),
+        ('{"count": 1e30}', "body.count", "64 bits"),
+        ('{"count": 9223372036854775808}', "body.count", "64 bits"),
+        ('{"count": 1e400}', "body.count", "out of range"),
+        ('{"count": %s}' % ("9" * 5000), "body.count", "out of range"),
+        ('{"counts": [1, 2.5]}', "body.counts.1", "Expected `int`"),
+        ('{"factor": 1e400}', "body.factor", "out of range"),
+        ('{"factors": {"a": "b"}}', "body.factors", "Expected `float`"),
+        ('{"other": 1}', "body.other", "Unknown field `other`"),
+        ('{"factor": NaN}', "body.11", "not valid JSON"),
+        ('{"factor": -Infinity}', "body.12", "not valid JSON"),
+        ('{"count": ' + "[" * 100_000, "body", "JSON|deep"),
+    ],
+)
+def test_no_number_does_more_than_be_refused(body: str, param: str, reason: str) -> None:
+    """Whatever stands in a number's place is a 400 that names the field."""
+    with pytest.raises(RequestError, match=reason) as caught:
+        decode(body.encode(), Body)
+    assert (caught.value.status, caught.value.type, caught.value.param) == (
+        400,
+        "Bad Request",
+        param,
+    )
+
+
+class Outer(msgspec.Struct, forbid_unknown_fields=True):
+    """A body within a body."""
+
+    inner: Body | None = None
+    kind: Literal["a", "b"] | None = None
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"f`o - at `$.x": 1}, "f`o - at `$.x"),
+        ({"a` - at `$.x` or": 1}, "a` - at `$.x` or"),
+        ({"line\nbreak": 1}, "line\nbreak"),
+        ({"inner": {"f`o - at `$.x": 1}}, "inner.f`o - at `$.x"),
+        ({"kind": " - at `$.x`"}, "kind"),
+        ({"kind": "x` - at `$.inner`"}, "kind"),
+    ],
+)
+def test_what_a_client_writes_is_not_read_as_a_place(body: Any, param: str) -> None:
+    """The place stands at the end of the decoder's message; the client's words come before."""
+    with pytest.raises(RequestError) as caught:
+        decode(msgspec.json.encode(body), Outer)
+    assert caught.value.param == f"body.{param}"
+
+
+@pytest.mark.parametrize("body", [{"x" * 100_000: 1}, {"kind": "x" * 100_000}])
+def test_refusals_do_not_repeat_all_that_was_sent(body: Any) -> None:
+    """Names and values of megabytes are cut in the message and in `param`."""
+    with pytest.raises(RequestError) as caught:
+        decode(msgspec.json.encode(body), Outer)
+    assert len(caught.value.message) + len(caught.value.param or "") < 500
+
+
+def test_the_json_schema_of_a_whole_number_is_an_integer() -> None:
+    """An API document can be made of the structs."""
+    schema = msgspec.json.schema(Body, schema_hook=schema_hook)
+    count = schema["$defs"]["Body"]["properties"]["count"]
+    assert {"type": "null"} in count["anyOf"]
+    assert {o.get("type") for o in count["anyOf"]} == {"null", "integer"}
+
+
+def test_long_values_are_cut_in_messages() -> None:
+    """An error repeats a short value whole and the start of a long one."""
+    assert shown(5) == "5"
+    assert shown("x" * 500) == "x" * 80 + "…"

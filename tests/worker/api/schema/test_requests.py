@@ -1,0 +1,132 @@
+"""Bodies are parsed strictly, and every refusal names the field."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.api.schema.requests import (
+    ChatRequest,
+    CompletionRequest,
+    TokenizeRequest,
+    decode,
+    decode_generation,
+)
+from worker.errors import RequestError
+
+MESSAGES = b'"messages":[{"role":"user","content":"hi"}]'
+
+
+def chat(extra: str) -> ChatRequest:
+    """A chat request with extra fields."""
+    return decode_generation(b"{" + MESSAGES + extra.encode() + b"}", ChatRequest)
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        (',"foo":1', "body.foo"),
+        (',"max_tokens":"5"', "body.max_tokens"),
+        (',"max_tokens":1.5', "body.max_tokens"),
+        (',"temperature":"hot"', "body.temperature"),
+        (',"stream":1', "body.stream"),
+        (',"stop":5', "body.stop"),
+        (',"stop":["a",5]', "body.stop.1"),
+        (',"stream":true,"stream_options":{"bar":1}', "body.stream_options.bar"),
+        (',"stream_options":{"include_usage":true}', "stream_options"),
+        (',"prompt":"x"', "body.prompt"),
+        (',"n":true', "body.n"),
+        (',"logprobs":1', "body.logprobs"),
+        (',"top_logprobs":"2"', "top_logprobs"),
+        (',"presence_penalty":"0"', "body.presence_penalty"),
+        (',"logit_bias":[1]', "body.logit_bias"),
+        (',"logit_bias":{"1":"x"}', "body.logit_bias"),
+        (',"bad_words":"x"', "body.bad_words"),
+        (',"repetition_detection":{"max_pattern_size":1,"x":1}', "body.repetition_detection.x"),
+        (',"best_of":2', "best_of"),
+        (',"tools":[{"type":"function"}]', "tools"),
+        (',"response_format":{"type":"json_object"}', "response_format"),
+        (',"priority":3.5', "body.priority"),
+        (',"kv_transfer_params":{"do_remote_decode":true}', "kv_transfer_params"),
+        (',"structured_outputs":{"regex":"a"}', "structured_outputs"),
+        (',"return_token_offsets":true', "return_token_offsets"),
+        (',"chat_template":"x"', "chat_template"),
+        (',"guided_json":{}', "guided_json"),
+    ],
+)
+def test_a_refusal_names_the_field(extra: str, param: str) -> None:
+    """Unknown, mistyped and unsupported fields are each a 400 whose `param` is the field, with its
+    path from the body on where the shape is wrong.
+    """
+    with pytest.raises(RequestError) as caught:
+        chat(extra)
+    assert caught.value.param == param
+    assert caught.value.status == 400
+    assert caught.value.type == ("Bad Request" if param.startswith("body.") else "BadRequestError")
+    assert param.removesuffix(".1").split(".")[-1] in caught.value.message
+
+
+def test_values_that_ask_for_nothing_are_taken() -> None:
+    """Fields that are not built yet are accepted with their neutral value or null."""
+    neutral = (
+        '"n":1,"logprobs":false,"top_logprobs":null,"kv_transfer_params":{},"documents":[],'
+        '"presence_penalty":0,"frequency_penalty":0.0,'
+        '"logit_bias":{},"tools":null,"response_format":{"type":"text"},"user":"u","metadata":{},'
+        '"store":false,"service_tier":"auto","parallel_tool_calls":true,"seed":7,"min_p":0,'
+        '"repetition_penalty":1.0,"top_k":-1,"min_tokens":0,"ignore_eos":false,"echo":false,'
+        '"best_of":1,"cache_salt":"s","priority":0,"request_id":"r","reasoning_effort":"low",'
+        '"stop":["a"],"stop_token_ids":[1],"skip_special_tokens":true,"max_completion_tokens":4,'
+        '"stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":false}'
+    )
+    request = chat("," + neutral)
+    assert request.seed == 7
+    assert request.stream_options is not None
+    assert request.stream_options.include_usage is True
+    every = {name: None for name in ChatRequest.__struct_fields__ if name != "messages"}
+    assert chat("," + ",".join(f'"{name}":null' for name in every)).max_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("body", "part"),
+    [
+        (b"{}", "messages"),
+        (b"{", "not valid JSON"),
+        (b"", "empty"),
+        (b"1", "object"),
+        (b'{"messages":[{"role":"user","content":"\xff"}]}', "UTF-8"),
+        (b'{"messages":[],"metadata":' + b"[" * 100_000, "nested too deeply"),
+        (b'{"messages":[],"user":NaN}', "not valid JSON"),
+    ],
+)
+def test_a_body_that_is_not_a_request_is_refused(body: bytes, part: str) -> None:
+    """Whatever is wrong with the JSON itself is a 400 that says so."""
+    with pytest.raises(RequestError, match=part):
+        decode_generation(body, ChatRequest)
+
+
+@given(st.binary(max_size=200) | st.text(max_size=100).map(lambda t: b'{"prompt":' + t.encode()))
+@settings(max_examples=150, deadline=None)
+def test_any_bytes_parse_or_are_refused(body: bytes) -> None:
+    """No body makes the parser raise anything but a refusal."""
+    for kind in (ChatRequest, CompletionRequest):
+        with suppress(RequestError):
+            assert isinstance(decode_generation(body, kind), kind)
+
+
+def test_tokenize_refuses_what_it_does_not_know() -> None:
+    """The admin bodies are as strict as the others."""
+    with pytest.raises(RequestError, match="nope"):
+        decode(b'{"prompt":"a","nope":1}', TokenizeRequest)
+
+
+def test_lists_of_tokens_cost_no_call_for_each() -> None:
+    """A body holds millions: they are plain numbers until their count is known to be right."""
+    for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
+        ids = getattr(chat(f',"{name}":[1,2.0,3]'), name)
+        assert [type(i) for i in ids] == [int, float, int]
+        with pytest.raises(RequestError) as caught:
+            chat(f',"{name}":[1,true]')
+        assert caught.value.param == f"body.{name}.1"

@@ -1,0 +1,317 @@
+"""A scripted engine, and the API served over it: in process (ASGI) or on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import httpx
+import msgspec
+import pytest
+import uvicorn
+
+from worker.api.generate.admission import Admission
+from worker.api.generate.engine import OutputStream
+from worker.api.generate.prepare import RequestPreparer
+from worker.api.generate.text import TextSide
+from worker.api.http.connection import protocol_of
+from worker.api.schema.params import ModelLimits
+from worker.api.server import WorkerApi
+from worker.config import ApiConfig, EngineConfig
+from worker.engine.messages import (
+    AddRequest,
+    Command,
+    CommandReply,
+    EngineStats,
+    RequestOutput,
+)
+from worker.metrics import WorkerMetrics
+from worker.tokenizer import sim
+from worker.tokenizer.chat import ChatTemplate
+from worker.types import FinishReason, TokenLogprobs
+
+Step = RequestOutput | Exception | asyncio.Event
+
+
+def output(
+    token_ids: Sequence[int] | str,
+    finish: FinishReason | None = None,
+    *,
+    stop_token: int | None = None,
+    error: str | None = None,
+    cached: int = 0,
+    logprobs: Sequence[TokenLogprobs] = (),
+    prompt_logprobs: Sequence[TokenLogprobs] = (),
+) -> RequestOutput:
+    """An engine output; text stands for its bytes, which are ids of the simulator's tokenizer."""
+    ids = list(token_ids.encode()) if isinstance(token_ids, str) else list(token_ids)
+    return RequestOutput(
+        "",
+        ids,
+        finish,
+        stop_token_id=stop_token,
+        num_cached_tokens=cached,
+        scheduled_seconds=1.0,
+        first_token_seconds=2.0,
+        last_token_seconds=3.0,
+        error=error,
+        logprobs=list(logprobs),
+        prompt_logprobs=list(prompt_logprobs),
+    )
+
+
+def logprob(
+    token_id: int | str, *others: tuple[int | str, float], own: float = -0.5
+) -> TokenLogprobs:
+    """How likely a token was, and others; a character stands for its byte."""
+    pairs = [(token_id, own), *others]
+    ids = tuple(ord(i) if isinstance(i, str) else i for i, _ in pairs)
+    return TokenLogprobs(ids, tuple(p for _, p in pairs), 1)
+
+
+@dataclass
+class ScriptedEngine:
+    """Plays the same steps for every sequence: outputs, errors to raise, events to wait for.
+    `script` gives the steps of a request's n-th branch instead.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    script: Callable[[AddRequest, int], list[Step]] | None = None
+    is_alive: bool = True
+    is_stalled: bool = False
+    stats: EngineStats = field(default_factory=EngineStats)
+    requests: list[AddRequest] = field(default_factory=list)
+    commands: list[Command] = field(default_factory=list)
+    reply: CommandReply = field(default_factory=lambda: CommandReply(0))
+    aborted: list[str] = field(default_factory=list)
+    saw_abort: asyncio.Event = field(default_factory=asyncio.Event)
+    saw_request: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def num_waiting_reported(self) -> int:
+        """As `EngineClient.num_waiting_reported`."""
+        return self.stats.num_waiting
+
+    @property
+    def is_progressing(self) -> bool:
+        """As `Engine.is_progressing`."""
+        return self.is_alive and not self.is_stalled
+
+    def open(self, request: AddRequest) -> tuple[OutputStream, ...]:
+        """As `Engine.open`; every branch plays the steps too."""
+        self.requests.append(request)
+        self.saw_request.set()
+        ids = [request.request_id, *request.branch_ids]
+        return tuple(
+            ScriptedStream(self, i, iter(self._steps(request, n))) for n, i in enumerate(ids)
+        )
+
+    def _steps(self, request: AddRequest, branch: int) -> list[Step]:
+        return self.steps if self.script is None else self.script(request, branch)
+
+    def abort(self, request_id: str) -> None:
+        """As `Engine.abort`: noted."""
+        self.aborted.append(request_id)
+        self.saw_abort.set()
+
+    async def run(self, command: Command) -> CommandReply:
+        """As `Engine.run`: done at once, with `reply` as the answer."""
+        self.commands.append(command)
+        return self.reply
+
+
+@dataclass
+class ScriptedStream:
+    """Plays steps to one consumer; closed before the last output, it counts as aborted."""
+
+    engine: ScriptedEngine
+    request_id: str
+    steps: Iterator[Step]
+    over: bool = False
+
+    async def next(self) -> RequestOutput:
+        """As `OutputStream.next`; after the last step it waits forever."""
+        for step in self.steps:
+            if isinstance(step, asyncio.Event):
+                await step.wait()
+            elif isinstance(step, Exception):
+                raise step
+            else:
+                self.over = step.finish_reason is not None
+                return msgspec.structs.replace(step, request_id=self.request_id)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    def close(self) -> None:
+        """As `OutputStream.close`."""
+        if not self.over:
+            self.over = True
+            self.engine.aborted.append(self.request_id)
+            self.engine.saw_abort.set()
+
+
+@dataclass
+class Api:
+    """An application with the parts a test looks at."""
+
+    app: WorkerApi
+    config: ApiConfig
+    engine: ScriptedEngine
+    admission: Admission
+    metrics: WorkerMetrics
+
+    def page(self) -> str:
+        """The metrics page."""
+        return self.metrics.render(self.engine.stats, 0.0).decode()
+
+
+class WatchedTokenizer(sim.SimTokenizer):
+    """Counts what it is asked for, on the event loop's thread and on others."""
+
+    def __init__(self) -> None:
+        self.on_loop: Counter[str] = Counter()
+        self.elsewhere: Counter[str] = Counter()
+        self._loop_thread = threading.get_ident()
+
+    def _asked(self, name: str) -> None:
+        here = threading.get_ident() == self._loop_thread
+        (self.on_loop if here else self.elsewhere)[name] += 1
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """As `Tokenizer.encode`."""
+        self._asked("encode")
+        return super().encode(text, add_special_tokens=add_special_tokens)
+
+    def encode_with_offsets(
+        self, text: str, *, add_special_tokens: bool
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """As `Tokenizer.encode_with_offsets`."""
+        self._asked("encode_with_offsets")
+        return super().encode_with_offsets(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
+        """As `Tokenizer.decode`."""
+        self._asked("decode")
+        return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """As `Tokenizer.token_bytes`."""
+        self._asked("token_bytes")
+        return super().token_bytes(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        """As `Tokenizer.token_text`."""
+        self._asked("token_text")
+        return super().token_text(token_id)
+
+
+def build(
+    engine: ScriptedEngine, tokenizer: sim.SimTokenizer | None = None, **settings: object
+) -> Api:
+    """The API over an engine; settings are fields of `ApiConfig`."""
+    config = msgspec.convert(
+        {
+            "served_model_names": ["tiny", "alias"],
+            "accepted_model_names": ["/models/tiny"],
+            "max_model_len": 64,
+            "vocab_size": sim.VOCAB_SIZE,
+            **settings,
+        },
+        ApiConfig,
+    )
+    metrics = WorkerMetrics("tiny", 64, 1.0)
+    admission = Admission(
+        engine,
+        metrics,
+        max_num_seqs=config.max_num_seqs,
+        max_num_queued_reqs=config.max_num_queued_reqs,
+        max_num_queued_tokens=config.max_num_queued_tokens,
+    )
+    template = ChatTemplate(sim.CHAT_TEMPLATE, bos_token="", eos_token=sim.IM_END, now=datetime.now)
+    text = TextSide(
+        tokenizer or sim.SimTokenizer(),
+        template,
+        ModelLimits(config.max_model_len, config.vocab_size),
+        eos_token_ids=(sim.IM_END_ID, sim.IM_START_ID),
+    )
+    preparer = RequestPreparer(config, text, random.Random(0))
+    engine_config = EngineConfig(engine="sim", model_path=None)
+    app = WorkerApi(config, engine, admission, metrics, text, preparer, engine_config)
+    return Api(app, config, engine, admission, metrics)
+
+
+def client_of(api: Api) -> httpx.AsyncClient:
+    """An HTTP client that calls the application without a socket."""
+    transport = httpx.ASGITransport(app=api.app)
+    return httpx.AsyncClient(transport=transport, base_url="http://worker")
+
+
+@asynccontextmanager
+async def listening(api: Api) -> AsyncIterator[str]:
+    """Serve the application on a free port, as the worker does; gives the base URL."""
+    server = uvicorn.Server(
+        uvicorn.Config(
+            api.app,
+            host="127.0.0.1",
+            port=0,
+            http=protocol_of(api.config, api.metrics.connection_refused),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=1,
+        )
+    )
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(server.serve())
+        while True:
+            await asyncio.sleep(0)
+            if server.started:
+                break
+        port = server.servers[0].sockets[0].getsockname()[1]
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.should_exit = True
+            await serving
+
+
+@dataclass
+class Bench:
+    """What a test of the API works with, in one fixture."""
+
+    engine: ScriptedEngine
+    tokenizer: sim.SimTokenizer = field(default_factory=sim.SimTokenizer)
+    say = staticmethod(output)
+    logprob = staticmethod(logprob)
+
+    def api(self, **settings: object) -> Api:
+        """The API over the engine; settings are fields of `ApiConfig`."""
+        return build(self.engine, self.tokenizer, **settings)
+
+    def client(self, **settings: object) -> httpx.AsyncClient:
+        """A client that calls the application without a socket."""
+        return client_of(self.api(**settings))
+
+    client_of = staticmethod(client_of)
+    listening = staticmethod(listening)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """An engine that says "hi" and stops by its own end token, and ways to serve it."""
+    end = output([ord("i"), sim.IM_END_ID], FinishReason.STOP, stop_token=sim.IM_END_ID)
+    return Bench(ScriptedEngine([output("h"), end]))
+
+
+@pytest.fixture
+def watched(bench: Bench) -> WatchedTokenizer:
+    """The bench's tokenizer, which counts what it is asked for and where."""
+    bench.tokenizer = WatchedTokenizer()
+    return bench.tokenizer

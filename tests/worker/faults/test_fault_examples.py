@@ -1,0 +1,35 @@
+"""The settings in the simulator's documentation are taken, and all of them are documented."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from worker.config import SimConfig
+from worker.executor.sim.tokens import OUTPUT_LENGTHS
+from worker.faults.settings import FAILURES, METRICS_PAGES, SHAPES, Faults, parse_update, show
+from worker.faults.sim_settings import BY_NAME, PRESETS, apply
+
+PAGE = (Path(__file__).parents[3] / "docs" / "simulator.md").read_text()
+EXAMPLES = re.findall(r"^```json\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("body", EXAMPLES)
+def test_documented_examples_are_taken(body: str) -> None:
+    """Each changes something, or asks for something to happen."""
+    update = parse_update(Faults(), body.encode(), frozenset(BY_NAME))
+    changed = apply(SimConfig(), update.settings)
+    assert update.faults != Faults() or update.crash or changed != SimConfig()
+
+
+def test_everything_is_documented() -> None:
+    """Every setting, preset, failure, page, shape and length is named."""
+    names = {*show(Faults()), "hang", "crash", *BY_NAME} - {"latency-model", "time-scale"}
+    values = {*FAILURES, *METRICS_PAGES, *SHAPES, *OUTPUT_LENGTHS, *PRESETS}
+    missing = sorted(
+        name for name in names | values if f"`{name}`" not in PAGE and not name.endswith("-std-dev")
+    )
+    assert missing == []
+    assert len(EXAMPLES) >= 5

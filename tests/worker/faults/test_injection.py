@@ -1,0 +1,398 @@
+"""Faults around an application: errors on demand, stalls, lies, broken pages, crashes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+
+from worker.config import SimConfig
+from worker.engine.messages import AddRequest, Command, CommandReply, Configure, EngineStats
+from worker.errors import EngineDeadError
+from worker.faults.injection import FaultInjection, FaultSetup
+from worker.faults.settings import FAILURES
+
+CHAT = "/v1/chat/completions"
+
+
+@dataclass
+class FakeEngine:
+    """Answers commands as it is told to, and remembers them."""
+
+    stats: EngineStats = field(default_factory=lambda: EngineStats(num_running=3, num_waiting=1))
+    answer: CommandReply | None = field(default_factory=lambda: CommandReply(0))
+    commands: list[dict[str, Any]] = field(default_factory=list)
+    delay_seconds: float = 0.0
+    is_alive = True
+    is_progressing = True
+    num_waiting_reported = 1
+
+    def open(self, request: AddRequest) -> tuple[()]:
+        """Not used here."""
+        raise NotImplementedError
+
+    def abort(self, request_id: str) -> None:
+        """Not used here."""
+        raise NotImplementedError
+
+    async def run(self, command: Command) -> CommandReply:
+        """None for an answer: it dies."""
+        assert isinstance(command, Configure)
+        self.commands.append(command.settings)
+        await asyncio.sleep(self.delay_seconds)
+        if self.answer is None:
+            raise EngineDeadError("gone")
+        return self.answer
+
+
+@dataclass
+class Answer:
+    """What came back, and when its parts did."""
+
+    status: int = 0
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+    body: bytes = b""
+    times: list[float] = field(default_factory=list)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error object."""
+        found: dict[str, Any] = json.loads(self.body)["error"]
+        return found
+
+
+async def stream_of_four(scope: Any, receive: Any, send: Any) -> None:
+    """A reply of four parts, one each second."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for number in range(4):
+        body = b"%d\n" % number
+        await send({"type": "http.response.body", "body": body, "more_body": number < 3})
+        await asyncio.sleep(1)
+
+
+@dataclass
+class Bench:
+    """Fault injection around a small application, on virtual time."""
+
+    faults: FaultInjection
+    engine: FakeEngine
+    deaths: list[int]
+    app: Callable[[Any, Any, Any], Awaitable[None]]
+
+    async def ask(
+        self,
+        path: str = CHAT,
+        body: Any = None,
+        method: str = "POST",
+        partial: bool = False,
+        **headers: str,
+    ) -> Answer:
+        """One request; a `partial` one promises more of its body than ever comes."""
+        answer = Answer()
+        sent = b"" if body is None else json.dumps(body).encode()
+        messages = [{"type": "http.request", "body": sent, "more_body": partial}]
+
+        async def receive() -> Any:
+            if messages:
+                return messages.pop()
+            await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                answer.status = message["status"]
+                answer.headers = dict(message["headers"])
+            else:
+                answer.body += message.get("body", b"")
+                answer.times.append(asyncio.get_running_loop().time() - started)
+
+        named = [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()]
+        scope = {"type": "http", "path": path, "method": method, "headers": named}
+        started = asyncio.get_running_loop().time()
+        await self.app(scope, receive, send)
+        return answer
+
+    async def configure(self, /, **settings: object) -> Answer:
+        """Change settings; underscores stand for dashes."""
+        body = {name.replace("_", "-"): value for name, value in settings.items()}
+        return await self.ask("/admin/config", body)
+
+    async def shown(self) -> dict[str, Any]:
+        """The settings of the moment."""
+        found: dict[str, Any] = json.loads((await self.ask("/admin/config", method="GET")).body)
+        return found
+
+
+def bench(**setup: Any) -> Bench:
+    """A new one, on the running loop's clock."""
+    engine, deaths = FakeEngine(), []
+    sim = setup.pop("sim", SimConfig())
+    faults = FaultInjection(
+        FaultSetup("m", sim=sim, **setup),
+        engine,
+        asyncio.get_running_loop().time,
+        lambda: deaths.append(1),
+    )
+    return Bench(faults, engine, deaths, faults.around(stream_of_four))
+
+
+pytestmark = pytest.mark.looptime
+
+
+async def test_without_faults_nothing_changes() -> None:
+    """The application's reply, part by part."""
+    answer = await bench().ask()
+    assert (answer.status, answer.body) == (200, b"0\n1\n2\n3\n")
+    assert answer.times == pytest.approx([0, 1, 2, 3])
+    assert answer.headers == {}
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 429, 500, 503, 599])
+async def test_a_request_can_ask_for_an_error(status: int) -> None:
+    """With the status in a header, whatever the rate."""
+    answer = await bench().ask(x_return_error=str(status))
+    assert answer.status == status
+    assert answer.error["code"] == status
+
+
+@pytest.mark.parametrize("asked", ["", "x", "200", "99", "600", "4e2", "+42", "0429"])
+async def test_what_is_no_error_status_is_a_bad_request(asked: str) -> None:
+    """The header's name is in the answer."""
+    answer = await bench().ask(x_return_error=asked)
+    assert (answer.status, answer.error["param"]) == (400, "X-Return-Error")
+
+
+async def test_failures_come_at_their_rate_and_repeat_with_the_seed() -> None:
+    """About so many of them, of the types asked for; the same ones on every run."""
+
+    async def run(seed: int) -> list[int]:
+        subject = bench(seed=seed)
+        await subject.configure(failure_injection_rate=20)
+        # The header answers before the application, and does not touch the draw of the next.
+        return [(await subject.ask("/v1/completions")).status for _ in range(400)]
+
+    first, again, other = await run(1), await run(1), await run(2)
+    assert first == again != other
+    assert 50 < sum(status != 200 for status in first) < 110
+    assert set(first) == {200} | {failure.status for failure in FAILURES.values()}
+
+
+async def test_a_failure_names_the_model_and_its_parameter() -> None:
+    """The bodies of the llm-d inference simulator."""
+    subject = bench()
+    await subject.configure(failure_injection_rate=100, failure_types=["model_not_found"])
+    answer = await subject.ask()
+    assert answer.status == 404
+    assert answer.error == {
+        "message": "The model 'm-nonexistent' does not exist",
+        "type": "NotFoundError",
+        "param": "model",
+        "code": 404,
+    }
+    assert (await subject.ask("/v1/models", method="GET")).status == 200
+
+
+async def test_a_reply_can_be_held_back() -> None:
+    """Before anything is read or sent, and in the middle of a stream."""
+    subject = bench()
+    await subject.configure(stall_before="5s")
+    assert (await subject.ask()).times == pytest.approx([5, 6, 7, 8])
+    await subject.configure(stall_stream="2.5s", stall_after_events=2)
+    assert (await subject.ask()).times == pytest.approx([5, 6, 8.5, 8.5])
+
+
+async def test_only_some_requests_stall() -> None:
+    """As many as the rate says, the same ones on every run."""
+    subject = bench()
+    await subject.configure(stall_before="9s", stall_rate=30)
+    stalled = [(await subject.ask()).times[0] > 0 for _ in range(100)]
+    assert 15 < sum(stalled) < 45
+
+
+async def test_statistics_lie_when_they_are_told_to() -> None:
+    """Fixed, changing, and impossible values; the rest is true."""
+    subject = bench()
+    lying = subject.faults.lying()
+    assert lying.stats == subject.engine.stats
+    lies = {"running-requests": "ramp:0:10:10s", "kv-cache-usage": "NaN"}
+    await subject.configure(fake_metrics=lies)
+    await asyncio.sleep(4)
+    assert lying.stats.num_running == pytest.approx(4)
+    assert lying.stats.num_waiting == 1
+    assert lying.stats.kv_cache_usage != lying.stats.kv_cache_usage
+    await subject.configure(fake_metrics=None)
+    assert lying.stats == subject.engine.stats
+    assert lying.is_alive
+    assert lying.is_progressing
+    assert lying.num_waiting_reported == 1
+
+
+async def metrics_page(scope: Any, receive: Any, send: Any) -> None:
+    """A short page."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"# HELP a b\na 1\nbbb 2\nccc 3\n"})
+
+
+async def test_a_broken_or_late_metrics_page_stands_for_the_true_one() -> None:
+    """Until it is asked for no more; the other routes are as they were."""
+    subject = bench()
+    subject.app = subject.faults.around(metrics_page)
+    for page, size in (("truncated", 13), ("ok", 27)):
+        await subject.configure(metrics_page=page)
+        assert len((await subject.ask("/metrics", method="GET")).body) == size
+        assert len((await subject.ask()).body) == 27
+    await subject.configure(metrics_delay="5s")
+    assert (await subject.ask("/metrics", method="GET")).times == pytest.approx([5])
+
+
+async def test_a_worker_can_take_its_time_to_be_ready() -> None:
+    """Only readiness waits."""
+    subject = bench(startup_seconds=10.0)
+    assert (await subject.ask("/health/ready", method="GET")).status == 503
+    assert (await subject.ask("/health", method="GET")).status == 200
+    await asyncio.sleep(10)
+    assert (await subject.ask("/health/ready", method="GET")).status == 200
+
+
+async def test_replies_say_which_pod_they_are_from() -> None:
+    """Generation only, errors included."""
+    subject = bench(reply_headers=((b"x-inference-pod", b"p-0"),))
+    assert (await subject.ask()).headers == {b"x-inference-pod": b"p-0"}
+    assert (await subject.ask(x_return_error="429")).headers[b"x-inference-pod"] == b"p-0"
+    assert (await subject.ask("/v1/models", method="GET")).headers == {}
+
+
+async def test_the_simulators_settings_reach_the_engine() -> None:
+    """Parsed, as fields of its configuration, and shown from then on."""
+    subject = bench()
+    answer = await subject.configure(inter_token_latency="30ms", slow=2)
+    assert answer.status == 200
+    assert subject.engine.commands == [
+        {"sim": {"inter_token_latency_seconds": 0.03}, "slow_factor": 2.0}
+    ]
+    assert json.loads(answer.body) == await subject.shown()
+    assert (await subject.shown())["inter-token-latency"] == "30ms"
+    await subject.configure(inter_token_latency_std_dev="3ms", hang="1s")
+    assert subject.engine.commands[1] == {
+        "sim": {"inter_token_latency_std_seconds": 0.003},
+        "hang_seconds": 1.0,
+    }
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"failure_injection_rate": 50, "volume": 11},
+        {"failure_injection_rate": 50, "slow": -1},
+        {"failure_injection_rate": 50, "inter_token_latency_std_dev": "3ms"},
+    ],
+)
+async def test_a_wrong_setting_changes_nothing(settings: dict[str, object]) -> None:
+    """Neither here nor in the engine; the answer says what is wrong."""
+    subject = bench()
+    before = await subject.shown()
+    answer = await subject.configure(**settings)
+    assert answer.status == 400
+    assert answer.error["message"]
+    assert await subject.shown() == before
+    assert subject.engine.commands == []
+
+
+async def test_what_the_engine_refuses_changes_nothing() -> None:
+    """Its reason is passed on."""
+    subject = bench()
+    before = await subject.shown()
+    subject.engine.answer = CommandReply(0, False, "not today")
+    answer = await subject.configure(slow=2, failure_injection_rate=1)
+    assert (answer.status, answer.error["message"]) == (400, "not today")
+    subject.engine.answer = None
+    assert (await subject.configure(slow=2)).status == 503
+    assert await subject.shown() == before
+
+
+async def test_changes_at_the_same_time_are_all_made() -> None:
+    """One after the other, while the engine takes its time: none undoes what another changed."""
+    subject = bench()
+    subject.engine.delay_seconds = 5.0
+    await asyncio.gather(
+        subject.configure(slow=3),
+        subject.configure(failure_injection_rate=25),
+        subject.configure(inter_token_latency="30ms"),
+        subject.configure(time_scale=2),
+    )
+    shown = await subject.shown()
+    assert (shown["slow"], shown["failure-injection-rate"]) == (3.0, 25.0)
+    assert (shown["inter-token-latency"], shown["time-scale"]) == ("30ms", 2.0)
+
+
+async def test_a_new_engine_begins_with_the_settings_of_the_command_line() -> None:
+    """What was asked of the old one is shown no more, and can be asked of the new one."""
+    subject = bench()
+    at_first = await subject.shown()
+    await subject.configure(slow=3, inter_token_latency="30ms", stall_before="1s")
+    subject.engine.stats = msgspec.structs.replace(subject.engine.stats, num_restarts=1)
+    assert await subject.shown() == at_first | {"stall-before": "1s"}
+    await subject.configure(slow=3)
+    assert subject.engine.commands[-1] == {"slow_factor": 3.0}
+    subject.engine.stats = msgspec.structs.replace(subject.engine.stats, num_restarts=2)
+    await subject.configure(slow=3)
+    assert subject.engine.commands[-1] == {"slow_factor": 3.0}
+    assert len(subject.engine.commands) == 3
+    assert (await subject.shown())["slow"] == 3.0
+
+
+async def test_a_real_engine_has_no_faults_of_its_own() -> None:
+    """Those of the HTTP side work; the simulator's settings are unknown."""
+    subject = bench(sim=None)
+    assert (await subject.configure(failure_injection_rate=100)).status == 200
+    assert (await subject.configure(inter_token_latency="3ms")).status == 400
+    assert (await subject.configure(hang="3s")).status == 400
+    assert (await subject.configure(crash={"target": "engine"})).status == 400
+    assert subject.engine.commands == []
+
+
+async def test_a_worker_crashes_when_it_is_due() -> None:
+    """At once, after the answer has left; or with the n-th request from then on."""
+    subject = bench()
+    assert (await subject.configure(crash={"target": "worker"})).status == 200
+    assert subject.deaths == []
+    await asyncio.sleep(0.2)
+    assert subject.deaths == [1]
+    subject = bench()
+    await subject.configure(crash={"target": "worker", "after-requests": 2})
+    await subject.ask()
+    assert subject.deaths == []
+    await subject.ask()
+    assert subject.deaths == [1]
+
+
+async def test_an_engine_crashes_when_it_is_due() -> None:
+    """It is told the count; one that is to crash now cannot answer, which is no error."""
+    subject = bench()
+    await subject.configure(crash={"target": "engine", "after-tokens": 100})
+    counts = {"crash_after_requests": None, "crash_after_tokens": 100}
+    assert subject.engine.commands == [counts]
+    subject.engine.answer = None
+    assert (await subject.configure(crash={"target": "engine"})).status == 200
+
+
+async def test_configuration_asks_for_the_key_when_there_is_one() -> None:
+    """The keys of the API protect it too."""
+    subject = bench(api_keys=("secret",))
+    assert (await subject.ask("/admin/config", {}, authorization="Bearer x")).status == 401
+    assert (await subject.ask("/admin/config", {}, authorization="Bearer secret")).status == 200
+
+
+async def test_configuration_is_read_and_posted_only() -> None:
+    """Other methods are told which there are; a long body is refused, or one that does not come."""
+    subject = bench(body_timeout_seconds=3.0)
+    answer = await subject.ask("/admin/config", method="DELETE")
+    assert (answer.status, answer.headers[b"allow"]) == (405, b"GET, POST")
+    assert (await subject.ask("/admin/config", {"slow": "x" * (1 << 20)})).status == 413
+    answer = await subject.ask("/admin/config", partial=True)
+    assert (answer.status, answer.headers[b"connection"]) == (408, b"close")
+    assert answer.times == pytest.approx([3])

@@ -1,0 +1,183 @@
+"""Faults are asked for by name, all or none, and every refusal says which and why."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from worker.errors import ConfigError
+from worker.faults.settings import (
+    ALL_FAILURES,
+    FAILURES,
+    Crash,
+    Faults,
+    Update,
+    Wave,
+    error_body,
+    parse_lie,
+    parse_update,
+    show,
+)
+
+KNOWN = frozenset({"inter-token-latency"})
+
+
+def update(faults: Faults | None = None, /, **settings: object) -> Update:
+    """The update of a JSON object; names with underscores for dashes."""
+    body = {name.replace("_", "-"): value for name, value in settings.items()}
+    return parse_update(faults or Faults(), json.dumps(body).encode(), KNOWN)
+
+
+def test_a_partial_update_leaves_the_rest() -> None:
+    """Only what is named changes; the simulator's settings are handed on as they came."""
+    first = update(failure_injection_rate=25, failure_types=["rate_limit"])
+    second = update(first.faults, stall_stream="1s", inter_token_latency="9ms")
+    assert second.faults.failure_injection_rate == 25
+    assert second.faults.failure_types == ("rate_limit",)
+    assert second.faults.stall_stream_seconds == 1.0
+    assert second.settings == {"inter-token-latency": "9ms"}
+    assert second.crash is None
+
+
+def test_what_is_shown_can_be_given_back() -> None:
+    """Showing faults and parsing that gives the same faults."""
+    faults = update(
+        failure_injection_rate=12.5,
+        failure_types=["model_not_found", "server_error"],
+        stall_rate=50,
+        stall_before="20ms",
+        stall_after_events=3,
+        metrics_page="huge",
+        metrics_bytes=1000,
+        metrics_delay="5s",
+        slow=10,
+        fake_metrics={
+            "running-requests": 7,
+            "waiting-requests": "ramp:0:10:1m30s",
+            "kv-cache-usage": "NaN",
+        },
+    ).faults
+    again = parse_update(Faults(), json.dumps(show(faults)).encode(), KNOWN).faults
+    assert show(again) == show(faults)
+    assert again.fake_metrics["waiting-requests"] == Wave("ramp", 0, 10, 90.0)
+    usage = again.fake_metrics["kv-cache-usage"]
+    assert isinstance(usage, float)
+    assert math.isnan(usage)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"[]", "JSON object"),
+        (b"{", "JSON object"),
+        (b'{"failure-rate": 1}', "unknown setting 'failure-rate'"),
+        (b'{"failure-injection-rate": 101}', "failure-injection-rate must be a number from 0"),
+        (b'{"failure-injection-rate": true}', "failure-injection-rate"),
+        (b'{"failure-types": ["teapot"]}', "failure-types must be a list of rate_limit"),
+        (b'{"failure-types": "rate_limit"}', "failure-types"),
+        (b'{"stall-before": "long"}', "stall-before must be a duration"),
+        (b'{"stall-after-events": 1.5}', "stall-after-events must be a whole number"),
+        (b'{"metrics-page": "blank"}', "metrics-page must be one of ok"),
+        (b'{"metrics-redirect": "a\\u0000b"}', "metrics-redirect must be printable"),
+        (b'{"slow": 0}', "slow must be a number above 0"),
+        (b'{"fake-metrics": 3}', "fake-metrics must be an object"),
+        (b'{"fake-metrics": {"loras": 3}}', "unknown fake-metrics.loras"),
+        (b'{"fake-metrics": {"running-requests": "up"}}', "running-requests must be a number or"),
+        (b'{"fake-metrics": {"running-requests": "ramp:0:1:0s"}}', "running-requests"),
+        (b'{"fake-metrics": {"running-requests": "ramp:x:1:1s"}}', "running-requests"),
+        (b'{"fake-metrics": {"running-requests": "ramp:-1e308:1e308:1s"}}', "running-requests"),
+        (b'{"fake-metrics": {"running-requests": "ramp:nan:1:1s"}}', "running-requests"),
+        (b'{"fake-metrics": {"running-requests": "ramp:0:1:1e-310"}}', "running-requests"),
+        (b'{"fake-metrics": {"running-requests": 1' + b"0" * 400 + b"}}", "running-requests"),
+        (b'{"failure-types": [[]]}', "failure-types must be a list of rate_limit"),
+        (b'{"failure-types": [{}, 1]}', "failure-types must be a list of rate_limit"),
+        (b'{"metrics-page": {}}', "metrics-page must be one of"),
+        (b'{"hang": 1e300}', "hang must be a duration like 250ms, 86400s at most"),
+        (b'{"hang": "25h"}', "hang must be a duration"),
+        (b'{"stall-before": "1e30"}', "stall-before must be a duration"),
+        (b'{"slow": 1e308}', "slow must be a number from 0 to 1e"),
+        (b'{"slow": 1' + b"0" * 400 + b"}", "slow must be a number from 0 to 1e"),
+        (b'{"metrics-delay": 1' + b"0" * 400 + b"}", "metrics-delay must be a duration"),
+        (b'{"crash": {"target": "worker", "after-requests": 1' + b"0" * 30 + b"}}", "whole number"),
+        (b'{"fake-metrics": {"running-requests": [1]}}', "running-requests"),
+        (b'{"hang": -1}', "hang must be a duration"),
+        (b'{"crash": "now"}', "crash must be an object"),
+        (b'{"crash": {"target": "engine", "after": 1}}', "unknown crash.after"),
+        (b'{"crash": {"target": "engine", "after-tokens": -1}}', "crash.after-tokens"),
+        (b'{"crash": {"target": "worker", "after-tokens": 1}}', "is the engine's"),
+    ],
+)
+def test_wrong_settings_are_named(body: bytes, message: str) -> None:
+    """Unknown keys and impossible values are refused."""
+    with pytest.raises(ConfigError, match=message):
+        parse_update(Faults(), body, KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("crash", "parsed"),
+    [
+        ({"target": "engine"}, Crash("engine", 0, None)),
+        ({"target": "worker", "after-requests": 3}, Crash("worker", 3, None)),
+        ({"target": "engine", "after-tokens": 9}, Crash("engine", None, 9)),
+    ],
+)
+def test_crashes_are_now_or_counted(crash: dict[str, object], parsed: Crash) -> None:
+    """Without a count it is at once."""
+    assert update(crash=crash).crash == parsed
+
+
+def test_lies_are_added_and_ended_one_by_one() -> None:
+    """Others stay as they are; null ends one, or all."""
+    faults = update(fake_metrics={"running-requests": 7, "kv-cache-usage": 0.5}).faults
+    faults = update(faults, fake_metrics={"running-requests": None, "waiting-requests": 1}).faults
+    assert faults.fake_metrics == {"kv-cache-usage": 0.5, "waiting-requests": 1.0}
+    assert update(faults, fake_metrics=None).faults.fake_metrics == {}
+
+
+@pytest.mark.parametrize(
+    ("shape", "values"),
+    [
+        ("oscillate", [2, 6, 10, 6, 2, 6]),
+        ("ramp", [2, 4, 6, 8, 10, 10]),
+        ("rampreset", [2, 4, 6, 8, 2, 4]),
+        ("squarewave", [2, 2, 10, 10, 2, 2]),
+    ],
+)
+def test_waves_have_their_published_shapes(shape: str, values: list[float]) -> None:
+    """From start to end over a period of four seconds."""
+    wave = parse_lie("running-requests", f"{shape}:2:10:4s")
+    assert isinstance(wave, Wave)
+    assert [wave.at(second) for second in range(6)] == pytest.approx(values)
+
+
+def test_an_internal_error_comes_only_where_it_is_named() -> None:
+    """It is none of the simulator's, which are drawn from when nothing is named."""
+    assert update(failure_types=["internal_error"]).faults.failure_types == ("internal_error",)
+    assert ALL_FAILURES["internal_error"].status == 500
+    assert "internal_error" not in FAILURES
+
+
+def test_failures_are_those_of_the_llm_d_simulator() -> None:
+    """Six kinds, their statuses and their bodies."""
+    statuses = {name: failure.status for name, failure in FAILURES.items()}
+    assert statuses == {
+        "rate_limit": 429,
+        "invalid_api_key": 401,
+        "context_length": 400,
+        "server_error": 503,
+        "invalid_request": 400,
+        "model_not_found": 404,
+    }
+    body = json.loads(error_body(404, "The model 'm-nonexistent' does not exist", "model"))
+    assert body == {
+        "error": {
+            "message": "The model 'm-nonexistent' does not exist",
+            "type": "NotFoundError",
+            "param": "model",
+            "code": 404,
+        }
+    }
+    assert json.loads(error_body(503, "x"))["error"]["type"] == "InternalServerError"
+    assert json.loads(error_body(418, "x"))["error"]["type"] == "APIConnectionError"

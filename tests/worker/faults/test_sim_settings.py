@@ -1,0 +1,181 @@
+"""The simulator's settings have one name each, on the command line and at run time."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from worker.config import FaultConfig, SimConfig
+from worker.errors import ConfigError
+from worker.executor.sim.latency import Capacity, build_model
+from worker.faults.sim_flags import fault_config, sim_config
+from worker.faults.sim_settings import (
+    BY_NAME,
+    PRESETS,
+    SETTINGS,
+    apply,
+    format_duration,
+    parse_duration,
+    show,
+)
+from worker.flags import build_parser
+from worker.types import SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
+
+
+def configured(*flags: str) -> SimConfig:
+    """The configuration of a command line."""
+    options = build_parser().parse_args(["--engine", "sim", *flags])
+    return sim_config(options, None, (1281,))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("250ms", 0.25),
+        ("1.5s", 1.5),
+        ("750us", 0.00075),
+        ("3ns", 3e-9),
+        ("1m30s", 90.0),
+        ("2h", 7200.0),
+        ("12", 0.012),
+        (12, 0.012),
+        (0.5, 0.0005),
+        ("0", 0.0),
+    ],
+)
+def test_durations_are_go_strings_or_milliseconds(text: object, seconds: float) -> None:
+    """Any unit of the llm-d inference simulator's configuration, sums of them, or a bare number."""
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "fast", "10 ms", "5x", "ms", "1s2", True, None, [], "nan"])
+def test_what_is_no_duration_is_none(text: object) -> None:
+    """Nothing is guessed."""
+    assert parse_duration(text) is None
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e-9, 2.5e-7, 0.00025, 0.012, 0.1, 1.0, 90.5, 7200.0])
+def test_durations_are_shown_as_they_are_taken(seconds: float) -> None:
+    """What is shown can be given back."""
+    assert parse_duration(format_duration(seconds)) == pytest.approx(seconds, rel=1e-11)
+
+
+def test_every_field_of_a_model_has_a_setting() -> None:
+    """Only what the vocabulary and the start decide cannot be changed at run time."""
+    fields = {field.name for field in dataclasses.fields(SimConfig)}
+    fixed = {"seed", "mode", "first_word_id", "num_words", "vocab_size"}
+    fixed |= {"end_token_id", "turn_token_id"}
+    assert {setting.field for setting in SETTINGS} == fields - fixed
+    assert len(BY_NAME) == len(SETTINGS)
+
+
+def test_settings_can_be_read_back() -> None:
+    """Showing a configuration and applying that gives the same configuration."""
+    config = apply(SimConfig(), PRESETS["8b-h100-balanced-per-token"])
+    assert apply(SimConfig(), show(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"time-to-first-tokn": 1}, "unknown setting 'time-to-first-tokn'"),
+        ({"inter-token-latency": "soon"}, "inter-token-latency must be a duration"),
+        ({"inter-token-latency": -1}, "inter-token-latency must be at least 0"),
+        ({"time-factor-under-load": 0.5}, "time-factor-under-load must be at least 1"),
+        ({"speedup-ratio": 0}, "speedup-ratio must be above 0"),
+        ({"time-scale": 1e308}, "time-scale must be at most 1e"),
+        ({"time-scale": 10**400}, "time-scale must be a number"),
+        ({"inter-token-latency": 1e300}, "inter-token-latency must be at most 86400s"),
+        ({"prefill-tokens-per-second": "9"}, "prefill-tokens-per-second must be a number"),
+        ({"mean-output-tokens": float("inf")}, "mean-output-tokens must be a number"),
+        ({"latency-model": "quantum"}, "latency-model must be one of linear, constant"),
+        (
+            {"inter-token-latency": "10ms", "inter-token-latency-std-dev": "4ms"},
+            "inter-token-latency-std-dev may be 30% of inter-token-latency at most",
+        ),
+    ],
+)
+def test_wrong_settings_are_named(given: dict[str, object], message: str) -> None:
+    """Every refusal says which setting and what it may be."""
+    with pytest.raises(ConfigError, match=message):
+        apply(SimConfig(), given)
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_presets_are_valid_and_take_time(name: str) -> None:
+    """Each makes a model in which a prompt of 256 tokens takes about as long as its GPU's."""
+    config = configured("--sim-preset", name)
+    spec = SampleSpec(SamplingParams(9), 256, num_prompt=256)
+    step = SchedulerOutput(1, (ScheduledSequence(1, [1] * 256, 0, [0], (spec,)),))
+    assert 0.015 < build_model(config, Capacity()).seconds(step) < 0.4
+
+
+def test_the_published_profiles_have_the_published_numbers() -> None:
+    """8B on an H100, both calculators."""
+    per_token = configured("--sim-preset", "8b-h100-balanced-per-token")
+    assert per_token.latency_model == "llm-d"
+    assert per_token.prefill_overhead_seconds == pytest.approx(0.030)
+    assert per_token.prefill_per_token_seconds == pytest.approx(0.00025)
+    assert per_token.prefill_std_seconds == pytest.approx(0.005)
+    assert per_token.inter_token_latency_seconds == pytest.approx(0.012)
+    assert per_token.time_factor_under_load == 2.0
+    constant = configured("--sim-preset", "8b-h100-balanced-constant")
+    assert constant.time_to_first_token_seconds == pytest.approx(0.1)
+    assert constant.time_to_first_token_std_seconds == pytest.approx(0.02)
+
+
+def test_flags_go_before_the_preset_and_it_before_the_defaults() -> None:
+    """A preset fills in only what is not given."""
+    config = configured(
+        *("--sim-preset", "70b-h100-tp8-throughput-constant"),
+        *("--sim-inter-token-latency", "30ms", "--sim-time-scale", "0.1"),
+        *("--sim-output-length", "gaussian", "--sim-output-tokens-std", "20"),
+    )
+    assert config.inter_token_latency_seconds == pytest.approx(0.03)
+    assert config.time_to_first_token_seconds == pytest.approx(0.2)
+    assert (config.time_scale, config.output_length) == (0.1, "gaussian")
+    assert config.output_tokens_std == 20.0
+    assert config.mean_output_tokens == SimConfig().mean_output_tokens
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--sim-preset", "b200"],
+        ["--sim-inter-token-latency", "x"],
+        ["--sim-mode", "poem"],
+        ["--sim-time-factor-under-load", "0"],
+        ["--sim-startup-duration", "-1s"],
+    ],
+)
+def test_wrong_flags_are_refused(flags: list[str]) -> None:
+    """With status 2, like any other."""
+    with pytest.raises(SystemExit) as caught:
+        configured(*flags)
+    assert caught.value.code == 2
+
+
+def test_contradictory_flags_are_one_sentence() -> None:
+    """A spread without a mean."""
+    with pytest.raises(ConfigError, match="time-to-first-token-std-dev"):
+        configured("--sim-time-to-first-token-std-dev", "5ms")
+
+
+def test_faults_come_with_the_simulator_or_by_flag() -> None:
+    """A simulator in a pod says which one it is; a real engine says nothing."""
+
+    def faults(*flags: str, **environment: str) -> FaultConfig | None:
+        return fault_config(build_parser().parse_args(flags), environment)
+
+    assert faults() is None
+    assert faults("--enable-fault-injection", POD_NAME="p") == FaultConfig()
+    simulated = faults("--engine", "sim", "--sim-startup-duration", "2s")
+    assert simulated == FaultConfig(startup_seconds=2.0)
+    named = faults("--engine", "sim", "--port", "8123", POD_NAME="p-0", POD_NAMESPACE="llm")
+    assert named is not None
+    assert dict(named.reply_headers) == {
+        "x-inference-pod": "p-0",
+        "x-inference-port": "8123",
+        "x-inference-namespace": "llm",
+    }

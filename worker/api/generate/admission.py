@@ -1,0 +1,126 @@
+"""The worker's door: who is let in, and how many are inside."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+
+from worker.api.generate.engine import Engine
+from worker.api.http.exchange import status_error
+from worker.api.http.limits import MemoryGuard
+from worker.errors import RequestError
+from worker.metrics import WorkerMetrics
+
+
+class Admission:
+    """Sole owner of the number of sequences inside, of the prompt tokens that wait, and of the
+    draining state.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        metrics: WorkerMetrics,
+        *,
+        max_num_seqs: int,
+        max_num_queued_reqs: int | None,
+        max_num_queued_tokens: int | None = None,
+        memory: MemoryGuard | None = None,
+    ) -> None:
+        self._engine = engine
+        self._metrics = metrics
+        self._max_num_seqs = max_num_seqs
+        self._max_queued = max_num_queued_reqs
+        self._max_queued_tokens = max_num_queued_tokens
+        self._memory = memory
+        self._inside = 0
+        self._queued_tokens = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.draining = False
+
+    @property
+    def num_inside(self) -> int:
+        """Sequences being prepared, running or waiting."""
+        return self._inside
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Prompt tokens of requests that have had no output yet."""
+        return self._queued_tokens
+
+    def check(self, num_sequences: int = 1, num_tokens: int = 0) -> None:
+        """Raise 503 when so much more cannot be taken: the engine is down, the worker drains or is
+        out of memory, or a queue is full.
+        """
+        if not self._engine.is_alive:
+            raise unavailable("The engine is not running")
+        if self.draining:
+            self._metrics.refused("draining")
+            raise unavailable("The server is shutting down")
+        if self._memory is not None and self._memory.exceeded:
+            self._metrics.refused("memory")
+            raise unavailable("The server is short of memory (--max-rss-bytes)")
+        self._check_requests(num_sequences)
+        self._check_tokens(num_tokens)
+
+    def _check_requests(self, num_sequences: int) -> None:
+        if self._max_queued is None:
+            return
+        # The engine's own count lags behind by a step: whoever came since and exceeds the running
+        # slots waits too. While nobody waits, newcomers take the free slots first.
+        beyond_slots = self._inside - self._max_num_seqs
+        reported = self._engine.num_waiting_reported
+        queued = beyond_slots if reported == 0 else max(reported, beyond_slots)
+        if queued + num_sequences > self._max_queued:
+            self._metrics.refused("max_num_queued_reqs")
+            raise unavailable(
+                "The engine is currently busy and cannot accept new requests."
+                f" {max(queued, 0)} requests are waiting already (--max-num-queued-reqs)"
+            )
+
+    def _check_tokens(self, num_tokens: int) -> None:
+        """A request that finds nothing waiting is let in whatever its length."""
+        limit, waiting = self._max_queued_tokens, self._queued_tokens
+        if limit is not None and waiting and waiting + num_tokens > limit:
+            self._metrics.refused("max_num_queued_tokens")
+            raise unavailable(
+                "The engine has reached its prefill token backlog limit."
+                f" {waiting} tokens are waiting already (--max-num-queued-tokens)"
+            )
+
+    @contextmanager
+    def entered(self, num_sequences: int) -> Iterator[None]:
+        """Count sequences as inside for the duration of the block."""
+        self._inside += num_sequences
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._inside -= num_sequences
+            if self._inside == 0:
+                self._idle.set()
+
+    def queued(self, num_tokens: int) -> None:
+        """A prompt went to the engine."""
+        self._queued_tokens += num_tokens
+
+    def prefilled(self, num_tokens: int) -> None:
+        """A prompt that was `queued` had its first output, or will have none."""
+        self._queued_tokens -= num_tokens
+
+    async def wait_idle(self, timeout_seconds: float) -> bool:
+        """Wait until nobody is inside; False when that takes longer."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+def unavailable(message: str) -> RequestError:
+    """A refusal that another worker, or this one later, may not give."""
+    return status_error(HTTPStatus.SERVICE_UNAVAILABLE, message)

@@ -1,0 +1,150 @@
+"""One sequence of a response, from the engine's outputs to text. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from worker.api.generate.frames import Ending
+from worker.api.schema.params import TextParams
+from worker.engine.messages import AddRequest, RequestOutput, SpeculationFigures
+from worker.errors import RequestError
+from worker.metrics import RequestRecord
+from worker.tokenizer.detokenize import Detokenizer
+from worker.tokenizer.tokenizer import Tokenizer
+from worker.types import FinishReason, TokenLogprobs
+
+REPETITION_DETECTED = "repetition_detected"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one output of the engine adds to a choice. The tokens are all that count, those without
+    a text of their own included; `logprobs` has one entry for each when they were asked for.
+    """
+
+    text: str
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
+
+
+class Choice:
+    """Owns one sequence's text and counts. `ending` is set once the sequence has its end; until
+    then `reason` is what it would be recorded as if nothing more came (the client left).
+    """
+
+    def __init__(
+        self,
+        index: int,
+        request: AddRequest,
+        text: TextParams,
+        tokenizer: Tokenizer,
+    ) -> None:
+        self.index = index
+        self.request = request
+        self.ending: Ending | None = None
+        self.reason = FinishReason.ABORT
+        self.num_generated = 0
+        self.num_cached = 0
+        self.last: RequestOutput | None = None
+        self.speculation: SpeculationFigures | None = None
+        self._text = text
+        skipped = tokenizer.special_ids if text.skip_special_tokens else frozenset()
+        starts_text = all(i in skipped for i in request.prompt_token_ids)
+        self._detokenizer = Detokenizer(
+            tokenizer.token_bytes,
+            skip_ids=skipped,
+            strip_space=tokenizer.strips_leading_space and starts_text,
+            stop=text.stop,
+            min_tokens=text.min_tokens,
+            include_stop=text.include_stop,
+        )
+
+    def take(self, output: RequestOutput) -> Piece:
+        """What an output adds. Raises `RequestError` when the engine gave the request up; an abort
+        that was asked for is an ending like others, and so is a stop string before anything else.
+
+        An output may have many tokens, of one step or of several. All that is told is as if each
+        had come by itself.
+        """
+        self.last = output
+        self.num_cached = output.num_cached_tokens
+        if output.speculation is not None:
+            self.speculation = output.speculation
+        failure = given_up(output)
+        piece = self._echoed(output) if self._text.echo_only else self._shown(output)
+        if failure is not None and self._detokenizer.matched is None:
+            self.reason = output.finish_reason or self.reason
+            raise failure
+        return piece
+
+    def _echoed(self, output: RequestOutput) -> Piece:
+        """Of an answer that is the prompt alone: the one token that is drawn counts for nothing."""
+        if output.finish_reason is FinishReason.ABORT:
+            self._end(FinishReason.ABORT, None)
+        elif output.finish_reason is not None:
+            self._end(FinishReason.LENGTH, None)
+        return Piece("")
+
+    def _shown(self, output: RequestOutput) -> Piece:
+        tokens: Sequence[int] = output.token_ids
+        drops_last = output.stop_token_id is not None and not self._text.include_stop
+        before = self._detokenizer.num_consumed
+        text = self._detokenizer.feed(tokens[:-1] if drops_last else tokens)
+        # What came after a stop string was drawn in vain; a stop token has no text but counts.
+        counted = self._detokenizer.num_consumed - before
+        if self._detokenizer.matched is None:
+            counted = len(tokens)
+        self.num_generated += counted
+        if output.finish_reason is not None:
+            text += self._detokenizer.finish()
+            self._end(output.finish_reason, self._stop_reason(output))
+        if self._detokenizer.matched is not None:
+            self._end(FinishReason.STOP, self._detokenizer.matched)
+        return Piece(text, tokens[:counted], output.logprobs[:counted])
+
+    def _stop_reason(self, output: RequestOutput) -> str | int | None:
+        """What to report: a stop token that the client or the model's generation config asked for,
+        not the model's own end, also where the client named that one too.
+        """
+        if output.finish_reason is FinishReason.REPETITION:
+            return REPETITION_DETECTED
+        token_id = output.stop_token_id
+        if token_id == self._text.eos_id or output.finish_reason is FinishReason.ABORT:
+            return None
+        asked = self.request.params.stop_token_ids
+        return token_id if token_id in asked or token_id in self._text.extra_eos_ids else None
+
+    def _end(self, reason: FinishReason, stop_reason: str | int | None) -> None:
+        self.reason = reason
+        self.ending = Ending(reason.value, stop_reason)
+
+    def record(self, now: float) -> RequestRecord:
+        """The sequence as the metrics see it."""
+        last = self.last or RequestOutput(self.request.request_id, [])
+        return RequestRecord(
+            reason=self.reason,
+            num_prompt_tokens=len(self.request.prompt_token_ids),
+            num_generation_tokens=self.num_generated,
+            max_tokens=self.request.params.max_tokens,
+            num_preemptions=last.num_preemptions,
+            arrival_seconds=self.request.arrival_seconds,
+            scheduled_seconds=last.scheduled_seconds,
+            first_token_seconds=last.first_token_seconds,
+            last_token_seconds=last.last_token_seconds,
+            finished_seconds=now,
+            num_cached_tokens=last.num_cached_tokens,
+        )
+
+
+def given_up(output: RequestOutput) -> RequestError | None:
+    """The error of a sequence that the engine ended without an answer; None of any other output.
+    Aborts come with a reason unless they were asked for.
+    """
+    if output.finish_reason is FinishReason.ERROR:
+        return RequestError(
+            output.error or "Internal server error", status=500, type="InternalServerError"
+        )
+    if output.finish_reason is FinishReason.ABORT and output.error is not None:
+        return RequestError(output.error, status=503, type="ServiceUnavailableError")
+    return None

@@ -1,0 +1,314 @@
+"""Response bodies and stream frames of chat and text completions, as bytes. Pure.
+
+One frame is written per engine step and request, so everything constant over a stream is encoded
+once, and a frame is a concatenation around the encoded text. Shapes are those of vLLM 0.32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+_encode = msgspec.json.Encoder().encode
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of a response; every prompt counts once. `cached_tokens` None: not told."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None
+
+    def body(self) -> Json:
+        """The `usage` object of a frame, without what there is nothing to say about."""
+        counts: Json = {
+            "prompt_tokens": self.prompt_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "completion_tokens": self.completion_tokens,
+        }
+        if self.cached_tokens is not None:
+            counts["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
+        return counts
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why a choice ended: OpenAI's `finish_reason`, and vLLM's `stop_reason` (the stop string, the
+    stop token's id, or None).
+    """
+
+    finish_reason: str
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one frame adds to one choice; `ending` is set on its last one, `usage` and `metrics`
+    when they go with it. `token_ids` None: not asked for.
+    """
+
+    index: int
+    text: str
+    ending: Ending | None = None
+    logprobs: Json | msgspec.Raw | None = None
+    token_ids: Sequence[int] | None = None
+    usage: Usage | None = None
+    metrics: Json | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One complete choice of a response that is not streamed."""
+
+    text: str
+    ending: Ending
+    logprobs: Json | msgspec.Raw | None = None
+    token_ids: Sequence[int] | None = None
+    prompt_logprobs: msgspec.Raw | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """What every chunk of a response repeats. `created` is unix time; `fingerprint` goes with a
+    choice's last chunk and with the usage.
+    """
+
+    id: str
+    model: str
+    created: int
+    fingerprint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFacts:
+    """What a response tells of its prompts, in order: their token ids when asked for, and of a chat
+    its text. `choices_each` choices follow from each.
+    """
+
+    token_ids: Sequence[Sequence[int]] | None = None
+    text: str | None = None
+    choices_each: int = 1
+
+    def ids_of(self, index: int) -> Sequence[int] | None:
+        """The prompt of a choice."""
+        return None if self.token_ids is None else self.token_ids[index // self.choices_each]
+
+
+class Frames(Protocol):
+    """The wire form of one response: frames when streamed, one body when not."""
+
+    def opening(self, index: int, usage: Usage | None) -> bytes:
+        """What comes before the first text of a choice; may be empty."""
+        ...
+
+    def delta(self, delta: Delta) -> bytes:
+        """A frame with new text."""
+        ...
+
+    def usage(self, usage: Usage, metrics: Json | None) -> bytes:
+        """The frame after the last choice that carries the usage."""
+        ...
+
+    def body(self, answers: Sequence[Answer], usage: Usage, metrics: Json | None) -> bytes:
+        """The JSON body of a response that is not streamed."""
+        ...
+
+
+def _stream_head(head: ResponseHead, kind: str) -> bytes:
+    """`data: {…,` up to and with the key of the choices."""
+    start = {"id": head.id, "object": kind, "created": head.created, "model": head.model}
+    return b"data: " + _encode(start)[:-1] + b',"choices":['
+
+
+def _tail(head: ResponseHead, usage: Usage | None, metrics: Json | None, *, last: bool) -> bytes:
+    """What follows the choices. `last`: of a choice, or of all."""
+    if not last and usage is None:
+        return b"]}\n\n"
+    tail = b"]"
+    if last and head.fingerprint is not None:
+        tail += b',"system_fingerprint":' + _encode(head.fingerprint)
+    if usage is not None:
+        tail += b',"usage":' + _encode(usage.body())
+    if metrics is not None:
+        tail += b',"metrics":' + _encode(metrics)
+    return tail + b"}\n\n"
+
+
+def _or_null(value: object) -> bytes:
+    return b"null" if value is None else _encode(value)
+
+
+class ChatFrames:
+    """`chat.completion` and `chat.completion.chunk`. `role` is whose turn the answer is; `echo` is
+    the text of the last message, when the answer continues it and should begin with it.
+    """
+
+    def __init__(
+        self,
+        head: ResponseHead,
+        prompt: PromptFacts | None = None,
+        *,
+        role: str = "assistant",
+        echo: str = "",
+    ) -> None:
+        self._head = head
+        self._prompt = prompt or PromptFacts()
+        self._role = role
+        self._echo = echo
+        self._start = _stream_head(head, "chat.completion.chunk")
+
+    def opening(self, index: int, usage: Usage | None) -> bytes:
+        """The chunk that names the role, and one with the text to begin with."""
+        counts = b"" if usage is None else b',"usage":' + _encode(usage.body())
+        frame = (
+            self._start
+            + b'{"index":%d,"delta":{"role":%b,"content":""},"logprobs":null,'
+            % (index, _encode(self._role))
+            + b'"finish_reason":null}],"prompt_token_ids":%b,"prompt_text":%b%b}\n\n'
+            % (_or_null(self._prompt.ids_of(index)), _or_null(self._prompt.text), counts)
+        )
+        return frame + self.delta(Delta(index, self._echo, usage=usage)) if self._echo else frame
+
+    def delta(self, delta: Delta) -> bytes:
+        """See `Frames.delta`."""
+        ids = _or_null(delta.token_ids)
+        start = self._start + b'{"index":%d,"delta":{"content":' % delta.index
+        start += _encode(delta.text) + b'},"logprobs":' + _or_null(delta.logprobs)
+        ending = delta.ending
+        if ending is None:
+            end = b',"finish_reason":null,"token_ids":%b}' % ids
+        else:
+            end = b',"finish_reason":%b,"stop_reason":%b,"token_ids":%b}' % (
+                _encode(ending.finish_reason),
+                _encode(ending.stop_reason),
+                ids,
+            )
+        return start + end + _tail(self._head, delta.usage, delta.metrics, last=ending is not None)
+
+    def usage(self, usage: Usage, metrics: Json | None) -> bytes:
+        """See `Frames.usage`."""
+        return self._start + _tail(self._head, usage, metrics, last=True)
+
+    def body(self, answers: Sequence[Answer], usage: Usage, metrics: Json | None) -> bytes:
+        """See `Frames.body`."""
+        choices = [
+            {
+                "index": index,
+                "message": {
+                    "role": self._role,
+                    "content": self._echo + answer.text,
+                    "refusal": None,
+                    "annotations": None,
+                    "audio": None,
+                    "function_call": None,
+                    "reasoning": None,
+                },
+                "logprobs": answer.logprobs,
+                "finish_reason": answer.ending.finish_reason,
+                "stop_reason": answer.ending.stop_reason,
+                "token_ids": answer.token_ids,
+                "routed_experts": None,
+            }
+            for index, answer in enumerate(answers)
+        ]
+        facts = {
+            "prompt_logprobs": answers[0].prompt_logprobs if answers else None,
+            "prompt_token_ids": self._prompt.ids_of(0),
+            "prompt_text": self._prompt.text,
+        }
+        return _whole(self._head, "chat.completion", choices, usage, facts, metrics)
+
+
+class CompletionFrames:
+    """`text_completion`, streamed or not."""
+
+    def __init__(self, head: ResponseHead, prompt: PromptFacts | None = None) -> None:
+        self._head = head
+        self._prompt = prompt or PromptFacts()
+        self._start = _stream_head(head, "text_completion")
+
+    def opening(self, index: int, usage: Usage | None) -> bytes:
+        """Text completions have no role to announce; token ids of the prompt come by themselves."""
+        ids = self._prompt.ids_of(index)
+        if ids is None:
+            return b""
+        choice = b'{"index":%d,"text":"","logprobs":null,"finish_reason":null,"stop_reason":null,'
+        facts = b'"prompt_token_ids":%b,"token_ids":[]}' % _encode(ids)
+        return self._start + choice % index + facts + _tail(self._head, usage, None, last=False)
+
+    def delta(self, delta: Delta) -> bytes:
+        """See `Frames.delta`."""
+        end = delta.ending or Ending("", None)
+        ids = b"" if delta.token_ids is None else b',"token_ids":' + _encode(delta.token_ids)
+        return (
+            self._start
+            + b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b,"stop_reason":%b%b}'
+            % (
+                delta.index,
+                _encode(delta.text),
+                _or_null(delta.logprobs),
+                _encode(end.finish_reason or None),
+                _encode(end.stop_reason),
+                ids,
+            )
+            + _tail(self._head, delta.usage, delta.metrics, last=delta.ending is not None)
+        )
+
+    def usage(self, usage: Usage, metrics: Json | None) -> bytes:
+        """See `Frames.usage`."""
+        return self._start + _tail(self._head, usage, metrics, last=True)
+
+    def body(self, answers: Sequence[Answer], usage: Usage, metrics: Json | None) -> bytes:
+        """See `Frames.body`."""
+        choices = [
+            {
+                "index": index,
+                "text": answer.text,
+                "logprobs": answer.logprobs,
+                "finish_reason": answer.ending.finish_reason,
+                "stop_reason": answer.ending.stop_reason,
+                "token_ids": answer.token_ids,
+                "prompt_logprobs": answer.prompt_logprobs,
+                "prompt_token_ids": self._prompt.ids_of(index),
+                "routed_experts": None,
+            }
+            for index, answer in enumerate(answers)
+        ]
+        return _whole(self._head, "text_completion", choices, usage, {}, metrics)
+
+
+def _whole(
+    head: ResponseHead,
+    kind: str,
+    choices: list[Json],
+    usage: Usage,
+    facts: Json,
+    metrics: Json | None,
+) -> bytes:
+    counts = usage.body()
+    counts.setdefault("prompt_tokens_details", None)
+    counts["completion_tokens_details"] = None
+    return _encode(
+        {
+            "id": head.id,
+            "object": kind,
+            "created": head.created,
+            "model": head.model,
+            "choices": choices,
+            "service_tier": None,
+            "system_fingerprint": head.fingerprint,
+            "usage": counts,
+            **facts,
+            "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "metrics": metrics,
+        }
+    )

@@ -1,0 +1,379 @@
+"""Bodies → what to ask of the engine and how to answer. Every error a client can make is found
+here, before the engine hears of the request.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from worker.api.generate.beam_params import check_beam_fields, length_penalty
+from worker.api.generate.frames import (
+    ChatFrames,
+    CompletionFrames,
+    Frames,
+    PromptFacts,
+    ResponseHead,
+)
+from worker.api.generate.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsWriter
+from worker.api.generate.prepared import BeamOptions, Prepared, Shown
+from worker.api.generate.text import TextSide, opens_a_turn
+from worker.api.http.arrival import Arrival
+from worker.api.http.limits import malformed
+from worker.api.http.off_loop import off_loop_when_large
+from worker.api.schema.params import (
+    ModelLimits,
+    SamplingContext,
+    check_cache_salt,
+    check_count,
+    check_logprobs,
+    check_min_tokens,
+    check_prompt_logprobs_size,
+    invalid,
+    num_sequences,
+    requested_max_tokens,
+    sampling_params,
+    text_params,
+    unknown_model,
+)
+from worker.api.schema.prompts import check_token_ids, prompts_of, room_for_output, truncated
+from worker.api.schema.requests import (
+    MAX_PROMPTS,
+    MAX_REQUEST_ID_CHARS,
+    ChatRequest,
+    CompletionRequest,
+    GenerationFields,
+    decode_generation,
+)
+from worker.config import ApiConfig
+from worker.engine.messages import AddRequest
+from worker.errors import RequestError
+from worker.tokenizer.tokenizer import Tokenizer
+from worker.types import SamplingParams
+
+DEFAULT_COMPLETION_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the endpoints have found out by themselves. `echoes` are the texts of the prompts, when
+    they are to be echoed; `max_tokens` None: as many as fit.
+    """
+
+    request: GenerationFields
+    arrival: Arrival
+    response_id: str
+    prompts: list[list[int]]
+    echoes: tuple[str, ...]
+    max_tokens: int | None
+    logprobs: int | None
+
+
+class RequestPreparer:
+    """Bodies → `Prepared`. `defaults` are sampling values for what a request does not say, over
+    those of the config.
+    """
+
+    def __init__(
+        self,
+        config: ApiConfig,
+        text: TextSide,
+        rng: random.Random,
+        defaults: Mapping[str, float] | None = None,
+    ) -> None:
+        self._config = config
+        self._text = text
+        self._rng = rng
+        self._limits = replace(text.limits, max_logprobs=config.max_logprobs)
+        self._sampling = SamplingContext(
+            self._limits,
+            text.encode_word,
+            {**dict(config.default_sampling), **(defaults or {})},
+        )
+        # A fine-tune's tokenizer may name tokens its model has no embedding for.
+        self._may_encode_unknown = text.tokenizer.vocab_size > text.limits.vocab_size
+        self._accepted = {*config.served_model_names, *config.accepted_model_names}
+
+    def with_tokenizer(self, tokenizer: Tokenizer) -> RequestPreparer:
+        """The same, with another tokenizer in front of the same randomness."""
+        text = replace(self._text, tokenizer=tokenizer)
+        return RequestPreparer(self._config, text, self._rng, self._sampling.defaults)
+
+    async def chat(self, body: bytes, arrival: Arrival) -> Prepared:
+        """`POST /v1/chat/completions`; without a limit the answer may fill the context."""
+        request = decode_generation(body, ChatRequest)
+        self.check_model(request.model)
+        prompt = self._text.render(request.messages, request)
+        ids = await self._text.encode(prompt, add_special_tokens=bool(request.add_special_tokens))
+        limit = requested_max_tokens(request, request.max_completion_tokens, self._limits)
+        ids = self._truncated(request, ids, limit)
+        if self._may_encode_unknown:
+            await self._check_ids([ids], ["messages"])
+        asked = _Asked(
+            request,
+            arrival,
+            _response_id("chatcmpl", request, arrival),
+            [ids],
+            (),
+            self._capped(limit),
+            _chat_logprobs(request, self._limits),
+        )
+        role = "assistant" if opens_a_turn(request) else request.messages[-1].role
+        frames = ChatFrames(
+            self._head(asked),
+            PromptFacts(
+                token_ids=[ids] if request.return_token_ids else None,
+                text=prompt if request.return_prompt_text else None,
+                choices_each=_n(request),
+            ),
+            role=role,
+            echo=_echoed_turn(request, role),
+        )
+        as_ids = self._tokens_as_ids(request)
+        token_bytes = self._text.tokenizer.token_bytes
+        return self._prepared(asked, frames, lambda: ChatLogprobs(token_bytes, as_ids=as_ids))
+
+    async def completion(self, body: bytes, arrival: Arrival) -> Prepared:
+        """`POST /v1/completions`; without a limit the answer has 16 tokens."""
+        request = decode_generation(body, CompletionRequest)
+        self.check_model(request.model)
+        if request.stream and request.use_beam_search:
+            raise RequestError("Streaming is not currently supported with beam search")
+        least = 0 if request.echo else 1
+        limit = requested_max_tokens(request, None, self._limits, least)
+        limit = DEFAULT_COMPLETION_TOKENS if limit is None else limit
+        truncates = request.truncate_prompt_tokens is not None
+        given = prompts_of(request.prompt, None if truncates else self._limits)
+        prompts = [self._truncated(request, ids, limit) for ids in await self._ids(given, request)]
+        if self._may_encode_unknown or not isinstance(given[0], str):
+            nested = len(given) > 1 or given[0] is not request.prompt
+            names = [f"prompt[{n}]" if nested else "prompt" for n in range(len(prompts))]
+            await self._check_ids(prompts, names)
+        logprobs = request.logprobs
+        asked = _Asked(
+            request,
+            arrival,
+            _response_id("cmpl", request, arrival),
+            prompts,
+            await self._echoes(given, prompts, request),
+            self._capped(limit),
+            None if logprobs is None else check_logprobs("logprobs", logprobs, self._limits),
+        )
+        shown_ids = prompts if request.return_token_ids else None
+        frames = CompletionFrames(
+            self._head(asked), PromptFacts(shown_ids, choices_each=_n(request))
+        )
+        return self._prepared(asked, frames, self._completion_logprobs(request))
+
+    def check_model(self, name: str | None) -> None:
+        """A model nobody named is ours; a wrong name is a 404."""
+        if name and name not in self._accepted:
+            raise unknown_model(name, self._config.served_model_names)
+
+    async def _ids(
+        self, given: Sequence[str | list[int]], request: CompletionRequest
+    ) -> list[list[int]]:
+        texts = [prompt for prompt in given if isinstance(prompt, str)]
+        special = request.add_special_tokens is not False
+        encoded = iter(await self._text.encode_all(texts, add_special_tokens=special))
+        return [next(encoded) if isinstance(prompt, str) else prompt for prompt in given]
+
+    async def _check_ids(self, prompts: Sequence[Sequence[int]], names: Sequence[str]) -> None:
+        def check() -> None:
+            for ids, name in zip(prompts, names, strict=True):
+                check_token_ids(ids, self._limits, name)
+
+        await off_loop_when_large(sum(map(len, prompts)), check)
+
+    async def _echoes(
+        self,
+        given: Sequence[str | list[int]],
+        prompts: Sequence[Sequence[int]],
+        request: CompletionRequest,
+    ) -> tuple[str, ...]:
+        """Texts as they were given; of token ids, or once cut, the text of the tokens."""
+        if not request.echo:
+            return ()
+        texts = [prompt for prompt in given if isinstance(prompt, str)]
+        if len(texts) < len(given) or request.truncate_prompt_tokens is not None:
+            texts = await self._text.decode_all(prompts)
+        return tuple(texts)
+
+    def _truncated(
+        self, request: GenerationFields, ids: list[int], max_tokens: int | None
+    ) -> list[int]:
+        asked, side = request.truncate_prompt_tokens, request.truncation_side
+        return truncated(ids, asked, side, max(1, max_tokens or 1), self._limits)
+
+    def _capped(self, max_tokens: int | None) -> int | None:
+        """The limit, within the model's own."""
+        defaults = self._sampling.defaults
+        own = defaults.get("max_tokens", defaults.get("max_new_tokens"))
+        if own is None:
+            return max_tokens
+        return int(own) if max_tokens is None else min(max_tokens, int(own))
+
+    def _tokens_as_ids(self, request: GenerationFields) -> bool:
+        asked = request.return_tokens_as_token_ids
+        return self._config.return_tokens_as_token_ids if asked is None else asked
+
+    def _completion_logprobs(self, request: CompletionRequest) -> Callable[[], LogprobsWriter]:
+        as_ids = self._tokens_as_ids(request)
+        tokenizer = self._text.tokenizer
+        skip_ids = tokenizer.special_ids if request.skip_special_tokens is not False else set()
+        return lambda: CompletionLogprobs(tokenizer.token_bytes, as_ids=as_ids, skip_ids=skip_ids)
+
+    def _head(self, asked: _Asked) -> ResponseHead:
+        return ResponseHead(
+            asked.response_id,
+            self._config.served_model_names[0],
+            int(time.time()),
+            self._config.system_fingerprint,
+        )
+
+    def _prepared(
+        self, asked: _Asked, frames: Frames, new_logprobs: Callable[[], LogprobsWriter]
+    ) -> Prepared:
+        request = asked.request
+        if request.stream and request.prompt_logprobs is not None:
+            message = "`prompt_logprobs` are not available when `stream=True`."
+            raise RequestError(f"{message} (parameter=prompt_logprobs)", param="prompt_logprobs")
+        check_cache_salt(request.cache_salt)
+        requests = self._engine_requests(asked)
+        params = requests[0].params
+        return Prepared(
+            requests=requests,
+            text=replace(
+                text_params(request),
+                echo_only=asked.max_tokens == 0,
+                eos_id=None if params.ignore_eos else self._text.eos_token_id,
+                extra_eos_ids=frozenset(self._text.eos_token_ids[1:]),
+            ),
+            frames=frames,
+            stream=bool(request.stream),
+            shown=self._shown(request, None if params.logprobs is None else new_logprobs),
+            echoes=asked.echoes,
+            beam=_beam(request, params, self._text.eos_token_ids),
+            keep_alive_seconds=self._config.sse_keep_alive_seconds,
+        )
+
+    def _shown(
+        self, request: GenerationFields, new_logprobs: Callable[[], LogprobsWriter] | None
+    ) -> Shown:
+        config, options = self._config, request.stream_options
+        interval = request.stream_interval
+        if interval is not None and interval < 1:
+            message = f"stream_interval must be at least 1, got {interval}."
+            raise malformed(message, "stream_interval")
+        asked = None if request.prompt_logprobs is None else int(request.prompt_logprobs)
+        usage = options is not None and bool(options.include_usage)
+        return Shown(
+            new_logprobs=new_logprobs,
+            prompt_logprobs=asked,
+            token_ids=bool(request.return_token_ids),
+            cached_tokens=config.enable_prompt_tokens_details,
+            metrics=config.enable_per_request_metrics,
+            usage=usage or config.enable_force_include_usage,
+            continuous_usage=options is not None and bool(options.continuous_usage_stats),
+            interval=config.stream_interval if interval is None else int(interval),
+        )
+
+    def _engine_requests(self, asked: _Asked) -> tuple[AddRequest, ...]:
+        request, limits = asked.request, self._limits
+        rooms = [room_for_output(len(ids), limits) for ids in asked.prompts]
+        most = max(rooms) if asked.max_tokens is None else max(1, asked.max_tokens)
+        params = sampling_params(request, most, asked.logprobs, self._sampling, self._rng)
+        if asked.echoes and params.prompt_logprobs is None:
+            # An echoed prompt shows the same log probabilities as the answer.
+            params = replace(params, prompt_logprobs=params.logprobs)
+        n = num_sequences(request, params.temperature)
+        if n * len(asked.prompts) > MAX_PROMPTS:
+            reason = f"n × the number of prompts must be at most {MAX_PROMPTS}."
+            raise invalid("n", n, reason)
+        num_tokens = n * sum(map(len, asked.prompts))
+        name = "prompt_logprobs" if request.prompt_logprobs is not None else "logprobs"
+        check_prompt_logprobs_size(params.prompt_logprobs, num_tokens, name, limits)
+        priority = self._priority(asked)
+        requests = []
+        for index, (ids, room) in enumerate(zip(asked.prompts, rooms, strict=True)):
+            if index and request.seed in (None, -1):
+                params = replace(params, seed=self._rng.getrandbits(63))
+            check_min_tokens(params.min_tokens, min(most, room))
+            # Clients may repeat an id (a retry); inside the engine it is unique all the same.
+            request_id = f"{asked.response_id}-{index}-{secrets.token_hex(4)}"
+            branches = range(0 if request.use_beam_search else n - 1)
+            requests.append(
+                AddRequest(
+                    request_id=request_id,
+                    prompt_token_ids=ids,
+                    params=replace(params, max_tokens=min(most, room)),
+                    arrival_seconds=asked.arrival.seconds,
+                    priority=priority,
+                    cache_salt=request.cache_salt,
+                    branch_ids=[f"{i + 1}_{request_id}" for i in branches],
+                    tenant=asked.arrival.tenant,
+                )
+            )
+        return tuple(requests)
+
+    def _priority(self, asked: _Asked) -> int:
+        priority = asked.arrival.priority
+        if priority is None:
+            priority = int(asked.request.priority or 0)
+        if priority and not self._config.enable_priority:
+            reason = f"Got priority {priority} but Priority scheduling is not enabled."
+            raise invalid("priority", priority, reason)
+        return priority
+
+
+def _n(request: GenerationFields) -> int:
+    return 1 if request.n is None else max(1, int(request.n))
+
+
+def _response_id(prefix: str, request: GenerationFields, arrival: Arrival) -> str:
+    asked = request.request_id
+    if asked is not None and not (0 < len(asked) <= MAX_REQUEST_ID_CHARS and asked.isprintable()):
+        reason = f"request_id must have 1 to {MAX_REQUEST_ID_CHARS} printable characters."
+        raise invalid("request_id", asked, reason)
+    return f"{prefix}-{arrival.request_id or asked or secrets.token_hex(16)}"
+
+
+def _chat_logprobs(request: ChatRequest, limits: ModelLimits) -> int | None:
+    """How many of the likeliest tokens a chat asks for; None: no log probabilities at all."""
+    asked = request.top_logprobs or 0
+    check_count("top_logprobs", asked)
+    if request.logprobs:
+        return check_logprobs("logprobs", asked, limits)
+    if asked:
+        reason = "when using `top_logprobs`, `logprobs` must be set to true."
+        raise invalid("top_logprobs", asked, reason)
+    return None
+
+
+def _beam(
+    request: GenerationFields, params: SamplingParams, eos_token_ids: Sequence[int]
+) -> BeamOptions | None:
+    if not request.use_beam_search:
+        return None
+    check_beam_fields(request)
+    if request.echo:
+        raise RequestError("echo cannot be used with use_beam_search", param="echo")
+    return BeamOptions(
+        width=_n(request),
+        length_penalty=length_penalty(request),
+        num_logprobs=params.logprobs or 0,
+        end_ids=frozenset(() if params.ignore_eos else eos_token_ids),
+    )
+
+
+def _echoed_turn(request: ChatRequest, role: str) -> str:
+    """The last message, when the answer is the same speaker's and is to begin with it."""
+    last = request.messages[-1]
+    if not request.echo or last.role != role:
+        return ""
+    if not isinstance(last.content, list):
+        return last.content or ""
+    return "\n".join(part.text or "" for part in last.content)

@@ -1,0 +1,202 @@
+"""A response while it runs: its prompts and choices, and the whole answer of one that is not
+streamed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from worker.api.generate.choice import Choice, Piece
+from worker.api.generate.frames import Answer, Usage
+from worker.api.generate.logprobs import (
+    Columns,
+    LogprobsWriter,
+    TokenBytes,
+    num_told,
+    prompt_logprobs,
+    written,
+)
+from worker.api.generate.prepared import Prepared
+from worker.engine.messages import AddRequest, RequestOutput
+from worker.metrics import RequestRecord
+from worker.types import TokenLogprobs
+
+
+@dataclass(slots=True)
+class PromptRun:
+    """One engine request: a prompt and the choices that follow from it. Owns what the engine said
+    of the prompt, as it is and as it is written (once, whatever the number of choices), and how
+    many of the choices have been recorded.
+
+    `prompt_known` is set when `prompt_logprobs` is as complete as it gets: with the first token, or
+    an end without any.
+    """
+
+    request: AddRequest
+    choices: list[Choice]
+    echo: str | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_known: asyncio.Event = field(default_factory=asyncio.Event)
+    _recorded: list[RequestRecord] = field(default_factory=list)
+    _echoed: Columns | None = None
+    _raw_logprobs: msgspec.Raw | None = None
+
+    def take(self, choice: Choice, output: RequestOutput) -> Piece:
+        """What an output adds to a choice. Raises `RequestError` when the engine gave it up."""
+        self.prompt_logprobs += output.prompt_logprobs
+        has_begun = output.token_ids or output.finish_reason is not None
+        if has_begun and choice is self.choices[0]:
+            self.prompt_known.set()
+        return choice.take(output)
+
+    def record(self, choice: Choice, now: float) -> RequestRecord:
+        """A choice that ended, as the metrics see it; once for each."""
+        record = choice.record(now)
+        self._recorded.append(record)
+        if len(self._recorded) < len(self.choices):
+            return record
+        longest = max(r.num_generation_tokens for r in self._recorded)
+        return replace(record, n=len(self.choices), max_num_generation_tokens=longest)
+
+    @property
+    def num_told(self) -> int:
+        """How many tokens the prompt's log probabilities tell of."""
+        return num_told(self.prompt_logprobs)
+
+    def echoed(self, writer: LogprobsWriter) -> Columns | None:
+        """The log probabilities of the echoed prompt, if there is one, for a writer that goes on
+        with an answer. They must be known.
+        """
+        if self.echo is None:
+            return None
+        if self._echoed is None:
+            ids = self.request.prompt_token_ids
+            told = writer.prompt(ids, self.echo, self.prompt_logprobs)
+            self._echoed = Columns().followed_by(told)
+        writer.follow(self.echo)
+        return self._echoed
+
+    def raw_logprobs(self, num_likeliest: int, token_bytes: TokenBytes) -> msgspec.Raw:
+        """vLLM's `prompt_logprobs`."""
+        if self._raw_logprobs is None:
+            size = len(self.request.prompt_token_ids)
+            self._raw_logprobs = prompt_logprobs(
+                self.prompt_logprobs, size, num_likeliest, token_bytes
+            )
+        return self._raw_logprobs
+
+
+def usage_of(runs: Iterable[PromptRun], *, cached: bool) -> Usage:
+    """Counts of a response: every prompt once, whatever follows from it."""
+    runs = list(runs)
+    return Usage(
+        prompt_tokens=sum(len(run.request.prompt_token_ids) for run in runs),
+        completion_tokens=sum(c.num_generated for run in runs for c in run.choices),
+        cached_tokens=sum(run.choices[0].num_cached for run in runs) if cached else None,
+    )
+
+
+def usage_so_far(run: PromptRun, choice: Choice, *, cached: bool) -> Usage:
+    """Counts of one choice, for a chunk of its own."""
+    return Usage(
+        len(run.request.prompt_token_ids),
+        choice.num_generated,
+        run.choices[0].num_cached if cached else None,
+    )
+
+
+def request_metrics(runs: Sequence[PromptRun]) -> dict[str, Any]:
+    """vLLM's `metrics` block. The generation goes from the first to the last token of all choices;
+    `tokens_per_second` counts the tokens after the first ones over it.
+    """
+    choices = [choice for run in runs for choice in run.choices if choice.last is not None]
+    arrival = min(run.request.arrival_seconds for run in runs)
+    outputs = [choice.last for choice in choices if choice.last is not None]
+    scheduled = [o.scheduled_seconds for o in outputs if o.scheduled_seconds is not None]
+    firsts = [o.first_token_seconds for o in outputs if o.first_token_seconds is not None]
+    lasts = [o.last_token_seconds for o in outputs if o.last_token_seconds is not None]
+    generation = max(lasts) - min(firsts) if firsts and lasts else None
+    later = sum(max(0, choice.num_generated - 1) for choice in choices)
+    spans = sum(last - first for first, last in zip(firsts, lasts, strict=False))
+    return {
+        "time_to_first_token_ms": _milliseconds(min(firsts) - arrival if firsts else None),
+        "generation_time_ms": _milliseconds(generation),
+        "queue_time_ms": _milliseconds(min(scheduled) - arrival if scheduled else None),
+        "mean_itl_ms": _milliseconds(spans / later if later else None),
+        "tokens_per_second": later / generation if generation else None,
+        "speculative_decoding": _speculative_decoding(choices),
+    }
+
+
+def _speculative_decoding(choices: Iterable[Choice]) -> dict[str, Any] | None:
+    """vLLM's figures, over all choices; None when no drafts were verified for any."""
+    figures = [choice.speculation for choice in choices if choice.speculation is not None]
+    steps = sum(one.num_steps for one in figures)
+    if not steps:
+        return None
+    drafted = sum(one.num_draft_tokens for one in figures)
+    accepted = sum(one.num_accepted_tokens for one in figures)
+    histogram = [
+        sum(counts) for counts in zip(*(f.accepted_histogram for f in figures), strict=True)
+    ]
+    return {
+        "mean_acceptance_length": 1 + accepted / steps,
+        "draft_acceptance_rate": accepted / drafted,
+        "acceptance_histogram": histogram,
+        "num_spec_steps": steps,
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": drafted,
+        "num_spec_tokens": len(histogram) - 1,
+    }
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else 1000 * seconds
+
+
+class AnswerCollector:
+    """The sink of a response that is not streamed. Owns the pieces of every choice."""
+
+    def __init__(self, prepared: Prepared, runs: Sequence[PromptRun]) -> None:
+        self._shown = prepared.shown
+        self._runs = runs
+        self._pieces: dict[int, list[Piece]] = {c.index: [] for run in runs for c in run.choices}
+
+    async def __call__(self, run: PromptRun, choice: Choice, piece: Piece) -> None:
+        """Keep what one engine step gave one choice."""
+        self._pieces[choice.index].append(piece)
+
+    @property
+    def num_told(self) -> int:
+        """How many tokens the answers' log probabilities tell of, and those of the prompts."""
+        pieces = (piece for pieces in self._pieces.values() for piece in pieces)
+        own = sum(num_told(piece.logprobs) for piece in pieces)
+        return own + sum(run.num_told for run in self._runs)
+
+    def answers(self, token_bytes: TokenBytes) -> list[Answer]:
+        """Every choice, in the order of their indices. All have ended."""
+        return [
+            self._answer(run, choice, token_bytes) for run in self._runs for choice in run.choices
+        ]
+
+    def _answer(self, run: PromptRun, choice: Choice, token_bytes: TokenBytes) -> Answer:
+        assert choice.ending is not None  # noqa: S101 (the caller's promise)
+        pieces, shown = self._pieces[choice.index], self._shown
+        logprobs = None
+        if shown.new_logprobs is not None:
+            writer = shown.new_logprobs()
+            entries = [entry for piece in pieces for entry in piece.logprobs]
+            logprobs = written(writer, entries, run.echoed(writer))
+        asked = shown.prompt_logprobs
+        return Answer(
+            text=(run.echo or "") + "".join(piece.text for piece in pieces),
+            ending=choice.ending,
+            logprobs=logprobs,
+            token_ids=[i for p in pieces for i in p.token_ids] if shown.token_ids else None,
+            prompt_logprobs=None if asked is None else run.raw_logprobs(asked, token_bytes),
+        )

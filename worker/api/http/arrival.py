@@ -1,0 +1,73 @@
+"""How a request came in: what its headers say of it."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from worker.api.http.exchange import Exchange
+from worker.errors import RequestError
+
+FAIRNESS_ID = b"x-gateway-inference-fairness-id"
+PRIORITY = b"x-vllm-priority"
+MAX_TENANT_CHARS = 128
+_MAX_DIGITS = 20
+_INT64 = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """The request's id as the client gave it, when it came (monotonic), for whom, and the priority
+    that a header gives it (over the body's).
+    """
+
+    request_id: str | None
+    seconds: float
+    tenant: str = ""
+    priority: int | None = None
+
+
+def arrival_of(
+    exchange: Exchange, request_id: str | None, now: float, api_keys: Sequence[str] = ()
+) -> Arrival:
+    """Read the headers. The tenant is the API key that was used, where there are several, and whom
+    the gateway names for its fairness: two keys are never one tenant, whatever a header says. With
+    neither it is "", which is everybody who says nothing. Raises `RequestError` (400).
+    """
+    return Arrival(request_id, now, _tenant(exchange, api_keys), _priority(exchange))
+
+
+def _tenant(exchange: Exchange, api_keys: Sequence[str]) -> str:
+    named = _short((exchange.header(FAIRNESS_ID) or "").strip(" \t"))
+    if len(api_keys) < 2:
+        return named
+    _, _, token = (exchange.header(b"authorization") or "").partition(" ")
+    given = token.encode("latin-1")
+    matches = [hmac.compare_digest(given, key.encode()) for key in api_keys]
+    key = f"key-{matches.index(True)}" if any(matches) else "no-key"
+    return f"{key}/{named}" if named else key
+
+
+def _short(name: str) -> str:
+    """A name of few printable characters as it is; of any other a digest, which no name is like:
+    what differs after the first so many characters is still somebody else.
+    """
+    if len(name) <= MAX_TENANT_CHARS and name.isprintable():
+        return name
+    return "\0" + hashlib.sha256(name.encode()).hexdigest()
+
+
+def _priority(exchange: Exchange) -> int | None:
+    given = exchange.header(PRIORITY)
+    if given is None:
+        return None
+    digits = given.strip()
+    unsigned = digits.removeprefix("-")
+    is_number = unsigned.isascii() and unsigned.isdecimal() and len(unsigned) < _MAX_DIGITS
+    priority = int(digits) if is_number else None
+    if priority is None or not -_INT64 <= priority < _INT64:
+        name = PRIORITY.decode()
+        raise RequestError(f"{name} must be a 64-bit integer, got {digits[:40]!r}", param=name)
+    return priority

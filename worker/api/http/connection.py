@@ -1,0 +1,386 @@
+"""One client connection, within limits: uvicorn's HTTP/1.1 protocol, and what it lets through.
+
+Uvicorn bounds neither the time nor the size of a request's head, forgets a pipelined request's
+owner when the client leaves, answers a broken request in the middle of another answer, and closes
+on unread data, which resets the connection and may take the answer along. Here:
+
+- A head has `header_timeout_seconds`, 100 headers and 64 KiB; the body's limits are the
+  application's (`Exchange`).
+- The parser's leniencies are off, and what it lets pass but proxies read differently is refused:
+  any transfer coding but `chunked`, HTTP/1.0 with one, no or several `Host`, an upgrade with a
+  body. Trailers are dropped.
+- An error answer goes out only when no other answer is on its way; otherwise that one is finished
+  and the connection closed.
+- After an answer to a request that was not read to its end, the connection is half closed and what
+  still comes is thrown away for `LINGER_SECONDS`.
+- A client that half-closes behind its requests (`nc -N`) gets the answers to those that only read.
+  To us it looks like one that left, so whatever costs is aborted.
+- An application that returns in the middle of an answer wants the connection cut; that is no error.
+- Beyond `max_connections` a connection is answered 503 at once, so that file descriptors never run
+  out and the accept loop lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+from asyncio.events import TimerHandle
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from typing import Any, cast
+
+import httptools
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from worker.api.http.exchange import (
+    MAX_HEADER_BYTES,
+    MAX_HEADERS,
+    error_body,
+    headers_too_large,
+    status_error,
+)
+from worker.config import ApiConfig
+from worker.errors import RequestError
+
+MAX_PIPELINED = 100
+MAX_CONNECTIONS = 4096
+LINGER_SECONDS = 2.0
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_FURTHER_HEADERS = {
+    int(HTTPStatus.SERVICE_UNAVAILABLE): "retry-after: 1\r\n",
+    int(HTTPStatus.METHOD_NOT_ALLOWED): "allow: GET, POST, OPTIONS\r\n",
+}
+# For the engine's socket, the model's files, pipes and whatever a library opens for a moment.
+_RESERVED_FILES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What one connection may take; `refused` is told the status of every request that got no
+    further than here.
+    """
+
+    header_timeout_seconds: float
+    max_connections: int
+    refused: Callable[[int], None]
+
+
+def protocol_of(config: ApiConfig, refused: Callable[[int], None]) -> type[asyncio.Protocol]:
+    """The `http` argument of `uvicorn.Config`."""
+    limits = ConnectionLimits(
+        config.header_timeout_seconds,
+        allowed_connections(config.max_connections),
+        refused,
+    )
+    return cast("type[asyncio.Protocol]", partial(GuardedProtocol, limits=limits))
+
+
+def allowed_connections(asked: int | None = None) -> int:
+    """As many as asked for (4,096), or as many as the file limit allows beside our own files, which
+    a new engine needs some of.
+    """
+    most = MAX_CONNECTIONS if asked is None else asked
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return most
+    return max(1, min(most, files - _RESERVED_FILES))
+
+
+class _LingeringTransport(asyncio.Transport):
+    """A transport whose `close` lets the client read the last answer first."""
+
+    def __init__(self, transport: asyncio.Transport, before_close: Callable[[], bool]) -> None:
+        super().__init__()
+        self._transport = transport
+        self._before_close = before_close
+        self._closing = False
+
+    def close(self) -> None:
+        """Close now, or later when `before_close` says that it sees to it."""
+        if not self._closing:
+            self._closing = True
+            if not self._before_close():
+                self._transport.close()
+
+    def is_closing(self) -> bool:
+        """No more answers go out."""
+        return self._closing or self._transport.is_closing()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """See `asyncio.WriteTransport.write`."""
+        self._transport.write(data)
+
+    def pause_reading(self) -> None:
+        """See `asyncio.ReadTransport.pause_reading`."""
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """See `asyncio.ReadTransport.resume_reading`."""
+        self._transport.resume_reading()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """See `asyncio.BaseTransport.get_extra_info`."""
+        return self._transport.get_extra_info(name, default)
+
+    def abort(self) -> None:
+        """See `asyncio.WriteTransport.abort`."""
+        self._transport.abort()
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """See the module. Owns what the connection is in the middle of: nothing, a head, or a body."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        limits: ConnectionLimits,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.parser = httptools.HttpRequestParser(self)  # without uvicorn's leniency
+        self._limits = limits
+        self._in_head = False
+        self._in_body = False
+        self._head_bytes = 0
+        self._head_timer: TimerHandle | None = None
+        self._linger_timer: TimerHandle | None = None
+        self._deaf = False  # nothing that comes is looked at any more
+        self._half_closed = False
+        self._refusal: RequestError | None = None
+        self._running: RequestResponseCycle | None = None
+        self._socket: asyncio.Transport | None = None
+
+    # ---- the connection ---------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection, or refuse it when there are too many."""
+        self._socket = transport
+        super().connection_made(_LingeringTransport(transport, self._linger))
+        if len(self.connections) > self._limits.max_connections:
+            self._deaf = True
+            self._limits.refused(HTTPStatus.SERVICE_UNAVAILABLE)
+            self._answer(status_error(HTTPStatus.SERVICE_UNAVAILABLE, "Too many open connections"))
+            transport.close()
+            return
+        self._wait_for_next()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell every request of the connection, not just the last one."""
+        self._stop_timer()
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+        self._unset_keepalive_if_required()
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+        super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more. True keeps our side open: all that is due are short answers."""
+        due = [cycle for cycle, _ in self.pipeline]
+        if self._running is not None:
+            due.append(self._running)
+        if (self._deaf and not self._half_closed) or self._in_head or self._in_body:
+            return False
+        # Over TLS there is no half of a connection to keep.
+        if not due or self.scheme == "https":
+            return False
+        self._half_closed = all(cycle.scope["method"] in _SAFE_METHODS for cycle in due)
+        if self._half_closed:
+            self._last_request()
+        return self._half_closed
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser, unless this connection is past listening."""
+        if self._deaf:
+            return
+        self._unset_keepalive_if_required()
+        if not self._in_body and self._head_timer is None:
+            seconds = self._limits.header_timeout_seconds
+            self._head_timer = self.loop.call_later(seconds, self._head_timed_out)
+        was_in_head = self._in_head
+        try:
+            self.parser.feed_data(data)
+            if was_in_head and self._in_head:
+                self._grow_head(len(data))
+        except httptools.HttpParserUpgrade:
+            self._last_request()
+        except (httptools.HttpParserError, RequestError) as error:
+            self._refuse(self._refusal or _malformed(str(error)))
+
+    # ---- the parser's callbacks -------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """A request's first byte."""
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise self._refused(status_error(HTTPStatus.TOO_MANY_REQUESTS))
+        self._in_head = True
+        self._head_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the target."""
+        self._grow_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header; or a trailer, which is dropped: headers are settled when the body begins."""
+        self._grow_head(len(name) + len(value))
+        if not self._in_head:
+            return
+        if len(self.headers) >= MAX_HEADERS:
+            raise self._refused(headers_too_large())
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The head is complete: check how it frames the body, then start the application."""
+        self._in_head = False
+        self._stop_timer()
+        self._check_framing()
+        self._in_body = True
+        self._head_bytes = 0
+        try:
+            super().on_headers_complete()
+        except (httptools.HttpParserError, UnicodeDecodeError) as error:
+            raise self._refused(_malformed("the request's target cannot be read")) from error
+
+    def on_message_complete(self) -> None:
+        """The body is complete."""
+        self._in_body = False
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """The answer went out: go on with the next request, if one waits."""
+        self._running = None
+        super().on_response_complete()
+        if self._head_timer is not None:
+            self._unset_keepalive_if_required()  # the next head has begun, and has its own timer
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, partial(self._run, cycle, app))
+
+    async def _run(self, cycle: RequestResponseCycle, app: Any, *arguments: Any) -> None:
+        await app(*arguments)
+        if cycle.response_complete or cycle.disconnected:
+            return
+        cycle.disconnected = True
+        if self.flow.write_paused:
+            self.transport.abort()  # nobody reads, so that a close would wait for ever
+        else:
+            self.transport.close()
+
+    # ---- below: private ---------------------------------------------------------------------
+
+    def _grow_head(self, num_bytes: int) -> None:
+        self._head_bytes += num_bytes
+        if self._head_bytes > MAX_HEADER_BYTES:
+            raise self._refused(headers_too_large())
+
+    def _check_framing(self) -> None:
+        if self.parser.get_method() == b"CONNECT":
+            raise self._refused(status_error(HTTPStatus.METHOD_NOT_ALLOWED, "This is no proxy"))
+        version = self.parser.get_http_version()
+        if version not in ("1.0", "1.1"):
+            raise self._refused(status_error(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED))
+        codings = [v.strip().lower() for k, v in self.headers if k == b"transfer-encoding"]
+        if codings and (codings != [b"chunked"] or version == "1.0"):
+            raise self._refused(_malformed("the only Transfer-Encoding is chunked, in HTTP/1.1"))
+        hosts = sum(k == b"host" for k, _ in self.headers)
+        if hosts > 1 or (hosts == 0 and version == "1.1"):
+            raise self._refused(_malformed("exactly one Host header is needed"))
+        lengths = [v for k, v in self.headers if k == b"content-length" and v.strip() != b"0"]
+        if self.parser.should_upgrade() and (codings or lengths):
+            raise self._refused(_malformed("Upgrade is not possible with a body"))
+
+    def _refused(self, error: RequestError) -> RequestError:
+        """Remember why, because the parser does not pass on what a callback raises."""
+        self._refusal = error
+        return error
+
+    def _refuse(self, error: RequestError) -> None:
+        """End the connection over the request that is being read: with an error, unless another
+        answer is due first.
+        """
+        self._deaf = True
+        self._stop_timer()
+        self._limits.refused(error.status)
+        broken = self.cycle if self._in_body else None
+        if broken is not None and broken is self._running and not broken.response_started:
+            broken.disconnected = True  # nobody writes its answer but us
+            broken.message_event.set()
+        elif self._running is not None:
+            if self.pipeline and self.pipeline[0][0] is broken:
+                self.pipeline.popleft()
+            self._last_request()
+            return
+        self._answer(error)
+        self.transport.close()
+
+    def _last_request(self) -> None:
+        """Close after the answers that are due."""
+        self._deaf = True
+        self._stop_timer()
+        last = self.pipeline[0][0] if self.pipeline else self._running
+        if last is None:
+            self.transport.close()
+        else:
+            last.keep_alive = False
+
+    def _answer(self, error: RequestError) -> None:
+        body = error_body(error)
+        head = (
+            f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"
+            "content-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n"
+        )
+        head += _FURTHER_HEADERS.get(error.status, "")
+        self.transport.write(head.encode() + b"\r\n" + body)
+
+    def _head_timed_out(self) -> None:
+        self._head_timer = None
+        if not self._deaf and not self.transport.is_closing():
+            seconds = self._limits.header_timeout_seconds
+            message = f"The request's headers did not arrive within {seconds:g} seconds"
+            self._refuse(status_error(HTTPStatus.REQUEST_TIMEOUT, message))
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _wait_for_next(self) -> None:
+        """Close a connection on which nothing comes."""
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+
+    def _linger(self) -> bool:
+        """Called by `close`. True when the client may still be sending: we go on to read, and throw
+        it away, until it has seen our answer or the time is up.
+        """
+        if not (self._in_body or self._in_head or self._deaf) or self._socket is None:
+            return False
+        self._deaf = True
+        self._stop_timer()
+        transport = self._socket
+        if transport.is_closing():
+            return False
+        self.flow.resume_reading()
+        with contextlib.suppress(OSError, NotImplementedError, RuntimeError):
+            transport.write_eof()
+        self._linger_timer = self.loop.call_later(LINGER_SECONDS, transport.close)
+        return True
+
+
+def _malformed(reason: str) -> RequestError:
+    return status_error(HTTPStatus.BAD_REQUEST, f"Invalid HTTP request: {reason}")

@@ -1,0 +1,253 @@
+"""One HTTP exchange over ASGI: reading the request within limits, writing the reply.
+
+Bare ASGI instead of a framework: a scrape every 50 ms and a write per token and stream leave no
+room for more, and a few dozen exact routes need none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from worker.api.http.limits import check_json
+from worker.errors import RequestError
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Headers = tuple[tuple[bytes, bytes], ...]
+
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 64 << 10
+MAX_QUERY_FIELDS = 32
+# A body that nobody wants is read away up to this size, so that the connection stays of use.
+_MAX_DISCARDED_BYTES = 256 << 10
+_DISCARD_SECONDS = 1.0
+
+_JSON = (b"content-type", b"application/json")
+_EVENT_STREAM: Headers = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+)
+
+
+class ClientGoneError(Exception):
+    """The client closed its connection or stopped reading; there is nobody to answer."""
+
+
+class Exchange:
+    """One request and its reply. Owns whether the reply has begun, and the sizes of both.
+
+    A write that a stalled client blocks for `write_stall_seconds` raises `ClientGoneError`.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        write_stall_seconds: float,
+        body_timeout_seconds: float = 30.0,
+    ) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.request_id: str | None = None
+        self.started = False
+        self.status: int | None = None
+        self.num_body_bytes = 0
+        self.num_reply_bytes = 0
+        self._query: bytes = scope.get("query_string", b"")
+        self._headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
+        self._receive = receive
+        self._send = send
+        self._stall = write_stall_seconds
+        self._body_timeout = body_timeout_seconds
+        self._body_complete = False
+        self._extra: Headers = ()
+
+    # ---- the request ------------------------------------------------------------------------
+
+    def header(self, name: bytes) -> str | None:
+        """The first header of a (lower-case) name."""
+        for key, value in self._headers:
+            if key == name:
+                return value.decode("latin-1")
+        return None
+
+    def query(self) -> list[tuple[str, str]]:
+        """The fields of the query string, in order. Raises 400 when it cannot be read."""
+        try:
+            return parse_qsl(
+                self._query.decode("ascii"),
+                keep_blank_values=True,
+                strict_parsing=bool(self._query),
+                errors="strict",
+                max_num_fields=MAX_QUERY_FIELDS,
+            )
+        except ValueError as error:
+            raise RequestError(f"The query string cannot be read: {error}") from error
+
+    def check_headers(self) -> None:
+        """Refuse a request with absurdly many or long headers (431)."""
+        size = sum(len(k) + len(v) for k, v in self._headers)
+        if len(self._headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
+            raise headers_too_large()
+
+    async def json_body(self, max_bytes: int) -> bytes:
+        """The whole body, which must be declared as JSON and nest within limits. Raises 413 as soon
+        as it is too long, 408 when it takes longer than `body_timeout_seconds`.
+        """
+        self._check_content_type()
+        try:
+            async with asyncio.timeout(self._body_timeout):
+                body = await self._read_body(max_bytes)
+        except TimeoutError as error:
+            message = f"The body did not arrive within {self._body_timeout:g} seconds"
+            raise status_error(HTTPStatus.REQUEST_TIMEOUT, message) from error
+        check_json(body)
+        return body
+
+    def _check_content_type(self) -> None:
+        given = self.header(b"content-type")
+        if given is None:
+            return
+        media_type = given.partition(";")[0].strip().lower()
+        if media_type != "application/json" and not (
+            media_type.startswith("application/") and media_type.endswith("+json")
+        ):
+            message = f"Content-Type must be application/json, got {given[:100]!a}"
+            raise status_error(HTTPStatus.BAD_REQUEST, message)
+
+    async def _read_body(self, max_bytes: int) -> bytes:
+        if (self._declared_bytes or 0) > max_bytes:
+            raise _too_long(max_bytes)
+        chunks = []
+        while not self._body_complete:
+            chunks.append(await self._next_chunk())
+            if self.num_body_bytes > max_bytes:
+                raise _too_long(max_bytes)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    async def _next_chunk(self) -> bytes:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        self._body_complete = not message.get("more_body", False)
+        chunk: bytes = message.get("body", b"")
+        self.num_body_bytes += len(chunk)
+        return chunk
+
+    @property
+    def _declared_bytes(self) -> int | None:
+        """The body's length as announced; None when it is not announced (chunked)."""
+        declared = self.header(b"content-length")
+        if declared is not None and declared.isdecimal():
+            return int(declared)
+        return None if self.header(b"transfer-encoding") is not None else 0
+
+    async def discard_body(self) -> None:
+        """Read away a short body that nobody asked for, so that the connection can go on. A long or
+        slow one is not waited for; the reply then closes the connection.
+        """
+        declared = self._declared_bytes
+        if declared is None or not 0 < declared <= _MAX_DISCARDED_BYTES:
+            return
+        if self.header(b"expect") is not None:
+            return  # the client has not sent it, and need not
+        try:
+            async with asyncio.timeout(_DISCARD_SECONDS):
+                while not self._body_complete:
+                    await self._next_chunk()
+        except TimeoutError:
+            return
+
+    async def disconnected(self) -> None:
+        """Wait until the client is gone, then raise `ClientGoneError`. The body must be read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        raise ClientGoneError
+
+    # ---- the reply --------------------------------------------------------------------------
+
+    def add_header(self, name: bytes, value: str) -> None:
+        """A header for the reply, whatever it will be. `value` is printable ASCII."""
+        self._extra = (*self._extra, (name, value.encode("ascii")))
+
+    async def reply(
+        self, body: bytes = b"", status: int = HTTPStatus.OK, headers: Headers = (_JSON,)
+    ) -> None:
+        """Send a whole reply."""
+        await self._write(self._start(status, (*headers, (b"content-length", b"%d" % len(body)))))
+        self.num_reply_bytes += len(body)
+        await self._write({"type": "http.response.body", "body": body})
+
+    async def write_event(self, frames: bytes, *, last: bool) -> None:
+        """Send frames of an event stream, with the headers before the first ones."""
+        if not self.started:
+            await self._write(self._start(HTTPStatus.OK, _EVENT_STREAM))
+        self.num_reply_bytes += len(frames)
+        await self._write({"type": "http.response.body", "body": frames, "more_body": not last})
+
+    def _start(self, status: int, headers: Headers) -> dict[str, Any]:
+        self.started = True
+        self.status = int(status)
+        if not self._body_complete and self._declared_bytes != 0:
+            # What follows on this connection is the rest of the body, not a request.
+            self.add_header(b"connection", "close")
+        return {
+            "type": "http.response.start",
+            "status": self.status,
+            "headers": [*headers, *self._extra],
+        }
+
+    async def _write(self, message: dict[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(self._stall):
+                await self._send(message)
+        except TimeoutError as error:
+            raise ClientGoneError from error
+
+
+def error_body(error: RequestError) -> bytes:
+    """OpenAI's error envelope."""
+    return msgspec.json.encode(
+        {
+            "error": {
+                "message": error.message,
+                "type": error.type,
+                "param": error.param,
+                "code": error.status,
+            }
+        }
+    )
+
+
+def error_frame(error: RequestError) -> bytes:
+    """The error as the last event of a stream that has begun."""
+    return b"data: " + error_body(error) + b"\n\n"
+
+
+def status_error(status: HTTPStatus, message: str | None = None) -> RequestError:
+    """An error of HTTP's own, whose type is the status's phrase."""
+    return RequestError(message or status.phrase, status=status.value, type=status.phrase)
+
+
+def headers_too_large() -> RequestError:
+    """The 431 for absurdly many or long headers."""
+    return status_error(
+        HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+        f"More than {MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes of them",
+    )
+
+
+def _too_long(max_bytes: int) -> RequestError:
+    return status_error(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        f"The body is longer than {max_bytes} bytes; see --max-body-bytes",
+    )

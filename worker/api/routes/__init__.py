@@ -1,0 +1,3 @@
+"""The handlers behind the table of routes, one module for each family. What they share belongs
+to `generate` or `http`.
+"""

@@ -1,0 +1,147 @@
+"""What operators do to the whole worker: pause, sleep, reset the cache, abort, look inside."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from worker.api.generate.open_sequences import OpenSequences
+from worker.api.http.exchange import Exchange
+from worker.api.http.off_loop import off_loop_when_large
+from worker.api.schema.generate_schema import AbortBody
+from worker.api.schema.openapi import package_version
+from worker.api.schema.parse import decode
+from worker.api.schema.query import query_values
+from worker.api.schema.routes import CONTROL_ROUTES, Handler
+from worker.config import ApiConfig, EngineConfig
+from worker.engine.messages import (
+    CachedBlock,
+    Command,
+    CommandReply,
+    DumpCache,
+    Pause,
+    ResetPrefixCache,
+    Resume,
+    Sleep,
+    WakeUp,
+)
+from worker.errors import RequestError
+
+Values = dict[str, Any]
+
+
+class ControlRoutes:
+    """The operators' side of the API. Owns nothing: the engine knows its own state."""
+
+    def __init__(
+        self, config: ApiConfig, engine: OpenSequences, engine_config: EngineConfig | None
+    ) -> None:
+        self._config = config
+        self._engine = engine
+        self._engine_config = engine_config
+
+    def handlers(self) -> dict[str, Handler]:
+        """By the names of `routes.CONTROL_ROUTES`."""
+        actions: dict[str, Callable[[Values], Awaitable[object]]] = {
+            "reset_prefix_cache": self._reset,
+            "pause": self._pause,
+            "resume": self._resume,
+            "is_paused": self._is_paused,
+            "sleep": self._sleep,
+            "wake_up": self._wake_up,
+            "is_sleeping": self._is_sleeping,
+            "server_info": self._server_info,
+            "kv_events_dump": self._dump,
+        }
+        routes = {route.name: route for route in CONTROL_ROUTES}
+
+        async def act(exchange: Exchange, name: str) -> None:
+            answer = await actions[name](query_values(exchange, routes[name]))
+            await exchange.reply(msgspec.json.encode(answer))
+
+        return {
+            "abort": self._abort,
+            "abort_unversioned": self._abort,
+            **{name: partial(act, name=name) for name in actions},
+        }
+
+    async def _abort(self, exchange: Exchange) -> None:
+        """Answers at once; what is aborted ends on its own, with the reason "abort"."""
+        body = await exchange.json_body(self._config.max_body_bytes)
+        self._engine.abort_each(decode(body, AbortBody).request_ids)
+        await exchange.reply(b"", headers=())
+
+    async def _done(self, command: Command) -> CommandReply:
+        reply = await self._engine.run(command)
+        if not reply.ok:
+            raise RequestError(reply.error or "The engine refused", status=400)
+        return reply
+
+    async def _reset(self, values: Values) -> object:
+        command = ResetPrefixCache(0, reset_running=values["reset_running_requests"])
+        return {"success": (await self._engine.run(command)).ok}
+
+    async def _pause(self, values: Values) -> object:
+        await self._done(Pause(0, mode=values["mode"]))
+        if values["clear_cache"] and values["mode"] != "keep":
+            await self._engine.run(ResetPrefixCache(0))
+        return {"status": "paused"}
+
+    async def _resume(self, _values: Values) -> object:
+        await self._done(Resume(0))
+        return {"status": "resumed"}
+
+    async def _is_paused(self, _values: Values) -> object:
+        return {"is_paused": self._engine.stats.is_paused}
+
+    async def _sleep(self, values: Values) -> object:
+        await self._done(Sleep(0, level=values["level"], mode=values["mode"]))
+        return {"status": "sleeping", "level": values["level"]}
+
+    async def _wake_up(self, values: Values) -> object:
+        await self._done(WakeUp(0, tags=values["tags"]))
+        awake = self._engine.stats.sleep_level is None
+        return {"status": "awake" if awake else "sleeping", "tags": values["tags"]}
+
+    async def _is_sleeping(self, _values: Values) -> object:
+        return {"is_sleeping": self._engine.stats.sleep_level is not None}
+
+    async def _server_info(self, values: Values) -> object:
+        config = redacted(self._config, self._engine_config)
+        shown = config if values["config_format"] == "json" else repr(config)
+        return {"version": package_version(), "vllm_config": shown}
+
+    async def _dump(self, _values: Values) -> object:
+        reply = await self._done(DumpCache(0))
+        num_tokens = sum(len(block.token_ids) for block in reply.blocks)
+        return await off_loop_when_large(num_tokens, lambda: self._dump_of(reply))
+
+    def _dump_of(self, reply: CommandReply) -> msgspec.Raw:
+        page = {
+            "block_size": 16 if self._engine_config is None else self._engine_config.block_size,
+            "event_sequence": reply.event_sequence,
+            "blocks": [_dumped(block) for block in reply.blocks],
+        }
+        return msgspec.Raw(msgspec.json.encode(page))
+
+
+def redacted(config: ApiConfig, engine_config: EngineConfig | None) -> dict[str, Any]:
+    """The configuration as plain values, without what must stay secret."""
+    api: dict[str, Any] = msgspec.to_builtins(config)
+    api["api_keys"] = f"{len(config.api_keys)} keys"
+    engine = None if engine_config is None else msgspec.to_builtins(engine_config)
+    if engine is not None and engine["prefix_caching_hash_seed"] is not None:
+        engine["prefix_caching_hash_seed"] = "set"
+    return {"api": api, "engine": engine}
+
+
+def _dumped(block: CachedBlock) -> dict[str, object]:
+    return {
+        "block_hash": block.block_hash.hex(),
+        "parent_block_hash": None if block.parent is None else block.parent.hex(),
+        "token_ids": block.token_ids,
+        "cache_salt": block.cache_salt,
+    }

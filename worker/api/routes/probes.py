@@ -1,0 +1,141 @@
+"""What watches the worker: health, load, models, metrics. Cheap, and never waits for the engine."""
+
+from __future__ import annotations
+
+import time
+from http import HTTPStatus
+
+import msgspec
+
+from worker.api.generate.admission import Admission
+from worker.api.generate.engine import Engine
+from worker.api.http.exchange import Exchange, status_error
+from worker.api.schema.answers import KvEventSource
+from worker.api.schema.openapi import package_version
+from worker.api.schema.params import unknown_model
+from worker.api.schema.routes import Handler, model_id
+from worker.config import ApiConfig, KvEventsConfig
+from worker.metrics import CONTENT_TYPE, WorkerMetrics
+
+_METRICS_HEADERS = ((b"content-type", CONTENT_TYPE.encode()),)
+_TEXT_HEADERS = ((b"content-type", b"text/plain; charset=utf-8"),)
+_DOCS = b"""The interface of this server is described by /openapi.json (OpenAPI 3.1).
+Any viewer of such documents shows it; this server ships none, as it would load scripts from afar.
+"""
+
+
+class ProbeRoutes:
+    """The watchers' side of the API. `created` in model cards is its start."""
+
+    def __init__(
+        self,
+        config: ApiConfig,
+        engine: Engine,
+        admission: Admission,
+        metrics: WorkerMetrics,
+        kv_events: KvEventsConfig,
+    ) -> None:
+        self._engine = engine
+        self._admission = admission
+        self._metrics = metrics
+        self._version = msgspec.json.encode({"version": package_version()})
+        self._sources = msgspec.json.encode(_sources(kv_events))
+        cards = {name: _model_card(name, config) for name in config.served_model_names}
+        self._models = msgspec.json.encode({"object": "list", "data": list(cards.values())})
+        self._model_of = {name: msgspec.json.encode(card) for name, card in cards.items()}
+
+    def handlers(self) -> dict[str, Handler]:
+        """By the names of `routes.PROBE_ROUTES`."""
+        return {
+            "health": self._health,
+            "ready": self._ready,
+            "ping": self._health,
+            "ping_post": self._health,
+            "version": lambda e: e.reply(self._version),
+            "load": self._load,
+            "metrics": self._page,
+            "models": lambda e: e.reply(self._models),
+            "model": self._model,
+            "kv_event_sources": lambda e: e.reply(self._sources),
+            "docs": lambda e: e.reply(_DOCS, HTTPStatus.OK, _TEXT_HEADERS),
+        }
+
+    async def _health(self, exchange: Exchange) -> None:
+        """200 while the engine makes progress, also during a drain; 503 when it is gone or hangs:
+        alive, with work, and a step beyond its budget.
+        """
+        await _tell(exchange, self._engine.is_alive and self._engine.is_progressing)
+
+    async def _ready(self, exchange: Exchange) -> None:
+        """As `_health`, and 503 too from the start of a drain on and while the engine is asleep,
+        when requests would wait without an answer.
+        """
+        reason = self._unready()
+        if reason is not None:
+            raise status_error(HTTPStatus.SERVICE_UNAVAILABLE, reason)
+        await _tell(exchange, True)
+
+    def _unready(self) -> str | None:
+        if not self._engine.is_alive:
+            return "The engine is not running"
+        if not self._engine.is_progressing:
+            return "The engine makes no progress"
+        if self._admission.draining:
+            return "The server is shutting down"
+        if self._engine.stats.sleep_level is not None:
+            return "The engine is asleep; POST /wake_up wakes it"
+        return None
+
+    async def _model(self, exchange: Exchange) -> None:
+        name = model_id(exchange.path) or ""
+        if name not in self._model_of:
+            raise unknown_model(name, list(self._model_of))
+        await exchange.reply(self._model_of[name])
+
+    async def _load(self, exchange: Exchange) -> None:
+        await exchange.reply(b'{"server_load":%d}' % self._admission.num_inside)
+
+    async def _page(self, exchange: Exchange) -> None:
+        page = self._metrics.render(self._engine.stats, time.monotonic())
+        await exchange.reply(page, HTTPStatus.OK, _METRICS_HEADERS)
+
+
+async def _tell(exchange: Exchange, good: bool) -> None:
+    await exchange.reply(b"", HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE, ())
+
+
+def _sources(config: KvEventsConfig) -> dict[str, dict[str, object]]:
+    """By data-parallel rank, of which there is one."""
+    if not config.enable_kv_cache_events:
+        return {}
+    # The fields that are vLLM's; others are ours.
+    return {"0": {name: getattr(config, name) for name in KvEventSource.__struct_fields__}}
+
+
+def _model_card(name: str, config: ApiConfig) -> dict[str, object]:
+    created = int(time.time())
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "vllm",  # what clients of these series of servers expect
+        "root": config.model_root or name,
+        "parent": None,
+        "max_model_len": config.max_model_len,
+        "permission": [
+            {
+                "id": f"modelperm-{name}",
+                "object": "model_permission",
+                "created": created,
+                "allow_create_engine": False,
+                "allow_sampling": True,
+                "allow_logprobs": True,
+                "allow_search_indices": False,
+                "allow_view": True,
+                "allow_fine_tuning": False,
+                "organization": "*",
+                "group": None,
+                "is_blocking": False,
+            }
+        ],
+    }

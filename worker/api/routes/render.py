@@ -1,0 +1,239 @@
+"""What a request would ask of the engine, without asking: for routers that want the token ids, and
+for prefill and decode on different workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from worker.api.generate.open_sequences import response_of
+from worker.api.generate.prepare import RequestPreparer
+from worker.api.generate.prepared import Prepared
+from worker.api.http.arrival import Arrival, arrival_of
+from worker.api.http.exchange import Exchange
+from worker.api.schema.parse import decode, plain
+from worker.api.schema.prompts import prompts_of
+from worker.api.schema.requests import ChatRequest, CompletionRequest, GenerationFields
+from worker.api.schema.routes import Handler
+from worker.config import ApiConfig
+from worker.engine.messages import AddRequest
+from worker.tokenizer.tokenizer import Tokenizer
+
+Json = dict[str, Any]
+Offsets = list[tuple[int, int]]
+# Token ids, and their offsets as JSON: a pair of numbers for each of a million tokens is what the
+# garbage collector would look at again and again.
+Encoding = tuple[list[int], msgspec.Raw]
+# More tokens are written in a thread; below, the hand-over costs more than it saves.
+_INLINE_TOKENS = 4096
+_Generation = TypeVar("_Generation", bound=GenerationFields)
+
+
+class RenderRoutes:
+    """`/v1/completions/render` and `/v1/chat/completions/render`."""
+
+    def __init__(self, config: ApiConfig, tokenizer: Tokenizer, preparer: RequestPreparer) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        self._preparer = preparer
+
+    def handlers(self) -> dict[str, Handler]:
+        """By the names of `routes.TEXT_ROUTES`."""
+        return {"render_chat": self._chat, "render_completion": self._completion}
+
+    async def _chat(self, exchange: Exchange) -> None:
+        arrival = self._arrival(exchange)
+        body = await exchange.json_body(self._config.max_body_bytes)
+        request, body, recorder = self._asked(body, ChatRequest)
+        prepared = await self._preparer_with(recorder).chat(body, arrival)
+        # Of all that is encoded for a chat, the conversation is the first.
+        encoding = None if recorder is None else recorder.first()
+        [entry] = await self._rendered(request, prepared, [encoding])
+        await exchange.reply(entry)
+
+    async def _completion(self, exchange: Exchange) -> None:
+        """One entry for each prompt, in order."""
+        arrival = self._arrival(exchange)
+        body = await exchange.json_body(self._config.max_body_bytes)
+        request, body, recorder = self._asked(body, CompletionRequest)
+        prepared = await self._preparer_with(recorder).completion(body, arrival)
+        encodings: Sequence[Encoding | None] = [None] * len(prepared.requests)
+        if recorder is not None:
+            special = request.add_special_tokens is not False
+            prompts = prompts_of(request.prompt)
+            encodings = [recorder.of(p, special) if isinstance(p, str) else None for p in prompts]
+        entries = await self._rendered(request, prepared, encodings)
+        await exchange.reply(b"[" + b",".join(entries) + b"]")
+
+    def _asked(
+        self, body: bytes, kind: type[_Generation]
+    ) -> tuple[_Generation, bytes, OffsetsRecorder | None]:
+        """The request; a body without `return_token_offsets` (which only these routes know); and
+        where that was asked for, what will know the offsets.
+        """
+        request = decode(body, kind)
+        if not request.return_token_offsets:
+            return request, body, None
+        request.return_token_offsets = None
+        body = msgspec.json.encode(request, enc_hook=plain)
+        return request, body, OffsetsRecorder(self._tokenizer)
+
+    def _preparer_with(self, recorder: OffsetsRecorder | None) -> RequestPreparer:
+        return self._preparer if recorder is None else self._preparer.with_tokenizer(recorder)
+
+    def _arrival(self, exchange: Exchange) -> Arrival:
+        return arrival_of(exchange, exchange.request_id, time.monotonic(), self._config.api_keys)
+
+    async def _rendered(
+        self,
+        request: GenerationFields,
+        prepared: Prepared,
+        encodings: Sequence[Encoding | None],
+    ) -> list[bytes]:
+        """An entry for each prompt, as JSON; many tokens are written in a thread, one entry after
+        the other.
+        """
+        several = len(prepared.requests) > 1
+
+        def entries() -> list[bytes]:
+            return [
+                msgspec.json.encode(
+                    self._entry(request, prepared, ask, f"-{n}" if several else "", encoding)
+                )
+                for n, (ask, encoding) in enumerate(zip(prepared.requests, encodings, strict=True))
+            ]
+
+        num_tokens = sum(len(ask.prompt_token_ids) for ask in prepared.requests)
+        return entries() if num_tokens <= _INLINE_TOKENS else await asyncio.to_thread(entries)
+
+    def _entry(
+        self,
+        request: GenerationFields,
+        prepared: Prepared,
+        ask: AddRequest,
+        suffix: str,
+        encoding: Encoding | None,
+    ) -> Json:
+        options = request.stream_options
+        return {
+            "request_id": response_of(ask.request_id) + suffix,
+            "token_ids": ask.prompt_token_ids,
+            "token_offsets": _offsets(encoding, ask),
+            "features": None,
+            "content_parts": None,
+            "sampling_params": sampling_fields(request, prepared, ask),
+            "model": self._config.served_model_names[0],
+            "stream": prepared.stream,
+            "stream_options": None if options is None else msgspec.to_builtins(options),
+            "cache_salt": ask.cache_salt,
+            "priority": ask.priority,
+            "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "output_mode": "tokens",
+            "return_token_ids": request.return_token_ids,
+        }
+
+
+def _offsets(encoding: Encoding | None, ask: AddRequest) -> msgspec.Raw | None:
+    """The characters each token came from; None for token ids and for a prompt that was cut."""
+    if encoding is None or encoding[0] != ask.prompt_token_ids:
+        return None
+    return encoding[1]
+
+
+class OffsetsRecorder:
+    """A tokenizer that remembers where the tokens of every text came from, in order, so that a
+    request is encoded once. For one request.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._encodings: dict[tuple[str, bool], Encoding] = {}
+
+    def first(self) -> Encoding | None:
+        """The first text that was encoded."""
+        return next(iter(self._encodings.values()), None)
+
+    def of(self, text: str, add_special_tokens: bool) -> Encoding | None:
+        """A text that was encoded so."""
+        return self._encodings.get((text, add_special_tokens))
+
+    @property
+    def vocab_size(self) -> int:
+        """See `Tokenizer.vocab_size`."""
+        return self._tokenizer.vocab_size
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """See `Tokenizer.special_ids`."""
+        return self._tokenizer.special_ids
+
+    @property
+    def strips_leading_space(self) -> bool:
+        """See `Tokenizer.strips_leading_space`."""
+        return self._tokenizer.strips_leading_space
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """See `Tokenizer.encode`."""
+        ids, offsets = self.encode_with_offsets(text, add_special_tokens=add_special_tokens)
+        encoding = ids, msgspec.Raw(msgspec.json.encode(offsets))
+        self._encodings.setdefault((text, add_special_tokens), encoding)
+        return ids
+
+    def encode_with_offsets(
+        self, text: str, *, add_special_tokens: bool
+    ) -> tuple[list[int], Offsets]:
+        """See `Tokenizer.encode_with_offsets`."""
+        return self._tokenizer.encode_with_offsets(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
+        """See `Tokenizer.decode`."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """See `Tokenizer.token_bytes`."""
+        return self._tokenizer.token_bytes(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        """See `Tokenizer.token_text`."""
+        return self._tokenizer.token_text(token_id)
+
+
+def sampling_fields(request: GenerationFields, prepared: Prepared, ask: AddRequest) -> Json:
+    """vLLM's flat `SamplingParams`. The seed is the request's own, not one drawn for it."""
+    params, text = ask.params, prepared.text
+    repetition = params.repetition_detection
+    return {
+        "n": 1 + len(ask.branch_ids),
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "repetition_penalty": params.repetition_penalty,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "min_p": params.min_p,
+        "seed": None if request.seed is None else int(request.seed),
+        "stop": list(text.stop),
+        "stop_token_ids": list(params.stop_token_ids),
+        "bad_words": request.bad_words or [],
+        "ignore_eos": params.ignore_eos,
+        "max_tokens": params.max_tokens,
+        "min_tokens": params.min_tokens,
+        "logprobs": params.logprobs,
+        "prompt_logprobs": params.prompt_logprobs,
+        "logprob_token_ids": list(params.logprob_token_ids) or None,
+        "detokenize": True,
+        "skip_special_tokens": text.skip_special_tokens,
+        "spaces_between_special_tokens": True,
+        "include_stop_str_in_output": text.include_stop,
+        "logit_bias": {str(i): bias for i, bias in params.logit_bias} or None,
+        "allowed_token_ids": (
+            None if params.allowed_token_ids is None else list(params.allowed_token_ids)
+        ),
+        "repetition_detection": None if repetition is None else msgspec.to_builtins(repetition),
+    }

@@ -1,0 +1,187 @@
+"""The OpenAPI document, made from the table of routes and the types the server decodes with.
+
+`python -m worker.api.schema.openapi` prints it, with every route there can be.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import msgspec
+
+from worker.api.schema import answers as answer_schema
+from worker.api.schema.openapi_bounds import with_bounds
+from worker.api.schema.parse import schema_hook
+from worker.api.schema.routes import MODEL_PATH, ROUTES, Query, Route, is_guarded
+
+Json = dict[str, Any]
+
+_REFERENCE = "#/components/schemas/{name}"
+_EVERYWHERE = (400, 408, 431, 500)
+_WITH_BODY = (413,)
+_EMPTY = frozenset({"health", "ping", "ping_post"})  # their errors have no body either
+
+# One event; a stream ends with the data `[DONE]`.
+_EVENT: Json = {
+    "type": "object",
+    "properties": {"data": {"type": "string"}},
+    "required": ["data"],
+}
+
+_HEADERS: tuple[Json, ...] = (
+    {
+        "name": "x-request-id",
+        "in": "header",
+        "description": "Becomes part of the response's id, when it is short and printable",
+        "schema": {"type": "string"},
+    },
+    {
+        "name": "endpoint-load-metrics-format",
+        "in": "header",
+        "description": "text or json: the load is told in the header endpoint-load-metrics of an"
+        " answer that is not streamed",
+        "schema": {"type": "string"},
+    },
+)
+
+
+_MODEL_ID: Json = {
+    "name": "id",
+    "in": "path",
+    "required": True,
+    "description": "A served name; slashes in it may be escaped or not",
+    "schema": {"type": "string"},
+}
+
+
+def package_version() -> str:
+    """The version of this package; "0" when it runs without being installed."""
+    try:
+        return version("pointsman")
+    except PackageNotFoundError:
+        return "0"
+
+
+def document(routes: Iterable[Route], *, has_keys: bool) -> Json:
+    """The document (OpenAPI 3.1) of a server that has these routes. `has_keys`: some of them ask
+    for an API key.
+    """
+    routes = tuple(routes)
+    schemas, components = _schemas(routes)
+    paths: dict[str, Json] = {}
+    for route in routes:
+        operation = _operation(route, schemas, has_keys=has_keys)
+        paths.setdefault(route.path, {})[route.method.lower()] = operation
+    document: Json = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Pointsman worker",
+            "version": package_version(),
+            "description": "An OpenAI-compatible model server. Unknown fields are refused (400).",
+        },
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+    if has_keys:
+        bearer = {"type": "http", "scheme": "bearer"}
+        document["components"]["securitySchemes"] = {"bearer": bearer}
+    return document
+
+
+def document_bytes(routes: Iterable[Route], *, has_keys: bool) -> bytes:
+    """The same as JSON."""
+    return msgspec.json.encode(document(routes, has_keys=has_keys))
+
+
+def _schemas(routes: Sequence[Route]) -> tuple[dict[Any, Json], Json]:
+    """The schema of every type in the routes, and the components they refer to."""
+    kinds: list[Any] = [answer_schema.Error, answer_schema.Unauthorized]
+    for route in routes:
+        for kind in (*_alternatives(route.body), *_alternatives(route.answer)):
+            if kind not in kinds:
+                kinds.append(kind)
+    schemas, components = msgspec.json.schema_components(
+        kinds, schema_hook=schema_hook, ref_template=_REFERENCE
+    )
+    bodies = {kind.__name__ for route in routes for kind in _alternatives(route.body)}
+    return dict(zip(kinds, schemas, strict=True)), with_bounds(components, bodies)
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    if kind is None:
+        return ()
+    return kind if isinstance(kind, tuple) else (kind,)
+
+
+def _schema_of(kind: Any, schemas: Mapping[Any, Json]) -> Json:
+    alternatives = [schemas[k] for k in _alternatives(kind)]
+    return alternatives[0] if len(alternatives) == 1 else {"anyOf": alternatives}
+
+
+def _operation(route: Route, schemas: Mapping[Any, Json], *, has_keys: bool) -> Json:
+    guarded = has_keys and is_guarded(route)
+    operation: Json = {
+        "operationId": route.name,
+        "summary": route.summary,
+        "responses": _responses(route, schemas, guarded=guarded),
+    }
+    parameters = [_parameter(field) for field in route.query]
+    if route.path == MODEL_PATH:
+        parameters.append(_MODEL_ID)
+    if route.streams:
+        parameters.extend(_HEADERS)
+    if parameters:
+        operation["parameters"] = parameters
+    if route.body is not None:
+        content = {"application/json": {"schema": _schema_of(route.body, schemas)}}
+        operation["requestBody"] = {"required": True, "content": content}
+    if guarded:
+        operation["security"] = [{"bearer": []}]
+    return operation
+
+
+def _responses(route: Route, schemas: Mapping[Any, Json], *, guarded: bool) -> Json:
+    responses: Json = {"200": _success(route, schemas)}
+    statuses = {*_EVERYWHERE, *route.statuses, *(_WITH_BODY if route.body is not None else ())}
+    if guarded:
+        statuses.add(401)
+    for status in sorted(statuses):
+        response: Json = {"description": HTTPStatus(status).phrase}
+        kind = answer_schema.Unauthorized if status == 401 else answer_schema.Error
+        if not (status == 503 and route.name in _EMPTY):
+            response["content"] = {"application/json": {"schema": schemas[kind]}}
+        responses[str(status)] = response
+    return responses
+
+
+def _success(route: Route, schemas: Mapping[Any, Json]) -> Json:
+    if route.answer is None:
+        return {"description": "Done"}
+    content: Json = {route.media_type: {"schema": _schema_of(route.answer, schemas)}}
+    if route.streams:
+        content["text/event-stream"] = {"schema": _EVENT}
+    return {"description": "The answer", "content": content}
+
+
+def _parameter(field: Query) -> Json:
+    schema = msgspec.json.schema(field.kind)
+    if field.many:
+        schema = {"type": "array", "items": schema, "minItems": 1}
+    if field.default is not None:
+        schema["default"] = field.default
+    return {"name": field.name, "in": "query", "description": field.summary, "schema": schema}
+
+
+def main() -> int:
+    """Print the document."""
+    text = msgspec.json.format(document_bytes(ROUTES, has_keys=True), indent=2)
+    sys.stdout.write(text.decode() + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

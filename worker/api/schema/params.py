@@ -1,0 +1,409 @@
+"""Checked request fields → what the engine and the detokenizer need. Pure but for the `rng`.
+
+Ranges and defaults are those of vLLM 0.32's OpenAI server; a value outside is a 400 with `param`,
+whose message ends with the parameter and its value.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from worker.api.http.limits import malformed
+from worker.api.schema.parse import shown
+from worker.api.schema.requests import (
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_CACHE_SALT_CHARS,
+    MAX_LOGIT_BIASES,
+    MAX_LOGPROB_TOKEN_IDS,
+    MAX_PROMPT_LOGPROBS,
+    MAX_SEQUENCES,
+    MAX_STOP_BYTES,
+    MAX_STOP_STRINGS,
+    RepetitionFields,
+    SamplingFields,
+)
+from worker.errors import RequestError
+from worker.types import RepetitionDetection, SamplingParams
+
+GREEDY_BELOW = 1e-5
+MIN_TEMPERATURE = 0.01  # a smaller one overflows the softmax of half-precision logits
+MAX_LOGIT_BIAS = 100.0
+_INT64 = 1 << 63
+_MAX_DIGITS = 20
+
+# field → (default, least, most)
+RANGES: dict[str, tuple[float, float, float]] = {
+    "temperature": (1.0, 0.0, 2.0),
+    "top_p": (1.0, 0.0, 1.0),
+    "min_p": (0.0, 0.0, 1.0),
+    "presence_penalty": (0.0, -2.0, 2.0),
+    "frequency_penalty": (0.0, -2.0, 2.0),
+}
+
+
+_NAMED = ("temperature", "top_p")  # the others' faults have no `param`, as in vLLM
+
+
+@dataclass(frozen=True, slots=True)
+class TextParams:
+    """How tokens become text: what the API process does itself.
+
+    `echo_only` answers with the prompt alone: the one token the engine had to draw is not shown.
+    `eos_id` is the model's own end (None: ignored); `extra_eos_ids` end a sequence besides it, and
+    are reported as its reason.
+    """
+
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    min_tokens: int = 0
+    echo_only: bool = False
+    eos_id: int | None = None
+    extra_eos_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What a request is checked against. `vocab_size` is the number of the model's embeddings,
+    whatever the tokenizer knows. `max_logprobs` -1: as many as the vocabulary.
+    """
+
+    max_model_len: int
+    vocab_size: int
+    max_logprobs: int = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingContext:
+    """What sampling fields are read with. `defaults` are the model's own (`temperature`, `top_p`,
+    `top_k`, `min_p`, the penalties); `encode` gives the token ids of a text, without a prefix.
+    """
+
+    limits: ModelLimits
+    encode: Callable[[str], list[int]]
+    defaults: Mapping[str, float] = field(default_factory=dict)
+
+
+def invalid(name: str, value: object, message: str) -> RequestError:
+    """A 400 for one field; the message ends with the field and its value.
+
+    Where vLLM names a fault in its message alone, `param` is null here too: such a fault is a plain
+    `RequestError`.
+    """
+    return RequestError(f"{message} (parameter={name}, value={shown(value)})", param=name)
+
+
+def unknown_model(name: str, served_names: Sequence[str]) -> RequestError:
+    """The 404 for a model that is not served here."""
+    served = ", ".join(served_names)
+    message = f"The model `{shown(name)}` does not exist. Valid aliases: {served}."
+    return RequestError(message, param="model", status=404, type="NotFoundError")
+
+
+def text_params(request: SamplingFields) -> TextParams:
+    """Stop strings and the like."""
+    return TextParams(
+        stop=_stop_strings(request.stop),
+        include_stop=bool(request.include_stop_str_in_output),
+        skip_special_tokens=request.skip_special_tokens is not False,
+        min_tokens=request.min_tokens or 0,
+    )
+
+
+def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
+    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(strings) > MAX_STOP_STRINGS:
+        raise malformed(f"stop takes at most {MAX_STOP_STRINGS} strings", "stop")
+    for string in strings:
+        if not string:
+            raise RequestError("stop cannot contain an empty string.")
+        if len(string.encode("utf-8", "replace")) > MAX_STOP_BYTES:
+            raise RequestError(f"a stop string has at most {MAX_STOP_BYTES} bytes", param="stop")
+    return strings
+
+
+def sampling_params(
+    request: SamplingFields,
+    max_tokens: int,
+    logprobs: int | None,
+    context: SamplingContext,
+    rng: random.Random,
+) -> SamplingParams:
+    """Validate and default the sampling fields. `logprobs` is how many the endpoint's own fields
+    ask for; `rng` draws the seed a request does not give.
+    """
+    limits = context.limits
+    temperature = _in_range(request, "temperature", context)
+    greedy = temperature < GREEDY_BELOW
+    top_p = _in_range(request, "top_p", context)
+    if top_p == 0:
+        raise invalid("top_p", top_p, "top_p must be in (0, 1], got 0.")
+    min_p, top_k = _in_range(request, "min_p", context), _top_k(request, context)
+    fixed_ids = _token_ids(
+        request.logprob_token_ids, "logprob_token_ids", limits, MAX_LOGPROB_TOKEN_IDS
+    )
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=0.0 if greedy else max(temperature, MIN_TEMPERATURE),
+        top_p=1.0 if greedy else top_p,
+        top_k=0 if greedy else top_k,
+        min_p=0.0 if greedy else min_p,
+        seed=_seed(request.seed, rng),
+        min_tokens=check_min_tokens(request.min_tokens, max_tokens),
+        stop_token_ids=_token_ids(request.stop_token_ids, "stop_token_ids", limits),
+        ignore_eos=bool(request.ignore_eos),
+        presence_penalty=_in_range(request, "presence_penalty", context),
+        frequency_penalty=_in_range(request, "frequency_penalty", context),
+        repetition_penalty=_repetition_penalty(request, context),
+        logit_bias=_logit_bias(request.logit_bias, limits),
+        bad_words=_bad_words(request.bad_words, context),
+        allowed_token_ids=_allowed_token_ids(request, limits),
+        logprobs=0 if logprobs is None and fixed_ids else logprobs,
+        prompt_logprobs=_prompt_logprobs(request.prompt_logprobs, limits),
+        logprob_token_ids=fixed_ids,
+        repetition_detection=_repetition(request.repetition_detection, limits),
+    )
+
+
+def num_sequences(request: SamplingFields, temperature: float) -> int:
+    """`n`, checked: sampling without randomness gives the same answer n times."""
+    n = 1 if request.n is None else int(request.n)
+    if n < 1:
+        raise RequestError(f"n must be at least 1, got {n}.")
+    if n > MAX_SEQUENCES:
+        raise invalid("n", n, f"n must be at most {MAX_SEQUENCES}, got {n}.")
+    if n > 1 and temperature == 0 and not request.use_beam_search:
+        raise RequestError(f"n must be 1 when using greedy sampling, got {n}.")
+    return n
+
+
+def check_logprobs(name: str, asked: int, limits: ModelLimits, kind: str = "sample") -> int:
+    """How many of the likeliest tokens a field asks for; -1 is the whole vocabulary."""
+    check_count(name, asked)
+    most = limits.vocab_size if limits.max_logprobs == -1 else limits.max_logprobs
+    wanted = limits.vocab_size if asked == -1 else asked
+    if wanted > most:
+        reason = f"Requested {kind} logprobs of {wanted}, which is greater than max allowed: {most}"
+        raise invalid(name, wanted, reason)
+    return int(asked)
+
+
+def check_count(name: str, asked: int) -> None:
+    """A number of likeliest tokens, before it is compared with the limit."""
+    if asked < -1:
+        raise invalid(name, asked, f"`{name}` must be a positive value or -1.")
+
+
+def _in_range(request: SamplingFields, name: str, context: SamplingContext) -> float:
+    default, low, high = RANGES[name]
+    value = getattr(request, name)
+    if value is None:
+        value = context.defaults.get(name, default)
+    if not math.isfinite(value) or not low <= value <= high:
+        message = f"{name} must be in [{low:g}, {high:g}], got {value}."
+        raise invalid(name, value, message) if name in _NAMED else RequestError(message)
+    return float(value)
+
+
+def _repetition_penalty(request: SamplingFields, context: SamplingContext) -> float:
+    value = request.repetition_penalty
+    if value is None:
+        value = context.defaults.get("repetition_penalty", 1.0)
+    if not math.isfinite(value) or value <= 0:
+        reason = f"repetition_penalty must be greater than zero, got {value}."
+        raise RequestError(reason)
+    return float(value)
+
+
+def _top_k(request: SamplingFields, context: SamplingContext) -> int:
+    top_k = request.top_k
+    if top_k is None:
+        return max(0, min(int(context.defaults.get("top_k", 0)), context.limits.vocab_size))
+    if top_k < -1:
+        raise RequestError(f"top_k must be 0 (disable), or at least 1, got {top_k}.")
+    return max(0, min(int(top_k), context.limits.vocab_size))
+
+
+def check_min_tokens(min_tokens: int | None, max_tokens: int) -> int:
+    """`min_tokens`, within the output's limit."""
+    if min_tokens is None:
+        return 0
+    if min_tokens < 0:
+        raise RequestError(f"min_tokens must be greater than or equal to 0, got {min_tokens}.")
+    if min_tokens > max_tokens:
+        raise RequestError(
+            f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {min_tokens}."
+        )
+    return int(min_tokens)
+
+
+def _seed(seed: int | None, rng: random.Random) -> int:
+    if seed is None or seed == -1:
+        return rng.getrandbits(63)
+    return seed & (_INT64 - 1)
+
+
+def _token_ids(
+    ids: Sequence[float] | None, name: str, limits: ModelLimits, most: int | None = None
+) -> tuple[int, ...]:
+    """The ids, each once. `most` of them, or as many as there are tokens; that is looked at first,
+    and each one only when something is wrong: there may be millions.
+    """
+    if not ids:
+        return ()
+    most = limits.vocab_size if most is None else most
+    if len(ids) > most:
+        raise RequestError(f"{name} takes at most {most} ids, got {len(ids)}", param=name)
+    distinct = dict.fromkeys(ids)
+    if set(map(type, distinct)) != {int} or min(distinct) < 0 or max(distinct) >= limits.vocab_size:
+        distinct = dict.fromkeys(_token_id(i, name, limits) for i in distinct)
+    return tuple(map(int, distinct))
+
+
+def _token_id(token_id: float, name: str, limits: ModelLimits) -> int:
+    if token_id != token_id // 1:
+        raise invalid(name, token_id, f"Expected `int`, got {token_id}.")
+    if not 0 <= token_id < limits.vocab_size:
+        # A number of thousands of digits cannot be written out.
+        told = token_id if abs(token_id) < _INT64 else "a number of more than 64 bits"
+        reason = f"{name} must be in [0, {limits.vocab_size}), got {told}."
+        raise invalid(name, told, reason)
+    return int(token_id)
+
+
+def _allowed_token_ids(request: SamplingFields, limits: ModelLimits) -> tuple[int, ...] | None:
+    if request.allowed_token_ids is None:
+        return None
+    if not request.allowed_token_ids:
+        raise invalid("allowed_token_ids", [], "allowed_token_ids is not None and empty!")
+    return _token_ids(request.allowed_token_ids, "allowed_token_ids", limits)
+
+
+def _logit_bias(
+    biases: Mapping[str, float] | None, limits: ModelLimits
+) -> tuple[tuple[int, float], ...]:
+    if not biases:
+        return ()
+    if len(biases) > MAX_LOGIT_BIASES:
+        message = f"logit_bias takes at most {MAX_LOGIT_BIASES} entries, got {len(biases)}"
+        raise RequestError(message, param="logit_bias")
+    pairs: dict[int, float] = {}
+    for key, bias in biases.items():
+        digits = key.strip()
+        if len(digits) > _MAX_DIGITS or not digits.isdecimal() or not digits.isascii():
+            raise invalid("logit_bias", key, "A key of logit_bias must be a token id")
+        token_id = int(digits)
+        if token_id >= limits.vocab_size:
+            reason = f"token_id(s) [{token_id}] in logit_bias contain out-of-vocab token ids."
+            raise invalid("logit_bias", key, f"{reason} Vocabulary size: {limits.vocab_size}")
+        pairs[token_id] = max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, bias))
+    return tuple(pairs.items())
+
+
+def _bad_words(words: list[str] | None, context: SamplingContext) -> tuple[tuple[int, ...], ...]:
+    """Each word as it is tokenized at the start of a text and after a space. One that the model
+    has no token for is refused: no logit could be lowered.
+    """
+    if not words:
+        return ()
+    if len(words) > MAX_BAD_WORDS:
+        message = f"bad_words takes at most {MAX_BAD_WORDS} words, got {len(words)}"
+        raise RequestError(message, param="bad_words")
+    sequences: dict[tuple[int, ...], None] = {}
+    num_tokens = 0
+    for word in words:
+        bare = word.lstrip()
+        if not bare:
+            raise RequestError("bad_words cannot contain an empty string.")
+        if len(bare) > 16 * MAX_BAD_WORD_TOKENS:  # not worth tokenizing
+            num_tokens = MAX_BAD_WORD_TOKENS + 1
+        for text in () if num_tokens > MAX_BAD_WORD_TOKENS else (bare, " " + bare):
+            ids = tuple(context.encode(text))
+            _check_known(ids, context.limits)
+            if ids and ids not in sequences:
+                sequences[ids] = None
+                num_tokens += len(ids)
+        if num_tokens > MAX_BAD_WORD_TOKENS:
+            message = f"bad_words may have at most {MAX_BAD_WORD_TOKENS} tokens in total"
+            raise RequestError(message, param="bad_words")
+    return tuple(sequences)
+
+
+def _check_known(ids: Sequence[int], limits: ModelLimits) -> None:
+    if max(ids, default=0) >= limits.vocab_size:
+        reason = f"bad_words must be of tokens in [0, {limits.vocab_size}), got {max(ids)}."
+        raise RequestError(reason, param="bad_words")
+
+
+def _prompt_logprobs(asked: int | None, limits: ModelLimits) -> int | None:
+    if asked is None:
+        return None
+    return check_logprobs("prompt_logprobs", asked, limits, "prompt")
+
+
+def check_prompt_logprobs_size(
+    num_likeliest: int | None, num_tokens: int, name: str, limits: ModelLimits
+) -> None:
+    """Refuse a prompt's log probabilities that nobody could hold: `num_likeliest` of each token
+    besides its own (-1 all, None: none are asked for), of so many tokens in all answers together.
+    """
+    if num_likeliest is None:
+        return
+    each = 1 + (limits.vocab_size if num_likeliest == -1 else num_likeliest)
+    if each * num_tokens > MAX_PROMPT_LOGPROBS:
+        raise RequestError(
+            f"The log probabilities of the prompts would be {each * num_tokens} (the prompts'"
+            f" tokens × n × the number of each), which is more than {MAX_PROMPT_LOGPROBS}",
+            param=name,
+        )
+
+
+def _repetition(fields: RepetitionFields | None, limits: ModelLimits) -> RepetitionDetection | None:
+    if fields is None or fields.max_pattern_size == 0:
+        return None
+    longest = fields.max_pattern_size
+    shortest = 1 if fields.min_pattern_size is None else fields.min_pattern_size
+    count = 2 if fields.min_count is None else fields.min_count
+    if not 1 <= shortest <= longest:
+        reason = f"1 <= min_pattern_size ({shortest}) <= max_pattern_size ({longest}) must hold"
+        raise RequestError(f"repetition_detection: {reason}")
+    if count < 2 or longest * count > limits.max_model_len:
+        reason = "min_count must be at least 2, and max_pattern_size × min_count fit the context"
+        raise RequestError(f"repetition_detection: {reason}")
+    return RepetitionDetection(int(longest), int(shortest), int(count))
+
+
+def requested_max_tokens(
+    request: SamplingFields,
+    max_completion_tokens: int | None,
+    limits: ModelLimits,
+    least: int = 1,
+) -> int | None:
+    """The limit the client set, checked; None when it set none."""
+    if max_completion_tokens is not None:
+        name, value = "max_completion_tokens", max_completion_tokens
+    elif request.max_tokens is not None:
+        name, value = "max_tokens", request.max_tokens
+    else:
+        return None
+    if value < least:
+        raise invalid("max_tokens", value, f"{name} must be at least 1, got {value}.")
+    if value > limits.max_model_len:
+        reason = f"{name}={value} cannot be greater than max_model_len={limits.max_model_len}."
+        raise invalid(name, value, f"{reason} Please request fewer output tokens.")
+    return int(value)
+
+
+def check_cache_salt(salt: str | None) -> None:
+    """The salt separates tenants' prefix caches, so an empty one is a mistake, not a default."""
+    if salt is None:
+        return
+    if not 1 <= len(salt) <= MAX_CACHE_SALT_CHARS or set(salt) & set("@/\\\0"):
+        raise RequestError(
+            f"cache_salt must have 1 to {MAX_CACHE_SALT_CHARS} characters, none of @ / \\ NUL",
+            param="cache_salt",
+        )

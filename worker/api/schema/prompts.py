@@ -1,0 +1,193 @@
+"""What a request says → the prompts to run: conversations, texts, token ids, and their limits.
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from worker.api.http.limits import malformed
+from worker.api.schema.params import ModelLimits, invalid
+from worker.api.schema.parse import shown
+from worker.api.schema.requests import MAX_DOCUMENTS, MAX_MESSAGES, MAX_PROMPTS, UNSET, ChatMessage
+from worker.errors import RequestError
+
+_INT64 = 1 << 63
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+# Of a message; only null and empty ones are taken.
+UNSUPPORTED_PARTS = ("tool_calls", "tool_call_id", "function_call", "refusal", "audio")
+
+
+def check_prompt_chars(text: str, limits: ModelLimits) -> None:
+    """Refuse a hopelessly long text before it is tokenized: no tokenizer averages 16 bytes a
+    token over a whole context.
+    """
+    if len(text) > 16 * limits.max_model_len:
+        raise RequestError(
+            f"This model's maximum context length is {limits.max_model_len} tokens. However, your"
+            f" prompt contains {len(text)} characters, which is more than that.",
+            param="input_text",
+        )
+
+
+def room_for_output(num_prompt_tokens: int, limits: ModelLimits) -> int:
+    """Tokens that can follow a prompt; a prompt that leaves none is refused."""
+    if num_prompt_tokens == 0:
+        raise RequestError("The decoder prompt cannot be empty")
+    room = limits.max_model_len - num_prompt_tokens
+    if room < 1:
+        raise RequestError(
+            f"This model's maximum context length is {limits.max_model_len} tokens. However, your"
+            f" prompt contains {num_prompt_tokens} input tokens, which leaves no room for an"
+            " answer. Please reduce the length of the prompt.",
+            # As vLLM, to which a prompt of just the context leaves max_tokens of 0.
+            param="input_tokens" if room else "max_tokens",
+        )
+    return room
+
+
+def truncated(
+    token_ids: list[int], asked: int | None, side: str | None, max_tokens: int, limits: ModelLimits
+) -> list[int]:
+    """The prompt, cut to `truncate_prompt_tokens`: its end is kept, or with the side "right" its
+    beginning. -1 cuts to what leaves room for `max_tokens` in the context.
+    """
+    if asked is None:
+        return token_ids
+    name = "truncate_prompt_tokens"
+    if asked < -1:
+        raise malformed(f"{name} must be at least 1, or -1, got {asked}.", name)
+    if asked == 0:
+        raise RequestError(f"{name} must be at least 1, or -1, got 0: the prompt would be empty.")
+    if asked > limits.max_model_len:
+        reason = f"{name}={asked} cannot be greater than max_model_len = {limits.max_model_len}."
+        raise invalid(name, asked, f"{reason} Please request a smaller truncation size.")
+    size = max(1, limits.max_model_len - max_tokens) if asked == -1 else asked
+    return token_ids[:size] if side == "right" else token_ids[-size:]
+
+
+def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Messages as the chat template sees them: content is always one string (text parts joined by
+    line breaks).
+    """
+    if not messages:
+        raise RequestError("messages is empty: a conversation has at least one message.")
+    if len(messages) > MAX_MESSAGES:
+        raise RequestError(f"messages takes at most {MAX_MESSAGES} messages", param="messages")
+    rendered = []
+    for n, message in enumerate(messages):
+        place = f"messages[{n}]"
+        if message.role not in ROLES:
+            raise malformed(
+                f"{place}.role must be one of {', '.join(sorted(ROLES))},"
+                f" got '{shown(message.role)}'",
+                f"{place}.role",
+            )
+        _refuse_unsupported_parts(message, place)
+        reasoning = _reasoning(message, place)
+        content = _content(message, place, may_be_missing=reasoning is not None)
+        entry: dict[str, Any] = {"role": message.role, "content": content}
+        if message.name is not None:
+            entry["name"] = message.name
+        if reasoning:
+            # Templates read one or the other.
+            entry |= {"reasoning": reasoning, "reasoning_content": reasoning}
+        rendered.append(entry)
+    return rendered
+
+
+def _refuse_unsupported_parts(message: ChatMessage, place: str) -> None:
+    for name in UNSUPPORTED_PARTS:
+        if getattr(message, name) not in (None, [], {}):
+            raise RequestError(f"{place}.{name} is not supported yet", param=f"{place}.{name}")
+
+
+def _reasoning(message: ChatMessage, place: str) -> str | None:
+    """What an assistant thought before it spoke; if the model sees it is up to the template."""
+    names = [n for n in ("reasoning", "reasoning_content") if getattr(message, n)]
+    if not names:
+        return None
+    if message.role != "assistant":
+        reason = f"{place}.{names[0]} is only of assistants, not of {message.role}"
+        raise RequestError(reason, param=f"{place}.{names[0]}")
+    texts: set[str] = {getattr(message, n) for n in names}
+    if len(texts) > 1:
+        reason = f"{place}.reasoning and {place}.reasoning_content are the same by two names"
+        raise RequestError(f"{reason}, and must not differ", param=f"{place}.reasoning")
+    return texts.pop()
+
+
+def _content(message: ChatMessage, place: str, *, may_be_missing: bool) -> str:
+    """Text, which may be empty. Servers answer null where an assistant said nothing, and clients
+    send it back; in any other turn null is a mistake, and so is no content at all.
+    """
+    content = message.content
+    if isinstance(content, str):
+        return content
+    if may_be_missing or (content is None and message.role == "assistant"):
+        return ""
+    if content is None or content is UNSET:
+        reason = "is null" if content is None else "is missing"
+        raise malformed(f"{place}.content {reason}: it must be a text or parts", f"{place}.content")
+    texts = []
+    for n, part in enumerate(content):
+        if part.type not in ("text", "input_text"):
+            reason = f"only text parts are supported yet, got '{shown(part.type)}'"
+            raise RequestError(f"{place}.content[{n}]: {reason}")
+        if part.text is None:
+            raise RequestError(f"{place}.content[{n}]: a text part needs its text")
+        texts.append(part.text)
+    return "\n".join(texts)
+
+
+def check_documents(documents: Sequence[Mapping[str, object]] | None) -> None:
+    """There are at most so many documents for a template to show."""
+    if len(documents or ()) > MAX_DOCUMENTS:
+        raise RequestError(f"documents takes at most {MAX_DOCUMENTS}", param="documents")
+
+
+def prompts_of(
+    prompt: str | list[str | int | list[int]], limits: ModelLimits | None = None
+) -> list[str | list[int]]:
+    """The one or several prompts of a text completion: text or token ids each. With `limits`, too
+    many token ids are refused by their number, before each is looked at: there may be millions.
+    """
+    if not prompt:
+        raise RequestError("prompt cannot be empty", param="prompt" if prompt == "" else None)
+    if isinstance(prompt, str):
+        return [prompt]
+    is_ids = isinstance(prompt[0], int)
+    if not is_ids and len(prompt) > MAX_PROMPTS:
+        raise RequestError(f"prompt takes at most {MAX_PROMPTS} prompts", param="prompt")
+    if limits is not None:
+        for ids in [prompt] if is_ids else prompt:
+            if isinstance(ids, list):
+                room_for_output(len(ids), limits)
+    kinds = set(map(type, prompt))
+    if kinds == {int}:
+        return [cast(list[int], prompt)]
+    if kinds not in ({str}, {list}):
+        raise malformed(
+            "prompt must be a string, a list of strings, a list of token ids, or a list of such"
+            " lists; not a mixture",
+            f"prompt[{next(n for n, one in enumerate(prompt) if type(one) is not int)}]",
+        )
+    return cast(list[str | list[int]], prompt)
+
+
+def check_token_ids(token_ids: Sequence[int], limits: ModelLimits, name: str = "prompt") -> None:
+    """Ids a client gives, or its text stands for (in the field `name`), must be the model's; the
+    engine trusts them.
+    """
+    if not token_ids:
+        return
+    least, most = min(token_ids), max(token_ids)
+    if least < 0 or most >= _INT64:
+        wrong = next(n for n, i in enumerate(token_ids) if not 0 <= i < _INT64)
+        place = f"{name}[{wrong}]"
+        raise malformed(f"{place}: Token ids must be in [0, {limits.vocab_size})", place)
+    if most >= limits.vocab_size:
+        raise RequestError(
+            f"Token id {most} is out of vocabulary: ids must be in [0, {limits.vocab_size})"
+        )

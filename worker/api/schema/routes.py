@@ -1,0 +1,333 @@
+"""The table of routes: what the server dispatches by, and what the OpenAPI document is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from worker.api.http.exchange import Exchange
+from worker.api.schema import answers as answers
+from worker.api.schema.generate_schema import AbortBody, GenerateRequest
+from worker.api.schema.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from worker.config import ApiConfig
+
+Handler = Callable[[Exchange], Awaitable[None]]
+
+
+def always(_config: ApiConfig) -> bool:
+    """The route is there whatever the flags."""
+    return True
+
+
+def with_admin(config: ApiConfig) -> bool:
+    """The route needs `--enable-admin-routes`."""
+    return config.enable_admin_routes
+
+
+def with_tokenizer_info(config: ApiConfig) -> bool:
+    """The route needs `--enable-tokenizer-info-endpoint`."""
+    return config.enable_tokenizer_info
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A field of the query string. `kind` is a type msgspec can convert text into; `many` fields
+    may be repeated.
+    """
+
+    name: str
+    kind: Any
+    default: Any
+    summary: str
+    many: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method on one exact path, or on `MODEL_PATH`.
+
+    `body` and `answer` are the types of the JSON in and out (a tuple: any of them); `answer` None
+    is an empty body.
+    `statuses` are those besides 200 and what every route may answer. A `guarded` route asks for an
+    API key where there are any, whatever its path.
+    """
+
+    method: str
+    path: str
+    name: str
+    summary: str
+    body: Any = None
+    answer: Any = None
+    media_type: str = "application/json"
+    streams: bool = False
+    query: tuple[Query, ...] = ()
+    statuses: tuple[int, ...] = ()
+    when: Callable[[ApiConfig], bool] = always
+    guarded: bool = False
+
+
+_MODELS = "/v1/models/"
+MODEL_PATH = _MODELS + "{id}"
+
+_GENERATION = (404, 503)
+_COMMAND = (503,)
+_MODE = "abort ends what is in flight, wait lets it finish, keep freezes it"
+
+GENERATION_ROUTES = (
+    Route(
+        "POST",
+        "/v1/chat/completions",
+        "chat",
+        "Answer a conversation",
+        body=ChatRequest,
+        answer=answers.ChatCompletion,
+        streams=True,
+        statuses=_GENERATION,
+    ),
+    Route(
+        "POST",
+        "/v1/completions",
+        "completion",
+        "Continue one or several texts",
+        body=CompletionRequest,
+        answer=answers.TextCompletion,
+        streams=True,
+        statuses=_GENERATION,
+    ),
+    Route(
+        "POST",
+        "/inference/v1/generate",
+        "generate",
+        "Continue token ids; answers with token ids",
+        body=GenerateRequest,
+        answer=answers.Generated,
+        streams=True,
+        statuses=_GENERATION,
+    ),
+    Route(
+        "POST",
+        "/invocations",
+        "invocations",
+        "Whatever the body is: a conversation, a text, or token ids (SageMaker)",
+        body=(ChatRequest, CompletionRequest, GenerateRequest),
+        answer=(answers.ChatCompletion, answers.TextCompletion, answers.Generated),
+        streams=True,
+        statuses=_GENERATION,
+        guarded=True,
+    ),
+)
+
+TEXT_ROUTES = (
+    Route(
+        "POST",
+        "/tokenize",
+        "tokenize",
+        "Token ids of a text or a conversation",
+        body=TokenizeRequest,
+        answer=answers.Tokenized,
+        statuses=(404,),
+    ),
+    Route(
+        "POST",
+        "/detokenize",
+        "detokenize",
+        "The text of token ids",
+        body=DetokenizeRequest,
+        answer=answers.Detokenized,
+        statuses=(404,),
+    ),
+    Route(
+        "GET",
+        "/tokenizer_info",
+        "tokenizer_info",
+        "The tokenizer's vocabulary size, special tokens and chat template",
+        answer=answers.TokenizerInfo,
+        when=with_tokenizer_info,
+    ),
+    Route(
+        "POST",
+        "/v1/completions/render",
+        "render_completion",
+        "What /v1/completions would ask of the engine, one entry a prompt",
+        body=CompletionRequest,
+        answer=list[answers.Rendered],
+        statuses=(404,),
+    ),
+    Route(
+        "POST",
+        "/v1/chat/completions/render",
+        "render_chat",
+        "What /v1/chat/completions would ask of the engine",
+        body=ChatRequest,
+        answer=answers.Rendered,
+        statuses=(404,),
+    ),
+)
+
+PROBE_ROUTES = (
+    Route("GET", "/health", "health", "200 while the engine makes progress", statuses=_COMMAND),
+    Route("GET", "/health/ready", "ready", "200 while requests are served", statuses=_COMMAND),
+    Route("GET", "/ping", "ping", "As /health (SageMaker)", statuses=_COMMAND),
+    Route("POST", "/ping", "ping_post", "As /health (SageMaker)", statuses=_COMMAND),
+    Route("GET", "/version", "version", "The version", answer=answers.Version),
+    Route("GET", "/load", "load", "Sequences inside", answer=answers.Load),
+    Route("GET", "/metrics", "metrics", "Prometheus metrics", answer=str, media_type="text/plain"),
+    Route("GET", "/v1/models", "models", "The served models", answer=answers.ModelList),
+    Route(
+        "GET",
+        MODEL_PATH,
+        "model",
+        "One served model",
+        answer=answers.ModelCard,
+        statuses=(404,),
+    ),
+    Route(
+        "GET",
+        "/kv_event_sources",
+        "kv_event_sources",
+        "Where KV events are published, by rank",
+        answer=dict[str, answers.KvEventSource],
+    ),
+    Route("GET", "/openapi.json", "openapi", "This document", answer=dict[str, Any]),
+    Route("GET", "/docs", "docs", "Where to read on", answer=str, media_type="text/plain"),
+)
+
+CONTROL_ROUTES = (
+    Route(
+        "POST",
+        "/inference/v1/abort_requests",
+        "abort",
+        "Stop requests by id; unknown ids are ignored",
+        body=AbortBody,
+    ),
+    Route(
+        "POST",
+        "/abort_requests",
+        "abort_unversioned",
+        "As /inference/v1/abort_requests",
+        body=AbortBody,
+        guarded=True,
+    ),
+    Route(
+        "POST",
+        "/reset_prefix_cache",
+        "reset_prefix_cache",
+        "Forget all cached blocks",
+        answer=answers.Success,
+        query=(
+            Query("reset_running_requests", bool, False, "Preempt what runs, so that it succeeds"),
+        ),
+        statuses=_COMMAND,
+        when=with_admin,
+        guarded=True,
+    ),
+    Route(
+        "POST",
+        "/pause",
+        "pause",
+        "Stop scheduling",
+        answer=answers.Status,
+        query=(
+            Query("mode", answers.PauseMode, "abort", _MODE),
+            Query("clear_cache", bool, True, "Reset the prefix cache too (not with keep)"),
+        ),
+        statuses=_COMMAND,
+        when=with_admin,
+        guarded=True,
+    ),
+    Route(
+        "POST",
+        "/resume",
+        "resume",
+        "Schedule again",
+        answer=answers.Status,
+        statuses=_COMMAND,
+        when=with_admin,
+        guarded=True,
+    ),
+    Route(
+        "GET",
+        "/is_paused",
+        "is_paused",
+        "Whether scheduling is stopped",
+        answer=answers.IsPaused,
+        when=with_admin,
+        guarded=True,
+    ),
+    Route(
+        "POST",
+        "/sleep",
+        "sleep",
+        "Pause, and give memory back: 0 none, 1 the KV cache and the weights to the host, 2 both",
+        answer=answers.Sleeping,
+        query=(
+            Query("level", answers.SleepLevel, 1, "0, 1 or 2"),
+            Query("mode", answers.PauseMode, "abort", _MODE),
+        ),
+        statuses=_COMMAND,
+        when=with_admin,
+        guarded=True,
+    ),
+    Route(
+        "POST",
+        "/wake_up",
+        "wake_up",
+        "Undo sleep, wholly or in part",
+        answer=answers.Awake,
+        query=(Query("tags", answers.WakeTag, None, "weights, kv_cache, or none: both", True),),
+        statuses=_COMMAND,
+        when=with_admin,
+        guarded=True,
+    ),
+    Route(
+        "GET",
+        "/is_sleeping",
+        "is_sleeping",
+        "Whether memory is given back",
+        answer=answers.IsSleeping,
+        when=with_admin,
+        guarded=True,
+    ),
+    Route(
+        "GET",
+        "/server_info",
+        "server_info",
+        "The configuration, without keys",
+        answer=answers.ServerInfo,
+        query=(Query("config_format", answers.ConfigFormat, "text", "text or json"),),
+        when=with_admin,
+        guarded=True,
+    ),
+    Route(
+        "GET",
+        "/kv_events/dump",
+        "kv_events_dump",
+        "Every block of the prefix cache, parents first",
+        answer=answers.CacheDump,
+        statuses=_COMMAND,
+        when=with_admin,
+        guarded=True,
+    ),
+)
+
+
+def model_id(path: str) -> str | None:
+    """The `{id}` of a path of one model, slashes and all; None for any other path."""
+    return path.removeprefix(_MODELS) or None if path.startswith(_MODELS) else None
+
+
+GUARDED_PATHS = ("/v1", "/v2", "/inference")
+
+
+def is_guarded(route: Route) -> bool:
+    """Whether the route asks for an API key where there are any."""
+    return route.guarded or route.path.startswith(GUARDED_PATHS)
+
+
+ROUTES = (*GENERATION_ROUTES, *TEXT_ROUTES, *PROBE_ROUTES, *CONTROL_ROUTES)
