@@ -29,11 +29,10 @@ from typing import NoReturn
 import msgspec
 import uvicorn
 
-from worker.api.generate.admission import Admission
+from worker.api.generate.admission import Admission, MemoryGuard, resident_bytes
 from worker.api.generate.prepare import RequestPreparer
-from worker.api.generate.text import TextSide
+from worker.api.generate.text import ModelText
 from worker.api.http.connection import protocol_of
-from worker.api.http.limits import MemoryGuard, resident_bytes
 from worker.api.schema.openapi import package_version
 from worker.api.schema.params import ModelLimits
 from worker.api.server import WorkerApi
@@ -236,7 +235,7 @@ class _Worker:
             memory=MemoryGuard(api.max_rss_bytes, resident_bytes, time.monotonic),
         )
         limits = ModelLimits(api.max_model_len, api.vocab_size)
-        side = TextSide(*text, limits, eos_token_ids=config.engine.eos_token_ids)
+        side = ModelText(*text, limits, eos_token_ids=config.engine.eos_token_ids)
         preparer = RequestPreparer(api, side, random.Random(api.seed))
         faults = _faults(config, client)
         engine = client if faults is None else faults.lying()

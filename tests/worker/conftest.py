@@ -19,7 +19,7 @@ import uvicorn
 from worker.api.generate.admission import Admission
 from worker.api.generate.engine import OutputStream
 from worker.api.generate.prepare import RequestPreparer
-from worker.api.generate.text import TextSide
+from worker.api.generate.text import ModelText
 from worker.api.http.connection import protocol_of
 from worker.api.schema.params import ModelLimits
 from worker.api.server import WorkerApi
@@ -234,7 +234,7 @@ def build(
         max_num_queued_tokens=config.max_num_queued_tokens,
     )
     template = ChatTemplate(sim.CHAT_TEMPLATE, bos_token="", eos_token=sim.IM_END, now=datetime.now)
-    text = TextSide(
+    text = ModelText(
         tokenizer or sim.SimTokenizer(),
         template,
         ModelLimits(config.max_model_len, config.vocab_size),

@@ -19,7 +19,8 @@ from worker.api.generate.admission import Admission
 from worker.api.generate.engine import Engine
 from worker.api.generate.open_sequences import OpenSequences
 from worker.api.generate.prepare import RequestPreparer
-from worker.api.generate.text import TextSide
+from worker.api.generate.runner import Runner
+from worker.api.generate.text import ModelText
 from worker.api.http.exchange import (
     ClientGoneError,
     Exchange,
@@ -56,22 +57,23 @@ class WorkerApi:
         engine: Engine,
         admission: Admission,
         metrics: WorkerMetrics,
-        text: TextSide,
+        text: ModelText,
         preparer: RequestPreparer,
         engine_config: EngineConfig | None = None,
     ) -> None:
         self._config = config
         self._metrics = metrics
         self._keys = tuple(hashlib.sha256(key.encode()).digest() for key in config.api_keys)
-        listed = OpenSequences(engine, admission)
+        sequences = OpenSequences(engine, admission)
+        runner = Runner(sequences, text.tokenizer, metrics)
         kv_events = KvEventsConfig() if engine_config is None else engine_config.kv_events
-        generation = GenerationRoutes(config, listed, admission, metrics, text, preparer)
+        generation = GenerationRoutes(config, engine, admission, runner, text, preparer)
         handlers: dict[str, Handler] = {
             **generation.handlers(),
             **TokenizationRoutes(config, text, preparer).handlers(),
             **RenderRoutes(config, text.tokenizer, preparer).handlers(),
-            **ProbeRoutes(config, listed, admission, metrics, kv_events).handlers(),
-            **ControlRoutes(config, listed, engine_config).handlers(),
+            **ProbeRoutes(config, engine, admission, metrics, kv_events).handlers(),
+            **ControlRoutes(config, engine, sequences, engine_config).handlers(),
         }
         routes = [route for route in ROUTES if route.when(config)]
         document = document_bytes(routes, has_keys=bool(self._keys))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
+from pathlib import Path
 
 from worker.api.generate.engine import Engine
 from worker.api.http.exchange import status_error
-from worker.api.http.limits import MemoryGuard
 from worker.errors import RequestError
 from worker.metrics import WorkerMetrics
+
+_MEMORY_REFRESH_SECONDS = 0.25
 
 
 class Admission:
@@ -103,13 +106,19 @@ class Admission:
             if self._inside == 0:
                 self._idle.set()
 
-    def queued(self, num_tokens: int) -> None:
-        """A prompt went to the engine."""
+    def queued(self, num_tokens: int) -> Callable[[], None]:
+        """Count a prompt that went to the engine as waiting. Returns what ends that: it is called
+        at the first output and at the end of every branch, and counts the first time only.
+        """
         self._queued_tokens += num_tokens
+        left = num_tokens
 
-    def prefilled(self, num_tokens: int) -> None:
-        """A prompt that was `queued` had its first output, or will have none."""
-        self._queued_tokens -= num_tokens
+        def prefilled() -> None:
+            nonlocal left
+            self._queued_tokens -= left
+            left = 0
+
+        return prefilled
 
     async def wait_idle(self, timeout_seconds: float) -> bool:
         """Wait until nobody is inside; False when that takes longer."""
@@ -124,3 +133,37 @@ class Admission:
 def unavailable(message: str) -> RequestError:
     """A refusal that another worker, or this one later, may not give."""
     return status_error(HTTPStatus.SERVICE_UNAVAILABLE, message)
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM; 0 where the system does not tell."""
+    try:
+        pages = Path("/proc/self/statm").read_bytes().split()[1]
+    except (OSError, IndexError):
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+class MemoryGuard:
+    """Tells whether this process has outgrown its limit. Owns the last reading, which is used for a
+    quarter of a second. `clock` is monotonic; `limit_bytes` None: never.
+    """
+
+    def __init__(
+        self, limit_bytes: int | None, read: Callable[[], int], clock: Callable[[], float]
+    ) -> None:
+        self._limit = limit_bytes
+        self._read = read
+        self._clock = clock
+        self._read_at: float | None = None
+        self._last = 0
+
+    @property
+    def exceeded(self) -> bool:
+        """The limit is exceeded now, or was a moment ago."""
+        if self._limit is None:
+            return False
+        now = self._clock()
+        if self._read_at is None or now - self._read_at >= _MEMORY_REFRESH_SECONDS:
+            self._read_at, self._last = now, self._read()
+        return self._last > self._limit

@@ -285,6 +285,62 @@ class CompletionFrames:
         return _whole(self._head, "text_completion", choices, usage, {}, metrics)
 
 
+class TokenFrames:
+    """Token-level answers: token ids, and text only where it is asked for."""
+
+    def __init__(self, request_id: str, model: str, created: int, *, with_text: bool) -> None:
+        self._head: Json = {"request_id": request_id, "model": model, "created": created}
+        self._with_text = with_text
+
+    def opening(self, index: int, usage: Usage | None) -> bytes:
+        """Nothing comes before the first tokens."""
+        return b""
+
+    def delta(self, delta: Delta) -> bytes:
+        """See `Frames.delta`."""
+        return self._frame([self._choice(delta.index, delta)], delta.usage, delta.metrics)
+
+    def usage(self, usage: Usage, metrics: Json | None) -> bytes:
+        """See `Frames.usage`."""
+        return self._frame([], usage, metrics)
+
+    def body(self, answers: Sequence[Answer], usage: Usage, metrics: Json | None) -> bytes:
+        """See `Frames.body`."""
+        return _encode(
+            {
+                **self._head,
+                "choices": [self._choice(index, a) for index, a in enumerate(answers)],
+                "usage": usage.body(),
+                "prompt_logprobs": answers[0].prompt_logprobs if answers else None,
+                "kv_transfer_params": None,
+                "ec_transfer_params": None,
+                "output_mode": "text" if self._with_text else "tokens",
+                "metrics": metrics,
+            }
+        )
+
+    def _choice(self, index: int, part: Delta | Answer) -> Json:
+        ending = part.ending
+        choice: Json = {
+            "index": index,
+            "token_ids": part.token_ids or [],
+            "logprobs": part.logprobs,
+            "finish_reason": None if ending is None else ending.finish_reason,
+            "stop_reason": None if ending is None else ending.stop_reason,
+        }
+        if self._with_text:
+            choice["text"] = part.text
+        return choice
+
+    def _frame(self, choices: list[Json], usage: Usage | None, metrics: Json | None) -> bytes:
+        frame: Json = {**self._head, "choices": choices}
+        if usage is not None:
+            frame["usage"] = usage.body()
+        if metrics is not None:
+            frame["metrics"] = metrics
+        return b"data: " + _encode(frame) + b"\n\n"
+
+
 def _whole(
     head: ResponseHead,
     kind: str,

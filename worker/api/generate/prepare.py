@@ -9,24 +9,29 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from worker.api.generate.beam_params import check_beam_fields, length_penalty
+import msgspec
+
 from worker.api.generate.frames import (
     ChatFrames,
     CompletionFrames,
     Frames,
     PromptFacts,
     ResponseHead,
+    TokenFrames,
 )
 from worker.api.generate.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsWriter
-from worker.api.generate.prepared import BeamOptions, Prepared, Shown
-from worker.api.generate.text import TextSide, opens_a_turn
+from worker.api.generate.open_sequences import response_of
+from worker.api.generate.text import ModelText, opens_a_turn
 from worker.api.http.arrival import Arrival
 from worker.api.http.limits import malformed
 from worker.api.http.off_loop import off_loop_when_large
+from worker.api.schema.generate_schema import GenerateRequest, TokenSampling
 from worker.api.schema.params import (
     ModelLimits,
     SamplingContext,
+    TextParams,
     check_cache_salt,
     check_count,
     check_logprobs,
@@ -39,6 +44,7 @@ from worker.api.schema.params import (
     text_params,
     unknown_model,
 )
+from worker.api.schema.parse import decode, plain
 from worker.api.schema.prompts import check_token_ids, prompts_of, room_for_output, truncated
 from worker.api.schema.requests import (
     MAX_PROMPTS,
@@ -47,14 +53,56 @@ from worker.api.schema.requests import (
     CompletionRequest,
     GenerationFields,
     decode_generation,
+    refuse_unsupported,
 )
 from worker.config import ApiConfig
 from worker.engine.messages import AddRequest
 from worker.errors import RequestError
 from worker.tokenizer.tokenizer import Tokenizer
-from worker.types import SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16
+
+_OF_COMPLETIONS = frozenset(CompletionRequest.__struct_fields__)
+_UNSUPPORTED = ("features", "content_parts", "kv_transfer_params", "ec_transfer_params")
+_encode = msgspec.json.Encoder(enc_hook=plain).encode
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Which facts an answer shows besides its text. `new_logprobs` makes the writer of one choice;
+    None: log probabilities were not asked for. `prompt_logprobs` is how many of the likeliest
+    tokens go with each token of the prompt. `usage` and `continuous_usage` are about streams, and
+    so is `interval`: tokens per frame.
+    """
+
+    new_logprobs: Callable[[], LogprobsWriter] | None = None
+    prompt_logprobs: int | None = None
+    token_ids: bool = False
+    cached_tokens: bool = True
+    metrics: bool = False
+    usage: bool = False
+    continuous_usage: bool = False
+    interval: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A checked request: what to ask of the engine, and how to answer. `echoes` are the texts of
+    the prompts, where the answer begins with them.
+    """
+
+    requests: tuple[AddRequest, ...]
+    text: TextParams
+    frames: Frames
+    stream: bool
+    shown: Shown
+    echoes: tuple[str, ...] = ()
+    keep_alive_seconds: float | None = None
+
+    @property
+    def num_sequences(self) -> int:
+        """How many sequences run at once."""
+        return sum(1 + len(request.branch_ids) for request in self.requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +128,7 @@ class RequestPreparer:
     def __init__(
         self,
         config: ApiConfig,
-        text: TextSide,
+        text: ModelText,
         rng: random.Random,
         defaults: Mapping[str, float] | None = None,
     ) -> None:
@@ -140,8 +188,6 @@ class RequestPreparer:
         """`POST /v1/completions`; without a limit the answer has 16 tokens."""
         request = decode_generation(body, CompletionRequest)
         self.check_model(request.model)
-        if request.stream and request.use_beam_search:
-            raise RequestError("Streaming is not currently supported with beam search")
         least = 0 if request.echo else 1
         limit = requested_max_tokens(request, None, self._limits, least)
         limit = DEFAULT_COMPLETION_TOKENS if limit is None else limit
@@ -256,7 +302,6 @@ class RequestPreparer:
             stream=bool(request.stream),
             shown=self._shown(request, None if params.logprobs is None else new_logprobs),
             echoes=asked.echoes,
-            beam=_beam(request, params, self._text.eos_token_ids),
             keep_alive_seconds=self._config.sse_keep_alive_seconds,
         )
 
@@ -304,7 +349,6 @@ class RequestPreparer:
             check_min_tokens(params.min_tokens, min(most, room))
             # Clients may repeat an id (a retry); inside the engine it is unique all the same.
             request_id = f"{asked.response_id}-{index}-{secrets.token_hex(4)}"
-            branches = range(0 if request.use_beam_search else n - 1)
             requests.append(
                 AddRequest(
                     request_id=request_id,
@@ -313,7 +357,7 @@ class RequestPreparer:
                     arrival_seconds=asked.arrival.seconds,
                     priority=priority,
                     cache_salt=request.cache_salt,
-                    branch_ids=[f"{i + 1}_{request_id}" for i in branches],
+                    branch_ids=[f"{i + 1}_{request_id}" for i in range(n - 1)],
                     tenant=asked.arrival.tenant,
                 )
             )
@@ -327,6 +371,63 @@ class RequestPreparer:
             reason = f"Got priority {priority} but Priority scheduling is not enabled."
             raise invalid("priority", priority, reason)
         return priority
+
+
+class TokenPreparer:
+    """Bodies of `/inference/v1/generate` → `Prepared`: a text completion of token ids, which is
+    checked as such and answered in another form.
+    """
+
+    def __init__(self, config: ApiConfig, text: ModelText, preparer: RequestPreparer) -> None:
+        self._model = config.served_model_names[0]
+        self._limits = text.limits
+        self._token_bytes = text.tokenizer.token_bytes
+        self._preparer = preparer
+
+    async def prepare(self, body: bytes, arrival: Arrival) -> Prepared:
+        """Without a limit the answer may fill the context. Raises `RequestError` (400, 404)."""
+        request = decode(body, GenerateRequest)
+        for name in _UNSUPPORTED:
+            if getattr(request, name) not in (None, {}, []):
+                raise RequestError(f"`{name}` is not supported yet; leave it out", param=name)
+        sampling = request.sampling_params or TokenSampling()
+        refuse_unsupported(sampling)
+        arrival = replace(arrival, request_id=request.request_id or arrival.request_id)
+        try:
+            if sampling.truncate_prompt_tokens is None:
+                room_for_output(len(request.token_ids), self._limits)  # before a look at each
+            body = self._as_completion(request, sampling)
+            prepared = await self._preparer.completion(body, arrival)
+        except RequestError as error:
+            if error.param is not None:
+                error.param = error.param.replace("body.prompt", "body.token_ids", 1)
+            error.message = error.message.replace("prompt[", "token_ids[", 1)
+            raise  # in the words of the client
+        shown = replace(prepared.shown, token_ids=True)
+        if shown.new_logprobs is not None:
+            shown = replace(
+                shown, new_logprobs=lambda: ChatLogprobs(self._token_bytes, as_ids=True)
+            )
+        frames = TokenFrames(
+            # As the client knows it, and as it may abort it: without the prefix of completions.
+            response_of(prepared.requests[0].request_id).partition("-")[2],
+            self._model,
+            int(time.time()),
+            with_text=request.output_mode == "text",
+        )
+        return replace(prepared, frames=frames, shown=shown)
+
+    def _as_completion(self, request: GenerateRequest, sampling: TokenSampling) -> bytes:
+        fields: dict[str, Any] = {
+            name: value
+            for name, value in msgspec.to_builtins(sampling, enc_hook=plain).items()
+            if value is not None and name in _OF_COMPLETIONS
+        }
+        fields.setdefault("max_tokens", max(1, self._limits.max_model_len - len(request.token_ids)))
+        for name in ("model", "stream", "stream_options", "cache_salt", "priority", "request_id"):
+            fields[name] = getattr(request, name)
+        fields["prompt"] = request.token_ids
+        return _encode(fields)
 
 
 def _n(request: GenerationFields) -> int:
@@ -351,22 +452,6 @@ def _chat_logprobs(request: ChatRequest, limits: ModelLimits) -> int | None:
         reason = "when using `top_logprobs`, `logprobs` must be set to true."
         raise invalid("top_logprobs", asked, reason)
     return None
-
-
-def _beam(
-    request: GenerationFields, params: SamplingParams, eos_token_ids: Sequence[int]
-) -> BeamOptions | None:
-    if not request.use_beam_search:
-        return None
-    check_beam_fields(request)
-    if request.echo:
-        raise RequestError("echo cannot be used with use_beam_search", param="echo")
-    return BeamOptions(
-        width=_n(request),
-        length_penalty=length_penalty(request),
-        num_logprobs=params.logprobs or 0,
-        end_ids=frozenset(() if params.ignore_eos else eos_token_ids),
-    )
 
 
 def _echoed_turn(request: ChatRequest, role: str) -> str:

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
-from worker.api.generate.beam_runner import BeamRun, BeamRunner
+import msgspec
+
 from worker.api.generate.choice import Choice, Piece
-from worker.api.generate.engine import Engine, OutputStream
-from worker.api.generate.frames import DONE, Delta, Usage
-from worker.api.generate.logprobs import num_told
-from worker.api.generate.prepared import BeamOptions, Prepared
+from worker.api.generate.engine import OutputStream
+from worker.api.generate.frames import DONE, KEEP_ALIVE, Delta
+from worker.api.generate.logprobs import Columns, LogprobsWriter, written
+from worker.api.generate.open_sequences import OpenSequences
+from worker.api.generate.prepare import Prepared
 from worker.api.generate.response import (
     AnswerCollector,
     PromptRun,
     request_metrics,
     usage_of,
+    usage_so_far,
 )
-from worker.api.generate.streaming import EventStream, StreamWriter
 from worker.api.http.exchange import Exchange
 from worker.api.http.off_loop import off_loop_when_large
-from worker.engine.messages import AddRequest, RequestOutput
+from worker.engine.messages import RequestOutput
 from worker.errors import EngineDeadError
 from worker.metrics import WorkerMetrics
 from worker.tokenizer.tokenizer import Tokenizer
-from worker.types import FinishReason
+from worker.types import FinishReason, TokenLogprobs
 
 Sink = Callable[[PromptRun, Choice, Piece], Awaitable[None]]
 
@@ -35,11 +39,12 @@ Sink = Callable[[PromptRun, Choice, Piece], Awaitable[None]]
 class Runner:
     """Runs prepared requests on the engine and writes the answers."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, metrics: WorkerMetrics) -> None:
-        self._engine = engine
+    def __init__(
+        self, sequences: OpenSequences, tokenizer: Tokenizer, metrics: WorkerMetrics
+    ) -> None:
+        self._sequences = sequences
         self._tokenizer = tokenizer
         self._metrics = metrics
-        self._beams = BeamRunner(engine, tokenizer, metrics)
 
     async def answer(self, prepared: Prepared, exchange: Exchange) -> None:
         """Run to the end and reply. Cancellation aborts whatever still runs in the engine.
@@ -48,9 +53,6 @@ class Runner:
         before it has a status of its own and a proxy can still retry elsewhere. Raises
         `RequestError`, `EngineDeadError`, `ClientGoneError`.
         """
-        if prepared.beam is not None:
-            await self._answer_beams(prepared, prepared.beam, exchange)
-            return
         runs = self._runs(prepared)
         if prepared.stream:
             await self._stream(prepared, runs, exchange)
@@ -96,19 +98,16 @@ class Runner:
         for place, request in enumerate(prepared.requests):
             choices = []
             for _ in range(1 + len(request.branch_ids)):
-                choices.append(self._choice(index, request, prepared))
+                choices.append(Choice(index, request, prepared.text, self._tokenizer))
                 index += 1
             echo = prepared.echoes[place] if prepared.echoes else None
             runs.append(PromptRun(request, choices, echo))
         return runs
 
-    def _choice(self, index: int, request: AddRequest, prepared: Prepared) -> Choice:
-        return Choice(index, request, prepared.text, self._tokenizer)
-
     def _open(
         self, run: PromptRun, opened: ExitStack
     ) -> list[tuple[PromptRun, Choice, OutputStream]]:
-        streams = self._engine.open(run.request)
+        streams = self._sequences.open(run.request)
         for stream in streams:
             opened.callback(stream.close)
         return [(run, c, stream) for c, stream in zip(run.choices, streams, strict=True)]
@@ -155,55 +154,154 @@ class Runner:
         steps = output.num_steps
         self._metrics.next_tokens((latest - previous) / steps, steps)
 
-    async def _answer_beams(
-        self, prepared: Prepared, options: BeamOptions, exchange: Exchange
-    ) -> None:
-        if prepared.stream:
-            events = EventStream(exchange)
-            async with events.kept_alive(prepared.keep_alive_seconds):
-                runs = await self._beams.run(prepared, options)
-                write = partial(self._streamed_beams, prepared, runs)
-                frames = await off_loop_when_large(_num_told(runs), write)
-                await events.write(frames, last=True)
+
+class EventStream:
+    """An exchange that events are written to, one after the other. Owns when that was last done,
+    and whether the last one is written.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._lock = asyncio.Lock()  # choices write from tasks of their own
+        self._now = asyncio.get_running_loop().time
+        self._wrote_at = self._now()
+        self._ended = False
+
+    async def write(self, frames: bytes, *, last: bool) -> None:
+        """Write frames."""
+        async with self._lock:
+            await self._write(frames, last=last)
+
+    @asynccontextmanager
+    async def kept_alive(self, interval_seconds: float | None) -> AsyncIterator[None]:
+        """Write a comment whenever nothing was written for as long; None: never."""
+        if interval_seconds is None:
+            yield
             return
-        runs = await self._beams.run(prepared, options)
-        write = partial(self._whole_beams, prepared, runs)
-        await exchange.reply(await off_loop_when_large(_num_told(runs), write))
+        async with asyncio.TaskGroup() as group:
+            keeper = group.create_task(self._keep_alive(interval_seconds), name="sse-keep-alive")
+            yield
+            keeper.cancel()
 
-    def _whole_beams(self, prepared: Prepared, runs: Sequence[BeamRun]) -> bytes:
-        answers = [answer for run in runs for answer in self._beams.answers(prepared, run)]
-        usage = _beam_usage(runs, cached=prepared.shown.cached_tokens)
-        return prepared.frames.body(answers, usage, None)
+    async def _keep_alive(self, interval_seconds: float) -> None:
+        while True:
+            await asyncio.sleep(interval_seconds - (self._now() - self._wrote_at))
+            async with self._lock:
+                if self._ended:
+                    return
+                if self._now() - self._wrote_at >= interval_seconds:
+                    await self._write(KEEP_ALIVE, last=False)
 
-    def _streamed_beams(self, prepared: Prepared, runs: Sequence[BeamRun]) -> bytes:
-        """A whole stream: a beam search knows nothing before its end."""
-        frames, shown = prepared.frames, prepared.shown
-        parts: list[bytes] = []
-        index = 0
-        for run in runs:
-            for beam, answer in zip(run.answers, self._beams.answers(prepared, run), strict=True):
-                usage = None
-                if shown.continuous_usage:
-                    usage = run.usage(len(beam.token_ids), cached=shown.cached_tokens)
-                parts.append(frames.opening(index, usage))
-                delta = Delta(
-                    index, answer.text, answer.ending, answer.logprobs, answer.token_ids, usage
-                )
-                parts.append(frames.delta(delta))
-                index += 1
+    async def _write(self, frames: bytes, *, last: bool) -> None:
+        self._wrote_at, self._ended = self._now(), last
+        await self._exchange.write_event(frames, last=last)
+
+
+@dataclass(slots=True)
+class _Pending:
+    """What came for a choice and has not been written yet."""
+
+    writer: LogprobsWriter | None
+    begun: bool = False
+    written: bool = False  # at least one delta
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    entries: list[TokenLogprobs] = field(default_factory=list)
+    echoed: Columns | None = None
+
+    def add(self, piece: Piece) -> None:
+        self.text.append(piece.text)
+        self.token_ids += piece.token_ids
+        self.entries += piece.logprobs
+
+    def logprobs(self) -> dict[str, Any] | msgspec.Raw | None:
+        if self.writer is None:
+            return None
+        echoed, self.echoed = self.echoed, None
+        return written(self.writer, self.entries, echoed)
+
+    def clear(self) -> None:
+        self.written = True
+        self.text, self.token_ids, self.entries = [], [], []
+
+
+class StreamWriter:
+    """Owns what of each choice is written, and how many choices still go on."""
+
+    def __init__(self, prepared: Prepared, runs: Sequence[PromptRun], events: EventStream) -> None:
+        self._frames = prepared.frames
+        self._shown = prepared.shown
+        self._runs = runs
+        self._events = events
+        new = prepared.shown.new_logprobs
+        self._pending = {
+            choice.index: _Pending(None if new is None else new())
+            for run in runs
+            for choice in run.choices
+        }
+        self._unfinished = len(self._pending)
+        self._echoing = asyncio.Lock()  # the first choice writes the prompt for all
+
+    async def __call__(self, run: PromptRun, choice: Choice, piece: Piece) -> None:
+        """Write what one engine step gave one choice, in one piece; or keep it for later."""
+        if not piece.token_ids and choice.ending is None:
+            return  # of the prompt
+        pending = self._pending[choice.index]
+        pending.add(piece)
+        frames = b"" if pending.begun else await self._begin(run, choice, pending)
+        if self._is_due(choice, pending):
+            frames += self._delta(run, choice, pending)
+        if frames:
+            await self._events.write(frames, last=self._unfinished == 0)
+
+    async def _begin(self, run: PromptRun, choice: Choice, pending: _Pending) -> bytes:
+        pending.begun = True
+        if run.echo is not None:
+            pending.text.insert(0, run.echo)
+            if pending.writer is not None:
+                # The first choice's outputs bring the prompt's log probabilities for all.
+                await run.prompt_known.wait()
+                async with self._echoing:
+                    write_prompt = partial(run.echoed, pending.writer)
+                    pending.echoed = await off_loop_when_large(run.num_told, write_prompt)
+        usage = None
+        if self._shown.continuous_usage:
+            usage = usage_so_far(run, choice, cached=self._shown.cached_tokens)
+        return self._frames.opening(choice.index, usage)
+
+    def _is_due(self, choice: Choice, pending: _Pending) -> bool:
+        if choice.ending is not None:
+            return True
+        if pending.written and len(pending.token_ids) < self._shown.interval:
+            return False
+        tells = self._shown.token_ids or pending.writer is not None
+        return tells or any(pending.text)
+
+    def _delta(self, run: PromptRun, choice: Choice, pending: _Pending) -> bytes:
+        """The frame of what is pending; with the last one of all, what ends the response."""
+        shown = self._shown
+        usage = metrics = None
+        if shown.continuous_usage:
+            usage = usage_so_far(run, choice, cached=shown.cached_tokens)
+        if choice.ending is not None:
+            self._unfinished -= 1
+        if self._unfinished == 0 and shown.metrics:
+            metrics = request_metrics(self._runs)
+        frames = self._frames.delta(
+            Delta(
+                choice.index,
+                "".join(pending.text),
+                choice.ending,
+                logprobs=pending.logprobs(),
+                token_ids=pending.token_ids if shown.token_ids else None,
+                usage=usage,
+                metrics=None if shown.usage else metrics,
+            )
+        )
+        pending.clear()
+        if self._unfinished:
+            return frames
         if shown.usage:
-            parts.append(frames.usage(_beam_usage(runs, cached=shown.cached_tokens), None))
-        return b"".join((*parts, DONE))
-
-
-def _beam_usage(runs: Sequence[BeamRun], *, cached: bool) -> Usage:
-    each = [run.usage(run.num_generated, cached=cached) for run in runs]
-    return Usage(
-        prompt_tokens=sum(usage.prompt_tokens for usage in each),
-        completion_tokens=sum(usage.completion_tokens for usage in each),
-        cached_tokens=sum(run.num_cached for run in runs) if cached else None,
-    )
-
-
-def _num_told(runs: Sequence[BeamRun]) -> int:
-    return sum(num_told(beam.entries) for run in runs for beam in run.answers)
+            total = usage_of(self._runs, cached=shown.cached_tokens)
+            frames += self._frames.usage(total, metrics)
+        return frames + DONE

@@ -44,7 +44,7 @@ def opens_a_turn(options: ChatOptions) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class TextSide:
+class ModelText:
     """The model's text: tokenizer, template (None: not a chat model), limits, and the tokens that
     end a sequence, the model's own one first.
     """

@@ -7,19 +7,14 @@ passes of C string functions over the bytes (a regular expression takes thirty t
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable
 from itertools import accumulate
-from pathlib import Path
 
 from worker.errors import RequestError
 
 MAX_JSON_DEPTH = 64
 MAX_JSON_CONTAINERS = 1 << 16
 MAX_JSON_MEMBERS = 1 << 16
-
-_MEMORY_REFRESH_SECONDS = 0.25
 
 _OTHER_THAN_BRACKETS = bytes(b for b in range(256) if b not in b"[]{}")
 # As signed bytes: an opening bracket is 1, a closing one -1.
@@ -113,37 +108,3 @@ def _lone_surrogate(body: bytes, reason: str, place: int | None) -> int | None:
     before = body[: found.start()]
     num_backslashes = len(before) - len(before.rstrip(b"\\"))
     return None if num_backslashes % 2 else found.start()
-
-
-def resident_bytes() -> int:
-    """Memory of this process that is in RAM; 0 where the system does not tell."""
-    try:
-        pages = Path("/proc/self/statm").read_bytes().split()[1]
-    except (OSError, IndexError):
-        return 0
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-
-class MemoryGuard:
-    """Tells whether this process has outgrown its limit. Owns the last reading, which is used for a
-    quarter of a second. `clock` is monotonic; `limit_bytes` None: never.
-    """
-
-    def __init__(
-        self, limit_bytes: int | None, read: Callable[[], int], clock: Callable[[], float]
-    ) -> None:
-        self._limit = limit_bytes
-        self._read = read
-        self._clock = clock
-        self._read_at: float | None = None
-        self._last = 0
-
-    @property
-    def exceeded(self) -> bool:
-        """The limit is exceeded now, or was a moment ago."""
-        if self._limit is None:
-            return False
-        now = self._clock()
-        if self._read_at is None or now - self._read_at >= _MEMORY_REFRESH_SECONDS:
-            self._read_at, self._last = now, self._read()
-        return self._last > self._limit

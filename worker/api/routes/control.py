@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from worker.api.generate.engine import Engine
 from worker.api.generate.open_sequences import OpenSequences
 from worker.api.http.exchange import Exchange
 from worker.api.http.off_loop import off_loop_when_large
@@ -37,10 +38,15 @@ class ControlRoutes:
     """The operators' side of the API. Owns nothing: the engine knows its own state."""
 
     def __init__(
-        self, config: ApiConfig, engine: OpenSequences, engine_config: EngineConfig | None
+        self,
+        config: ApiConfig,
+        engine: Engine,
+        sequences: OpenSequences,
+        engine_config: EngineConfig | None,
     ) -> None:
         self._config = config
         self._engine = engine
+        self._sequences = sequences
         self._engine_config = engine_config
 
     def handlers(self) -> dict[str, Handler]:
@@ -71,7 +77,7 @@ class ControlRoutes:
     async def _abort(self, exchange: Exchange) -> None:
         """Answers at once; what is aborted ends on its own, with the reason "abort"."""
         body = await exchange.json_body(self._config.max_body_bytes)
-        self._engine.abort_each(decode(body, AbortBody).request_ids)
+        self._sequences.abort(decode(body, AbortBody).request_ids)
         await exchange.reply(b"", headers=())
 
     async def _done(self, command: Command) -> CommandReply:

@@ -10,18 +10,15 @@ import msgspec
 
 from worker.api.generate.admission import Admission
 from worker.api.generate.engine import Engine
-from worker.api.generate.prepare import RequestPreparer
-from worker.api.generate.prepared import Prepared
+from worker.api.generate.prepare import Prepared, RequestPreparer, TokenPreparer
 from worker.api.generate.runner import Runner
-from worker.api.generate.text import TextSide
-from worker.api.generate.token_frames import TokenPreparer
+from worker.api.generate.text import ModelText
 from worker.api.http.arrival import Arrival, arrival_of
 from worker.api.http.exchange import ClientGoneError, Exchange
 from worker.api.http.limits import malformed
 from worker.api.schema.parse import decode
 from worker.api.schema.routes import Handler
 from worker.config import ApiConfig
-from worker.metrics import WorkerMetrics
 
 Prepare = Callable[[bytes, Arrival], Awaitable[Prepared]]
 
@@ -42,14 +39,14 @@ class GenerationRoutes:
         config: ApiConfig,
         engine: Engine,
         admission: Admission,
-        metrics: WorkerMetrics,
-        text: TextSide,
+        runner: Runner,
+        text: ModelText,
         preparer: RequestPreparer,
     ) -> None:
         self._config = config
         self._engine = engine
         self._admission = admission
-        self._runner = Runner(engine, text.tokenizer, metrics)
+        self._runner = runner
         self._preparer = preparer
         self._tokens = TokenPreparer(config, text, preparer)
 

@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from worker.api.generate.open_sequences import response_of
-from worker.api.generate.prepare import RequestPreparer
-from worker.api.generate.prepared import Prepared
+from worker.api.generate.prepare import Prepared, RequestPreparer
 from worker.api.http.arrival import Arrival, arrival_of
 from worker.api.http.exchange import Exchange
 from worker.api.schema.parse import decode, plain

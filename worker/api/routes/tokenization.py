@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 
 from worker.api.generate.prepare import RequestPreparer
-from worker.api.generate.text import TextSide
+from worker.api.generate.text import ModelText
 from worker.api.http.exchange import Exchange
 from worker.api.http.limits import malformed
 from worker.api.schema.parse import decode
@@ -27,7 +27,7 @@ _INLINE_TOKENS = 1024
 class TokenizationRoutes:
     """`/tokenize`, `/detokenize` and `/tokenizer_info`."""
 
-    def __init__(self, config: ApiConfig, text: TextSide, preparer: RequestPreparer) -> None:
+    def __init__(self, config: ApiConfig, text: ModelText, preparer: RequestPreparer) -> None:
         self._config = config
         self._text = text
         self._preparer = preparer

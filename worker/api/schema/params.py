@@ -176,7 +176,7 @@ def num_sequences(request: SamplingFields, temperature: float) -> int:
         raise RequestError(f"n must be at least 1, got {n}.")
     if n > MAX_SEQUENCES:
         raise invalid("n", n, f"n must be at most {MAX_SEQUENCES}, got {n}.")
-    if n > 1 and temperature == 0 and not request.use_beam_search:
+    if n > 1 and temperature == 0:
         raise RequestError(f"n must be 1 when using greedy sampling, got {n}.")
     return n
 

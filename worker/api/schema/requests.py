@@ -69,6 +69,8 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "thinking_token_budget": (),
     "store": (False,),
     "service_tier": ("auto", "default"),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
 }
 
 

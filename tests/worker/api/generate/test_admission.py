@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from worker.api.generate.admission import Admission
-from worker.api.http.limits import MemoryGuard
+from worker.api.generate.admission import Admission, MemoryGuard, resident_bytes
 from worker.engine.messages import EngineStats
 from worker.errors import RequestError
 
@@ -125,3 +124,21 @@ async def test_draining_refuses_and_waits_for_those_inside(bench: Any) -> None:
         assert (await running).status_code == 200
     assert (refused.status_code, health.status_code, ready.status_code) == (503, 200, 503)
     assert await api.admission.wait_idle(0)
+
+
+def test_memory_is_read_now_and_then() -> None:
+    """A reading counts for a quarter of a second; without a limit nothing is read."""
+    readings = [100, 200, 50]
+    now = [0.0]
+    guard = MemoryGuard(100, lambda: readings.pop(0), lambda: now[0])
+    seen = []
+    for now[0] in (0.0, 0.2, 0.25, 0.4, 0.6):
+        seen.append(guard.exceeded)
+    assert seen == [False, False, True, True, False]
+    assert readings == []
+    assert MemoryGuard(None, lambda: 1 // 0, lambda: 0.0).exceeded is False
+
+
+def test_resident_memory_is_plausible() -> None:
+    """A Python process has more than a mebibyte and less than a terabyte."""
+    assert 1 << 20 < resident_bytes() < 1 << 40

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.api.generate.prepare import RequestPreparer
-from worker.api.generate.prepared import Prepared
-from worker.api.generate.text import TextSide
+from worker.api.generate.prepare import Prepared, RequestPreparer
+from worker.api.generate.text import ModelText
 from worker.api.http.arrival import Arrival
 from worker.api.schema.params import ModelLimits
 from worker.api.schema.requests import ChatRequest, CompletionRequest
@@ -176,10 +175,6 @@ async def test_facts_of_the_prompt_are_returned_when_asked(bench: Any) -> None:
         (TEXT, {"n": 2, "temperature": 0}, None, "n must be 1 when using greedy sampling, got 2."),
         (TEXT, {"n": 17}, "n", "n must be at most 16, got 17."),
         (TEXT, {"n": 16, "prompt": ["a"] * 65}, "n", "must be at most 1024"),
-        (TEXT, {"use_beam_search": True, "stream": True}, None, "Streaming is not"),
-        (TEXT, {"use_beam_search": True, "echo": True}, "echo", "cannot be used"),
-        (CHAT, {"use_beam_search": True, "stop": "x"}, "stop", "cannot be used"),
-        (TEXT, {"use_beam_search": True, "length_penalty": 1e6}, "length_penalty", "in [-100"),
         (TEXT, {"request_id": "x" * 129}, "request_id", "printable characters"),
         (TEXT, {"request_id": "a\nb"}, "request_id", "printable characters"),
         (TEXT, {"max_tokens": 0}, "max_tokens", "max_tokens must be at least 1, got 0."),
@@ -296,7 +291,7 @@ def test_any_values_are_prepared_or_refused(fields: dict[str, Any], is_chat: boo
     """
     config = ApiConfig(("tiny",), 64, sim.VOCAB_SIZE)
     template = ChatTemplate(sim.CHAT_TEMPLATE, bos_token="", eos_token="", now=datetime.now)
-    text = TextSide(sim.SimTokenizer(), template, ModelLimits(64, sim.VOCAB_SIZE))
+    text = ModelText(sim.SimTokenizer(), template, ModelLimits(64, sim.VOCAB_SIZE))
     preparer = RequestPreparer(config, text, random.Random(0))
     base: dict[str, Any] = {"messages": USER} if is_chat else {"prompt": "a"}
     body = msgspec.json.encode({**base, **fields})

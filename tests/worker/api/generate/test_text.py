@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 
-from worker.api.generate.text import TextSide, opens_a_turn
+from worker.api.generate.text import ModelText, opens_a_turn
 from worker.api.schema.params import ModelLimits
 from worker.api.schema.requests import ChatMessage, TokenizeRequest
 from worker.errors import RequestError
@@ -21,12 +21,12 @@ SOURCE = (
 HELLO = [ChatMessage(role="user", content="hello")]
 
 
-def side(source: str | None = SOURCE) -> TextSide:
+def side(source: str | None = SOURCE) -> ModelText:
     """A text side whose template shows what it is given."""
     template = None
     if source is not None:
         template = ChatTemplate(source, bos_token="", eos_token="", now=datetime.now)
-    return TextSide(sim.SimTokenizer(), template, ModelLimits(10_000, 2000))
+    return ModelText(sim.SimTokenizer(), template, ModelLimits(10_000, 2000))
 
 
 def test_the_template_sees_documents_and_the_clients_variables() -> None:

@@ -15,10 +15,8 @@ from worker.api.http.limits import (
     MAX_JSON_CONTAINERS,
     MAX_JSON_DEPTH,
     MAX_JSON_MEMBERS,
-    MemoryGuard,
     check_json,
     malformed_json,
-    resident_bytes,
 )
 from worker.errors import RequestError
 
@@ -134,21 +132,3 @@ def test_a_broken_body_is_not_searched_for_surrogates(end: bytes) -> None:
     body = Sliced(b'["' + b"\\ud83d\\ude00" * 1000 + end)
     assert ("surrogate" in refusal(body).message) is bool(end)
     assert Sliced.copied < 100
-
-
-def test_memory_is_read_now_and_then() -> None:
-    """A reading counts for a quarter of a second; without a limit nothing is read."""
-    readings = [100, 200, 50]
-    now = [0.0]
-    guard = MemoryGuard(100, lambda: readings.pop(0), lambda: now[0])
-    seen = []
-    for now[0] in (0.0, 0.2, 0.25, 0.4, 0.6):
-        seen.append(guard.exceeded)
-    assert seen == [False, False, True, True, False]
-    assert readings == []
-    assert MemoryGuard(None, lambda: 1 // 0, lambda: 0.0).exceeded is False
-
-
-def test_resident_memory_is_plausible() -> None:
-    """A Python process has more than a mebibyte and less than a terabyte."""
-    assert 1 << 20 < resident_bytes() < 1 << 40
