@@ -15,6 +15,8 @@ import time
 import uuid
 from http import HTTPStatus
 
+import msgspec
+
 from worker.api.generate.admission import Admission
 from worker.api.generate.engine import Engine
 from worker.api.generate.open_sequences import OpenSequences
@@ -27,6 +29,7 @@ from worker.api.http.exchange import (
     Receive,
     Scope,
     Send,
+    Unauthorized,
     error_body,
     error_frame,
     status_error,
@@ -201,4 +204,4 @@ async def _no_content(exchange: Exchange) -> None:
 async def _unauthorized(exchange: Exchange) -> None:
     await exchange.discard_body()
     exchange.add_header(b"www-authenticate", "Bearer")
-    await exchange.reply(b'{"error":"Unauthorized"}', HTTPStatus.UNAUTHORIZED)
+    await exchange.reply(msgspec.json.encode(Unauthorized()), HTTPStatus.UNAUTHORIZED)

@@ -11,6 +11,19 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
+from msgspec import UNSET
+
+from worker.api.schema.answers import (
+    ChatChoice,
+    ChatCompletion,
+    ChatMessageOut,
+    Generated,
+    PromptDetails,
+    TextChoice,
+    TextCompletion,
+    TokenChoice,
+    Usage,
+)
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -20,23 +33,23 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """Token counts of a response; every prompt counts once. `cached_tokens` None: not told."""
+class TokenCounts:
+    """Token counts of a response; every prompt counts once. `cached_tokens` None: not shown."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int | None
 
-    def body(self) -> Json:
-        """The `usage` object of a frame, without what there is nothing to say about."""
-        counts: Json = {
-            "prompt_tokens": self.prompt_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "completion_tokens": self.completion_tokens,
-        }
-        if self.cached_tokens is not None:
-            counts["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
-        return counts
+    def usage(self, *, whole: bool = False) -> Usage:
+        """The `usage` object of a frame, without what is not known, or of a `whole` body."""
+        absent = None if whole else UNSET
+        return Usage(
+            self.prompt_tokens,
+            self.prompt_tokens + self.completion_tokens,
+            self.completion_tokens,
+            absent if self.cached_tokens is None else PromptDetails(self.cached_tokens),
+            None if whole else UNSET,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +73,7 @@ class Delta:
     ending: Ending | None = None
     logprobs: Json | msgspec.Raw | None = None
     token_ids: Sequence[int] | None = None
-    usage: Usage | None = None
+    usage: TokenCounts | None = None
     metrics: Json | None = None
 
 
@@ -105,7 +118,7 @@ class PromptFacts:
 class Frames(Protocol):
     """The wire form of one response: frames when streamed, one body when not."""
 
-    def opening(self, index: int, usage: Usage | None) -> bytes:
+    def opening(self, index: int, usage: TokenCounts | None) -> bytes:
         """What comes before the first text of a choice; may be empty."""
         ...
 
@@ -113,11 +126,11 @@ class Frames(Protocol):
         """A frame with new text."""
         ...
 
-    def usage(self, usage: Usage, metrics: Json | None) -> bytes:
+    def usage(self, usage: TokenCounts, metrics: Json | None) -> bytes:
         """The frame after the last choice that carries the usage."""
         ...
 
-    def body(self, answers: Sequence[Answer], usage: Usage, metrics: Json | None) -> bytes:
+    def body(self, answers: Sequence[Answer], usage: TokenCounts, metrics: Json | None) -> bytes:
         """The JSON body of a response that is not streamed."""
         ...
 
@@ -128,7 +141,9 @@ def _stream_head(head: ResponseHead, kind: str) -> bytes:
     return b"data: " + _encode(start)[:-1] + b',"choices":['
 
 
-def _tail(head: ResponseHead, usage: Usage | None, metrics: Json | None, *, last: bool) -> bytes:
+def _tail(
+    head: ResponseHead, usage: TokenCounts | None, metrics: Json | None, *, last: bool
+) -> bytes:
     """What follows the choices. `last`: of a choice, or of all."""
     if not last and usage is None:
         return b"]}\n\n"
@@ -136,7 +151,7 @@ def _tail(head: ResponseHead, usage: Usage | None, metrics: Json | None, *, last
     if last and head.fingerprint is not None:
         tail += b',"system_fingerprint":' + _encode(head.fingerprint)
     if usage is not None:
-        tail += b',"usage":' + _encode(usage.body())
+        tail += b',"usage":' + _encode(usage.usage())
     if metrics is not None:
         tail += b',"metrics":' + _encode(metrics)
     return tail + b"}\n\n"
@@ -165,9 +180,9 @@ class ChatFrames:
         self._echo = echo
         self._start = _stream_head(head, "chat.completion.chunk")
 
-    def opening(self, index: int, usage: Usage | None) -> bytes:
+    def opening(self, index: int, usage: TokenCounts | None) -> bytes:
         """The chunk that names the role, and one with the text to begin with."""
-        counts = b"" if usage is None else b',"usage":' + _encode(usage.body())
+        counts = b"" if usage is None else b',"usage":' + _encode(usage.usage())
         frame = (
             self._start
             + b'{"index":%d,"delta":{"role":%b,"content":""},"logprobs":null,'
@@ -193,38 +208,28 @@ class ChatFrames:
             )
         return start + end + _tail(self._head, delta.usage, delta.metrics, last=ending is not None)
 
-    def usage(self, usage: Usage, metrics: Json | None) -> bytes:
+    def usage(self, usage: TokenCounts, metrics: Json | None) -> bytes:
         """See `Frames.usage`."""
         return self._start + _tail(self._head, usage, metrics, last=True)
 
-    def body(self, answers: Sequence[Answer], usage: Usage, metrics: Json | None) -> bytes:
+    def body(self, answers: Sequence[Answer], usage: TokenCounts, metrics: Json | None) -> bytes:
         """See `Frames.body`."""
-        choices = [
-            {
-                "index": index,
-                "message": {
-                    "role": self._role,
-                    "content": self._echo + answer.text,
-                    "refusal": None,
-                    "annotations": None,
-                    "audio": None,
-                    "function_call": None,
-                    "reasoning": None,
-                },
-                "logprobs": answer.logprobs,
-                "finish_reason": answer.ending.finish_reason,
-                "stop_reason": answer.ending.stop_reason,
-                "token_ids": answer.token_ids,
-                "routed_experts": None,
-            }
-            for index, answer in enumerate(answers)
-        ]
-        facts = {
-            "prompt_logprobs": answers[0].prompt_logprobs if answers else None,
-            "prompt_token_ids": self._prompt.ids_of(0),
-            "prompt_text": self._prompt.text,
-        }
-        return _whole(self._head, "chat.completion", choices, usage, facts, metrics)
+        return _encode(
+            ChatCompletion(
+                **_facts(self._head, usage, metrics),
+                choices=[
+                    ChatChoice(
+                        index=index,
+                        message=ChatMessageOut(self._role, self._echo + answer.text),
+                        **_of_choice(answer),
+                    )
+                    for index, answer in enumerate(answers)
+                ],
+                prompt_logprobs=answers[0].prompt_logprobs if answers else None,
+                prompt_token_ids=self._prompt.ids_of(0),
+                prompt_text=self._prompt.text,
+            )
+        )
 
 
 class CompletionFrames:
@@ -235,7 +240,7 @@ class CompletionFrames:
         self._prompt = prompt or PromptFacts()
         self._start = _stream_head(head, "text_completion")
 
-    def opening(self, index: int, usage: Usage | None) -> bytes:
+    def opening(self, index: int, usage: TokenCounts | None) -> bytes:
         """Text completions have no role to announce; token ids of the prompt come by themselves."""
         ids = self._prompt.ids_of(index)
         if ids is None:
@@ -262,27 +267,27 @@ class CompletionFrames:
             + _tail(self._head, delta.usage, delta.metrics, last=delta.ending is not None)
         )
 
-    def usage(self, usage: Usage, metrics: Json | None) -> bytes:
+    def usage(self, usage: TokenCounts, metrics: Json | None) -> bytes:
         """See `Frames.usage`."""
         return self._start + _tail(self._head, usage, metrics, last=True)
 
-    def body(self, answers: Sequence[Answer], usage: Usage, metrics: Json | None) -> bytes:
+    def body(self, answers: Sequence[Answer], usage: TokenCounts, metrics: Json | None) -> bytes:
         """See `Frames.body`."""
-        choices = [
-            {
-                "index": index,
-                "text": answer.text,
-                "logprobs": answer.logprobs,
-                "finish_reason": answer.ending.finish_reason,
-                "stop_reason": answer.ending.stop_reason,
-                "token_ids": answer.token_ids,
-                "prompt_logprobs": answer.prompt_logprobs,
-                "prompt_token_ids": self._prompt.ids_of(index),
-                "routed_experts": None,
-            }
-            for index, answer in enumerate(answers)
-        ]
-        return _whole(self._head, "text_completion", choices, usage, {}, metrics)
+        return _encode(
+            TextCompletion(
+                **_facts(self._head, usage, metrics),
+                choices=[
+                    TextChoice(
+                        index=index,
+                        text=answer.text,
+                        prompt_logprobs=answer.prompt_logprobs,
+                        prompt_token_ids=self._prompt.ids_of(index),
+                        **_of_choice(answer),
+                    )
+                    for index, answer in enumerate(answers)
+                ],
+            )
+        )
 
 
 class TokenFrames:
@@ -292,7 +297,7 @@ class TokenFrames:
         self._head: Json = {"request_id": request_id, "model": model, "created": created}
         self._with_text = with_text
 
-    def opening(self, index: int, usage: Usage | None) -> bytes:
+    def opening(self, index: int, usage: TokenCounts | None) -> bytes:
         """Nothing comes before the first tokens."""
         return b""
 
@@ -300,71 +305,60 @@ class TokenFrames:
         """See `Frames.delta`."""
         return self._frame([self._choice(delta.index, delta)], delta.usage, delta.metrics)
 
-    def usage(self, usage: Usage, metrics: Json | None) -> bytes:
+    def usage(self, usage: TokenCounts, metrics: Json | None) -> bytes:
         """See `Frames.usage`."""
         return self._frame([], usage, metrics)
 
-    def body(self, answers: Sequence[Answer], usage: Usage, metrics: Json | None) -> bytes:
+    def body(self, answers: Sequence[Answer], usage: TokenCounts, metrics: Json | None) -> bytes:
         """See `Frames.body`."""
         return _encode(
-            {
+            Generated(
                 **self._head,
-                "choices": [self._choice(index, a) for index, a in enumerate(answers)],
-                "usage": usage.body(),
-                "prompt_logprobs": answers[0].prompt_logprobs if answers else None,
-                "kv_transfer_params": None,
-                "ec_transfer_params": None,
-                "output_mode": "text" if self._with_text else "tokens",
-                "metrics": metrics,
-            }
+                choices=[self._choice(index, answer) for index, answer in enumerate(answers)],
+                usage=usage.usage(),
+                prompt_logprobs=answers[0].prompt_logprobs if answers else None,
+                output_mode="text" if self._with_text else "tokens",
+                metrics=metrics,
+            )
         )
 
-    def _choice(self, index: int, part: Delta | Answer) -> Json:
-        ending = part.ending
-        choice: Json = {
-            "index": index,
-            "token_ids": part.token_ids or [],
-            "logprobs": part.logprobs,
-            "finish_reason": None if ending is None else ending.finish_reason,
-            "stop_reason": None if ending is None else ending.stop_reason,
-        }
-        if self._with_text:
-            choice["text"] = part.text
-        return choice
+    def _choice(self, index: int, part: Delta | Answer) -> TokenChoice:
+        return TokenChoice(
+            index,
+            part.token_ids or [],
+            part.logprobs,
+            None if part.ending is None else part.ending.finish_reason,
+            None if part.ending is None else part.ending.stop_reason,
+            part.text if self._with_text else UNSET,
+        )
 
-    def _frame(self, choices: list[Json], usage: Usage | None, metrics: Json | None) -> bytes:
+    def _frame(
+        self, choices: list[TokenChoice], usage: TokenCounts | None, metrics: Json | None
+    ) -> bytes:
         frame: Json = {**self._head, "choices": choices}
         if usage is not None:
-            frame["usage"] = usage.body()
+            frame["usage"] = usage.usage()
         if metrics is not None:
             frame["metrics"] = metrics
         return b"data: " + _encode(frame) + b"\n\n"
 
 
-def _whole(
-    head: ResponseHead,
-    kind: str,
-    choices: list[Json],
-    usage: Usage,
-    facts: Json,
-    metrics: Json | None,
-) -> bytes:
-    counts = usage.body()
-    counts.setdefault("prompt_tokens_details", None)
-    counts["completion_tokens_details"] = None
-    return _encode(
-        {
-            "id": head.id,
-            "object": kind,
-            "created": head.created,
-            "model": head.model,
-            "choices": choices,
-            "service_tier": None,
-            "system_fingerprint": head.fingerprint,
-            "usage": counts,
-            **facts,
-            "kv_transfer_params": None,
-            "ec_transfer_params": None,
-            "metrics": metrics,
-        }
-    )
+def _facts(head: ResponseHead, usage: TokenCounts, metrics: Json | None) -> Json:
+    """What the body of any response says besides its choices."""
+    return {
+        "id": head.id,
+        "created": head.created,
+        "model": head.model,
+        "system_fingerprint": head.fingerprint,
+        "usage": usage.usage(whole=True),
+        "metrics": metrics,
+    }
+
+
+def _of_choice(answer: Answer) -> Json:
+    return {
+        "logprobs": answer.logprobs,
+        "finish_reason": answer.ending.finish_reason,
+        "stop_reason": answer.ending.stop_reason,
+        "token_ids": answer.token_ids,
+    }

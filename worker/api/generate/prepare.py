@@ -27,7 +27,6 @@ from worker.api.generate.text import ModelText, opens_a_turn
 from worker.api.http.arrival import Arrival
 from worker.api.http.limits import malformed
 from worker.api.http.off_loop import off_loop_when_large
-from worker.api.schema.generate_schema import GenerateRequest, TokenSampling
 from worker.api.schema.params import (
     ModelLimits,
     SamplingContext,
@@ -51,7 +50,9 @@ from worker.api.schema.requests import (
     MAX_REQUEST_ID_CHARS,
     ChatRequest,
     CompletionRequest,
+    GenerateRequest,
     GenerationFields,
+    TokenSampling,
     decode_generation,
     refuse_unsupported,
 )
@@ -63,7 +64,6 @@ from worker.tokenizer.tokenizer import Tokenizer
 DEFAULT_COMPLETION_TOKENS = 16
 
 _OF_COMPLETIONS = frozenset(CompletionRequest.__struct_fields__)
-_UNSUPPORTED = ("features", "content_parts", "kv_transfer_params", "ec_transfer_params")
 _encode = msgspec.json.Encoder(enc_hook=plain).encode
 
 
@@ -387,9 +387,7 @@ class TokenPreparer:
     async def prepare(self, body: bytes, arrival: Arrival) -> Prepared:
         """Without a limit the answer may fill the context. Raises `RequestError` (400, 404)."""
         request = decode(body, GenerateRequest)
-        for name in _UNSUPPORTED:
-            if getattr(request, name) not in (None, {}, []):
-                raise RequestError(f"`{name}` is not supported yet; leave it out", param=name)
+        refuse_unsupported(request)
         sampling = request.sampling_params or TokenSampling()
         refuse_unsupported(sampling)
         arrival = replace(arrival, request_id=request.request_id or arrival.request_id)

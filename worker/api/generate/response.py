@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from worker.api.generate.choice import Choice, Piece
-from worker.api.generate.frames import Answer, Usage
+from worker.api.generate.frames import Answer, TokenCounts
 from worker.api.generate.logprobs import (
     Columns,
     LogprobsWriter,
@@ -91,19 +91,19 @@ class PromptRun:
         return self._raw_logprobs
 
 
-def usage_of(runs: Iterable[PromptRun], *, cached: bool) -> Usage:
+def usage_of(runs: Iterable[PromptRun], *, cached: bool) -> TokenCounts:
     """Counts of a response: every prompt once, whatever follows from it."""
     runs = list(runs)
-    return Usage(
+    return TokenCounts(
         prompt_tokens=sum(len(run.request.prompt_token_ids) for run in runs),
         completion_tokens=sum(c.num_generated for run in runs for c in run.choices),
         cached_tokens=sum(run.choices[0].num_cached for run in runs) if cached else None,
     )
 
 
-def usage_so_far(run: PromptRun, choice: Choice, *, cached: bool) -> Usage:
+def usage_so_far(run: PromptRun, choice: Choice, *, cached: bool) -> TokenCounts:
     """Counts of one choice, for a chunk of its own."""
-    return Usage(
+    return TokenCounts(
         len(run.request.prompt_token_ids),
         choice.num_generated,
         run.choices[0].num_cached if cached else None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -214,18 +214,31 @@ class Exchange:
             raise ClientGoneError from error
 
 
+class ErrorDetail(msgspec.Struct):
+    """What was wrong; `code` is the HTTP status, `param` the field at fault."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class Error(msgspec.Struct):
+    """OpenAI's error envelope."""
+
+    error: ErrorDetail
+
+
+class Unauthorized(msgspec.Struct):
+    """The 401, as vLLM words it."""
+
+    error: Literal["Unauthorized"] = "Unauthorized"
+
+
 def error_body(error: RequestError) -> bytes:
     """OpenAI's error envelope."""
-    return msgspec.json.encode(
-        {
-            "error": {
-                "message": error.message,
-                "type": error.type,
-                "param": error.param,
-                "code": error.status,
-            }
-        }
-    )
+    detail = ErrorDetail(error.message, error.type, error.param, error.status)
+    return msgspec.json.encode(Error(detail))
 
 
 def error_frame(error: RequestError) -> bytes:

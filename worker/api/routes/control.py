@@ -12,11 +12,21 @@ from worker.api.generate.engine import Engine
 from worker.api.generate.open_sequences import OpenSequences
 from worker.api.http.exchange import Exchange
 from worker.api.http.off_loop import off_loop_when_large
-from worker.api.schema.generate_schema import AbortBody
+from worker.api.schema.answers import (
+    Awake,
+    CacheDump,
+    DumpedBlock,
+    IsPaused,
+    IsSleeping,
+    ServerInfo,
+    Sleeping,
+    Status,
+    Success,
+)
 from worker.api.schema.openapi import package_version
 from worker.api.schema.parse import decode
-from worker.api.schema.query import query_values
-from worker.api.schema.routes import CONTROL_ROUTES, Handler
+from worker.api.schema.requests import AbortBody
+from worker.api.schema.routes import CONTROL_ROUTES, Handler, query_values
 from worker.config import ApiConfig, EngineConfig
 from worker.engine.messages import (
     CachedBlock,
@@ -88,37 +98,37 @@ class ControlRoutes:
 
     async def _reset(self, values: Values) -> object:
         command = ResetPrefixCache(0, reset_running=values["reset_running_requests"])
-        return {"success": (await self._engine.run(command)).ok}
+        return Success((await self._engine.run(command)).ok)
 
     async def _pause(self, values: Values) -> object:
         await self._done(Pause(0, mode=values["mode"]))
         if values["clear_cache"] and values["mode"] != "keep":
             await self._engine.run(ResetPrefixCache(0))
-        return {"status": "paused"}
+        return Status("paused")
 
     async def _resume(self, _values: Values) -> object:
         await self._done(Resume(0))
-        return {"status": "resumed"}
+        return Status("resumed")
 
     async def _is_paused(self, _values: Values) -> object:
-        return {"is_paused": self._engine.stats.is_paused}
+        return IsPaused(self._engine.stats.is_paused)
 
     async def _sleep(self, values: Values) -> object:
         await self._done(Sleep(0, level=values["level"], mode=values["mode"]))
-        return {"status": "sleeping", "level": values["level"]}
+        return Sleeping("sleeping", values["level"])
 
     async def _wake_up(self, values: Values) -> object:
         await self._done(WakeUp(0, tags=values["tags"]))
         awake = self._engine.stats.sleep_level is None
-        return {"status": "awake" if awake else "sleeping", "tags": values["tags"]}
+        return Awake("awake" if awake else "sleeping", values["tags"])
 
     async def _is_sleeping(self, _values: Values) -> object:
-        return {"is_sleeping": self._engine.stats.sleep_level is not None}
+        return IsSleeping(self._engine.stats.sleep_level is not None)
 
     async def _server_info(self, values: Values) -> object:
         config = redacted(self._config, self._engine_config)
         shown = config if values["config_format"] == "json" else repr(config)
-        return {"version": package_version(), "vllm_config": shown}
+        return ServerInfo(package_version(), shown)
 
     async def _dump(self, _values: Values) -> object:
         reply = await self._done(DumpCache(0))
@@ -126,11 +136,9 @@ class ControlRoutes:
         return await off_loop_when_large(num_tokens, lambda: self._dump_of(reply))
 
     def _dump_of(self, reply: CommandReply) -> msgspec.Raw:
-        page = {
-            "block_size": 16 if self._engine_config is None else self._engine_config.block_size,
-            "event_sequence": reply.event_sequence,
-            "blocks": [_dumped(block) for block in reply.blocks],
-        }
+        block_size = 16 if self._engine_config is None else self._engine_config.block_size
+        blocks = [_dumped(block) for block in reply.blocks]
+        page = CacheDump(block_size, reply.event_sequence, blocks)
         return msgspec.Raw(msgspec.json.encode(page))
 
 
@@ -144,10 +152,6 @@ def redacted(config: ApiConfig, engine_config: EngineConfig | None) -> dict[str,
     return {"api": api, "engine": engine}
 
 
-def _dumped(block: CachedBlock) -> dict[str, object]:
-    return {
-        "block_hash": block.block_hash.hex(),
-        "parent_block_hash": None if block.parent is None else block.parent.hex(),
-        "token_ids": block.token_ids,
-        "cache_salt": block.cache_salt,
-    }
+def _dumped(block: CachedBlock) -> DumpedBlock:
+    parent = None if block.parent is None else block.parent.hex()
+    return DumpedBlock(block.block_hash.hex(), parent, block.token_ids, block.cache_salt)

@@ -10,7 +10,14 @@ import msgspec
 from worker.api.generate.admission import Admission
 from worker.api.generate.engine import Engine
 from worker.api.http.exchange import Exchange, status_error
-from worker.api.schema.answers import KvEventSource
+from worker.api.schema.answers import (
+    KvEventSource,
+    Load,
+    ModelCard,
+    ModelList,
+    ModelPermission,
+    Version,
+)
 from worker.api.schema.openapi import package_version
 from worker.api.schema.params import unknown_model
 from worker.api.schema.routes import Handler, model_id
@@ -38,10 +45,10 @@ class ProbeRoutes:
         self._engine = engine
         self._admission = admission
         self._metrics = metrics
-        self._version = msgspec.json.encode({"version": package_version()})
+        self._version = msgspec.json.encode(Version(package_version()))
         self._sources = msgspec.json.encode(_sources(kv_events))
         cards = {name: _model_card(name, config) for name in config.served_model_names}
-        self._models = msgspec.json.encode({"object": "list", "data": list(cards.values())})
+        self._models = msgspec.json.encode(ModelList("list", list(cards.values())))
         self._model_of = {name: msgspec.json.encode(card) for name, card in cards.items()}
 
     def handlers(self) -> dict[str, Handler]:
@@ -93,7 +100,7 @@ class ProbeRoutes:
         await exchange.reply(self._model_of[name])
 
     async def _load(self, exchange: Exchange) -> None:
-        await exchange.reply(b'{"server_load":%d}' % self._admission.num_inside)
+        await exchange.reply(msgspec.json.encode(Load(self._admission.num_inside)))
 
     async def _page(self, exchange: Exchange) -> None:
         page = self._metrics.render(self._engine.stats, time.monotonic())
@@ -104,38 +111,19 @@ async def _tell(exchange: Exchange, good: bool) -> None:
     await exchange.reply(b"", HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE, ())
 
 
-def _sources(config: KvEventsConfig) -> dict[str, dict[str, object]]:
-    """By data-parallel rank, of which there is one."""
+def _sources(config: KvEventsConfig) -> dict[str, KvEventSource]:
+    """By data-parallel rank, of which there is one. Fields that are not vLLM's are left out."""
     if not config.enable_kv_cache_events:
         return {}
-    # The fields that are vLLM's; others are ours.
-    return {"0": {name: getattr(config, name) for name in KvEventSource.__struct_fields__}}
+    return {"0": msgspec.convert(config, KvEventSource, from_attributes=True)}
 
 
-def _model_card(name: str, config: ApiConfig) -> dict[str, object]:
+def _model_card(name: str, config: ApiConfig) -> ModelCard:
     created = int(time.time())
-    return {
-        "id": name,
-        "object": "model",
-        "created": created,
-        "owned_by": "vllm",  # what clients of these series of servers expect
-        "root": config.model_root or name,
-        "parent": None,
-        "max_model_len": config.max_model_len,
-        "permission": [
-            {
-                "id": f"modelperm-{name}",
-                "object": "model_permission",
-                "created": created,
-                "allow_create_engine": False,
-                "allow_sampling": True,
-                "allow_logprobs": True,
-                "allow_search_indices": False,
-                "allow_view": True,
-                "allow_fine_tuning": False,
-                "organization": "*",
-                "group": None,
-                "is_blocking": False,
-            }
-        ],
-    }
+    return ModelCard(
+        id=name,
+        created=created,
+        root=config.model_root or name,
+        max_model_len=config.max_model_len,
+        permission=[ModelPermission(f"modelperm-{name}", "model_permission", created)],
+    )

@@ -4,7 +4,6 @@ for prefill and decode on different workers.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
@@ -15,6 +14,8 @@ from worker.api.generate.open_sequences import response_of
 from worker.api.generate.prepare import Prepared, RequestPreparer
 from worker.api.http.arrival import Arrival, arrival_of
 from worker.api.http.exchange import Exchange
+from worker.api.http.off_loop import off_loop_when_large
+from worker.api.schema.answers import Rendered
 from worker.api.schema.parse import decode, plain
 from worker.api.schema.prompts import prompts_of
 from worker.api.schema.requests import ChatRequest, CompletionRequest, GenerationFields
@@ -28,8 +29,6 @@ Offsets = list[tuple[int, int]]
 # Token ids, and their offsets as JSON: a pair of numbers for each of a million tokens is what the
 # garbage collector would look at again and again.
 Encoding = tuple[list[int], msgspec.Raw]
-# More tokens are written in a thread; below, the hand-over costs more than it saves.
-_INLINE_TOKENS = 4096
 _Generation = TypeVar("_Generation", bound=GenerationFields)
 
 
@@ -108,7 +107,7 @@ class RenderRoutes:
             ]
 
         num_tokens = sum(len(ask.prompt_token_ids) for ask in prepared.requests)
-        return entries() if num_tokens <= _INLINE_TOKENS else await asyncio.to_thread(entries)
+        return await off_loop_when_large(num_tokens, entries)
 
     def _entry(
         self,
@@ -117,25 +116,19 @@ class RenderRoutes:
         ask: AddRequest,
         suffix: str,
         encoding: Encoding | None,
-    ) -> Json:
-        options = request.stream_options
-        return {
-            "request_id": response_of(ask.request_id) + suffix,
-            "token_ids": ask.prompt_token_ids,
-            "token_offsets": _offsets(encoding, ask),
-            "features": None,
-            "content_parts": None,
-            "sampling_params": sampling_fields(request, prepared, ask),
-            "model": self._config.served_model_names[0],
-            "stream": prepared.stream,
-            "stream_options": None if options is None else msgspec.to_builtins(options),
-            "cache_salt": ask.cache_salt,
-            "priority": ask.priority,
-            "kv_transfer_params": None,
-            "ec_transfer_params": None,
-            "output_mode": "tokens",
-            "return_token_ids": request.return_token_ids,
-        }
+    ) -> Rendered:
+        return Rendered(
+            request_id=response_of(ask.request_id) + suffix,
+            token_ids=ask.prompt_token_ids,
+            token_offsets=_offsets(encoding, ask),
+            sampling_params=sampling_fields(request, prepared, ask),
+            model=self._config.served_model_names[0],
+            stream=prepared.stream,
+            stream_options=request.stream_options,
+            cache_salt=ask.cache_salt,
+            priority=ask.priority,
+            return_token_ids=request.return_token_ids,
+        )
 
 
 def _offsets(encoding: Encoding | None, ask: AddRequest) -> msgspec.Raw | None:

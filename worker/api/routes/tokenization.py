@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 
 import msgspec
@@ -11,6 +10,8 @@ from worker.api.generate.prepare import RequestPreparer
 from worker.api.generate.text import ModelText
 from worker.api.http.exchange import Exchange
 from worker.api.http.limits import malformed
+from worker.api.http.off_loop import off_loop_when_large
+from worker.api.schema.answers import Detokenized, Tokenized, TokenizerInfo
 from worker.api.schema.parse import decode
 from worker.api.schema.prompts import check_token_ids
 from worker.api.schema.requests import DetokenizeRequest, TokenizeRequest
@@ -20,8 +21,6 @@ from worker.errors import RequestError
 
 # So many tokens may be asked about at once; as many as the context holds, where that is more.
 MAX_DETOKENIZED_IDS = 1 << 18
-# More are looked up in a thread; below, the hand-over costs more than it saves.
-_INLINE_TOKENS = 1024
 
 
 class TokenizationRoutes:
@@ -56,19 +55,13 @@ class TokenizationRoutes:
         if request.add_special_tokens is not None:
             special = request.add_special_tokens
         ids = await self._text.encode(prompt, add_special_tokens=special)
-        answer = {
-            "count": len(ids),
-            "max_model_len": self._text.limits.max_model_len,
-            "tokens": ids,
-            "token_strs": await self._spelled(ids) if request.return_token_strs else None,
-        }
+        strings = await self._spelled(ids) if request.return_token_strs else None
+        answer = Tokenized(len(ids), self._text.limits.max_model_len, ids, strings)
         await exchange.reply(msgspec.json.encode(answer))
 
     async def _spelled(self, ids: list[int]) -> list[str]:
         spelling = self._text.tokenizer.token_text
-        if len(ids) <= _INLINE_TOKENS:
-            return [spelling(i) for i in ids]
-        return await asyncio.to_thread(lambda: [spelling(i) for i in ids])
+        return await off_loop_when_large(len(ids), lambda: [spelling(i) for i in ids])
 
     async def _detokenize(self, exchange: Exchange) -> None:
         """The text, control tokens included."""
@@ -81,18 +74,17 @@ class TokenizationRoutes:
             raise RequestError(f"tokens takes at most {most} ids, got {len(ids)}", param="tokens")
         check_token_ids(ids, self._text.limits, "tokens")
         decode_ids = partial(self._text.tokenizer.decode, ids, skip_special_tokens=False)
-        inline = len(ids) <= _INLINE_TOKENS
-        text = decode_ids() if inline else await asyncio.to_thread(decode_ids)
-        await exchange.reply(msgspec.json.encode({"prompt": text}))
+        text = await off_loop_when_large(len(ids), decode_ids)
+        await exchange.reply(msgspec.json.encode(Detokenized(text)))
 
     async def _info(self, exchange: Exchange) -> None:
         tokenizer, template = self._text.tokenizer, self._text.template
         special = {tokenizer.token_text(i): i for i in sorted(tokenizer.special_ids)}
-        answer = {
-            "tokenizer_class": type(tokenizer).__name__,
-            "vocab_size": self._text.limits.vocab_size,
-            "model_max_length": self._text.limits.max_model_len,
-            "special_tokens": special,
-            "chat_template": None if template is None else template.source,
-        }
+        answer = TokenizerInfo(
+            type(tokenizer).__name__,
+            self._text.limits.vocab_size,
+            self._text.limits.max_model_len,
+            special,
+            None if template is None else template.source,
+        )
         await exchange.reply(msgspec.json.encode(answer))

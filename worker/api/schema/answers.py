@@ -1,41 +1,29 @@
-"""The shapes of answers, for the OpenAPI document. Answers on the hot path are not built from
-these, but a test holds every answer to its shape here.
+"""The answers: what the handlers encode is what the OpenAPI document describes. Frames of streams
+alone are written as bytes (`generate.frames`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
+from worker.types import FinishReason
+
+Count = Annotated[int, Meta(ge=0)]
+Counts = Sequence[Count]
 PauseMode = Literal["abort", "wait", "keep"]
 SleepLevel = Literal[0, 1, 2]
 WakeTag = Literal["weights", "kv_cache"]
 ConfigFormat = Literal["text", "json"]
-_Finish = Literal["stop", "length", "abort", "repetition", "error"]
-_Object = dict[str, Any]
-
-
-class ErrorDetail(msgspec.Struct):
-    """What was wrong; `code` is the HTTP status, `param` the field at fault."""
-
-    message: str
-    type: str
-    param: str | None
-    code: int
-
-
-class Error(msgspec.Struct):
-    """OpenAI's error envelope."""
-
-    error: ErrorDetail
-
-
-class Unauthorized(msgspec.Struct):
-    """The 401, as vLLM words it."""
-
-    error: Literal["Unauthorized"]
+# Encoded beforehand, or plain values.
+JsonObject = Annotated[Any, Meta(extra_json_schema={"type": ["object", "null"]})]
+JsonArray = Annotated[Any, Meta(extra_json_schema={"type": ["array", "null"]})]
+_Finish = Annotated[
+    str, Meta(extra_json_schema={"enum": sorted(reason.value for reason in FinishReason)})
+]
 
 
 class PromptDetails(msgspec.Struct):
@@ -45,13 +33,13 @@ class PromptDetails(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """Token counts; every prompt counts once."""
+    """Token counts; every prompt counts once. Frames leave out what bodies have as null."""
 
     prompt_tokens: Count
     total_tokens: Count
     completion_tokens: Count
-    prompt_tokens_details: PromptDetails | None = None
-    completion_tokens_details: _Object | None = None
+    prompt_tokens_details: PromptDetails | UnsetType | None = UNSET
+    completion_tokens_details: UnsetType | None = UNSET
 
 
 class ChatMessageOut(msgspec.Struct):
@@ -59,76 +47,88 @@ class ChatMessageOut(msgspec.Struct):
 
     role: str
     content: str
-    refusal: None
-    annotations: None
-    audio: None
-    function_call: None
-    reasoning: None
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+    reasoning: None = None
 
 
-class ChatChoice(msgspec.Struct):
+class ChatChoice(msgspec.Struct, kw_only=True):
     """One answer to a conversation."""
 
     index: Count
     message: ChatMessageOut
-    logprobs: _Object | None
+    logprobs: JsonObject
     finish_reason: _Finish
     stop_reason: str | int | None
-    token_ids: list[Count] | None
+    token_ids: Counts | None
+    routed_experts: None = None
 
 
-class ChatCompletion(msgspec.Struct):
+class ChatCompletion(msgspec.Struct, kw_only=True):
     """Answer of `/v1/chat/completions`."""
 
     id: str
-    object: Literal["chat.completion"]
+    object: Literal["chat.completion"] = "chat.completion"
     created: Count
     model: str
     choices: list[ChatChoice]
+    service_tier: None = None
     system_fingerprint: str | None
     usage: Usage
-    prompt_logprobs: list[_Object | None] | None
-    prompt_token_ids: list[Count] | None
+    prompt_logprobs: JsonArray
+    prompt_token_ids: Counts | None
     prompt_text: str | None
+    kv_transfer_params: None = None
+    ec_transfer_params: None = None
+    metrics: JsonObject
 
 
-class TextChoice(msgspec.Struct):
+class TextChoice(msgspec.Struct, kw_only=True):
     """One continuation."""
 
     index: Count
     text: str
-    logprobs: _Object | None
+    logprobs: JsonObject
     finish_reason: _Finish
     stop_reason: str | int | None
-    token_ids: list[Count] | None
-    prompt_logprobs: list[_Object | None] | None
-    prompt_token_ids: list[Count] | None
+    token_ids: Counts | None
+    prompt_logprobs: JsonArray
+    prompt_token_ids: Counts | None
+    routed_experts: None = None
 
 
-class TextCompletion(msgspec.Struct):
+class TextCompletion(msgspec.Struct, kw_only=True):
     """Answer of `/v1/completions`."""
 
     id: str
-    object: Literal["text_completion"]
+    object: Literal["text_completion"] = "text_completion"
     created: Count
     model: str
     choices: list[TextChoice]
+    service_tier: None = None
     system_fingerprint: str | None
     usage: Usage
+    kv_transfer_params: None = None
+    ec_transfer_params: None = None
+    metrics: JsonObject
 
 
 class TokenChoice(msgspec.Struct):
-    """One continuation, in token ids; with `text` when `output_mode` is "text"."""
+    """One continuation, in token ids; with `text` when `output_mode` is "text". In a frame,
+    `finish_reason` is null until the last one.
+    """
 
     index: Count
-    token_ids: list[Count]
-    logprobs: _Object | None
-    finish_reason: _Finish
+    token_ids: Counts
+    logprobs: JsonObject
+    finish_reason: _Finish | None
     stop_reason: str | int | None
-    text: str | msgspec.UnsetType = msgspec.UNSET
+    text: str | UnsetType = UNSET
 
 
-class Generated(msgspec.Struct):
+class Generated(msgspec.Struct, kw_only=True):
     """Answer of `/inference/v1/generate`."""
 
     request_id: str
@@ -136,27 +136,32 @@ class Generated(msgspec.Struct):
     created: Count
     choices: list[TokenChoice]
     usage: Usage
-    prompt_logprobs: list[_Object | None] | None
+    prompt_logprobs: JsonArray
+    kv_transfer_params: None = None
+    ec_transfer_params: None = None
     output_mode: Literal["tokens", "text"]
+    metrics: JsonObject
 
 
-class Rendered(msgspec.Struct):
-    """What a request asks of the engine; `/inference/v1/generate` takes it as it is."""
+class Rendered(msgspec.Struct, kw_only=True):
+    """What a request asks of the engine; `/inference/v1/generate` takes it as it is.
+    `token_offsets` are pairs of numbers.
+    """
 
     request_id: str
-    token_ids: list[Count]
-    token_offsets: list[Annotated[list[Count], msgspec.Meta(min_length=2, max_length=2)]] | None
-    features: None
-    content_parts: None
-    sampling_params: _Object
+    token_ids: Counts
+    token_offsets: JsonArray
+    features: None = None
+    content_parts: None = None
+    sampling_params: JsonObject
     model: str
     stream: bool
-    stream_options: _Object | None
+    stream_options: JsonObject
     cache_salt: str | None
     priority: int
-    kv_transfer_params: None
-    ec_transfer_params: None
-    output_mode: Literal["tokens"]
+    kv_transfer_params: None = None
+    ec_transfer_params: None = None
+    output_mode: Literal["tokens"] = "tokens"
     return_token_ids: bool | None
 
 
@@ -165,7 +170,7 @@ class Tokenized(msgspec.Struct):
 
     count: Count
     max_model_len: Count
-    tokens: list[Count]
+    tokens: Counts
     token_strs: list[str] | None
 
 
@@ -197,17 +202,34 @@ class Load(msgspec.Struct):
     server_load: Count
 
 
-class ModelCard(msgspec.Struct):
+class ModelPermission(msgspec.Struct):
+    """Part of `ModelCard`: what OpenAI's API once answered, and clients may read."""
+
+    id: str
+    object: Literal["model_permission"]
+    created: Count
+    allow_create_engine: bool = False
+    allow_sampling: bool = True
+    allow_logprobs: bool = True
+    allow_search_indices: bool = False
+    allow_view: bool = True
+    allow_fine_tuning: bool = False
+    organization: str = "*"
+    group: None = None
+    is_blocking: bool = False
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
     """One served name."""
 
     id: str
-    object: Literal["model"]
+    object: Literal["model"] = "model"
     created: Count
-    owned_by: str
+    owned_by: str = "vllm"  # what clients of these series of servers expect
     root: str
-    parent: str | None
+    parent: None = None
     max_model_len: Count
-    permission: list[_Object]
+    permission: list[ModelPermission]
 
 
 class ModelList(msgspec.Struct):
@@ -218,7 +240,7 @@ class ModelList(msgspec.Struct):
 
 
 class KvEventSource(msgspec.Struct):
-    """A publisher of KV events, as `--kv-events-config` has it."""
+    """A publisher of KV events: what `--kv-events-config` has in common with vLLM's."""
 
     enable_kv_cache_events: bool
     publisher: str | None
@@ -272,7 +294,7 @@ class ServerInfo(msgspec.Struct):
     """Answer of `/server_info`: `vllm_config` is text, or an object with `config_format=json`."""
 
     version: str
-    vllm_config: str | _Object
+    vllm_config: str | dict[str, Any]
 
 
 class DumpedBlock(msgspec.Struct):
@@ -280,13 +302,13 @@ class DumpedBlock(msgspec.Struct):
 
     block_hash: str
     parent_block_hash: str | None
-    token_ids: list[Count]
+    token_ids: Counts
     cache_salt: str | None
 
 
 class CacheDump(msgspec.Struct):
-    """Answer of `/kv_events/dump`. What it tells includes every batch of KV events up to
-    `event_sequence` (null: none has been sent).
+    """Answer of `/kv_events/dump`, which includes every batch of KV events up to `event_sequence`
+    (null: none has been sent).
     """
 
     block_size: Count

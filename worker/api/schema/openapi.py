@@ -13,8 +13,7 @@ from typing import Any
 
 import msgspec
 
-from worker.api.schema import answers as answer_schema
-from worker.api.schema.openapi_bounds import with_bounds
+from worker.api.http.exchange import Error, Unauthorized
 from worker.api.schema.parse import schema_hook
 from worker.api.schema.routes import MODEL_PATH, ROUTES, Query, Route, is_guarded
 
@@ -99,7 +98,7 @@ def document_bytes(routes: Iterable[Route], *, has_keys: bool) -> bytes:
 
 def _schemas(routes: Sequence[Route]) -> tuple[dict[Any, Json], Json]:
     """The schema of every type in the routes, and the components they refer to."""
-    kinds: list[Any] = [answer_schema.Error, answer_schema.Unauthorized]
+    kinds: list[Any] = [Error, Unauthorized]
     for route in routes:
         for kind in (*_alternatives(route.body), *_alternatives(route.answer)):
             if kind not in kinds:
@@ -107,8 +106,10 @@ def _schemas(routes: Sequence[Route]) -> tuple[dict[Any, Json], Json]:
     schemas, components = msgspec.json.schema_components(
         kinds, schema_hook=schema_hook, ref_template=_REFERENCE
     )
-    bodies = {kind.__name__ for route in routes for kind in _alternatives(route.body)}
-    return dict(zip(kinds, schemas, strict=True)), with_bounds(components, bodies)
+    # A turn has content, or what an assistant thought: JSON schema says that of the whole object.
+    said = ("content", "reasoning", "reasoning_content")
+    components["ChatMessage"]["anyOf"] = [{"required": [name]} for name in said]
+    return dict(zip(kinds, schemas, strict=True)), components
 
 
 def _alternatives(kind: Any) -> tuple[Any, ...]:
@@ -151,7 +152,7 @@ def _responses(route: Route, schemas: Mapping[Any, Json], *, guarded: bool) -> J
         statuses.add(401)
     for status in sorted(statuses):
         response: Json = {"description": HTTPStatus(status).phrase}
-        kind = answer_schema.Unauthorized if status == 401 else answer_schema.Error
+        kind = Unauthorized if status == 401 else Error
         if not (status == 503 and route.name in _EMPTY):
             response["content"] = {"application/json": {"schema": schemas[kind]}}
         responses[str(status)] = response

@@ -23,6 +23,7 @@ from worker.api.schema.requests import (
     MAX_SEQUENCES,
     MAX_STOP_BYTES,
     MAX_STOP_STRINGS,
+    RANGES,
     RepetitionFields,
     SamplingFields,
 )
@@ -34,16 +35,6 @@ MIN_TEMPERATURE = 0.01  # a smaller one overflows the softmax of half-precision 
 MAX_LOGIT_BIAS = 100.0
 _INT64 = 1 << 63
 _MAX_DIGITS = 20
-
-# field → (default, least, most)
-RANGES: dict[str, tuple[float, float, float]] = {
-    "temperature": (1.0, 0.0, 2.0),
-    "top_p": (1.0, 0.0, 1.0),
-    "min_p": (0.0, 0.0, 1.0),
-    "presence_penalty": (0.0, -2.0, 2.0),
-    "frequency_penalty": (0.0, -2.0, 2.0),
-}
-
 
 _NAMED = ("temperature", "top_p")  # the others' faults have no `param`, as in vLLM
 

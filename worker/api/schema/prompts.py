@@ -7,14 +7,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from msgspec import UNSET
+
 from worker.api.http.limits import malformed
 from worker.api.schema.params import ModelLimits, invalid
 from worker.api.schema.parse import shown
-from worker.api.schema.requests import MAX_DOCUMENTS, MAX_MESSAGES, MAX_PROMPTS, UNSET, ChatMessage
+from worker.api.schema.requests import MAX_DOCUMENTS, MAX_MESSAGES, MAX_PROMPTS, ROLES, ChatMessage
 from worker.errors import RequestError
 
 _INT64 = 1 << 63
-ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 # Of a message; only null and empty ones are taken.
 UNSUPPORTED_PARTS = ("tool_calls", "tool_call_id", "function_call", "refusal", "audio")
 

@@ -7,14 +7,13 @@ known field that is not built yet is accepted only with a value that asks for no
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import msgspec
-from msgspec import UNSET as UNSET
-from msgspec import UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
-from worker.api.schema.parse import Whole
-from worker.api.schema.parse import decode as decode
+from worker.api.schema.parse import Whole, decode
 from worker.errors import RequestError
 
 MAX_MESSAGES = 4096
@@ -24,6 +23,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 256
 MAX_CACHE_SALT_CHARS = 128
 MAX_REQUEST_ID_CHARS = 128
+MAX_ABORTED_IDS = 1024
 MAX_LOGIT_BIASES = 1024
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_TOKENS = 1024
@@ -31,47 +31,42 @@ MAX_LOGPROB_TOKEN_IDS = 128
 MAX_DOCUMENTS = 1024
 MAX_PROMPT_LOGPROBS = 1 << 20  # in one answer, which is some 70 MiB
 
-# Not of `Whole`, which costs a call an element: there may be as many as a body holds. `params`
-# checks how many there are, then what they are.
-TokenIds = Annotated[
-    list[int | float], msgspec.Meta(extra_json_schema={"items": {"type": "integer"}})
-]
-
-# field → the values besides null that ask for nothing.
-NEUTRAL: dict[str, tuple[object, ...]] = {
-    "best_of": (1,),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
-    "moderation": (),
-    "suffix": ("",),
-    "prompt_embeds": (),
-    "chat_template": (),
-    "include_reasoning": (True,),
-    "kv_transfer_params": ({},),
-    "ec_transfer_params": ({},),
-    "vllm_xargs": ({},),
-    "extra_args": ({},),
-    "skip_reading_prefix_cache": (False,),
-    "mm_processor_kwargs": ({},),
-    "return_token_offsets": (False,),
-    "thinking_token_budget": (),
-    "store": (False,),
-    "service_tier": ("auto", "default"),
-    "use_beam_search": (False,),
-    "length_penalty": (1,),
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+# field → (default, least, most)
+RANGES: dict[str, tuple[float, float, float]] = {
+    "temperature": (1.0, 0.0, 2.0),
+    "top_p": (1.0, 0.0, 1.0),
+    "min_p": (0.0, 0.0, 1.0),
+    "presence_penalty": (0.0, -2.0, 2.0),
+    "frequency_penalty": (0.0, -2.0, 2.0),
 }
+
+
+def says(**keywords: object) -> Meta:
+    """What the server checks of a field beyond its type (in `params` and `prompts`, with messages
+    of its own), as keywords of JSON schema for the document. msgspec does not check them.
+    """
+    return Meta(extra_json_schema=keywords)
+
+
+def only(*neutral: object) -> Meta:
+    """A field that is not built: null and these values, which ask for nothing, are taken."""
+    # The fix also keeps `only(1)` and `only(True)` apart: `Annotated` caches what compares equal.
+    values = " or ".join(msgspec.json.encode(value).decode() for value in neutral)
+    fix = f"leave it out or send {values}" if values else "leave it out"
+    return Meta(extra_json_schema={"enum": [None, *neutral]}, extra={"only": neutral, "fix": fix})
+
+
+def ranged(name: str) -> Meta:
+    """The range of a sampling field."""
+    _, least, most = RANGES[name]
+    return says(minimum=least, maximum=most)
+
+
+# Ids that exist, or are refused. Not of `Whole`, which costs a call an element: there may be as
+# many as a body holds. `params` checks how many there are, then what they are.
+TokenId = Annotated[int, says(minimum=0)]
+TokenIds = list[Annotated[int | float, says(minimum=0)]]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -93,28 +88,31 @@ class RepetitionFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
 class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """How tokens are drawn, and when a sequence ends. Every field may be null: its default."""
 
-    max_tokens: Whole | None = None
-    min_tokens: Whole | None = None
-    n: Whole | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Whole | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: TokenIds | None = None
+    max_tokens: Annotated[Whole | None, says(minimum=0)] = None
+    min_tokens: Annotated[Whole | None, says(minimum=0)] = None
+    n: Annotated[Whole | None, says(minimum=1, maximum=MAX_SEQUENCES)] = None
+    temperature: Annotated[float | None, ranged("temperature")] = None
+    top_p: Annotated[float | None, says(exclusiveMinimum=0, maximum=1)] = None
+    top_k: Annotated[Whole | None, says(minimum=-1)] = None
+    min_p: Annotated[float | None, ranged("min_p")] = None
+    presence_penalty: Annotated[float | None, ranged("presence_penalty")] = None
+    frequency_penalty: Annotated[float | None, ranged("frequency_penalty")] = None
+    repetition_penalty: Annotated[float | None, says(exclusiveMinimum=0)] = None
+    logit_bias: Annotated[dict[str, float] | None, says(maxProperties=MAX_LOGIT_BIASES)] = None
+    bad_words: Annotated[list[str] | None, says(maxItems=MAX_BAD_WORDS)] = None
+    allowed_token_ids: Annotated[TokenIds | None, says(minItems=1)] = None
     seed: Whole | None = None
-    stop: str | list[str] | None = None
+    stop: Annotated[
+        str | list[Annotated[str, says(minLength=1)]] | None,
+        says(minLength=1, maxItems=MAX_STOP_STRINGS),
+    ] = None
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
-    prompt_logprobs: Whole | None = None
-    logprob_token_ids: TokenIds | None = None
-    use_beam_search: bool | None = None
-    length_penalty: float | None = None
+    prompt_logprobs: Annotated[Whole | None, says(minimum=-1)] = None
+    logprob_token_ids: Annotated[TokenIds | None, says(maxItems=MAX_LOGPROB_TOKEN_IDS)] = None
+    use_beam_search: Annotated[bool | None, only(False)] = None
+    length_penalty: Annotated[float | None, only(1)] = None
     repetition_detection: RepetitionFields | None = None
     skip_special_tokens: bool | None = None
     # Our text is the exact bytes of the tokens, which has no such spaces to add or leave out.
@@ -124,20 +122,22 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class GenerationFields(SamplingFields, kw_only=True):
     """What chat and text completions share.
 
-    The fields typed `Any` are those of `NEUTRAL`, and a few that carry no instruction for the
-    answer (`user`, `metadata`, …).
+    The fields typed `Any` that take any value carry no instruction for the answer (`user`,
+    `metadata`, …).
     """
 
     model: str | None = None
     echo: bool | None = None
-    truncate_prompt_tokens: Whole | None = None
+    truncate_prompt_tokens: Annotated[Whole | None, says(minimum=-1)] = None
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stream_interval: Whole | None = None
-    cache_salt: str | None = None
-    request_id: str | None = None
+    stream_interval: Annotated[Whole | None, says(minimum=1)] = None
+    cache_salt: Annotated[
+        str | None, says(minLength=1, maxLength=MAX_CACHE_SALT_CHARS, pattern=r"^[^@/\\\u0000]*$")
+    ] = None
+    request_id: Annotated[str | None, says(minLength=1, maxLength=MAX_REQUEST_ID_CHARS)] = None
     priority: Whole | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
@@ -150,18 +150,19 @@ class GenerationFields(SamplingFields, kw_only=True):
     prompt_cache_options: Any = None
     session_id: Any = None
 
-    best_of: Any = None
-    response_format: dict[str, Any] | None = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    kv_transfer_params: dict[str, Any] | None = None
-    ec_transfer_params: dict[str, Any] | None = None
-    vllm_xargs: dict[str, Any] | None = None
-    return_token_offsets: bool | None = None  # of the render routes
-    service_tier: Any = None
+    best_of: Annotated[Any, only(1)] = None
+    response_format: Annotated[dict[str, Any] | None, only({"type": "text"})] = None
+    structured_outputs: Annotated[Any, only()] = None
+    guided_json: Annotated[Any, only()] = None
+    guided_regex: Annotated[Any, only()] = None
+    guided_choice: Annotated[Any, only()] = None
+    guided_grammar: Annotated[Any, only()] = None
+    kv_transfer_params: Annotated[dict[str, Any] | None, only({})] = None
+    ec_transfer_params: Annotated[dict[str, Any] | None, only({})] = None
+    vllm_xargs: Annotated[dict[str, Any] | None, only({})] = None
+    # Taken by the render routes, which look at it before the others refuse it.
+    return_token_offsets: Annotated[bool | None, Meta(extra=only(False).extra)] = None
+    service_tier: Annotated[Any, only("auto", "default")] = None
 
 
 class ContentPart(msgspec.Struct):
@@ -178,15 +179,15 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     only null or empty ones are taken, but for `annotations`, which say nothing to the model.
     """
 
-    role: str
+    role: Annotated[str, says(enum=sorted(ROLES))]
     content: str | list[ContentPart] | UnsetType | None = UNSET
     name: str | None = None
-    tool_calls: Any = None
-    tool_call_id: Any = None
-    function_call: Any = None
-    refusal: Any = None
+    tool_calls: Annotated[Any, only([], {})] = None
+    tool_call_id: Annotated[Any, only([], {})] = None
+    function_call: Annotated[Any, only([], {})] = None
+    refusal: Annotated[Any, only([], {})] = None
     annotations: Any = None
-    audio: Any = None
+    audio: Annotated[Any, only([], {})] = None
     reasoning: str | None = None
     reasoning_content: str | None = None  # its older name
 
@@ -194,13 +195,13 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class ChatRequest(GenerationFields):
     """Body of `POST /v1/chat/completions`."""
 
-    messages: list[ChatMessage]
-    max_completion_tokens: Whole | None = None
+    messages: Annotated[list[ChatMessage], says(minItems=1, maxItems=MAX_MESSAGES)]
+    max_completion_tokens: Annotated[Whole | None, says(minimum=1)] = None
     logprobs: bool | None = None
-    top_logprobs: Whole | None = None
+    top_logprobs: Annotated[Whole | None, says(minimum=-1)] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Annotated[list[dict[str, Any]] | None, says(maxItems=MAX_DOCUMENTS)] = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
         None
@@ -209,29 +210,29 @@ class ChatRequest(GenerationFields):
     return_prompt_text: bool | None = None
     verbosity: Any = None
 
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Any = None
-    functions: Any = None
-    function_call: Any = None
-    modalities: Any = None
-    audio: Any = None
-    prediction: Any = None
-    web_search_options: Any = None
-    moderation: Any = None
-    store: Any = None
-    chat_template: str | None = None
-    include_reasoning: Any = None
-    mm_processor_kwargs: dict[str, Any] | None = None
-    thinking_token_budget: Any = None
+    tools: Annotated[list[dict[str, Any]] | None, only([])] = None
+    tool_choice: Annotated[Any, only("none", "auto")] = None
+    functions: Annotated[Any, only([])] = None
+    function_call: Annotated[Any, only("none", "auto")] = None
+    modalities: Annotated[Any, only(["text"])] = None
+    audio: Annotated[Any, only()] = None
+    prediction: Annotated[Any, only()] = None
+    web_search_options: Annotated[Any, only()] = None
+    moderation: Annotated[Any, only()] = None
+    store: Annotated[Any, only(False)] = None
+    chat_template: Annotated[str | None, only()] = None
+    include_reasoning: Annotated[Any, only(True)] = None
+    mm_processor_kwargs: Annotated[dict[str, Any] | None, only({})] = None
+    thinking_token_budget: Annotated[Any, only()] = None
 
 
 class CompletionRequest(GenerationFields):
     """Body of `POST /v1/completions`."""
 
-    prompt: str | list[str | int | list[int]]
-    logprobs: Whole | None = None
-    suffix: Any = None
-    prompt_embeds: Any = None
+    prompt: Annotated[str | list[str | int | list[int]], says(minItems=1)]
+    logprobs: Annotated[Whole | None, says(minimum=-1)] = None
+    suffix: Annotated[Any, only("")] = None
+    prompt_embeds: Annotated[Any, only()] = None
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -239,12 +240,12 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Annotated[list[ChatMessage] | None, says(minItems=1, maxItems=MAX_MESSAGES)] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Annotated[list[dict[str, Any]] | None, says(maxItems=MAX_DOCUMENTS)] = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
 
@@ -252,8 +253,57 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Body of `POST /detokenize`."""
 
-    tokens: list[int]
+    tokens: list[TokenId]
     model: str | None = None
+
+
+class TokenSampling(SamplingFields, kw_only=True):
+    """`sampling_params`: vLLM's flat `SamplingParams`, for clients that send everything.
+
+    Some of it is about how vLLM works inside (`output_kind` and the like) and has no meaning here;
+    what would change the answer and is not built is refused as everywhere.
+    """
+
+    logprobs: Annotated[Whole | None, says(minimum=-1)] = None
+    truncate_prompt_tokens: Annotated[Whole | None, says(minimum=-1)] = None
+    structured_outputs: Annotated[Any, only()] = None
+    extra_args: Annotated[Any, only({})] = None
+    thinking_token_budget: Annotated[Any, only()] = None
+    skip_reading_prefix_cache: Annotated[Any, only(False)] = None
+
+    detokenize: bool | None = None
+    flat_logprobs: bool | None = None
+    skip_clone: bool | None = None
+    output_kind: Any = None
+    output_text_buffer_length: Any = None
+
+
+class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of `POST /inference/v1/generate`. What a render route answered is one."""
+
+    token_ids: list[TokenId]
+    sampling_params: TokenSampling | None = None
+    model: str | None = None
+    request_id: Annotated[str | None, says(minLength=1, maxLength=MAX_REQUEST_ID_CHARS)] = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: Annotated[
+        str | None, says(minLength=1, maxLength=MAX_CACHE_SALT_CHARS, pattern=r"^[^@/\\\u0000]*$")
+    ] = None
+    priority: Whole | None = None
+    output_mode: Literal["tokens", "text"] | None = None
+    return_token_ids: bool | None = None
+    token_offsets: list[list[int]] | None = None
+    content_parts: Annotated[Any, only({}, [])] = None
+    features: Annotated[Any, only({}, [])] = None
+    kv_transfer_params: Annotated[Any, only({}, [])] = None
+    ec_transfer_params: Annotated[Any, only({}, [])] = None
+
+
+class AbortBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of `POST /inference/v1/abort_requests`."""
+
+    request_ids: Annotated[list[str], Meta(max_length=MAX_ABORTED_IDS)]
 
 
 _Generation = TypeVar("_Generation", bound=GenerationFields)
@@ -273,15 +323,21 @@ def decode_generation(body: bytes, kind: type[_Generation]) -> _Generation:
 
 def refuse_unsupported(request: msgspec.Struct) -> None:
     """Refuse (400) a known field with a value that asks for something which is not built."""
-    for name in request.__struct_fields__:
-        neutral = NEUTRAL.get(name)
-        if neutral is None:
-            continue
+    for name, neutral, fix in _neutral_values(type(request)):
         value = getattr(request, name)
         if value is not None and not _is_one_of(value, neutral):
-            hint = " or ".join(msgspec.json.encode(v).decode() for v in neutral)
-            fix = f"leave it out or send {hint}" if hint else "leave it out"
             raise RequestError(f"`{name}` is not supported yet; {fix}", param=name)
+
+
+@cache
+def _neutral_values(kind: type[msgspec.Struct]) -> tuple[tuple[str, tuple[object, ...], str], ...]:
+    """The fields annotated with `only`, what they take besides null, and how to say so."""
+    return tuple(
+        (name, meta.extra["only"], meta.extra["fix"])
+        for name, hint in get_type_hints(kind, include_extras=True).items()
+        for meta in getattr(hint, "__metadata__", ())
+        if meta.extra is not None
+    )
 
 
 def _is_one_of(value: object, neutral: tuple[object, ...]) -> bool:

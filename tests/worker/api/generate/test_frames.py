@@ -15,13 +15,13 @@ from worker.api.generate.frames import (
     Ending,
     PromptFacts,
     ResponseHead,
-    Usage,
+    TokenCounts,
 )
 from worker.api.http.exchange import error_body, error_frame
 from worker.errors import RequestError
 
 HEAD = ResponseHead("id-1", "tiny", 7, "pointsman-1-abc")
-USAGE = Usage(3, 2, 1)
+USAGE = TokenCounts(3, 2, 1)
 USAGE_JSON = {
     "prompt_tokens": 3,
     "total_tokens": 5,
@@ -142,8 +142,8 @@ def test_a_chat_that_goes_on_begins_with_what_it_continues() -> None:
 
 def test_cached_tokens_may_be_kept_secret() -> None:
     """Without the flag the details are null in a body and absent in a frame."""
-    usage = Usage(3, 2, None)
-    assert "prompt_tokens_details" not in usage.body()
+    usage = TokenCounts(3, 2, None)
+    assert b"prompt_tokens_details" not in CompletionFrames(HEAD).usage(usage, None)
     body = json.loads(CompletionFrames(HEAD).body([], usage, None))
     assert body["usage"]["prompt_tokens_details"] is None
 

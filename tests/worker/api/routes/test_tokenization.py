@@ -78,12 +78,12 @@ async def test_the_tokenizer_is_described_when_allowed(bench: Any) -> None:
 
 async def test_long_answers_are_looked_up_off_the_loop(bench: Any, watched: Any) -> None:
     """Short ones are not worth a thread, and names nobody asked for are not looked up."""
-    long = {"prompt": "a " * 2000, "return_token_strs": True}
-    async with bench.client(max_model_len=4096) as client:
+    long = {"prompt": "a " * 5000, "return_token_strs": True}
+    async with bench.client(max_model_len=8192) as client:
         await client.post("/detokenize", json={"tokens": [1] * 10})
         await client.post("/tokenize", json={"prompt": "a b"})
         assert (watched.on_loop["decode"], watched.on_loop["token_text"]) == (1, 0)
-        await client.post("/detokenize", json={"tokens": [1] * 2000})
-        assert (await client.post("/tokenize", json=long)).json()["count"] == 2000
+        await client.post("/detokenize", json={"tokens": [1] * 5000})
+        assert (await client.post("/tokenize", json=long)).json()["count"] == 5000
     assert (watched.on_loop["decode"], watched.elsewhere["decode"]) == (1, 1)
-    assert (watched.on_loop["token_text"], watched.elsewhere["token_text"]) == (0, 2000)
+    assert (watched.on_loop["token_text"], watched.elsewhere["token_text"]) == (0, 5000)
