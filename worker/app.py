@@ -43,7 +43,7 @@ from worker.engine.messages import EngineReady, StepOutputs
 from worker.engine.supervision import Supervision
 from worker.errors import ConfigError, root_cause
 from worker.executor.sim.runner import CRASH_STATUS
-from worker.faults.injection import App, FaultInjection, FaultSetup
+from worker.faults.injection import App, FaultInjection
 from worker.listener import bound, is_exposed, shown
 from worker.metrics import WorkerMetrics
 from worker.tokenizer import sim
@@ -197,20 +197,9 @@ def _build_text(
     return build_tokenizer(checkpoint), chat_template_of(checkpoint, now=datetime.now)
 
 
-def _faults(config: ServeConfig, client: EngineClient) -> FaultInjection | None:
-    if config.faults is None:
-        return None
-    engine = config.engine
-    setup = FaultSetup(
-        config.api.served_model_names[0],
-        sim=engine.sim if engine.engine == "sim" else None,
-        seed=engine.sim.seed,
-        startup_seconds=config.faults.startup_seconds,
-        api_keys=config.api.api_keys,
-        body_timeout_seconds=config.api.body_timeout_seconds,
-        reply_headers=tuple((k.encode(), v.encode()) for k, v in config.faults.reply_headers),
-    )
-    return FaultInjection(setup, client, time.monotonic, lambda: os._exit(CRASH_STATUS))
+def _crash() -> None:
+    """End this process at once, as a crash would."""
+    os._exit(CRASH_STATUS)
 
 
 class _Worker:
@@ -235,12 +224,20 @@ class _Worker:
             memory=MemoryGuard(api.max_rss_bytes, resident_bytes, time.monotonic),
         )
         limits = ModelLimits(api.max_model_len, api.vocab_size)
-        side = ModelText(*text, limits, eos_token_ids=config.engine.eos_token_ids)
-        preparer = RequestPreparer(api, side, random.Random(api.seed))
-        faults = _faults(config, client)
-        engine = client if faults is None else faults.lying()
+        model_text = ModelText(*text, limits, eos_token_ids=config.engine.eos_token_ids)
+        preparer = RequestPreparer(api, model_text, random.Random(api.seed))
+        faults = None
+        if config.faults is not None:
+            faults = FaultInjection(config, client, time.monotonic, _crash)
         application: App = WorkerApi(
-            api, engine, self._admission, metrics, side, preparer, config.engine
+            api,
+            client,
+            self._admission,
+            metrics,
+            model_text,
+            preparer,
+            config.engine,
+            None if faults is None else faults.stats,
         )
         if faults is not None:
             application = faults.around(application)

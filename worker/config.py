@@ -255,7 +255,7 @@ class TlsConfig:
 
 @dataclass(frozen=True, slots=True)
 class FaultConfig:
-    """Faults on purpose (`api.faults`). `startup_seconds` is how long the worker says that it is
+    """Faults on purpose (`worker.faults`). `startup_seconds` is how long the worker says that it is
     not ready; `reply_headers` go with every generation's answer.
     """
 

@@ -8,23 +8,33 @@ the same requests fail on every run.
 from __future__ import annotations
 
 import asyncio
-import hmac
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
-from worker.api.generate.engine import Engine, OutputStream
-from worker.api.http.exchange import status_error
-from worker.config import SimConfig
-from worker.engine.messages import AddRequest, Command, CommandReply, Configure, EngineStats
+from worker.api.generate.engine import Engine
+from worker.api.http.arrival import ApiKeys
+from worker.api.http.exchange import (
+    JSON,
+    ClientGoneError,
+    Exchange,
+    Headers,
+    Message,
+    Send,
+    Unauthorized,
+    error_body,
+)
+from worker.config import FaultConfig, ServeConfig
+from worker.engine.messages import Configure, EngineStats
 from worker.errors import ConfigError, EngineDeadError, RequestError
 from worker.executor.sim.random import bits, stream
 from worker.faults import sim_settings
-from worker.faults.faulty_reply import FaultyReply, Message, Send, bad_metrics, reply
 from worker.faults.settings import (
     ALL_FAILURES,
     FAILURES,
@@ -32,16 +42,15 @@ from worker.faults.settings import (
     Faults,
     Update,
     Wave,
-    error_body,
+    failure_of,
     parse_update,
     show,
 )
 
 logger = logging.getLogger(__name__)
 
-Scope = Mapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
 App = Callable[[Any, Any, Any], Awaitable[None]]
+Rest = Callable[[Send], Awaitable[None]]  # what the application would do, given where to send
 
 CONFIG_PATH = "/admin/config"
 GENERATION_PATHS = frozenset(
@@ -54,116 +63,129 @@ GENERATION_PATHS = frozenset(
         "/inference/v1/generate",
     )
 )
-MAX_CONFIG_BYTES = 1 << 20
 _CRASH_DELAY_SECONDS = 0.1  # for the answer to leave
 _FAILURES, _STALLS = 5, 6  # purposes of random streams
 _WHOLE = 1 << 32
-
-
-@dataclass(frozen=True, slots=True)
-class FaultSetup:
-    """What fault injection needs to know. `sim` None: the engine is a real one, whose own faults
-    cannot be injected. `reply_headers` go with every generation's answer.
-    """
-
-    model_name: str
-    sim: SimConfig | None = None
-    seed: int = 0
-    startup_seconds: float = 0.0
-    api_keys: tuple[str, ...] = ()
-    reply_headers: tuple[tuple[bytes, bytes], ...] = ()
-    body_timeout_seconds: float = 30.0
+_TEXT = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+_CHUNK = b"# HELP vllm:padding What a page of this size is made of, and nothing else.\n" * 800
+_GARBAGE_BYTES = 64 << 10
+_STATS_FIELDS = {
+    "running-requests": "num_running",
+    "waiting-requests": "num_waiting",
+    "kv-cache-usage": "kv_cache_usage",
+}
 
 
 class FaultInjection:
-    """Sole owner of what is wrong at the moment. Lives on the event loop of the HTTP process.
+    """Sole owner of what is wrong at the moment. Used on the event loop of the HTTP process.
 
-    `clock` is monotonic; `die` ends this process at once.
+    `clock` is monotonic; `die` ends this process at once. A real engine's own faults cannot be
+    injected, only those of this process.
     """
 
     def __init__(
-        self, setup: FaultSetup, engine: Engine, clock: Callable[[], float], die: Callable[[], None]
+        self,
+        config: ServeConfig,
+        engine: Engine,
+        clock: Callable[[], float],
+        die: Callable[[], None],
     ) -> None:
-        self._setup = setup
+        setup = config.faults or FaultConfig()
+        self._config = config.api
+        self._keys = ApiKeys(config.api.api_keys)
+        self._reply_headers: Headers = tuple(
+            (name.encode(), value.encode()) for name, value in setup.reply_headers
+        )
+        self._seed = config.engine.sim.seed
+        self._sim_at_start = config.engine.sim if config.engine.engine == "sim" else None
         self._engine = engine
         self._clock = clock
         self._die = die
         self._ready_at = clock() + setup.startup_seconds
         self._faults = Faults()
-        self._sim = setup.sim
+        self._sim = self._sim_at_start
         self._num_restarts = 0  # of the engine, when it was last looked at
         self._changing = asyncio.Lock()
-        self._known = frozenset(sim_settings.BY_NAME) if setup.sim else frozenset()
-        self._lies_since = clock()
+        self._fakes_since = clock()
         self._num_requests = 0
         self._requests_left: int | None = None
-        self._keys = tuple(key.encode() for key in setup.api_keys)
 
-    def lying(self) -> Engine:
-        """The engine, with statistics that are wrong when they are meant to be."""
-        return _LyingEngine(self._engine, self._distort)
+    def stats(self) -> EngineStats:
+        """The engine's statistics, some of them false when that is asked for."""
+        stats, fakes = self._engine.stats, self._faults.fake_metrics
+        if not fakes:
+            return stats
+        elapsed = self._clock() - self._fakes_since
+        changed: dict[str, Any] = {}
+        for name, fake in fakes.items():
+            value = fake.at(elapsed) if isinstance(fake, Wave) else fake
+            # Requests are whole, however they wave; what is set goes out as it is, however odd.
+            is_count = isinstance(fake, Wave) and name != "kv-cache-usage"
+            changed[_STATS_FIELDS[name]] = round(value) if is_count else value
+        return msgspec.structs.replace(stats, **changed)
 
     def around(self, app: App) -> App:
         """An application that does what `app` does, and what goes wrong."""
 
         async def faulty(scope: Any, receive: Any, send: Any) -> None:
-            path = scope.get("path")
+            async def rest(send: Send) -> None:
+                await app(scope, receive, send)
+
             if scope["type"] != "http":
-                await app(scope, receive, send)
-            elif path == CONFIG_PATH:
-                await self._config(scope, receive, send)
-            elif path in GENERATION_PATHS and scope["method"] == "POST":
-                await self._generate(app, scope, receive, send)
-            elif path == "/metrics":
-                await self._metrics(app, scope, receive, send)
-            elif path == "/health/ready" and self._clock() < self._ready_at:
-                await reply(send, 503, b"", b"text/plain")
-            else:
-                await app(scope, receive, send)
+                await rest(send)
+                return
+            exchange = Exchange(
+                scope,
+                receive,
+                send,
+                write_stall_seconds=self._config.write_stall_seconds,
+                body_timeout_seconds=self._config.body_timeout_seconds,
+            )
+            with contextlib.suppress(ClientGoneError):
+                if exchange.path == CONFIG_PATH:
+                    await self._configure(exchange)
+                elif exchange.path == "/metrics":
+                    await self._metrics(exchange, rest, send)
+                elif exchange.path in GENERATION_PATHS and exchange.method == "POST":
+                    await self._generate(exchange, rest, send)
+                elif exchange.path == "/health/ready" and self._clock() < self._ready_at:
+                    await exchange.reply(b"", HTTPStatus.SERVICE_UNAVAILABLE, (_TEXT,))
+                else:
+                    await rest(send)
 
         return faulty
 
     # ---- requests that generate -------------------------------------------------------------
 
-    async def _generate(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _generate(self, exchange: Exchange, rest: Rest, send: Send) -> None:
         self._num_requests += 1
         faults, number = self._faults, self._num_requests
         self._count_down()
-        failure = self._asked_error(scope) or self._injected_error(faults, number)
+        failure = _asked_failure(exchange) or self._drawn_failure(faults, number)
         if failure is not None:
-            status, body = failure
-            await reply(send, status, body, headers=self._setup.reply_headers)
+            await exchange.discard_body()
+            headers = (JSON, *self._reply_headers)
+            await exchange.reply(error_body(failure), failure.status, headers)
             return
         stall = 0.0
         if self._share(_STALLS, number) * 100 < faults.stall_rate:
             stall = faults.stall_stream_seconds
             if faults.stall_before_seconds:
                 await asyncio.sleep(faults.stall_before_seconds)
-        if not stall and not self._setup.reply_headers:
-            await app(scope, receive, send)
+        if not stall and not self._reply_headers:
+            await rest(send)
             return
         after_events = faults.stall_after_events if stall else None
-        async with FaultyReply(send, self._setup.reply_headers, after_events, stall) as answer:
-            await app(scope, receive, answer.send)
+        async with StalledReply(send, self._reply_headers, after_events, stall) as reply:
+            await rest(reply.send)
 
-    def _asked_error(self, scope: Scope) -> tuple[int, bytes] | None:
-        """The error that the request itself asks for."""
-        asked = _header(scope, b"x-return-error")
-        if asked is None:
-            return None
-        status = int(asked) if asked.isdecimal() and len(asked) == 3 else 0
-        if not 400 <= status <= 599:
-            message = f"X-Return-Error must be a status from 400 to 599, got {asked[:20]!r}"
-            return 400, error_body(400, message, "X-Return-Error")
-        return status, error_body(status, "This error was asked for with X-Return-Error")
-
-    def _injected_error(self, faults: Faults, number: int) -> tuple[int, bytes] | None:
+    def _drawn_failure(self, faults: Faults, number: int) -> RequestError | None:
         if self._share(_FAILURES, number) * 100 >= faults.failure_injection_rate:
             return None
         names = faults.failure_types or tuple(FAILURES)
         failure = ALL_FAILURES[names[self._bits(_FAILURES, number) % len(names)]]
-        message = failure.message.replace("%s", self._setup.model_name)
-        return failure.status, error_body(failure.status, message, failure.param)
+        message = failure.message.replace("%s", self._config.served_model_names[0])
+        return failure_of(failure.status, message, failure.param)
 
     def _count_down(self) -> None:
         if self._requests_left is None:
@@ -178,66 +200,66 @@ class FaultInjection:
         return (self._bits(purpose, number) >> 32) / _WHOLE
 
     def _bits(self, purpose: int, number: int) -> int:
-        return bits(stream(self._setup.seed, 0, purpose), number)
+        return bits(stream(self._seed, 0, purpose), number)
 
     # ---- metrics ----------------------------------------------------------------------------
 
-    async def _metrics(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _metrics(self, exchange: Exchange, rest: Rest, send: Send) -> None:
         faults = self._faults
         if faults.metrics_delay_seconds:
             await asyncio.sleep(faults.metrics_delay_seconds)
-        if faults.metrics_page == "ok":
-            await app(scope, receive, send)
-        else:
-            await bad_metrics(faults, app, scope, receive, send)
-
-    def _distort(self, stats: EngineStats) -> EngineStats:
-        lies = self._faults.fake_metrics
-        if not lies:
-            return stats
-        elapsed = self._clock() - self._lies_since
-        told: dict[str, float] = {}
-        for name, lie in lies.items():
-            if isinstance(lie, Wave):  # requests are whole, however they wave
-                value = lie.at(elapsed)
-                told[name] = value if name == "kv-cache-usage" else round(value)
-            else:
-                told[name] = lie
-        # Whatever was asked for goes out, also what no engine would say.
-        changed: dict[str, Any] = {
-            field: told[name] for name, field in _STATS_FIELDS.items() if name in told
-        }
-        return msgspec.structs.replace(stats, **changed)
+        match faults.metrics_page:
+            case "ok":
+                await rest(send)
+            case "garbage":
+                page = random.Random(0).randbytes(_GARBAGE_BYTES)
+                await exchange.reply(page, headers=(_TEXT,))
+            case "empty":
+                await exchange.reply(headers=(_TEXT,))
+            case "error":
+                status = HTTPStatus.INTERNAL_SERVER_ERROR
+                await exchange.reply(b"Internal Server Error", status, (_TEXT,))
+            case "redirect":
+                location = (b"location", faults.metrics_redirect.encode("ascii"))
+                await exchange.reply(b"", HTTPStatus.FOUND, (_TEXT, location))
+            case "huge":
+                await _send_huge_page(exchange, send, faults.metrics_bytes)
+            case _:
+                page = await _page_of(rest)
+                half = page[: len(page) // 2].rstrip(b"\n")  # cut within a line
+                await exchange.reply(half, headers=(_TEXT,))
 
     # ---- /admin/config ----------------------------------------------------------------------
 
-    async def _config(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._keys and not self._is_let_in(scope):
-            await reply(send, 401, b'{"error":"Unauthorized"}')
-        elif scope["method"] == "GET":
-            await reply(send, 200, self._shown())
-        elif scope["method"] != "POST":
-            allow = ((b"allow", b"GET, POST"),)
-            await reply(send, 405, error_body(405, "Method Not Allowed"), headers=allow)
+    async def _configure(self, exchange: Exchange) -> None:
+        if self._keys and not self._keys.let_in(exchange):
+            body = msgspec.json.encode(Unauthorized())
+            await exchange.reply(body, HTTPStatus.UNAUTHORIZED)
+        elif exchange.method == "GET":
+            await exchange.reply(self._shown())
+        elif exchange.method != "POST":
+            exchange.add_header(b"allow", "GET, POST")
+            await exchange.reply(error_body(failure_of(405, "Method Not Allowed")), 405)
         else:
-            await self._update(receive, send)
+            await self._update(exchange)
 
-    async def _update(self, receive: Receive, send: Send) -> None:
+    async def _update(self, exchange: Exchange) -> None:
         try:
-            body = await _read(receive, self._setup.body_timeout_seconds)
+            body = await exchange.body(self._config.max_body_bytes)
             async with self._changing:  # each change builds on what the one before left
                 self._look_for_restart()
-                update = parse_update(self._faults, body, self._known)
+                known = frozenset(sim_settings.BY_NAME) if self._sim else frozenset[str]()
+                update = parse_update(self._faults, body, known)
                 await self._take(update)
         except RequestError as error:
-            close = ((b"connection", b"close"),)  # what may still come is no request
-            await reply(send, error.status, error_body(error.status, str(error)), headers=close)
+            await exchange.reply(error_body(error), error.status)
         except ConfigError as error:
-            await reply(send, 400, error_body(400, str(error)))
+            await exchange.reply(error_body(failure_of(400, str(error))), 400)
         except EngineDeadError as error:
-            await reply(send, 503, error_body(503, f"The engine is not running: {error}"))
+            failure = failure_of(503, f"The engine is not running: {error}")
+            await exchange.reply(error_body(failure), 503)
         else:
-            await reply(send, 200, self._shown())
+            await exchange.reply(self._shown())
             self._crash_worker(update.crash)
 
     def _look_for_restart(self) -> None:
@@ -245,7 +267,7 @@ class FaultInjection:
         num_restarts = self._engine.stats.num_restarts
         if num_restarts != self._num_restarts:
             self._num_restarts = num_restarts
-            self._sim = self._setup.sim
+            self._sim = self._sim_at_start
             self._faults = replace(self._faults, slow=Faults().slow)
 
     async def _take(self, update: Update) -> None:
@@ -262,18 +284,20 @@ class FaultInjection:
         if update.hang_seconds is not None:
             settings["hang_seconds"] = update.hang_seconds
         crash = update.crash
+        ends = False
         if crash is not None and crash.target == "engine":
             settings["crash_after_requests"] = crash.after_requests
             settings["crash_after_tokens"] = crash.after_tokens
+            ends = 0 in (crash.after_requests, crash.after_tokens)
         if settings:
-            await self._configure(settings, ends=0 in _counts(crash))
+            await self._set_in_engine(settings, ends=ends)
         self._sim = sim
         if update.faults.fake_metrics != self._faults.fake_metrics:
-            self._lies_since = self._clock()
+            self._fakes_since = self._clock()
         self._faults = update.faults
 
-    async def _configure(self, settings: dict[str, Any], *, ends: bool) -> None:
-        """Tell the engine. One that is to crash now cannot answer; that is no error."""
+    async def _set_in_engine(self, settings: dict[str, Any], *, ends: bool) -> None:
+        """Send settings to the engine. One that `ends` by them cannot answer; that is no error."""
         if self._sim is None:
             raise ConfigError("the engine's own faults need --engine sim")
         try:
@@ -298,79 +322,104 @@ class FaultInjection:
         settings = sim_settings.show(self._sim) if self._sim else {}
         return msgspec.json.encode({**settings, **show(self._faults)})
 
-    def _is_let_in(self, scope: Scope) -> bool:
-        scheme, _, token = (_header(scope, b"authorization") or "").partition(" ")
-        given = token.encode("latin-1")
-        matches = [hmac.compare_digest(given, key) for key in self._keys]
-        return scheme.lower() == "bearer" and any(matches)
+
+def _asked_failure(exchange: Exchange) -> RequestError | None:
+    """The error that the request itself asks for."""
+    asked = exchange.header(b"x-return-error")
+    if asked is None:
+        return None
+    status = int(asked) if asked.isdecimal() and len(asked) == 3 else 0
+    if not 400 <= status <= 599:
+        message = f"X-Return-Error must be a status from 400 to 599, got {asked[:20]!r}"
+        return failure_of(400, message, "X-Return-Error")
+    return failure_of(status, "This error was asked for with X-Return-Error")
 
 
-_STATS_FIELDS = {
-    "running-requests": "num_running",
-    "waiting-requests": "num_waiting",
-    "kv-cache-usage": "kv_cache_usage",
-}
-
-
-def _counts(crash: Crash | None) -> tuple[int | None, ...]:
-    return (crash.after_requests, crash.after_tokens) if crash else ()
-
-
-class _LyingEngine:
-    """An `Engine` whose `stats` pass through somebody's hands."""
-
-    def __init__(self, engine: Engine, distort: Callable[[EngineStats], EngineStats]) -> None:
-        self._engine = engine
-        self._distort = distort
-
-    @property
-    def is_alive(self) -> bool:
-        return self._engine.is_alive
-
-    @property
-    def is_progressing(self) -> bool:
-        return self._engine.is_progressing
-
-    @property
-    def stats(self) -> EngineStats:
-        return self._distort(self._engine.stats)
-
-    @property
-    def num_waiting_reported(self) -> int:
-        return self._engine.num_waiting_reported
-
-    def open(self, request: AddRequest) -> tuple[OutputStream, ...]:
-        return self._engine.open(request)
-
-    def abort(self, request_id: str) -> None:
-        self._engine.abort(request_id)
-
-    async def run(self, command: Command) -> CommandReply:
-        return await self._engine.run(command)
-
-
-def _header(scope: Scope, name: bytes) -> str | None:
-    for key, value in scope["headers"]:
-        if key == name:
-            return str(value, "latin-1").strip()
-    return None
-
-
-async def _read(receive: Receive, timeout_seconds: float) -> bytes:
-    """The body of a request. Raises 413 when it is too long, 408 when it takes too long, and
-    `ConfigError` when the client leaves.
-    """
-    body: bytes = b""
+async def _send_huge_page(exchange: Exchange, send: Send, num_bytes: int) -> None:
+    """Chunks without end in sight, until the client has had enough."""
+    await send({"type": "http.response.start", "status": 200, "headers": [_TEXT]})
+    gone = asyncio.create_task(exchange.disconnected(), name="disconnect-watcher")
     try:
-        async with asyncio.timeout(timeout_seconds):
-            while (message := await receive())["type"] != "http.disconnect":
-                body += message.get("body", b"")
-                if len(body) > MAX_CONFIG_BYTES:
-                    problem = f"The body is longer than {MAX_CONFIG_BYTES} bytes"
-                    raise status_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, problem)
-                if not message.get("more_body", False):
-                    return body
-    except TimeoutError as error:
-        problem = f"The body did not arrive within {timeout_seconds:g} seconds"
-        raise status_error(HTTPStatus.REQUEST_TIMEOUT, problem) from error
-    raise ConfigError("the client is gone")
+        while num_bytes > 0 and not gone.done():
+            chunk = _CHUNK[:num_bytes]
+            num_bytes -= len(chunk)
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await asyncio.sleep(0)
+    finally:
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _page_of(rest: Rest) -> bytes:
+    """The page that the application would have sent."""
+    parts: list[bytes] = []
+
+    async def collect(message: Message) -> None:
+        parts.append(message.get("body", b""))
+
+    await rest(collect)
+    return b"".join(parts)
+
+
+class StalledReply:
+    """One reply on its way out: with more headers, and held up in the middle.
+
+    After `after_events` parts of a stream (None: never) nothing leaves for `stall_seconds`. What
+    comes meanwhile is buffered, so that the writer does not notice and does not give the client up;
+    it leaves when the time is over, whether more comes then or not. A context around one writer:
+    leaving it waits for the buffer, or drops that when the writer failed.
+    """
+
+    def __init__(
+        self, send: Send, headers: Headers, after_events: int | None, stall_seconds: float
+    ) -> None:
+        self._send = send
+        self._headers = headers
+        self._events_left = after_events
+        self._stall_seconds = stall_seconds
+        self._is_silent = False
+        self._buffered: list[Message] = []
+        self._release: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> StalledReply:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        if self._release is None:
+            return
+        if error is None:
+            await self._release
+        else:
+            self._release.cancel()
+            await asyncio.gather(self._release, return_exceptions=True)
+
+    async def send(self, message: Message) -> None:
+        """An ASGI `send`."""
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], *self._headers]
+        if self._is_silent:
+            self._buffered.append(message)
+            return
+        if self._release is not None:
+            await self._release  # what was buffered comes first
+        await self._send(message)
+        if message["type"] == "http.response.body" and message.get("more_body", False):
+            self._part_sent()
+
+    def _part_sent(self) -> None:
+        if self._events_left is None:
+            return
+        self._events_left -= 1
+        if self._events_left <= 0:
+            self._events_left = None
+            self._is_silent = True
+            self._release = asyncio.create_task(self._let_go(), name="stalled-reply")
+
+    async def _let_go(self) -> None:
+        await asyncio.sleep(self._stall_seconds)
+        self._is_silent = False
+        for message in self._buffered:
+            await self._send(message)

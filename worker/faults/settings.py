@@ -1,21 +1,27 @@
-"""What can go wrong on purpose: the HTTP side's faults, as `/admin/config` takes them. Pure."""
+"""What can go wrong on purpose in the HTTP process, as `/admin/config` takes it. Pure."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from worker.errors import ConfigError
-from worker.faults.sim_settings import MAX_FACTOR, MAX_SECONDS, format_duration, parse_duration
+from worker.errors import ConfigError, RequestError
+from worker.faults.sim_settings import (
+    MAX_FACTOR,
+    MAX_SECONDS,
+    Kind,
+    Setting,
+    format_duration,
+    parse_duration,
+)
 
 METRICS_PAGES = ("ok", "garbage", "truncated", "huge", "empty", "error", "redirect")
 MIN_PERIOD_SECONDS = 0.001
-_MAX_COUNT = (1 << 53) - 1  # what every reader of JSON has exactly
 FAKE_METRICS = ("running-requests", "waiting-requests", "kv-cache-usage")
 
 
@@ -63,12 +69,10 @@ _ERROR_TYPES = {
 }
 
 
-def error_body(status: int, message: str, param: str | None = None) -> bytes:
-    """The JSON of an error answer."""
+def failure_of(status: int, message: str, param: str | None = None) -> RequestError:
+    """An error answer, with the type that the simulator gives its status."""
     fallback = "InternalServerError" if status >= 500 else "APIConnectionError"
-    kind = _ERROR_TYPES.get(status, fallback)
-    error = {"message": message, "type": kind, "param": param, "code": status}
-    return msgspec.json.encode({"error": error})
+    return RequestError(message, param, status, _ERROR_TYPES.get(status, fallback))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +103,10 @@ class Wave:
 
 
 SHAPES = ("oscillate", "ramp", "rampreset", "squarewave")
-Lie = float | Wave
+FakeMetric = float | Wave
 
 
-def parse_lie(name: str, value: object) -> Lie:
+def parse_fake_metric(name: str, value: object) -> FakeMetric:
     """A fake metric: a number ("NaN" and "-Inf" among them) or `shape:start:end:period`."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ConfigError(f"fake-metrics.{name} must be a number or shape:start:end:period")
@@ -141,7 +145,7 @@ class Faults:
     stall_before_seconds: float = 0.0
     stall_stream_seconds: float = 0.0
     stall_after_events: int = 1
-    fake_metrics: Mapping[str, Lie] = field(default_factory=dict)
+    fake_metrics: Mapping[str, FakeMetric] = field(default_factory=dict)
     metrics_page: str = "ok"
     metrics_delay_seconds: float = 0.0
     metrics_bytes: int = 1 << 30
@@ -170,75 +174,20 @@ class Update:
     crash: Crash | None = None
 
 
-Parser = Callable[[str, Any], Any]
-
-
-def _number(least: float, most: float = math.inf) -> Parser:
-    def parse(name: str, value: Any) -> float:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not least <= value <= most:
-            raise ConfigError(f"{name} must be a number from {least:g} to {most:g}, got {value!r}")
-        return float(value)
-
-    return parse
-
-
-def _count(name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_COUNT:
-        raise ConfigError(f"{name} must be a whole number of 0 to {_MAX_COUNT}, got {value!r}")
-    return value
-
-
-def _duration(name: str, value: Any) -> float:
-    seconds = parse_duration(value)
-    if seconds is None or not 0 <= seconds <= MAX_SECONDS:
-        most = format_duration(MAX_SECONDS)
-        raise ConfigError(f"{name} must be a duration like 250ms, {most} at most, got {value!r}")
-    return seconds
-
-
-def _failure_types(name: str, value: Any) -> tuple[str, ...]:
-    are_known = isinstance(value, list) and all(
-        isinstance(item, str) and item in ALL_FAILURES for item in value
-    )
-    if not are_known:
-        raise ConfigError(f"{name} must be a list of {', '.join(ALL_FAILURES)}")
-    return tuple(value)
-
-
-def _page(name: str, value: Any) -> str:
-    if not isinstance(value, str) or value not in METRICS_PAGES:
-        raise ConfigError(f"{name} must be one of {', '.join(METRICS_PAGES)}, got {value!r}")
-    return str(value)
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not value.isascii() or not value.isprintable():
-        raise ConfigError(f"{name} must be printable ASCII")
-    return value
-
-
-def _slow(name: str, value: Any) -> float:
-    factor: float = _number(0.0, MAX_FACTOR)(name, value)
-    if factor == 0:
-        raise ConfigError(f"{name} must be a number above 0, got {value!r}")
-    return factor
-
-
-# name in /admin/config → field of `Faults` and how it is parsed
-_FIELDS: Mapping[str, tuple[str, Parser]] = {
-    "failure-injection-rate": ("failure_injection_rate", _number(0, 100)),
-    "failure-types": ("failure_types", _failure_types),
-    "stall-rate": ("stall_rate", _number(0, 100)),
-    "stall-before": ("stall_before_seconds", _duration),
-    "stall-stream": ("stall_stream_seconds", _duration),
-    "stall-after-events": ("stall_after_events", _count),
-    "metrics-page": ("metrics_page", _page),
-    "metrics-delay": ("metrics_delay_seconds", _duration),
-    "metrics-bytes": ("metrics_bytes", _count),
-    "metrics-redirect": ("metrics_redirect", _text),
-    "slow": ("slow", _slow),
-}
+SETTINGS = (
+    Setting("failure-injection-rate", "failure_injection_rate", kind=Kind.NUMBER, most=100.0),
+    Setting("failure-types", "failure_types", kind=Kind.WORDS, choices=tuple(ALL_FAILURES)),
+    Setting("stall-rate", "stall_rate", kind=Kind.NUMBER, most=100.0),
+    Setting("stall-before", "stall_before_seconds"),
+    Setting("stall-stream", "stall_stream_seconds"),
+    Setting("stall-after-events", "stall_after_events", kind=Kind.COUNT),
+    Setting("metrics-page", "metrics_page", kind=Kind.WORD, choices=METRICS_PAGES),
+    Setting("metrics-delay", "metrics_delay_seconds"),
+    Setting("metrics-bytes", "metrics_bytes", kind=Kind.COUNT),
+    Setting("metrics-redirect", "metrics_redirect", kind=Kind.TEXT),
+    Setting("slow", "slow", kind=Kind.NUMBER, is_open=True),
+)
+_BY_NAME = {setting.name: setting for setting in SETTINGS}
 
 
 def parse_update(faults: Faults, body: bytes, settings: frozenset[str]) -> Update:
@@ -254,13 +203,12 @@ def parse_update(faults: Faults, body: bytes, settings: frozenset[str]) -> Updat
     hang: float | None = None
     crash: Crash | None = None
     for name, value in given.items():
-        if name in _FIELDS:
-            target, parse = _FIELDS[name]
-            fields[target] = parse(name, value)
+        if name in _BY_NAME:
+            fields[_BY_NAME[name].field] = _BY_NAME[name].parse(value)
         elif name == "fake-metrics":
             fields["fake_metrics"] = _fake_metrics(faults.fake_metrics, value)
         elif name == "hang":
-            hang = _duration(name, value)
+            hang = Setting("hang", "").parse(value)
         elif name == "crash":
             crash = _parse_crash(value)
         elif name in settings:
@@ -270,20 +218,20 @@ def parse_update(faults: Faults, body: bytes, settings: frozenset[str]) -> Updat
     return Update(dataclasses.replace(faults, **fields), left, hang, crash)
 
 
-def _fake_metrics(current: Mapping[str, Lie], value: Any) -> dict[str, Lie]:
-    """Lies on top of those told already; null ends them all, a null one ends that one."""
+def _fake_metrics(current: Mapping[str, FakeMetric], value: Any) -> dict[str, FakeMetric]:
+    """Added to those that there are; null ends them all, a null one ends that one."""
     if value is None:
         return {}
     if not isinstance(value, dict):
         raise ConfigError("fake-metrics must be an object or null")
-    lies = dict(current)
-    for name, lie in value.items():
+    fakes = dict(current)
+    for name, fake in value.items():
         if name not in FAKE_METRICS:
             raise ConfigError(f"unknown fake-metrics.{name}; known are {', '.join(FAKE_METRICS)}")
-        lies.pop(name, None)
-        if lie is not None:
-            lies[name] = parse_lie(name, lie)
-    return lies
+        fakes.pop(name, None)
+        if fake is not None:
+            fakes[name] = parse_fake_metric(name, fake)
+    return fakes
 
 
 def _parse_crash(value: Any) -> Crash:
@@ -293,7 +241,7 @@ def _parse_crash(value: Any) -> Crash:
     if unknown:
         raise ConfigError(f"unknown crash.{min(unknown)}")
     counts = {
-        name: _count(f"crash.{name}", value[name])
+        name: Setting(f"crash.{name}", "", kind=Kind.COUNT).parse(value[name])
         for name in ("after-requests", "after-tokens")
         if name in value
     }
@@ -307,15 +255,13 @@ def _parse_crash(value: Any) -> Crash:
 
 def show(faults: Faults) -> dict[str, object]:
     """Every fault under its name, in the form that `parse_update` takes."""
-    shown: dict[str, object] = {}
-    for name, (target, parse) in _FIELDS.items():
-        value = getattr(faults, target)
-        shown[name] = format_duration(value) if parse is _duration else value
-    lies = faults.fake_metrics.items()
-    shown["fake-metrics"] = {k: v if _is_plain(v) else str(v) for k, v in lies}
-    return shown
+    fakes = faults.fake_metrics.items()
+    return {
+        **{setting.name: setting.show(faults) for setting in SETTINGS},
+        "fake-metrics": {k: v if _is_plain(v) else str(v) for k, v in fakes},
+    }
 
 
-def _is_plain(lie: Lie) -> bool:
+def _is_plain(value: FakeMetric) -> bool:
     """Whether JSON has a number for it."""
-    return isinstance(lie, float) and math.isfinite(lie)
+    return isinstance(value, float) and math.isfinite(value)

@@ -22,6 +22,7 @@ MODES = ("random", "echo")
 # Nobody waits for longer, and no clock or timer is asked for more than it can count.
 MAX_SECONDS = 86_400.0
 MAX_FACTOR = 1e9
+MAX_COUNT = (1 << 53) - 1  # what every reader of JSON has exactly
 
 # Units in a second, for rounding; the longer ones are less than one.
 _UNITS = {"ns": 1e9, "us": 1e6, "µs": 1e6, "ms": 1e3, "s": 1.0, "m": 1 / 60, "h": 1 / 3600}
@@ -33,47 +34,72 @@ class Kind(Enum):
 
     DURATION = "duration"  # "250ms", "1m30s"; a number is milliseconds
     NUMBER = "number"
+    COUNT = "whole number"
     WORD = "word"
+    WORDS = "words"
+    TEXT = "text"
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting: its name, its field of `SimConfig`, what it may be and what it is for.
+    """One setting: its name, the field of the configuration that it sets, and what it may be.
 
-    A number is at least `least`, or above it with `is_open`, and at most `MAX_SECONDS` or
-    `MAX_FACTOR`. A word is one of `choices`.
+    A number is at least `least`, or above it with `is_open`, and at most `most` (None: a day, or
+    `MAX_FACTOR`). A word is one of `choices`.
     """
 
     name: str
     field: str
-    text: str
+    text: str = ""
     kind: Kind = Kind.DURATION
     least: float = 0.0
     is_open: bool = False
     choices: tuple[str, ...] = ()
+    most: float | None = None
 
-    def parse(self, value: object) -> Any:
+    def parse(self, value: Any) -> Any:
         """The field's value. Raises `ConfigError` that names the setting."""
-        if self.kind is Kind.WORD:
-            if value not in self.choices:
-                raise ConfigError(f"{self.name} must be one of {', '.join(self.choices)}")
-            return value
-        number = parse_duration(value) if self.kind is Kind.DURATION else _number(value)
-        if number is None:
-            wanted = "a duration like 250ms" if self.kind is Kind.DURATION else "a number"
-            raise ConfigError(f"{self.name} must be {wanted}, got {value!r}")
-        if number < self.least or (self.is_open and number == self.least):
-            bound = "above" if self.is_open else "at least"
-            raise ConfigError(f"{self.name} must be {bound} {self.least:g}, got {value}")
-        if number > (most := MAX_SECONDS if self.kind is Kind.DURATION else MAX_FACTOR):
-            shown = format_duration(most) if self.kind is Kind.DURATION else f"{most:g}"
-            raise ConfigError(f"{self.name} must be at most {shown}, got {value}")
-        return number
+        match self.kind:
+            case Kind.WORD:
+                if not isinstance(value, str) or value not in self.choices:
+                    raise self._wrong(f"one of {', '.join(self.choices)}", value)
+            case Kind.WORDS:
+                is_list = isinstance(value, list)
+                if not is_list or any(word not in self.choices for word in value):
+                    raise self._wrong(f"a list of {', '.join(self.choices)}", value)
+                return tuple(value)
+            case Kind.TEXT:
+                if not isinstance(value, str) or not value.isascii() or not value.isprintable():
+                    raise self._wrong("printable ASCII", value)
+            case Kind.COUNT:
+                is_whole = isinstance(value, int) and not isinstance(value, bool)
+                if not is_whole or not 0 <= value <= MAX_COUNT:
+                    raise self._wrong(f"a whole number of 0 to {MAX_COUNT}", value)
+            case _:
+                return self._number(value)
+        return value
 
-    def show(self, config: SimConfig) -> object:
+    def show(self, config: object) -> object:
         """The value in a configuration, in the form that `parse` takes."""
         value = getattr(config, self.field)
         return format_duration(value) if self.kind is Kind.DURATION else value
+
+    def _number(self, value: object) -> float:
+        is_duration = self.kind is Kind.DURATION
+        number = parse_duration(value) if is_duration else _number(value)
+        if number is None:
+            raise self._wrong("a duration like 250ms" if is_duration else "a number", value)
+        if number < self.least or (self.is_open and number == self.least):
+            raise self._wrong(f"{'above' if self.is_open else 'at least'} {self.least:g}", value)
+        most = self.most or (MAX_SECONDS if is_duration else MAX_FACTOR)
+        if number > most:
+            limit = format_duration(most) if is_duration else f"{most:g}"
+            raise self._wrong(f"at most {limit}", value)
+        return number
+
+    def _wrong(self, wanted: str, value: object) -> ConfigError:
+        text = repr(value)
+        return ConfigError(f"{self.name} must be {wanted}, got {text[:100]}")
 
 
 SETTINGS = (

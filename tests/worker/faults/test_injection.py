@@ -1,9 +1,10 @@
-"""Faults around an application: errors on demand, stalls, lies, broken pages, crashes."""
+"""Faults around an application: errors on demand, stalls, fake metrics, broken pages, crashes."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,10 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from worker.config import SimConfig
+from worker.config import ApiConfig, EngineConfig, FaultConfig, ServeConfig, SimConfig
 from worker.engine.messages import AddRequest, Command, CommandReply, Configure, EngineStats
 from worker.errors import EngineDeadError
-from worker.faults.injection import FaultInjection, FaultSetup
+from worker.faults.injection import FaultInjection, StalledReply
 from worker.faults.settings import FAILURES
 
 CHAT = "/v1/chat/completions"
@@ -22,7 +23,7 @@ CHAT = "/v1/chat/completions"
 
 @dataclass
 class FakeEngine:
-    """Answers commands as it is told to, and remembers them."""
+    """Answers commands with `answer`, and records them."""
 
     stats: EngineStats = field(default_factory=lambda: EngineStats(num_running=3, num_waiting=1))
     answer: CommandReply | None = field(default_factory=lambda: CommandReply(0))
@@ -90,9 +91,12 @@ class Bench:
         body: Any = None,
         method: str = "POST",
         partial: bool = False,
+        leaves: bool = False,
         **headers: str,
     ) -> Answer:
-        """One request; a `partial` one promises more of its body than ever comes."""
+        """One request; a `partial` one promises more of its body than ever comes. A client that
+        `leaves` goes once its request is there.
+        """
         answer = Answer()
         sent = b"" if body is None else json.dumps(body).encode()
         messages = [{"type": "http.request", "body": sent, "more_body": partial}]
@@ -100,6 +104,8 @@ class Bench:
         async def receive() -> Any:
             if messages:
                 return messages.pop()
+            if leaves:
+                return {"type": "http.disconnect"}
             await asyncio.Event().wait()
 
         async def send(message: Any) -> None:
@@ -111,6 +117,8 @@ class Bench:
                 answer.times.append(asyncio.get_running_loop().time() - started)
 
         named = [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()]
+        if partial or sent:
+            named.append((b"content-length", b"%d" % (len(sent) + partial)))
         scope = {"type": "http", "path": path, "method": method, "headers": named}
         started = asyncio.get_running_loop().time()
         await self.app(scope, receive, send)
@@ -127,16 +135,18 @@ class Bench:
         return found
 
 
-def bench(**setup: Any) -> Bench:
+def bench(kind: str = "sim", seed: int = 0, setup: FaultConfig | None = None, **api: Any) -> Bench:
     """A new one, on the running loop's clock."""
     engine, deaths = FakeEngine(), []
-    sim = setup.pop("sim", SimConfig())
-    faults = FaultInjection(
-        FaultSetup("m", sim=sim, **setup),
-        engine,
-        asyncio.get_running_loop().time,
-        lambda: deaths.append(1),
+    config = ServeConfig(
+        "127.0.0.1",
+        0,
+        ApiConfig(("m",), max_model_len=100, vocab_size=100, **api),
+        EngineConfig(kind, None, sim=SimConfig(seed=seed)),
+        faults=setup or FaultConfig(),
     )
+    clock = asyncio.get_running_loop().time
+    faults = FaultInjection(config, engine, clock, lambda: deaths.append(1))
     return Bench(faults, engine, deaths, faults.around(stream_of_four))
 
 
@@ -213,22 +223,18 @@ async def test_only_some_requests_stall() -> None:
     assert 15 < sum(stalled) < 45
 
 
-async def test_statistics_lie_when_they_are_told_to() -> None:
+async def test_fake_metrics_stand_for_the_statistics_that_they_name() -> None:
     """Fixed, changing, and impossible values; the rest is true."""
     subject = bench()
-    lying = subject.faults.lying()
-    assert lying.stats == subject.engine.stats
-    lies = {"running-requests": "ramp:0:10:10s", "kv-cache-usage": "NaN"}
-    await subject.configure(fake_metrics=lies)
+    assert subject.faults.stats() == subject.engine.stats
+    fakes = {"running-requests": "ramp:0:10:10s", "kv-cache-usage": "NaN"}
+    await subject.configure(fake_metrics=fakes)
     await asyncio.sleep(4)
-    assert lying.stats.num_running == pytest.approx(4)
-    assert lying.stats.num_waiting == 1
-    assert lying.stats.kv_cache_usage != lying.stats.kv_cache_usage
+    stats = subject.faults.stats()
+    assert (stats.num_running, stats.num_waiting) == (4, 1)
+    assert math.isnan(stats.kv_cache_usage)
     await subject.configure(fake_metrics=None)
-    assert lying.stats == subject.engine.stats
-    assert lying.is_alive
-    assert lying.is_progressing
-    assert lying.num_waiting_reported == 1
+    assert subject.faults.stats() == subject.engine.stats
 
 
 async def metrics_page(scope: Any, receive: Any, send: Any) -> None:
@@ -237,21 +243,51 @@ async def metrics_page(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"# HELP a b\na 1\nbbb 2\nccc 3\n"})
 
 
-async def test_a_broken_or_late_metrics_page_stands_for_the_true_one() -> None:
-    """Until it is asked for no more; the other routes are as they were."""
+@pytest.mark.parametrize(
+    ("page", "status", "size"),
+    [
+        ("ok", 200, 27),
+        ("garbage", 200, 65536),
+        ("empty", 200, 0),
+        ("error", 500, 21),
+        ("redirect", 302, 0),
+        ("truncated", 200, 13),
+        ("huge", 200, 200_000),
+    ],
+)
+async def test_a_broken_metrics_page_stands_for_the_true_one(
+    page: str, status: int, size: int
+) -> None:
+    """In every way that a scraper must survive; the other routes are as they were."""
     subject = bench()
     subject.app = subject.faults.around(metrics_page)
-    for page, size in (("truncated", 13), ("ok", 27)):
-        await subject.configure(metrics_page=page)
-        assert len((await subject.ask("/metrics", method="GET")).body) == size
-        assert len((await subject.ask()).body) == 27
+    there = "http://127.0.0.1:1/x"
+    await subject.configure(metrics_page=page, metrics_bytes=200_000, metrics_redirect=there)
+    answer = await subject.ask("/metrics", method="GET")
+    assert (answer.status, len(answer.body)) == (status, size)
+    assert answer.headers.get(b"location") == (there.encode() if page == "redirect" else None)
+    assert not answer.body.endswith(b"\n") or page in ("ok", "huge")
+    assert len((await subject.ask()).body) == 27
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_a_huge_metrics_page_ends_with_its_client() -> None:
+    """Who leaves is not sent the rest."""
+    subject = bench()
+    await subject.configure(metrics_page="huge", metrics_bytes=1 << 40)
+    assert len((await subject.ask("/metrics", method="GET", leaves=True)).body) < 1 << 20
+
+
+async def test_a_metrics_page_can_be_late() -> None:
+    """The true one, after its delay."""
+    subject = bench()
     await subject.configure(metrics_delay="5s")
-    assert (await subject.ask("/metrics", method="GET")).times == pytest.approx([5])
+    assert (await subject.ask("/metrics", method="GET")).times == pytest.approx([5, 6, 7, 8])
 
 
 async def test_a_worker_can_take_its_time_to_be_ready() -> None:
     """Only readiness waits."""
-    subject = bench(startup_seconds=10.0)
+    subject = bench(setup=FaultConfig(startup_seconds=10.0))
     assert (await subject.ask("/health/ready", method="GET")).status == 503
     assert (await subject.ask("/health", method="GET")).status == 200
     await asyncio.sleep(10)
@@ -260,7 +296,7 @@ async def test_a_worker_can_take_its_time_to_be_ready() -> None:
 
 async def test_replies_say_which_pod_they_are_from() -> None:
     """Generation only, errors included."""
-    subject = bench(reply_headers=((b"x-inference-pod", b"p-0"),))
+    subject = bench(setup=FaultConfig(reply_headers=(("x-inference-pod", "p-0"),)))
     assert (await subject.ask()).headers == {b"x-inference-pod": b"p-0"}
     assert (await subject.ask(x_return_error="429")).headers[b"x-inference-pod"] == b"p-0"
     assert (await subject.ask("/v1/models", method="GET")).headers == {}
@@ -346,8 +382,8 @@ async def test_a_new_engine_begins_with_the_settings_of_the_command_line() -> No
 
 
 async def test_a_real_engine_has_no_faults_of_its_own() -> None:
-    """Those of the HTTP side work; the simulator's settings are unknown."""
-    subject = bench(sim=None)
+    """Those of the HTTP process work; the simulator's settings are unknown."""
+    subject = bench("torch")
     assert (await subject.configure(failure_injection_rate=100)).status == 200
     assert (await subject.configure(inter_token_latency="3ms")).status == 400
     assert (await subject.configure(hang="3s")).status == 400
@@ -371,7 +407,7 @@ async def test_a_worker_crashes_when_it_is_due() -> None:
 
 
 async def test_an_engine_crashes_when_it_is_due() -> None:
-    """It is told the count; one that is to crash now cannot answer, which is no error."""
+    """It gets the count; one that is to crash now cannot answer, which is no error."""
     subject = bench()
     await subject.configure(crash={"target": "engine", "after-tokens": 100})
     counts = {"crash_after_requests": None, "crash_after_tokens": 100}
@@ -388,11 +424,87 @@ async def test_configuration_asks_for_the_key_when_there_is_one() -> None:
 
 
 async def test_configuration_is_read_and_posted_only() -> None:
-    """Other methods are told which there are; a long body is refused, or one that does not come."""
-    subject = bench(body_timeout_seconds=3.0)
+    """Other methods get the list of those; a long body is refused, or one that does not come."""
+    subject = bench(body_timeout_seconds=3.0, max_body_bytes=1000)
     answer = await subject.ask("/admin/config", method="DELETE")
     assert (answer.status, answer.headers[b"allow"]) == (405, b"GET, POST")
-    assert (await subject.ask("/admin/config", {"slow": "x" * (1 << 20)})).status == 413
+    assert (await subject.ask("/admin/config", {"slow": "x" * 1000})).status == 413
     answer = await subject.ask("/admin/config", partial=True)
     assert (answer.status, answer.headers[b"connection"]) == (408, b"close")
     assert answer.times == pytest.approx([3])
+
+
+class Client:
+    """Records what it gets, and when; it is gone before part number `leaves_at`."""
+
+    def __init__(self, leaves_at: int | None = None) -> None:
+        self.heads: list[Any] = []
+        self.parts: list[tuple[bytes, float]] = []
+        self._leaves_at = leaves_at
+        self._started = asyncio.get_running_loop().time()
+
+    async def send(self, message: Any) -> None:
+        """An ASGI `send`."""
+        if message["type"] == "http.response.start":
+            self.heads.append(message)
+        elif len(self.parts) == self._leaves_at:
+            raise OSError("gone")
+        else:
+            elapsed = asyncio.get_running_loop().time() - self._started
+            self.parts.append((message["body"], elapsed))
+
+
+async def stream(client: Client, after_events: int | None, seconds: float) -> None:
+    """Four parts, one each second."""
+    headers = ((b"x-a", b"b"),)
+    async with StalledReply(client.send, headers, after_events, seconds) as reply:
+        await reply.send({"type": "http.response.start", "status": 200, "headers": []})
+        for number in range(4):
+            body = {"body": b"%d" % number, "more_body": number < 3}
+            await reply.send({"type": "http.response.body", **body})
+            await asyncio.sleep(1)
+
+
+@pytest.mark.parametrize(
+    ("after_events", "seconds", "times"),
+    [
+        (None, 0.0, [0, 1, 2, 3]),
+        (2, 2.5, [0, 1, 3.5, 3.5]),
+        (1, 60.0, [0, 60, 60, 60]),
+        (1, 1.5, [0, 1.5, 2, 3]),
+    ],
+)
+async def test_a_held_up_stream_goes_on_when_its_time_is_over(
+    after_events: int | None, seconds: float, times: list[float]
+) -> None:
+    """Not with the next part, which may be long in coming; all of it and in order."""
+    client = Client()
+    await stream(client, after_events, seconds)
+    assert [body for body, _ in client.parts] == [b"0", b"1", b"2", b"3"]
+    assert [time for _, time in client.parts] == pytest.approx(times)
+    assert client.heads[0]["headers"] == [(b"x-a", b"b")]
+
+
+async def test_what_is_buffered_goes_with_a_writer_that_fails() -> None:
+    """The failure is raised at once, nothing leaves afterwards, and no task stays behind."""
+    client = Client()
+
+    async def fail() -> None:
+        async with StalledReply(client.send, (), 1, 60.0) as reply:
+            for _ in range(2):
+                await reply.send({"type": "http.response.body", "body": b"", "more_body": True})
+            raise OSError("writer")
+
+    with pytest.raises(OSError, match="writer"):
+        await fail()
+    assert len(client.parts) == 1
+    assert len(asyncio.all_tasks()) == 1
+
+
+@pytest.mark.parametrize("seconds", [1.5, 60.0])
+async def test_a_client_that_leaves_a_stall_is_noticed(seconds: float) -> None:
+    """The writer's next part raises, or the end."""
+    client = Client(leaves_at=1)
+    with pytest.raises(OSError, match="gone"):
+        await stream(client, 1, seconds)
+    assert len(client.parts) == 1

@@ -17,6 +17,25 @@ _MAX_DIGITS = 20
 _INT64 = 1 << 63
 
 
+class ApiKeys:
+    """The bearer keys of a server. Owns their digests: the time of a comparison reveals neither how
+    long a key is nor which came close.
+    """
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def let_in(self, exchange: Exchange) -> bool:
+        """Whether a request carries one of them."""
+        scheme, _, given = (exchange.header(b"authorization") or "").partition(" ")
+        token = hashlib.sha256(given.encode("latin-1")).digest()
+        matches = [hmac.compare_digest(token, digest) for digest in self._digests]
+        return scheme.lower() == "bearer" and any(matches)
+
+
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """The request's id as the client gave it, when it came (monotonic), for whom, and the priority

@@ -18,8 +18,9 @@ from worker.api.http.limits import check_json
 from worker.errors import RequestError
 
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
 Headers = tuple[tuple[bytes, bytes], ...]
 
 MAX_HEADERS = 100
@@ -29,7 +30,7 @@ MAX_QUERY_FIELDS = 32
 _MAX_DISCARDED_BYTES = 256 << 10
 _DISCARD_SECONDS = 1.0
 
-_JSON = (b"content-type", b"application/json")
+JSON = (b"content-type", b"application/json")
 _EVENT_STREAM: Headers = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -104,14 +105,18 @@ class Exchange:
         as it is too long, 408 when it takes longer than `body_timeout_seconds`.
         """
         self._check_content_type()
+        body = await self.body(max_bytes)
+        check_json(body)
+        return body
+
+    async def body(self, max_bytes: int) -> bytes:
+        """The whole body, whatever it is. Raises 413 and 408 as `json_body`."""
         try:
             async with asyncio.timeout(self._body_timeout):
-                body = await self._read_body(max_bytes)
+                return await self._read_body(max_bytes)
         except TimeoutError as error:
             message = f"The body did not arrive within {self._body_timeout:g} seconds"
             raise status_error(HTTPStatus.REQUEST_TIMEOUT, message) from error
-        check_json(body)
-        return body
 
     def _check_content_type(self) -> None:
         given = self.header(b"content-type")
@@ -180,7 +185,7 @@ class Exchange:
         self._extra = (*self._extra, (name, value.encode("ascii")))
 
     async def reply(
-        self, body: bytes = b"", status: int = HTTPStatus.OK, headers: Headers = (_JSON,)
+        self, body: bytes = b"", status: int = HTTPStatus.OK, headers: Headers = (JSON,)
     ) -> None:
         """Send a whole reply."""
         await self._write(self._start(status, (*headers, (b"content-length", b"%d" % len(body)))))

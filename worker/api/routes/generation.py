@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from worker.api.generate.admission import Admission
-from worker.api.generate.engine import Engine
 from worker.api.generate.prepare import Prepared, RequestPreparer, TokenPreparer
 from worker.api.generate.runner import Runner
 from worker.api.generate.text import ModelText
@@ -19,6 +18,7 @@ from worker.api.http.limits import malformed
 from worker.api.schema.parse import decode
 from worker.api.schema.routes import Handler
 from worker.config import ApiConfig
+from worker.engine.messages import EngineStats
 
 Prepare = Callable[[bytes, Arrival], Awaitable[Prepared]]
 
@@ -37,14 +37,14 @@ class GenerationRoutes:
     def __init__(
         self,
         config: ApiConfig,
-        engine: Engine,
+        stats: Callable[[], EngineStats],
         admission: Admission,
         runner: Runner,
         text: ModelText,
         preparer: RequestPreparer,
     ) -> None:
         self._config = config
-        self._engine = engine
+        self._stats = stats
         self._admission = admission
         self._runner = runner
         self._preparer = preparer
@@ -100,7 +100,7 @@ class GenerationRoutes:
         form = (exchange.header(b"endpoint-load-metrics-format") or "").lower()
         if form not in ("text", "json"):
             return
-        stats = self._engine.stats
+        stats = self._stats()
         usage, waiting = float(stats.kv_cache_usage), float(stats.num_waiting)
         value = (
             f"TEXT named_metrics.kv_cache_usage_perc={usage!r},"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from http import HTTPStatus
 
 import msgspec
@@ -22,6 +23,7 @@ from worker.api.schema.openapi import package_version
 from worker.api.schema.params import unknown_model
 from worker.api.schema.routes import Handler, model_id
 from worker.config import ApiConfig, KvEventsConfig
+from worker.engine.messages import EngineStats
 from worker.metrics import CONTENT_TYPE, WorkerMetrics
 
 _METRICS_HEADERS = ((b"content-type", CONTENT_TYPE.encode()),)
@@ -38,11 +40,13 @@ class ProbeRoutes:
         self,
         config: ApiConfig,
         engine: Engine,
+        stats: Callable[[], EngineStats],
         admission: Admission,
         metrics: WorkerMetrics,
         kv_events: KvEventsConfig,
     ) -> None:
         self._engine = engine
+        self._stats = stats
         self._admission = admission
         self._metrics = metrics
         self._version = msgspec.json.encode(Version(package_version()))
@@ -103,7 +107,7 @@ class ProbeRoutes:
         await exchange.reply(msgspec.json.encode(Load(self._admission.num_inside)))
 
     async def _page(self, exchange: Exchange) -> None:
-        page = self._metrics.render(self._engine.stats, time.monotonic())
+        page = self._metrics.render(self._stats(), time.monotonic())
         await exchange.reply(page, HTTPStatus.OK, _METRICS_HEADERS)
 
 

@@ -137,7 +137,10 @@ async def test_event_sources_are_told(bench: Any) -> None:
         assert (await client.get("/kv_event_sources")).json() == {}
     config = KvEventsConfig(enable_kv_cache_events=True, publisher="zmq", endpoint="tcp://*:1")
     api = bench.api()
-    routes = ProbeRoutes(api.config, bench.engine, api.admission, api.metrics, config)
+    engine = bench.engine
+    routes = ProbeRoutes(
+        api.config, engine, lambda: engine.stats, api.admission, api.metrics, config
+    )
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
