@@ -20,7 +20,7 @@ configuration
 --config-text YAML            the same as text
 --watch-config = true         apply changes of --config-file while running
 --allow-experimental-plugins  allow plugin types that are alpha
---strict-data-scope           keep from plugins the findings that they do not declare to read
+--strict-data-scope           hide data from plugins that do not declare to read it
 
 pool
 --endpoints-file FILE         endpoints, objectives and rewrites in YAML; changes apply at once
@@ -61,7 +61,7 @@ ext_proc
                               429
 --disable-endpoint-subset-filter
                               ignore the proxy's choice of endpoints
---emit-endpoint-scores        tell the proxy every candidate's score as metadata
+--emit-endpoint-scores        send the proxy every candidate's score as metadata
 
 TLS
 --secure-serving = ?          TLS on ext_proc; without --cert-path with a certificate made on the
@@ -84,22 +84,22 @@ health and metrics
 --metrics-cert-dir DIR        folder with tls.crt and tls.key for the HTTP port
 --metrics-client-ca-file FILE
                               CAs (PEM) that must have signed the certificates of its clients
---metrics-endpoint-auth       answer on the HTTP port only whom the cluster lets read
+--metrics-endpoint-auth       require a bearer token on the HTTP port whose account may read
                               nonResourceURLs like /metrics
 --refresh-prometheus-metrics-interval DURATION = 0
-                              how long gauges of the pool are told again (default: computed whenever
-                              asked)
+                              how long gauges of the pool are cached (default: computed at each
+                              scrape)
 
 behaviour
 --drain-timeout DURATION = 30s
-                              how long requests under way may take after SIGTERM
+                              how long running requests may take after SIGTERM
 --endpoint-ejection-failures N = 3
                               failures in a row (500, 502, 503, 504, no connection) after which an
                               endpoint gets nothing but a probe now and then; 0: never
 
 explanations
 --decision-records N = 10000  how many past requests are remembered for `pointsman explain`; 0: none
---[no-]decision-header        tell clients the request's id (`x-request-id`) and its endpoint's name
+--[no-]decision-header        send clients the request's id (`x-request-id`) and its endpoint's name
                               (`x-pointsman-endpoint`) in the headers of responses
 
 recording
@@ -111,10 +111,10 @@ recording
                               prompt caches cannot be replayed with other settings
 
 endpoint discovery
---xds-port PORT               tell proxies the pool's endpoints (xDS, EDS) at this port; 0: a free
-                              one (default: nobody)
+--xds-port PORT               publish the pool's endpoints (xDS, EDS) at this port; 0: a free
+                              one (default: off)
 --xds-bind-address ADDRESS = 127.0.0.1
-                              where that listens; whoever reaches it learns the endpoints' addresses
+                              where that listens; its clients learn the endpoints' addresses
 --xds-cluster-name NAME       what proxies call the pool (default: as --pool-name says)
 
 replicas
@@ -130,8 +130,8 @@ replicas
                               replicas' certificates
 --peer-server-name NAME       name in the certificates of replicas (default: the one they were found
                               by)
---[no-]peer-insecure          let replicas speak plain text in a network where everybody may be
-                              believed
+--[no-]peer-insecure          let replicas use plain text, in a network where every client is
+                              trusted
 --hash-seed-file FILE         secret that hashes of prompts are seeded with, the same for all
                               replicas (default: drawn at the start; peers agree on one)
 --ha-enable-leader-election   of several replicas in Kubernetes only one is ready at a time, which

@@ -1,4 +1,4 @@
-"""latency-slo-admitter: refuse sheddable requests whose latency objectives nobody can meet.
+"""latency-slo-admitter: reject sheddable requests whose latency objectives no endpoint can meet.
 
 Asked only about requests of a priority below 0 that name an objective for their latency. Such a
 request is refused (429) when there are predictions, and no endpoint

@@ -1,4 +1,4 @@
-"""probabilistic-admitter: refuse the more sheddable requests, the fuller the pool is.
+"""probabilistic-admitter: reject sheddable requests with a probability that grows with saturation.
 
 A request of a priority below 0 is refused (429) with the probability
 

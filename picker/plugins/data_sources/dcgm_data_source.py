@@ -1,4 +1,4 @@
-"""dcgm-data-source: where the DCGM exporter tells how busy an endpoint's GPUs are. Settings only.
+"""dcgm-data-source: where the DCGM exporter reports an endpoint's GPU load. Settings only.
 
 `scheme` http or https, `path` /metrics, `port` 9400 at the endpoint's address, or with
 `useNodeAddress` (false) at that of its node; an endpoint whose node is unknown then cannot be asked

@@ -1,4 +1,4 @@
-"""multicluster-metrics-data-source: where other clusters' pickers tell how busy their pools are.
+"""multicluster-metrics-data-source: where other clusters' pickers report the load of their pools.
 
 Parameters are those of metrics-data-source, but for the defaults: the way is between clusters, so
 `scheme` is https and certificates are checked (`insecureSkipVerify` false). A page may have 8 MiB.

@@ -1,4 +1,4 @@
-"""prefix-based-pd-decider: prefill elsewhere what the decode endpoint does not hold already.
+"""prefix-based-pd-decider: prefill elsewhere what the decode endpoint has not cached.
 
     run ⇔ input − hit ≥ nonCachedTokens,   hit = cached blocks at the decode endpoint · block size
 

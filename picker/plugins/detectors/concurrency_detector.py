@@ -1,4 +1,4 @@
-"""concurrency-detector: how full the pool is by what this picker itself has under way there.
+"""concurrency-detector: how full the pool is, by this picker's load in flight.
 
     requests    Σ requests / Σ maxConcurrency
     tokens      Σ tokens / Σ maxTokenConcurrency

@@ -1,5 +1,5 @@
-"""priority-then-time-eviction-order-policy: the lowest priority is stopped first, and of equal ones
-the request that was let in last, which has the least to lose.
+"""priority-then-time-eviction-order-policy: stop the lowest priority first, and of
+equal ones the most recently dispatched request, which loses the least work.
 
     rank = (priority, −time of dispatch)
 """

@@ -1,4 +1,4 @@
-"""sheddable-eviction-filter: only requests of negative priority may be stopped while under way."""
+"""sheddable-eviction-filter: only running requests of negative priority may be stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""dcgm-extractor: how busy the GPUs of an endpoint are, from a DCGM exporter's page.
+"""dcgm-extractor: the GPU load of an endpoint, from a DCGM exporter's page.
 
     GPUUtilization/dcgm-extractor = max(DCGM_FI_DEV_GPU_UTIL of its samples) / 100, in [0, 1]
 

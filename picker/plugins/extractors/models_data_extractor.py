@@ -1,4 +1,4 @@
-"""models-data-extractor: the models an endpoint says it serves, from its `/v1/models`.
+"""models-data-extractor: the models that an endpoint serves, from its `/v1/models`.
 
 Attribute `/v1/models/models-data-extractor`: a tuple of `ServedModel`, in the endpoint's order. An
 entry without an id is left out and reported; a body that is no list of models keeps what was known.

@@ -1,4 +1,4 @@
-"""multicluster-metrics-extractor: how busy a whole pool is, from its picker's metrics page.
+"""multicluster-metrics-extractor: the load of a whole pool, from its picker's metrics page.
 
     llm-d.ai/multicluster-queue-size            = `queueSizeMetric`, 0 and above
     llm-d.ai/multicluster-kv-cache-utilization  = `kvCacheUtilizationMetric`, in [0, 1]

@@ -1,4 +1,4 @@
-"""topology-extractor: where an endpoint stands, from its labels.
+"""topology-extractor: the location of an endpoint, from its labels.
 
 Parameters `hostname`, `rack`, `zone` and `region` name the labels (`kubernetes.io/hostname`,
 `topology.kubernetes.io/rack|zone|region`). Attribute `Topology/<name of the plugin>`; a tier whose

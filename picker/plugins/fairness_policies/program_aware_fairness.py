@@ -1,4 +1,4 @@
-"""program-aware-fairness: the program that was served least goes first, and who waits long.
+"""program-aware-fairness: the least served program goes first, and long waits count.
 
 A program is a fairness id, whatever the priorities of its requests. With the `strategy` las (least
 attained service)

@@ -1,4 +1,4 @@
-"""endpoint-attribute-filter: keep the endpoints one of whose numbers compares well.
+"""endpoint-attribute-filter: keep the endpoints with an attribute that passes a comparison.
 
     keep ⇔ attribute <operator> value      with `algorithm: {type: threshold, threshold: {…}}`
 

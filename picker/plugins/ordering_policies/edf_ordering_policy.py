@@ -1,4 +1,4 @@
-"""edf-ordering-policy: earliest deadline first, the deadline being when a request gives up waiting.
+"""edf-ordering-policy: earliest deadline first, by the end of a request's time to live.
 
     rank = (arrival in the queue + time to live, arrival in the queue)
 

@@ -1,4 +1,4 @@
-"""burst-prefix-cache-producer: send requests that come together, and begin alike, together.
+"""burst-prefix-cache-producer: send simultaneous requests with a common prefix together.
 
 When many requests with the same new prompt come at once, none of them has been seen by an endpoint
 before, and each would go wherever there is least to do. So requests wait up to `windowDurationMs`

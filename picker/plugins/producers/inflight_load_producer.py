@@ -1,4 +1,4 @@
-"""inflight-load-producer: count the requests and tokens that this picker has under way.
+"""inflight-load-producer: count the requests and tokens that this picker has in flight.
 
 Theory of operation. When a request leaves (`pre_request`), the first endpoint of each profile that
 picked one gets

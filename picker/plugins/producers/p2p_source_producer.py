@@ -1,4 +1,4 @@
-"""p2p-source-producer: tell the engine that computes the prompt which other one to copy it from.
+"""p2p-source-producer: send the engine that computes the prompt the address to copy its KV from.
 
 The endpoint that computes is the first one of the profile `prefillProfileName` (prefill) if that
 ran, else of the primary one. A peer is another candidate whose cached tokens in the CPU tier exceed

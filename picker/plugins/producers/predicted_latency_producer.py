@@ -1,4 +1,4 @@
-"""predicted-latency-producer: ask a latency predictor what a request would see at each endpoint.
+"""predicted-latency-producer: predict the latency of a request at each endpoint with a server.
 
 Theory of operation. Before scheduling, one row of features per candidate whose load is known goes
 to a prediction server (`scheduling.latency_predictor` has the wire format); of what comes back,

@@ -1,4 +1,4 @@
-"""session-id-producer: find out which session a request belongs to.
+"""session-id-producer: find the session of a request.
 
     session = headers[headerName]     or     the cookie called cookieName
 

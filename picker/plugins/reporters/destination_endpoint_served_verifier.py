@@ -1,4 +1,4 @@
-"""destination-endpoint-served-verifier: tell the client which endpoint has served; for conformance.
+"""destination-endpoint-served-verifier: report the serving endpoint to clients; for conformance.
 
 x-conformance-test-served-endpoint = the endpoint that the proxy says has served
   | fail: missing envoy lb metadata                          the proxy sent none at all

@@ -1,4 +1,4 @@
-"""request-attribute-reporter: tell the proxy a number computed from what a response cost.
+"""request-attribute-reporter: report a number computed from a response's usage to the proxy.
 
     metadata[key.namespace][key.name] = expression(usage)   if condition(usage), with the last piece
 

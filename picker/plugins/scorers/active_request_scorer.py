@@ -1,4 +1,4 @@
-"""active-request-scorer: prefer endpoints where this picker has few requests under way.
+"""active-request-scorer: prefer endpoints where this picker has few requests in flight.
 
     score = 1.0                                   when count ≤ idleThreshold (0)
             (max − count) / max · maxBusyScore    else, with max over the candidates (1.0)

@@ -1,4 +1,4 @@
-"""no-hit-lru-scorer: spread prompts that nobody has cached, least recently used endpoint first.
+"""no-hit-lru-scorer: spread prompts that no endpoint has cached, least recently used first.
 
 A decision is cold when no candidate has a block of the prompt. Of n candidates,
 

@@ -1,4 +1,4 @@
-"""token-load-scorer: prefer endpoints where this picker has few tokens under way.
+"""token-load-scorer: prefer endpoints where this picker has few tokens in flight.
 
     t     = tokens under way there + tokens of this request that are not cached there
     score = 1 − min(t, T) / T        with T = `queueThresholdTokens` (4194304)

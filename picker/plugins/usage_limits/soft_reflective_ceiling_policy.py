@@ -1,4 +1,4 @@
-"""soft-reflective-ceiling-policy: the fuller the pool, the less often lower priorities may go.
+"""soft-reflective-ceiling-policy: the fuller the pool, the less often lower priorities go.
 
 With saturation s and the n priorities counted from the highest, i = 0, to the lowest:
 
