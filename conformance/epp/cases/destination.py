@@ -56,7 +56,7 @@ async def form(scene: Scene) -> None:
 
 @case("destination-in-pool", DESTINATION)
 async def in_pool(scene: Scene) -> None:
-    """Nothing outside the InferencePool MUST ever be named."""
+    """Addresses outside the InferencePool MUST NOT be named."""
     for at in range(_ASKED):
         answer = await scene.routed(_REQUESTS[at % len(_REQUESTS)])
         strangers = set(answer.endpoints) - set(scene.pool.endpoints)
@@ -107,7 +107,7 @@ async def list_of_different(scene: Scene) -> None:
 
 @case("destination-route-anew", DESTINATION, strength=Strength.SHOULD)
 async def route_anew(scene: Scene) -> None:
-    """The answer should clear the proxy's route cache, since routes may look at the header."""
+    """The answer should clear the proxy's route cache, since routes may match the header."""
     for request in (Request(), BODILESS):
         answer = await scene.routed(request)
         expect(answer.clears_route, "clear_route_cache is not set")

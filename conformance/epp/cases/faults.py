@@ -20,8 +20,8 @@ _END_SECONDS = 30.0
 
 @case("gateway-falls-back", FALLBACK, _GATEWAY, Provision.FALLBACK, Provision.SELECTION)
 async def falls_back(scene: Scene) -> None:
-    """When the first endpoint of the list cannot be reached MUST the request be served by a later
-    one of the same list, whole.
+    """When the first endpoint of the list is unreachable the request MUST be served by a later one
+    of the same list, whole.
     """
     dead, *alive = scene.pool.endpoints[:3]
     chosen = {SELECTION: ",".join((dead, *alive))}
@@ -42,8 +42,8 @@ async def falls_back(scene: Scene) -> None:
 
 @case("failure-open", FAILURE_MODE, _GATEWAY, _RESTART)
 async def failure_open(scene: Scene) -> None:
-    """With failureMode FailOpen requests MUST be served while there is no picker, with a body or
-    without, by endpoints of the pool.
+    """With failureMode FailOpen requests MUST be served without a picker, with a body or without,
+    by endpoints of the pool.
     """
     async with scene.without_picker():
         for at in range(_REQUESTS):
@@ -54,8 +54,8 @@ async def failure_open(scene: Scene) -> None:
 
 @case("failure-close", FAILURE_MODE, _GATEWAY, _RESTART)
 async def failure_close(scene: Scene) -> None:
-    """With failureMode FailClose requests MUST be refused with a 5xx while there is no picker, and
-    none may reach an endpoint.
+    """With failureMode FailClose requests MUST be rejected with a 5xx without a picker, and none
+    may reach an endpoint.
     """
     async with scene.without_picker():
         before = _reached(scene)
@@ -67,8 +67,8 @@ async def failure_close(scene: Scene) -> None:
 
 @case("picker-back", FAILURE_MODE, _GATEWAY, _RESTART)
 async def picker_back(scene: Scene) -> None:
-    """A picker that was killed and started again MUST be in use again, and the gateway must need no
-    help: every request is picked for.
+    """A killed and restarted picker MUST be in use again without help by the gateway: it picks for
+    every request.
     """
     async with scene.without_picker():
         pass
@@ -81,8 +81,8 @@ async def picker_back(scene: Scene) -> None:
 
 @case("drain", HEALTH, _GATEWAY, _RESTART)
 async def drain(scene: Scene) -> None:
-    """A picker that is asked to end (SIGTERM) MUST see the streams that it holds to their end, and
-    new requests of a pool that fails open MUST be served meanwhile.
+    """A picker that gets SIGTERM MUST finish its streams, and new requests of a pool that fails
+    open MUST be served meanwhile.
     """
     servers = list(scene.pool.servers.values())
     for server in servers:

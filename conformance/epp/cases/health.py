@@ -17,7 +17,7 @@ async def _is_serving(scene: Scene, service: str) -> None:
 
 @case("health-liveness", HEALTH, Provision.HEALTH)
 async def liveness(scene: Scene) -> None:
-    """The health service `liveness` MUST be serving while the process lives."""
+    """The health service `liveness` MUST be serving while the process runs."""
     await _is_serving(scene, "liveness")
 
 
@@ -30,14 +30,14 @@ async def readiness(scene: Scene) -> None:
 @case("health-ext-proc", HEALTH, Provision.HEALTH)
 async def ext_proc(scene: Scene) -> None:
     """The health service with the name of ext_proc's MUST be serving while requests are routed:
-    proxies ask for it.
+    proxies check it.
     """
     await _is_serving(scene, "envoy.service.ext_proc.v3.ExternalProcessor")
 
 
 @case("health-inference-extension", EPP_ROLE, Provision.HEALTH)
 async def inference_extension(scene: Scene) -> None:
-    """The health service `inference-extension` MUST be serving: the upstream suite's probes ask for
+    """The health service `inference-extension` MUST be serving: the upstream suite's probes check
     it.
     """
     await _is_serving(scene, "inference-extension")
@@ -51,8 +51,8 @@ async def of_server(scene: Scene) -> None:
 
 @case("tls-with-any-certificate", EPP_ROLE, Provision.TLS)
 async def with_any_certificate(scene: Scene) -> None:
-    """The port MUST speak TLS, 1.2 or newer, and agree on HTTP/2 (ALPN `h2`); a certificate that is
-    signed by itself will do.
+    """The port MUST use TLS, 1.2 or newer, and negotiate HTTP/2 (ALPN `h2`); a self-signed
+    certificate is sufficient.
     """
     try:
         protocol, version = await negotiated(scene.picker.address)

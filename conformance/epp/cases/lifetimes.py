@@ -58,8 +58,8 @@ async def streams_reset(scene: Scene) -> None:
 
 @case("streams-end-with-the-request", EXT_PROC, strength=Strength.SHOULD)
 async def streams_end_with_the_request(scene: Scene) -> None:
-    """A proxy may show no response: a stream that it ends after the request should end in order,
-    without an error and with no more to say.
+    """A proxy may send no response: a stream that it ends after the request should end cleanly,
+    without an error and further messages.
     """
     stream = await scene.stream()
     await stream.request(Request())
@@ -72,8 +72,8 @@ async def streams_end_with_the_request(scene: Scene) -> None:
 
 @case("streams-out-of-order", EXT_PROC)
 async def streams_out_of_order(scene: Scene) -> None:
-    """Messages in an order that makes no sense may end their own stream; requests on other streams
-    MUST go on.
+    """Messages in an invalid order may end their own stream; requests on other streams MUST
+    continue.
     """
     senseless = (
         [pb.ProcessingRequest(request_body=pb.HttpBody(body=b"{}", end_of_stream=True))],

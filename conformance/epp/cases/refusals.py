@@ -27,7 +27,7 @@ async def empty_pool(scene: Scene) -> None:
 
 @case("refusal-empty-pool-without-body", ERRORS, Provision.POOL_CHANGES, strength=Strength.SHOULD)
 async def empty_pool_without_body(scene: Scene) -> None:
-    """The same status should be that of requests without a body."""
+    """Requests without a body should get the same status."""
     async with scene.pool_of([]):
         answer = await scene.ask(BODILESS)
         expect(answer.status == 503, f"the answer is {said(answer)}")
@@ -36,7 +36,7 @@ async def empty_pool_without_body(scene: Scene) -> None:
 @case("refusal-dropped", ERRORS, Provision.SHEDDING)
 async def dropped(scene: Scene) -> None:
     """A request that has to be dropped because the endpoints are full MUST be answered by an
-    ImmediateResponse with status 429; one that matters more goes on.
+    ImmediateResponse with status 429; one of higher priority continues.
     """
 
     async def is_dropped() -> bool:
@@ -55,7 +55,7 @@ async def dropped(scene: Scene) -> None:
 
 @case("refusal-only", ERRORS)
 async def only(scene: Scene) -> None:
-    """An ImmediateResponse MUST be all that is said: no destination before it, nothing after it."""
+    """An ImmediateResponse MUST be the only answer: no destination before it, no message after it."""
     stream = await scene.stream()
     answer = await stream.request(Request(metadata=_NOBODY))
     expect(answer.status is not None, f"not refused: {said(answer)}")
@@ -67,8 +67,8 @@ async def only(scene: Scene) -> None:
 
 @case("refusal-of-nonsense", ERRORS, strength=Strength.SHOULD)
 async def of_nonsense(scene: Scene) -> None:
-    """A body that is no JSON where JSON is due should get an answer of its own, a refusal that says
-    so or a destination, rather than a failed stream.
+    """A body that is no JSON where JSON is required should get an answer, a rejection or a
+    destination, rather than a failed stream.
     """
     for body in (b"no healthy upstream", completion()[:-1], b"\xff\xfe", b"[]"):
         answer = await scene.ask(Request(body=(body,)))
@@ -78,7 +78,7 @@ async def of_nonsense(scene: Scene) -> None:
 
 @case("refusal-then-served", ERRORS)
 async def then_served(scene: Scene) -> None:
-    """A refusal is of one request: those that follow MUST be routed."""
+    """A rejection applies to one request: those that follow MUST be routed."""
     for _ in range(5):
         await scene.ask(Request(metadata=_NOBODY))
         await scene.routed(Request())

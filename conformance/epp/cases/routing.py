@@ -25,8 +25,8 @@ _REQUESTS, _AT_ONCE = 100, 10
 
 @case("gateway-first-of-list", DESTINATION, _GATEWAY)
 async def first_of_list(scene: Scene) -> None:
-    """A request MUST arrive at the first endpoint that the picker names, whether the gateway goes
-    by the metadata or by the header, with a body or without.
+    """A request MUST arrive at the first endpoint that the picker names, whether the gateway reads
+    the metadata or the header, with a body or without.
     """
     for at in range(20):
         reply = await (scene.post if at % 2 else scene.get)(CLOSED)
@@ -39,8 +39,8 @@ async def first_of_list(scene: Scene) -> None:
 
 @case("gateway-selected", EPP_ROLE, _GATEWAY, _SELECTION)
 async def selected(scene: Scene) -> None:
-    """A request that selects an endpoint MUST be served by it, whether the gateway goes by the
-    metadata or by the header.
+    """A request that selects an endpoint MUST be served by it, whether the gateway reads the
+    metadata or the header.
     """
     for listener in _WAYS:
         for endpoint in scene.pool.endpoints:
@@ -87,8 +87,8 @@ async def bodies_intact(scene: Scene) -> None:
 
 @case("gateway-events-as-they-come", STREAMING, _GATEWAY)
 async def events_as_they_come(scene: Scene) -> None:
-    """Events of a response MUST reach the client as they come: the first one while the endpoint has
-    not sent the others.
+    """Events of a response MUST reach the client as they arrive: the first one before the endpoint
+    has sent the others.
     """
     gateway = scene.gateway()
     servers = scene.pool.servers.values()
@@ -119,7 +119,7 @@ async def events_as_they_come(scene: Scene) -> None:
 
 @case("gateway-served-told", SERVED, _GATEWAY, Provision.SERVED)
 async def served_told(scene: Scene) -> None:
-    """What the gateway says about who has served MUST come back from the picker under test."""
+    """The picker under test MUST return the gateway's report of the endpoint that served."""
     for reply in (await scene.post(), await scene.get()):
         told = reply.headers.get(SERVED_TOLD)
         expect(told == reply.headers.get(SERVED_BY), f"told {told}, served by {reply.endpoint}")
@@ -127,8 +127,8 @@ async def served_told(scene: Scene) -> None:
 
 @case("gateway-unsteered", DESTINATION, _GATEWAY)
 async def unsteered(scene: Scene) -> None:
-    """A client's own routing headers MUST NOT steer a request, also where no gateway strips them:
-    the picker's destination takes their place.
+    """A client's own routing headers MUST NOT steer a request, even if no gateway strips them: the
+    picker's destination replaces them.
     """
     stranger = EchoServer("127.0.0.1", free_ports(1)[0])
     await stranger.start()
@@ -160,7 +160,7 @@ async def unsteered(scene: Scene) -> None:
 
 @case("gateway-clients-gone", STREAMING, _GATEWAY)
 async def clients_gone(scene: Scene) -> None:
-    """Clients that leave in the middle of a response MUST NOT harm those that come after."""
+    """Clients that disconnect in the middle of a response MUST NOT harm later ones."""
     gateway = scene.gateway()
     servers = list(scene.pool.servers.values())
     for server in servers:

@@ -52,7 +52,7 @@ async def without_body(scene: Scene) -> None:
 
 @case("selection-with-strangers", EPP_ROLE, _NEEDS)
 async def with_strangers(scene: Scene) -> None:
-    """Entries that are not of the pool MUST be passed over: in a split over two pools every pool's
+    """Entries that are not in the pool MUST be ignored: in a split over two pools every pool's
     picker gets the addresses of both.
     """
     known = scene.pool.endpoints[1]
@@ -63,8 +63,8 @@ async def with_strangers(scene: Scene) -> None:
 
 @case("selection-of-strangers", EPP_ROLE, _NEEDS)
 async def of_strangers(scene: Scene) -> None:
-    """A header that names nobody of the pool MUST NOT be answered with another endpoint; the
-    request is refused.
+    """A header without endpoints of the pool MUST NOT be answered with another endpoint; the
+    request is rejected.
     """
     answer = await scene.ask(_selecting(_STRANGER))
     expect(not answer.endpoints, f"{answer.endpoints} were picked")
@@ -74,7 +74,7 @@ async def of_strangers(scene: Scene) -> None:
 
 @case("selection-absent", EPP_ROLE, _NEEDS)
 async def absent(scene: Scene) -> None:
-    """Without the header MUST any endpoint do, with a body or without."""
+    """Without the header a request MUST be routed to any endpoint, with a body or without."""
     for request in (Request(), BODILESS):
         answer = await scene.ask(request)
         expect(answer.endpoints, f"the answer is {said(answer)}")

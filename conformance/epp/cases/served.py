@@ -29,8 +29,8 @@ async def _told(scene: Scene, request: Request, response: Response) -> list[str]
 
 @case("served-taken", SERVED)
 async def taken(scene: Scene) -> None:
-    """The served endpoint's metadata on the response MUST be taken: of the endpoint picked, of one
-    further down the list after a retry, of one that the picker does not know, and none at all.
+    """The served endpoint's metadata on the response MUST be accepted: of the endpoint picked, of
+    one further down the list after a retry, of an unknown one, and none at all.
     """
     for served in (*scene.pool.endpoints, "127.0.0.99:9", None):
         for request in (Request(), BODILESS):
@@ -41,8 +41,8 @@ async def taken(scene: Scene) -> None:
 
 @case("served-told", EPP_ROLE, _NEEDS)
 async def told(scene: Scene) -> None:
-    """A picker under test MUST set x-conformance-test-served-endpoint to what the metadata says,
-    which need not be what it has picked.
+    """A picker under test MUST set x-conformance-test-served-endpoint to the metadata's value,
+    which may differ from its pick.
     """
     for _ in range(3):
         await _tells_another(scene, Request())
@@ -56,8 +56,8 @@ async def told_without_body(scene: Scene) -> None:
 
 @case("served-missing", EPP_ROLE, _NEEDS)
 async def missing(scene: Scene) -> None:
-    """Where the proxy does not say who has served, the header MUST begin with `fail:`, and so fail
-    whoever looks for an endpoint in it.
+    """If the proxy does not report the endpoint that served, the header MUST begin with `fail:`, so
+    that a test that expects an endpoint fails.
     """
     nothing, other = Response(), Response(metadata={"envoy.lb": {"other": "value"}})
     for response in (nothing, other):

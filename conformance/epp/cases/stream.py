@@ -22,8 +22,8 @@ def _whole(answer: Answer, body: bytes, what: str) -> None:
 
 @case("request-body-intact", STREAMING)
 async def request_body_intact(scene: Scene) -> None:
-    """The body of a request MUST be given back byte for byte in streamed responses, with its end
-    told once, whatever its size.
+    """The body of a request MUST be given back byte for byte in streamed responses, with one end of
+    stream, whatever its size.
     """
     for size in SIZES:
         body = completion(size)
@@ -81,8 +81,8 @@ async def request_without_body(scene: Scene) -> None:
 
 @case("request-trailers", EXT_PROC)
 async def request_trailers(scene: Scene) -> None:
-    """Trailers end a request: the body MUST be given back and the trailers answered after it, or
-    the proxy waits for ever. No piece of the body ends the stream then.
+    """Trailers end a request: the picker MUST give back the body and then answer the trailers, or
+    the proxy waits without end. No piece of the body ends the stream then.
     """
     body = completion(_SIZE)
     answer = await scene.ask(Request(body=tuple(cut(body, 700)), trailers=True))
@@ -110,8 +110,8 @@ async def request_repeated_end(scene: Scene) -> None:
 
 @case("response-body-intact", STREAMING)
 async def response_body_intact(scene: Scene) -> None:
-    """The body of a response MUST be given back byte for byte, with its end told once, whatever its
-    size and however it was cut.
+    """The body of a response MUST be given back byte for byte, with one end of stream, whatever its
+    size and its pieces.
     """
     ways = [(size, 65_536) for size in SIZES] + [(_SMALL, 1), (_SIZE, 17)]
     for size, piece in ways:
@@ -154,8 +154,8 @@ async def response_of_bodiless_request(scene: Scene) -> None:
 
 @case("response-without-request", EXT_PROC)
 async def response_without_request(scene: Scene) -> None:
-    """A stream that begins with a response, because a filter before the picker's has answered the
-    client (401, 403, 429), MUST be given back that response.
+    """A stream that begins with a response, because an earlier filter has answered the client (401,
+    403, 429), MUST be given back that response.
     """
     for status, body in (("401", None), ("403", b"access denied"), ("429", b"")):
         pieces = None if body is None else tuple(cut(body, 6))

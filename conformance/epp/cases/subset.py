@@ -29,7 +29,7 @@ async def _only(scene: Scene, request: Request, allowed: Sequence[str]) -> None:
 
 @case("subset-of-one", SUBSET)
 async def of_one(scene: Scene) -> None:
-    """With a subset hint of one endpoint MUST that one be picked, and no other."""
+    """With a subset hint of one endpoint the picker MUST pick only that one."""
     body = tuple(cut(completion(3_000), 1_000))
     for endpoint in scene.pool.endpoints:
         for request in (Request(), Request(body=body)):
@@ -41,7 +41,7 @@ async def of_one(scene: Scene) -> None:
 
 @case("subset-of-some", SUBSET)
 async def of_some(scene: Scene) -> None:
-    """With a subset hint of several endpoints MUST all that are picked be of these."""
+    """With a subset hint of several endpoints the picker MUST pick only from these."""
     subset = scene.pool.endpoints[:2]
     for _ in range(_TIMES):
         await _only(scene, _hinted(subset), subset)
@@ -68,7 +68,7 @@ async def without_body(scene: Scene) -> None:
 
 @case("subset-with-strangers", SUBSET)
 async def with_strangers(scene: Scene) -> None:
-    """Endpoints in the hint that are not of the pool MUST NOT be picked; those that are still
+    """Endpoints in the hint that are not in the pool MUST NOT be picked; those in the pool still
     may.
     """
     known = scene.pool.endpoints[0]
@@ -84,14 +84,14 @@ async def _refused(scene: Scene, request: Request) -> None:
 
 @case("subset-empty", SUBSET)
 async def empty(scene: Scene) -> None:
-    """An empty hint leaves nobody: the answer MUST be an ImmediateResponse with status 503."""
+    """An empty hint leaves no endpoint: the answer MUST be an ImmediateResponse with status 503."""
     await _refused(scene, _hinted([]))
 
 
 @case("subset-of-strangers", SUBSET)
 async def of_strangers(scene: Scene) -> None:
-    """A hint that names nobody of the pool leaves nobody: the answer MUST be an ImmediateResponse
-    with status 503.
+    """A hint without endpoints of the pool leaves no endpoint: the answer MUST be an
+    ImmediateResponse with status 503.
     """
     await _refused(scene, _hinted([_STRANGER, "127.0.0.98:9"]))
 

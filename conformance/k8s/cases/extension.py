@@ -25,9 +25,8 @@ def _all_addresses(sides: Mapping[str, Side]) -> list[str]:
 
 @case("several-pools-kept-apart", EXTENSION, _SELECTION, _SEVERAL)
 async def kept_apart(scene: ClusterScene) -> None:
-    """A picker of several InferencePools, each at a port of its own, MUST pick from the pool of the
-    port that was asked and from no other, also while all are asked at once and the Pods of all are
-    selected.
+    """A picker of several InferencePools, each at its own port, MUST pick only from the pool of the
+    called port, even while all are called at once and the Pods of all are selected.
     """
     async with scene.several_pools() as sides:
         everywhere = _all_addresses(sides)
@@ -51,8 +50,8 @@ async def kept_apart(scene: ClusterScene) -> None:
 
 @case("several-pools-one-deleted", EXTENSION, _SELECTION, _SEVERAL)
 async def one_deleted(scene: ClusterScene) -> None:
-    """When one InferencePool of a picker of several is deleted MUST requests at its port be refused
-    (503) and no request of the others fail; with the pool back it MUST be picked for again.
+    """When one InferencePool of several is deleted requests at its port MUST be rejected (503) and
+    no request of the others fail; with the pool back the picker MUST pick for it again.
     """
     async with scene.several_pools() as sides:
         gone, *others = sides

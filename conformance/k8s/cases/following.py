@@ -17,8 +17,8 @@ _A_WHILE = 60  # requests
 
 @case("pool-created-later", POOL, _SELECTION, Provision.HEALTH)
 async def created_later(scene: ClusterScene) -> None:
-    """A picker may be there before its InferencePool: it MUST wait, not ready, and follow the pool
-    once there is one, without being started again.
+    """A picker may start before its InferencePool: it MUST wait, not ready, and follow the pool
+    once it exists, without a restart.
     """
     side = scene.side(LATE)
     await side.scene.picker.start()
@@ -38,8 +38,8 @@ async def created_later(scene: ClusterScene) -> None:
 
 @case("pool-deleted", POOL, _SELECTION)
 async def deleted(scene: ClusterScene) -> None:
-    """Without its InferencePool a picker MUST NOT pick anybody (503); with the pool back it MUST
-    pick again.
+    """Without its InferencePool a picker MUST NOT pick an endpoint (503); with the pool back it
+    MUST pick again.
     """
     side = scene.side(PRIMARY)
     await scene.delete_pool(PRIMARY)
@@ -57,8 +57,8 @@ async def deleted(scene: ClusterScene) -> None:
 
 @case("pool-selector-changed", POOL, _SELECTION)
 async def selector_changed(scene: ClusterScene) -> None:
-    """When the selector of the pool changes MUST exactly the Pods that it takes now be endpoints,
-    and no request fail meanwhile.
+    """When the selector of the pool changes exactly the Pods that it selects MUST be endpoints, and
+    no request may fail meanwhile.
     """
     side = scene.side(PRIMARY)
     for at in (0, 1):
@@ -72,8 +72,8 @@ async def selector_changed(scene: ClusterScene) -> None:
 
 @case("pool-ports-changed", POOL, _SELECTION)
 async def ports_changed(scene: ClusterScene) -> None:
-    """When the target ports change MUST exactly these ports of each Pod be endpoints, and no
-    request fail meanwhile.
+    """When the target ports change exactly these ports of each Pod MUST be endpoints, and no
+    request may fail meanwhile.
     """
     side = scene.side(PRIMARY)
     before, after = side.plan.ports[0], side.plan.spare_ports[0]
@@ -106,8 +106,8 @@ async def own_namespace(scene: ClusterScene) -> None:
 
 @case("pool-that-makes-no-sense", POOL, _SELECTION, strength=Strength.SHOULD)
 async def makes_no_sense(scene: ClusterScene) -> None:
-    """A pool with a selector that no API server can list Pods by (its schema takes it) should not
-    cost a request: the picker goes on with what it had.
+    """A pool with a selector that no API server can list Pods by (its schema accepts it) should not
+    cost a request: the picker continues with the previous one.
     """
     side = scene.side(PRIMARY)
     async with scene.traffic() as traffic:

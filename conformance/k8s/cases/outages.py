@@ -44,8 +44,8 @@ async def _return(scene: ClusterScene) -> None:
 
 @case("api-server-away", API, *_NEEDS)
 async def away(scene: ClusterScene) -> None:
-    """While the API server is gone MUST requests be served as before; once it is back, with its
-    history forgotten (410), MUST changes be followed again.
+    """Without the API server requests MUST be served as before; once it is back, with its history
+    lost (410), the picker MUST follow changes again.
     """
     side = scene.side(PRIMARY)
     async with scene.traffic():
@@ -77,8 +77,8 @@ async def away_again(scene: ClusterScene) -> None:
 
 @case("picker-started-in-an-outage", API, *_NEEDS, Provision.RESTART, Provision.HEALTH)
 async def started_in_an_outage(scene: ClusterScene) -> None:
-    """A picker that starts while there is no API server MUST wait, not ready, and serve once there
-    is one, without being started again.
+    """A picker that starts without an API server MUST wait, not ready, and serve once there is one,
+    without a restart.
     """
     side = scene.side(PRIMARY)
     picker = side.scene.picker

@@ -141,8 +141,8 @@ async def replaced(scene: ClusterScene) -> None:
 
 @case("pods-flap-together", PODS, _SELECTION, strength=Strength.SHOULD)
 async def flap_together(scene: ClusterScene) -> None:
-    """When a kubelet is started again all its Pods are not ready for less than half a second, and
-    serve all the time: no request should fail for it.
+    """When a kubelet restarts all its Pods are not ready for less than half a second, and serve all
+    the time: no request should fail.
     """
     plan = scene.side(PRIMARY).plan
     async with scene.traffic():

@@ -80,8 +80,8 @@ async def with_data_parallelism(scene: ClusterScene) -> None:
 @case("gateway-weighted-across-two-inference-pools", UPSTREAM, _SELECTION)
 async def weighted_across_two_pools(scene: ClusterScene) -> None:
     """GatewayWeightedAcrossTwoInferencePools: with weights 70 and 30, and the Pods of both pools
-    selected, MUST every request be served, each by the pool that the gateway chose for it: the
-    share of the first is near 0.7.
+    selected, every request MUST be served by the pool that the gateway chose for it: the share
+    of the first is near 0.7.
     """
     primary, secondary = scene.side(PRIMARY), scene.side(SECONDARY)
     chosen = [*primary.plan.addresses, *secondary.plan.addresses]
@@ -99,8 +99,8 @@ async def weighted_across_two_pools(scene: ClusterScene) -> None:
 
 @case("gateway-destination-endpoint-served", UPSTREAM, _SELECTION, _SERVED)
 async def destination_endpoint_served(scene: ClusterScene) -> None:
-    """GatewayDestinationEndpointServed: a request that selects a Pod MUST be served by it, and come
-    back with x-conformance-test-served-endpoint naming it; with a body or without.
+    """GatewayDestinationEndpointServed: a request that selects a Pod MUST be served by it, and
+    return x-conformance-test-served-endpoint with its address; with a body or without.
     """
     side = scene.side(PRIMARY)
     for at, address in enumerate(side.plan.addresses):
@@ -156,9 +156,8 @@ async def multiple_gateways(scene: ClusterScene) -> None:
 
 @case("epp-unavailable-fail-open", UPSTREAM, _SELECTION, Provision.RESTART)
 async def unavailable_fail_open(scene: ClusterScene) -> None:
-    """EppUnAvailableFailOpen: with failureMode FailOpen MUST requests go to the selected Pod while
-    the picker is there, and to any Pod of the pool once it is gone; the picker comes back by
-    itself.
+    """EppUnAvailableFailOpen: with failureMode FailOpen requests MUST go to the selected Pod while
+    the picker runs, and to any Pod of the pool without it; the picker returns by itself.
     """
     side = scene.side(SECONDARY)
     (wanted,) = side.at(0)
