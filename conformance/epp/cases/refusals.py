@@ -55,7 +55,9 @@ async def dropped(scene: Scene) -> None:
 
 @case("refusal-only", ERRORS)
 async def only(scene: Scene) -> None:
-    """An ImmediateResponse MUST be the only answer: no destination before it, no message after it."""
+    """An ImmediateResponse MUST be the only answer: no destination before it, no message after
+    it.
+    """
     stream = await scene.stream()
     answer = await stream.request(Request(metadata=_NOBODY))
     expect(answer.status is not None, f"not refused: {said(answer)}")
