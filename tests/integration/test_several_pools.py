@@ -206,7 +206,7 @@ async def test_a_killed_picker_costs_no_request_of_any_pool(tmp_path: Path) -> N
 
 def page_block() -> str:
     """What docs/several-pools.md has a newcomer copy."""
-    text = (ROOT / "docs" / "several-pools.md").read_text().partition("## Envoy by hand")[2]
+    text = (ROOT / "docs" / "several-pools.md").read_text().partition("## Configure Envoy")[2]
     return "".join(re.findall(r"^```bash\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
 
 
