@@ -1,11 +1,29 @@
-"""How series are declared: under which prefix, with which deprecated names beside them."""
+"""The declaration of series in tables: a family is a class whose attributes are its series.
+
+    class FlowSeries(Family):
+        prefix = "flow_control_"
+        queue_size = gauge("Requests that wait.", ("priority",))
+
+declares `llm_d_epp_flow_control_queue_size`: a series is called as its attribute is, after the
+prefix of its family, unless it has a `name`. Each instance of the family has series of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
-from picker.metrics.series import AnySeries, Counter, Declaration, Gauge, Histogram, Twin
+from picker.metrics.series import (
+    AnySeries,
+    Counter,
+    Declaration,
+    Gauge,
+    Histogram,
+    Labels,
+    Twin,
+)
 
 SECONDS = (
     *(0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30),
@@ -52,58 +70,107 @@ OWN_PREFIX = "pointsman_"  # what the reference has no name for
 
 REQUEST_LABELS = ("model_name", "target_model_name", "fairness_id", "priority")
 MODEL_LABELS = REQUEST_LABELS[:2]
-S = TypeVar("S", Counter, Gauge, Histogram)
+S = TypeVar("S", bound=AnySeries)
 
 
-class Declarations:
-    """Makes series and adds them to `declared`, in order."""
+class Deprecated(NamedTuple):
+    """An older name of a series: `prefix` and `name` ("": the series' own), with those `labels` of
+    the series that it has (None: all), of which it calls some otherwise (`renamed`).
+    """
+
+    prefix: str
+    labels: Labels | None = None
+    name: str = ""
+    renamed: Mapping[str, str] = MappingProxyType({})
+
+
+class Declared(Generic[S]):
+    """A series on the class of its family. An instance has its own under the same name, in its
+    `__dict__`, so that counting does not come past here.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Declaration], S],
+        text: str,
+        labels: Labels = (),
+        twin: Deprecated | None = None,
+        name: str = "",
+        prefix: str = PREFIX,
+    ) -> None:
+        self._make, self._text, self._labels, self._twin = make, text, labels, twin
+        self._name, self._prefix = name, prefix
+        self._attribute = ""
+
+    def __set_name__(self, family: type[object], attribute: str) -> None:
+        self._attribute = attribute
+
+    def __get__(self, family: object, kind: type[object]) -> S:
+        """Only for types: an instance finds its series before it comes here."""
+        raise AttributeError(self._attribute)
+
+    def series(self, family_prefix: str) -> S:
+        """A new one."""
+        name, old = self._name or family_prefix + self._attribute, self._twin
+        twins: tuple[Twin, ...] = ()
+        if old is not None:
+            labels = self._labels if old.labels is None else old.labels
+            twins = (Twin(old.prefix + (old.name or name), labels, old.renamed),)
+        return self._make(Declaration(self._prefix + name, self._text, self._labels, twins))
+
+
+class Family:
+    """Series that belong together; subclasses declare them. `declared` collects them, in order."""
+
+    prefix: ClassVar[str] = ""
 
     def __init__(self, declared: list[AnySeries]) -> None:
-        self._series = declared
-
-    def _of_requests(
-        self, name: str, text: str, buckets: Iterable[float], deprecated: str
-    ) -> Histogram:
-        """A histogram with the labels of requests, and its twin with those of models."""
-        twins = objective(deprecated, MODEL_LABELS)
-        return self._histogram(name, text, buckets, REQUEST_LABELS, twins)
-
-    def _counter(
-        self, name: str, text: str, labels: tuple[str, ...] = (), twins: tuple[Twin, ...] = ()
-    ) -> Counter:
-        return self._kept(Counter(Declaration(PREFIX + name, text, labels, twins)))
-
-    def _own_counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
-        return self._kept(Counter(Declaration(OWN_PREFIX + name, text, labels)))
-
-    def _own_gauge(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
-        return self._kept(Gauge(Declaration(OWN_PREFIX + name, text, labels)))
-
-    def _gauge(
-        self, name: str, text: str, labels: tuple[str, ...] = (), twins: tuple[Twin, ...] = ()
-    ) -> Gauge:
-        return self._kept(Gauge(Declaration(PREFIX + name, text, labels, twins)))
-
-    def _histogram(
-        self,
-        name: str,
-        text: str,
-        buckets: Iterable[float],
-        labels: tuple[str, ...] = (),
-        twins: tuple[Twin, ...] = (),
-    ) -> Histogram:
-        return self._kept(Histogram(Declaration(PREFIX + name, text, labels, twins), buckets))
-
-    def _kept(self, series: S) -> S:
-        self._series.append(series)
-        return series
+        own = {
+            name: one.series(self.prefix)
+            for name, one in vars(type(self)).items()
+            if isinstance(one, Declared)
+        }
+        vars(self).update(own)
+        self.all: tuple[AnySeries, ...] = tuple(own.values())
+        declared += self.all
 
 
-def objective(name: str, labels: tuple[str, ...]) -> tuple[Twin, ...]:
-    """The twin `name` under the prefix of objectives, with `labels`."""
-    return (Twin(OBJECTIVE_PREFIX + name, labels),)
+def counter(
+    text: str, labels: Labels = (), twin: Deprecated | None = None, name: str = ""
+) -> Declared[Counter]:
+    """A counter that the reference has too."""
+    return Declared(Counter, text, labels, twin, name)
 
 
-def extension(name: str, labels: tuple[str, ...] = ()) -> tuple[Twin, ...]:
-    """The twin `name` under the prefix of the extension, with `labels`."""
-    return (Twin(EXTENSION_PREFIX + name, labels),)
+def gauge(
+    text: str, labels: Labels = (), twin: Deprecated | None = None, name: str = ""
+) -> Declared[Gauge]:
+    """A gauge that the reference has too."""
+    return Declared(Gauge, text, labels, twin, name)
+
+
+def histogram(
+    text: str,
+    bounds: Iterable[float],
+    labels: Labels = (),
+    twin: Deprecated | None = None,
+    name: str = "",
+) -> Declared[Histogram]:
+    """A histogram that the reference has too."""
+    return Declared(partial(Histogram, bounds=bounds), text, labels, twin, name)
+
+
+def own_counter(text: str, labels: Labels = (), name: str = "") -> Declared[Counter]:
+    """A counter that the reference has no name for."""
+    return Declared(Counter, text, labels, name=name, prefix=OWN_PREFIX)
+
+
+def own_gauge(text: str, labels: Labels = (), name: str = "") -> Declared[Gauge]:
+    """A gauge that the reference has no name for."""
+    return Declared(Gauge, text, labels, name=name, prefix=OWN_PREFIX)
+
+
+def of_requests(text: str, bounds: Iterable[float], old_name: str = "") -> Declared[Histogram]:
+    """A histogram with the labels of requests, and its twin with those of models."""
+    twin = Deprecated(OBJECTIVE_PREFIX, MODEL_LABELS, old_name)
+    return histogram(text, bounds, REQUEST_LABELS, twin)

@@ -21,6 +21,7 @@ from picker.metrics.declarations import (
     ITL_SECONDS,
     MODEL_LABELS,
     NTPOT_SECONDS,
+    OBJECTIVE_PREFIX,
     OUTPUT_TOKENS,
     POOL_PREFIX,
     PREFIX,
@@ -34,11 +35,17 @@ from picker.metrics.declarations import (
     SECONDS,
     TPOT_SECONDS,
     TTFT_SECONDS,
-    Declarations,
-    extension,
-    objective,
+    Deprecated,
+    Family,
+    counter,
+    gauge,
+    histogram,
+    of_requests,
+    own_counter,
+    own_gauge,
 )
 from picker.metrics.families import (
+    PLUGIN,
     FlowSeries,
     HealthSeries,
     KubernetesSeries,
@@ -50,12 +57,13 @@ from picker.metrics.families import (
     XdsSeries,
 )
 from picker.metrics.label_caps import BoundedLabels, RequestLabels
-from picker.metrics.series import AnySeries, Twin, metrics_of, text_of
+from picker.metrics.series import AnySeries, metrics_of, text_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 PLUGIN_LABELS = ("extension_point", "plugin_type", "plugin_name")
-ENDPOINT_RENAMED = {"endpoint_name": "pod_name"}
+_EXTENSION = Deprecated(EXTENSION_PREFIX)
+_UNLABELLED = Deprecated(EXTENSION_PREFIX, ())
 # Series that other collectors make: the deprecated name, and what it calls a label.
 POOL_TWINS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     PREFIX + "average_kv_cache_utilization": ("average_kv_cache_utilization", {}),
@@ -72,7 +80,7 @@ POOL_TWINS: Mapping[str, tuple[str, Mapping[str, str]]] = {
 class _Declared(Collector):
     """Shows declared series to a registry of the library."""
 
-    def __init__(self, series: list[AnySeries]) -> None:
+    def __init__(self, series: Sequence[AnySeries]) -> None:
         self._series = series
 
     def collect(self) -> Iterator[Metric]:
@@ -94,24 +102,132 @@ class _WithTwins(Collector):
                 yield _renamed(metric, POOL_PREFIX + twin[0], twin[1])
 
 
-class PickerMetrics(Declarations):
+class PickerMetrics(Family):
     """Owns all series; those of single plugin types are in `plugins`.
 
     `registry` shows them to the library that other collectors are made with.
     """
 
+    request_total = counter(
+        "Requests routed.",
+        REQUEST_LABELS,
+        Deprecated(OBJECTIVE_PREFIX, (*MODEL_LABELS, "priority")),
+    )
+    request_error_total = counter(
+        "Requests that ended in an error, by error code.",
+        (*REQUEST_LABELS, "error_code"),
+        Deprecated(OBJECTIVE_PREFIX, (*MODEL_LABELS, "error_code")),
+    )
+    request_size_bytes = of_requests(
+        "Body size of routed requests.", REQUEST_BYTES, "request_sizes"
+    )
+    request_duration_seconds = of_requests(
+        "From the request's arrival to the end of its response.", SECONDS
+    )
+    request_running = gauge(
+        "Requests routed whose response has not ended.",
+        REQUEST_LABELS,
+        Deprecated(OBJECTIVE_PREFIX, MODEL_LABELS[:1], "running_requests"),
+    )
+    request_processing_duration_seconds = histogram(
+        "Time the picker itself adds to a request.", PROCESSING_SECONDS
+    )
+    model_rewrite_decisions_total = counter(
+        "Models replaced by rewrite rules.",
+        ("model_rewrite_name", "model_name", "target_model"),
+        _EXTENSION,
+    )
+    request_outcomes_total = own_counter("Requests by the one cause that ended them.", ("cause",))
+    plugin_failures_total = own_counter("Calls of plugins that failed by mistake.", ("plugin",))
+
+    response_size_bytes = of_requests("Body size of responses.", RESPONSE_BYTES, "response_sizes")
+    request_input_tokens = of_requests(
+        "Prompt tokens that responses tell.", INPUT_TOKENS, "input_tokens"
+    )
+    request_output_tokens = of_requests(
+        "Generated tokens that responses tell.", OUTPUT_TOKENS, "output_tokens"
+    )
+    request_cached_tokens = of_requests(
+        "Prompt tokens found in a cache, as responses tell.", INPUT_TOKENS, "prompt_cached_tokens"
+    )
+    request_ntpot_seconds = of_requests(
+        "Duration of a request per generated token.",
+        NTPOT_SECONDS,
+        "normalized_time_per_output_token_seconds",
+    )
+    request_ttft_seconds = histogram(
+        "From a request's arrival to the first piece of its response.",
+        TTFT_SECONDS,
+        (*REQUEST_LABELS, "streaming"),
+    )
+    request_streaming_tpot_seconds = histogram(
+        "Time per token after the first one, of streaming responses.", TPOT_SECONDS, REQUEST_LABELS
+    )
+    request_streaming_itl_seconds = histogram(
+        "Time between two pieces of a streaming response.", ITL_SECONDS, REQUEST_LABELS
+    )
+    response_processing_duration_seconds = histogram(
+        "Time the picker itself adds to a response.", RESPONSE_PROCESSING_SECONDS
+    )
+
+    scheduler_e2e_duration_seconds = histogram(
+        "Duration of one scheduling decision.", FAST_SECONDS, twin=_EXTENSION
+    )
+    scheduler_attempts_total = counter(
+        "Scheduling decisions by outcome and first endpoint.",
+        ("status", "target_model_name", "endpoint_name", "namespace", "port"),
+        Deprecated(EXTENSION_PREFIX, renamed={"endpoint_name": "pod_name"}),
+    )
+    plugin_duration_seconds = histogram(
+        "Duration of one call of a plugin.", FAST_SECONDS, PLUGIN_LABELS, _EXTENSION
+    )
+    plugin_data_scope_violations_total = counter(
+        "Findings that a plugin touched without having declared it.", (*PLUGIN_LABELS, "access")
+    )
+    prefix_indexer_size = gauge("Block hashes in the prefix index.", PLUGIN, _UNLABELLED)
+    prefix_indexer_hit_ratio = histogram(
+        "Share of a prompt's blocks that the best endpoint holds.", RATIOS, PLUGIN, _UNLABELLED
+    )
+    prefix_indexer_hit_bytes = histogram(
+        "Prompt bytes (four a token) that the best endpoint holds.", HIT_BYTES, PLUGIN, _UNLABELLED
+    )
+
+    info = gauge("Always 1; says what runs.", ("commit", "build_ref"), _EXTENSION)
+    datalayer_poll_errors_total = counter(
+        "Scrapes that failed.", ("source_type",), Deprecated(SCHEDULER_PREFIX)
+    )
+    datalayer_extract_errors_total = counter(
+        "Scraped pages that lacked a series or had an unusable value.",
+        ("source_type", "extractor_type"),
+        Deprecated(SCHEDULER_PREFIX),
+    )
+    discovery_errors_total = own_counter(
+        "What was skipped of endpoints files or of a cluster's objects, and unusable files."
+    )
+    unknown_pool_total = own_counter(
+        "Requests refused by a picker of several pools because the proxy named none of them."
+    )
+    admin_failures_total = own_counter(
+        "Requests at the HTTP port that an unforeseen error kept from being answered, by page.",
+        ("page",),
+    )
+    config_reloads_total = own_counter(
+        "Changes of the configuration file, by whether they could be applied.", ("result",)
+    )
+    config_last_reload_successful = own_gauge(
+        "1 while the configuration file is what the picker works by, 0 after a bad change."
+    )
+    config_last_reload_success_timestamp_seconds = own_gauge(
+        "When the configuration in use was loaded, in seconds since 1970."
+    )
+
     def __init__(self) -> None:
         declared: list[AnySeries] = []
         super().__init__(declared)
+        self.series: Sequence[AnySeries] = declared  # in the order of the exposition
         self._labels = RequestLabels()
         self._collectors = CollectorRegistry()
         self.registry = CollectorRegistry()
-        self._declare_requests()
-        self._declare_responses()
-        self._declare_response_times()
-        self._declare_decisions()
-        self._declare_pool()
-        self._declare_config()
         self.plugins = PluginSeries(declared)
         self.streams = StreamSeries(declared)
         self.health = HealthSeries(declared)
@@ -121,29 +237,24 @@ class PickerMetrics(Declarations):
         self.peers = PeerSeries(declared)
         self.kubernetes = KubernetesSeries(declared)
         self.xds = XdsSeries(declared)
-        self.registry.register(_Declared(self._series))
-
-    @property
-    def series(self) -> Sequence[AnySeries]:
-        """All that are declared here, in the order of the exposition."""
-        return self._series
+        self.registry.register(_Declared(self.series))
 
     @property
     def of_process(self) -> Sequence[AnySeries]:
         """The series of the process, as opposed to those of one of its pools."""
-        xds, election = self.xds, self.kubernetes.election
+        xds = self.xds
         return (
             self.info,
             self.unknown_pool_total,
             self.admin_failures_total,
-            *(self.streams.inflight, self.streams.duration_seconds, self.streams.total),
+            *self.streams.all,
             *(xds.clients, xds.responses_total, xds.acks_total, xds.nacks_total),
-            *election.all,
+            *self.kubernetes.election.all,
         )
 
     def render(self, series: Iterable[AnySeries] | None = None) -> bytes:
         """The exposition, in `CONTENT_TYPE`; of declared series only these, where given."""
-        chosen = self._series if series is None else series
+        chosen = self.series if series is None else series
         lines = [line for one in chosen for line in text_of(one)]
         return "".join(lines).encode() + generate_latest(self._collectors)
 
@@ -172,205 +283,6 @@ class PickerMetrics(Declarations):
     ) -> tuple[str, str, str, str]:
         """Values for `REQUEST_LABELS`, with what clients can invent capped."""
         return self._labels.of(model, target_model, fairness_id, priority)
-
-    def _declare_requests(self) -> None:
-        self.request_total = self._counter(
-            "request_total",
-            "Requests routed.",
-            REQUEST_LABELS,
-            objective("request_total", (*MODEL_LABELS, "priority")),
-        )
-        self.request_error_total = self._counter(
-            "request_error_total",
-            "Requests that ended in an error, by error code.",
-            (*REQUEST_LABELS, "error_code"),
-            objective("request_error_total", (*MODEL_LABELS, "error_code")),
-        )
-        self.request_size_bytes = self._of_requests(
-            "request_size_bytes", "Body size of routed requests.", REQUEST_BYTES, "request_sizes"
-        )
-        self.request_duration_seconds = self._of_requests(
-            "request_duration_seconds",
-            "From the request's arrival to the end of its response.",
-            SECONDS,
-            "request_duration_seconds",
-        )
-        self.request_running = self._gauge(
-            "request_running",
-            "Requests routed whose response has not ended.",
-            REQUEST_LABELS,
-            objective("running_requests", MODEL_LABELS[:1]),
-        )
-        self.request_processing_duration_seconds = self._histogram(
-            "request_processing_duration_seconds",
-            "Time the picker itself adds to a request.",
-            PROCESSING_SECONDS,
-        )
-        self.model_rewrite_decisions_total = self._counter(
-            "model_rewrite_decisions_total",
-            "Models replaced by rewrite rules.",
-            ("model_rewrite_name", "model_name", "target_model"),
-            extension(
-                "model_rewrite_decisions_total",
-                ("model_rewrite_name", "model_name", "target_model"),
-            ),
-        )
-        self.request_outcomes_total = self._own_counter(
-            "request_outcomes_total", "Requests by the one cause that ended them.", ("cause",)
-        )
-        self.plugin_failures_total = self._own_counter(
-            "plugin_failures_total", "Calls of plugins that failed by mistake.", ("plugin",)
-        )
-
-    def _declare_responses(self) -> None:
-        self.response_size_bytes = self._of_requests(
-            "response_size_bytes", "Body size of responses.", RESPONSE_BYTES, "response_sizes"
-        )
-        self.request_input_tokens = self._of_requests(
-            "request_input_tokens",
-            "Prompt tokens that responses tell.",
-            INPUT_TOKENS,
-            "input_tokens",
-        )
-        self.request_output_tokens = self._of_requests(
-            "request_output_tokens",
-            "Generated tokens that responses tell.",
-            OUTPUT_TOKENS,
-            "output_tokens",
-        )
-        self.request_cached_tokens = self._of_requests(
-            "request_cached_tokens",
-            "Prompt tokens found in a cache, as responses tell.",
-            INPUT_TOKENS,
-            "prompt_cached_tokens",
-        )
-
-    def _declare_response_times(self) -> None:
-        self.request_ntpot_seconds = self._of_requests(
-            "request_ntpot_seconds",
-            "Duration of a request per generated token.",
-            NTPOT_SECONDS,
-            "normalized_time_per_output_token_seconds",
-        )
-        self.request_ttft_seconds = self._histogram(
-            "request_ttft_seconds",
-            "From a request's arrival to the first piece of its response.",
-            TTFT_SECONDS,
-            (*REQUEST_LABELS, "streaming"),
-        )
-        self.request_streaming_tpot_seconds = self._histogram(
-            "request_streaming_tpot_seconds",
-            "Time per token after the first one, of streaming responses.",
-            TPOT_SECONDS,
-            REQUEST_LABELS,
-        )
-        self.request_streaming_itl_seconds = self._histogram(
-            "request_streaming_itl_seconds",
-            "Time between two pieces of a streaming response.",
-            ITL_SECONDS,
-            REQUEST_LABELS,
-        )
-        self.response_processing_duration_seconds = self._histogram(
-            "response_processing_duration_seconds",
-            "Time the picker itself adds to a response.",
-            RESPONSE_PROCESSING_SECONDS,
-        )
-
-    def _declare_decisions(self) -> None:
-        self.scheduler_e2e_duration_seconds = self._histogram(
-            "scheduler_e2e_duration_seconds",
-            "Duration of one scheduling decision.",
-            FAST_SECONDS,
-            twins=extension("scheduler_e2e_duration_seconds"),
-        )
-        attempt = ("status", "target_model_name", "endpoint_name", "namespace", "port")
-        self.scheduler_attempts_total = self._counter(
-            "scheduler_attempts_total",
-            "Scheduling decisions by outcome and first endpoint.",
-            attempt,
-            (Twin(EXTENSION_PREFIX + "scheduler_attempts_total", attempt, ENDPOINT_RENAMED),),
-        )
-        self.plugin_duration_seconds = self._histogram(
-            "plugin_duration_seconds",
-            "Duration of one call of a plugin.",
-            FAST_SECONDS,
-            PLUGIN_LABELS,
-            extension("plugin_duration_seconds", PLUGIN_LABELS),
-        )
-        self.plugin_data_scope_violations_total = self._counter(
-            "plugin_data_scope_violations_total",
-            "Findings that a plugin touched without having declared it.",
-            (*PLUGIN_LABELS, "access"),
-        )
-        plugin = ("plugin_name", "plugin_type")
-        self.prefix_indexer_size = self._gauge(
-            "prefix_indexer_size",
-            "Block hashes in the prefix index.",
-            plugin,
-            extension("prefix_indexer_size"),
-        )
-        self.prefix_indexer_hit_ratio = self._histogram(
-            "prefix_indexer_hit_ratio",
-            "Share of a prompt's blocks that the best endpoint holds.",
-            RATIOS,
-            plugin,
-            extension("prefix_indexer_hit_ratio"),
-        )
-        self.prefix_indexer_hit_bytes = self._histogram(
-            "prefix_indexer_hit_bytes",
-            "Prompt bytes (four a token) that the best endpoint holds.",
-            HIT_BYTES,
-            plugin,
-            extension("prefix_indexer_hit_bytes"),
-        )
-
-    def _declare_pool(self) -> None:
-        build = ("commit", "build_ref")
-        self.info = self._gauge(
-            "info", "Always 1; says what runs.", build, extension("info", build)
-        )
-        source = ("source_type",)
-        self.datalayer_poll_errors_total = self._counter(
-            "datalayer_poll_errors_total",
-            "Scrapes that failed.",
-            source,
-            (Twin(SCHEDULER_PREFIX + "datalayer_poll_errors_total", source),),
-        )
-        extraction = ("source_type", "extractor_type")
-        self.datalayer_extract_errors_total = self._counter(
-            "datalayer_extract_errors_total",
-            "Scraped pages that lacked a series or had an unusable value.",
-            extraction,
-            (Twin(SCHEDULER_PREFIX + "datalayer_extract_errors_total", extraction),),
-        )
-        self.discovery_errors_total = self._own_counter(
-            "discovery_errors_total",
-            "What was skipped of endpoints files or of a cluster's objects, and unusable files.",
-        )
-
-    def _declare_config(self) -> None:
-        self.unknown_pool_total = self._own_counter(
-            "unknown_pool_total",
-            "Requests refused by a picker of several pools because the proxy named none of them.",
-        )
-        self.admin_failures_total = self._own_counter(
-            "admin_failures_total",
-            "Requests at the HTTP port that an unforeseen error kept from being answered, by page.",
-            ("page",),
-        )
-        self.config_reloads_total = self._own_counter(
-            "config_reloads_total",
-            "Changes of the configuration file, by whether they could be applied.",
-            ("result",),
-        )
-        self.config_last_reload_successful = self._own_gauge(
-            "config_last_reload_successful",
-            "1 while the configuration file is what the picker works by, 0 after a bad change.",
-        )
-        self.config_last_reload_success_timestamp_seconds = self._own_gauge(
-            "config_last_reload_success_timestamp_seconds",
-            "When the configuration in use was loaded, in seconds since 1970.",
-        )
 
 
 def _renamed(metric: Metric, name: str, labels: Mapping[str, str]) -> Metric:
