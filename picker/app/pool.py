@@ -38,8 +38,8 @@ from picker.framework.interfaces import EndpointObserver, KvEventConsumer
 from picker.k8s.discovery import KubernetesDiscovery
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.outliers.breaker import OutlierSettings
+from picker.outliers.burst_wait import BurstWait
 from picker.outliers.detector import OutlierDetector
-from picker.outliers.settling import Settling
 from picker.plugins.discoveries.file_discovery import FileDiscoverySettings
 from picker.pool.activity import Activity, WatchedSnapshots
 from picker.pool.datastore import Datastore
@@ -113,18 +113,20 @@ class ServedPool:
     def _observers(self) -> tuple[EndpointObserver, ...]:
         return () if self._recording is None else (self._recording.recorder,)
 
-    def _outlier_detection(self) -> tuple[OutlierDetector | None, Settling | None]:
+    def _outlier_detection(self) -> tuple[OutlierDetector | None, BurstWait | None]:
         failures = self._options.endpoint_ejection_failures
         if failures == 0:
             return None, None
         settings = OutlierSettings(failures=failures)
         watcher = HealthMetrics(self.metrics, time.monotonic)
         detector = OutlierDetector(settings, watcher, Random(), lambda: settling.wake())
-        settling = Settling(detector, time.monotonic, settings.burst_wait_seconds)
+        settling = BurstWait(
+            lambda: detector.is_unsure(time.monotonic()), settings.burst_wait_seconds
+        )
         self.datastore.subscribe(detector.pool_changed)
         return detector, settling
 
-    def _surroundings(self, outbound: Outbound, settling: Settling | None) -> Surroundings:
+    def _surroundings(self, outbound: Outbound, settling: BurstWait | None) -> Surroundings:
         options, rules = self._options, self.known.rules
         observers = (self._requests, self._traffic)
         around = Surroundings(

@@ -1,60 +1,40 @@
-"""Lets requests wait a moment when all endpoints have just been filled and none has answered yet.
+"""The wait for a burst's first answers, when all endpoints were just filled and none has answered.
 
-A crowd that comes to an idle pool is all decided before the first answer is there. If one of the
-endpoints fails everything, its share of the crowd would be lost.
+A burst that meets an idle pool is decided before the first answer arrives. If one of the endpoints
+fails everything, its share of the burst would be lost.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
 
 
-class Settles(Protocol):
-    """Knows whether answers that come any moment should be waited for."""
+class BurstWait:
+    """Owns the requests that wait, each for `longest_seconds` at most."""
 
-    def is_unsure(self, now_seconds: float) -> bool:
-        """Whether they should."""
-        ...
-
-
-class NeverUnsure:
-    """Waits for nothing."""
-
-    def is_unsure(self, now_seconds: float) -> bool:
-        """No."""
-        return False
-
-
-class Settling:
-    """Owns those that wait. `patience_seconds` is the longest that one does."""
-
-    def __init__(
-        self, memory: Settles, clock: Callable[[], float], patience_seconds: float
-    ) -> None:
-        self._memory = memory
-        self._clock = clock
-        self._patience_seconds = patience_seconds
+    def __init__(self, is_unsure: Callable[[], bool], longest_seconds: float) -> None:
+        self._is_unsure = is_unsure
+        self._longest_seconds = longest_seconds
         self._event = asyncio.Event()
 
     @property
     def is_settled(self) -> bool:
-        """Whether nobody needs to wait now."""
-        return not self._memory.is_unsure(self._clock())
+        """Whether no request needs to wait now."""
+        return not self._is_unsure()
 
     async def settled(self) -> None:
-        """Wait until the answers are there, or for the patience; at once while it is settled."""
+        """Wait for `wake`, or for `longest_seconds`; not at all while it `is_settled`."""
         if self.is_settled:
             return
         event = self._event
         try:
-            async with asyncio.timeout(self._patience_seconds):
+            async with asyncio.timeout(self._longest_seconds):
                 await event.wait()
         except TimeoutError:
-            return  # what is silent so long does not fail at once
+            return  # an endpoint that is silent for so long does not fail at once
 
     def wake(self) -> None:
-        """The answers are there: all that wait go on."""
+        """The answers have arrived: all requests that wait go on."""
         self._event.set()
         self._event = asyncio.Event()

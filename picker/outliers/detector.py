@@ -48,7 +48,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from random import Random
-from typing import Protocol
 
 import msgspec
 
@@ -84,48 +83,24 @@ class EndpointHealthView(msgspec.Struct, frozen=True):
     next_probe_seconds: float | None = None
 
 
-class OutlierWatcher(Protocol):
-    """Called on every transition; must be quick and must not raise."""
+class OutlierWatcher:
+    """Called on every transition; must be quick and must not raise. This one ignores them all."""
 
     def ejected(self, key: str, failures: int, wait_seconds: float) -> None:
         """An endpoint was ejected; its first probe is due after the wait."""
-        ...
 
     def probed(self, key: str, result: ProbeResult) -> None:
         """A probe of an ejected endpoint has ended."""
-        ...
 
     def returned(self, key: str) -> None:
         """An endpoint that was ejected is healthy again."""
-        ...
 
     def counted(self, num_ejected: int) -> None:
         """The number of ejected endpoints has changed."""
-        ...
-
-
-class NoWatcher:
-    """Ignores every transition, for simulations."""
-
-    def ejected(self, key: str, failures: int, wait_seconds: float) -> None:
-        """Ignore."""
-
-    def probed(self, key: str, result: ProbeResult) -> None:
-        """Ignore."""
-
-    def returned(self, key: str) -> None:
-        """Ignore."""
-
-    def counted(self, num_ejected: int) -> None:
-        """Ignore."""
 
 
 UNSEEN_ATTEMPTS = 100
 _OUR_OWN = (FinishCause.REFUSED, FinishCause.EVICTED)  # the status is the picker's then
-
-
-def _ignore() -> None:
-    """The default of `settled`."""
 
 
 class Attempt:
@@ -191,11 +166,11 @@ class OutlierDetector:
         settings: OutlierSettings | None = None,
         watcher: OutlierWatcher | None = None,
         rng: Random | None = None,
-        settled: Callable[[], None] = _ignore,
+        settled: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings = settings or OutlierSettings()
-        self._watcher = watcher or NoWatcher()
-        self._rng = rng
+        self._watcher = watcher or OutlierWatcher()
+        self._draw = (lambda: 0.0) if rng is None else rng.random
         self._keys: dict[str, str] = {}  # of the endpoints in the pool, by their address
         self._members: set[str] = set()  # the same keys
         self._breakers: dict[str, Breaker] = {}  # of those that have received a request
@@ -250,12 +225,11 @@ class OutlierDetector:
         due = {key: one for key, one in self._ejected.items() if one.is_due(now_seconds)}
         if not due:
             return None
-        longest = min(
+        return min(
             (candidate for candidate in candidates if candidate.key in due),
             key=lambda candidate: due[candidate.key].next_probe_at,
             default=None,
         )
-        return longest
 
     def is_unsure(self, now_seconds: float) -> bool:
         """Whether a burst has just filled an unproven pool and no answer has arrived yet."""
@@ -294,8 +268,10 @@ class OutlierDetector:
         """The response to an attempt has begun."""
         if answer.status is None:
             return
-        if self._num_unseen:
-            self._see_responses()
+        was_blind, self._num_unseen = not self._sees, 0
+        if was_blind:
+            for breaker in self._breakers.values():
+                self._refresh(breaker)
         served_by = self._other(attempt, answer)
         if served_by is None:
             self._take_in(attempt, kind_of(answer), now_seconds)
@@ -321,7 +297,10 @@ class OutlierDetector:
                 self._note_ejection(breaker, now_seconds)
             self._refresh(breaker)
         if not was_seen and cause not in _OUR_OWN:
-            self._miss_a_response()
+            self._num_unseen += 1
+            if self._num_unseen == UNSEEN_ATTEMPTS:
+                for key in tuple(self._breakers):
+                    self._forget(key)
 
     # Views
 
@@ -365,7 +344,7 @@ class OutlierDetector:
         return self._num_unseen < UNSEEN_ATTEMPTS
 
     def _other(self, attempt: Attempt, answer: Answer) -> str | None:
-        """The key of the endpoint that has answered instead of the one visited."""
+        """The key of the endpoint that has answered instead of the one picked."""
         served_by = answer.served_by
         if served_by is None or served_by == attempt.host_port:
             return None
@@ -448,19 +427,3 @@ class OutlierDetector:
         self._held.discard(key)
         if self._ejected.pop(key, None) is not None:
             self._watcher.counted(len(self._ejected))
-
-    def _see_responses(self) -> None:
-        if self._num_unseen >= UNSEEN_ATTEMPTS:
-            self._num_unseen = 0
-            for breaker in self._breakers.values():
-                self._refresh(breaker)
-        self._num_unseen = 0
-
-    def _miss_a_response(self) -> None:
-        self._num_unseen += 1
-        if self._num_unseen == UNSEEN_ATTEMPTS:
-            for key in tuple(self._breakers):
-                self._forget(key)
-
-    def _draw(self) -> float:
-        return self._rng.random() if self._rng is not None else 0.0

@@ -25,7 +25,7 @@ from picker.framework.interfaces import (
 )
 from picker.framework.tracing import NoTracer, Tracer
 from picker.outliers.breaker import Answer
-from picker.outliers.settling import NeverUnsure, Settling
+from picker.outliers.burst_wait import BurstWait
 from picker.pool.inflight import InflightLoad
 from picker.pool.policies import NO_REWRITES, RewriteRules
 from picker.requestcontrol.bare_requests import NOTHING_SAID, BareRequests
@@ -225,9 +225,9 @@ class RequestPipeline:
         object.__setattr__(self, "asks_others", asking)
 
 
-def _never_unsure() -> Settling:
+def _never_unsure() -> BurstWait:
     """Without a memory of health nothing is waited for."""
-    return Settling(NeverUnsure(), time.monotonic, 0.0)
+    return BurstWait(lambda: False, 0.0)
 
 
 def _nobody_waits() -> None:
@@ -266,7 +266,7 @@ class Surroundings:
     policies: RequestPolicies = field(default_factory=RequestPolicies)
     loaded: LoadedCandidates = field(default_factory=LoadedCandidates)
     health: EndpointHealth = field(default_factory=NoHealthMemory)
-    settling: Settling = field(default_factory=_never_unsure)
+    settling: BurstWait = field(default_factory=_never_unsure)
     seeds_decisions: bool = False
     freed: Callable[[], None] = _nobody_waits
     numbers: Iterator[int] = field(default_factory=count)

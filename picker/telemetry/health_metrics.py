@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from picker.metrics.label_caps import OVERFLOW, BoundedLabels
 from picker.metrics.picker_metrics import PickerMetrics
-from picker.outliers.detector import ProbeResult
+from picker.outliers.detector import OutlierWatcher, ProbeResult
 
 log = logging.getLogger(__name__)
 
@@ -15,8 +15,8 @@ MAX_LINES = 10
 WINDOW_SECONDS = 10.0
 
 
-class HealthMetrics:
-    """A `OutlierWatcher`. Owns the caps on labels and on lines.
+class HealthMetrics(OutlierWatcher):
+    """Owns the caps on labels and on lines.
 
     Of many changes in a short time only the first are told in the log, and how many were not.
     """

@@ -6,7 +6,13 @@ from dataclasses import dataclass, field
 from random import Random
 
 from picker.outliers.breaker import Answer, EndpointState, OutlierSettings
-from picker.outliers.detector import Attempt, EndpointHealthView, OutlierDetector, ProbeResult
+from picker.outliers.detector import (
+    Attempt,
+    EndpointHealthView,
+    OutlierDetector,
+    OutlierWatcher,
+    ProbeResult,
+)
 from picker.pool.datastore import EndpointChanges
 from picker.types import Candidate, Endpoint, FinishCause
 
@@ -17,8 +23,8 @@ def endpoint(number: int) -> Endpoint:
 
 
 @dataclass
-class RecordingWatcher:
-    """A `OutlierWatcher`."""
+class RecordingWatcher(OutlierWatcher):
+    """Lists what it is called with."""
 
     ejections: list[tuple[str, int]] = field(default_factory=list)
     probes: list[ProbeResult] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Requests that come to a pool which nobody can vouch for wait a moment, and no longer."""
+"""Requests that come to a pool of which nothing is known wait a moment, and no longer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from picker.outliers.settling import NeverUnsure, Settling
+from picker.outliers.burst_wait import BurstWait
 from picker.requestcontrol.director import Director
 from picker.types import Candidate, Endpoint, FinishCause, RawRequest
 
@@ -14,52 +14,44 @@ COMPLETION = RawRequest({":path": "/v1/completions"}, b'{"model":"m","prompt":"p
 
 
 class Unsure:
-    """A memory that says what it is told to say."""
+    """Says what it is set to say."""
 
-    def __init__(self) -> None:
-        self.unsure = True
+    unsure = True
 
-    def is_unsure(self, now_seconds: float) -> bool:
-        """As told."""
+    def __call__(self) -> bool:
         return self.unsure
 
 
 async def test_all_that_wait_go_on_when_the_answers_are_there() -> None:
-    """And who comes later waits for the next ones."""
-    memory = Unsure()
-    settling = Settling(memory, lambda: 0.0, 1e6)
-    waiting = [asyncio.create_task(settling.settled()) for _ in range(3)]
+    """A request that comes later waits for the next ones."""
+    unsure = Unsure()
+    burst = BurstWait(unsure, 1e6)
+    waiting = [asyncio.create_task(burst.settled()) for _ in range(3)]
     await asyncio.sleep(0)
-    settling.wake()
+    burst.wake()
     await asyncio.gather(*waiting)
-    later = asyncio.create_task(settling.settled())
+    later = asyncio.create_task(burst.settled())
     await asyncio.sleep(0)
     assert not later.done()
-    memory.unsure = False
-    await settling.settled()
-    settling.wake()
+    unsure.unsure = False
+    await burst.settled()
+    burst.wake()
     await later
 
 
-async def test_patience_ends() -> None:
+async def test_a_wait_ends() -> None:
     """An answer may take long."""
-    settling = Settling(Unsure(), lambda: 0.0, 0.001)
-    assert not settling.is_settled
-    await settling.settled()
-    assert not settling.is_settled  # nobody knows more: only patience has ended
-
-
-def test_without_a_memory_all_is_settled() -> None:
-    """Nobody could say when to go on."""
-    assert Settling(NeverUnsure(), lambda: 0.0, 0.0).is_settled
+    burst = BurstWait(Unsure(), 0.001)
+    await burst.settled()
+    assert not burst.is_settled
 
 
 async def test_a_request_that_would_wait_is_not_decided_at_once(house: Any) -> None:
     """It leaves after the wait; one that is cancelled meanwhile holds nothing."""
     house.pool_of(Candidate(Endpoint("pod-0", "10.0.0.1", 8000)))
-    memory = Unsure()
-    settling = Settling(memory, lambda: 0.0, 1e6)
-    around = replace(house.director._surroundings, settling=settling)
+    unsure = Unsure()
+    burst = BurstWait(unsure, 1e6)
+    around = replace(house.director._surroundings, settling=burst)
     director = Director(house.pipeline(), around)
     waits, gone = director.begin(), director.begin()
     assert not waits.decides_at_once
@@ -69,8 +61,8 @@ async def test_a_request_that_would_wait_is_not_decided_at_once(house: Any) -> N
     tasks[1].cancel()
     await asyncio.wait(tasks[1:])
     gone.finish(FinishCause.CLIENT_GONE)
-    memory.unsure = False
-    settling.wake()
+    unsure.unsure = False
+    burst.wake()
     assert (await tasks[0]).destination == "10.0.0.1:8000"
     assert around.inflight.total == 1
     waits.finish(FinishCause.COMPLETED, 200)
