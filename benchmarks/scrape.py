@@ -35,7 +35,7 @@ from picker.pool.inflight import InflightLoad
 from picker.scrape.engines import EngineTable
 from picker.scrape.extract import extract
 from picker.scrape.http_client import HttpPages
-from picker.scrape.reading import Reading, StalenessLimits
+from picker.scrape.reading import EndpointReading, StalenessLimits
 from picker.scrape.scrape import PolledSource, Scraper, ScrapeSettings
 from picker.scrape.sources import Extraction, PageLocation, Scrape
 from picker.types import Endpoint
@@ -153,7 +153,9 @@ async def per_scrape(fetch: Fetch, endpoints: Sequence[Endpoint], seconds: float
     deadline = time.monotonic() + seconds
 
     async def one(endpoint: Endpoint) -> None:
-        reading = Reading(endpoint, 0, ("core", core), store, StalenessLimits(), lambda: None)
+        reading = EndpointReading(
+            endpoint, 0, ("core", core), store, StalenessLimits(), lambda: None
+        )
         while (now := time.monotonic()) < deadline:
             reading.take(await fetch(endpoint.host_port), now, 0.05)
 

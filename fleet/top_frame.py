@@ -31,7 +31,7 @@ from fleet.top_text import (
     sparkline,
     styled,
 )
-from picker.admin.history import Series
+from picker.admin.history import EndpointSeries
 from picker.admin.views import EndpointView
 from picker.decisions.record_views import RecordSummary
 from picker.flowcontrol.views import BandView
@@ -40,7 +40,7 @@ FEW_REQUESTS = 3
 REQUESTS_WITHOUT_LIMIT = 10
 MOST_BANDS = 5
 _BAR = 7
-_NO_SERIES = Series()
+_NO_SERIES = EndpointSeries()
 _TROUBLED_FIRST = {"ejected": 0, "on-trial": 1, "suspect": 2}
 _HEAD = "bold underline"
 _ID_WIDTH = 36

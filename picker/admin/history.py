@@ -20,7 +20,7 @@ _DECIMALS = 4
 _UNKNOWN = math.nan
 
 
-class Sample(msgspec.Struct, frozen=True):
+class EndpointSample(msgspec.Struct, frozen=True):
     """An endpoint at one moment; None where nothing is known.
 
     `prefix_hit_share` and `requests_per_second` are those of `traffic.Recent`.
@@ -34,7 +34,7 @@ class Sample(msgspec.Struct, frozen=True):
     requests_per_second: float | None = None
 
 
-class Series(msgspec.Struct, frozen=True):
+class EndpointSeries(msgspec.Struct, frozen=True):
     """Samples of one endpoint, the newest last. All fields are equally long."""
 
     running: tuple[float | None, ...] = ()
@@ -45,8 +45,8 @@ class Series(msgspec.Struct, frozen=True):
     requests_per_second: tuple[float | None, ...] = ()
 
 
-_FIELDS = Series.__struct_fields__
-_NEVER_SAMPLED = Sample()
+_FIELDS = EndpointSeries.__struct_fields__
+_NEVER_SAMPLED = EndpointSample()
 
 
 class HistoryView(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ class HistoryView(msgspec.Struct, frozen=True):
 
     last: int = 0
     interval_seconds: float = INTERVAL_SECONDS
-    endpoints: Mapping[str, Series] = {}
+    endpoints: Mapping[str, EndpointSeries] = {}
 
 
 # Samples of one endpoint, a row for each field, NaN where nothing is known.
@@ -83,7 +83,7 @@ class _Ring:
         self._next = 0
         self._length = 0
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: EndpointSample) -> None:
         for name, row in zip(_FIELDS, self._rows, strict=True):
             value = getattr(sample, name)
             row[self._next] = _UNKNOWN if value is None else round(value, _DECIMALS)
@@ -105,10 +105,10 @@ class History:
         """`size` samples are kept of each."""
         self._size = size
         self._rings: dict[str, _Ring] = {}
-        self._latest: Mapping[str, Sample] = {}
+        self._latest: Mapping[str, EndpointSample] = {}
         self._last = 0
 
-    def record(self, samples: Mapping[str, Sample]) -> None:
+    def record(self, samples: Mapping[str, EndpointSample]) -> None:
         """Add one sample of every endpoint there is, by key; the others are forgotten."""
         for key in self._rings.keys() - samples.keys():
             del self._rings[key]
@@ -128,14 +128,14 @@ class History:
         count = min(count, MOST_SAMPLES // max(1, len(rings)))
         return HistoryCut(self._last, {key: ring.last(count) for key, ring in rings.items()})
 
-    def latest(self, key: str) -> Sample:
+    def latest(self, key: str) -> EndpointSample:
         """The last sample of an endpoint; one that knows nothing when there is none."""
         return self._latest.get(key, _NEVER_SAMPLED)
 
 
-def series(rows: Rows) -> Series:
+def series(rows: Rows) -> EndpointSeries:
     """One endpoint's samples in words."""
-    return Series(*map(_known, rows))
+    return EndpointSeries(*map(_known, rows))
 
 
 def _known(row: array[float]) -> tuple[float | None, ...]:

@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from picker.admin.answers import as_error, as_json, whole_number
-from picker.admin.history import INTERVAL_SECONDS, SAMPLES, History, Sample, series
+from picker.admin.history import INTERVAL_SECONDS, SAMPLES, EndpointSample, History, series
 from picker.admin.metrics_page import of_pool
 from picker.admin.views import HEALTHY, AdminSource, EndpointView, HealthView
 from picker.metrics.picker_metrics import CONTENT_TYPE
@@ -63,7 +63,7 @@ class PoolPages:
         ]
 
     async def watch(self) -> None:
-        """Sample the pool once a second, until cancelled."""
+        """EndpointSample the pool once a second, until cancelled."""
         while True:
             await asyncio.sleep(INTERVAL_SECONDS)
             self.sample()
@@ -75,7 +75,7 @@ class PoolPages:
         samples = {}
         for one in candidates:
             metrics, sent = one.metrics, recent.get(one.key)
-            samples[one.key] = Sample(
+            samples[one.key] = EndpointSample(
                 running=None if metrics is None else metrics.running_requests,
                 waiting=None if metrics is None else metrics.waiting_requests,
                 kv_cache_usage=None if metrics is None else metrics.kv_cache_usage,

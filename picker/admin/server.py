@@ -25,7 +25,7 @@ from picker.admin.guarding import (
 )
 from picker.admin.metrics_page import merged
 from picker.admin.routes import PoolPages, monitoring_routes, page_routes, pools_page
-from picker.admin.views import LIST, PREFIX, PoolsView, PoolView
+from picker.admin.views import LIST, PREFIX, PoolSummary, PoolsView
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.metrics.series import Counter
 
@@ -126,10 +126,10 @@ class SeveralPools:
         pools = [pages for pages, _ in self._pools.values()]
         return AdminServer(routes, pools, self._metrics.admin_failures_total, PageNames(names))
 
-    def _view(self, key: str) -> PoolView:
+    def _view(self, key: str) -> PoolSummary:
         pages, is_ready = self._pools[key]
         source = pages.source
-        return PoolView(
+        return PoolSummary(
             name=key,
             path=f"{PREFIX}{key}/",
             ready=is_ready(),

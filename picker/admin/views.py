@@ -74,7 +74,7 @@ class EndpointsView(msgspec.Struct, frozen=True, omit_defaults=True):
     history: HistoryView | None = None
 
 
-class PoolView(msgspec.Struct, frozen=True):
+class PoolSummary(msgspec.Struct, frozen=True):
     """One pool: what it is called, where more is told of it, and how it is."""
 
     name: str
@@ -88,7 +88,7 @@ class PoolView(msgspec.Struct, frozen=True):
 class PoolsView(msgspec.Struct, frozen=True):
     """All of them."""
 
-    pools: tuple[PoolView, ...]
+    pools: tuple[PoolSummary, ...]
 
 
 class AdminSource(Protocol):

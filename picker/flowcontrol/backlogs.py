@@ -19,7 +19,7 @@ from picker.framework.flow_heap import FlowHeap
 _ALL_FLOWS = ""  # the only backlog where flows do not share
 
 
-class Resource(Enum):
+class QueueResource(Enum):
     """What there is only so much of."""
 
     REQUESTS = "requests"
@@ -27,11 +27,11 @@ class Resource(Enum):
     MEMORY = "memory"
 
 
-def taken_by(item: QueuedRequest, resource: Resource) -> int:
+def taken_by(item: QueuedRequest, resource: QueueResource) -> int:
     """How much of it a request takes while it waits."""
-    if resource is Resource.REQUESTS:
+    if resource is QueueResource.REQUESTS:
         return 1
-    return item.size_bytes if resource is Resource.BYTES else item.held_bytes
+    return item.size_bytes if resource is QueueResource.BYTES else item.held_bytes
 
 
 class _Backlog:
@@ -41,12 +41,12 @@ class _Backlog:
 
     def __init__(self, weight: float) -> None:
         self.last: RemovableHeap[Rank, tuple[QueuedRequest, Rank]] = RemovableHeap()
-        self.held = dict.fromkeys(Resource, 0)
+        self.held = dict.fromkeys(QueueResource, 0)
         self.weight = weight
 
     def count(self, item: QueuedRequest, times: int) -> None:
         """`item` is held (1), or no more (-1)."""
-        for resource in Resource:
+        for resource in QueueResource:
             self.held[resource] += times * taken_by(item, resource)
 
 
@@ -58,8 +58,8 @@ class Backlogs:
     def __init__(self, weight: Callable[[str], float] | None) -> None:
         self._weight = weight
         self._backlogs: dict[str, _Backlog] = {}
-        self._greatest: dict[Resource, FlowHeap[tuple[float]]] = {
-            resource: FlowHeap() for resource in Resource
+        self._greatest: dict[QueueResource, FlowHeap[tuple[float]]] = {
+            resource: FlowHeap() for resource in QueueResource
         }
         self._changed: set[str] = set()
 
@@ -86,7 +86,7 @@ class Backlogs:
         backlog.last.remove(item.sequence)
         self._removed(name, backlog, item)
 
-    def last(self, resource: Resource) -> tuple[QueuedRequest, Rank] | None:
+    def last(self, resource: QueueResource) -> tuple[QueuedRequest, Rank] | None:
         """Take out the request that would go last of the flow that holds the most, and its rank;
         None when nothing waits.
         """
@@ -99,7 +99,7 @@ class Backlogs:
             self._removed(name, backlog, taken[0])
         return taken
 
-    def is_better_held_by(self, item: QueuedRequest, resource: Resource) -> bool:
+    def is_better_held_by(self, item: QueuedRequest, resource: QueueResource) -> bool:
         """Whether the flow that holds the most would still hold more than the flow of `item`, if
         that had `item` too. Never where flows do not share.
         """
@@ -116,7 +116,7 @@ class Backlogs:
         sequences = [item.sequence for one in self._backlogs.values() for item, _ in one.last]
         if sorted(sequences) != sorted(item.sequence for item in waiting):
             raise AssertionError(f"{len(sequences)} are in the reverse order, {len(waiting)} wait")
-        for resource in Resource:
+        for resource in QueueResource:
             held = sum(backlog.held[resource] for backlog in self._backlogs.values())
             if held != sum(taken_by(item, resource) for item in waiting):
                 raise AssertionError(f"the reverse order counts wrong {resource.value}")
@@ -136,7 +136,7 @@ class Backlogs:
         for heap in self._greatest.values():
             heap.remove(name)
 
-    def _first(self, resource: Resource) -> str | None:
+    def _first(self, resource: QueueResource) -> str | None:
         for name in self._changed:
             backlog = self._backlogs[name]
             for one, heap in self._greatest.items():

@@ -17,7 +17,7 @@ from picker.framework.flow import BandFairness, KeepsHeadroom, QueuedRequest, Ra
 _NO_RANK: Rank = ()
 
 
-class Flow:
+class BandFlow:
     """The requests of one tenant that wait in one band; at least one."""
 
     __slots__ = ("heap", "name", "num_bytes")
@@ -53,7 +53,7 @@ class Band:
         self.fairness = fairness
         self.headroom = 0.0  # the part reserved last
         self.backlogs = Backlogs(fairness.weight if isinstance(fairness, SharesCapacity) else None)
-        self.flows: dict[str, Flow] = {}
+        self.flows: dict[str, BandFlow] = {}
         # Since when nothing of a flow waits, oldest first; a dict would have to be searched for its
         # first key past all that were there.
         self.idle: OrderedDict[str, float] = OrderedDict()
@@ -93,7 +93,7 @@ class Band:
         name = item.flow
         flow = self.flows.get(name)
         if flow is None:
-            flow = self.flows[name] = Flow(name)
+            flow = self.flows[name] = BandFlow(name)
             self.idle.pop(name, None)
         rank = self.settings.ordering.rank(item)
         flow.heap.push(rank, item.sequence, item)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 
-from picker.flowcontrol.backlogs import Resource, taken_by
+from picker.flowcontrol.backlogs import QueueResource, taken_by
 from picker.flowcontrol.band import Band
 from picker.framework.flow import QueuedRequest, Rank
 
@@ -38,11 +38,11 @@ class Cap(Enum):
 
 
 _RESOURCES = {
-    Cap.BYTES: Resource.BYTES,
-    Cap.REQUESTS: Resource.REQUESTS,
-    Cap.MEMORY: Resource.MEMORY,
-    Cap.BAND_BYTES: Resource.BYTES,
-    Cap.BAND_REQUESTS: Resource.REQUESTS,
+    Cap.BYTES: QueueResource.BYTES,
+    Cap.REQUESTS: QueueResource.REQUESTS,
+    Cap.MEMORY: QueueResource.MEMORY,
+    Cap.BAND_BYTES: QueueResource.BYTES,
+    Cap.BAND_REQUESTS: QueueResource.REQUESTS,
 }
 _IN_ALL = (Cap.BYTES, Cap.REQUESTS, Cap.MEMORY)
 

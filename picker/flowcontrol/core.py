@@ -10,7 +10,7 @@ The saturation is computed anew between two dispatches: the first counts as let 
 for its endpoint, where the pool counts it from then on.
 
 `is_open` is called before a request is parsed, and promises that the next one is dispatched at
-once; the verdict behind it holds for that request, so the two cannot disagree.
+once; the judgement behind it holds for that request, so the two cannot disagree.
 
 An arriving request for which there is no room may displace one that waits (`capacity`).
 
@@ -49,7 +49,7 @@ from picker.types import InferenceRequest, Usage
 EXACT = 1e-9  # places are counted; sums of parts are not quite what they come to
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Judgement(msgspec.Struct, frozen=True):
     """How full the pool is, at what saturation each band is held back, and below which part of
     that none is.
     """
@@ -81,43 +81,43 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Judge:
-    """Owns what is known of the load, and the verdict on it.
+    """Owns what is known of the load, and the judgement on it.
 
-    A verdict holds until anything changes or a request was judged by it: a policy is asked for its
-    ceilings once for each request that is dispatched or held back.
+    A judgement holds until anything changes or a request was judged by it: a policy is asked for
+    its ceilings once for each request that is dispatched or held back.
     """
 
     def __init__(self, pool: Pool) -> None:
         self.load = LoadEstimate(pool)
         self._policy: UsageLimitPolicy | None = None
-        self._verdict: Verdict | None = None
+        self._judgement: Judgement | None = None
         self.ceilings: Mapping[int, float] = {}  # as the policy said last
 
     @property
-    def verdict(self) -> Verdict | None:
+    def judgement(self) -> Judgement | None:
         """The one that holds, if any does."""
-        return self._verdict
+        return self._judgement
 
     def use(self, policy: UsageLimitPolicy) -> None:
         """Ask another policy from now on."""
         self._policy = policy
-        self._verdict, self.ceilings = None, {}
+        self._judgement, self.ceilings = None, {}
 
     def changed(self) -> None:
         """Nothing that was said holds any more."""
-        self._verdict = None
+        self._judgement = None
 
-    def ask(self, queue: FlowQueue, now_seconds: float) -> Verdict:
-        """The verdict that holds, or a new one; an open one keeps its promise."""
-        verdict = self._verdict
-        if verdict is not None and (
-            verdict.is_open or now_seconds - verdict.at_seconds <= MAX_AGE_SECONDS
+    def ask(self, queue: FlowQueue, now_seconds: float) -> Judgement:
+        """The judgement that holds, or a new one; an open one keeps its promise."""
+        judgement = self._judgement
+        if judgement is not None and (
+            judgement.is_open or now_seconds - judgement.at_seconds <= MAX_AGE_SECONDS
         ):
-            return verdict
+            return judgement
         return self.ask_anew(queue, now_seconds)
 
-    def ask_anew(self, queue: FlowQueue, now_seconds: float) -> Verdict:
-        """A new verdict, on the bands of `queue`."""
+    def ask_anew(self, queue: FlowQueue, now_seconds: float) -> Judgement:
+        """A new judgement, on the bands of `queue`."""
         load, priorities = self.load.at(now_seconds), queue.priorities
         if self._policy is not None:
             ceilings = self._policy.ceilings(load.effective, priorities)
@@ -125,8 +125,8 @@ class Judge:
         lowest = min(self.ceilings.values(), default=1.0)
         reserved = max(band.headroom for band in queue)
         free_part = 1.0 - reserved - EXACT if reserved else 1.0
-        self._verdict = Verdict(load, self.ceilings, lowest, now_seconds, free_part)
-        return self._verdict
+        self._judgement = Judgement(load, self.ceilings, lowest, now_seconds, free_part)
+        return self._judgement
 
 
 MOST_PER_LOOK = 8  # before others have their turn: the decisions that follow take 0.5 ms each
@@ -204,14 +204,14 @@ class FlowCore:
             return False
         if self.queue is None:
             return True
-        verdict = self.judge.verdict
-        if verdict is None or now_seconds - verdict.at_seconds > MAX_AGE_SECONDS:
-            verdict = self._seen(self.judge.ask_anew(self.queue, now_seconds))
-        return verdict.is_open
+        judgement = self.judge.judgement
+        if judgement is None or now_seconds - judgement.at_seconds > MAX_AGE_SECONDS:
+            judgement = self._seen(self.judge.ask_anew(self.queue, now_seconds))
+        return judgement.is_open
 
     def arrive(self, request: InferenceRequest, evict: Evict | None, now_seconds: float) -> Waiting:
         """A request arrives: it gets its ticket, is rejected, or waits for a `look`."""
-        promise, queue = self.judge.verdict, self.queue
+        promise, queue = self.judge.judgement, self.queue
         if queue is None or self.is_shut:
             return self._without_queue(request, evict, now_seconds)
         band = queue.band_for(request.priority)
@@ -352,48 +352,48 @@ class FlowCore:
         return waiting
 
     def _may_pass(
-        self, queue: FlowQueue, promise: Verdict | None, band: Band, now_seconds: float
+        self, queue: FlowQueue, promise: Judgement | None, band: Band, now_seconds: float
     ) -> bool:
         """Whether a request may go while none waits; a promise of `is_open` is honoured."""
         if promise is not None and promise.is_open:
             return True
-        verdict = self._seen(self.judge.ask(queue, now_seconds))
-        return verdict.lets_in(band.priority, self._reserved(verdict, band, now_seconds))
+        judgement = self._seen(self.judge.ask(queue, now_seconds))
+        return judgement.lets_in(band.priority, self._reserved(judgement, band, now_seconds))
 
-    def _reserved(self, verdict: Verdict, band: Band, now_seconds: float) -> float:
+    def _reserved(self, judgement: Judgement, band: Band, now_seconds: float) -> float:
         """The part of the band's ceiling that is reserved."""
-        ceiling = verdict.ceiling(band.priority)
+        ceiling = judgement.ceiling(band.priority)
         if ceiling <= 0.0:
             return 0.0
         place = self.judge.load.place(len(self.under_way), now_seconds)
         return band.keep(place / ceiling, now_seconds)
 
     def _next(self, queue: FlowQueue, now_seconds: float) -> QueuedRequest | None:
-        verdict = self._seen(self.judge.ask(queue, now_seconds))
+        judgement = self._seen(self.judge.ask(queue, now_seconds))
         self.judge.changed()  # the next request is judged anew
         for band in queue:
             if not band.num_requests:
                 continue
-            if verdict.lets_in(band.priority):
-                reserved = self._reserved(verdict, band, now_seconds)
-                is_tight = not verdict.lets_in(band.priority, reserved)
+            if judgement.lets_in(band.priority):
+                reserved = self._reserved(judgement, band, now_seconds)
+                is_tight = not judgement.lets_in(band.priority, reserved)
                 return band.next(now_seconds, is_tight)
-            self._reclaim(queue, verdict, band.priority, now_seconds)
+            self._reclaim(queue, judgement, band.priority, now_seconds)
             return None
         return None
 
     def _reclaim(
-        self, queue: FlowQueue, verdict: Verdict, blocked: int, now_seconds: float
+        self, queue: FlowQueue, judgement: Judgement, blocked: int, now_seconds: float
     ) -> None:
-        if not verdict.load.num_endpoints:
+        if not judgement.load.num_endpoints:
             return
         demands = (
-            Demand(band.priority, verdict.ceilings[band.priority])
+            Demand(band.priority, judgement.ceilings[band.priority])
             for band in queue
             if band.priority <= blocked and band.num_requests
         )
         num_left = len(self.under_way) - self.judge.load.let_in.requests
-        saturation = verdict.load.effective
+        saturation = judgement.load.effective
         revocation = self.reclaim.choose(demands, saturation, num_left, now_seconds)
         if revocation is None:
             return
@@ -469,10 +469,10 @@ class FlowCore:
         self._sequence += 1
         return queued_request(request, self._sequence, now_seconds, ttl_seconds)
 
-    def _seen(self, verdict: Verdict) -> Verdict:
-        self._pool_seen(verdict.load.num_endpoints, verdict.at_seconds)
-        self._reporter.stages(verdict.load.stages)
-        return verdict
+    def _seen(self, judgement: Judgement) -> Judgement:
+        self._pool_seen(judgement.load.num_endpoints, judgement.at_seconds)
+        self._reporter.stages(judgement.load.stages)
+        return judgement
 
     def _pool_seen(self, num_endpoints: int, now_seconds: float) -> None:
         self._deadlines.pool_seen(num_endpoints == 0, self._waiting.values(), now_seconds)

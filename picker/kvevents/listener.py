@@ -31,26 +31,26 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import xxhash
 import zmq
 import zmq.asyncio
 
 from picker.errors import PickerError
 from picker.framework.interfaces import KvEventConsumer, KvEventSource
-from picker.kvevents.sockets import (
-    NUMBER_BYTES,
-    Message,
-    digest_of,
-    open_socket,
-    read_message,
-)
 from picker.metrics.families import KvSeries
 from picker.pool.datastore import Datastore, EndpointChanges
 from picker.prefix.kv_event_codec import parse_topic
-from picker.prefix.kv_stream import EventStream, Verdict
+from picker.prefix.kv_stream import Continuity, EventStream
 
 log = logging.getLogger(__name__)
 
 UNKNOWN_POD = "unknown"
+NUMBER_BYTES = 8
+_END_NUMBERS = 2**63  # from here on they are negative, which no message is
+_MAX_UNREAD = 100_000  # messages that ZMQ keeps while a replay is under way
+_RECONNECT_MS, _RECONNECT_MAX_MS = 100, 5000
+_HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 10_000, 30_000
+_MAX_FRAME_BYTES = 16 * 2**20
 RETRY_SECONDS = 5.0  # after an engine could not be listened to
 
 
@@ -63,30 +63,6 @@ class ReplaySettings:
     attempts_without_progress: int = 3
     cooldown_seconds: float = 30.0
     at_once: int = 8
-
-
-@dataclass(slots=True)
-class KvEventCounts:
-    """What a listener has seen, by endpoint key."""
-
-    messages: Counter[str] = field(default_factory=Counter)
-    errors: Counter[str] = field(default_factory=Counter)
-    gaps: Counter[str] = field(default_factory=Counter)
-    replays: Counter[str] = field(default_factory=Counter)
-    failed_replays: Counter[str] = field(default_factory=Counter)
-    restarts: Counter[str] = field(default_factory=Counter)
-
-    def forget(self, key: str) -> None:
-        """The endpoint has left."""
-        for counter in (
-            self.messages,
-            self.errors,
-            self.gaps,
-            self.replays,
-            self.failed_replays,
-            self.restarts,
-        ):
-            counter.pop(key, None)
 
 
 @dataclass(slots=True)
@@ -125,7 +101,7 @@ class KvEventListener:
         self._connected: dict[str, _Engine] = {}  # engines that connect to the picker, by endpoint
         self._keys: dict[str, str] = {}  # their addresses, which is what they call themselves
         self._touched: dict[str, None] = {}  # endpoints to look at, if the picker connects to them
-        self.counts = KvEventCounts()
+        self.errors: Counter[str] = Counter()  # by endpoint
 
     async def run(self) -> None:
         """Listen until cancelled. Raises `PickerError` when the address cannot be bound."""
@@ -147,7 +123,7 @@ class KvEventListener:
     def _note_changes(self, changes: EndpointChanges) -> None:
         for endpoint in changes.removed:
             self._connected.pop(endpoint.key, None)
-            self.counts.forget(endpoint.key)
+            self.errors.pop(endpoint.key, None)
             if self._keys.get(endpoint.host_port) == endpoint.key:
                 del self._keys[endpoint.host_port]
         for endpoint in changes.added:
@@ -252,7 +228,7 @@ class KvEventListener:
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """Somebody is listened to meanwhile."""
+        """Count an active subscriber for the length of the block."""
         self._series.active_subscribers.inc()
         try:
             yield
@@ -269,16 +245,14 @@ class KvEventListener:
         if message is None:
             self._failed(engine.key, f"a message of {len(frames)} frames")
             return
-        self.counts.messages[engine.key] += 1
         self._series.messages_received_total.labels(engine.key).inc()
         engine.topic = message.topic
         stream, now = engine.stream, asyncio.get_running_loop().time()
-        verdict = stream.heard(message.number, now)
-        if verdict is Verdict.RESTARTED:
+        found = stream.heard(message.number, now)
+        if found is Continuity.RESTARTED:
             self._begin_anew(engine)
-            verdict = stream.heard(message.number, now)
-        if verdict is Verdict.GAP:
-            self.counts.gaps[engine.key] += 1
+            found = stream.heard(message.number, now)
+        if found is Continuity.GAP:
             self._series.gaps_total.labels(engine.key).inc()
             await self._fill(context, engine)
         if stream.applied is None or message.number > stream.applied:
@@ -286,7 +260,6 @@ class KvEventListener:
 
     def _begin_anew(self, engine: _Engine) -> None:
         """The engine is in a new life, with an empty cache."""
-        self.counts.restarts[engine.key] += 1
         self._series.restarts_total.labels(engine.key).inc()
         self._consumer.kv_events_lost(engine.key)
         engine.stream.forget()
@@ -294,7 +267,7 @@ class KvEventListener:
 
     def _apply(self, engine: _Engine, message: Message) -> None:
         engine.stream.taken(message.number)
-        engine.last_digest = digest_of(message.payload)
+        engine.last_digest = xxhash.xxh3_128_digest(message.payload)
         if self._datastore.get(engine.key) is None:
             return  # it has left just now, and nobody would forget what it says
         try:
@@ -305,16 +278,16 @@ class KvEventListener:
             self._failed(engine.key, str(error))
         except Exception as error:
             # A message that trips over a mistake of ours must not end listening to all engines.
-            if not self.counts.errors[engine.key]:
+            if not self.errors[engine.key]:
                 log.exception("a message of %s", engine.key)
             self._failed(engine.key, repr(error))
             self._consumer.kv_events_lost(engine.key)
 
     def _failed(self, who: str, why: str) -> None:
-        self.counts.errors[who] += 1
+        self.errors[who] += 1
         pod = UNKNOWN_POD if self._datastore.get(who) is None else who
         self._series.zmq_errors_total.labels(pod, "receive").inc()
-        count = self.counts.errors[who]
+        count = self.errors[who]
         if count & (count - 1) == 0:  # the first, second, fourth, … of them
             log.warning("KV events of %s: %s (%d so far)", who, why, count)
 
@@ -326,7 +299,6 @@ class KvEventListener:
         if engine.replay_address is None or clock() < engine.no_replay_before:
             return
         async with self._replays:
-            self.counts.replays[engine.key] += 1
             self._series.replays_total.labels(engine.key, "asked").inc()
             deadline, attempts = clock() + self._replay.total_seconds, 0
             while attempts < self._replay.attempts_without_progress and clock() < deadline:
@@ -335,7 +307,6 @@ class KvEventListener:
                     engine.stream.replayed(clock())
                     return
                 attempts = 0 if engine.stream.wanted > before else attempts + 1
-        self.counts.failed_replays[engine.key] += 1
         self._series.replays_total.labels(engine.key, "failed").inc()
         self._failed(engine.key, f"no replay from {engine.replay_address}")
         self._consumer.kv_events_lost(engine.key)
@@ -377,7 +348,7 @@ class KvEventListener:
         if engine.is_unconfirmed:
             engine.is_unconfirmed = False
             if message.number == stream.applied:
-                if digest_of(message.payload) == engine.last_digest:
+                if xxhash.xxh3_128_digest(message.payload) == engine.last_digest:
                     return True
                 self._begin_anew(engine)
                 return False
@@ -386,3 +357,42 @@ class KvEventListener:
                 self._consumer.kv_events_lost(engine.key)
             self._apply(engine, message)
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Topic, number and payload. A replayed one may come without a topic (None)."""
+
+    topic: str | None
+    number: int
+    payload: bytes
+
+
+def read_message(frames: Sequence[bytes]) -> Message | None:
+    """The message in three frames, or two without the topic; None for any others."""
+    if not 2 <= len(frames) <= 3 or len(frames[-2]) != NUMBER_BYTES:
+        return None
+    number = int.from_bytes(frames[-2], "big")
+    if number >= _END_NUMBERS:
+        return None
+    topic = frames[0].decode(errors="replace") if len(frames) == 3 else None
+    return Message(topic, number, frames[-1])
+
+
+@contextmanager
+def open_socket(
+    context: zmq.asyncio.Context, kind: int, address: str
+) -> Iterator[zmq.asyncio.Socket]:
+    """A socket that keeps trying to connect and notices when the other side is gone."""
+    socket = context.socket(kind)
+    try:
+        socket.set_hwm(_MAX_UNREAD)
+        socket.setsockopt(zmq.IPV6, int("[" in address))
+        socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
+        socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
+        yield socket
+    finally:
+        socket.close(linger=0)

@@ -119,11 +119,6 @@ class PrefixIndex:
         self._recency.give_back([holder.anchor])
         self._is_listed = False
 
-    def size_of(self, key: str) -> int:
-        """How many blocks an endpoint holds."""
-        holder = self._holders.get(key)
-        return holder.size if holder else 0
-
     def check_integrity(self) -> None:
         """Raise `AssertionError` when the halves of the index disagree."""
         self._table.check_integrity()

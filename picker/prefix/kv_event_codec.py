@@ -26,7 +26,6 @@ import msgspec
 
 from picker.errors import PickerError
 
-TOPIC_PREFIX = "kv@"
 DEFAULT_TIER = "gpu"
 MAX_EXTRA_KEYS = 256  # of one block: each becomes part of the keys of all that the block overlaps
 _FULL_ATTENTION = ("", "full_attention", "mla_attention", "sink_full_attention")

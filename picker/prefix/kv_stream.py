@@ -13,8 +13,8 @@ from enum import Enum
 TWICE_SECONDS = 5.0
 
 
-class Verdict(Enum):
-    """What to do about a message."""
+class Continuity(Enum):
+    """How the number of a message follows on those before, and so what to do about it."""
 
     APPLY = "apply"
     IGNORE = "ignore"
@@ -35,7 +35,7 @@ class EventStream:
         """The number that comes next if nothing is lost."""
         return 0 if self.applied is None else self.applied + 1
 
-    def heard(self, number: int, now_seconds: float) -> Verdict:
+    def heard(self, number: int, now_seconds: float) -> Continuity:
         """Message `number` came the ordinary way.
 
         After `RESTARTED` nothing of before is known, and the same message is to be heard again.
@@ -43,15 +43,15 @@ class EventStream:
         """
         if self._last_heard is not None and number <= self._last_heard:
             self.forget()
-            return Verdict.RESTARTED
+            return Continuity.RESTARTED
         if self.applied is not None and number <= self.applied:
             if now_seconds >= self._repeats_until:
                 self.forget()
-                return Verdict.RESTARTED
+                return Continuity.RESTARTED
             self._last_heard = number
-            return Verdict.IGNORE
+            return Continuity.IGNORE
         self._last_heard = number
-        return Verdict.APPLY if number == self.wanted else Verdict.GAP
+        return Continuity.APPLY if number == self.wanted else Continuity.GAP
 
     def taken(self, number: int) -> None:
         """Message `number` was applied, or could not be understood."""

@@ -27,7 +27,7 @@ _ESCAPES = {ord("\\"): "\\", ord('"'): '"', ord("n"): "\n"}
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class PageSample:
     """One line of the exposition. `timestamp_ms` is None when the line names none.
 
     `value` is as written: it may be NaN, infinite or negative.
@@ -38,12 +38,12 @@ class Sample:
     timestamp_ms: int | None = None
 
 
-def scan(exposition: bytes, names: Iterable[str]) -> dict[str, tuple[Sample, ...]]:
+def scan(exposition: bytes, names: Iterable[str]) -> dict[str, tuple[PageSample, ...]]:
     """The samples of each wanted series, in the order of the page.
 
     Names without samples are absent from the result.
     """
-    found: dict[str, tuple[Sample, ...]] = {}
+    found: dict[str, tuple[PageSample, ...]] = {}
     for name in names:
         samples = tuple(_samples(exposition, name.encode()))
         if samples:
@@ -51,7 +51,7 @@ def scan(exposition: bytes, names: Iterable[str]) -> dict[str, tuple[Sample, ...
     return found
 
 
-def greatest(exposition: bytes, name: str) -> Sample | None:
+def greatest(exposition: bytes, name: str) -> PageSample | None:
     """The sample of a series with the greatest value, of equals the first; None without samples.
 
     For a series with thousands of samples of which one matters: it decodes the labels of few.
@@ -75,7 +75,7 @@ def _plain_value(line: bytes) -> float | None:
     return _number(words[0]) if words else None
 
 
-def _samples(page: bytes, name: bytes) -> Iterator[Sample]:
+def _samples(page: bytes, name: bytes) -> Iterator[PageSample]:
     for line in _lines(page, name):
         sample = _sample(line)
         if sample is not None:
@@ -102,7 +102,7 @@ def _starts_line(page: bytes, position: int) -> bool:
     return position < 0 or page[position] == _NEWLINE
 
 
-def _sample(rest: bytes) -> Sample | None:
+def _sample(rest: bytes) -> PageSample | None:
     """Decode what follows the name on its line; None when it is no sample of that name."""
     labels = _NO_LABELS
     body = rest.lstrip(_BLANKS)
@@ -123,7 +123,7 @@ def _sample(rest: bytes) -> Sample | None:
     timestamp = _number(words[1]) if len(words) == 2 else None
     if value is None or (len(words) == 2 and (timestamp is None or timestamp % 1 != 0)):
         return None
-    return Sample(labels, value, None if timestamp is None else int(timestamp))
+    return PageSample(labels, value, None if timestamp is None else int(timestamp))
 
 
 def _number(word: bytes) -> float | None:

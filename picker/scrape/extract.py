@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from picker.scrape.engines import PROCESS_START, EngineSeries, Series
-from picker.scrape.exposition import Sample, greatest, scan
+from picker.scrape.exposition import PageSample, greatest, scan
 from picker.scrape.sources import ExtractError, Extraction, Scrape
 from picker.types import EndpointMetrics
 
@@ -22,7 +22,7 @@ REPLICA_LABELS = frozenset({"tp_rank", "pp_rank", "moe_ep_rank"})
 MAX_COUNT = 2**53
 
 _PART_LABEL = "priority"
-_Samples = Mapping[str, Sequence[Sample]]
+_Samples = Mapping[str, Sequence[PageSample]]
 
 
 def extract(scrape: Scrape, engine: EngineSeries) -> Extraction:
@@ -102,9 +102,9 @@ def _usable(value: float) -> bool:
     return 0 <= value <= MAX_COUNT  # never true of NaN
 
 
-def _per_engine(samples: _Samples, series: Series, rank: int | None) -> list[Sample]:
+def _per_engine(samples: _Samples, series: Series, rank: int | None) -> list[PageSample]:
     """One sample for each engine of the page (of the given rank only), in the page's order."""
-    matching: Sequence[Sample] = samples.get(series.name, ())
+    matching: Sequence[PageSample] = samples.get(series.name, ())
     if series.labels:
         matching = [sample for sample in matching if _has(sample.labels, series.labels)]
     if rank is not None:
@@ -112,7 +112,7 @@ def _per_engine(samples: _Samples, series: Series, rank: int | None) -> list[Sam
     if len(matching) < 2:
         return list(matching)
     matching = _without_parts(matching)
-    best: dict[frozenset[tuple[str, str]], Sample] = {}
+    best: dict[frozenset[tuple[str, str]], PageSample] = {}
     for sample in matching:
         engine = frozenset(pair for pair in sample.labels.items() if pair[0] not in REPLICA_LABELS)
         other = best.get(engine)
@@ -121,7 +121,7 @@ def _per_engine(samples: _Samples, series: Series, rank: int | None) -> list[Sam
     return list(best.values())
 
 
-def _without_parts(samples: Sequence[Sample]) -> Sequence[Sample]:
+def _without_parts(samples: Sequence[PageSample]) -> Sequence[PageSample]:
     """Without what is in another sample already: SGLang reports a total, whose priority is empty,
     and beside it what of that has each priority.
     """
@@ -134,7 +134,7 @@ def _has(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
     return all(labels.get(name) == value for name, value in wanted.items())
 
 
-def of_rank(samples: Sequence[Sample], rank: int) -> Sequence[Sample]:
+def of_rank(samples: Sequence[PageSample], rank: int) -> Sequence[PageSample]:
     """The samples of one data-parallel rank; all of them where the page has no ranks."""
     ranked = [
         (next((sample.labels[name] for name in RANK_LABELS if name in sample.labels), None), sample)
@@ -145,7 +145,7 @@ def of_rank(samples: Sequence[Sample], rank: int) -> Sequence[Sample]:
     return [sample for label, sample in ranked if label in (None, str(rank))]
 
 
-def _supersedes(sample: Sample, other: Sample) -> bool:
+def _supersedes(sample: PageSample, other: PageSample) -> bool:
     """Later counts more; of the same time a number counts more than NaN, and more than less."""
     later, earlier = sample.timestamp_ms or 0, other.timestamp_ms or 0
     if later != earlier:
@@ -208,10 +208,10 @@ def _adapters_of_ranks(
     page: bytes, series: Series, rank: int | None
 ) -> tuple[frozenset[str], frozenset[str], int | None]:
     found = scan(page, (series.name,)).get(series.name, ())
-    matching: Sequence[Sample] = [one for one in found if _has(one.labels, series.labels)]
+    matching: Sequence[PageSample] = [one for one in found if _has(one.labels, series.labels)]
     if rank is not None:
         matching = of_rank(matching, rank)
-    latest: dict[str, Sample] = {}
+    latest: dict[str, PageSample] = {}
     for sample in matching:
         engine = next((sample.labels[name] for name in RANK_LABELS if name in sample.labels), "")
         if engine not in latest or sample.value > latest[engine].value:
@@ -220,7 +220,7 @@ def _adapters_of_ranks(
 
 
 def _adapters_in(
-    infos: Iterable[Sample],
+    infos: Iterable[PageSample],
 ) -> tuple[frozenset[str], frozenset[str], int | None]:
     running: set[str] = set()
     waiting: set[str] = set()
@@ -248,7 +248,7 @@ def _custom(
     """
     attributes: dict[str, float] = {}
     for name, series in engine.custom:
-        matching: Sequence[Sample] = [
+        matching: Sequence[PageSample] = [
             one for one in samples.get(series.name, ()) if _has(one.labels, series.labels)
         ]
         if rank is not None:

@@ -26,7 +26,7 @@ class StalenessLimits:
     failures: int = 4
 
 
-class Reading:
+class EndpointReading:
     """Owns the progress of an extractor, at its position in the source, with an endpoint.
 
     No clock: times are arguments, in seconds.

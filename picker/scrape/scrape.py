@@ -23,7 +23,7 @@ from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.activity import Activity
 from picker.pool.datastore import Datastore, EndpointChanges
 from picker.scrape.http_client import HttpPages, PageFetcher, ScrapeError, tls_context
-from picker.scrape.reading import Reading, StalenessLimits
+from picker.scrape.reading import EndpointReading, StalenessLimits
 from picker.scrape.sources import Extractor, PageLocation, SourceBinding
 from picker.types import Endpoint
 
@@ -209,13 +209,13 @@ class Scraper:
         interval = self._sources[index].location.interval_seconds
         return 1 if interval is None else max(1, round(interval / self._settings.tick_seconds))
 
-    def _readings(self, target: _Target) -> list[Reading]:
+    def _readings(self, target: _Target) -> list[EndpointReading]:
         """A reading per endpoint and extractor, those that go on among them."""
         endpoints = target.endpoints.values()
         known = {(one.endpoint.key, one.position): one for one in target.readings}
         ranks = {endpoint.rank_index for endpoint in endpoints}
         split = len(endpoints) > 1 and len(ranks) == len(endpoints)
-        readings: list[Reading] = []
+        readings: list[EndpointReading] = []
         for endpoint in endpoints:
             for position in range(len(target.source.extractors)):
                 reading = known.get((endpoint.key, position))
@@ -225,13 +225,13 @@ class Scraper:
                 readings.append(reading)
         return readings
 
-    def _reading(self, source: PolledSource, endpoint: Endpoint, position: int) -> Reading:
+    def _reading(self, source: PolledSource, endpoint: Endpoint, position: int) -> EndpointReading:
         extractor = source.extractors[position]
         errors = self._metrics.datalayer_extract_errors_total.labels(
             source.source_type, extractor[0]
         )
         patience = self._settings.patience
-        return Reading(endpoint, position, extractor, self._datastore, patience, errors.inc)
+        return EndpointReading(endpoint, position, extractor, self._datastore, patience, errors.inc)
 
     # Asking
 
@@ -290,7 +290,7 @@ class _Target:
     address: str
     ticks: int
     endpoints: dict[str, Endpoint] = field(default_factory=dict)
-    readings: tuple[Reading, ...] = ()
+    readings: tuple[EndpointReading, ...] = ()
     failures: int = 0
     interval_seconds: float = 0.0
     over: bool = False
@@ -298,7 +298,7 @@ class _Target:
     _pause: asyncio.Future[None] | None = field(default=None, repr=False)
     _timer: asyncio.TimerHandle | None = field(default=None, repr=False)
 
-    def follow(self, readings: Sequence[Reading]) -> None:
+    def follow(self, readings: Sequence[EndpointReading]) -> None:
         """Hand pages to `readings` from now on; those that are left out end."""
         staying = set(readings)
         for reading in self.readings:

@@ -3,14 +3,22 @@ tokenize.
 
 `POST /v1/completions/render` answers a list of `{token_ids}`, one for each prompt,
 `POST /v1/chat/completions/render` one `{token_ids, features}`.
+
+Anthropic's Messages are converted to OpenAI's chat as vLLM converts them. That matters to the
+letter: what vLLM renders from the result has to be what it would have rendered from the request
+itself. `system` comes first; results of tools become messages of the role `tool` ahead of the
+user's; `thinking` becomes `reasoning`; a lone text stands without a block around it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from picker.tokenization.anthropic_chat import chat_of
+from picker.tokenization.contents import system_text, tool_result_images, tool_result_text
+from picker.tokenization.json_text import string
 from picker.tokenization.multimodal import read_features
 from picker.tokenization.prompt_stream import Prompt
 from picker.tokenization.token_ids import pack_token_ids
@@ -18,6 +26,8 @@ from picker.types import Api, ParsedBody
 
 COMPLETIONS_PATH = "/v1/completions/render"
 CHAT_PATH = "/v1/chat/completions/render"
+DEFAULT_MEDIA_TYPE = "image/jpeg"
+_TOOL_OPTIONS = ("strict", "defer_loading")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +73,104 @@ def _prompt(entry: object) -> Prompt:
     if tokens is None:
         raise ValueError("a render route answered no token_ids")
     return Prompt(tokens, read_features(entry.get("features"), tokens))
+
+
+def chat_of(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """The `messages` and the `tools` of a chat completion that asks the same as `payload`."""
+    messages: list[dict[str, Any]] = []
+    if system := payload.get("system"):
+        messages.append({"role": "system", "content": system_text(system)})
+    for message in payload.get("messages") or ():
+        messages += _converted(message)
+    chat: dict[str, Any] = {"messages": messages}
+    if tools := payload.get("tools"):
+        chat["tools"] = [_tool(tool) for tool in tools]
+    return chat
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What the blocks of one message are made of."""
+
+    role: str
+    content: list[dict[str, Any]] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    results: list[dict[str, Any]] = field(default_factory=list)
+
+    def take(self, block: dict[str, Any]) -> None:
+        """Sort a block in."""
+        kind = block.get("type")
+        if kind == "text":
+            if text := string(block.get("text")):
+                self.content.append({"type": "text", "text": text})
+        elif kind == "image":
+            self._take_image(block)
+        elif kind == "thinking":
+            self.reasoning.append(string(block.get("thinking")))
+        elif kind == "tool_use":
+            self.tool_calls.append(_tool_call(block))
+        elif kind == "tool_result":
+            self._take_result(block)
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The results of tools, then the message unless nothing is left of it."""
+        message: dict[str, Any] = {"role": self.role}
+        if self.reasoning:
+            message["reasoning"] = "".join(self.reasoning)
+        if self.tool_calls:
+            message["tool_calls"] = self.tool_calls
+        if len(self.content) == 1 and self.content[0]["type"] == "text":
+            message["content"] = self.content[0]["text"]
+        elif self.content:
+            message["content"] = self.content
+        return [*self.results, message] if len(message) > 1 else self.results
+
+    def _take_image(self, block: dict[str, Any]) -> None:
+        if url := _image_url(block.get("source")):
+            self.content.append({"type": "image_url", "image_url": {"url": url}})
+
+    def _take_result(self, block: dict[str, Any]) -> None:
+        text = tool_result_text(block)
+        if self.role != "user":
+            self.content.append({"type": "text", "text": f"Tool result: {text}"})
+            return
+        call_id = string(block.get("tool_use_id"))
+        self.results.append({"role": "tool", "tool_call_id": call_id, "content": text})
+        for image in tool_result_images(block):
+            self._take_image(image)
+
+
+def _converted(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    role, content = string(message.get("role")), message.get("content")
+    if not isinstance(content, list):
+        return [{"role": role, "content": content}]
+    parts = _Parts(role)
+    for block in content:
+        parts.take(block)
+    return parts.messages()
+
+
+def _tool_call(block: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = json.dumps(block.get("input") or {})
+    function = {"name": string(block.get("name")), "arguments": arguments}
+    return {"id": string(block.get("id")), "type": "function", "function": function}
+
+
+def _image_url(source: object) -> str:
+    if not isinstance(source, dict):
+        return ""
+    if data := string(source.get("data")):
+        media_type = string(source.get("media_type")) or DEFAULT_MEDIA_TYPE
+        return f"data:{media_type};base64,{data}"
+    return string(source.get("url"))
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
+    if description := tool.get("description"):
+        function["description"] = description
+    for option in _TOOL_OPTIONS:
+        if tool.get(option) is not None:
+            function[option] = tool[option]
+    return {"type": "function", "function": function}

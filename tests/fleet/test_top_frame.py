@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from fleet.picker_views import Seen
 from fleet.top_frame import Room, Title, frame
 from fleet.top_text import ASCII, Glyphs
-from picker.admin.history import HistoryView, Series
+from picker.admin.history import EndpointSeries, HistoryView
 from picker.admin.views import EndpointsView, EndpointView, HealthView
 from picker.flowcontrol.views import QueuesView
 from picker.types import EndpointMetrics
@@ -37,7 +37,7 @@ def seen(endpoints: int, decisions: int, queues: QueuesView = QUEUES, name: str 
         )
         for number in range(1, endpoints + 1)
     )
-    series = {one.key: Series(running=(0.0, 5.0, 10.0)) for one in pool}
+    series = {one.key: EndpointSeries(running=(0.0, 5.0, 10.0)) for one in pool}
     listed = tuple(summary(number) for number in reversed(range(decisions)))
     return Seen(EndpointsView(pool, HistoryView(3, 1.0, series)), queues, listed)
 

@@ -130,6 +130,11 @@ class Stage:
         """A sample of the picker's page."""
         return self.metrics.registry.get_sample_value(series, labels)
 
+    def count(self, attribute: str, *labels: str) -> float:
+        """What a counter of the family says of the endpoint `a`."""
+        value: float = getattr(self.metrics.kv, attribute).labels("default/a", *labels)._value
+        return value
+
 
 @asynccontextmanager
 async def stage(

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
 from picker.errors import DropReason
-from picker.flowcontrol.band import Band, Flow
+from picker.flowcontrol.band import Band, BandFlow
 from picker.flowcontrol.core import FlowCore
 from picker.flowcontrol.reporting import FlowReporter
 from picker.flowcontrol.saturation import PoolLoad
@@ -268,6 +268,6 @@ def _band(band: Band, ceiling: float, now_seconds: float) -> BandView:
     )
 
 
-def _flow(flow: Flow, now_seconds: float) -> FlowView:
+def _flow(flow: BandFlow, now_seconds: float) -> FlowView:
     oldest = min(item.enqueued_at_seconds for item in flow.heap)
     return FlowView(flow.name, len(flow.heap), flow.num_bytes, now_seconds - oldest)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from picker.admin.history import MOST_SAMPLES, History, HistoryView, Sample, series
+from picker.admin.history import MOST_SAMPLES, EndpointSample, History, HistoryView, series
 
 
 def view_of(history: History, count: int) -> HistoryView:
@@ -22,16 +22,16 @@ def test_nothing_was_sampled_yet() -> None:
     """There is no sample, of no endpoint."""
     view = view_of(History(), 5)
     assert (view.last, view.endpoints) == (0, {})
-    assert History().latest("a") == Sample()
+    assert History().latest("a") == EndpointSample()
 
 
 def test_a_young_endpoint_has_fewer_samples_and_the_newest_is_last() -> None:
-    """Series of one view end at the same sample."""
+    """EndpointSeries of one view end at the same sample."""
     history = History(3)
     for number in range(5):
-        samples = {"a": Sample(running=number)}
+        samples = {"a": EndpointSample(running=number)}
         if number == 4:
-            samples["b"] = Sample(waiting=7.0)
+            samples["b"] = EndpointSample(waiting=7.0)
         history.record(samples)
     view = view_of(history, 10)
     assert view.last == 5
@@ -42,20 +42,19 @@ def test_a_young_endpoint_has_fewer_samples_and_the_newest_is_last() -> None:
 
 
 def test_an_endpoint_that_left_is_forgotten() -> None:
-    """When it is back, it begins anew."""
     history = History(3)
-    history.record({"a": Sample(running=1.0), "b": Sample(running=1.0)})
-    history.record({"b": Sample(running=2.0)})
+    history.record({"a": EndpointSample(running=1.0), "b": EndpointSample(running=1.0)})
+    history.record({"b": EndpointSample(running=2.0)})
     assert view_of(history, 3).endpoints.keys() == {"b"}
-    assert history.latest("a") == Sample()
-    history.record({"a": Sample(running=3.0), "b": Sample(running=3.0)})
+    assert history.latest("a") == EndpointSample()
+    history.record({"a": EndpointSample(running=3.0), "b": EndpointSample(running=3.0)})
     assert view_of(history, 3).endpoints["a"].running == (3.0,)
 
 
 def test_shares_are_told_without_the_noise_of_short_numbers() -> None:
     """0.3 is 0.3, though it is kept in 32 bits."""
     history = History()
-    history.record({"a": Sample(kv_cache_usage=0.3)})
+    history.record({"a": EndpointSample(kv_cache_usage=0.3)})
     assert view_of(history, 1).endpoints["a"].kv_cache_usage == (0.3,)
 
 
@@ -65,7 +64,7 @@ def test_a_ring_is_the_end_of_a_list(values: list[float | None], size: int, coun
     """Whatever was recorded, and however much of it is asked for."""
     history = History(size)
     for value in values:
-        history.record({"a": Sample(inflight=value)})
+        history.record({"a": EndpointSample(inflight=value)})
     shown = view_of(history, count).endpoints.get("a")
     assert (shown.inflight if shown else ()) == tuple(values[-min(size, count) :])
     assert history.latest("a").inflight == pytest.approx(values[-1] if values else None)
@@ -74,7 +73,7 @@ def test_a_ring_is_the_end_of_a_list(values: list[float | None], size: int, coun
 def test_a_view_of_many_endpoints_is_bounded() -> None:
     """Whoever looks at thousands of endpoints gets fewer samples of each."""
     history = History(4)
-    samples = {str(number): Sample(running=number) for number in range(MOST_SAMPLES // 2)}
+    samples = {str(number): EndpointSample(running=number) for number in range(MOST_SAMPLES // 2)}
     for _ in range(3):
         history.record(samples)
     assert view_of(history, 4).endpoints["7"].running == (7.0, 7.0)

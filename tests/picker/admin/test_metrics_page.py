@@ -47,7 +47,6 @@ class _Computed(Collector):
         self._value = value
 
     def collect(self) -> Iterator[Metric]:
-        """One sample."""
         found = GaugeMetricFamily("llm_d_epp_computed", "One.", labels=("name",))
         found.add_metric([self._value], 3)
         yield found
@@ -260,7 +259,6 @@ class Counting(Collector):
 
 
 def test_within_the_interval_nothing_is_computed() -> None:
-    """And at its end it is."""
     now = [10.0]
     inner = Counting()
     collector = RememberedCollector(inner, 5.0, lambda: now[0])
@@ -271,7 +269,6 @@ def test_within_the_interval_nothing_is_computed() -> None:
 
 
 def test_without_an_interval_everything_is_computed_each_time() -> None:
-    """The default."""
     inner = Counting()
     collector = RememberedCollector(inner, 0.0, lambda: 1.0)
     list(collector.collect())

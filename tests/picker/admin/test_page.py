@@ -26,7 +26,6 @@ CANARY = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>\'"
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def window() -> AsyncIterator[Browser]:
-    """One for all tests here."""
     async with browser() as one:
         yield one
 
@@ -130,7 +129,6 @@ async def test_a_refusal_is_explained(window: Browser, scene: Scene) -> None:
 
 
 async def test_an_unknown_request_is_said_to_be_unknown(window: Browser, scene: Scene) -> None:
-    """In the picker's own words."""
     await window.open(f"{scene.url}/#/decisions/nobody%2Fknows")
     await window.until("document.querySelector('#explanation .notice')")
     text = await window.run("document.querySelector('#explanation').innerText")
@@ -230,7 +228,6 @@ async def test_keys_reach_everything(window: Browser, scene: Scene) -> None:
 
 
 async def test_a_click_anywhere_on_a_row_explains_it(window: Browser, scene: Scene) -> None:
-    """Not only on its link."""
     await _open(window, scene)
     await window.run("document.querySelector('#requests-rows tr td:nth-child(4)').click()")
     await window.until(EXPLAINED)
@@ -257,7 +254,6 @@ async def test_new_requests_leave_the_focus_alone(window: Browser, scene: Scene)
 async def test_a_request_under_way_is_explained_again_when_it_is_over(
     window: Browser, scene: Scene
 ) -> None:
-    """Who waits sees how it ends."""
     await _open(window, scene, f"#/decisions/{summary(39).request_id}")
     assert "under way" in await window.run("document.querySelector('.lead').innerText")
     scene.source.remember(summary(39))
@@ -379,7 +375,6 @@ async def test_an_empty_picker_says_so(window: Browser, scene: Scene) -> None:
 
 
 async def test_motion_is_left_out_for_who_dislikes_it(window: Browser, scene: Scene) -> None:
-    """Bars jump."""
     await _open(window, scene)
     moving = await window.run(
         "getComputedStyle(document.querySelector('.fill')).transitionDuration"

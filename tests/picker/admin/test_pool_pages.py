@@ -10,7 +10,7 @@ import pytest
 from admin_scene import Scene
 from aiohttp.test_utils import make_mocked_request
 
-from picker.admin.history import Sample
+from picker.admin.history import EndpointSample
 from picker.admin.views import EndpointsView
 
 
@@ -22,15 +22,14 @@ def test_a_sample_holds_what_is_known() -> None:
     scene.inflight.acquire("default/a")
     scene.decide("a", 64, 16)
     scene.pages.sample()
-    assert scene.pages.history.latest("default/a") == Sample(1, 2, 0.25, 0.25, 1, 1.0)
-    assert scene.pages.history.latest("default/b") == Sample(
+    assert scene.pages.history.latest("default/a") == EndpointSample(1, 2, 0.25, 0.25, 1, 1.0)
+    assert scene.pages.history.latest("default/b") == EndpointSample(
         prefix_hit_share=None, inflight=0, requests_per_second=0.0
     )
 
 
 @pytest.mark.looptime
 async def test_a_minute_is_sixty_samples() -> None:
-    """Until cancelled."""
     scene = Scene()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(60.5):
@@ -46,7 +45,7 @@ async def test_others_get_their_turn_while_a_thousand_endpoints_are_shown() -> N
     scene.pool(*names)
     keys = [f"default/{name}" for name in names]
     for second in range(3):
-        history.record(dict.fromkeys(keys, Sample(running=second)))
+        history.record(dict.fromkeys(keys, EndpointSample(running=second)))
     routes = {route.path: route for route in scene.pages.routes(lambda: True)}
     turns = 0
 
@@ -54,7 +53,7 @@ async def test_others_get_their_turn_while_a_thousand_endpoints_are_shown() -> N
         nonlocal turns
         while True:
             turns += 1
-            history.record(dict.fromkeys(keys, Sample(running=99)))
+            history.record(dict.fromkeys(keys, EndpointSample(running=99)))
             await asyncio.sleep(0)
 
     async with asyncio.TaskGroup() as group:

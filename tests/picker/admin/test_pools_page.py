@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from importlib.resources import files
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from admin_scene import Scene, busy_scene, summary
 from aiohttp import ClientSession, web
 from browser import Browser, browser
-from pools_port import PoolsPort, serving_pools, whole_pools
+from pools_port import PoolsPort, serving_pools
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -29,7 +28,6 @@ LONG = "-".join(["a-team-that-likes-long-names"] * 8)[:63] + "/" + "x" * 100 + "
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def window() -> AsyncIterator[Browser]:
-    """One for all tests here."""
     async with browser() as one:
         yield one
 
@@ -119,13 +117,6 @@ async def test_the_page_of_a_pool_is_live(window: Browser, port: PoolsPort) -> N
     assert window.complaints == []
 
 
-async def test_an_address_without_its_last_slash_works(window: Browser, port: PoolsPort) -> None:
-    """As people type it."""
-    await _open(window, f"{port.url}/pools/research/mixtral")
-    assert await window.run("location.pathname") == "/pools/research/mixtral/"
-    assert await window.run("document.querySelector('#pool').innerText") == "research/mixtral"
-
-
 @pytest.mark.parametrize("width", [DESKTOP, PHONE])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_nothing_stands_in_the_way_of_anybody(
@@ -186,7 +177,6 @@ async def test_the_list_says_when_the_picker_is_gone_and_goes_on_when_it_is_back
 async def test_what_a_picker_is_troubled_by_is_never_more_than_text(
     window: Browser, port: PoolsPort
 ) -> None:
-    """It has words of others in it."""
     canary = '<img src=x onerror="window.pwned=1">'
     port.pools["llama"].source.said_problem = canary
     await _open(window, port.url)
@@ -231,17 +221,3 @@ async def test_it_works_behind_a_proxy_that_adds_to_the_path(
             assert await window.run("location.pathname") == "/some/place/pools/research/mixtral/"
         finally:
             await runner.cleanup()
-
-
-async def test_a_whole_picker_of_several_pools_is_watched(window: Browser, tmp_path: Path) -> None:
-    """A request appears at its pool, and at no other."""
-    pools = {"here/qwen": {"one": 1}, "there/qwen": {"two": 2}}
-    async with whole_pools(tmp_path, pools) as whole:
-        await _open(window, f"{whole.url}/pools/there/qwen/")
-        await whole.ask("there/qwen", "r-1")
-        await window.until("document.querySelector('#requests-rows a')?.textContent === 'r-1'")
-        text = await window.run("document.querySelector('#endpoints-rows').innerText")
-        assert "two" in text
-        await _open(window, f"{whole.url}/pools/here/qwen/")
-        assert await window.run("document.querySelectorAll('#requests-rows > tr').length") == 0
-        assert window.complaints == []

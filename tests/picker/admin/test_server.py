@@ -29,7 +29,6 @@ class Answer:
     body: bytes
 
     def json(self) -> Any:
-        """Of a JSON answer."""
         assert self.headers["Content-Type"].startswith("application/json"), self.body
         return msgspec.json.decode(self.body)
 
@@ -60,7 +59,6 @@ async def port() -> AsyncIterator[Port]:
 
 
 async def test_endpoints_are_told_with_their_health_and_age(port: Port) -> None:
-    """What is not known is null."""
     port.scene.inflight.acquire("default/a")
     view = msgspec.json.decode((await port.get("/endpoints")).body, type=EndpointsView)
     a, b = view.endpoints
@@ -76,7 +74,6 @@ async def test_endpoints_are_told_with_their_health_and_age(port: Port) -> None:
 
 
 async def test_stale_metrics_are_told_as_what_was_known_last(port: Port) -> None:
-    """So people see how old it is."""
     port.scene.datastore.mark_stale("default/a")
     one = (await port.get("/endpoints")).json()["endpoints"][0]
     assert one["metrics"] is None
@@ -99,7 +96,6 @@ async def test_history_comes_where_it_is_asked_for(port: Port) -> None:
 
 
 async def test_queues_decisions_and_configuration_are_what_the_source_says(port: Port) -> None:
-    """In the shapes that others decode."""
     source = port.scene.source
     assert msgspec.json.decode((await port.get("/queues")).body, type=QueuesView) == QUEUES
     assert msgspec.json.decode((await port.get("/config")).body, type=ConfigView) == CONFIG

@@ -98,7 +98,6 @@ async def test_the_pools_are_listed_for_programs(port: PoolsPort) -> None:
 
 
 async def test_the_page_names_its_pool_and_leads_back_to_the_list(port: PoolsPort) -> None:
-    """From however deep it is."""
     for key, up in (("llama", "../../"), ("research/mixtral", "../../../")):
         page = (await asked(port.url, f"/pools/{key}/")).body.decode()
         assert f"<title>{key} · Pointsman</title>" in page
@@ -108,7 +107,6 @@ async def test_the_page_names_its_pool_and_leads_back_to_the_list(port: PoolsPor
 
 
 async def test_the_page_of_the_only_pool_is_as_it_is_written() -> None:
-    """No list to lead to."""
     page = page_files()["index.html"]
     assert b"<title>Pointsman</title>" in page
     assert b"All pools" not in page
@@ -155,7 +153,6 @@ async def test_what_only_one_pool_has_is_said_to_be_elsewhere(port: PoolsPort, p
 async def test_a_pool_that_is_not_here_is_told_from_a_page_that_is_not(
     port: PoolsPort, path: str
 ) -> None:
-    """With those that are."""
     answer = await asked(port.url, path)
     assert answer.status == 404
     words, _, places = answer.json["error"].partition("; those of this picker: ")
@@ -172,13 +169,11 @@ async def test_a_pool_that_is_not_here_is_told_from_a_page_that_is_not(
     ],
 )
 async def test_a_page_that_is_not_there_is_a_404(port: PoolsPort, path: str) -> None:
-    """Of a pool that is, and at the top."""
     answer = await asked(port.url, path)
     assert (answer.status, answer.json) == (404, {"error": "there is no such page"})
 
 
 async def test_what_is_sent_back_of_a_path_is_cut(port: PoolsPort) -> None:
-    """Whoever asks for much gets little."""
     for path in ("/decisions/" + "x" * 5000, "/pools/" + "x" * 5000):
         assert len((await asked(port.url, path)).body) < 1000
 
@@ -202,7 +197,6 @@ class _Cluster:
         self._readable = readable
 
     async def authorize(self, token: str, path: str) -> tuple[int, str] | None:
-        """Asked by the port."""
         self.asked.append(path)
         return None if path in self._readable else (403, "no")
 
@@ -242,7 +236,6 @@ async def test_one_right_is_for_a_page_of_all_pools() -> None:
 
 
 async def test_probes_need_no_token_whichever_pool_they_are_about() -> None:
-    """They have none."""
     port = PoolsPort({key: _scene(key) for key in KEYS})
     port.server.protect(_Cluster().authorize)
     url = f"http://127.0.0.1:{await port.server.start('127.0.0.1', 0)}"
@@ -271,7 +264,6 @@ async def test_a_pool_called_as_a_page_hides_nothing(keys: tuple[str, ...]) -> N
 async def test_what_goes_wrong_is_counted_for_the_process_by_pool_and_page(
     port: PoolsPort,
 ) -> None:
-    """The others go on."""
 
     def fail() -> Mapping[str, object]:
         raise RuntimeError("a secret")

@@ -15,7 +15,6 @@ SECONDS, SEEDS = 12.0, range(3)
 
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
-    """The benchmark as a module."""
     spec = importlib.util.spec_from_file_location("headroom", SCRIPT)
     assert spec is not None
     assert spec.loader is not None

@@ -73,7 +73,6 @@ async def test_several_go_for_one_that_is_larger_or_none_if_that_is_not_enough()
 
 @pytest.mark.looptime
 async def test_no_more_than_so_many_go_for_one() -> None:
-    """However large it is."""
     most = MOST_DISPLACED
     scene = Scene(max_bytes=2 * most, bands={5: band()})
     await scene.arrive(size_bytes=0)
@@ -104,7 +103,6 @@ async def test_bodies_and_memory_are_counted_apart() -> None:
 
 @pytest.mark.looptime
 async def test_what_can_never_be_held_is_not_asked_to_come_again() -> None:
-    """Whatever the size of its body."""
     scene = Scene(max_memory_bytes=100, detector=Slots(1))
     await scene.arrive()
     refusal = (await scene.arrive(size_bytes=1, held_bytes=101)).refusal

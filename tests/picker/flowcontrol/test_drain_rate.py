@@ -18,7 +18,6 @@ def test_a_steady_stream_has_its_rate_from_the_beginning(rate: float, seconds: i
 
 
 def test_a_rate_fades_when_nothing_moves() -> None:
-    """Half of it after seven seconds."""
     drained = DrainRate()
     for step in range(1000):
         drained.let_in(step / 10)
@@ -27,7 +26,6 @@ def test_a_rate_fades_when_nothing_moves() -> None:
 
 
 def test_whole_seconds_within_a_minute_are_told() -> None:
-    """Whatever the numbers are."""
     drained = DrainRate()
     assert drained.retry_after_seconds(10**9, 0.0) == UNKNOWN_RETRY_SECONDS
     for step in range(1000):

@@ -17,11 +17,9 @@ class Sheddable:
     """Those of negative priority may be stopped; the lowest first, of equal ones the newest."""
 
     def is_evictable(self, item: QueuedRequest) -> bool:
-        """By priority."""
         return item.request.priority < 0
 
     def rank(self, item: QueuedRequest, dispatched_at_seconds: float) -> Rank:
-        """The lowest first."""
         return (item.request.priority, -dispatched_at_seconds)
 
 
@@ -35,7 +33,6 @@ class EvictingScene(Scene):
         super().__init__(Pool(1), eviction=policies, detector=detector, bands=bands, **values)
 
     async def fill(self, *priorities: int) -> list[Client]:
-        """Requests under way."""
         clients = []
         for priority in priorities:
             clients.append(await self.arrive(priority=priority))
@@ -44,7 +41,6 @@ class EvictingScene(Scene):
         return clients
 
     def told(self) -> list[int]:
-        """Which clients were told to stop."""
         return [place for place, client in enumerate(self.clients) if client.evicted]
 
 
@@ -60,7 +56,6 @@ async def test_the_lowest_and_newest_is_stopped_for_whoever_is_held_back() -> No
 
 
 async def test_nobody_is_stopped_for_an_equal_or_a_lower_one() -> None:
-    """Only for a higher priority."""
     scene = EvictingScene(2)
     await scene.fill(-1, -1)
     await scene.arrive(priority=-1)
@@ -107,7 +102,6 @@ async def test_nobody_else_is_stopped_before_the_effect_shows() -> None:
 
 
 async def test_whoever_does_not_stop_is_given_up_after_ten_seconds() -> None:
-    """Then another one is told."""
     scene = EvictingScene(2)
     await scene.fill(-1, -1)
     await scene.arrive()

@@ -21,7 +21,6 @@ SLOTS, KEPT = 10, 3
 
 
 def turns(headroom: float = KEPT / SLOTS, **values: object) -> object:
-    """Turns by tokens."""
     values = {"min_headroom": headroom, "max_headroom": headroom, **values}
     parameters = DeficitRoundRobinFairnessPolicyParameters(**values)  # type: ignore[arg-type]
     return band(fairness=DeficitRoundRobinFairnessPolicy(parameters), max_requests=20)
@@ -33,17 +32,14 @@ def scene(headroom: float = KEPT / SLOTS, **values: object) -> Scene:
 
 
 async def arrive(one: Scene, flow: str, number: int, **values: object) -> list[Client]:
-    """So many of a flow."""
     return [await one.arrive(fairness_id=flow, **values) for _ in range(number)]
 
 
 def let_in(clients: list[Client]) -> int:
-    """How many of them."""
     return sum(client.ticket is not None for client in clients)
 
 
 async def test_a_flow_that_is_alone_fills_the_pool() -> None:
-    """There is nobody to keep room for."""
     pool = scene()
     assert let_in(await arrive(pool, "flood", 15)) == SLOTS
 
@@ -141,7 +137,6 @@ async def test_places_are_a_part_of_the_bands_ceiling() -> None:
 
 
 async def test_without_headroom_all_places_are_for_whoever_comes() -> None:
-    """Until a reload says otherwise."""
     pool = scene(headroom=0.0)
     await pool.done((await arrive(pool, "calm", 1))[0])
     flood = await arrive(pool, "flood", 12)
@@ -246,7 +241,6 @@ async def test_where_a_detector_cannot_tell_what_a_request_takes_its_average_cou
         """Sees requests once they have left."""
 
         def saturation(self, candidates: object, attributes: object, now_seconds: float) -> float:
-            """By slots."""
             return sum(pool.pool.under_way.values()) / self.slots
 
     pool = follows(20)

@@ -22,7 +22,6 @@ class Steps(Slots):
     def saturation(
         self, candidates: Sequence[Candidate], attributes: Attributes, now_seconds: float
     ) -> float:
-        """Mean of what waits, by four."""
         self.asked += 1
         waiting = sum(max(0, one.inflight_requests - 2) for one in candidates)
         return waiting / 4 / len(candidates)
@@ -76,7 +75,6 @@ def test_an_estimate_is_as_good_as_a_look(
 
 
 def test_nothing_is_asked_while_nothing_changes() -> None:
-    """Until it is old."""
     detector, estimate = Slots(), LoadEstimate(Pool(3))
     estimate.use(detector)
     for _ in range(5):

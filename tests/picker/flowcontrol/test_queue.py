@@ -16,7 +16,6 @@ from picker.types import Usage
 
 
 def item(sequence: int, flow: str = "t", priority: int = 0, size_bytes: int = 10) -> QueuedRequest:
-    """One that waits."""
     request = inference_request(fairness_id=flow, priority=priority, size_bytes=size_bytes)
     return QueuedRequest(request, sequence, float(sequence), size_bytes)
 
@@ -25,7 +24,6 @@ class Backwards:
     """Whoever came last goes first."""
 
     def rank(self, item: QueuedRequest) -> Rank:
-        """By arrival."""
         return (-item.enqueued_at_seconds,)
 
 
@@ -38,12 +36,10 @@ class Kept:
         self.queue = FlowQueue(self.settings, lambda *flow: self.forgotten.append(flow))
 
     def push(self, one: QueuedRequest) -> None:
-        """It waits."""
         self.queue.push(one, self.queue.band_for(one.request.priority))
         self.queue.check_integrity()
 
     def fairness(self, priority: int) -> FirstOfAll:
-        """What its policy remembers."""
         found = self.queue.band_for(priority).fairness
         assert isinstance(found, FirstOfAll)
         return found
@@ -92,7 +88,6 @@ def test_invented_flows_do_not_pile_up() -> None:
 
 
 def test_wanted_bands_are_bounded_and_the_next_lower_ones_take_their_place() -> None:
-    """However many objectives there are."""
     kept = Kept(bands={1000: band()})
     kept.queue.want(range(500))
     assert len(kept.queue.priorities) == queues.MAX_DYNAMIC_BANDS + 2
@@ -103,7 +98,6 @@ def test_wanted_bands_are_bounded_and_the_next_lower_ones_take_their_place() -> 
 
 
 def test_bands_made_below_all_others_are_bounded() -> None:
-    """The last of them takes the rest."""
     kept = Kept()
     for sequence in range(500):
         kept.push(item(sequence, priority=-sequence))
@@ -114,7 +108,6 @@ def test_bands_made_below_all_others_are_bounded() -> None:
 
 
 def test_a_band_takes_the_settings_of_its_sign() -> None:
-    """Configured ones have their own."""
     kept = Kept(
         default_band=band(max_requests=1),
         default_negative_band=band(max_requests=2),
@@ -126,7 +119,6 @@ def test_a_band_takes_the_settings_of_its_sign() -> None:
 
 
 def test_a_new_policy_is_told_of_all_who_wait() -> None:
-    """In their order."""
     kept = Kept()
     for sequence, flow in enumerate("aab"):
         kept.push(item(sequence, flow))
@@ -198,7 +190,6 @@ def test_debts_outlive_a_reload() -> None:
 
 
 def test_what_exactly_fits_fits() -> None:
-    """One more byte does not."""
     kept = Kept(max_bytes=20)
     kept.push(item(1))
     where = kept.queue.band_for(0)

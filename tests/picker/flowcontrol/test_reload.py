@@ -106,7 +106,6 @@ async def test_a_reload_moves_who_waits_to_the_bands_of_their_priority() -> None
 
 
 async def test_what_a_reload_makes_room_for_goes_at_once() -> None:
-    """Without an event besides."""
     scene = Scene()
     await scene.arrive()
     waiting = await scene.arrive()

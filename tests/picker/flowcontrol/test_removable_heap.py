@@ -41,7 +41,6 @@ def test_it_gives_what_a_sorted_list_would(steps: list[tuple[str, int]]) -> None
 
 
 def test_what_is_removed_takes_no_room() -> None:
-    """Also when its turn never comes."""
     heap: RemovableHeap[int, int] = RemovableHeap()
     heap.push(0, 0, 0)
     for sequence in range(1, 10_000):

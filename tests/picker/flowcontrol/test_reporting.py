@@ -52,7 +52,6 @@ def test_names_and_labels_are_the_references(
 
 @pytest.mark.looptime
 async def test_gauges_say_what_is_true_now() -> None:
-    """Without an event in between."""
     scene = Scene(Pool(2), max_requests=4, max_bytes=1000, default_band=band(max_requests=10))
     where = {POOL: "pool"}
     saturation = {**where, "stage": "effective"}
@@ -124,13 +123,11 @@ async def test_invented_tenants_have_their_series_together() -> None:
 
 @pytest.mark.looptime
 async def test_endpoints_without_fresh_metrics_are_counted() -> None:
-    """By detectors that know of it."""
 
     class Stale(Slots):
         """Takes every other endpoint for stale."""
 
         def stale(self, candidates: list[Candidate], now_seconds: float) -> int:
-            """Half of them."""
             return len(candidates) // 2
 
     scene = Scene(Pool(6), detector=Stale(), detector_name="mine")

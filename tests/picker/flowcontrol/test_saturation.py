@@ -76,7 +76,6 @@ def test_they_spread_as_they_would_one_by_one(loads: list[int], count: int) -> N
 
 
 def test_an_endpoint_that_says_it_is_busy_is_not_where_they_go() -> None:
-    """Whoever made it so."""
     busy = Candidate(endpoint(0), EndpointMetrics(waiting_requests=5, running_requests=2), 0)
     idle = Candidate(endpoint(1), EndpointMetrics(), 3)
     loaded, _ = spread([busy, idle], LetIn(4, 0))

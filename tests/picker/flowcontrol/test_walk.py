@@ -29,11 +29,9 @@ class NegativeFirst:
     """Those of negative priority may be stopped, the newest first."""
 
     def is_evictable(self, item: QueuedRequest) -> bool:
-        """By priority."""
         return item.request.priority < 0
 
     def rank(self, item: QueuedRequest, dispatched_at_seconds: float) -> Rank:
-        """The lowest first."""
         return (item.request.priority, -dispatched_at_seconds)
 
 
@@ -124,20 +122,17 @@ class Walk(Scene):
         }
 
     async def quits(self, index: int) -> None:
-        """Somebody at the gate goes."""
         waiting = self.waiting()
         if waiting and (task := waiting[index % len(waiting)].task):
             task.cancel()
             await settle()
 
     async def ends(self, index: int) -> None:
-        """Somebody under way is over."""
         under_way = [one for one in self.clients if one.ticket and not one.is_over]
         if under_way:
             await self.done(under_way[index % len(under_way)])
 
     async def ends_while_another_quits(self, index: int) -> None:
-        """In the same turn of the loop."""
         under_way = [one for one in self.clients if one.ticket and not one.is_over]
         waiting = self.waiting()
         if under_way:
@@ -155,13 +150,11 @@ class Walk(Scene):
         await settle()
 
     async def changes_size(self, size: int) -> None:
-        """Of the pool."""
         if (size == 0) is not self.is_empty:
             self.is_empty, self.turned_at = size == 0, self.loop.time()
         await self.resize(size)
 
     async def reloads(self, index: int) -> None:
-        """Other settings."""
         self.chosen = VARIANTS[index % len(VARIANTS)]
         self.reloaded_at = self.loop.time()
         self.gate.use(self.chosen)
@@ -169,13 +162,11 @@ class Walk(Scene):
         await settle()
 
     async def wants(self, priorities: set[int]) -> None:
-        """Other objectives."""
         self.wanted = priorities
         self.gate.set_priorities(priorities)
         await settle()
 
     async def passes(self, seconds: float) -> None:
-        """Time."""
         await asyncio.sleep(seconds)
         await settle()
 
@@ -188,7 +179,6 @@ class Walk(Scene):
         assert not any(one.queued_requests for one in view.bands if one.priority > ticket.priority)
 
     def waiting(self) -> list[Client]:
-        """Those at the gate."""
         return [client for client in self.clients if client.waits]
 
     def check(self) -> None:
@@ -313,7 +303,6 @@ class Walk(Scene):
         return max(lower, default=priority)
 
     def _note_bands(self, clients: Iterable[Client]) -> None:
-        """They came, or were moved."""
         for one in clients:
             self.bands[int(one.request.request_id)] = self._band(one.request.priority)
 

@@ -28,8 +28,8 @@ async def test_messages_are_handed_on_in_order() -> None:
             ("default/a", topic, "one"),
             ("default/a", topic, "two"),
         ]
-        assert s.listener.counts.messages["default/a"] == 2
-        assert not s.listener.counts.gaps
+        assert s.count("messages_received_total") == 2
+        assert s.count("gaps_total") == 0
 
 
 async def test_other_topics_and_nonsense_are_passed_over() -> None:
@@ -42,7 +42,7 @@ async def test_other_topics_and_nonsense_are_passed_over() -> None:
         await s.engine.say(1, b"good")
         await s.book.until(lambda: "good" in s.book.payloads())
         assert s.book.payloads() == ["lost", "bad", "good"]
-        assert s.listener.counts.errors["default/a"] == 3
+        assert s.listener.errors["default/a"] == 3
 
 
 async def test_what_was_heard_is_told_to_operators() -> None:
@@ -56,9 +56,7 @@ async def test_what_was_heard_is_told_to_operators() -> None:
         assert s.value(f"{events}_active_subscribers") == 1
         assert s.value(f"{events}_messages_received_total", **pod) == 3
         assert s.value(f"{events}_zmq_errors_total", operation="receive", **pod) == 1
-        assert (
-            s.value("pointsman_kv_event_gaps_total", **pod) == s.listener.counts.gaps["default/a"]
-        )
+        assert s.value("pointsman_kv_event_gaps_total", **pod) == 1
         s.datastore.set_endpoints([])
         s.listener._failed("invented", "no endpoint")
         unknown = {"pod_identifier": "unknown", "operation": "receive"}
@@ -91,13 +89,12 @@ async def test_a_gap_is_filled_by_asking_again() -> None:
 
 
 async def test_a_gap_that_nobody_can_fill_is_passed_over() -> None:
-    """Without a replay address."""
     async with stage() as s:
         await s.engine.say(0, b"0")
         await s.engine.say(5, b"5")
         await s.book.until(lambda: "5" in s.book.payloads())
         assert s.book.payloads() == ["lost", "0", "5"]
-        assert s.listener.counts.gaps["default/a"] == 1
+        assert s.count("gaps_total") == 1
 
 
 async def test_what_is_gone_from_the_replay_too_makes_the_endpoint_forgotten() -> None:
@@ -116,7 +113,7 @@ async def test_a_replay_that_stalls_goes_on_where_it_was() -> None:
     async with stage(replays=True, answers_at_most=1, n0=b"0", n1=b"1", n2=b"2") as s:
         await s.book.until(lambda: s.book.payloads().count("lost") == 2)
         assert s.book.payloads()[-1] == "lost"
-        assert s.listener.counts.failed_replays["default/a"] == 1
+        assert s.count("replays_total", "failed") == 1
         # For a while no other is tried.
         asked = len(s.engine.asked)
         await s.engine.say(9, b"9")
@@ -141,11 +138,10 @@ async def test_a_new_life_of_an_engine_is_noticed_by_its_numbers() -> None:
         await s.engine.say(1, b"new")
         await s.book.until(lambda: "new" in s.book.payloads())
         assert s.book.payloads() == ["lost", "old", "old", "old", "lost", "new"]
-        assert s.listener.counts.restarts["default/a"] == 1
+        assert s.count("restarts_total") == 1
 
 
 async def test_endpoints_are_followed_as_they_come_and_go() -> None:
-    """One that is not wanted never is."""
     async with stage() as s:
         with zmq.asyncio.Context() as context:
             other = FakeEngine(context)
@@ -191,7 +187,7 @@ async def test_engines_that_connect_are_told_apart_by_their_topics(tmp_path: obj
         ("default/b", "10.0.0.1:8001"),
         ("default/a", "10.0.0.1:8000"),
     ]
-    assert listener.counts.errors == {"unknown": 1}
+    assert listener.errors == {"unknown": 1}
 
 
 async def test_an_address_that_cannot_be_bound_is_an_error() -> None:
@@ -216,7 +212,7 @@ async def test_a_new_life_that_says_nothing_is_noticed_when_connecting_again(fur
             again.close(linger=0)
         news = [f"b{n}" for n in range(1 + further)]
         assert s.book.payloads() == ["lost", "a0", "a1", "a2", "lost", *news]
-        assert s.listener.counts.restarts["default/a"] == 1
+        assert s.count("restarts_total") == 1
 
 
 async def test_the_same_engine_is_not_heard_twice_when_connecting_again() -> None:

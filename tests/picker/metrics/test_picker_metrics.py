@@ -36,72 +36,51 @@ INDEX = ("plugin_name", "plugin_type")
 ATTEMPT = ("status", "target_model_name", "endpoint_name", "namespace", "port")
 REWRITE = ("model_rewrite_name", "model_name", "target_model")
 
-# (attribute, labels, full name of the deprecated twin, its labels); source: the reference's table.
+OBJECTIVE, EXTENSION = "inference_objective_", "inference_extension_"
+SCHEDULER = "llm_d_inference_scheduler_"
+
+# (attribute, labels, full name of the deprecated twin or its prefix, its labels); source: the
+# reference's table.
 SERIES = [
-    ("request_total", REQUEST, "inference_objective_request_total", (*MODELS, "priority")),
-    (
-        "request_error_total",
-        (*REQUEST, "error_code"),
-        "inference_objective_request_error_total",
-        (*MODELS, "error_code"),
-    ),
-    (
-        "request_duration_seconds",
-        REQUEST,
-        "inference_objective_request_duration_seconds",
-        MODELS,
-    ),
-    ("request_size_bytes", REQUEST, "inference_objective_request_sizes", MODELS),
-    ("response_size_bytes", REQUEST, "inference_objective_response_sizes", MODELS),
-    ("request_input_tokens", REQUEST, "inference_objective_input_tokens", MODELS),
-    ("request_output_tokens", REQUEST, "inference_objective_output_tokens", MODELS),
-    ("request_cached_tokens", REQUEST, "inference_objective_prompt_cached_tokens", MODELS),
-    ("request_running", REQUEST, "inference_objective_running_requests", ("model_name",)),
+    ("request_total", REQUEST, OBJECTIVE, (*MODELS, "priority")),
+    ("request_error_total", (*REQUEST, "error_code"), OBJECTIVE, (*MODELS, "error_code")),
+    ("request_duration_seconds", REQUEST, OBJECTIVE, MODELS),
+    ("request_size_bytes", REQUEST, OBJECTIVE + "request_sizes", MODELS),
+    ("response_size_bytes", REQUEST, OBJECTIVE + "response_sizes", MODELS),
+    ("request_input_tokens", REQUEST, OBJECTIVE + "input_tokens", MODELS),
+    ("request_output_tokens", REQUEST, OBJECTIVE + "output_tokens", MODELS),
+    ("request_cached_tokens", REQUEST, OBJECTIVE + "prompt_cached_tokens", MODELS),
+    ("request_running", REQUEST, OBJECTIVE + "running_requests", ("model_name",)),
     (
         "request_ntpot_seconds",
         REQUEST,
-        "inference_objective_normalized_time_per_output_token_seconds",
+        OBJECTIVE + "normalized_time_per_output_token_seconds",
         MODELS,
     ),
-    ("request_ttft_seconds", (*REQUEST, "streaming"), None, ()),
-    ("request_streaming_tpot_seconds", REQUEST, None, ()),
-    ("request_streaming_itl_seconds", REQUEST, None, ()),
-    ("request_processing_duration_seconds", (), None, ()),
-    ("response_processing_duration_seconds", (), None, ()),
-    (
-        "model_rewrite_decisions_total",
-        REWRITE,
-        "inference_extension_model_rewrite_decisions_total",
-        REWRITE,
-    ),
-    (
-        "scheduler_e2e_duration_seconds",
-        (),
-        "inference_extension_scheduler_e2e_duration_seconds",
-        (),
-    ),
+    ("request_ttft_seconds", (*REQUEST, "streaming"), "", ()),
+    ("request_streaming_tpot_seconds", REQUEST, "", ()),
+    ("request_streaming_itl_seconds", REQUEST, "", ()),
+    ("request_processing_duration_seconds", (), "", ()),
+    ("response_processing_duration_seconds", (), "", ()),
+    ("model_rewrite_decisions_total", REWRITE, EXTENSION, REWRITE),
+    ("scheduler_e2e_duration_seconds", (), EXTENSION, ()),
     (
         "scheduler_attempts_total",
         ATTEMPT,
-        "inference_extension_scheduler_attempts_total",
+        EXTENSION,
         ("status", "target_model_name", "pod_name", "namespace", "port"),
     ),
-    ("plugin_duration_seconds", PLUGIN, "inference_extension_plugin_duration_seconds", PLUGIN),
-    ("plugin_data_scope_violations_total", (*PLUGIN, "access"), None, ()),
-    ("prefix_indexer_size", INDEX, "inference_extension_prefix_indexer_size", ()),
-    ("prefix_indexer_hit_ratio", INDEX, "inference_extension_prefix_indexer_hit_ratio", ()),
-    ("prefix_indexer_hit_bytes", INDEX, "inference_extension_prefix_indexer_hit_bytes", ()),
-    ("info", ("commit", "build_ref"), "inference_extension_info", ("commit", "build_ref")),
-    (
-        "datalayer_poll_errors_total",
-        ("source_type",),
-        "llm_d_inference_scheduler_datalayer_poll_errors_total",
-        ("source_type",),
-    ),
+    ("plugin_duration_seconds", PLUGIN, EXTENSION, PLUGIN),
+    ("plugin_data_scope_violations_total", (*PLUGIN, "access"), "", ()),
+    ("prefix_indexer_size", INDEX, EXTENSION, ()),
+    ("prefix_indexer_hit_ratio", INDEX, EXTENSION, ()),
+    ("prefix_indexer_hit_bytes", INDEX, EXTENSION, ()),
+    ("info", ("commit", "build_ref"), EXTENSION, ("commit", "build_ref")),
+    ("datalayer_poll_errors_total", ("source_type",), SCHEDULER, ("source_type",)),
     (
         "datalayer_extract_errors_total",
         ("source_type", "extractor_type"),
-        "llm_d_inference_scheduler_datalayer_extract_errors_total",
+        SCHEDULER,
         ("source_type", "extractor_type"),
     ),
 ]
@@ -120,7 +99,6 @@ BUCKETS = {
 
 
 def count(metrics: PickerMetrics, attribute: str, *labels: str) -> None:
-    """Make a series move."""
     series = getattr(metrics, attribute)
     one = series.labels(*labels) if labels else series
     if hasattr(one, "observe"):
@@ -140,16 +118,18 @@ def samples(page: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 @pytest.mark.parametrize(("attribute", "labels", "twin", "twin_labels"), SERIES)
 def test_series_have_the_references_names_and_labels_old_and_new(
-    attribute: str, labels: tuple[str, ...], twin: str | None, twin_labels: tuple[str, ...]
+    attribute: str, labels: tuple[str, ...], twin: str, twin_labels: tuple[str, ...]
 ) -> None:
     """A dashboard made for either finds what it asks for."""
     metrics = PickerMetrics()
     count(metrics, attribute, *labels)  # each label's value is its name
     renamed = {"endpoint_name": "pod_name"}
     expected = {f"llm_d_epp_{attribute}": {label: label for label in labels}}
-    if twin is not None:
+    if twin:
         back = {new: old for old, new in renamed.items()}
-        expected[twin] = {label: back.get(label, label) for label in twin_labels}
+        expected[twin + attribute if twin.endswith("_") else twin] = {
+            label: back.get(label, label) for label in twin_labels
+        }
     page = metrics.render()
     for name, wanted in expected.items():
         found = [
@@ -204,7 +184,6 @@ def test_the_page_is_what_the_library_would_write() -> None:
 
 
 def test_gauges_of_the_pool_keep_their_deprecated_names() -> None:
-    """An endpoint was called a pod."""
     metrics = PickerMetrics()
     metrics.register(Pool())
     found = metrics.registry.get_sample_value(
@@ -214,7 +193,6 @@ def test_gauges_of_the_pool_keep_their_deprecated_names() -> None:
 
 
 def test_two_pickers_in_one_process_do_not_share_series() -> None:
-    """No process-global registry."""
     first, second = PickerMetrics(), PickerMetrics()
     first.request_total.labels("m", "m", "", "0").inc()
     assert b'model_name="m"' in first.render()
@@ -222,7 +200,6 @@ def test_two_pickers_in_one_process_do_not_share_series() -> None:
 
 
 def test_label_values_beyond_the_cap_become_other() -> None:
-    """Known ones and the empty one stay."""
     labels = BoundedLabels(limit=2)
     assert [labels.admit(v) for v in ("a", "b", "c", "", "a", "d")] == [
         *("a", "b", "other", "", "a", "other")

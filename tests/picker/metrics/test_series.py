@@ -75,6 +75,5 @@ def test_a_forgotten_label_set_is_gone() -> None:
 
 
 def test_a_wrong_number_of_labels_is_an_error() -> None:
-    """It would be another series."""
     with pytest.raises(ValueError, match="requests has the labels"):
         Counter(declared("model")).labels("m", "n")

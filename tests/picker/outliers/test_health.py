@@ -26,7 +26,6 @@ def scene() -> Scene:
 
 
 def ejected(scene: Scene, number: int = 0) -> Scene:
-    """`scene` with an ejected endpoint."""
     for _ in range(3):
         scene.answers(number, 500)
     assert scene.state(number) is EJECTED
@@ -83,7 +82,6 @@ def test_the_pickers_own_status_is_not_the_endpoints(scene: Scene, cause: Finish
 
 
 def test_the_status_at_the_end_counts_where_no_response_was_watched(scene: Scene) -> None:
-    """As for requests without a body."""
     for _ in range(3):
         scene.send(0).ended(FinishCause.COMPLETED, Answer(500), scene.now)
     assert scene.state(0) is EJECTED

@@ -22,7 +22,6 @@ def scene() -> Scene:
 
 
 def fill(scene: Scene, *numbers: int) -> None:
-    """Three requests each."""
     for number in numbers:
         for _ in range(3):
             scene.send(number)
@@ -44,7 +43,6 @@ def test_an_idle_endpoint_has_to_prove_itself_again(scene: Scene) -> None:
 
 
 def test_one_that_works_on_something_is_not_idle(scene: Scene) -> None:
-    """However long ago it has answered."""
     scene.now = 1.0
     fill(scene, 0)
     scene.now = 30.0
@@ -97,7 +95,6 @@ def test_nobody_waits_for_long(scene: Scene) -> None:
 
 
 def test_nobody_waits_for_the_only_endpoint() -> None:
-    """There is nowhere else to go."""
     scene = Scene(1)
     fill(scene, 0, 0)
     assert not scene.memory.is_unsure(0.0)
@@ -119,7 +116,6 @@ def test_a_wait_ends_with_its_endpoints(scene: Scene) -> None:
 
 
 def test_a_broken_one_of_an_idle_pool_is_ejected_for_three(scene: Scene) -> None:
-    """Whoever waits goes to the other."""
     attempts = [scene.send(1) for _ in range(3)]
     fill(scene, 0)
     for attempt in attempts:
@@ -132,7 +128,6 @@ def test_a_broken_one_of_an_idle_pool_is_ejected_for_three(scene: Scene) -> None
 
 
 def test_a_memory_that_nobody_waits_for_tells_nobody() -> None:
-    """As in a simulation."""
     scene = Scene(2)
     assert isinstance(scene.memory, OutlierDetector)
     fill(scene, 0, 1)

@@ -60,28 +60,23 @@ class Walk:
             attempt.responded(Answer(self.rng.choice(STATUSES), served_by), self.scene.now)
 
     def end(self) -> None:
-        """End some request, answered or not."""
         if self.open:
             _, attempt = self.open.pop(self.rng.randrange(len(self.open)))
             cause = self.rng.choice(list(FinishCause))
             attempt.ended(cause, Answer(self.rng.choice(STATUSES)), self.scene.now)
 
     def wait(self) -> None:
-        """Let some time pass."""
         self.scene.now += self.rng.choice((0.0, 0.1, 0.5))
 
     def long(self) -> None:
-        """Let more of it pass."""
         self.scene.now += self.rng.choice((1.0, 3.0, 11.0, 40.0))
 
     def forget(self) -> None:
-        """An endpoint restarts."""
         number = self.rng.randrange(len(self.scene.pool))
         self.scene.memory.pool_changed(EndpointChanges(restarted=(self.scene.pool[number].key,)))
         self.probes.pop(number, None)
 
     def leave(self) -> None:
-        """An endpoint leaves and comes back."""
         number = self.rng.randrange(len(self.scene.pool))
         one = (self.scene.pool[number],)
         self.scene.memory.pool_changed(EndpointChanges((), one))

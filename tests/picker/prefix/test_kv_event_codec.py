@@ -199,7 +199,6 @@ def test_only_caches_that_keep_every_token_can_be_resumed_from() -> None:
     ],
 )
 def test_a_message_with_a_bad_event_is_refused_as_a_whole(event: Any) -> None:
-    """Even when the others are fine."""
     with pytest.raises(KvEventError):
         decode_events(message(["AllBlocksCleared"], event))
 
@@ -208,7 +207,6 @@ def test_a_message_with_a_bad_event_is_refused_as_a_whole(event: Any) -> None:
     "payload", [b"", b"\xc1", msgspec.msgpack.encode(5), msgspec.msgpack.encode([1.0, 2])]
 )
 def test_what_is_no_batch_is_refused(payload: bytes) -> None:
-    """Broken msgpack and other shapes."""
     with pytest.raises(KvEventError):
         decode_events(payload)
 

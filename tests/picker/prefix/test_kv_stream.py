@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from picker.prefix.kv_stream import TWICE_SECONDS, EventStream, Verdict
+from picker.prefix.kv_stream import TWICE_SECONDS, Continuity, EventStream
 
 
 def test_consecutive_numbers_are_applied() -> None:
-    """From 0 on."""
     stream = EventStream()
     for number in range(3):
-        assert stream.heard(number, 0.0) is Verdict.APPLY
+        assert stream.heard(number, 0.0) is Continuity.APPLY
         stream.taken(number)
     assert stream.wanted == 3
 
@@ -17,19 +16,18 @@ def test_consecutive_numbers_are_applied() -> None:
 def test_a_listener_that_joins_late_misses_everything_before() -> None:
     """The first number it hears is not 0."""
     stream = EventStream()
-    assert stream.heard(5, 0.0) is Verdict.GAP
+    assert stream.heard(5, 0.0) is Continuity.GAP
     assert stream.wanted == 0
 
 
 def test_a_jump_is_a_gap_whether_or_not_it_is_filled() -> None:
-    """After it things go on from there."""
     stream = EventStream()
     stream.heard(0, 0.0)
     stream.taken(0)
-    assert stream.heard(3, 0.0) is Verdict.GAP
+    assert stream.heard(3, 0.0) is Continuity.GAP
     assert stream.wanted == 1
     stream.taken(3)
-    assert stream.heard(4, 0.0) is Verdict.APPLY
+    assert stream.heard(4, 0.0) is Continuity.APPLY
 
 
 def test_a_number_that_is_not_higher_is_a_new_life() -> None:
@@ -38,11 +36,11 @@ def test_a_number_that_is_not_higher_is_a_new_life() -> None:
     for number in (0, 1):
         stream.heard(number, 0.0)
         stream.taken(number)
-    assert stream.heard(1, 0.0) is Verdict.RESTARTED
-    assert stream.heard(1, 0.0) is Verdict.GAP
+    assert stream.heard(1, 0.0) is Continuity.RESTARTED
+    assert stream.heard(1, 0.0) is Continuity.GAP
     stream.taken(1)
-    assert stream.heard(0, 0.0) is Verdict.RESTARTED
-    assert stream.heard(0, 0.0) is Verdict.APPLY
+    assert stream.heard(0, 0.0) is Continuity.RESTARTED
+    assert stream.heard(0, 0.0) is Continuity.APPLY
 
 
 def test_what_was_replayed_may_come_again_for_a_while() -> None:
@@ -51,11 +49,11 @@ def test_what_was_replayed_may_come_again_for_a_while() -> None:
     for number in range(4):
         stream.taken(number)
     stream.replayed(10.0)
-    assert stream.heard(2, 11.0) is Verdict.IGNORE
-    assert stream.heard(3, 11.0) is Verdict.IGNORE
-    assert stream.heard(4, 11.0) is Verdict.APPLY
+    assert stream.heard(2, 11.0) is Continuity.IGNORE
+    assert stream.heard(3, 11.0) is Continuity.IGNORE
+    assert stream.heard(4, 11.0) is Continuity.APPLY
 
     late = EventStream(applied=3)
     late.replayed(10.0)
-    assert late.heard(0, 10.0 + TWICE_SECONDS) is Verdict.RESTARTED
-    assert late.heard(0, 10.0 + TWICE_SECONDS) is Verdict.APPLY
+    assert late.heard(0, 10.0 + TWICE_SECONDS) is Continuity.RESTARTED
+    assert late.heard(0, 10.0 + TWICE_SECONDS) is Continuity.APPLY

@@ -272,7 +272,6 @@ class PreciseModel(RuleBasedStateMachine):
 
     @rule(endpoint=endpoints)
     def clear(self, endpoint: str) -> None:
-        """An engine starts anew."""
         self.scene.say(endpoint, CacheCleared())
         for held in list(self.held):
             if held[0] == endpoint:
@@ -280,7 +279,6 @@ class PreciseModel(RuleBasedStateMachine):
 
     @rule(prompt=prompts)
     def match(self, prompt: Prefix) -> None:
-        """Blocks, scores and tiers."""
         ids = [token for block in prompt for token in [block] * 4]
         found = self.scene.find(*ids)
         for endpoint in ("a", "b", "c"):

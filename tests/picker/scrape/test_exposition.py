@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from picker.scrape.exposition import Sample, scan
+from picker.scrape.exposition import PageSample, scan
 
 NAMES = ["vllm:running", "vllm:running_total", "other", "x:vllm:running", "vllm:run"]
 LABEL_VALUES = st.one_of(
@@ -48,7 +48,6 @@ PAGES = st.lists(
 
 
 def oracle(page: str, name: str) -> list[tuple[dict[str, str], float, float | None]]:
-    """What the general parser finds."""
     return [
         (sample.labels, sample.value, sample.timestamp)
         for family in text_string_to_metric_families(page)
@@ -80,7 +79,7 @@ def test_the_scan_agrees_with_the_general_parser(page: str, name: str) -> None:
 def test_no_bytes_make_the_scan_raise(page: bytes, tail: bytes) -> None:
     """Whatever a broken worker sends, at worst nothing is found."""
     for sample in scan(page + b"\nvllm:running" + tail, ["vllm:running"]).get("vllm:running", ()):
-        assert isinstance(sample, Sample)
+        assert isinstance(sample, PageSample)
 
 
 @pytest.mark.parametrize(
@@ -103,13 +102,13 @@ def test_no_bytes_make_the_scan_raise(page: bytes, tail: bytes) -> None:
 )
 def test_what_is_no_sample_of_that_name_is_not_found(line: str) -> None:
     """Malformed lines, comments and longer names."""
-    assert scan(line.encode() + b"\nload 7\n", ["load"]) == {"load": (Sample({}, 7.0),)}
+    assert scan(line.encode() + b"\nload 7\n", ["load"]) == {"load": (PageSample({}, 7.0),)}
 
 
 def test_only_wanted_series_that_exist_are_returned() -> None:
     """A name without samples is absent; exemplars, tabs and carriage returns do no harm."""
     page = b'a{x="1"}\t5 # {trace="z"} 1 2\r\n  b  6\nc 7'
     assert scan(page, ["a", "b", "missing"]) == {
-        "a": (Sample({"x": "1"}, 5.0),),
-        "b": (Sample({}, 6.0),),
+        "a": (PageSample({"x": "1"}, 5.0),),
+        "b": (PageSample({}, 6.0),),
     }

@@ -113,7 +113,6 @@ def test_a_page_of_nothing_but_series_is_read() -> None:
 
 
 def test_a_vllm_page_is_read_completely() -> None:
-    """Every field has its series."""
     findings = read(VLLM)
     assert findings.problems == ()
     assert findings.metrics == EndpointMetrics(
@@ -151,16 +150,9 @@ def test_a_vllm_page_is_read_completely() -> None:
             b'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="tokens_per"} 64\n'
             b'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max"} 10\n',
         ),
-        (
-            "pointsman",
-            b"vllm:num_requests_waiting 1\nvllm:num_requests_running 2\n"
-            b"vllm:kv_cache_usage_perc 0.5\n"
-            b'vllm:cache_config_info{block_size="64",num_gpu_blocks="10"} 1\n',
-        ),
     ],
 )
 def test_other_engines_are_read_by_their_row(engine: str, page: bytes) -> None:
-    """Same numbers, other names."""
     metrics = load(page, ENGINES[engine])
     assert (metrics.waiting_requests, metrics.running_requests) == (1, 2)
     assert (metrics.kv_cache_usage, metrics.block_size_tokens) == (0.5, 64)
@@ -259,7 +251,6 @@ def test_an_endpoint_that_is_one_rank_reads_its_own_samples() -> None:
 
 
 def test_a_page_that_tells_no_ranks_apart_is_everybodys() -> None:
-    """Nothing better is known."""
     assert load(VLLM.replace(b'engine="0",', b""), rank=1).waiting_requests == 3
 
 
@@ -278,7 +269,6 @@ def test_parallel_ranks_of_one_engine_are_not_counted_twice() -> None:
 
 
 def test_an_engine_with_nonsense_is_left_out_and_reported() -> None:
-    """The others go on."""
     page = TWO_RANKS.replace(b"} 7", b"} NaN")
     findings = read(page, previous=PREVIOUS)
     assert findings.metrics is not None
@@ -287,7 +277,6 @@ def test_an_engine_with_nonsense_is_left_out_and_reported() -> None:
 
 
 def test_of_the_same_sample_the_latest_counts() -> None:
-    """An exporter may repeat itself."""
     page = VLLM + b'vllm:num_requests_waiting{engine="0",model_name="m"} 8 1700000000000\n'
     assert load(page).waiting_requests == 8
     assert load(VLLM.replace(b"waiting{", b"waiting{ ") + page).waiting_requests == 8
@@ -376,7 +365,6 @@ def test_a_spec_names_a_series_and_its_labels(text: str, series: Series | None) 
     ],
 )
 def test_a_spec_that_is_none_is_refused(text: str, reason: str) -> None:
-    """With what is wrong."""
     with pytest.raises(ValueError, match=reason):
         parse_series(text)
 
@@ -395,6 +383,5 @@ def test_custom_numbers_become_attributes() -> None:
 
 
 def test_an_engine_that_says_nothing_of_load_leaves_it_unknown() -> None:
-    """Which is not idle."""
     findings = read(b"c 4\n", EngineSeries(custom=(("A/x", Series("c")),)))
     assert (findings.metrics, findings.attributes) == (None, {"A/x": 4.0})

@@ -71,6 +71,17 @@ async def serving(
         listener.close()
 
 
+def once(*pieces: bytes) -> Serve:
+    """Answers one request with `pieces`, then waits until the client closes."""
+
+    async def serve(visit: Visit) -> None:
+        await visit.request()
+        await visit.answer(*pieces)
+        await visit.reader.read()
+
+    return serve
+
+
 def http(timeout_seconds: float = 10.0) -> HttpPages:
     return HttpPages(PageLocation(), timeout_seconds=timeout_seconds)
 
@@ -92,28 +103,8 @@ async def test_many_pages_come_over_one_connection() -> None:
     assert b"Accept-Encoding: identity" in asked[0]
 
 
-def test_pages_are_fetched_on_the_event_loop_that_the_picker_runs_on() -> None:
-    """uvloop's transports are of no class of asyncio."""
-
-    async def fetch() -> bytes:
-        async def answer(visit: Visit) -> None:
-            await visit.request()
-            await visit.answer(OK)
-
-        async with serving(answer) as server, HttpPages(PageLocation()) as pages:
-            return await pages.fetch(server.address)
-
-    assert uvloop.run(fetch()) == PAGE
-
-
 async def test_an_address_may_be_ipv6() -> None:
-    """In brackets."""
-
-    async def serve(visit: Visit) -> None:
-        await visit.request()
-        await visit.answer(OK)
-
-    async with serving(serve, host="::1") as server, http() as pages:
+    async with serving(once(OK), host="::1") as server, http() as pages:
         assert await pages.fetch(server.address) == PAGE
 
 
@@ -146,19 +137,12 @@ def test_it_works_on_the_event_loop_of_the_picker() -> None:
 )
 async def test_a_connection_that_cannot_be_kept_is_closed(answer: bytes) -> None:
     """The server says so, or sends more than was asked for."""
-
-    async def serve(visit: Visit) -> None:
-        await visit.request()
-        await visit.answer(answer)
-        await visit.reader.read()  # returns when the other side closes
-
-    async with serving(serve) as server, http() as pages:
+    async with serving(once(answer)) as server, http() as pages:
         assert [await pages.fetch(server.address) for _ in range(2)] == [b"hi"] * 2
         assert server.visits == 2
 
 
 async def test_a_body_may_end_with_the_connection() -> None:
-    """Neither length nor chunks."""
 
     async def serve(visit: Visit) -> None:
         await visit.request()
@@ -247,13 +231,7 @@ async def test_an_error_status_keeps_the_connection() -> None:
 @pytest.mark.parametrize("endless", [b"", b"H", b"HTTP/1.1 200 OK\r\nx: y\r\n"])
 async def test_a_server_that_never_ends_is_given_up(endless: bytes) -> None:
     """Silence, slow bytes and endless headers; the connection is closed then."""
-
-    async def serve(visit: Visit) -> None:
-        await visit.request()
-        await visit.answer(endless)
-        await visit.reader.read()
-
-    async with serving(serve) as server, http(timeout_seconds=0.05) as pages:
+    async with serving(once(endless)) as server, http(timeout_seconds=0.05) as pages:
         with pytest.raises(ScrapeError, match=r"no answer within 0\.05 s"):
             await pages.fetch(server.address)
         await asyncio.wait_for(server.left.wait(), 60)
@@ -278,14 +256,7 @@ async def test_a_fetch_that_is_cancelled_leaves_no_connection() -> None:
 
 
 async def test_a_forgotten_address_is_hung_up_on() -> None:
-    """Endpoints come and go."""
-
-    async def serve(visit: Visit) -> None:
-        await visit.request()
-        await visit.answer(OK)
-        await visit.reader.read()
-
-    async with serving(serve) as server, http() as pages:
+    async with serving(once(OK)) as server, http() as pages:
         await pages.fetch(server.address)
         pages.forget(server.address)
         pages.forget("10.0.0.1:80")
@@ -330,16 +301,12 @@ async def test_pages_over_https_check_what_they_are_told_to_check(
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
 
-    async def serve(visit: Visit) -> None:
-        await visit.request()
-        await visit.answer(OK)
-
     async def fetch(tls: TlsFiles) -> bytes:
         location = PageLocation("https", tls=tls)
         async with HttpPages(location, tls_context(location), 10.0) as pages:
             return await pages.fetch(server.address)
 
-    async with serving(serve, context) as server:
+    async with serving(once(OK), context) as server:
         assert await fetch(TlsFiles()) == PAGE
         assert await fetch(TlsFiles(verify=True, ca_cert_path=str(cert))) == PAGE
         with pytest.raises(ScrapeError, match="CERTIFICATE_VERIFY_FAILED"):

@@ -41,7 +41,6 @@ def test_a_response_is_the_same_however_it_is_cut(
 
 
 def test_without_a_length_the_body_ends_with_the_connection() -> None:
-    """And the connection with it."""
     reader = PageReader(CAP)
     assert not reader.feed(OK + b"\r\nhel")
     assert not reader.feed(b"lo")
@@ -58,7 +57,6 @@ def test_more_than_was_asked_for_spoils_the_connection_only(surplus: bytes) -> N
 
 
 def test_a_response_without_a_body_needs_no_length() -> None:
-    """By its status."""
     reader = PageReader(CAP)
     assert reader.feed(b"HTTP/1.1 204 No Content\r\n\r\n")
     assert (reader.status, reader.body, reader.keep_alive) == (204, b"", True)
@@ -99,7 +97,6 @@ def test_what_is_no_plain_response_is_refused(raw: bytes, reason: str) -> None:
 
 @pytest.mark.parametrize("raw", [b"", b"HTTP/1.1 200", OK + b"content-length: 5\r\n\r\nhi"])
 def test_an_end_before_the_end_is_an_error(raw: bytes) -> None:
-    """Nothing, half a head, half a body."""
     reader = PageReader(CAP)
     assert not reader.feed(raw)
     with pytest.raises(ResponseError, match="ended before"):
@@ -109,7 +106,6 @@ def test_an_end_before_the_end_is_an_error(raw: bytes) -> None:
 @given(pieces=st.lists(st.sampled_from([OK, b"\r\n", b"content-length: 3", b"abc", b"\0\xff"])))
 @settings(max_examples=200, deadline=None)
 def test_no_bytes_make_it_raise_anything_else(pieces: list[bytes]) -> None:
-    """Whatever a broken server sends."""
     reader = PageReader(CAP)
     try:
         done = any(reader.feed(piece) for piece in pieces)

@@ -251,7 +251,6 @@ def test_a_source_and_an_extractor_must_fit() -> None:
 
 
 def test_unusable_certificates_are_a_mistake_of_the_configuration() -> None:
-    """Found before the first scrape."""
     secure = PageLocation("https", tls=TlsFiles(verify=True, ca_cert_path="/none.pem"))
     with pytest.raises(ConfigError, match="some-source: cannot use its certificates"):
         polled((SourceBinding("some-source", Site(secure), ()),))

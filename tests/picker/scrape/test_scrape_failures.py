@@ -43,7 +43,6 @@ async def test_failures_keep_the_values_then_make_the_load_unknown_and_are_logge
 
 @pytest.mark.looptime
 async def test_a_source_that_fails_takes_only_its_own_findings_along() -> None:
-    """The load is known from elsewhere."""
     load, extra = Pages({1: PAGE}), Pages({1: b"12345"})
     async with scraping(source(load), source(extra, ("length", Length()))) as scene:
         scene.store.set_endpoints([endpoint("a", 1)])

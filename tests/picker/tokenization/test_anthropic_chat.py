@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from picker.tokenization.anthropic_chat import chat_of
+from picker.tokenization.render import chat_of
 
 TEXT = {"type": "text", "text": "hi"}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QUJD"}}
@@ -14,7 +14,6 @@ IMAGE_URL = {"type": "image_url", "image_url": {"url": "data:image/png;base64,QU
 
 
 def messages_of(role: str, content: Any) -> list[dict[str, Any]]:
-    """What one message becomes."""
     messages = chat_of({"messages": [{"role": role, "content": content}]})["messages"]
     assert isinstance(messages, list)
     return messages
@@ -117,6 +116,5 @@ def test_results_of_tools_go_ahead_of_the_users_message() -> None:
 
 
 def test_a_message_of_which_nothing_is_left_is_left_out() -> None:
-    """As vLLM leaves it out."""
     assert messages_of("user", []) == []
     assert messages_of("user", [{"type": "odd"}]) == []

@@ -21,7 +21,6 @@ MEDIA = MediaTokens(EstimateParameters())
 
 
 def openai(*blocks: dict[str, Any]) -> Prompt:
-    """The prompt of OpenAI's blocks."""
     stream = PromptStream()
     adder = OpenAIBlocks(stream, MEDIA, {"x-llm-d-video-duration-seconds": "1"})
     for block in blocks:
@@ -30,7 +29,6 @@ def openai(*blocks: dict[str, Any]) -> Prompt:
 
 
 def anthropic(*blocks: dict[str, Any]) -> Prompt:
-    """The prompt of Anthropic's blocks."""
     stream = PromptStream()
     adder = AnthropicBlocks(stream, MEDIA)
     for block in blocks:
@@ -65,7 +63,6 @@ def test_openai_media(block: dict[str, Any], modality: str, content: str, length
     "block", [{}, {"type": "odd"}, {"type": 1}, {"type": "text", "text": 1}, {"type": []}]
 )
 def test_unknown_blocks_add_nothing(block: dict[str, Any]) -> None:
-    """To either API's prompt."""
     assert openai(block) == anthropic(block) == Prompt(b"")
 
 
@@ -106,7 +103,6 @@ def test_anthropic_images(source: dict[str, Any], content: str) -> None:
 
 @pytest.mark.parametrize("source", [None, {}, {"data": 1}, "http://x"])
 def test_images_without_a_source_add_nothing(source: object) -> None:
-    """There is nothing to know them by."""
     assert anthropic({"type": "image", "source": source}) == Prompt(b"")
 
 
@@ -140,7 +136,6 @@ def test_the_system_text_leaves_billing_headers_out(system: object, expected: st
 
 
 def test_a_tools_result_is_lines_and_images() -> None:
-    """Or a text alone."""
     image = {"type": "image"}
     block = {"content": [{"type": "text", "text": "a"}, image, {"type": "text", "text": "b"}, 1]}
     assert (tool_result_text(block), tool_result_images(block)) == ("a\nb", [image])

@@ -18,7 +18,6 @@ ESTIMATOR = PromptEstimator(MediaTokens(EstimateParameters()))
 
 
 def prompts(api: Api, payload: dict[str, Any]) -> tuple[Prompt, ...]:
-    """The prompts of a body."""
     return ESTIMATOR.prompts(api, payload, {})
 
 
@@ -105,7 +104,6 @@ def test_responses_and_conversations_are_their_json() -> None:
     ],
 )
 def test_other_bodies_have_no_prompt(api: Api, payload: dict[str, Any]) -> None:
-    """Nothing is hashed for them."""
     assert prompts(api, payload) == ()
 
 
@@ -121,7 +119,6 @@ def test_a_longer_chat_begins_with_the_shorter_one(turns: list[str], more: str) 
 
 
 def test_items_of_a_chat_are_told_with_their_places() -> None:
-    """Also behind text."""
     block = {"type": "image_url", "image_url": {"url": "http://x/i.png"}}
     (prompt,) = prompts(
         Api.CHAT_COMPLETIONS, {"messages": [{"role": "user", "content": [block, block]}]}

@@ -13,7 +13,6 @@ from picker.tokenization.image_size import base64_image_size, data_url_image_siz
 
 
 def png(width: int, height: int) -> bytes:
-    """The beginning of a PNG file."""
     return b"\x89PNG\r\n\x1a\n" + pack(">I4sII", 13, b"IHDR", width, height) + bytes(16)
 
 
@@ -25,12 +24,10 @@ def jpeg(width: int, height: int, *segments: bytes, frame: int = 0xC0) -> bytes:
 
 
 def gif(width: int, height: int) -> bytes:
-    """The beginning of a GIF file."""
     return b"GIF89a" + pack("<HH", width, height) + bytes(20)
 
 
 def webp(kind: bytes, data: bytes) -> bytes:
-    """The beginning of a WebP file."""
     return b"RIFF" + bytes(4) + b"WEBP" + kind + bytes(4) + data + bytes(16)
 
 
@@ -40,12 +37,10 @@ def lossy(width: int, height: int) -> bytes:
 
 
 def lossless(width: int, height: int) -> bytes:
-    """A lossless WebP."""
     return webp(b"VP8L", b"\x2f" + pack("<I", width - 1 | height - 1 << 14))
 
 
 def extended(width: int, height: int) -> bytes:
-    """An extended WebP."""
     sizes = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
     return webp(b"VP8X", bytes(4) + sizes)
 

@@ -23,7 +23,6 @@ values = st.recursive(
 
 @given(values)
 def test_the_text_is_the_value_again(value: object) -> None:
-    """Whatever the size of its integers."""
     assert json.loads(json_text(value)) == value
 
 

@@ -27,7 +27,6 @@ def tokens(**parameters: Any) -> MediaTokens:
 
 
 def image(width: int, height: int) -> str:
-    """A PNG's beginning in base64."""
     data = b"\x89PNG\r\n\x1a\n" + pack(">I4sII", 13, b"IHDR", width, height) + bytes(16)
     return base64.b64encode(data).decode()
 
@@ -88,13 +87,11 @@ def test_a_video_takes_tokens_by_its_frames(
     "value", ["", "x", "-1", "nan", "inf", "0", "1e999", "0x0", "5x", "ax5", "1x1x1"]
 )
 def test_headers_that_make_no_sense_are_as_good_as_absent(value: str) -> None:
-    """The defaults stand."""
     assert tokens().of_video({DURATION: value, RESOLUTION: value, FPS: value}) == 4500
 
 
 @given(st.text(max_size=12), st.floats())
 def test_headers_never_raise(text: str, number: float) -> None:
-    """Whatever a client writes there."""
     for value in (text, str(number)):
         headers = {DURATION: value, RESOLUTION: f"{value}x{value}", FPS: value}
         for mode in ("sampled", "strided"):
@@ -103,7 +100,6 @@ def test_headers_never_raise(text: str, number: float) -> None:
 
 @pytest.mark.parametrize(("characters", "expected"), [(0, 1), (1, 1), (4, 1), (5, 2), (400, 100)])
 def test_a_sound_takes_a_quarter_of_its_characters(characters: int, expected: int) -> None:
-    """Rounded up."""
     assert tokens().of_sound(characters) == expected
 
 
@@ -133,6 +129,5 @@ def test_numbers_that_cannot_work_are_refused_by_name(
     "parameters", [{"image": {"mode": "odd"}}, {"video": {"fps": 1}}, {"audio": {}}]
 )
 def test_unknown_names_and_modes_are_refused(parameters: dict[str, Any]) -> None:
-    """Nothing is ignored."""
     with pytest.raises(msgspec.ValidationError):
         tokens(**parameters)

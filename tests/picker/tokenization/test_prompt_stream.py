@@ -30,7 +30,6 @@ def test_texts_are_their_utf8_padded_with_zeros(texts: list[str]) -> None:
     [("hello world", (1819043176, 1870078063, 6581362)), ("abcd", (0x64636261,)), ("", ())],
 )
 def test_four_bytes_are_a_token(text: str, tokens: tuple[int, ...]) -> None:
-    """Little endian."""
     assert packed_text([text]) == pack(f"<{len(tokens)}I", *tokens)
 
 
@@ -50,7 +49,6 @@ def test_media_begin_at_a_token_and_are_known_by_their_hash() -> None:
 
 
 def test_without_anything_a_prompt_is_empty() -> None:
-    """No tokens, no items."""
     prompt = PromptStream().finish()
     assert (prompt.tokens, prompt.features) == (b"", ())
 

@@ -77,7 +77,6 @@ def test_what_is_asked_where(
 
 
 def test_answers_are_prompts_with_their_items() -> None:
-    """One, or a list of them."""
     features = {
         "mm_hashes": {"image": ["h"]},
         "mm_placeholders": {"image": [{"offset": 0, "length": 1}]},

@@ -80,7 +80,6 @@ async def test_all_free_places_are_given_at_once() -> None:
 
 
 async def test_whoever_gives_up_with_a_ticket_in_hand_gives_it_back() -> None:
-    """The place goes to the next one."""
     scene = Scene()
     running = await scene.arrive()
     quitter, other = await scene.arrive(leaves=False), await scene.arrive()
@@ -108,7 +107,6 @@ async def test_whoever_leaves_the_queue_is_out_at_once() -> None:
 
 
 async def test_a_higher_priority_goes_first() -> None:
-    """Within a priority, who came first."""
     scene = Scene()
     running = await scene.arrive()
     scene.gate.set_priorities([5, -5])
@@ -140,7 +138,6 @@ async def test_a_priority_that_is_held_back_holds_back_those_below() -> None:
 
 
 async def test_when_whoever_is_held_back_gives_up_those_below_may_go() -> None:
-    """At once: nothing else need happen."""
     scene = Scene(Pool(4), usage_limits=Ceilings({5: 0.5}), bands={5: band()})
     for _ in range(2):
         await scene.arrive()
@@ -240,7 +237,6 @@ async def test_a_request_waits_exactly_as_long_as_it_may() -> None:
 
 
 async def test_without_a_time_to_live_requests_wait_for_ever() -> None:
-    """Also without endpoints."""
     scene = Scene(Pool(0), request_ttl_seconds=None, no_endpoint_ttl_seconds=None)
     client = await scene.arrive()
     await asyncio.sleep(1000)
@@ -290,7 +286,6 @@ async def test_a_full_queue_before_an_empty_pool_is_no_overload() -> None:
 
 
 async def test_shutting_down_refuses_all_who_wait_and_all_who_come() -> None:
-    """503, at once."""
     scene = Scene()
     running, waiting = await scene.arrive(), await scene.arrive()
     scene.gate.shut_down()
@@ -322,7 +317,6 @@ async def test_policies_hear_of_everybody_in_the_same_words() -> None:
 
 
 async def test_a_request_of_nobody_is_of_the_default_flow() -> None:
-    """An empty id is none."""
     scene = Scene()
     await scene.arrive()
     await scene.arrive(fairness_id="")
@@ -331,7 +325,6 @@ async def test_a_request_of_nobody_is_of_the_default_flow() -> None:
 
 
 async def test_a_fairness_policy_that_names_nobody_stops_nothing() -> None:
-    """Then it goes by arrival."""
     fairness = GlobalStrict()
     scene = Scene(default_band=band(fairness=fairness))
     running = await scene.arrive()
@@ -377,7 +370,6 @@ async def test_time_alone_is_an_event_for_detectors_that_know_of_it() -> None:
 
 
 async def test_retry_after_tells_when_those_ahead_have_probably_gone() -> None:
-    """From how fast they went lately."""
     scene = Scene(max_requests=20, request_ttl_seconds=None)
     running = await scene.arrive()
     refused = [await scene.arrive() for _ in range(21)][-1].refusal
