@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
@@ -64,14 +63,6 @@ class HistoryView(msgspec.Struct, frozen=True):
 Rows: TypeAlias = "tuple[array[float], ...]"
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryCut:
-    """What a `HistoryView` is made of, taken at one moment; to be put in words piece by piece."""
-
-    last: int
-    rows: Mapping[str, Rows]
-
-
 class _Ring:
     """Owns the samples of one endpoint: a row of numbers for each field."""
 
@@ -120,13 +111,15 @@ class History:
         self._latest = dict(samples)
         self._last += 1
 
-    def cut(self, count: int) -> HistoryCut:
-        """The last `count` samples of every endpoint, fewer of one that is younger; and fewer of
-        all where `MOST_SAMPLES` do not suffice for that.
+    def cut(self, count: int) -> tuple[int, dict[str, Rows]]:
+        """The number of the last sample, and the last `count` samples of every endpoint, fewer of
+        one that is younger; and fewer of all where `MOST_SAMPLES` do not suffice for that.
+
+        `series` makes of each what a `HistoryView` has.
         """
         rings = self._rings
         count = min(count, MOST_SAMPLES // max(1, len(rings)))
-        return HistoryCut(self._last, {key: ring.last(count) for key, ring in rings.items()})
+        return self._last, {key: ring.last(count) for key, ring in rings.items()}
 
     def latest(self, key: str) -> EndpointSample:
         """The last sample of an endpoint; one that knows nothing when there is none."""

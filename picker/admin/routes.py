@@ -63,7 +63,7 @@ class PoolPages:
         ]
 
     async def watch(self) -> None:
-        """EndpointSample the pool once a second, until cancelled."""
+        """Sample the pool once a second, until cancelled."""
         while True:
             await asyncio.sleep(INTERVAL_SECONDS)
             self.sample()
@@ -92,15 +92,15 @@ class PoolPages:
         samples = whole_number(request, "history", default=0, least=0, most=SAMPLES)
         health = self.source.health()
         candidates = self.source.datastore.snapshot().candidates
-        cut = self.history.cut(samples)
+        last, taken = self.history.cut(samples)
         endpoints = await _encoded(candidates, lambda one: self._describe(one, health))
         if not samples:
             return as_json({"endpoints": endpoints})
-        rows = await _encoded(cut.rows.values(), series)
+        rows = await _encoded(taken.values(), series)
         history = {
-            "last": cut.last,
+            "last": last,
             "interval_seconds": INTERVAL_SECONDS,
-            "endpoints": dict(zip(cut.rows, rows, strict=True)),
+            "endpoints": dict(zip(taken, rows, strict=True)),
         }
         return as_json({"endpoints": endpoints, "history": history})
 

@@ -90,26 +90,21 @@ class Judge:
     def __init__(self, pool: Pool) -> None:
         self.load = LoadEstimate(pool)
         self._policy: UsageLimitPolicy | None = None
-        self._judgement: Judgement | None = None
+        self.judgement: Judgement | None = None  # the one that holds, if any does
         self.ceilings: Mapping[int, float] = {}  # as the policy said last
-
-    @property
-    def judgement(self) -> Judgement | None:
-        """The one that holds, if any does."""
-        return self._judgement
 
     def use(self, policy: UsageLimitPolicy) -> None:
         """Ask another policy from now on."""
         self._policy = policy
-        self._judgement, self.ceilings = None, {}
+        self.judgement, self.ceilings = None, {}
 
     def changed(self) -> None:
         """Nothing that was said holds any more."""
-        self._judgement = None
+        self.judgement = None
 
     def ask(self, queue: FlowQueue, now_seconds: float) -> Judgement:
         """The judgement that holds, or a new one; an open one keeps its promise."""
-        judgement = self._judgement
+        judgement = self.judgement
         if judgement is not None and (
             judgement.is_open or now_seconds - judgement.at_seconds <= MAX_AGE_SECONDS
         ):
@@ -125,8 +120,8 @@ class Judge:
         lowest = min(self.ceilings.values(), default=1.0)
         reserved = max(band.headroom for band in queue)
         free_part = 1.0 - reserved - EXACT if reserved else 1.0
-        self._judgement = Judgement(load, self.ceilings, lowest, now_seconds, free_part)
-        return self._judgement
+        self.judgement = Judgement(load, self.ceilings, lowest, now_seconds, free_part)
+        return self.judgement
 
 
 MOST_PER_LOOK = 8  # before others have their turn: the decisions that follow take 0.5 ms each

@@ -64,11 +64,6 @@ class LoadEstimate:
         self._place, self._place_at = 0.0, -math.inf
 
     @property
-    def num_endpoints(self) -> int:
-        """In the pool, when it was last looked at."""
-        return self._base.num_endpoints
-
-    @property
     def settle_seconds(self) -> float:
         """How long changes of the pool may be left to gather."""
         size = self._base.num_endpoints
@@ -79,9 +74,9 @@ class LoadEstimate:
         """Whether the pool has changed since the last computation."""
         return self._pool_changed
 
-    def use(self, detector: SaturationDetector | None) -> None:
-        """Ask another detector from now on; None: none."""
-        self._detector = detector or _NoDetector()
+    def use(self, detector: SaturationDetector) -> None:
+        """Ask another detector from now on."""
+        self._detector = detector
         self._base, self._known = EMPTY_POOL, None
         self._place_at = -math.inf
 

@@ -32,14 +32,6 @@ class RemovableHeap(Generic[K, T]):
         """All, in no order."""
         return iter(self._held.values())
 
-    def __contains__(self, sequence: int) -> bool:
-        return sequence in self._held
-
-    @property
-    def num_places(self) -> int:
-        """Places in memory, those of removed things included."""
-        return len(self._places)
-
     def push(self, key: K, sequence: int, thing: T) -> None:
         """Add; `sequence` is unique among all that were ever added."""
         heappush(self._places, (key, sequence))

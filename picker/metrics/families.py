@@ -32,7 +32,7 @@ from picker.metrics.declarations import (
     own_gauge,
 )
 from picker.metrics.label_caps import BoundedLabels
-from picker.metrics.series import AnySeries, Counter, Gauge, Histogram
+from picker.metrics.series import AnySeries, Counter, Histogram
 
 POOL = ("inference_pool",)
 BAND = ("priority", *POOL)
@@ -130,49 +130,36 @@ class KubernetesSeries(Family):
 
     def of(self, resource: str, namespace: str) -> SubjectSeries:
         """Those of one subject."""
-        return SubjectSeries(
-            resource,
-            namespace,
-            lists=self.lists_total.labels(resource, namespace),
-            watches=self.watches_total.labels(resource, namespace),
-            changes=self.changes_total.labels(resource, namespace),
-            events=self.events_total,
-            errors=self.errors_total,
-            age=self.silent_seconds,
-        )
+        return SubjectSeries(self, resource, namespace)
 
 
-@dataclass(frozen=True, slots=True)
 class SubjectSeries:
     """The series with the labels of one subject."""
 
-    resource: str
-    namespace: str
-    lists: Counter
-    watches: Counter
-    changes: Counter
-    events: Counter
-    errors: Counter
-    age: Gauge
+    def __init__(self, series: KubernetesSeries, *labels: str) -> None:
+        self._series, self._labels = series, labels
+        self.lists = series.lists_total.labels(*labels)
+        self.watches = series.watches_total.labels(*labels)
+        self.changes = series.changes_total.labels(*labels)
 
     def count(self, kind: str) -> None:
         """An event of a watch; kinds that do not exist share a label."""
         label = kind if kind in _KINDS else "unknown"
-        self.events.labels(self.resource, self.namespace, label).inc()
+        self._series.events_total.labels(*self._labels, label).inc()
 
     def count_error(self, reason: str) -> None:
         """A list or a watch that failed."""
-        self.errors.labels(self.resource, self.namespace, reason).inc()
+        self._series.errors_total.labels(*self._labels, reason).inc()
 
     @contextmanager
     def age_shown(self, selector: str, age: Callable[[], float | None]) -> Iterator[None]:
         """Export the time since the last contact, for the length of the block."""
-        began = self.age.labels(self.resource, self.namespace, selector)
-        began.set_function(lambda: age() or 0.0)
+        labels, gauge = (*self._labels, selector), self._series.silent_seconds
+        gauge.labels(*labels).set_function(lambda: age() or 0.0)
         try:
             yield
         finally:
-            self.age.remove(self.resource, self.namespace, selector)
+            gauge.remove(*labels)
 
 
 class ElectionSeries(Family):

@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,19 @@ class Browser:
                 windowsVirtualKeyCode=code,
                 **more,
             )
+
+    async def faults(self) -> list[Any]:
+        """What axe-core finds wrong with the page: its width, and what machines can check of
+        accessibility, contrast included.
+        """
+        axe = files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+        await self.run(f"{axe};0")
+        found: list[Any] = await self.run(
+            "axe.run(document, { resultTypes: ['violations'] }).then((result) => result.violations"
+            ".map((one) => [one.id, one.help, one.nodes.map((node) => node.html)]))"
+        )
+        wide = await self.run("[document.documentElement.scrollWidth, innerWidth]")
+        return found if wide[0] <= wide[1] else [*found, f"wider than its window: {wide}"]
 
     async def screenshot(self) -> bytes:
         """What the window shows, as PNG."""

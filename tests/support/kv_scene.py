@@ -137,6 +137,26 @@ class Stage:
 
 
 @asynccontextmanager
+async def connected(
+    book: Notebook, datastore: Datastore
+) -> AsyncIterator[tuple[zmq.asyncio.Socket, KvEventListener]]:
+    """A listener that engines connect to at the address of `book`, and the socket of one."""
+    listener = KvEventListener(book, datastore)
+    task = asyncio.create_task(listener.run())
+    with zmq.asyncio.Context() as context:
+        pub = context.socket(zmq.XPUB)
+        try:
+            pub.connect(book.feed.bind_address)
+            async with asyncio.timeout(60):
+                await pub.recv()
+            yield pub, listener
+        finally:
+            pub.close(linger=0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
 async def stage(
     replays: bool = False,
     answers_at_most: int | None = None,

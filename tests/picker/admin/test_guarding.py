@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import aiohttp
 import pytest
 from admin_scene import Scene
+from pools_port import asked
 
 from picker.admin.guarding import HostCheck, is_loopback
 
@@ -84,10 +84,10 @@ def test_loopback_is_more_than_one_address() -> None:
 )
 async def test_only_health_needs_no_token(path: str, header: str | None, status: int) -> None:
     """Everything else is for those whom the cluster lets read it."""
-    asked: list[str] = []
+    judged: list[str] = []
 
     async def authorize(token: str, path: str) -> tuple[int, str] | None:
-        asked.append(path)
+        judged.append(path)
         if token == "lost":
             return 503, "away"
         if token == "bad":
@@ -99,13 +99,10 @@ async def test_only_health_needs_no_token(path: str, header: str | None, status:
     port = await server.start("127.0.0.1", 0)
     headers = {} if header is None else {"Authorization": header}
     try:
-        async with (
-            aiohttp.ClientSession(headers=headers) as session,
-            session.get(f"http://127.0.0.1:{port}{path}") as answer,
-        ):
-            assert answer.status == status
-            assert ("WWW-Authenticate" in answer.headers) == (status == 401)
-            assert await answer.text()
+        answer = await asked(f"http://127.0.0.1:{port}", path, **headers)
     finally:
         await server.stop()
-    assert set(asked) <= {"/metrics", "/endpoints", "/"}
+    assert answer.status == status
+    assert ("WWW-Authenticate" in answer.headers) == (status == 401)
+    assert answer.body
+    assert set(judged) <= {"/metrics", "/endpoints", "/"}

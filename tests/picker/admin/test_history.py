@@ -11,8 +11,8 @@ from picker.admin.history import MOST_SAMPLES, EndpointSample, History, HistoryV
 
 def view_of(history: History, count: int) -> HistoryView:
     """The last samples, as they are shown."""
-    cut = history.cut(count)
-    return HistoryView(cut.last, endpoints={key: series(rows) for key, rows in cut.rows.items()})
+    last, taken = history.cut(count)
+    return HistoryView(last, endpoints={key: series(rows) for key, rows in taken.items()})
 
 
 VALUES = st.one_of(st.none(), st.integers(0, 10_000).map(float))
@@ -26,7 +26,7 @@ def test_nothing_was_sampled_yet() -> None:
 
 
 def test_a_young_endpoint_has_fewer_samples_and_the_newest_is_last() -> None:
-    """EndpointSeries of one view end at the same sample."""
+    """Series of one view end at the same sample."""
     history = History(3)
     for number in range(5):
         samples = {"a": EndpointSample(running=number)}

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
 
-import aiohttp
 import msgspec
 import pytest
-import yarl
 from admin_scene import CONFIG, QUEUES, Scene, explained, serving, summary
+from pools_port import Answer, asked
 
 from picker.admin.routes import page_files
 from picker.admin.views import ConfigView, EndpointsView, HealthView
@@ -21,29 +19,14 @@ DATA = ("/", "/page/page.js", "/endpoints", "/queues", "/decisions", "/decisions
 
 
 @dataclass
-class Answer:
-    """Of the port."""
-
-    status: int
-    headers: Any
-    body: bytes
-
-    def json(self) -> Any:
-        assert self.headers["Content-Type"].startswith("application/json"), self.body
-        return msgspec.json.decode(self.body)
-
-
 class Port:
-    """A scene's port, and a client of it."""
+    """A scene's port."""
 
-    def __init__(self, scene: Scene, http: aiohttp.ClientSession) -> None:
-        self.scene, self._http = scene, http
+    scene: Scene
 
     async def get(self, path: str, method: str = "GET", **headers: str) -> Answer:
         """`path` goes out as it is given, already escaped."""
-        url = yarl.URL(self.scene.url + path, encoded=True)
-        async with self._http.request(method, url, headers=headers) as response:
-            return Answer(response.status, response.headers, await response.read())
+        return await asked(self.scene.url, path, method, **headers)
 
 
 @pytest.fixture
@@ -54,8 +37,8 @@ async def port() -> AsyncIterator[Port]:
     scene.load("a", 3, 2, 0.25)
     scene.source.health_views = {"default/b": HealthView("ejected", 5, 1, 0.5)}
     scene.source.remember(*(summary(number, request_id=f"id-{number}") for number in range(3)))
-    async with serving(scene), aiohttp.ClientSession() as http:
-        yield Port(scene, http)
+    async with serving(scene):
+        yield Port(scene)
 
 
 async def test_endpoints_are_told_with_their_health_and_age(port: Port) -> None:
@@ -75,7 +58,7 @@ async def test_endpoints_are_told_with_their_health_and_age(port: Port) -> None:
 
 async def test_stale_metrics_are_told_as_what_was_known_last(port: Port) -> None:
     port.scene.datastore.mark_stale("default/a")
-    one = (await port.get("/endpoints")).json()["endpoints"][0]
+    one = (await port.get("/endpoints")).json["endpoints"][0]
     assert one["metrics"] is None
     assert one["last_metrics"]["running_requests"] == 3
     assert one["metrics_age_seconds"] >= 0
@@ -99,7 +82,7 @@ async def test_queues_decisions_and_configuration_are_what_the_source_says(port:
     source = port.scene.source
     assert msgspec.json.decode((await port.get("/queues")).body, type=QueuesView) == QUEUES
     assert msgspec.json.decode((await port.get("/config")).body, type=ConfigView) == CONFIG
-    listed = (await port.get("/decisions")).json()["decisions"]
+    listed = (await port.get("/decisions")).json["decisions"]
     assert [one["request_id"] for one in listed] == ["id-2", "id-1", "id-0"]
     assert source.asked == [50]
     one = msgspec.json.decode((await port.get("/decisions/id-1")).body, type=RecordView)
@@ -111,7 +94,7 @@ async def test_queues_decisions_and_configuration_are_what_the_source_says(port:
 
 async def test_answers_are_bounded(port: Port) -> None:
     """Even when the source gives more than it was asked for."""
-    assert len((await port.get("/decisions?limit=2")).json()["decisions"]) == 2
+    assert len((await port.get("/decisions?limit=2")).json["decisions"]) == 2
     assert port.scene.source.asked == [2]
 
 
@@ -135,7 +118,7 @@ async def test_numbers_that_cannot_be_used_are_refused_in_words(port: Port, quer
     """With the name of the parameter and what it may be."""
     answer = await port.get(f"/{query}")
     assert answer.status == 400
-    error = answer.json()["error"]
+    error = answer.json["error"]
     assert "must be a number from" in error
     assert query.split("?")[1].split("=")[0] in error
     assert len(error) < 200
@@ -146,7 +129,7 @@ async def test_ids_may_be_anything(port: Port, request_id: str) -> None:
     """They come escaped as one part of the path."""
     port.scene.source.remember(summary(7, request_id=request_id))
     escaped = "".join(f"%{byte:02X}" for byte in request_id.encode())
-    one = (await port.get(f"/decisions/{escaped}")).json()
+    one = (await port.get(f"/decisions/{escaped}")).json
     assert one["summary"]["request_id"] == request_id
 
 
@@ -154,14 +137,14 @@ async def test_what_is_not_known_is_a_404_in_json(port: Port) -> None:
     """Requests and pages alike; a long id is not sent back whole."""
     answer = await port.get("/decisions/nobody")
     assert answer.status == 404
-    assert "'nobody'" in answer.json()["error"]
-    assert len((await port.get("/decisions/" + "x" * 3000)).json()["error"]) < 300
+    assert "'nobody'" in answer.json["error"]
+    assert len((await port.get("/decisions/" + "x" * 3000)).json["error"]) < 300
     for path in ("/nothing", "/page/server.py", "/page/..%2Fserver.py", "/decisions/a/b"):
         answer = await port.get(path)
-        assert (answer.status, answer.json()) == (404, {"error": "there is no such page"})
+        assert (answer.status, answer.json) == (404, {"error": "there is no such page"})
     port.scene.source.records.clear()
     answer = await port.get("/decisions/last")
-    assert (answer.status, answer.json()) == (404, {"error": "there was no request yet"})
+    assert (answer.status, answer.json) == (404, {"error": "there was no request yet"})
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
@@ -170,7 +153,7 @@ async def test_nothing_can_be_changed(port: Port, method: str) -> None:
     answer = await port.get("/decisions", method, Origin="http://evil.example")
     assert answer.status == 405
     assert answer.headers["Allow"] == "GET,HEAD"
-    assert "error" in answer.json()
+    assert "error" in answer.json
     assert not [name for name in answer.headers if name.lower().startswith("access-control")]
 
 
@@ -192,7 +175,7 @@ async def test_a_name_that_points_here_is_not_answered(port: Port, path: str) ->
     """A page from elsewhere could let its own name point to 127.0.0.1, and read everything."""
     answer = await port.get(path, Host="evil.example")
     assert answer.status == 403
-    assert "localhost" in answer.json()["error"]
+    assert "localhost" in answer.json["error"]
     assert (await port.get(path, Host="localhost:1234")).status == 200
 
 
@@ -230,7 +213,7 @@ async def test_what_goes_wrong_is_a_500_in_json_counted_and_a_line_in_the_log(
 
     port.scene.source.decision = fail  # type: ignore[method-assign,assignment]
     answer = await port.get("/decisions/%0aforged")
-    assert (answer.status, list(answer.json())) == (500, ["error"])
+    assert (answer.status, list(answer.json)) == (500, ["error"])
     assert b"secret" not in answer.body
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
     (line,) = [one for one in caplog.records if one.levelname == "ERROR"]

@@ -183,35 +183,6 @@ async def test_one_place_is_kept_for_a_tenant_that_asks_now_and_then() -> None:
         await pool.done(calm)
 
 
-async def test_more_is_kept_for_who_has_more_under_way() -> None:
-    """Places for a burst, as large as its number makes likely."""
-    pool = follows(40)
-    calm = await arrive(pool, "calm", 4)
-    flood = await arrive(pool, "flood", 45)
-    kept = 40 - 4 - let_in(flood)
-    assert kept == 1 + 3 * 2
-    for client in calm:
-        await pool.done(client)
-    assert 40 - pool.gate.num_under_way < kept + 4
-
-
-async def test_a_burst_that_found_no_room_leaves_more_room_for_the_next() -> None:
-    """Two more places for each request of it that waited."""
-    pool = follows(40)
-    await pool.done((await arrive(pool, "calm", 1))[0])
-    flood = await arrive(pool, "flood", 45)
-    burst = await arrive(pool, "calm", 2)
-    assert [client.ticket is not None for client in burst] == [True, False]
-    await asyncio.sleep(0.1)
-    await pool.done(flood[0])
-    assert let_in(burst) == 2
-    for client in burst:
-        await pool.done(client)
-    for client in flood[1:10]:
-        await pool.done(client)
-    assert 40 - pool.gate.num_under_way >= 3
-
-
 async def test_no_more_is_kept_than_is_allowed() -> None:
     """Nor less, while anybody else was there lately."""
     pool = follows(20, max_headroom=0.1)
@@ -220,18 +191,6 @@ async def test_no_more_is_kept_than_is_allowed() -> None:
     pool = follows(20, min_headroom=0.25)
     await pool.done((await arrive(pool, "calm", 1))[0])
     assert let_in(await arrive(pool, "flood", 30)) == 20 - 5
-
-
-async def test_nothing_is_kept_for_a_crowd_that_has_gone() -> None:
-    """Whoever asked often, and then no more, is known to have gone long before ten seconds."""
-    pool = follows(20)
-    for _ in range(30):
-        await pool.done((await arrive(pool, "calm", 1))[0])
-        await asyncio.sleep(0.02)
-    flood = await arrive(pool, "flood", 30)
-    assert let_in(flood) < 20
-    await asyncio.sleep(0.5)
-    assert let_in(flood) == 20
 
 
 async def test_where_a_detector_cannot_tell_what_a_request_takes_its_average_counts() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from flow_scene import Fcfs, FirstOfAll, GlobalStrict, band, flow_settings, inference_request
 
 from picker.flowcontrol import queue as queues
-from picker.flowcontrol.capacity import Cap
 from picker.flowcontrol.queue import FlowQueue
 from picker.framework.flow import QueuedRequest, Rank
 from picker.plugins.fairness_policies.deficit_round_robin_fairness_policy import (
@@ -187,11 +186,3 @@ def test_debts_outlive_a_reload() -> None:
         order.append(first.flow)
         kept.queue.take(first, 4.0)
     assert "".join(order) == "bbaa"
-
-
-def test_what_exactly_fits_fits() -> None:
-    kept = Kept(max_bytes=20)
-    kept.push(item(1))
-    where = kept.queue.band_for(0)
-    assert kept.queue.cap_exceeded(item(2), where) is None
-    assert kept.queue.cap_exceeded(item(2, size_bytes=11), where) is Cap.BYTES

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import zmq
 import zmq.asyncio
-from kv_scene import QUICK, FakeEngine, Notebook, stage
+from kv_scene import QUICK, FakeEngine, Notebook, connected, stage
 
 from picker.framework.interfaces import KvEventFeed, KvEventSource
 from picker.kvevents.listener import KvEventListener
@@ -19,33 +19,21 @@ async def test_engines_that_connect_leave_nothing_behind_when_their_endpoints_go
     tmp_path: object,
 ) -> None:
     """What a pod calls itself is not kept; one that comes back is heard from its beginning."""
-    address = f"ipc://{tmp_path}/kv"
-    book, datastore = Notebook(feed=KvEventFeed(address, "kv@")), Datastore()
+    book, datastore = Notebook(feed=KvEventFeed(f"ipc://{tmp_path}/kv", "kv@")), Datastore()
     here = Endpoint("a", "10.0.0.1", 8000)
     datastore.set_endpoints([here])
-    listener = KvEventListener(book, datastore)
-    task = asyncio.create_task(listener.run())
-    with zmq.asyncio.Context() as context:
-        pub = context.socket(zmq.XPUB)
-        try:
-            pub.connect(address)
-            async with asyncio.timeout(60):
-                await pub.recv()
-            for number in range(20):
-                await pub.send_multipart((b"kv@%d@m" % number, bytes(8), b"invented"))
-            for payload in (b"first", b"again"):
-                said = payload.decode()
-                await pub.send_multipart((b"kv@10.0.0.1:8000@m", bytes(8), payload))
-                await book.until(lambda said=said: said in book.payloads())
-                datastore.set_endpoints([])
-                assert not listener._connected
-                datastore.set_endpoints([here])
-            assert listener.errors == {"unknown": 20}
-            assert book.payloads() == ["first", "again"]
-        finally:
-            pub.close(linger=0)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+    async with connected(book, datastore) as (pub, listener):
+        for number in range(20):
+            await pub.send_multipart((b"kv@%d@m" % number, bytes(8), b"invented"))
+        for payload in (b"first", b"again"):
+            said = payload.decode()
+            await pub.send_multipart((b"kv@10.0.0.1:8000@m", bytes(8), payload))
+            await book.until(lambda said=said: said in book.payloads())
+            datastore.set_endpoints([])
+            assert not listener._connected
+            datastore.set_endpoints([here])
+        assert listener.errors == {"unknown": 20}
+        assert book.payloads() == ["first", "again"]
 
 
 async def test_a_mistake_of_ours_does_not_end_listening() -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 import zmq
 import zmq.asyncio
-from kv_scene import TOPIC, FakeEngine, Notebook, stage
+from kv_scene import TOPIC, FakeEngine, Notebook, connected, stage
 
 from picker.errors import PickerError
 from picker.framework.interfaces import KvEventFeed, KvEventSource
@@ -162,27 +160,14 @@ async def test_endpoints_are_followed_as_they_come_and_go() -> None:
 
 async def test_engines_that_connect_are_told_apart_by_their_topics(tmp_path: object) -> None:
     """Of a pod that is not in the pool nothing is taken in."""
-    address = f"ipc://{tmp_path}/kv"
-    book, datastore = Notebook(feed=KvEventFeed(address, "kv@")), Datastore()
+    book, datastore = Notebook(feed=KvEventFeed(f"ipc://{tmp_path}/kv", "kv@")), Datastore()
     datastore.set_endpoints(
         [Endpoint("a", "10.0.0.1", 8000), Endpoint("b", "10.0.0.1", 8001, rank_index=1)]
     )
-    listener = KvEventListener(book, datastore)
-    task = asyncio.create_task(listener.run())
-    with zmq.asyncio.Context() as context:
-        pub = context.socket(zmq.XPUB)
-        try:
-            pub.connect(address)
-            async with asyncio.timeout(60):
-                await pub.recv()
-            for pod, number in (("10.0.0.1:8001", 0), ("10.9.9.9:1", 0), ("10.0.0.1:8000", 0)):
-                topic = f"kv@{pod}@m".encode()
-                await pub.send_multipart((topic, number.to_bytes(8, "big"), pod.encode()))
-            await book.until(lambda: len(book.heard) == 2)
-        finally:
-            pub.close(linger=0)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+    async with connected(book, datastore) as (pub, listener):
+        for pod in ("10.0.0.1:8001", "10.9.9.9:1", "10.0.0.1:8000"):
+            await pub.send_multipart((f"kv@{pod}@m".encode(), bytes(8), pod.encode()))
+        await book.until(lambda: len(book.heard) == 2)
     assert [(what[0], what[-1]) for what in book.heard] == [
         ("default/b", "10.0.0.1:8001"),
         ("default/a", "10.0.0.1:8000"),

@@ -112,21 +112,6 @@ def test_a_page_of_nothing_but_series_is_read() -> None:
     assert load(without(VLLM, b"vllm:num_requests_waiting") + many).waiting_requests == 20_000
 
 
-def test_a_vllm_page_is_read_completely() -> None:
-    findings = read(VLLM)
-    assert findings.problems == ()
-    assert findings.metrics == EndpointMetrics(
-        waiting_requests=3,
-        running_requests=5,
-        kv_cache_usage=0.25,
-        block_size_tokens=16,
-        num_kv_blocks=2048,
-        process_start_time_seconds=1.7e9,
-        updated_at_seconds=42.0,
-        interval_seconds=0.05,
-    )
-
-
 @pytest.mark.parametrize(
     ("engine", "page"),
     [

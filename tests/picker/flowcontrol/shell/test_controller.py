@@ -172,30 +172,6 @@ async def test_a_priority_nobody_knows_waits_with_the_nearest_lower_one() -> Non
     )
 
 
-async def test_caps_hold_to_the_byte_in_their_order() -> None:
-    """All bytes, all requests, those of the band: the first that is exceeded is told."""
-    scene = Scene(
-        max_bytes=1000,
-        max_requests=5,
-        default_band=band(max_bytes=600, max_requests=3),
-        bands={-1: band()},
-    )
-    await scene.arrive()
-    assert (await scene.arrive(size_bytes=600)).waits
-    too_much = (await scene.arrive(size_bytes=1)).refusal
-    assert is_refused(too_much, 429, "rejected-saturated", "request rejected pre-queue: queue at ")
-    assert "bytes of its priority" in str(too_much)
-    assert (await scene.arrive(size_bytes=0)).waits
-    assert (await scene.arrive(size_bytes=0)).waits
-    assert "requests of its priority" in str((await scene.arrive(size_bytes=0)).refusal)
-    assert (await scene.arrive(size_bytes=400, priority=-1)).waits
-    assert "bytes in all" in str((await scene.arrive(size_bytes=1, priority=-1)).refusal)
-    assert (await scene.arrive(size_bytes=0, priority=-1)).waits
-    assert "requests in all" in str((await scene.arrive(size_bytes=0, priority=-1)).refusal)
-    view = scene.gate.queues()
-    assert (view.queued_requests, view.queued_bytes) == (5, 1000)
-
-
 async def test_a_band_has_a_time_to_live_of_its_own() -> None:
     """Shorter, longer or none; an empty pool's goes before all of them."""
     scene = Scene(
@@ -275,14 +251,6 @@ async def test_the_time_to_live_begins_anew_when_the_pool_turns_empty_or_not() -
     assert client.waits
     await asyncio.sleep(0.2)
     assert is_refused(client.refusal, 429, "rejected-ttl-expired", "request timed out in queue: ")
-
-
-async def test_a_full_queue_before_an_empty_pool_is_no_overload() -> None:
-    """503, not 429: it is not the clients' doing."""
-    scene = Scene(Pool(0), max_requests=1)
-    await scene.arrive()
-    refusal = (await scene.arrive()).refusal
-    assert is_refused(refusal, 503, "rejected-no-endpoints", "no endpoints available: ")
 
 
 async def test_shutting_down_refuses_all_who_wait_and_all_who_come() -> None:
