@@ -62,10 +62,6 @@ class Access:
         """Refuse a verb to everybody, whatever the rules say."""
         self.denied.append((verb, plural))
 
-    def allow_again(self) -> None:
-        """Take back every `deny`."""
-        self.denied.clear()
-
     def check(self, target: Target, authorization: str | None) -> None:
         """Raises ApiError 401 or 403."""
         user = self.user_of(authorization)

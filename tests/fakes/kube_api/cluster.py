@@ -20,7 +20,6 @@ from typing import Any
 
 import aiohttp
 import yaml
-from kube_api.clock import ManualClock
 from kube_api.resources import Object
 from kube_api.server import KubeApi, running_kube_api
 
@@ -70,7 +69,6 @@ class Cluster:
     address: Address
     namespace: str
     fake: KubeApi | None = None
-    clock: ManualClock | None = None
 
     def path(self, plural: str, name: str = "", *, group: str = "") -> str:
         """`plural` within the namespace; `group` is `group/version`, empty for the core."""
@@ -96,12 +94,9 @@ class Cluster:
             return Answer(reply.status, _parsed(text), dict(reply.headers))
 
     async def watch(
-        self, path: str, *, events: int | None = None, passing_seconds: float = 0, **query: str
+        self, path: str, *, events: int | None = None, **query: str
     ) -> list[dict[str, Any]]:
-        """The events of one watch: so many, or all until its end (then `{"type": "EOF"}` follows).
-
-        `passing_seconds` is how far the fake's clock is moved once the watch is open.
-        """
+        """The first events of one watch, or all until its end (then `{"type": "EOF"}` follows)."""
         found: list[dict[str, Any]] = []
         async with (
             asyncio.timeout(_PATIENCE_SECONDS),
@@ -112,8 +107,6 @@ class Cluster:
                 ssl=self.address.tls or True,
             ) as reply,
         ):
-            if self.clock is not None:
-                self.clock.advance(passing_seconds)
             async for line in reply.content:
                 found.append(json.loads(line))
                 if events is not None and len(found) >= events:
@@ -129,10 +122,8 @@ def _parsed(text: str) -> Any:
 
 
 @asynccontextmanager
-async def open_cluster(
-    *definitions: Path, window: int = 1000, first_version: int = 1000
-) -> AsyncIterator[Cluster]:
-    """The fake server, its time moved by hand; or the real one that `KUBECONFIG` names."""
+async def open_cluster(*definitions: Path, first_version: int = 1000) -> AsyncIterator[Cluster]:
+    """The fake server, or the real one that `KUBECONFIG` names."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
         config = os.environ.get("KUBECONFIG")
         if config:
@@ -140,11 +131,8 @@ async def open_cluster(
             async with _real(session, address, definitions) as cluster:
                 yield cluster
             return
-        clock = ManualClock()
-        async with running_kube_api(
-            clock, *definitions, window=window, first_version=first_version
-        ) as fake:
-            yield Cluster(session, Address(fake.url), "default", fake, clock)
+        async with running_kube_api(None, *definitions, first_version=first_version) as fake:
+            yield Cluster(session, Address(fake.url), "default", fake)
 
 
 @asynccontextmanager

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from kube_api.clock import Clock, sleep
 from kube_api.statuses import ApiError
 from kube_api.target import Target
 
@@ -45,7 +44,6 @@ class Fault:
 class Faults:
     """The faults in force; the sole owner of that list."""
 
-    clock: Clock
     active: list[Fault] = field(default_factory=list)
     _lifted: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -61,7 +59,7 @@ class Faults:
         return self.add(Fault(verbs, plural, times, error=error))
 
     def delay(self, seconds: float, *verbs: str, plural: str | None = None) -> Fault:
-        """Answer late, by the clock."""
+        """Answer late."""
         return self.add(Fault(verbs, plural, delay_seconds=seconds))
 
     def lift(self) -> None:
@@ -76,7 +74,7 @@ class Faults:
             fault.met += 1
             fault.reached.set()
             if fault.delay_seconds:
-                await sleep(self.clock, fault.delay_seconds)
+                await asyncio.sleep(fault.delay_seconds)
             if fault.hangs:
                 await self._lifted.wait()
             if fault.drops:

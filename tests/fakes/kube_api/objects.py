@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kube_api.clock import Clock, stamp
+from kube_api.clock import LoopClock, stamp
 from kube_api.patches import patched
 from kube_api.resources import Object, Resource
-from kube_api.statuses import already_exists, bad_request, conflict, not_found
+from kube_api.statuses import already_exists, bad_request, not_found
 from kube_api.store import Key, Store, Stored, key_of, stored
 from kube_api.writes import FieldValidation, created, decoded, put_version_error, updated
 
@@ -35,30 +35,27 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class DeleteOptions:
-    """The body of a delete: grace in seconds, and what must be true of the object."""
+    """The body of a delete; grace in seconds."""
 
     grace_seconds: int | None = None
-    uid: str | None = None
-    version: str | None = None
     dry_run: bool = False
 
     @classmethod
     def of(cls, body: Any, query: Mapping[str, str]) -> DeleteOptions:
         """From a request; the body's word counts before the query's."""
         body = body if isinstance(body, dict) else {}
-        asked = body.get("preconditions") or {}
         grace = body.get("gracePeriodSeconds")
         if grace is None and "gracePeriodSeconds" in query:
             grace = int(query["gracePeriodSeconds"])
         dry = "All" in (body.get("dryRun") or [query.get("dryRun")])
-        return cls(grace, asked.get("uid"), asked.get("resourceVersion"), dry)
+        return cls(grace, dry)
 
 
 class Objects:
     """The rules of writing, over one store and one clock."""
 
     def __init__(
-        self, store: Store, clock: Clock, new_uid: Callable[[], str] | None = None
+        self, store: Store, clock: LoopClock, new_uid: Callable[[], str] | None = None
     ) -> None:
         self._store = store
         self._clock = clock
@@ -101,10 +98,9 @@ class Objects:
         """Delete, or begin to; gives the object and whether it is gone.
 
         A Pod on a node gets its grace period first: it is gone once somebody (the kubelet) deletes
-        it with none. Raises ApiError 404 or 409.
+        it with none. Raises ApiError 404.
         """
         found = self._store.get(resource, key)
-        self._check_preconditions(resource, found, options)
         metadata = found.obj["metadata"]
         if options.dry_run:
             return found, True
@@ -164,17 +160,6 @@ class Objects:
     def _check_free(self, resource: Resource, obj: Object) -> None:
         if self._store.find(resource, key_of(obj)) is not None:
             raise already_exists(resource, obj["metadata"]["name"])
-
-    @staticmethod
-    def _check_preconditions(resource: Resource, found: Stored, options: DeleteOptions) -> None:
-        metadata = found.obj["metadata"]
-        for name, asked, there in (
-            ("UID", options.uid, metadata["uid"]),
-            ("ResourceVersion", options.version, metadata["resourceVersion"]),
-        ):
-            if asked not in (None, there):
-                why = f"{name} in precondition: {asked}, {name} in object meta: {there}"
-                raise conflict(resource, metadata["name"], f"Precondition failed: {why}")
 
 
 def _grace(pod: Object, asked: int | None) -> int:

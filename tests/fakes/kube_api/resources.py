@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from crd_rules import CrdRules, FieldError
-from kube_api.admission import binding_errors, policy_errors
 
 Object: TypeAlias = dict[str, Any]
 _ANY_FIELDS = frozenset({"metadata.name", "metadata.namespace"})
@@ -127,7 +126,6 @@ BUILT_IN = (
         "validatingadmissionpolicies",
         "ValidatingAdmissionPolicy",
         namespaced=False,
-        check=policy_errors,
     ),
     Resource(
         "admissionregistration.k8s.io",
@@ -136,7 +134,6 @@ BUILT_IN = (
         "ValidatingAdmissionPolicyBinding",
         namespaced=False,
         has_status=False,
-        check=binding_errors,
     ),
 )
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import yaml
 from aiohttp import web
 from kube_api.access import Access
-from kube_api.clock import Clock, LoopClock, stamp
+from kube_api.clock import LoopClock, stamp
 from kube_api.definitions import DEFINITIONS, Definitions, in_force
 from kube_api.faults import Faults
 from kube_api.listing import Lists
@@ -30,7 +30,7 @@ from kube_api.objects import Objects
 from kube_api.resources import Catalogue, Object, Resource, typed
 from kube_api.routes import Asked, Routes
 from kube_api.store import Store, Stored
-from kube_api.watch import Watches, WatchSettings
+from kube_api.watch import Watches
 
 NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
 _CRD_GONE_SECONDS = 1.0
@@ -46,18 +46,17 @@ class KubeApi:
 
     def __init__(
         self,
-        clock: Clock | None = None,
+        clock: LoopClock | None = None,
         *,
         window: int = 1000,
         first_version: int = 1000,
-        watch_settings: WatchSettings | None = None,
     ) -> None:
         self.clock = clock or LoopClock()
         self.store = Store(window, first_version)
         self.catalogue = Catalogue()
         self.access = Access()
-        self.faults = Faults(self.clock)
-        self.watches = Watches(self.store, self.clock, watch_settings)
+        self.faults = Faults()
+        self.watches = Watches(self.store, self.clock)
         self.objects = Objects(self.store, self.clock)
         self.lists = Lists(self.store)
         Definitions(self.store, self.catalogue, self._definition_gone)
@@ -214,14 +213,13 @@ def _bound(port: int) -> socket.socket:
 
 @asynccontextmanager
 async def running_kube_api(
-    clock: Clock | None = None,
+    clock: LoopClock | None = None,
     *definitions: Object | Path,
     window: int = 1000,
     first_version: int = 1000,
-    watch_settings: WatchSettings | None = None,
 ) -> AsyncIterator[KubeApi]:
     """A server that listens, with these CRDs installed, for the length of the block."""
-    api = KubeApi(clock, window=window, first_version=first_version, watch_settings=watch_settings)
+    api = KubeApi(clock, window=window, first_version=first_version)
     api.install(*definitions)
     await api.start()
     try:

@@ -113,11 +113,6 @@ class Store:
             raise expired(version, shelf.floor)
         return [change for change in shelf.changes if change.version > version]
 
-    def last_change(self, resource: Resource) -> int:
-        """The version of the resource's newest change that is still known."""
-        shelf = self._shelf(resource)
-        return shelf.changes[-1].version if shelf.changes else shelf.floor
-
     def listen(self, resource: Resource, listener: Callable[[Change], None]) -> None:
         """Call `listener` at every change of the resource, within the write."""
         self._shelf(resource).listeners.append(listener)

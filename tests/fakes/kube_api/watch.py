@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 import msgspec
-from kube_api.clock import Clock, Timer
+from kube_api.clock import LoopClock
 from kube_api.resources import Object, Resource
 from kube_api.selectors import Selector
 from kube_api.statuses import ApiError, expired
 from kube_api.store import Change, Store, Stored, Type, stored
 
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
+_BOOKMARK_SECONDS = 60.0  # between two
+_TIMEOUT_SECONDS = 1800.0  # of a watch that names no time
 
 
 class End(Enum):
@@ -27,20 +29,6 @@ class End(Enum):
 
     CLEAN = auto()  # the reply ends as it should: the client may resume
     ABORTED = auto()  # the connection is reset in the middle
-
-
-@dataclass(frozen=True, slots=True)
-class WatchSettings:
-    """Seconds between bookmarks; how long a watch lasts that names no time; lines it may lag.
-
-    `bookmarks_follow_head` is false for a server whose etcd reports no progress: its bookmarks on a
-    quiet resource stay at the resource's last change, and so grow too old.
-    """
-
-    bookmark_seconds: float = 60.0
-    timeout_seconds: float = 1800.0
-    backlog: int = 10_000
-    bookmarks_follow_head: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +46,13 @@ class WatchRequest:
 class Feed:
     """The lines for one watching client. `wake` is set when there is something to do."""
 
-    def __init__(self, request: WatchRequest, store: Store, settings: WatchSettings) -> None:
+    def __init__(self, request: WatchRequest, store: Store) -> None:
         self.request = request
         self.wake = asyncio.Event()
         self.end: End | None = None
         self.silent = False
         self._listens = False
         self._store = store
-        self._settings = settings
         self._lines: deque[bytes] = deque()
         self._told = request.version or 0
 
@@ -104,8 +91,6 @@ class Feed:
         told = _told(change, self.request.selector)
         if told is not None:
             self.say(*told)
-        if len(self._lines) > self._settings.backlog:
-            self.finish(End.CLEAN)
 
     def say(self, kind: str, raw: bytes) -> None:
         """One event, its object as JSON."""
@@ -119,10 +104,7 @@ class Feed:
     def bookmark(self, annotations: Object | None = None) -> None:
         """Say how far the client has seen all there is."""
         resource = self.request.resource
-        version = self._store.version
-        if not self._settings.bookmarks_follow_head:
-            version = max(self._store.last_change(resource), self.request.version or 0)
-        metadata: Object = {"resourceVersion": str(version)}
+        metadata: Object = {"resourceVersion": str(self._store.version)}
         if annotations:
             metadata["annotations"] = annotations
         body = {"kind": resource.kind, "apiVersion": resource.api_version, "metadata": metadata}
@@ -178,8 +160,7 @@ def _as_of(old: Stored, version: int) -> bytes:
 class Watches:
     """All open feeds, and their faults; the sole owner of that set."""
 
-    def __init__(self, store: Store, clock: Clock, settings: WatchSettings | None = None) -> None:
-        self.settings = settings or WatchSettings()
+    def __init__(self, store: Store, clock: LoopClock) -> None:
         self.silent = False
         self._store = store
         self._clock = clock
@@ -202,7 +183,7 @@ class Watches:
 
     def opened(self, request: WatchRequest) -> Feed:
         """A new feed, filled from where the request says."""
-        feed = Feed(request, self._store, self.settings)
+        feed = Feed(request, self._store)
         feed.silent = self.silent
         feed.start()
         self._feeds.append(feed)
@@ -219,13 +200,13 @@ class Watches:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def timers(self, feed: Feed) -> list[Timer]:
+    def timers(self, feed: Feed) -> list[asyncio.TimerHandle | _Bookmarks]:
         """The feed's own end and its bookmarks, on the clock; to be cancelled with it."""
         asked = feed.request.timeout_seconds
-        seconds = self.settings.timeout_seconds if asked is None else asked
+        seconds = _TIMEOUT_SECONDS if asked is None else asked
         return [
             self._clock.call_later(seconds, lambda: feed.finish(End.CLEAN)),
-            *([_Bookmarks(feed, self._clock, self.settings)] if feed.request.bookmarks else []),
+            *([_Bookmarks(feed, self._clock)] if feed.request.bookmarks else []),
         ]
 
     def end(self, plural: str | None = None, *, abruptly: bool = False) -> None:
@@ -273,15 +254,14 @@ class Watches:
 class _Bookmarks:
     """A feed's bookmarks, one after the other, until cancelled."""
 
-    def __init__(self, feed: Feed, clock: Clock, settings: WatchSettings) -> None:
+    def __init__(self, feed: Feed, clock: LoopClock) -> None:
         self._feed = feed
         self._clock = clock
-        self._seconds = settings.bookmark_seconds
-        self._timer = clock.call_later(self._seconds, self._due)
+        self._timer = clock.call_later(_BOOKMARK_SECONDS, self._due)
 
     def cancel(self) -> None:
         self._timer.cancel()
 
     def _due(self) -> None:
         self._feed.bookmark()
-        self._timer = self._clock.call_later(self._seconds, self._due)
+        self._timer = self._clock.call_later(_BOOKMARK_SECONDS, self._due)

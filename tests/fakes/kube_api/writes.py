@@ -30,13 +30,6 @@ _SET_BY_SERVER = (
     "namespace",
     "name",
 )
-_METADATA_TYPES: dict[str, type] = {
-    "name": str,
-    "namespace": str,
-    "labels": dict,
-    "annotations": dict,
-    "finalizers": list,
-}
 
 
 class FieldValidation(StrEnum):
@@ -54,7 +47,6 @@ def decoded(resource: Resource, body: Any, validation: FieldValidation) -> tuple
     """
     if not isinstance(body, dict) or not isinstance(body.get("metadata", {}), dict):
         raise bad_request("the object provided is unrecognized (must be of type Object)")
-    _check_types(resource, body.get("metadata", {}))
     obj = copy.deepcopy(body)
     obj.setdefault("kind", resource.kind)
     obj.setdefault("apiVersion", resource.api_version)
@@ -71,24 +63,6 @@ def decoded(resource: Resource, body: Any, validation: FieldValidation) -> tuple
             f"{resource.kind}: strict decoding error: {', '.join(unknown)}"
         )
     return obj, unknown if validation is FieldValidation.WARN else []
-
-
-def _check_types(resource: Resource, metadata: Object) -> None:
-    """Raises ApiError 400 for what a server decodes into types of its own, without a schema."""
-    for field, kind in _METADATA_TYPES.items():
-        given = metadata.get(field)
-        if given is not None and not _is_of(given, kind):
-            raise bad_request(
-                f"json: cannot unmarshal into Go struct field {resource.kind}.metadata.{field}"
-            )
-
-
-def _is_of(given: Any, kind: type) -> bool:
-    """Whether it is a text, or a list or a map of texts."""
-    if not isinstance(given, kind) or isinstance(given, str):
-        return isinstance(given, kind)
-    texts = given.values() if isinstance(given, dict) else given
-    return all(isinstance(one, str) for one in texts)
 
 
 def _pruned(resource: Resource, obj: Object) -> list[str]:

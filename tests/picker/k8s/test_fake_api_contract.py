@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from kube_api.clock import ManualClock
 from kube_api.cluster import Answer, Cluster, open_cluster
 from kube_api.server import running_kube_api
 
@@ -266,7 +265,7 @@ async def test_pods_are_listed_and_watched_by_selector_as_recorded(cluster: Clus
     selected = {"labelSelector": "app=x"}
     found["watch rv unset"] = names(await cluster.watch(path, events=1, **selected))
     since = selected | {"resourceVersion": by_label.version}
-    quiet = await cluster.watch(path, passing_seconds=1, timeoutSeconds="1", **since)
+    quiet = await cluster.watch(path, timeoutSeconds="1", **since)
     found["watch from list rv"] = names(quiet[:-1])
     found["timeoutSeconds=1"] = names(quiet)
     found["watch rv=1"] = names(as_forgotten(await from_the_beginning(cluster)))
@@ -287,7 +286,7 @@ async def test_pods_are_listed_and_watched_by_selector_as_recorded(cluster: Clus
 async def from_the_beginning(cluster: Cluster) -> list[dict[str, Any]]:
     """A watch of Pods from the first version of all."""
     beginning = {"resourceVersion": "1", "timeoutSeconds": "1"}
-    return await cluster.watch(cluster.path("pods"), passing_seconds=1, **beginning)
+    return await cluster.watch(cluster.path("pods"), **beginning)
 
 
 def as_forgotten(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -334,7 +333,7 @@ async def test_a_server_named_by_kubeconfig_is_asked_within_a_namespace_of_its_o
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Definitions are created where they are missing; the namespace is deleted afterwards."""
-    async with running_kube_api(ManualClock()) as api:
+    async with running_kube_api() as api:
         monkeypatch.setenv("KUBECONFIG", str(api.write_kubeconfig(tmp_path / "config")))
         async with open_cluster(*CRDS) as opened:
             assert opened.fake is None
