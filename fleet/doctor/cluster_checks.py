@@ -212,17 +212,17 @@ def _service(cluster: ClusterFacts) -> Iterator[Diagnosis]:
 
 def _service_port(service: Json, reference: PickerReference, where: str) -> Iterator[Diagnosis]:
     ports = listed(service, "spec", "ports")
-    found = next((one for one in ports if at(one, "port") == reference.port), None)
+    found = next((one for one in ports if at(one, "port") == reference.service_port), None)
     if found is None:
         known = ", ".join(str(at(one, "port")) for one in ports) or "none"
         yield error(
-            f"{where} has no port {reference.port} (it has {known})",
+            f"{where} has no port {reference.service_port} (it has {known})",
             "gateways cannot ask a picker",
             f"spec.endpointPickerRef.port.number has to be one of the Service's ports ({known})",
         )
     elif at(found, "appProtocol") not in _GRPC_PROTOCOLS:
         yield warning(
-            f"{where}: port {reference.port} has appProtocol {at(found, 'appProtocol')}",
+            f"{where}: port {reference.service_port} has appProtocol {at(found, 'appProtocol')}",
             "ext_proc is gRPC: a gateway that heeds it speaks HTTP/1 to the picker",
             "appProtocol: kubernetes.io/h2c (http2 for Istio)",
         )
@@ -254,8 +254,8 @@ def _port(cluster: ClusterFacts) -> Iterator[Diagnosis]:
     found: dict[tuple[str, str], Diagnosis] = {}
     for pod in picker_pods(cluster):
         serving = serving_of(pod)
-        if serving is not None and reference.port is not None:
-            one = _served_elsewhere(cluster, pod, serving, reference.port)
+        if serving is not None and reference.service_port is not None:
+            one = _served_elsewhere(cluster, pod, serving, reference.service_port)
             if one is not None:
                 found.setdefault((one.why, one.fix), one)
     yield from found.values()

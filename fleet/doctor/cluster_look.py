@@ -404,7 +404,7 @@ class ClusterLook:
             kind = "SubjectAccessReview"
             spec |= {"user": user, "groups": _groups(user)}
         review = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": spec}
-        answer = await self._api.post(f"{_REVIEWS}{kind.lower()}s", review)
+        answer = await self._api.send("POST", f"{_REVIEWS}{kind.lower()}s", review)
         return at(answer, "status", "allowed") is True
 
 

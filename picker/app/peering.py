@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from random import Random
 from typing import TypeAlias
 
@@ -12,7 +13,7 @@ from picker.app.in_use import ConfigInUse
 from picker.cli.options import Options, PeerFlags
 from picker.config.build import Assembly
 from picker.errors import ConfigError
-from picker.k8s.service_addresses import ServiceAddresses, of_service
+from picker.k8s.service_addresses import follow_service, of_service
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.peers.credentials import PeerCredentials
 from picker.peers.discovery import NamedPeers, peer_addresses
@@ -53,7 +54,7 @@ class Peering:
         knowledge = Knowledge(datastore, inflight)
         self._exchange = Exchange(settings, knowledge, clock(), time.time())
         self._mesh = Mesh(self._exchange, series, clock, credentials)
-        self._discovery = self._discovery_of(flags, options, metrics)
+        self._discover = self._discovery_of(flags, options, metrics)
         self.name = self._exchange.pool  # the one that replicas have for the pool
         self.reports = PoolReports(self._exchange, series, lambda: datastore.synced)
         self._use(config.assembly)
@@ -69,7 +70,7 @@ class Peering:
         """What shares until it is cancelled."""
         return {
             "peer rounds": self._mesh.tick,
-            "peer discovery": self._discovery.run,
+            "peer discovery": self._discover,
             "peers": self._mesh.run,
         }
 
@@ -78,13 +79,11 @@ class Peering:
         if self._access is not None:
             self._access.load()
 
-    def _discovery_of(
-        self, flags: PeerFlags, options: Options, metrics: PickerMetrics
-    ) -> NamedPeers | ServiceAddresses:
+    def _discovery_of(self, flags: PeerFlags, options: Options, metrics: PickerMetrics) -> Work:
         """What tells the mesh which replicas there are."""
         service = flags.slices
         if service is None:
-            return NamedPeers(flags.names, self._mesh.follow, flags.server_name)
+            return NamedPeers(flags.names, self._mesh.follow, flags.server_name).run
         cluster = options.kubernetes
         if cluster is None:
             raise ConfigError("--peer-slices needs a pool that is followed in a cluster")
@@ -93,7 +92,8 @@ class Peering:
         def follow(hosts: Sequence[str]) -> None:
             self._mesh.follow(peer_addresses({service: hosts}, flags.server_name))
 
-        return ServiceAddresses(
+        return partial(
+            follow_service,
             self._access.open,
             of_service(flags.namespace or cluster.pool_namespace, service.host),
             follow,

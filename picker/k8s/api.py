@@ -123,20 +123,10 @@ class KubernetesApi(Protocol):
         """One object."""
         ...
 
-    async def create(
-        self, resource: ApiResource, namespace: str, document: dict[str, Any]
-    ) -> dict[str, Any]:
-        """A new object, as the server stored it."""
-        ...
-
-    async def replace(
-        self, resource: ApiResource, namespace: str, name: str, document: dict[str, Any]
-    ) -> dict[str, Any]:
-        """An object in place of another; 409 when its resourceVersion is not the current one."""
-        ...
-
-    async def post(self, path: str, document: dict[str, Any]) -> dict[str, Any]:
-        """What has no namespace: reviews of tokens and of access."""
+    async def send(self, method: str, path: str, document: dict[str, Any]) -> dict[str, Any]:
+        """POST a new object or a review, or PUT an object in place of another (409 when its
+        resourceVersion is not the current one); the object as the server has it then.
+        """
         ...
 
     async def has(self, resource: ApiResource) -> bool:

@@ -20,11 +20,6 @@ class Backoff:
         self._longest_seconds = longest_seconds
         self._failures = 0
 
-    @property
-    def failures(self) -> int:
-        """How many delays were asked for since the last `reset`."""
-        return self._failures
-
     def reset(self) -> None:
         """The server is well: the next delay is short again."""
         self._failures = 0

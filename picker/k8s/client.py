@@ -143,21 +143,9 @@ class KubernetesClient:
         """One object."""
         return decode_object(await self._ask("GET", resource.path(namespace, name)))
 
-    async def create(
-        self, resource: ApiResource, namespace: str, document: dict[str, Any]
-    ) -> dict[str, Any]:
-        """A new object, as the server stored it."""
-        return decode_object(await self._ask("POST", resource.path(namespace), document))
-
-    async def replace(
-        self, resource: ApiResource, namespace: str, name: str, document: dict[str, Any]
-    ) -> dict[str, Any]:
-        """An object in place of another; 409 when its resourceVersion is not the current one."""
-        return decode_object(await self._ask("PUT", resource.path(namespace, name), document))
-
-    async def post(self, path: str, document: dict[str, Any]) -> dict[str, Any]:
-        """What has no namespace."""
-        return decode_object(await self._ask("POST", path, document))
+    async def send(self, method: str, path: str, document: dict[str, Any]) -> dict[str, Any]:
+        """An object or a review as the server has it then, see `KubernetesApi`."""
+        return decode_object(await self._ask(method, path, document))
 
     async def has(self, resource: ApiResource) -> bool:
         """Whether the server knows the kind."""

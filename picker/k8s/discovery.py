@@ -25,7 +25,7 @@ from picker.k8s.object_map import Decode, ObjectKey
 from picker.k8s.objects import ObjectReader, Pool, PoolName
 from picker.k8s.pods import PodRecord
 from picker.k8s.pool_view import PoolShape
-from picker.k8s.reconcile import PoolReconciler, WatchedPods
+from picker.k8s.reconcile import PoolReconciler
 from picker.k8s.reflector import Pace, Reflector, Subject
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
@@ -49,12 +49,12 @@ class Target:
     """What to follow: the InferencePool `pool`, or with `pods` these Pods under that name."""
 
     pool: PoolName
-    pods: WatchedPods | None = None
+    pods: PoolShape | None = None
 
 
-def selected_pods(selector: str, ports: tuple[int, ...]) -> WatchedPods:
+def selected_pods(selector: str, ports: tuple[int, ...]) -> PoolShape:
     """Pods to follow without any InferencePool. Raises `ValueError` for what is no selector."""
-    return WatchedPods(selector, PoolShape(LabelSelector.parse(selector).matches, ports))
+    return PoolShape(selector, LabelSelector.parse(selector).matches, ports)
 
 
 @dataclass(slots=True)
@@ -187,8 +187,7 @@ class KubernetesDiscovery:
         pool = next(iter(view.values()), None)
         wanted = None
         if pool is not None:
-            shape = PoolShape(pool.selects, pool.target_ports)
-            wanted = WatchedPods(pool.label_selector, shape)
+            wanted = PoolShape(pool.label_selector, pool.selects, pool.target_ports)
         elif self._pool is not None and not self._pool.malformed:
             log.warning("there is no %s", self._called)
         self._reconciler.use_pool(wanted, self._clock())

@@ -173,11 +173,12 @@ class LeaseKeeper:
         if step is Step.CREATE:
             metadata = {"name": name, "namespace": namespace}
             made = {"apiVersion": LEASES.api_version, "kind": "Lease", "metadata": metadata}
-            return await api.create(LEASES, namespace, {**made, "spec": self._spec({})})
-        return await api.replace(LEASES, namespace, name, self._with(self._spec(self._document)))
+            return await api.send("POST", LEASES.path(namespace), {**made, "spec": self._spec({})})
+        return await self._replace(api, self._spec(self._document))
 
-    def _with(self, spec: dict[str, Any]) -> dict[str, Any]:
-        return {**self._document, "spec": spec}
+    async def _replace(self, api: KubernetesApi, spec: dict[str, Any]) -> dict[str, Any]:
+        path = LEASES.path(self._lease.namespace, self._lease.name)
+        return await api.send("PUT", path, {**self._document, "spec": spec})
 
     def _spec(self, document: dict[str, Any]) -> dict[str, Any]:
         """The spec that names this replica. Its time always moves on: other replicas see only a
@@ -217,9 +218,8 @@ class LeaseKeeper:
             if not self._elector.holds:
                 return
             spec = self._spec(self._document) | {"holderIdentity": "", "leaseDurationSeconds": 1}
-            namespace, name = self._lease.namespace, self._lease.name
             try:
-                await api.replace(LEASES, namespace, name, self._with(spec))
+                await self._replace(api, spec)
             except ApiError as error:
                 if error.status != _CONFLICT:
                     raise

@@ -48,6 +48,7 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
     namespace: str = ""
     uid: str = ""
     resource_version: str = ""
+    deletion_timestamp: str | None = None
 
     @property
     def key(self) -> ObjectKey:

@@ -20,8 +20,8 @@ import msgspec
 from msgspec import Meta
 
 from picker.k8s.object_check import ABSENT, ObjectProblem, Place, error, stored, warning
-from picker.k8s.object_map import MalformedObjectError
-from picker.k8s.pods import PodError, PodRecord, is_ending, read_pod
+from picker.k8s.object_map import MalformedObjectError, metadata_of
+from picker.k8s.pods import PodError, PodRecord, read_pod
 from picker.pool.object_parts import (
     END,
     GroupName,
@@ -93,14 +93,24 @@ class Port(Part, frozen=True, kw_only=True):
     number: PortNumber
 
 
-class EndpointPickerReference(Part, frozen=True, kw_only=True):
+class _Reference(Part, frozen=True, kw_only=True):
     """The endpoint picker that chooses among the pool's endpoints."""
 
     group: GroupName = ""
     kind: KindName = "Service"
     name: ReferentName
-    port: Port | None = None
     failure_mode: FailureMode = "FailClose"
+
+
+class EndpointPickerReference(_Reference, frozen=True, kw_only=True):
+    """The form of the current group."""
+
+    port: Port | None = None
+
+    @property
+    def service_port(self) -> int | None:
+        """The port of its Service; None for other kinds that name none."""
+        return None if self.port is None else self.port.number
 
 
 class InferencePoolSpec(Part, frozen=True, kw_only=True):
@@ -121,14 +131,15 @@ class InferencePool(Part, frozen=True, kw_only=True):
     spec: InferencePoolSpec
 
 
-class ExtensionReference(Part, frozen=True, kw_only=True):
-    """The endpoint picker of a legacy pool."""
+class ExtensionReference(_Reference, frozen=True, kw_only=True):
+    """The form of the legacy group."""
 
-    group: GroupName = ""
-    kind: KindName = "Service"
-    name: ReferentName
     port_number: PortNumber | None = None
-    failure_mode: FailureMode = "FailClose"
+
+    @property
+    def service_port(self) -> int | None:
+        """The port of its Service; None for other kinds that name none."""
+        return self.port_number or (DEFAULT_LEGACY_PORT if self.kind == "Service" else None)
 
 
 class LegacyPoolSpec(Part, frozen=True, kw_only=True):
@@ -150,18 +161,7 @@ class LegacyPool(Part, frozen=True, kw_only=True):
 
 # Values
 
-
-@dataclass(frozen=True, slots=True)
-class PickerReference:
-    """Who chooses among the pool's endpoints; `port` is that of its Service, None for other kinds
-    that name none.
-    """
-
-    group: str
-    kind: str
-    name: str
-    port: int | None
-    failure_mode: FailureMode
+PickerReference: TypeAlias = EndpointPickerReference | ExtensionReference
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,6 @@ class Pool:
     is_deleting: bool
     selector: Mapping[str, str]
     target_ports: tuple[int, ...]
-    app_protocol: AppProtocol
     picker: PickerReference | None
 
     def selects(self, labels: Mapping[str, str]) -> bool:
@@ -223,7 +222,7 @@ def read_pool(document: Any) -> Reading[Pool]:
         pool = _pool(given)
         found.extend(_dropped_labels(document, ("spec", "selector", "matchLabels"), pool.selector))
     elif isinstance(given, LegacyPool):
-        pool = _legacy_pool(given)
+        pool = _pool(given)
         found.extend(_dropped_labels(document, ("spec", "selector"), pool.selector))
     return _reading(pool, found)
 
@@ -331,43 +330,19 @@ def _at(value: Any, place: Place) -> Any:
     return value
 
 
-def _pool(given: InferencePool) -> Pool:
-    spec, reference = given.spec, given.spec.endpoint_picker_ref
-    picker = None
-    if reference is not None:
-        port = None if reference.port is None else reference.port.number
-        picker = _picker(reference, port)
-    ports = tuple(port.number for port in spec.target_ports)
-    return _named(given.metadata, spec.selector.match_labels, ports, spec.app_protocol, picker)
-
-
-def _legacy_pool(given: LegacyPool) -> Pool:
-    spec, reference = given.spec, given.spec.extension_ref
-    default = DEFAULT_LEGACY_PORT if reference.kind == "Service" else None
-    picker = _picker(reference, reference.port_number or default)
-    return _named(given.metadata, spec.selector, (spec.target_port_number,), "http", picker)
-
-
-def _picker(
-    given: EndpointPickerReference | ExtensionReference, port: int | None
-) -> PickerReference:
-    return PickerReference(given.group, given.kind, given.name, port, given.failure_mode)
-
-
-def _named(
-    metadata: ObjectMeta,
-    selector: Mapping[str, str],
-    ports: tuple[int, ...],
-    protocol: AppProtocol,
-    picker: PickerReference | None,
-) -> Pool:
+def _pool(given: InferencePool | LegacyPool) -> Pool:
+    if isinstance(given, InferencePool):
+        labels, picker = given.spec.selector.match_labels, given.spec.endpoint_picker_ref
+        ports = tuple(port.number for port in given.spec.target_ports)
+    else:
+        labels, picker = given.spec.selector, given.spec.extension_ref
+        ports = (given.spec.target_port_number,)
     return Pool(
-        name=metadata.name,
-        namespace=metadata.namespace,
-        is_deleting=metadata.deletion_timestamp is not None,
-        selector=MappingProxyType(selector),
+        name=given.metadata.name,
+        namespace=given.metadata.namespace,
+        is_deleting=given.metadata.deletion_timestamp is not None,
+        selector=MappingProxyType(labels),
         target_ports=ports,
-        app_protocol=protocol,
         picker=picker,
     )
 
@@ -417,7 +392,9 @@ class ObjectReader:
             record = read_pod(raw)
         except PodError as failure:
             self.count_error()
-            raise MalformedObjectError(str(failure), keep_last_good=not is_ending(raw)) from failure
+            metadata = metadata_of(raw)
+            ends = metadata is not None and metadata.deletion_timestamp is not None
+            raise MalformedObjectError(str(failure), keep_last_good=not ends) from failure
         return record if record.namespace == self.pool.namespace else None
 
     def read_objective(self, raw: msgspec.Raw) -> Objective | None:

@@ -175,18 +175,7 @@ class _Pod(_Part, frozen=True, rename="camel"):
     status: _Status = _Status()
 
 
-class _EndingMetadata(_Part, frozen=True, rename="camel"):
-    deletion_timestamp: object = None
-
-
-class _Ending(_Part, frozen=True):
-    metadata: _EndingMetadata
-
-
-# What bytes that are no such JSON end in.
-_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _DECODER: Final = msgspec.json.Decoder(_Pod)
-_ENDING: Final = msgspec.json.Decoder(_Ending)
 _PHASES: Final[Mapping[str | None, Phase]] = {phase.value: phase for phase in Phase}
 _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 _NO_STATE: Final = _State()
@@ -197,7 +186,7 @@ def read_pod(document: msgspec.Raw | bytes) -> PodRecord:
     """A Pod. Raises `PodError`."""
     try:
         pod = _DECODER.decode(document)
-    except _UNREADABLE as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise PodError(str(error)) from error
     metadata, spec, status = pod.metadata, pod.spec, pod.status
     if not metadata.name or not metadata.uid:
@@ -207,7 +196,7 @@ def read_pod(document: msgspec.Raw | bytes) -> PodRecord:
         namespace=metadata.namespace,
         uid=metadata.uid,
         created=metadata.creation_timestamp or "",
-        phase=_phase(status.phase),
+        phase=_PHASES.get(status.phase, Phase.UNKNOWN),
         address=_address(status),
         is_ready=_is_ready(status),
         is_deleting=metadata.deletion_timestamp is not None,
@@ -218,18 +207,6 @@ def read_pod(document: msgspec.Raw | bytes) -> PodRecord:
         active_ports=_active_ports(metadata.annotations),
         containers=_containers(spec, status),
     )
-
-
-def is_ending(document: msgspec.Raw | bytes) -> bool:
-    """Whether a Pod is being deleted, whatever else is wrong with it."""
-    try:
-        return _ENDING.decode(document).metadata.deletion_timestamp is not None
-    except _UNREADABLE:
-        return False
-
-
-def _phase(text: str | None) -> Phase:
-    return _PHASES.get(text, Phase.UNKNOWN)
 
 
 def _address(status: _Status) -> str | None:

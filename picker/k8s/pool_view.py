@@ -43,8 +43,11 @@ _ENDED: Final = frozenset({Phase.SUCCEEDED, Phase.FAILED})
 
 @dataclass(frozen=True, slots=True)
 class PoolShape:
-    """Which Pods make up a pool, by their labels, and at which ports each of them serves."""
+    """Which Pods make up a pool, by their labels, and at which ports each of them serves. By
+    `selector`, which means the same as `selects`, an API server is asked for them.
+    """
 
+    selector: str
     selects: Callable[[Mapping[str, str]], bool]
     ports: tuple[int, ...]
 

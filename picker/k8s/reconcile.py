@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Container, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from picker.k8s.objects import PoolName
@@ -29,14 +28,6 @@ RULES_TIMEOUT_SECONDS: Final = 5.0  # for objectives and rewrites, once the Pods
 LOG_SECONDS: Final = 1.0  # between two lines about endpoints, however often they change
 
 
-@dataclass(frozen=True, slots=True)
-class WatchedPods:
-    """Which Pods to watch, as an API server is asked, and what to make of them."""
-
-    selector: str
-    shape: PoolShape
-
-
 class PoolReconciler:
     """Owns what is known of a pool's objects; all methods are synchronous.
 
@@ -47,7 +38,7 @@ class PoolReconciler:
         self._pool, self._datastore, self._rules = pool, datastore, rules
         self._view: PoolView | None = None
         self._selector: str | None = None
-        self._wanted: WatchedPods | None = None
+        self._wanted: PoolShape | None = None
         self._is_gone = False
         self._objectives: tuple[Objective, ...] | None = None
         self._rewrites: tuple[RewriteRule, ...] | None = None
@@ -64,14 +55,14 @@ class PoolReconciler:
         used = () if self._selector is None else (self._selector,)
         return frozenset((*wanted, *used))
 
-    def use_pool(self, wanted: WatchedPods | None, now: float) -> None:
+    def use_pool(self, wanted: PoolShape | None, now: float) -> None:
         """The pool is there, or has changed; None: there is none."""
         self._is_gone = wanted is None
         self._wanted = wanted
         if wanted is None:
             self._view = self._selector = None
         elif self._view is not None and self._selector == wanted.selector:
-            self._view.use(wanted.shape, now)
+            self._view.use(wanted, now)
 
     def use_pods(
         self,
@@ -89,8 +80,8 @@ class PoolReconciler:
             self._view.update(records, changed, now)
         elif wanted is not None and selector == wanted.selector:
             if self._view is None:
-                self._view, self._is_shown = PoolView(wanted.shape), False
-            self._view.use(wanted.shape, now)
+                self._view, self._is_shown = PoolView(wanted), False
+            self._view.use(wanted, now)
             self._view.replace(records, now)
             self._selector = selector
 

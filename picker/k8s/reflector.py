@@ -145,10 +145,6 @@ class Reflector(Generic[R]):
         """
         self._listeners.append(listener)
 
-    def unsubscribe(self, listener: Listener[R]) -> None:
-        """Do not call `listener` any more."""
-        self._listeners.remove(listener)
-
     async def run(self) -> None:
         """Follow until cancelled. Fails for nothing that a server or an object does."""
         selection = self._subject.selection
@@ -317,7 +313,7 @@ class Reflector(Generic[R]):
         self._notified_at = self._clock()
         self._series.changes.inc()
         view, changed = self._objects.view, self._objects.take_news()
-        for listener in tuple(self._listeners):
+        for listener in self._listeners:
             listener(view, changed)
 
 

@@ -71,7 +71,7 @@ class AccessReviews:
 
     async def _ask(self, token: str, path: str) -> Authorization:
         review = _review("authentication.k8s.io/v1", "TokenReview", {"token": token})
-        status = _part(await self._api.post(TOKEN_REVIEWS, review), "status")
+        status = _part(await self._api.send("POST", TOKEN_REVIEWS, review), "status")
         user = _part(status, "user")
         if status.get("authenticated") is not True or not user.get("username"):
             return Authorization.UNKNOWN
@@ -83,7 +83,7 @@ class AccessReviews:
             "nonResourceAttributes": {"path": path, "verb": "get"},
         }
         review = _review("authorization.k8s.io/v1", "SubjectAccessReview", spec)
-        status = _part(await self._api.post(ACCESS_REVIEWS, review), "status")
+        status = _part(await self._api.send("POST", ACCESS_REVIEWS, review), "status")
         is_allowed = status.get("allowed") is True and status.get("denied") is not True
         return Authorization.ALLOWED if is_allowed else Authorization.FORBIDDEN
 

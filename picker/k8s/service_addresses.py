@@ -6,7 +6,7 @@ send it no requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from ipaddress import ip_address
 from random import Random
@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from picker.k8s.api import ENDPOINT_SLICES, KubernetesApi, Selection
+from picker.k8s.object_map import ObjectKey
 from picker.k8s.reflector import Reflector, Subject
 from picker.metrics.families import KubernetesSeries
 
@@ -44,41 +45,28 @@ def slice_addresses(raw: msgspec.Raw) -> Addresses:
     return tuple(address for address in firsts if _is_ip(address))
 
 
-class ServiceAddresses:
-    """Calls `found` with all addresses of a Service, sorted, whenever they change.
-
-    While the API server is away nothing changes.
+async def follow_service(
+    open_api: OpenApi,
+    selection: Selection,
+    found: Callable[[Sequence[str]], None],
+    *,
+    clock: Callable[[], float],
+    rng: Random,
+    series: KubernetesSeries | None = None,
+) -> None:
+    """Call `found` with all addresses of a Service, sorted, whenever they change, until cancelled.
+    While the API server is away nothing changes. `selection` is that of `of_service`; `clock` as
+    for `Reflector`.
     """
 
-    def __init__(
-        self,
-        open_api: OpenApi,
-        selection: Selection,
-        found: Callable[[Sequence[str]], None],
-        *,
-        rng: Random,
-        clock: Callable[[], float],
-        series: KubernetesSeries | None = None,
-    ) -> None:
-        """`selection` is that of `of_service`; `clock` as for `Reflector`."""
-        self._open, self._selection, self._found = open_api, selection, found
-        self._rng, self._clock, self._series = rng, clock, series
+    def notify(view: Mapping[ObjectKey, Addresses], _: Collection[ObjectKey]) -> None:
+        found(sorted({address for one in view.values() for address in one}))
 
-    async def run(self) -> None:
-        """Follow until cancelled."""
-        async with self._open() as api:
-            reflector = Reflector(
-                api,
-                Subject(ENDPOINT_SLICES, self._selection, slice_addresses),
-                rng=self._rng,
-                clock=self._clock,
-                series=self._series,
-            )
-            reflector.subscribe(lambda view, _: self._notify(view.values()))
-            await reflector.run()
-
-    def _notify(self, slices: Iterable[Addresses]) -> None:
-        self._found(sorted({address for one in slices for address in one}))
+    async with open_api() as api:
+        subject = Subject(ENDPOINT_SLICES, selection, slice_addresses)
+        reflector = Reflector(api, subject, rng=rng, clock=clock, series=series)
+        reflector.subscribe(notify)
+        await reflector.run()
 
 
 def of_service(namespace: str, name: str) -> Selection:

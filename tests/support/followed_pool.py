@@ -19,7 +19,7 @@ from kubernetes_objects import CRDS
 from picker.k8s.api import POOLS
 from picker.k8s.discovery import KubernetesDiscovery, Target
 from picker.k8s.objects import PoolName
-from picker.k8s.reconcile import WatchedPods
+from picker.k8s.pool_view import PoolShape
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
 from picker.pool.policies import RequestRules
@@ -122,7 +122,7 @@ def new_server(*, with_definitions: bool = True) -> KubeApi:
 
 @asynccontextmanager
 async def following(
-    server: KubeApi | None = None, pods: WatchedPods | None = None
+    server: KubeApi | None = None, pods: PoolShape | None = None
 ) -> AsyncIterator[FollowedPool]:
     """The pool of a server, followed for the length of the block."""
     server = server or new_server()

@@ -18,7 +18,7 @@ from kube_api import statuses
 from kube_api.faults import DroppedError
 from kube_api.objects import WriteOptions
 from kube_api.server import KubeApi
-from kube_api.target import Target
+from kube_api.target import Target, target_of
 from kube_api.watch import Feed, WatchRequest
 
 from picker.k8s.api import (
@@ -102,29 +102,19 @@ class InProcessKubeApi:
         async with self._answer(target, _LIMITS.request_seconds) as found:
             return _copy(self.server.store.get(found.resource, found.key).raw)
 
-    async def create(
-        self, resource: ApiResource, namespace: str, document: dict[str, Any]
-    ) -> dict[str, Any]:
-        """A new object."""
-        target = self._target("create", resource, namespace)
+    async def send(self, method: str, path: str, document: dict[str, Any]) -> dict[str, Any]:
+        """A new object, or one in place of another; reviews are not known here."""
+        target = target_of(self.server.catalogue, method, path, {})
+        if target is not None:
+            self._note(target.verb, target.resource.plural)
+        objects = self.server.objects
         async with self._answer(target, _LIMITS.request_seconds) as found:
-            written = self.server.objects.create(
-                found.resource, namespace, document, WriteOptions()
-            )
+            if found.verb == "create":
+                namespace = found.namespace or ""
+                written = objects.create(found.resource, namespace, document, WriteOptions())
+            else:
+                written = objects.put(found.resource, found.key, document, WriteOptions())
             return _copy(written.stored.raw)
-
-    async def replace(
-        self, resource: ApiResource, namespace: str, name: str, document: dict[str, Any]
-    ) -> dict[str, Any]:
-        """An object in place of another."""
-        target = self._target("update", resource, namespace, name)
-        async with self._answer(target, _LIMITS.request_seconds) as found:
-            written = self.server.objects.put(found.resource, found.key, document, WriteOptions())
-            return _copy(written.stored.raw)
-
-    async def post(self, path: str, document: dict[str, Any]) -> dict[str, Any]:
-        """Reviews are not known here."""
-        raise ApiError(404, "NotFound", f"{path}: the server could not find the requested resource")
 
     async def has(self, resource: ApiResource) -> bool:
         """Whether the kind is served."""
@@ -142,9 +132,12 @@ class InProcessKubeApi:
         name: str | None = None,
         query: dict[str, str] | None = None,
     ) -> Target | None:
-        self.requests.append(Request(asyncio.get_running_loop().time(), verb, resource.plural))
+        self._note(verb, resource.plural)
         found = self._find(resource)
         return None if found is None else Target(found, verb, namespace, name, None, query or {})
+
+    def _note(self, verb: str, plural: str) -> None:
+        self.requests.append(Request(asyncio.get_running_loop().time(), verb, plural))
 
     async def _reached(self) -> None:
         await asyncio.sleep(_LATENCY_SECONDS)

@@ -247,22 +247,22 @@ async def test_objects_are_written_and_read(api: KubeApi, client: KubernetesClie
         "metadata": {"name": "leader"},
         "spec": {"holderIdentity": "a", "leaseDurationSeconds": 15},
     }
-    made = await client.create(LEASES, "default", lease)
+    made = await client.send("POST", LEASES.path("default"), lease)
     assert made == await client.get(LEASES, "default", "leader")
     with pytest.raises(ApiError) as taken:
-        await client.create(LEASES, "default", lease)
+        await client.send("POST", LEASES.path("default"), lease)
     assert (taken.value.status, taken.value.reason) == (409, "AlreadyExists")
     made["spec"]["holderIdentity"] = "b"
-    stored = await client.replace(LEASES, "default", "leader", made)
+    stored = await client.send("PUT", LEASES.path("default", "leader"), made)
     assert stored["spec"]["holderIdentity"] == "b"
     with pytest.raises(ApiError) as stale:
-        await client.replace(LEASES, "default", "leader", made)
+        await client.send("PUT", LEASES.path("default", "leader"), made)
     assert (stale.value.status, stale.value.reason) == (409, "Conflict")
     with pytest.raises(ApiError) as missing:
         await client.get(LEASES, "default", "other")
     assert missing.value.reason == "NotFound"
     with pytest.raises(ApiError):
-        await client.post("/apis/authentication.k8s.io/v1/tokenreviews", {})
+        await client.send("POST", "/apis/authentication.k8s.io/v1/tokenreviews", {})
 
 
 async def test_a_token_that_is_not_taken_is_renewed_once(api: KubeApi) -> None:

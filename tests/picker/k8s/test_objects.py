@@ -16,7 +16,6 @@ from picker.k8s.object_map import MalformedObjectError
 from picker.k8s.objects import (
     MAX_PROBLEMS,
     ObjectReader,
-    PickerReference,
     Pool,
     PoolName,
     read_policy,
@@ -28,6 +27,13 @@ from picker.pool.policies import (
     RewriteTarget,
     rules_of,
 )
+
+
+def referred(found: Pool) -> tuple[Any, ...]:
+    """The picker that a pool names."""
+    one = found.picker
+    assert one is not None
+    return one.group, one.kind, one.name, one.service_port, one.failure_mode
 
 
 def errors(problems: tuple[ObjectProblem, ...]) -> list[str]:
@@ -68,17 +74,16 @@ def test_a_pool_is_read_whole() -> None:
     assert (found.name, found.namespace, found.is_deleting) == ("llm", "team", True)
     assert dict(found.selector) == {"app": "vllm"}
     assert found.target_ports == (8000, 8001)
-    assert found.app_protocol == "kubernetes.io/h2c"
-    assert found.picker == PickerReference("", "Service", "epp", 9002, "FailOpen")
+    assert referred(found) == ("", "Service", "epp", 9002, "FailOpen")
 
 
 def test_what_is_left_out_or_null_has_its_default() -> None:
     """The same that an API server would fill in."""
     for found in (read(pool()), read(pool(appProtocol=None, endpointPickerRef=None))):
-        assert (found.app_protocol, found.picker) == ("http", None)
+        assert found.picker is None
     reference = {"name": "e", "kind": "Deployment", "group": None, "failureMode": None}
     found = read(pool(endpointPickerRef=reference))
-    assert found.picker == PickerReference("", "Deployment", "e", None, "FailClose")
+    assert referred(found) == ("", "Deployment", "e", None, "FailClose")
 
 
 def test_a_selector_takes_pods_that_have_all_labels() -> None:
@@ -104,9 +109,9 @@ def test_the_legacy_form_is_read_to_the_same_values(
     """One port, and 9002 as the port of a picker's Service that names none."""
     found = read(legacy_pool(extensionRef=reference))
     assert dict(found.selector) == {"app": "vllm"}
-    assert (found.target_ports, found.app_protocol) == ((8000,), "http")
+    assert found.target_ports == (8000,)
     kind = reference.get("kind", "Service")
-    assert found.picker == PickerReference("", kind, "e", port, "FailClose")
+    assert referred(found) == ("", kind, "e", port, "FailClose")
 
 
 SHARES = [{"modelRewrite": "v1", "weight": 9}, {"modelRewrite": "v2", "weight": 1}]

@@ -23,7 +23,7 @@ class Scene:
 
     def __init__(self, *ports: int) -> None:
         self.now = 100.0
-        self.view = PoolView(PoolShape(selects, ports or (8000,)))
+        self.view = PoolView(PoolShape("", selects, ports or (8000,)))
 
     def put(self, name: str, ip: str = "", **how: Any) -> None:
         """A Pod with an IP of its own, in a state."""
@@ -249,7 +249,7 @@ def test_other_ports_and_labels_count_at_once_when_they_are_asked_for() -> None:
     scene.put("a")
     scene.put("b", labels={"app": "other"})
     assert scene.names == {"a-rank-0"}
-    scene.view.use(PoolShape(lambda labels: labels["app"] == "other", (8000, 9000)), scene.now)
+    scene.view.use(PoolShape("", lambda labels: labels["app"] == "other", (8000, 9000)), scene.now)
     assert scene.names == {"b-rank-0", "b-rank-1"}
 
 

@@ -61,7 +61,7 @@ class PoolWalk(RuleBasedStateMachine):
     def shape(self) -> PoolShape:
         """What the pool asks for."""
         app = self.app
-        return PoolShape(lambda labels: labels.get("app") == app, self.ports)
+        return PoolShape("", lambda labels: labels.get("app") == app, self.ports)
 
     def look(self, now: float) -> float | None:
         """Look at both; when the next look is due."""
@@ -260,7 +260,7 @@ def test_pods_that_share_an_ip_are_told_apart_as_if_all_were_looked_at(
     states: list[tuple[str, str, bool, bool, dict[str, str], str]], looks: set[int]
 ) -> None:
     """On the network of their host they share ports; some are looked at only after more changes."""
-    shape = PoolShape(lambda _: True, (8000, 8001))
+    shape = PoolShape("", lambda _: True, (8000, 8001))
     view, whole, shown = PoolView(shape), WholePoolView(shape), dict[str, Endpoint]()
     for number, (name, ip, is_on_host, ready, notes, how) in enumerate(states):
         if how == "gone":

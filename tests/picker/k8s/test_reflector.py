@@ -107,16 +107,6 @@ async def test_the_end_of_an_older_object_is_not_that_of_its_successor() -> None
         await scene.equal()
 
 
-async def test_a_listener_is_not_called_after_it_unsubscribed() -> None:
-    """Others still are."""
-    async with following("a") as scene:
-        scene.reflector.unsubscribe(scene.seen)
-        before = len(scene.told)
-        scene.write("b")
-        await scene.equal()
-        assert len(scene.told) == before
-
-
 async def test_a_quiet_selection_costs_three_requests_a_minute() -> None:
     """Watches of 18 to 24 seconds, one after the other, and a list about every ten minutes."""
     async with following("a") as scene:

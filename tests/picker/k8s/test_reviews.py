@@ -26,7 +26,7 @@ class _Reviewer:
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.error: Exception | None = None
 
-    async def post(self, path: str, document: dict[str, Any]) -> dict[str, Any]:
+    async def send(self, _: str, path: str, document: dict[str, Any]) -> dict[str, Any]:
         """As a real one answers."""
         self.asked.append((path, document))
         if self.error is not None:

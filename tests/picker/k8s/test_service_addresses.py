@@ -17,12 +17,13 @@ from kube_api.server import KubeApi
 from picker.k8s.api import ENDPOINT_SLICES
 from picker.k8s.service_addresses import (
     SERVICE_LABEL,
-    ServiceAddresses,
+    follow_service,
     of_service,
     slice_addresses,
 )
 
 pytestmark = pytest.mark.looptime
+SLICES = ENDPOINT_SLICES.path("default")
 
 
 def sliced(name: str, *addresses: str, service: str = "peers") -> dict[str, Any]:
@@ -53,8 +54,8 @@ async def following(api: InProcessKubeApi, found: list[Sequence[str]]) -> AsyncI
 
     clock = asyncio.get_running_loop().time
     selection = of_service("default", "peers")
-    service = ServiceAddresses(opened, selection, found.append, rng=Random(1), clock=clock)
-    task = asyncio.create_task(service.run())
+    following = follow_service(opened, selection, found.append, rng=Random(1), clock=clock)
+    task = asyncio.create_task(following)
     await asyncio.sleep(1)
     try:
         yield
@@ -66,14 +67,14 @@ async def following(api: InProcessKubeApi, found: list[Sequence[str]]) -> AsyncI
 async def test_all_slices_of_the_service_are_told_together_and_followed() -> None:
     """Also Pods that are not ready; each once; those of other Services never."""
     api = InProcessKubeApi(KubeApi(LoopClock()), Random(2))
-    first = await api.create(ENDPOINT_SLICES, "default", sliced("a", "10.0.0.2", "10.0.0.1"))
-    await api.create(ENDPOINT_SLICES, "default", sliced("b", "10.0.0.2", "10.0.0.3"))
-    await api.create(ENDPOINT_SLICES, "default", sliced("c", "10.0.9.9", service="other"))
+    first = await api.send("POST", SLICES, sliced("a", "10.0.0.2", "10.0.0.1"))
+    await api.send("POST", SLICES, sliced("b", "10.0.0.2", "10.0.0.3"))
+    await api.send("POST", SLICES, sliced("c", "10.0.9.9", service="other"))
     found: list[Sequence[str]] = []
     async with following(api, found):
         assert found == [["10.0.0.1", "10.0.0.2", "10.0.0.3"]]
         first["endpoints"] = []
-        await api.replace(ENDPOINT_SLICES, "default", "a", first)
+        await api.send("PUT", f"{SLICES}/a", first)
         await asyncio.sleep(0.1)
         assert found[1:] == [["10.0.0.2", "10.0.0.3"]]
 
@@ -81,14 +82,14 @@ async def test_all_slices_of_the_service_are_told_together_and_followed() -> Non
 async def test_peers_are_kept_while_the_api_server_is_away() -> None:
     """And followed again when it is back."""
     api = InProcessKubeApi(KubeApi(LoopClock()), Random(3))
-    await api.create(ENDPOINT_SLICES, "default", sliced("a", "10.0.0.1"))
+    await api.send("POST", SLICES, sliced("a", "10.0.0.1"))
     found: list[Sequence[str]] = []
     async with following(api, found):
         api.go_away()
         await asyncio.sleep(600)
         assert found == [["10.0.0.1"]]
         api.come_back()
-        await api.create(ENDPOINT_SLICES, "default", sliced("b", "10.0.0.2"))
+        await api.send("POST", SLICES, sliced("b", "10.0.0.2"))
         await asyncio.sleep(30)
         assert found[-1] == ["10.0.0.1", "10.0.0.2"]
 
