@@ -6,7 +6,7 @@ Pure and synchronous; `Reflector` is the shell around it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Generic, TypeAlias, TypeVar
@@ -144,17 +144,22 @@ class ObjectMap(Generic[R]):
         """There are no such objects; whether the view changed."""
         return self._settle({})
 
-    def draft(self) -> Draft[R]:
-        """The beginning of what a list says; nothing changes until it is `settle`d."""
-        return Draft(self)
+    def read(self, raw: msgspec.Raw) -> tuple[ObjectKey, _Held[R]] | None:
+        """One object of a list, for `settle`; None when it cannot be identified."""
+        metadata = metadata_of(raw)
+        if metadata is None or not metadata.name:
+            self.unreadable("it has no name")
+            return None
+        return metadata.key, self._read(metadata, raw)
 
-    def settle(self, draft: Draft[R]) -> bool:
-        """Be what the list said; whether the view changed. Records keep their order.
+    def settle(self, listed: Sequence[tuple[ObjectKey, _Held[R]] | None]) -> bool:
+        """Be what a list said, of all of whose objects `listed` has what `read` gave; whether the
+        view changed. Records keep their order.
 
         A list with objects that cannot be identified removes nothing.
         """
-        known, said = self._held, draft.held
-        old = {key: said[key] for key in known if key in said} if draft.is_whole else known | said
+        known, said = self._held, dict(one for one in listed if one is not None)
+        old = known | said if None in listed else {key: said[key] for key in known if key in said}
         return self._settle(old | said)
 
     def unreadable(self, why: str) -> None:
@@ -203,24 +208,6 @@ class ObjectMap(Generic[R]):
             self._malformed[key] = why
             name = "/".join(part for part in key if part) or "an object without a name"
             logger.warning("%s %s is not followed: %s", self._label, name, why)
-
-
-class Draft(Generic[R]):
-    """A list that is being read, an object at a time."""
-
-    def __init__(self, objects: ObjectMap[R]) -> None:
-        self.held: dict[ObjectKey, _Held[R]] = {}
-        self.is_whole = True
-        self._objects = objects
-
-    def add(self, raw: msgspec.Raw) -> None:
-        """One object of the list."""
-        metadata = metadata_of(raw)
-        if metadata is None or not metadata.name:
-            self.is_whole = False
-            self._objects.unreadable("it has no name")
-        else:
-            self.held[metadata.key] = self._objects._read(metadata, raw)
 
 
 def _shown(held: _Held[R] | None) -> bool:

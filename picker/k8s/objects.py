@@ -33,6 +33,7 @@ from picker.pool.object_parts import (
 )
 from picker.pool.policies import (
     API_VERSION,
+    KINDS,
     LEGACY_API_VERSION,
     POOL_GROUP,
     POOL_KIND,
@@ -205,8 +206,7 @@ _POOL_SHAPES: Final[dict[tuple[str, str], _Shape]] = {
     (LEGACY_API_VERSION, POOL_KIND): LegacyPool,
 }
 _POLICY_SHAPES: Final[dict[tuple[str, str], _Shape]] = {
-    (API_VERSION, "InferenceObjective"): InferenceObjective,
-    (API_VERSION, "InferenceModelRewrite"): InferenceModelRewrite,
+    **{(API_VERSION, kind): shape for kind, shape in KINDS.items()},
     (LEGACY_API_VERSION, "InferenceObjective"): InferenceObjective,
     (LEGACY_API_VERSION, "InferenceModelRewrite"): LegacyModelRewrite,
 }
@@ -331,6 +331,7 @@ def _at(value: Any, place: Place) -> Any:
 
 
 def _pool(given: InferencePool | LegacyPool) -> Pool:
+    picker: PickerReference | None
     if isinstance(given, InferencePool):
         labels, picker = given.spec.selector.match_labels, given.spec.endpoint_picker_ref
         ports = tuple(port.number for port in given.spec.target_ports)

@@ -178,12 +178,12 @@ class Reflector(Generic[R]):
         self._series.lists.inc()
         self._barren = 0
         listing = await self._api.list(self._subject.resource, self._subject.selection)
-        draft = self._objects.draft()
+        listed = []
         for index, raw in enumerate(listing.items, 1):
-            draft.add(raw)
+            listed.append(self._objects.read(raw))
             if index % _SLICE == 0:
                 await asyncio.sleep(0)
-        changed = self._objects.settle(draft)
+        changed = self._objects.settle(listed)
         self._version = listing.resource_version or None
         self._relist_at = self._clock() + self._pace.relist_seconds * self._rng.uniform(0.9, 1.1)
         self._absent_since = None

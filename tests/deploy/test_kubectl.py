@@ -117,13 +117,3 @@ async def test_what_is_applied_twice_is_unchanged(
     assert [_stored(cluster, one) for one in objects] == before
     deleted = await run.run("delete", "--wait=false", "-k", str(ROOT / folder))
     assert deleted.count(" deleted") == len(objects)
-
-
-async def test_a_pool_that_breaks_its_rules_is_refused(
-    run: Kubectl, cluster: KubeApi, tmp_path: Path
-) -> None:
-    """The server of the tests checks what it is given."""
-    pool = (ROOT / "deploy/k8s/overlays/gateway/inferencepool.yaml").read_text()
-    (tmp_path / "pool.yaml").write_text(pool.replace("number: 8000", "number: 80000"))
-    with pytest.raises(AssertionError, match="less than or equal to 65535"):
-        await run.run("apply", "--validate=false", "-f", str(tmp_path / "pool.yaml"))

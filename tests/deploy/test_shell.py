@@ -47,12 +47,5 @@ def test_scripts_have_no_fault() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_a_fault_is_found(tmp_path: Path) -> None:
-    """The check above can fail."""
-    script = tmp_path / "bad.sh"
-    script.write_text("#!/bin/sh\nrm -rf $1/*\n")
-    assert _checked(script).returncode != 0
-
-
 if not (ROOT / ".git").exists():
     pytest.skip("needs the repository's list of files", allow_module_level=True)

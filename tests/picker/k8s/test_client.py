@@ -139,15 +139,6 @@ async def test_a_watch_ends_when_the_server_ends_it(api: KubeApi, client: Kubern
     assert await client.has(PODS)
 
 
-async def test_an_error_in_a_watch_is_raised(api: KubeApi, client: KubernetesClient) -> None:
-    """410 with its reason."""
-    async with client.watch(CONFIGS, ALL, str(api.store.version)) as events:
-        api.watches.expire()
-        with pytest.raises(ApiError) as raised:
-            await anext(events)
-    assert (raised.value.status, raised.value.reason) == (410, "Expired")
-
-
 async def test_a_watch_that_is_cut_off_is_unreachable(
     api: KubeApi, client: KubernetesClient
 ) -> None:
@@ -217,14 +208,6 @@ async def test_a_name_that_does_not_exist_is_unreachable() -> None:
                 await client.list(CONFIGS, ALL)
 
 
-async def test_how_long_to_wait_is_told(api: KubeApi, client: KubernetesClient) -> None:
-    """Of a 429."""
-    api.faults.answer(statuses.too_many_requests("storage is (re)initializing", 3), "list")
-    with pytest.raises(ApiError, match="initializing") as raised:
-        await client.list(CONFIGS, ALL)
-    assert (raised.value.status, raised.value.retry_after_seconds) == (429, 3)
-
-
 async def test_a_kind_that_is_not_served_is_a_404_in_text(
     api: KubeApi, client: KubernetesClient
 ) -> None:
@@ -276,15 +259,6 @@ async def test_a_token_that_is_not_taken_is_renewed_once(api: KubeApi) -> None:
             await client.list(CONFIGS, ALL)
     assert raised.value.status == 401
     assert len(api.asked) == 3
-
-
-async def test_what_is_forbidden_says_what(api: KubeApi) -> None:
-    """The server's own words."""
-    api.access.grant("token", "picker", [])
-    async with client_of(Access(api.url, "Bearer token")) as client:
-        with pytest.raises(ApiError, match="cannot list resource") as raised:
-            await client.list(CONFIGS, ALL)
-    assert raised.value.status == 403
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
-from crd_rules import INVALID, NOWHERE, CrdRules
+from crd_rules import CrdRules
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubernetes_objects import (
@@ -155,24 +155,6 @@ UNCHECKED = "some validation rules were not checked"
 def picker(**reference: Any) -> dict[str, Any]:
     """A pool with a picker but for what is given."""
     return pool(endpointPickerRef=REFERENCE | reference)
-
-
-def test_rules_wait_for_a_sound_object() -> None:
-    """Missing values, types, enumerations and sizes keep the rules from being checked, which is
-    said last; patterns and ranges do not.
-    """
-    twice = [{"number": 1}, {"number": 1}]
-    for given_ in (pool(targetPorts=twice, appProtocol="x"), pool(targetPorts=twice, selector={})):
-        assert UNCHECKED in answer(POOL_RULES, given_)
-        assert "unique" not in answer(POOL_RULES, given_)
-    assert "unique" in answer(
-        POOL_RULES, pool(targetPorts=twice, selector={"matchLabels": {"a": "-"}})
-    )
-    errors = POOL_RULES.admit(pool(selector=LEFT_OUT))[1]
-    assert [(one.path, one.reason) for one in errors] == [
-        ("spec.selector", "FieldValueRequired"),
-        (NOWHERE, INVALID),
-    ]
 
 
 def test_what_is_stored_has_defaults_and_no_unknown_fields() -> None:

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 from followed_pool import APP, POOL, following, pool_object, ready
-from kube_api.faults import Fault
-from kube_api.statuses import ApiError
 
 from picker.k8s.discovery import selected_pods
 
@@ -216,19 +214,6 @@ async def test_malformed_pods_are_told_of_and_left_out(caplog: pytest.LogCapture
 
 
 @pytest.mark.looptime
-async def test_a_malformed_pod_that_is_deleted_serves_no_longer() -> None:
-    """What was known of it stays, but not once its deletion was seen."""
-    async with following() as scene:
-        await ready(scene, "a", "b")
-        found = scene.server.read("pods", "a")
-        metadata = {**found["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
-        status = {**found["status"], "podIP": "nowhere"}
-        scene.server.write({**found, "metadata": metadata, "status": status})
-        await scene.settled()
-        assert scene.pods == {"b"}
-
-
-@pytest.mark.looptime
 async def test_ten_minutes_without_an_api_server() -> None:
     """The last view serves, is said to be old, and is right within seconds once it is back."""
     async with following() as scene:
@@ -272,22 +257,6 @@ async def test_an_outage_that_begins_while_a_node_flickers_empties_nothing() -> 
         scene.api.come_back()
         await asyncio.sleep(10)
         assert scene.pods == set()
-
-
-@pytest.mark.looptime
-@pytest.mark.parametrize("status", [410, 429, 500, 503])
-async def test_refusals_of_the_server_pass(status: int) -> None:
-    """What has changed meanwhile is known soon after."""
-    async with following() as scene:
-        await ready(scene, "a")
-        refused = ApiError(status, "Refused", "for a while")
-        scene.server.faults.add(Fault(("list", "watch"), times=8, error=refused))
-        scene.server.watches.end(abruptly=True)
-        scene.kubelet.run("b", "10.0.0.2", APP)
-        scene.write_pool(APP, 9000)
-        await scene.until(lambda: scene.pods == {"a", "b"}, 30)
-        await asyncio.sleep(10)
-        assert {one.endpoint.port for one in scene.datastore.snapshot().candidates} == {9000}
 
 
 @pytest.mark.looptime

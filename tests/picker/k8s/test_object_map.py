@@ -39,10 +39,7 @@ def put(objects: ObjectMap[int], name: str, value: Any = 1, uid: str = "u") -> b
 
 def settle(objects: ObjectMap[int], *given_raws: msgspec.Raw) -> bool:
     """A list."""
-    draft = objects.draft()
-    for one in given_raws:
-        draft.add(one)
-    return objects.settle(draft)
+    return objects.settle([objects.read(one) for one in given_raws])
 
 
 @pytest.fixture

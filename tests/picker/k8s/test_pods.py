@@ -115,16 +115,6 @@ def test_another_pod_of_the_same_name_is_another_incarnation() -> None:
     assert record("a", uid="1").incarnation(1) != record("a", uid="2").incarnation(1)
 
 
-def test_a_recorded_kill_for_memory_is_another_incarnation() -> None:
-    """Same Pod, same IP, one restart more; its containers have no id in the recording."""
-    steps = [json.loads(line)["object"] for line in (FOLDER / OOM).read_text().splitlines()]
-    pods = [read_pod(json.dumps(one).encode()) for one in steps if one["metadata"]["name"] == "oom"]
-    ready = [one for one in pods if one.is_ready]
-    assert len({one.address for one in ready}) == 1
-    assert len({one.incarnation(8000) for one in ready}) == 2
-    assert any(run.has_stopped for one in pods for run in one.containers)
-
-
 @pytest.mark.parametrize(
     "document",
     [

@@ -103,13 +103,6 @@ def test_what_is_no_mere_loss_of_readiness_acts_at_once(how: dict[str, Any]) -> 
     assert scene.view.look(scene.now).next_due is None
 
 
-def test_a_pod_that_was_never_ready_is_not_kept() -> None:
-    """There is nothing to go back to."""
-    scene = Scene()
-    scene.put("a", ready=False)
-    assert scene.pods == set()
-
-
 def test_a_pod_alone_on_its_node_that_loses_readiness_is_out_at_once() -> None:
     """Others serve, and nothing speaks for its node's doing."""
     scene = Scene()
@@ -177,16 +170,6 @@ def test_the_last_pods_of_a_pool_are_kept_for_a_second() -> None:
     assert scene.pods == set()
 
 
-def test_a_flickering_pod_that_is_deleted_is_out_at_once() -> None:
-    """A deletion is never waited for."""
-    scene = Scene()
-    scene.put("a")
-    scene.put("a", ready=False)
-    assert scene.pods == {"a"}
-    scene.put("a", ready=False, deleting=True)
-    assert scene.pods == set()
-
-
 def test_a_pod_that_is_out_comes_back_when_it_is_ready() -> None:
     """And may flicker again then."""
     scene = Scene()
@@ -213,14 +196,6 @@ def test_of_two_pods_with_one_ip_the_newer_has_it() -> None:
     assert scene.pods == {"a"}
 
 
-def test_a_pod_that_has_ended_claims_no_ip() -> None:
-    """Its IP stays in its status, and may be another's by then."""
-    scene = Scene()
-    scene.put("a", "10.0.0.1", created="2026-01-01T00:00:09Z", phase="Failed")
-    scene.put("b", "10.0.0.1", created="2026-01-01T00:00:00Z")
-    assert scene.pods == {"b"}
-
-
 def test_on_a_hosts_network_an_ip_is_shared_and_a_port_is_not() -> None:
     """By annotations each of two Pods may serve at its own ports of the host."""
     scene = Scene(8000, 8001)
@@ -230,27 +205,6 @@ def test_on_a_hosts_network_an_ip_is_shared_and_a_port_is_not() -> None:
     assert scene.names == {"a-rank-0", "b-rank-1"}
     scene.put("c", "10.0.0.1", created="2027-01-01T00:00:00Z", **host)
     assert scene.names == {"c-rank-0", "c-rank-1"}
-
-
-def test_a_pod_of_a_deleted_ones_name_is_another_server() -> None:
-    """Same name, same IP, another uid."""
-    scene = Scene()
-    scene.put("a", uid="1")
-    (before,) = scene.endpoints
-    scene.put("a", uid="2")
-    (after,) = scene.endpoints
-    assert before.key == after.key
-    assert not after.is_same_server(before)
-
-
-def test_other_ports_and_labels_count_at_once_when_they_are_asked_for() -> None:
-    """Pods that are known already need not be heard of again."""
-    scene = Scene(8000)
-    scene.put("a")
-    scene.put("b", labels={"app": "other"})
-    assert scene.names == {"a-rank-0"}
-    scene.view.use(PoolShape("", lambda labels: labels["app"] == "other", (8000, 9000)), scene.now)
-    assert scene.names == {"b-rank-0", "b-rank-1"}
 
 
 def test_pods_that_are_not_in_a_whole_list_are_gone() -> None:

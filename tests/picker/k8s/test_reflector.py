@@ -83,30 +83,6 @@ async def test_a_change_of_what_is_not_kept_is_not_told() -> None:
         assert scene.told == []
 
 
-async def test_an_object_that_leaves_the_selector_is_gone() -> None:
-    """And is there again when it comes back."""
-    async with following("a") as scene:
-        scene.write("a", app="y")
-        await scene.equal()
-        assert scene.shown == {}
-        scene.write("a", "3", app="x")
-        await scene.equal()
-        assert scene.shown == {"a": "3"}
-
-
-async def test_the_end_of_an_older_object_is_not_that_of_its_successor() -> None:
-    """A DELETED with another uid."""
-    async with following("a") as scene:
-        old = dict(scene.server.read("configmaps", "a"))
-        ghost = {**old, "metadata": {**old["metadata"], "uid": "older"}}
-        scene.server.watches.inject_object("DELETED", ghost)
-        await asyncio.sleep(1)
-        assert scene.shown == {"a": "1"}
-        scene.erase("a")
-        scene.write("a", "2")
-        await scene.equal()
-
-
 async def test_a_quiet_selection_costs_three_requests_a_minute() -> None:
     """Watches of 18 to 24 seconds, one after the other, and a list about every ten minutes."""
     async with following("a") as scene:
@@ -129,19 +105,6 @@ async def test_no_event_is_lost_or_doubled_between_two_watches() -> None:
         assert scene.asked("watch") > 8
         events = [scene.counted("events_total", kind) for kind in ("ADDED", "MODIFIED")]
         assert events == [50, 1950]
-
-
-async def test_a_malformed_object_keeps_its_last_good_state() -> None:
-    """The others go on, and it is said what is wrong and of what."""
-    async with following("a", "b") as scene:
-        scene.write("a", 17)
-        scene.write("b", "2")
-        await asyncio.sleep(1)
-        assert scene.shown == {"a": "1", "b": "2"}
-        assert "Expected `str`" in scene.reflector.malformed[("default", "a")]
-        scene.write("a", "3")
-        await scene.equal()
-        assert scene.reflector.malformed == {}
 
 
 @pytest.mark.parametrize(

@@ -130,27 +130,6 @@ async def test_a_server_that_asks_for_patience_gets_it() -> None:
         await scene.equal(seconds=26)
 
 
-async def test_errors_of_the_server_pass() -> None:
-    """500 on everything, then none."""
-    async with following("a") as scene:
-        scene.server.faults.answer(statuses.internal())
-        scene.server.watches.end(abruptly=True)
-        await asyncio.sleep(120)
-        assert scene.asked() <= 50
-        assert scene.counted("errors_total", "500") >= 20
-        scene.write("a", "2")
-        scene.server.faults.lift()
-        await scene.equal(seconds=6)
-
-
-async def test_a_start_while_the_server_starts_is_not_refused() -> None:
-    """429 `storage is (re)initializing` comes first, then the list."""
-    async with following("a", first_seconds=0) as scene:
-        scene.server.faults.answer(statuses.initializing(), times=3)
-        await scene.until(lambda: scene.reflector.synced, seconds=6)
-        assert scene.shown == {"a": "1"}
-
-
 async def test_watches_that_end_at_once_are_no_flood() -> None:
     """A server, or what is before it, that accepts and closes: every change is still seen soon."""
     async with following("a") as scene:

@@ -90,16 +90,6 @@ def test_a_restart_is_noticed_even_across_failed_scrapes() -> None:
     assert heard == [EndpointChanges(restarted=("default/a",))]
 
 
-def test_a_stale_endpoint_stays_in_the_pool_with_its_load_unknown() -> None:
-    """Unknown is not gone."""
-    store = Datastore()
-    store.set_endpoints([endpoint("a")])
-    store.update_metrics("default/a", EndpointMetrics())
-    store.mark_stale("default/a")
-    (candidate,) = store.snapshot().candidates
-    assert candidate.metrics is None
-
-
 def test_news_of_endpoints_that_left_are_ignored() -> None:
     """A scrape may end after its endpoint."""
     store = Datastore()
