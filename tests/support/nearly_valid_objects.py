@@ -91,11 +91,6 @@ POOLS = both(
     ),
     maybe(appProtocol=st.sampled_from(["http", "kubernetes.io/h2c"]), endpointPickerRef=REFERENCE),
 )
-EXTENSION = both(
-    having(name=NAME),
-    maybe(group=GROUP, kind=KIND, portNumber=NUMBER, failureMode=FAILURE_MODE),
-)
-LEGACY_POOLS = having(selector=LABELS, targetPortNumber=NUMBER, extensionRef=EXTENSION)
 POOL_REFERENCE = both(having(name=NAME), maybe(group=GROUP, kind=KIND))
 OBJECTIVES = both(having(poolRef=POOL_REFERENCE), maybe(priority=st.integers(-(2**31), 2**31 - 1)))
 MODEL = both(having(value=NAME), maybe(type=st.just("Exact")))

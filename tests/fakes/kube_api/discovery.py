@@ -6,7 +6,7 @@ from typing import Any
 
 from kube_api.resources import Catalogue, Resource
 
-_VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
+_VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
 _HEALTH = ("/healthz", "/livez", "/readyz")
 
 

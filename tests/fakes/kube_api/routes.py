@@ -101,7 +101,6 @@ class Routes:
             "update": self._update,
             "patch": self._patch,
             "delete": self._delete,
-            "deletecollection": self._delete_all,
         }
         return await verbs[target.verb](target, request)
 
@@ -140,17 +139,6 @@ class Routes:
             uid = stored.obj["metadata"]["uid"]
             return _reply(msgspec.json.encode(success(target.resource, target.name or "", uid)))
         return _reply(stored.raw)
-
-    async def _delete_all(self, target: Target, request: web.Request) -> web.StreamResponse:
-        body = await _body(request) if request.can_read_body else None
-        options = DeleteOptions.of(body, target.query)
-        selected = target.selector()
-        for one in self.store.all(target.resource):
-            if selected(one.obj):
-                metadata = one.obj["metadata"]
-                key = (metadata.get("namespace") or "", metadata["name"])
-                self.objects.delete(target.resource, key, options)
-        return _reply(self.lists.page(target))
 
     async def _watch(self, target: Target, request: web.Request) -> web.StreamResponse:
         asked = _watch_request(target)

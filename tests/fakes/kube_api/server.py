@@ -4,9 +4,9 @@ It can go away and come back on the same port: the port stays taken meanwhile, s
 are refused and no other process gets it.
 
 What a real one does and this one does not: server-side apply, managed fields, the schemas of
-built-in objects (but for what their `check` says), admission of requests, OpenAPI, tables, other
-subresources than `/status`, the deletion of a namespace's objects with it, conversion between CRD
-versions.
+built-in objects (but for what their `check` says), admission of requests, OpenAPI, tables, the
+deletion of collections, subresources other than `/status`, the deletion of a namespace's objects
+with it, conversion between CRD versions.
 """
 
 from __future__ import annotations

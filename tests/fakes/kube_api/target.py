@@ -15,7 +15,7 @@ _PATH = re.compile(
     r"(?:/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[^/]+)(?:/(?P<name>[^/]+)(?:/(?P<sub>[^/]+))?)?"
 )
 _SPACES = re.compile(r"/api/v1/namespaces/(?P<name>[^/]+)(?:/(?P<sub>status))?")
-_ON_COLLECTION = {"GET": "list", "POST": "create", "DELETE": "deletecollection"}
+_ON_COLLECTION = {"GET": "list", "POST": "create"}
 _ON_OBJECT = {"GET": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 

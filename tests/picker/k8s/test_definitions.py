@@ -149,7 +149,6 @@ def answer(rules: CrdRules, given: dict[str, Any]) -> str:
 
 
 REFERENCE = {"name": "epp", "port": {"number": 9002}}
-UNCHECKED = "some validation rules were not checked"
 
 
 def picker(**reference: Any) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from pod_records import pod_document, record
 from picker.k8s.pods import ACTIVE_PORTS, LEGACY_ACTIVE_PORTS, Phase, PodError, read_pod
 
 FOLDER = Path(__file__).parents[3] / "tests/data/kubernetes"
-OOM = "pod_faults.jsonl"
 
 
 def changed(path: str, value: Any) -> bytes:
