@@ -1,20 +1,26 @@
-"""Refuse files over 600 lines, functions over 60, and names the house does not use.
+"""Refuse what makes the house hard to read: long files and functions, scattered ones, names twice.
 
-Run from the repository root: `python scripts/check_budgets.py`. Kernels (`worker/ops`) are exempt
-from the function budget. Complexity and parameter counts are ruff's (C901, PLR0913).
+Run from the repository root: `python scripts/check_budgets.py`. A file has at most 600 lines, a
+function 60 (kernels, `worker/ops`, are exempt from the second). A module that one other module of
+its own room imports, and nothing else does, is a section of that module, unless its first line says
+why it stands apart (`# Apart: pure, so that walks can run it.`). A public class name occurs once in
+a program. Complexity and parameter counts are ruff's (C901, PLR0913).
 """
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
 ROOTS = ("picker", "worker", "fleet", "conformance", "scripts", "tests", "benchmarks")
+PROGRAMS = ("picker", "worker", "fleet")
 KERNELS = ("worker/ops/",)
+APART = "# Apart: "
 FORBIDDEN_STEMS = {"utils", "util", "helpers", "helper", "common", "manager", "handler", "misc"}
 
 
@@ -50,6 +56,45 @@ def findings(path: Path) -> Iterator[str]:
             yield f"{path}:{node.lineno}: {node.name} {size}"
 
 
+def imports(tree: ast.AST, modules: Mapping[str, Path]) -> Iterator[str]:
+    """The modules among `modules` that a module imports, by their dotted names."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in modules else node.module
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name
+
+
+def scattered(program: str) -> Iterator[str]:
+    """Modules of one program with a single reader, and public class names that occur twice."""
+    modules = {
+        ".".join(path.with_suffix("").parts): path
+        for path in sorted(Path(program).rglob("*.py"))
+        if "generated" not in path.parts
+    }
+    importers: dict[str, set[str]] = defaultdict(set)
+    classes: dict[str, list[Path]] = defaultdict(list)
+    for name, path in modules.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for imported in imports(tree, modules):
+            importers[imported].add(name)
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                classes[node.name].append(path)
+    for name, path in modules.items():
+        readers = [one.rpartition(".")[0] for one in importers[name]]
+        alone = readers == [name.rpartition(".")[0]] and not path.stem.startswith("__")
+        if alone and not path.read_text(encoding="utf-8").startswith(APART):
+            [reader] = importers[name]
+            yield f"{path}:1: only {reader} imports it: merge them, or say why not ({APART}…)"
+    for class_name, paths in classes.items():
+        if len(paths) > 1:
+            yield f"{paths[1]}:1: class {class_name} is also in {paths[0]}: one word, one meaning"
+
+
 def main() -> int:
     """Print every finding; exit 1 when there is one."""
     found = [
@@ -58,6 +103,7 @@ def main() -> int:
         for path in sorted(Path(root).rglob("*.py"))
         for line in findings(path)
     ]
+    found += [line for program in PROGRAMS for line in scattered(program)]
     for line in found:
         print(line)
     print(f"budgets: {len(found)} finding(s)")
