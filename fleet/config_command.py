@@ -1,3 +1,4 @@
+# Apart: a subcommand, imported only when it runs.
 """`pointsman config`: check a picker's files, or show the configuration that is in effect."""
 
 from __future__ import annotations

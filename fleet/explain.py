@@ -1,3 +1,4 @@
+# Apart: a subcommand, imported only when it runs.
 """`pointsman explain`: why a request went where it went, or why it did not go at all."""
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import msgspec
 from rich.console import Console
 
 from fleet.errors import FleetError
-from fleet.explain_text import SHOWN_CANDIDATES, Page, explained
+from fleet.explain_text import SHOWN_CANDIDATES, Layout, explained
 from fleet.several_pools import PoolAddress, is_of_all, list_of, pools_of, which_to_name
 from fleet.top_text import ASCII, Glyphs
 from picker.decisions.record_views import RecordView
@@ -55,7 +56,7 @@ def explain(
     record = _decoded(options.url, found.content)
     glyphs = Glyphs() if console.encoding.lower().startswith("utf") else ASCII
     limit = None if options.shows_all else SHOWN_CANDIDATES
-    page = Page(glyphs, limit=limit)
+    page = Layout(glyphs, limit=limit)
     for number, one in enumerate(found.pools):
         said = "also known to pool" if number else "pool"
         console.print(page.text(f"{said} {one.name} ({one.url})"), soft_wrap=True)

@@ -1,3 +1,4 @@
+# Apart: text of a record, without a picker to ask.
 """A request's record, as text for a terminal or a file."""
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _IN_ASCII = str.maketrans({"×": "x", "→": "->", "µ": "u", "…": "~"})
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class Layout:
     """What is written on: times of day are in `zone` (None: where we are), `glyphs` is what can be
     shown, and `limit` how many candidates are (None: all).
     """
@@ -50,7 +51,7 @@ class Page:
         return Text.assemble((f"  {name:<9}", _DIM), self.text(text))
 
 
-def explained(record: RecordView, page: Page) -> Iterator[RenderableType]:
+def explained(record: RecordView, page: Layout) -> Iterator[RenderableType]:
     """The record, from what became of it to every score."""
     yield from _summary(record, page)
     yield Text("")
@@ -61,7 +62,7 @@ def explained(record: RecordView, page: Page) -> Iterator[RenderableType]:
         yield from _profile(profile, page)
 
 
-def _summary(record: RecordView, page: Page) -> Iterator[Text]:
+def _summary(record: RecordView, page: Layout) -> Iterator[Text]:
     summary = record.summary
     status = "" if summary.status is None else f", {summary.status}"
     yield page.text(f"request {summary.request_id or '(without an id)'}: {summary.outcome}{status}")
@@ -117,7 +118,7 @@ def _tokens(record: RecordView) -> Iterator[str]:
         yield f"completion {record.completion_tokens:,}"
 
 
-def _profile(profile: ProfileView, page: Page) -> Iterator[RenderableType]:
+def _profile(profile: ProfileView, page: Layout) -> Iterator[RenderableType]:
     role = ", the primary one" if profile.is_primary else ""
     picked = ", ".join(profile.picked) or "nothing"
     by = f" by {profile.picker}" if profile.picker else ""
@@ -148,7 +149,7 @@ def _filter(view: FilterView) -> str:
     return f"  filter {view.filter}: {view.before} → {view.after}, {what}"
 
 
-def _scores(profile: ProfileView, shown: tuple[CandidateView, ...], page: Page) -> Table:
+def _scores(profile: ProfileView, shown: tuple[CandidateView, ...], page: Layout) -> Table:
     """Raw × weight = weighted of each scorer, which the total is the sum of."""
     table = _table("", "endpoint")
     table.add_column("total", justify="right", no_wrap=True)
@@ -162,7 +163,7 @@ def _scores(profile: ProfileView, shown: tuple[CandidateView, ...], page: Page) 
     return table
 
 
-def _loads(shown: tuple[CandidateView, ...], page: Page) -> Table:
+def _loads(shown: tuple[CandidateView, ...], page: Layout) -> Table:
     """What was known of the candidates when it was decided."""
     table = _table("endpoint", "address")
     for name in ("in flight", "waiting", "running", "KV cache", "age"):

@@ -1,3 +1,4 @@
+# Apart: the reasons alone, which tests compare with the picker's page.
 """Why an endpoint was chosen, in sentences."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# Apart: a subcommand, imported only when it runs.
 """`pointsman top`: a running picker, live in a terminal.
 
 It asks once a second and draws what was said. A picker that goes away leaves its last picture and a

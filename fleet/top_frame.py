@@ -1,3 +1,4 @@
+# Apart: pure: a frame from views, drawn in tests without a terminal.
 """One picture of a picker for a terminal: a pure function of what was seen and of the room.
 
 Theory of operation. Every line is made in exactly the width there is, so nothing wraps. The title

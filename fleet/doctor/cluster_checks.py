@@ -1,3 +1,4 @@
+# Apart: the checks of one subject, as rows.
 """Checks of a cluster: rights, kinds, the pool and what it refers to, its Pods and its pickers."""
 
 from __future__ import annotations

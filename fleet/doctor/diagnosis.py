@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from fleet.doctor.cluster_look import ClusterFacts
 from fleet.doctor.envoy_look import EnvoyFacts, Lane
-from fleet.doctor.paths import Part, at
+from fleet.doctor.paths import ConfigPart, at
 from fleet.doctor.picker_look import CertificateFacts, PickerFacts, WorkerFacts
 from picker.config.findings import Severity
 
@@ -66,7 +66,7 @@ class Row:
     why: str
     fix: str
 
-    def __call__(self, part: Part | Lane) -> Iterator[Diagnosis]:
+    def __call__(self, part: ConfigPart | Lane) -> Iterator[Diagnosis]:
         """One diagnosis where it is wrong, none where it is not."""
         value = at(part.document, *filter(None, self.path.split(".")))
         found = self.is_wrong(value)

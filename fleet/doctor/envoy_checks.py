@@ -1,3 +1,4 @@
+# Apart: the checks of one subject, as rows.
 """Checks of Envoys: how they ask the picker, and where they send what it has decided."""
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fleet.doctor.envoy_look import (
     is_original_destination,
     override_host,
 )
-from fleet.doctor.paths import Json, Part, at, listed, mapped, number, seconds, texts, type_of
+from fleet.doctor.paths import ConfigPart, Json, at, listed, mapped, number, seconds, texts, type_of
 from fleet.envoy.binary import MINIMUM_VERSION
 from fleet.envoy.settings import (
     DESTINATION_KEY,
@@ -63,11 +64,11 @@ def _lanes(facts: Facts) -> Iterator[Lane]:
     return (lane for setup in _setups(facts) for lane in setup.picked)
 
 
-def _pickers(facts: Facts) -> Iterator[Part]:
+def _pickers(facts: Facts) -> Iterator[ConfigPart]:
     return (one for setup in _setups(facts) for one in setup.pickers)
 
 
-def _pools(facts: Facts) -> Iterator[Part]:
+def _pools(facts: Facts) -> Iterator[ConfigPart]:
     return (one for setup in _setups(facts) for one in setup.pools)
 
 
@@ -273,7 +274,7 @@ def _outliers(setup: EnvoySetup) -> Iterator[Diagnosis]:
         yield from _POOL_OUTLIERS(cluster)
 
 
-def _original(cluster: Part) -> Iterator[Diagnosis]:
+def _original(cluster: ConfigPart) -> Iterator[Diagnosis]:
     settings = at(cluster.document, "original_dst_lb_config")
     if not is_original_destination(cluster.document) or _is_key(at(settings, "metadata_key")):
         return

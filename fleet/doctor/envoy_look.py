@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 import msgspec
 import yaml
 
-from fleet.doctor.paths import Json, Part, at, listed, mapped, number, type_of
-from fleet.doctor.web import NO_JSON, NoPageError, Page, Site
+from fleet.doctor.paths import ConfigPart, Json, at, listed, mapped, number, type_of
+from fleet.doctor.web import NO_JSON, HttpClient, NoPageError, Page
 from fleet.envoy.binary import parse_version
 from fleet.errors import FleetError
 
@@ -120,11 +120,11 @@ class EnvoySetup:
         return pickable or self.lanes
 
     @cached_property
-    def pools(self) -> tuple[Part, ...]:
+    def pools(self) -> tuple[ConfigPart, ...]:
         return _clusters(one.cluster for one in self.picked)
 
     @cached_property
-    def pickers(self) -> tuple[Part, ...]:
+    def pickers(self) -> tuple[ConfigPart, ...]:
         """The clusters of pickers, as far as they are in the document."""
         return _clusters(one.picker for one in self.picked if one.picker)
 
@@ -140,10 +140,10 @@ class EnvoySetup:
                 yield replace(lane, picker=self.clusters.get(lane.picker_name, {}))
 
 
-def _clusters(found: Iterable[Json]) -> tuple[Part, ...]:
+def _clusters(found: Iterable[Json]) -> tuple[ConfigPart, ...]:
     """Each once, by name."""
     by_name = {at(one, "name"): one for one in found}
-    return tuple(Part(f"cluster '{name}'", one) for name, one in by_name.items())
+    return tuple(ConfigPart(f"cluster '{name}'", one) for name, one in by_name.items())
 
 
 def _removes(mutation: Json, name: str) -> bool:
@@ -319,7 +319,7 @@ def read_envoy_file(path: Path) -> EnvoyFacts:
 
 
 async def ask_envoy(url: str) -> EnvoyFacts:
-    async with Site(url, _DUMP_SECONDS) as site:
+    async with HttpClient(url, _DUMP_SECONDS) as site:
         try:
             dump = _decoded(await site.page("/config_dump"), "/config_dump")
             if not isinstance(at(dump, "configs"), list):

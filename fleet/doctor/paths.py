@@ -9,7 +9,7 @@ Json: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ConfigPart:
     """A part of a configuration, and how people call the place where it stands."""
 
     place: str

@@ -1,3 +1,4 @@
+# Apart: the checks of one subject, as rows.
 """Checks of a picker, of its replicas, certificates and workers, by what they answer."""
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from fleet.doctor.paths import listed
-from fleet.doctor.web import NO_JSON, NoPageError, Page, Site
+from fleet.doctor.web import NO_JSON, HttpClient, NoPageError, Page
 from fleet.proc import Listener, listener_at
 from fleet.several_pools import list_of, pools_of, which_to_name
 from picker.admin.views import ConfigView, EndpointsView, EndpointView
@@ -97,7 +97,7 @@ def utc_now() -> datetime:
 
 
 async def ask_picker(url: str, now: Now = utc_now) -> PickerFacts:
-    async with Site(url) as site:
+    async with HttpClient(url) as site:
         try:
             readiness = await site.page("/readyz")
             endpoints = await site.page("/endpoints")
@@ -128,7 +128,7 @@ async def ask_picker(url: str, now: Now = utc_now) -> PickerFacts:
 async def _refuse_several(url: str) -> None:
     """Raise `NoPageError` where `url` is of a picker of several pools, and of none of them."""
     try:
-        async with Site(list_of(url)) as site:
+        async with HttpClient(list_of(url)) as site:
             page = await site.page("")
     except NoPageError:
         return
@@ -200,7 +200,7 @@ def expected_names(labels: Mapping[str, str]) -> tuple[str, ...]:
 
 
 async def ask_worker(address: str, expected: Sequence[str] = ()) -> WorkerFacts:
-    async with Site(address, _WORKER_SECONDS) as site:
+    async with HttpClient(address, _WORKER_SECONDS) as site:
         try:
             health = await site.page("/health")
             metrics = await site.page("/metrics")

@@ -35,7 +35,7 @@ class Page:
         return self.content.decode(errors="replace").strip()
 
 
-class Site:
+class HttpClient:
     """Asks one server. An asynchronous context manager that keeps the connection."""
 
     def __init__(self, url: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
@@ -59,7 +59,7 @@ class Site:
             transport=transport, timeout=timeout_seconds, trust_env=False, follow_redirects=False
         )
 
-    async def __aenter__(self) -> Site:
+    async def __aenter__(self) -> HttpClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -1,3 +1,4 @@
+# Apart: sockets before there is a server.
 """Listening sockets: TCP, and unix sockets in the file system."""
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from rich.console import Console
 from fleet.cli import main
 from fleet.errors import FleetError
 from fleet.explain import Options, explain
-from fleet.explain_text import Page, explained
+from fleet.explain_text import Layout, explained
 from fleet.explain_why import reasons
 from fleet.top_text import ASCII
 from picker.decisions.record_views import (
@@ -123,11 +123,11 @@ REFUSED = record(
 )
 
 
-def printed(view: RecordView, page: Page | None = None, width: int = 80) -> str:
+def printed(view: RecordView, page: Layout | None = None, width: int = 80) -> str:
     """What a file gets of it, without blanks at the ends of lines."""
     file = io.StringIO()
     console = Console(file=file, width=width, color_system=None)
-    for part in explained(view, page or Page(zone=UTC)):
+    for part in explained(view, page or Layout(zone=UTC)):
         console.print(part, highlight=False, markup=False)
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
@@ -152,7 +152,7 @@ def test_the_documentation_shows_what_is_printed() -> None:
 
 def test_a_terminal_that_knows_ascii_alone_gets_nothing_else() -> None:
     """But for the lines of tables, which the console itself draws otherwise then."""
-    text = printed(WON, Page(ASCII, UTC))
+    text = printed(WON, Layout(ASCII, UTC))
     assert "0.900x3=2.700" in text
     assert text.replace("─", "-").isascii()
 
@@ -261,7 +261,7 @@ def test_only_the_best_are_shown_unless_all_are_wanted() -> None:
     assert "w-5 " not in text
     assert "and 5 more, which --all shows" in text
     assert "and 25 with lower totals, which are not kept" in text
-    assert "w-5 " in printed(view, Page(zone=UTC, limit=None))
+    assert "w-5 " in printed(view, Layout(zone=UTC, limit=None))
 
 
 def asked(status: int, body: object, **wishes: object) -> tuple[str, str]:

@@ -37,7 +37,7 @@ from picker.rpc.http2.frames import (
     PRIORITY,
     TWO_NUMBERS,
     ErrorCode,
-    Kind,
+    FrameType,
     Setting,
     frame,
     goaway,
@@ -51,7 +51,11 @@ MAX_CONCURRENT_STREAMS = 4096
 MAX_HEADER_LIST_BYTES = 64 * 1024
 MAX_CONTINUATIONS = 64
 _SETTING = Struct(">HI")
-_DATA, _SETTINGS, _CONTINUATION = int(Kind.DATA), int(Kind.SETTINGS), int(Kind.CONTINUATION)
+_DATA, _SETTINGS, _CONTINUATION = (
+    int(FrameType.DATA),
+    int(FrameType.SETTINGS),
+    int(FrameType.CONTINUATION),
+)
 
 
 class Http2Error(PickerError):
@@ -168,7 +172,7 @@ class Http2Engine:
             (Setting.MAX_HEADER_LIST_SIZE, MAX_HEADER_LIST_BYTES),
         )
         payload = b"".join(_SETTING.pack(*setting) for setting in settings)
-        self.out.append(frame(Kind.SETTINGS, 0, 0, payload))
+        self.out.append(frame(FrameType.SETTINGS, 0, 0, payload))
         self._grow_window(0, CONNECTION_WINDOW_BYTES - DEFAULT_WINDOW_BYTES)
 
     def window(self, stream: Http2Stream) -> int:
@@ -221,7 +225,7 @@ class Http2Engine:
 
     def ping(self, data: bytes) -> None:
         """Ask for `on_ping_answered` with these eight bytes."""
-        self.out.append(frame(Kind.PING, 0, 0, data))
+        self.out.append(frame(FrameType.PING, 0, 0, data))
 
     def close(self, code: ErrorCode = ErrorCode.NO_ERROR) -> None:
         """Queue the last GOAWAY."""
@@ -369,7 +373,7 @@ class Http2Engine:
                 if not MAX_FRAME_BYTES <= value < 2**24:
                     raise self._broken(ErrorCode.PROTOCOL_ERROR, "an impossible frame size")
                 self.max_frame_bytes = value
-        self.out.append(frame(Kind.SETTINGS, ACK, 0, b""))
+        self.out.append(frame(FrameType.SETTINGS, ACK, 0, b""))
         self._listener.on_chore()
         self._listener.on_window()
 
@@ -393,7 +397,7 @@ class Http2Engine:
         if flags & ACK:
             self._listener.on_ping_answered(payload)
         else:
-            self.out.append(frame(Kind.PING, ACK, 0, payload))
+            self.out.append(frame(FrameType.PING, ACK, 0, payload))
             self._listener.on_chore()
 
     def _goaway(self, stream_id: int, flags: int, payload: bytes) -> None:
@@ -449,7 +453,7 @@ class Http2Engine:
         stream.on_reset()
 
     def _send_reset(self, stream_id: int, code: ErrorCode) -> None:
-        self.out.append(frame(Kind.RST_STREAM, 0, stream_id, NUMBER.pack(code)))
+        self.out.append(frame(FrameType.RST_STREAM, 0, stream_id, NUMBER.pack(code)))
 
     def _acknowledge_to_connection(self, count: int) -> None:
         self._credit += count
@@ -459,7 +463,7 @@ class Http2Engine:
             self._credit = 0
 
     def _grow_window(self, stream_id: int, count: int) -> None:
-        self.out.append(frame(Kind.WINDOW_UPDATE, 0, stream_id, NUMBER.pack(count)))
+        self.out.append(frame(FrameType.WINDOW_UPDATE, 0, stream_id, NUMBER.pack(count)))
 
     def _without_padding(self, payload: bytes) -> bytes:
         if not payload or payload[0] >= len(payload):

@@ -19,7 +19,7 @@ TWO_NUMBERS = Struct(">II")
 END_STREAM, ACK, END_HEADERS, PADDED, PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
 
 
-class Kind(IntEnum):
+class FrameType(IntEnum):
     """Frame types."""
 
     DATA = 0
@@ -64,7 +64,7 @@ def frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
 
 def goaway(last_stream_id: int, code: ErrorCode) -> bytes:
     """The end of a connection: streams above `last_stream_id` were not served."""
-    return frame(Kind.GOAWAY, 0, 0, TWO_NUMBERS.pack(last_stream_id, code))
+    return frame(FrameType.GOAWAY, 0, 0, TWO_NUMBERS.pack(last_stream_id, code))
 
 
 def graceful_goaway() -> bytes:
@@ -78,7 +78,7 @@ def header_frames(stream_id: int, block: bytes, end_stream: bool) -> bytes:
     if len(block) <= MAX_FRAME_BYTES:
         return FRAME_HEADER.pack(0, len(block), 1, flags | END_HEADERS, stream_id) + block
     pieces = [block[at : at + MAX_FRAME_BYTES] for at in range(0, len(block), MAX_FRAME_BYTES)]
-    frames = [frame(Kind.HEADERS, flags, stream_id, pieces[0])]
-    frames += [frame(Kind.CONTINUATION, 0, stream_id, piece) for piece in pieces[1:-1]]
-    frames.append(frame(Kind.CONTINUATION, END_HEADERS, stream_id, pieces[-1]))
+    frames = [frame(FrameType.HEADERS, flags, stream_id, pieces[0])]
+    frames += [frame(FrameType.CONTINUATION, 0, stream_id, piece) for piece in pieces[1:-1]]
+    frames.append(frame(FrameType.CONTINUATION, END_HEADERS, stream_id, pieces[-1]))
     return b"".join(frames)

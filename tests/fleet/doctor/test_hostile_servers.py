@@ -18,7 +18,7 @@ from fleet.doctor.command import WRONG, diagnose, doctor_command
 from fleet.doctor.diagnosis import Facts
 from fleet.doctor.envoy_look import ask_envoy
 from fleet.doctor.picker_look import ask_certificate, ask_picker, ask_worker
-from fleet.doctor.web import NoPageError, Site
+from fleet.doctor.web import HttpClient, NoPageError
 from picker.k8s.credentials import Access
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
@@ -135,7 +135,11 @@ async def test_a_page_has_to_be_there_in_time(
 ) -> None:
     """To its last byte, and with an end to it."""
     monkeypatch.setattr(web, "MAX_BYTES", 2**20)
-    async with asyncio.timeout(20), serving(answer) as address, Site(address, seconds) as site:
+    async with (
+        asyncio.timeout(20),
+        serving(answer) as address,
+        HttpClient(address, seconds) as site,
+    ):
         with pytest.raises(NoPageError, match=text):
             await site.page("/")
 

@@ -31,16 +31,16 @@ from picker.rpc.http2.frames import (
     PRIORITY,
     TWO_NUMBERS,
     ErrorCode,
-    Kind,
+    FrameType,
     frame,
     header_frames,
 )
 from picker.rpc.http2.headers import encode_fields
 
-SETTINGS = frame(Kind.SETTINGS, 0, 0, b"")
+SETTINGS = frame(FrameType.SETTINGS, 0, 0, b"")
 OPENING = PREFACE + SETTINGS
 BLOCK = encode_fields([(name.encode(), value.encode()) for name, value in REQUEST])
-HEADERS = frame(Kind.HEADERS, END_HEADERS, 1, BLOCK)
+HEADERS = frame(FrameType.HEADERS, END_HEADERS, 1, BLOCK)
 
 
 class Stream(Http2Stream):
@@ -129,41 +129,46 @@ P, C = ErrorCode.PROTOCOL_ERROR, ErrorCode.FLOW_CONTROL_ERROR
 @pytest.mark.parametrize(
     ("sent", "code"),
     [
-        (frame(Kind.DATA, 0, 0, b"x"), P),
-        (frame(Kind.DATA, 0, 5, b"x"), P),
-        (HEADERS + frame(Kind.DATA, PADDED, 1, b"\x05abc"), P),
-        (HEADERS + frame(Kind.DATA, PADDED, 1, b""), P),
-        (frame(Kind.HEADERS, END_HEADERS, 2, BLOCK), P),
-        (frame(Kind.HEADERS, END_HEADERS, 0, BLOCK), P),
+        (frame(FrameType.DATA, 0, 0, b"x"), P),
+        (frame(FrameType.DATA, 0, 5, b"x"), P),
+        (HEADERS + frame(FrameType.DATA, PADDED, 1, b"\x05abc"), P),
+        (HEADERS + frame(FrameType.DATA, PADDED, 1, b""), P),
+        (frame(FrameType.HEADERS, END_HEADERS, 2, BLOCK), P),
+        (frame(FrameType.HEADERS, END_HEADERS, 0, BLOCK), P),
         (HEADERS + HEADERS, P),
-        (frame(Kind.HEADERS, END_HEADERS | PRIORITY, 1, b"abc"), ErrorCode.FRAME_SIZE_ERROR),
-        (frame(Kind.HEADERS, 0, 1, BLOCK) + SETTINGS, P),
-        (frame(Kind.HEADERS, 0, 1, BLOCK) + frame(Kind.CONTINUATION, END_HEADERS, 3, b""), P),
-        (frame(Kind.CONTINUATION, END_HEADERS, 1, BLOCK), P),
-        (frame(Kind.HEADERS, END_HEADERS, 1, b"\xff\xff\xff"), ErrorCode.COMPRESSION_ERROR),
-        (frame(Kind.HEADERS, END_HEADERS, 1, b"\x40\x05a"), ErrorCode.COMPRESSION_ERROR),
+        (frame(FrameType.HEADERS, END_HEADERS | PRIORITY, 1, b"abc"), ErrorCode.FRAME_SIZE_ERROR),
+        (frame(FrameType.HEADERS, 0, 1, BLOCK) + SETTINGS, P),
         (
-            frame(Kind.HEADERS, 0, 1, b"") + 65 * frame(Kind.CONTINUATION, 0, 1, b""),
+            frame(FrameType.HEADERS, 0, 1, BLOCK)
+            + frame(FrameType.CONTINUATION, END_HEADERS, 3, b""),
+            P,
+        ),
+        (frame(FrameType.CONTINUATION, END_HEADERS, 1, BLOCK), P),
+        (frame(FrameType.HEADERS, END_HEADERS, 1, b"\xff\xff\xff"), ErrorCode.COMPRESSION_ERROR),
+        (frame(FrameType.HEADERS, END_HEADERS, 1, b"\x40\x05a"), ErrorCode.COMPRESSION_ERROR),
+        (
+            frame(FrameType.HEADERS, 0, 1, b"") + 65 * frame(FrameType.CONTINUATION, 0, 1, b""),
             ErrorCode.ENHANCE_YOUR_CALM,
         ),
         (
-            frame(Kind.HEADERS, 0, 1, b"") + 5 * frame(Kind.CONTINUATION, 0, 1, bytes(16_384)),
+            frame(FrameType.HEADERS, 0, 1, b"")
+            + 5 * frame(FrameType.CONTINUATION, 0, 1, bytes(16_384)),
             ErrorCode.ENHANCE_YOUR_CALM,
         ),
-        (frame(Kind.RST_STREAM, 0, 1, bytes(4)), P),
-        (HEADERS + frame(Kind.RST_STREAM, 0, 1, bytes(3)), ErrorCode.FRAME_SIZE_ERROR),
-        (frame(Kind.SETTINGS, 0, 0, b"x"), ErrorCode.FRAME_SIZE_ERROR),
-        (frame(Kind.SETTINGS, ACK, 0, bytes(6)), ErrorCode.FRAME_SIZE_ERROR),
-        (frame(Kind.SETTINGS, 0, 0, b"\0\x04\xff\xff\xff\xff"), C),
-        (frame(Kind.SETTINGS, 0, 0, b"\0\x05\0\0\0\x01"), P),
-        (frame(Kind.PUSH_PROMISE, END_HEADERS, 1, bytes(4)), P),
-        (frame(Kind.PING, 0, 0, b"short"), ErrorCode.FRAME_SIZE_ERROR),
-        (frame(Kind.PING, 0, 1, bytes(8)), P),
-        (frame(Kind.GOAWAY, 0, 0, b"x"), P),
-        (frame(Kind.WINDOW_UPDATE, 0, 0, bytes(4)), P),
-        (frame(Kind.WINDOW_UPDATE, 0, 0, NUMBER.pack(2**31 - 1)), C),
-        (frame(Kind.WINDOW_UPDATE, 0, 7, NUMBER.pack(1)), P),
-        (FRAME_HEADER.pack(0, 16_385, Kind.DATA, 0, 1), ErrorCode.FRAME_SIZE_ERROR),
+        (frame(FrameType.RST_STREAM, 0, 1, bytes(4)), P),
+        (HEADERS + frame(FrameType.RST_STREAM, 0, 1, bytes(3)), ErrorCode.FRAME_SIZE_ERROR),
+        (frame(FrameType.SETTINGS, 0, 0, b"x"), ErrorCode.FRAME_SIZE_ERROR),
+        (frame(FrameType.SETTINGS, ACK, 0, bytes(6)), ErrorCode.FRAME_SIZE_ERROR),
+        (frame(FrameType.SETTINGS, 0, 0, b"\0\x04\xff\xff\xff\xff"), C),
+        (frame(FrameType.SETTINGS, 0, 0, b"\0\x05\0\0\0\x01"), P),
+        (frame(FrameType.PUSH_PROMISE, END_HEADERS, 1, bytes(4)), P),
+        (frame(FrameType.PING, 0, 0, b"short"), ErrorCode.FRAME_SIZE_ERROR),
+        (frame(FrameType.PING, 0, 1, bytes(8)), P),
+        (frame(FrameType.GOAWAY, 0, 0, b"x"), P),
+        (frame(FrameType.WINDOW_UPDATE, 0, 0, bytes(4)), P),
+        (frame(FrameType.WINDOW_UPDATE, 0, 0, NUMBER.pack(2**31 - 1)), C),
+        (frame(FrameType.WINDOW_UPDATE, 0, 7, NUMBER.pack(1)), P),
+        (FRAME_HEADER.pack(0, 16_385, FrameType.DATA, 0, 1), ErrorCode.FRAME_SIZE_ERROR),
     ],
 )
 def test_what_breaks_the_connection_is_said_with_its_code(
@@ -173,7 +178,7 @@ def test_what_breaks_the_connection_is_said_with_its_code(
     with pytest.raises(Http2Error):
         engine.receive(sent)
     kind, _, stream_id, payload = frames(sent_by(engine))[-1]
-    assert (kind, stream_id) == (Kind.GOAWAY, 0)
+    assert (kind, stream_id) == (FrameType.GOAWAY, 0)
     assert TWO_NUMBERS.unpack(payload)[1] == code
 
 
@@ -194,8 +199,8 @@ def test_settings_must_come_first(heard: Heard) -> None:
 
 def test_what_is_unknown_is_ignored(engine: Http2Engine, heard: Heard) -> None:
     """Frames of later versions, priorities, settings nobody heeds."""
-    engine.receive(frame(0xEE, 255, 9, b"grease") + frame(Kind.PRIORITY, 0, 3, bytes(5)))
-    engine.receive(frame(Kind.SETTINGS, 0, 0, b"\x7a\x7a\0\0\0\x01") + HEADERS)
+    engine.receive(frame(0xEE, 255, 9, b"grease") + frame(FrameType.PRIORITY, 0, 3, bytes(5)))
+    engine.receive(frame(FrameType.SETTINGS, 0, 0, b"\x7a\x7a\0\0\0\x01") + HEADERS)
     assert [event[:2] for event in heard.events] == [("request", 1)]
 
 
@@ -203,7 +208,7 @@ def test_padding_counts_for_flow_control_but_is_no_content(
     engine: Http2Engine, heard: Heard
 ) -> None:
     """Four bytes of content in ten of payload."""
-    engine.receive(HEADERS + frame(Kind.DATA, PADDED | END_STREAM, 1, b"\x05data" + bytes(5)))
+    engine.receive(HEADERS + frame(FrameType.DATA, PADDED | END_STREAM, 1, b"\x05data" + bytes(5)))
     assert heard.events[1:] == [("data", 1, b"data", 10), ("end", 1)]
 
 
@@ -211,17 +216,17 @@ def test_the_windows_are_kept_exactly_and_given_back(engine: Http2Engine, heard:
     """A peer may use all of a stream's window and not a byte more, until it is acknowledged."""
     engine.receive(HEADERS)
     full = STREAM_WINDOW_BYTES // 16_384
-    engine.receive(full * frame(Kind.DATA, 0, 1, bytes(16_384)))
+    engine.receive(full * frame(FrameType.DATA, 0, 1, bytes(16_384)))
     engine.acknowledge(heard.streams[1], STREAM_WINDOW_BYTES)
     updates = [
         (stream_id, *NUMBER.unpack(payload))
         for kind, _, stream_id, payload in frames(sent_by(engine))
-        if kind == Kind.WINDOW_UPDATE
+        if kind == FrameType.WINDOW_UPDATE
     ]
     assert updates == [(1, STREAM_WINDOW_BYTES)]
-    engine.receive(full * frame(Kind.DATA, 0, 1, bytes(16_384)))
+    engine.receive(full * frame(FrameType.DATA, 0, 1, bytes(16_384)))
     with pytest.raises(Http2Error):
-        engine.receive(frame(Kind.DATA, 0, 1, b"x"))
+        engine.receive(frame(FrameType.DATA, 0, 1, b"x"))
     assert frames(sent_by(engine))[-1][3][4:] == NUMBER.pack(ErrorCode.FLOW_CONTROL_ERROR)
 
 
@@ -233,23 +238,23 @@ def test_data_of_closed_streams_is_given_back_to_the_connection(
     engine.reset(heard.streams[1])
     sent_by(engine)
     for _ in range(2 * CONNECTION_WINDOW_BYTES // 16_384):
-        engine.receive(frame(Kind.DATA, 0, 1, bytes(16_384)))
-    assert {kind for kind, *_ in frames(sent_by(engine))} == {Kind.WINDOW_UPDATE}
+        engine.receive(frame(FrameType.DATA, 0, 1, bytes(16_384)))
+    assert {kind for kind, *_ in frames(sent_by(engine))} == {FrameType.WINDOW_UPDATE}
 
 
 def test_one_stream_too_many_is_refused_alone(engine: Http2Engine, heard: Heard) -> None:
     """The others go on."""
     for stream_id in range(1, 2 * MAX_CONCURRENT_STREAMS + 2, 2):
-        engine.receive(frame(Kind.HEADERS, END_HEADERS, stream_id, BLOCK))
+        engine.receive(frame(FrameType.HEADERS, END_HEADERS, stream_id, BLOCK))
     assert len(heard.events) == MAX_CONCURRENT_STREAMS
     kind, _, stream_id, payload = frames(sent_by(engine))[-1]
-    assert (kind, stream_id) == (Kind.RST_STREAM, 2 * MAX_CONCURRENT_STREAMS + 1)
+    assert (kind, stream_id) == (FrameType.RST_STREAM, 2 * MAX_CONCURRENT_STREAMS + 1)
     assert payload == NUMBER.pack(ErrorCode.REFUSED_STREAM)
 
 
 def test_a_stream_whose_window_overflows_is_reset_alone(engine: Http2Engine, heard: Heard) -> None:
     """Its owner is told that it is over."""
-    engine.receive(HEADERS + frame(Kind.WINDOW_UPDATE, 0, 1, NUMBER.pack(2**31 - 1)))
+    engine.receive(HEADERS + frame(FrameType.WINDOW_UPDATE, 0, 1, NUMBER.pack(2**31 - 1)))
     assert heard.events[-1] == ("reset", 1)
     assert engine.window(heard.streams[1]) == 0
 
@@ -260,9 +265,9 @@ def test_a_smaller_window_of_the_peer_may_leave_streams_in_debt(
     """It has to be paid before anything more is sent."""
     engine.receive(HEADERS)
     engine.send_data(heard.streams[1], bytes(16_384))
-    engine.receive(frame(Kind.SETTINGS, 0, 0, b"\0\x04" + NUMBER.pack(1000)))
+    engine.receive(frame(FrameType.SETTINGS, 0, 0, b"\0\x04" + NUMBER.pack(1000)))
     assert engine.window(heard.streams[1]) == 1000 - 16_384
-    engine.receive(frame(Kind.WINDOW_UPDATE, 0, 1, NUMBER.pack(16_384)))
+    engine.receive(frame(FrameType.WINDOW_UPDATE, 0, 1, NUMBER.pack(16_384)))
     assert engine.window(heard.streams[1]) == 1000
 
 
@@ -270,9 +275,9 @@ def test_long_header_blocks_go_out_in_frames_that_every_peer_takes() -> None:
     """One HEADERS and as many CONTINUATION as it needs; only the last ends the block."""
     sent = frames(header_frames(3, bytes(40_000), end_stream=True))
     assert [(kind, flags, len(payload)) for kind, flags, _, payload in sent] == [
-        (Kind.HEADERS, END_STREAM, 16_384),
-        (Kind.CONTINUATION, 0, 16_384),
-        (Kind.CONTINUATION, END_HEADERS, 40_000 - 2 * 16_384),
+        (FrameType.HEADERS, END_STREAM, 16_384),
+        (FrameType.CONTINUATION, 0, 16_384),
+        (FrameType.CONTINUATION, END_HEADERS, 40_000 - 2 * 16_384),
     ]
 
 

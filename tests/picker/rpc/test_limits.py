@@ -17,7 +17,7 @@ from picker.rpc.connection import (
     WASTE_BURST,
     WASTE_PER_SECOND,
 )
-from picker.rpc.http2.frames import END_HEADERS, NUMBER, PREFACE, Kind, frame
+from picker.rpc.http2.frames import END_HEADERS, NUMBER, PREFACE, FrameType, frame
 from picker.rpc.http2.headers import encode_fields
 from picker.rpc.options import ServerOptions, TlsOptions
 from picker.rpc.self_signed import self_signed
@@ -122,8 +122,8 @@ def opened_and_reset(count: int, at: int = 1) -> bytes:
     """Calls that are given up as soon as they are opened, the first with the number `at`."""
     reset = NUMBER.pack(ErrorCodes.CANCEL)
     return b"".join(
-        frame(Kind.HEADERS, END_HEADERS, stream_id, BLOCK)
-        + frame(Kind.RST_STREAM, 0, stream_id, reset)
+        frame(FrameType.HEADERS, END_HEADERS, stream_id, BLOCK)
+        + frame(FrameType.RST_STREAM, 0, stream_id, reset)
         for stream_id in range(at, at + 2 * count, 2)
     )
 
@@ -185,10 +185,10 @@ async def test_calls_that_had_an_answer_or_were_old_are_no_waste(answered: bool)
 @pytest.mark.parametrize(
     "wasted",
     [
-        frame(Kind.PING, 0, 0, bytes(8)),
-        frame(Kind.SETTINGS, 0, 0, struct.pack(">HI", 4, 65_535)),
-        frame(Kind.PRIORITY, 0, 7, bytes(5)),
-        frame(Kind.DATA, 0, 1, b""),
+        frame(FrameType.PING, 0, 0, bytes(8)),
+        frame(FrameType.SETTINGS, 0, 0, struct.pack(">HI", 4, 65_535)),
+        frame(FrameType.PRIORITY, 0, 7, bytes(5)),
+        frame(FrameType.DATA, 0, 1, b""),
         frame(0xEE, 0, 0, b"unknown"),
     ],
     ids=["ping", "settings", "priority", "empty data", "unknown"],
@@ -213,7 +213,7 @@ async def test_time_makes_up_for_waste() -> None:
     peer = Peer({PATH: echo})
     peer.connect()
     await peer.settle()
-    data = frame(Kind.PING, 0, 0, bytes(8))
+    data = frame(FrameType.PING, 0, 0, bytes(8))
     for _ in range(5):
         peer.connection.data_received(data * (WASTE_BURST // 2))
         await peer.settle()
