@@ -12,7 +12,7 @@ from picker.cli.options import KubernetesFlags, Options
 from picker.errors import ConfigError
 from picker.k8s.client import KubernetesClient
 from picker.k8s.credentials import Credentials, find_credentials
-from picker.k8s.discovery import Target, selected_pods
+from picker.k8s.discovery import WatchedPool, selected_pods
 from picker.k8s.objects import PoolName
 from picker.k8s.reviews import AccessReviews, Authorization, ReviewError
 
@@ -45,12 +45,12 @@ class ClusterAccess:
         return KubernetesClient(self._credentials, rng=Random())
 
 
-def target_of(flags: KubernetesFlags) -> Target:
+def target_of(flags: KubernetesFlags) -> WatchedPool:
     """What the flags ask to follow."""
     pool = PoolName(flags.pool_name, flags.pool_namespace, flags.pool_group)
     if not flags.endpoint_selector:
-        return Target(pool)
-    return Target(pool, selected_pods(flags.endpoint_selector, flags.endpoint_target_ports))
+        return WatchedPool(pool)
+    return WatchedPool(pool, selected_pods(flags.endpoint_selector, flags.endpoint_target_ports))
 
 
 async def protect(admin: AdminServer, options: Options, stack: AsyncExitStack) -> None:

@@ -1,7 +1,7 @@
 """Asks an API server over HTTP: `KubernetesApi` with aiohttp, objects as the bytes that came.
 
 A path may keep sockets open and forward nothing, which no keepalive of TCP detects. So every watch
-asks the server to end it soon (`Limits.watch_seconds`), and one on which nothing came for
+asks the server to end it soon (`ClientLimits.watch_seconds`), and one on which nothing came for
 `silent_seconds` is dead: a live server would have ended it before (docs/decisions/0028).
 """
 
@@ -51,7 +51,7 @@ _AddressInfo: TypeAlias = tuple[int | socket.AddressFamily, int | socket.SocketK
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ClientLimits:
     """How long things may last, in seconds, and how long lists may be.
 
     Watches are ended by the server after a time between the two `watch` ones; one on which nothing
@@ -71,11 +71,11 @@ class KubernetesClient:
     """A real API server; used as a context manager, which owns the connections."""
 
     def __init__(
-        self, credentials: Credentials, *, rng: Random, limits: Limits | None = None
+        self, credentials: Credentials, *, rng: Random, limits: ClientLimits | None = None
     ) -> None:
         self._credentials = credentials
         self._rng = rng
-        self._limits = limits or Limits()
+        self._limits = limits or ClientLimits()
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:

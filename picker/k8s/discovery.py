@@ -59,7 +59,7 @@ Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[KubernetesApi]]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class WatchedPool:
     """What to follow: the InferencePool `pool`, or with `pods` these Pods under that name."""
 
     pool: PoolName
@@ -199,7 +199,7 @@ class KubernetesDiscovery:
 
     def __init__(
         self,
-        target: Target,
+        target: WatchedPool,
         connect: Connect,
         datastore: Datastore,
         rules: RequestRules,

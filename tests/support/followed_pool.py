@@ -17,7 +17,7 @@ from kube_api.server import KubeApi
 from kubernetes_objects import CRDS
 
 from picker.k8s.api import POOLS
-from picker.k8s.discovery import KubernetesDiscovery, Target
+from picker.k8s.discovery import KubernetesDiscovery, WatchedPool
 from picker.k8s.objects import PoolName
 from picker.k8s.pool_view import PoolShape
 from picker.metrics.picker_metrics import PickerMetrics
@@ -135,7 +135,7 @@ async def following(
         yield api
 
     clock = asyncio.get_running_loop().time
-    target = Target(POOL, pods)
+    target = WatchedPool(POOL, pods)
     discovery = KubernetesDiscovery(target, connect, datastore, rules, metrics, clock=clock)
     discovery.load()
     task = asyncio.create_task(discovery.run())

@@ -30,10 +30,10 @@ from picker.k8s.api import (
     UnreachableError,
     WatchEvent,
 )
-from picker.k8s.client import Limits, WatchLines, api_error, decode_event, decode_listing
+from picker.k8s.client import ClientLimits, WatchLines, api_error, decode_event, decode_listing
 
 _LATENCY_SECONDS = 0.001
-_LIMITS = Limits()
+_LIMITS = ClientLimits()
 
 
 @dataclass(frozen=True, slots=True)

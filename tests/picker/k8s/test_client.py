@@ -37,13 +37,13 @@ from picker.k8s.api import (
     SilentError,
     UnreachableError,
 )
-from picker.k8s.client import KubernetesClient, Limits
+from picker.k8s.client import ClientLimits, KubernetesClient
 from picker.k8s.credentials import Access
 from picker.k8s.reflector import Reflector, Subject
 
 POOL_CRD = Path(__file__).parents[3] / "crds"
 ALL = Selection("default")
-QUICK = Limits(silent_seconds=0.4, connect_seconds=2, request_seconds=0.4, list_seconds=0.4)
+QUICK = ClientLimits(silent_seconds=0.4, connect_seconds=2, request_seconds=0.4, list_seconds=0.4)
 DRIP_SECONDS = 0.1  # between two pieces: shorter than any limit
 PATIENCE_SECONDS = 60
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
@@ -92,7 +92,7 @@ async def test_a_list_that_is_forgotten_half_way_begins_anew(api: KubeApi) -> No
     """410 for a page: the next attempt has all objects, once."""
     for number in range(5):
         api.write(config(f"n{number}"))
-    async with client_of(Access(api.url), limits=Limits(page_objects=2)) as client:
+    async with client_of(Access(api.url), limits=ClientLimits(page_objects=2)) as client:
         api.faults.add(OfLaterPages(("list",), times=1, error=statuses.expired_continue()))
         listing = await client.list(CONFIGS, ALL)
         assert named(listing.items) == [f"n{number}" for number in range(5)]
@@ -321,7 +321,7 @@ async def test_a_list_that_never_ends_is_given_up() -> None:
     """A server that says the same page for ever."""
     page = b'{"metadata":{"continue":"x","resourceVersion":"5"},"items":[]}'
     sent = HEAD + b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(page) + page
-    limits = Limits(most_pages=20)
+    limits = ClientLimits(most_pages=20)
     async with answering(sent) as url, client_of(Access(url), limits=limits) as client:
         with pytest.raises(UnreachableError, match="not end after 20 pages"):
             await client.list(CONFIGS, ALL)
