@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from random import Random
 
-from picker.k8s.client import KubernetesClient, Limits
+from picker.k8s.client import ClientLimits, KubernetesClient
 from picker.k8s.credentials import Access, Credentials
 
 
@@ -26,7 +26,7 @@ class Accesses:
 
 @asynccontextmanager
 async def client_of(
-    *accesses: Access, limits: Limits | None = None
+    *accesses: Access, limits: ClientLimits | None = None
 ) -> AsyncIterator[KubernetesClient]:
     """A client with these credentials, one after the other."""
     credentials = Credentials(Accesses(*accesses), asyncio.get_running_loop().time)
