@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from ext_proc_stream import DESTINATION, completion, directed, refused
+from ext_proc_stream import completion, directed, refused
 from metrics_pages import page, pods
 from whole_picker import HEAD, whole_picker
 
@@ -44,17 +44,6 @@ async def test_only_sheddable_requests_are_shed_while_the_pool_is_full(
         assert said[0].WhichOneof("response") == (
             "immediate_response" if is_shed else "request_headers"
         )
-
-
-async def test_the_subset_is_what_may_be_full(tmp_path: Path) -> None:
-    """A request that may use only the full endpoint finds the pool full."""
-    two = pods(FULL, FREE)
-    async with whole_picker(tmp_path, two, objectives=PRIORITIES) as picker:
-        headers = {"x-llm-d-inference-objective": "sheddable"}
-        free = directed(two[1].host_port, completion())
-        for pod, expected in ((two[0], SHED), (two[1], free)):
-            hint = {"envoy.lb.subset_hint": {f"{DESTINATION}-subset": [pod.host_port]}}
-            assert await picker.ask(completion(), headers, metadata=hint) == expected
 
 
 async def test_whoever_is_shed_is_counted_and_holds_nothing(tmp_path: Path) -> None:
@@ -108,14 +97,6 @@ async def test_a_conditional_request_is_served_only_from_a_cache(
             assert await picker.is_idle()
         assert await picker.ask(body) == served
         assert await picker.ask(body, {"prefer": prefer}) == served
-
-
-async def test_where_nobody_looks_nothing_is_cached(tmp_path: Path) -> None:
-    """Without a producer that knows prefixes every conditional request is refused."""
-    config = HEAD + "plugins: [{type: queue-scorer}]"
-    async with whole_picker(tmp_path, pods(page()), config) as picker:
-        await picker.ask(completion())
-        assert await picker.ask(completion(), {"prefer": "if-available"}) == NOT_CACHED
 
 
 async def test_an_admitter_sheds_before_the_pool_is_full(tmp_path: Path) -> None:

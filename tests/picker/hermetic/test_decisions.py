@@ -12,7 +12,6 @@ from metrics_pages import page, pods
 from whole_picker import WholePicker, until, whole_picker
 
 from picker.cli.options import ExplainFlags
-from picker.errors import RETRY_AFTER_HEADER
 
 USAGE = {"prompt_tokens": 7, "total_tokens": 17, "completion_tokens": 10}
 ANSWER = json.dumps({"id": "cmpl-1", "model": "my-model", "usage": USAGE}).encode()
@@ -118,16 +117,6 @@ async def test_however_it_ends_a_request_leaves_one_record(
         assert (summary["outcome"], summary["status"]) == (outcome, status)
 
 
-async def test_a_pool_without_endpoints_is_the_reason(tmp_path: Path) -> None:
-    """The words are those that the client was sent."""
-    async with whole_picker(tmp_path) as picker:
-        await picker.ask(completion())
-        refusal = (await found(picker))["refusal"]
-        assert (refusal["status"], refusal["code"]) == (503, "ServiceUnavailable")
-        assert refusal["reason"] == "rejected-no-endpoints"
-        assert RETRY_AFTER_HEADER not in refusal
-
-
 async def test_what_is_not_known_is_said_so(tmp_path: Path) -> None:
     """404; also of what was remembered once."""
     flags = ExplainFlags(decision_records=1)
@@ -140,15 +129,6 @@ async def test_what_is_not_known_is_said_so(tmp_path: Path) -> None:
 
         await until(is_forgotten)
         assert (await found(picker))["summary"]["request_id"] == "second"
-
-
-async def test_nothing_is_remembered_where_nobody_wants_it(tmp_path: Path) -> None:
-    """`--decision-records 0`."""
-    flags = ExplainFlags(decision_records=0)
-    async with whole_picker(tmp_path, pods(page()), explain=flags) as picker:
-        await picker.ask(completion())
-        assert await listed(picker) == []
-        assert (await picker.get("/decisions/last"))[0] == 404
 
 
 @pytest.mark.parametrize("served", [None, "the other", "10.9.9.9:1"])
@@ -170,13 +150,3 @@ async def test_clients_are_told_who_served_them_where_that_is_wanted(
         assert await stream.response_headers(served=address) == response_head(told)
         await stream.response_body(ANSWER, ends=True)
         await stream.read(1)
-
-
-async def test_the_configuration_in_use_is_told(tmp_path: Path) -> None:
-    """As it was written, with its defaults, and since when."""
-    async with whole_picker(tmp_path, pods(page())) as picker:
-        config = json.loads((await picker.get("/config"))[1])
-        assert config["source"] == "--config-text"
-        assert "lora-affinity-scorer" in config["written"]
-        assert "single-profile-handler" in config["effective"]
-        assert (config["last_error"], config["loaded_unix_seconds"] > 1e9) == (None, True)

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from ext_proc_stream import (
     DESTINATION,
-    REQUEST_TRAILERS,
     GatewayStream,
     completion,
     destination_of,
-    directed,
 )
 from metrics_pages import page, pods, serving
 from whole_picker import HEAD, WholePicker, until, whole_picker
@@ -122,46 +118,6 @@ async def test_whatever_ends_a_stream_nothing_stays_held(
         await until(is_over)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"response_body": pb.HttpBody()},
-        {"response_trailers": pb.HttpTrailers()},
-        {"request_headers": pb.HttpHeaders()},
-        {},
-    ],
-    ids=lambda wrong: next(iter(wrong), "nothing"),
-)
-@pytest.mark.parametrize("reach", [after_headers, after_the_decision], ids=ids)
-async def test_messages_out_of_turn_end_the_stream(
-    tmp_path: Path, reach: Step, wrong: dict[str, Any]
-) -> None:
-    """With an error that says whose fault it is; what the request held is released."""
-    async with whole_picker(tmp_path, pods(page()), HOLDING) as picker:
-        stream = GatewayStream(picker.channel)
-        await reach(stream)
-        await stream.send(**wrong)
-        assert (await stream.call.code()).name in ("INVALID_ARGUMENT", "FAILED_PRECONDITION")
-
-        async def is_over() -> bool:
-            return await picker.outcomes() == {"reset": 1} and await picker.is_idle()
-
-        await until(is_over)
-        assert (await picker.ask(completion()))[0].WhichOneof("response") == "request_headers"
-
-
-async def test_an_answer_of_the_gateways_own_ends_the_request(tmp_path: Path) -> None:
-    """A client that was too slow gets the gateway's error while its body is still awaited."""
-    async with whole_picker(tmp_path, pods(page()), HOLDING) as picker:
-        async with picker.stream() as stream:
-            await within_the_body(stream)
-            await stream.response_headers({":status": "408"})
-            await stream.response_body(b"slow", ends=True)
-            await stream.read_response()
-        assert await picker.outcomes() == {"client-gone": 1}
-        assert await picker.is_idle()
-
-
 async def test_bodies_that_arrive_share_their_room(tmp_path: Path) -> None:
     """What finds none is refused at once, and the room of a stream that ends is another's."""
     async with whole_picker(tmp_path, pods(page()), max_unfinished_body_bytes=1000) as picker:
@@ -187,46 +143,6 @@ async def test_bodies_that_arrive_share_their_room(tmp_path: Path) -> None:
             assert (await third.read(1))[0].WhichOneof("response") == "request_headers"
             await third.read(1)
         assert await picker.series("llm_d_epp_request_error_total") == 1
-
-
-async def test_request_trailers_end_a_body(tmp_path: Path) -> None:
-    """Or come after its last piece; they are answered after the body, and no length is stated."""
-    one = pods(page())
-    async with whole_picker(tmp_path, one) as picker:
-        async with picker.stream() as stream:
-            await stream.request_headers()
-            await stream.request_body(completion(), ends=False)
-            await stream.request_trailers()
-            said = await stream.read(3)
-            expected = directed(one[0].host_port, completion(), has_length=False)
-            last = expected[-1].request_body.response.body_mutation.streamed_response
-            last.end_of_stream = False
-            assert said == [*expected, REQUEST_TRAILERS]
-        async with picker.stream() as stream:
-            await stream.ask(completion())
-            await stream.request_trailers()
-            assert await stream.read(1) == [REQUEST_TRAILERS]
-            assert await stream.respond([b"{}"]) == b"{}"
-
-
-async def test_trailers_of_a_request_may_come_in_every_later_phase(tmp_path: Path) -> None:
-    """After the headers of the response, and after its end."""
-    async with whole_picker(tmp_path, pods(page())) as picker:
-        for reach in (after_response_headers, within_the_response, after_the_response):
-            async with picker.stream() as stream:
-                await reach(stream)
-                await stream.request_trailers()
-                assert await stream.read(1) == [REQUEST_TRAILERS]
-
-
-async def test_messages_of_a_newer_protocol_are_passed_over(tmp_path: Path) -> None:
-    """A kind that this picker does not know is no end of the stream."""
-    one = pods(page())
-    async with whole_picker(tmp_path, one) as picker, picker.stream() as stream:
-        await stream.request_headers()
-        await stream.call.write(pb.ProcessingRequest.FromString(b"\xba\x3e\x00"))
-        await stream.request_body(completion())
-        assert await stream.read_request() == directed(one[0].host_port, completion())
 
 
 async def test_many_streams_that_are_cut_leave_nothing(tmp_path: Path) -> None:

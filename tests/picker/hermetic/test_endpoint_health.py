@@ -47,36 +47,6 @@ async def test_retries_elsewhere_blame_the_endpoint_that_was_picked(tmp_path: Pa
         assert await picker.series(EJECTIONS) == 1
 
 
-async def test_requests_without_a_body_avoid_what_is_ejected(tmp_path: Path) -> None:
-    """They go anywhere else, and try nobody out."""
-    async with whole_picker(tmp_path, pods(*POOL)) as picker:
-        bad = picker.pods[0]
-        while not await picker.series(EJECTIONS):
-            await answered(picker, bad)
-        for _ in range(20):
-            async with picker.stream() as stream:
-                await stream.request_headers(path="/v1/models", ends=True)
-                assert destination_of(await stream.read(1)) != bad.host_port
-
-
-async def test_an_ejected_endpoint_is_better_than_none(tmp_path: Path) -> None:
-    """The subset names it alone; and so does the pool, once the others are gone."""
-    async with whole_picker(tmp_path, pods(*POOL)) as picker:
-        bad = picker.pods[0]
-        while not await picker.series(EJECTIONS):
-            await answered(picker, bad)
-        hint = {"envoy.lb.subset_hint": {"x-gateway-destination-endpoint-subset": bad.host_port}}
-        for _ in range(3):
-            assert await picker.destination(completion(), metadata=hint) == bad.host_port
-        picker.list_endpoints([bad])
-
-        async def alone() -> bool:
-            return list(await picker.endpoints()) == [bad.name]
-
-        await until(alone)
-        assert await answered(picker, bad) == bad.host_port
-
-
 async def test_an_endpoint_that_restarts_is_given_another_chance(tmp_path: Path) -> None:
     """Its page says that it is another process; and so does its leaving and coming back."""
     async with whole_picker(tmp_path, pods(*POOL)) as picker:

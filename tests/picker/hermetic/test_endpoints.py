@@ -15,7 +15,6 @@ from metrics_pages import (
     SGLANG,
     START_SECONDS,
     Pod,
-    adapters_page,
     load_page,
     page,
     pods,
@@ -24,7 +23,6 @@ from metrics_pages import (
 from whole_picker import HEAD, WholePicker, until, whole_picker, write_endpoints
 
 QUEUES = HEAD + "plugins: [{type: queue-scorer}, {type: max-score-picker}]"
-REAL_PAGE = Path(__file__).parents[2] / "data/vllm_0.32_metrics.txt"
 
 
 def hint(pod: Pod) -> dict[str, dict[str, list[str]]]:
@@ -39,58 +37,7 @@ async def known(picker: WholePicker, name: str) -> Mapping[str, object]:
     return load
 
 
-async def test_a_real_page_of_vllm_is_read(tmp_path: Path) -> None:
-    """Of version 0.32, whose label values hold what others do not."""
-    async with whole_picker(tmp_path, pods(REAL_PAGE.read_text()), QUEUES) as picker:
-        load = await known(picker, "pod-0")
-    assert {name: value for name, value in load.items() if "seconds" not in name} == {
-        "waiting_requests": 0,
-        "running_requests": 0,
-        "kv_cache_usage": 0.0,
-        "block_size_tokens": 128,
-        "num_kv_blocks": 364,
-        "active_models": [],
-        "waiting_models": [],
-        "max_active_models": None,
-    }
-    assert load["process_start_time_seconds"] == 1.79529687005e9
-
-
-TRTLLM = (
-    "trtllm_num_requests_waiting 4\ntrtllm_num_requests_running 3\n"
-    "trtllm_kv_cache_utilization 0.5\ntrtllm_kv_cache_tokens_per_block 32\n"
-    "trtllm_kv_cache_max_blocks 100\n"
-)
-TRITON = (
-    'nv_trt_llm_request_metrics{request_type="waiting",model="m"} 4\n'
-    'nv_trt_llm_request_metrics{request_type="scheduled",model="m"} 3\n'
-    'nv_trt_llm_request_metrics{request_type="max",model="m"} 999\n'
-    'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction"} 0.5\n'
-    'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="tokens_per"} 32\n'
-    'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max"} 100\n'
-)
 FOUR, THREE = {"waiting_requests": 4, "kv_cache_usage": 0.5}, {"running_requests": 3}
-
-
-@pytest.mark.parametrize(
-    ("engine", "text"),
-    [
-        ("vllm", load_page(4, 0.5, 3)),
-        ("sglang", load_page(4, 0.5, 3, SGLANG)),
-        ("trtllm-serve", TRTLLM),
-        ("triton-tensorrt-llm", TRITON),
-        ("pointsman", load_page(4, 0.5, 3)),
-        ("no-such-engine", load_page(4, 0.5, 3)),
-    ],
-)
-@pytest.mark.parametrize("key", ["llm-d.ai/engine-type", "inference.networking.k8s.io/engine-type"])
-async def test_an_engine_is_named_by_a_label(
-    tmp_path: Path, engine: str, text: str, key: str
-) -> None:
-    """Either of two; an unknown engine is taken for vLLM."""
-    async with whole_picker(tmp_path, pods(text, labels=[{key: engine}]), QUEUES) as picker:
-        load = await known(picker, "pod-0")
-        assert (FOUR | THREE).items() <= load.items()
 
 
 async def test_two_engines_serve_one_pool(tmp_path: Path) -> None:
@@ -102,57 +49,6 @@ async def test_two_engines_serve_one_pool(tmp_path: Path) -> None:
         two[0].page = page(1, 0.5, engine=SGLANG)
         await picker.knows("pod-0", waiting_requests=1)
         assert await picker.destination(completion()) == two[0].host_port
-
-
-@pytest.mark.parametrize("turned", [False, True])
-async def test_the_engines_of_one_page_are_summed(tmp_path: Path, turned: bool) -> None:
-    """Data-parallel ranks behind one port; in whatever order the page has them."""
-    ranks = [
-        load_page(2, 0.25, 1, labels='{engine="0",model_name="m"}'),
-        load_page(5, 0.75, 4, labels='{engine="1",model_name="m"}'),
-    ]
-    text = "".join(reversed(ranks) if turned else ranks)
-    async with whole_picker(tmp_path, pods(text), QUEUES) as picker:
-        load = await known(picker, "pod-0")
-        expected = {"waiting_requests": 7, "running_requests": 5, "kv_cache_usage": 0.5}
-        assert expected.items() <= load.items()
-
-
-async def test_tensor_parallel_ranks_count_once(tmp_path: Path) -> None:
-    """They report the same requests again."""
-    ranks = [load_page(3, 0.5, 2, SGLANG, f'{{tp_rank="{rank}"}}') for rank in range(4)]
-    labels = [{"llm-d.ai/engine-type": "sglang"}]
-    async with whole_picker(tmp_path, pods("".join(ranks), labels=labels), QUEUES) as picker:
-        expected = {"waiting_requests": 3, "running_requests": 2, "kv_cache_usage": 0.5}
-        assert expected.items() <= (await known(picker, "pod-0")).items()
-
-
-async def test_the_latest_sample_names_the_adapters(tmp_path: Path) -> None:
-    """vLLM never takes one back."""
-    old = adapters_page(["old"]).replace(str(START_SECONDS), str(START_SECONDS - 9))
-    text = load_page() + adapters_page(["new", "newer"], ["next"], most=2) + old
-    async with whole_picker(tmp_path, pods(text)) as picker:
-        load = await known(picker, "pod-0")
-    assert sorted(load["active_models"]) == ["new", "newer"]  # type: ignore[call-overload]
-    assert (load["waiting_models"], load["max_active_models"]) == (["next"], 2)
-
-
-@pytest.mark.parametrize(
-    ("adapters", "expected"),
-    [
-        pytest.param([adapters_page(["T", "x"], (), 2), adapters_page(["x"])], 0, id="active"),
-        pytest.param([adapters_page(["x", "y"], (), 2), adapters_page(["x"], (), 2)], 1, id="room"),
-        pytest.param([adapters_page("xy", "T", 2), adapters_page("xy", (), 2)], 0, id="waiting"),
-        pytest.param([adapters_page([], (), 0), adapters_page("x", (), 2)], 1, id="none allowed"),
-    ],
-)
-async def test_adapters_decide(tmp_path: Path, adapters: list[str], expected: int) -> None:
-    """U17: loaded, room for it, waiting, nothing."""
-    config = HEAD + "plugins: [{type: lora-affinity-scorer}, {type: max-score-picker}]"
-    two = pods(*(load_page() + text for text in adapters))
-    async with whole_picker(tmp_path, two, config) as picker:
-        for _ in range(4):
-            assert await picker.destination(completion("T")) == two[expected].host_port
 
 
 @pytest.mark.parametrize(
@@ -192,16 +88,6 @@ async def test_an_endpoint_that_falls_silent_is_unknown_after_a_while(tmp_path: 
         await picker.knows("pod-0", waiting_requests=1)
         assert await picker.destination(completion()) == one.host_port
         assert await picker.series("llm_d_epp_datalayer_poll_errors_total")
-
-
-@pytest.mark.parametrize("value", ["NaN", "-1", "+Inf", "1e300"])
-async def test_impossible_numbers_are_not_believed(tmp_path: Path, value: str) -> None:
-    """The last good one stays, and the page is counted as faulty."""
-    (one,) = pods(page(3, 0.5))
-    async with whole_picker(tmp_path, [one], QUEUES) as picker:
-        one.page = load_page(7, 0.25).replace("waiting 7", f"waiting {value}")
-        await picker.knows("pod-0", waiting_requests=3, kv_cache_usage=0.25)
-        assert await picker.series("llm_d_epp_datalayer_extract_errors_total")
 
 
 async def test_a_restart_makes_an_endpoint_forget_its_prefixes(tmp_path: Path) -> None:

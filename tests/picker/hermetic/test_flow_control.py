@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ext_proc_stream import DESTINATION, completion
 from metrics_pages import page, pods, serving
 from waiting_requests import FAIRNESS, OBJECTIVE, config, headers_of, status_of, waiting_scene
 
@@ -48,36 +47,6 @@ async def test_a_full_queue_refuses_at_once(tmp_path: Path) -> None:
         await scene.is_at_rest()
 
 
-@pytest.mark.parametrize("cap", ["  maxBytes: {body}", "  maxMemory: 30k"])
-async def test_what_is_too_large_to_wait_does_not(tmp_path: Path, cap: str) -> None:
-    """A request takes its body's size of `maxBytes`, and what is held of it, which is more, of
-    `maxMemory`; it gives both back.
-    """
-    async with waiting_scene(tmp_path, config(cap.format(body=len(completion())))) as scene:
-        first = await scene.serve()
-        second = await scene.wait(1)
-        assert status_of(await (await scene.ask()).answer()) == 429
-        await first.end()
-        await second.destination()
-        third = await scene.wait(1)
-        await second.end()
-        await third.destination()
-        await third.end()
-        await scene.is_at_rest()
-
-
-async def test_nobody_waits_longer_than_he_may(tmp_path: Path) -> None:
-    """429 where there is somebody to serve it, in time of its own."""
-    async with waiting_scene(tmp_path, config("  defaultRequestTTL: 50ms")) as scene:
-        first = await scene.serve()
-        told = await (await scene.ask()).answer()
-        assert status_of(told) == 429
-        assert headers_of(told)["x-llm-d-request-dropped-reason"] == "rejected-ttl-expired"
-        assert int(headers_of(told)["retry-after"]) >= 1
-        await first.end()
-        await scene.is_at_rest()
-
-
 async def test_an_empty_pool_is_waited_for(tmp_path: Path) -> None:
     """A pool that is scaled from zero serves what came before it."""
     async with waiting_scene(tmp_path, config(), []) as scene:
@@ -89,15 +58,6 @@ async def test_an_empty_pool_is_waited_for(tmp_path: Path) -> None:
             assert await waiter.destination() == pod.host_port
             await waiter.end()
             await scene.is_at_rest()
-
-
-async def test_an_empty_pool_is_not_waited_for_for_ever(tmp_path: Path) -> None:
-    """503: there is nobody."""
-    async with waiting_scene(tmp_path, config("  noEndpointRequestTTL: 50ms"), []) as scene:
-        told = await (await scene.ask()).answer()
-        assert status_of(told) == 503
-        assert headers_of(told)["x-llm-d-request-dropped-reason"] == "rejected-no-endpoints"
-        await scene.is_at_rest()
 
 
 async def test_a_client_that_leaves_gives_up_its_place(tmp_path: Path) -> None:
@@ -133,24 +93,6 @@ async def test_a_higher_priority_always_goes_first(tmp_path: Path) -> None:
         await scene.is_at_rest()
 
 
-async def test_tenants_take_turns_where_that_is_asked_for(tmp_path: Path) -> None:
-    """One that floods waits behind itself alone."""
-    section = "  defaultPriorityBand: {fairnessPolicyRef: round-robin-fairness-policy}"
-    async with waiting_scene(tmp_path, config(section)) as scene:
-        running = await scene.serve()
-        flood = [await scene.wait(number, {FAIRNESS: "a"}) for number in range(1, 5)]
-        other = await scene.wait(5, {FAIRNESS: "b"})
-        await running.end()
-        await flood[0].destination()
-        await flood[0].end()
-        await other.destination()
-        assert [waiter.waits for waiter in flood] == [False, True, True, True]
-        for waiter in (other, *flood[1:]):
-            await waiter.destination()
-            await waiter.end()
-        await scene.is_at_rest()
-
-
 async def test_a_request_without_a_body_does_not_wait(tmp_path: Path) -> None:
     """And the slot that it frees is not lost to those that do."""
     async with waiting_scene(tmp_path, config()) as scene:
@@ -164,23 +106,6 @@ async def test_a_request_without_a_body_does_not_wait(tmp_path: Path) -> None:
             await listing.response_headers(ends=True)
             await waiter.destination()
         await waiter.end()
-        await scene.is_at_rest()
-
-
-async def test_the_subset_holds_after_the_wait(tmp_path: Path) -> None:
-    """The pool as a whole decides who waits, the subset where it goes."""
-    two = pods(page(), page())
-    async with waiting_scene(tmp_path, config(), two) as scene:
-        running = {}
-        for _ in two:
-            request = await scene.serve()
-            running[await request.destination()] = request
-        subset = {"envoy.lb.subset_hint": {f"{DESTINATION}-subset": [two[1].host_port]}}
-        waiter = await scene.wait(1, metadata=subset)
-        await running[two[0].host_port].end()
-        assert await waiter.destination() == two[1].host_port
-        await waiter.end()
-        await running[two[1].host_port].end()
         await scene.is_at_rest()
 
 

@@ -8,7 +8,6 @@ import pytest
 from waiting_requests import (
     FAIRNESS,
     OBJECTIVE,
-    Waiter,
     config,
     headers_of,
     status_of,
@@ -46,21 +45,6 @@ async def test_flow_control_that_is_turned_on_counts_what_is_under_way(tmp_path:
         await before[1].end()
         await waiter.destination()
         await waiter.end()
-        await scene.is_at_rest()
-
-
-async def test_what_waits_waits_on_by_the_new_configuration(tmp_path: Path) -> None:
-    """More room lets some go at once; lower caps refuse nobody who waits, but those who come."""
-    async with waiting_scene(tmp_path, config()) as scene:
-        requests = [await scene.serve(), *[await scene.wait(n) for n in (1, 2, 3)]]
-        scene.use(config("  maxRequests: 1", at_once=2))
-        await requests[1].destination()
-        await scene.has_waiting(2)
-        assert [one.waits for one in requests] == [False, False, True, True]
-        assert status_of(await (await scene.ask()).answer()) == 429
-        for waiter in requests:
-            await waiter.destination()
-            await waiter.end()
         await scene.is_at_rest()
 
 
@@ -135,16 +119,3 @@ async def test_a_request_under_way_is_stopped_for_a_better_one(
         assert await scene.picker.outcomes() == {"evicted": 1, "completed": 1}
         errors = {"error_code": "ResourceExhausted", "priority": "-5"}
         assert await scene.picker.series("llm_d_epp_request_error_total", **errors) == 1
-
-
-async def test_a_request_that_may_not_be_stopped_is_waited_for(tmp_path: Path) -> None:
-    """Only those that may be shed make room."""
-    text = config("  enableEviction: true")
-    async with waiting_scene(tmp_path, text, objectives=PRIORITIES) as scene:
-        running: Waiter = await scene.serve()
-        better = await scene.wait(1, {OBJECTIVE: "critical"})
-        assert better.waits
-        await running.end()
-        await better.destination()
-        await better.end()
-        await scene.is_at_rest()

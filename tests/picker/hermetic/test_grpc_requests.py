@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from pathlib import Path
 from struct import pack
-from typing import Any
 
 import pytest
 from ext_proc_stream import (
     RESPONSE_TRAILERS,
-    completion,
     directed,
-    refused,
     response_head,
     response_pieces,
 )
@@ -68,35 +65,6 @@ async def test_a_generate_request_goes_to_the_idlest(tmp_path: Path, body: bytes
         assert await picker.requests(**labels) == 1
 
 
-async def test_a_request_without_objective(tmp_path: Path) -> None:
-    """H23: priority 0; the queue of one outweighs the cache of another only just."""
-    three = pods(page(6, 0.2), page(0, 0.85), page(10, 0.9))
-    async with whole_picker(tmp_path, three, CONFIG) as picker:
-        said = await picker.ask(TEXT, GRPC, path=GENERATE)
-        assert said == directed(three[0].host_port, TEXT)
-        assert await picker.requests(priority="0") == 1
-
-
-@pytest.mark.parametrize(
-    ("indices", "expected"), [((0, 1, 2), 1), ((2,), 2), ((), None)], ids=["H25", "H26", "H27"]
-)
-async def test_the_subset_holds_for_grpc_too(
-    tmp_path: Path, indices: tuple[int, ...], expected: int | None
-) -> None:
-    """The best, the only one, nobody."""
-    three = pods(page(3, 0.2), page(0, 0.1), page(10, 0.2))
-    async with whole_picker(tmp_path, three, CONFIG) as picker:
-        hint: list[Any] = [three[index].host_port for index in indices] or ["192.168.1.99:8000"]
-        metadata = {"envoy.lb.subset_hint": {"x-gateway-destination-endpoint-subset": hint}}
-        said = await picker.ask(TEXT, GRPC, path=GENERATE, metadata=metadata)
-        if expected is not None:
-            assert said == directed(three[expected].host_port, TEXT)
-        else:
-            text = "failed to find endpoint candidates for serving the request"
-            wanted = refused(503, f"ServiceUnavailable - {text}", "rejected-no-endpoints")
-            assert said == wanted
-
-
 async def test_a_response_frame_in_two_pieces(tmp_path: Path) -> None:
     """H28: then trailers; its usage is found all the same, and no piece is the last one."""
     async with whole_picker(tmp_path, pods(page()), CONFIG) as picker, picker.stream() as stream:
@@ -112,31 +80,6 @@ async def test_a_response_frame_in_two_pieces(tmp_path: Path) -> None:
         assert await picker.is_idle()
 
 
-async def test_a_response_that_is_no_frame_passes(tmp_path: Path) -> None:
-    """H29: byte for byte, and tells nothing."""
-    async with whole_picker(tmp_path, pods(page()), CONFIG) as picker, picker.stream() as stream:
-        await stream.ask(TEXT, GRPC, path=GENERATE)
-        await stream.response_headers(GRPC)
-        await stream.response_body(b"no healthy upstream")
-        await stream.response_trailers()
-        expected = [*response_pieces(b"no healthy upstream", ends=False), RESPONSE_TRAILERS]
-        assert await stream.read(2) == expected
-        assert await tokens_of(picker) == (None, None)
-
-
-async def test_a_streamed_response(tmp_path: Path) -> None:
-    """H31: two pieces, neither the last, then trailers; the latest counts are the response's."""
-    async with whole_picker(tmp_path, pods(page()), CONFIG) as picker, picker.stream() as stream:
-        await stream.ask(STREAM, GRPC, path=GENERATE)
-        await stream.response_headers(GRPC)
-        for piece in (CHUNK, COMPLETE):
-            await stream.response_body(piece)
-            assert await stream.read(1) == response_pieces(piece, ends=False)
-        await stream.response_trailers()
-        assert await stream.read(1) == [RESPONSE_TRAILERS]
-        assert await tokens_of(picker) == (7, 10)
-
-
 @pytest.mark.parametrize("width", [1, 3, 8])
 async def test_frames_may_be_cut_anywhere(tmp_path: Path, width: int) -> None:
     """And several may come in one piece."""
@@ -148,28 +91,6 @@ async def test_frames_may_be_cut_anywhere(tmp_path: Path, width: int) -> None:
         assert await tokens_of(picker) == (7, 10)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"no healthy upstream",
-        TEXT[:-1],
-        TEXT + b"x",
-        b"\x01" + TEXT[1:],
-        frame(b""),
-        frame(field(1, b"id")),
-        frame(b"\xff"),
-    ],
-)
-async def test_bad_frames_are_refused(tmp_path: Path, body: bytes) -> None:
-    """No frame, cut off, compressed, without a prompt: 400."""
-    async with whole_picker(tmp_path, pods(page()), CONFIG) as picker:
-        (said,) = await picker.ask(body, GRPC, path=GENERATE)
-        assert said.immediate_response.status.code == 400
-        begin = b"inference error: BadRequest - invalid gRPC request: "
-        assert said.immediate_response.body.startswith(begin)
-
-
 async def test_embed_and_its_response(tmp_path: Path) -> None:
     """Token ids in, the number of them out."""
     one = pods(page())
@@ -179,23 +100,6 @@ async def test_embed_and_its_response(tmp_path: Path) -> None:
         answer = frame(field(1, b"\0\0\0\0") + field(2, 3))
         assert await stream.respond([answer], GRPC) == answer
         assert await tokens_of(picker) == (3, None)
-
-
-@pytest.mark.parametrize("path", [GENERATE, EMBED])
-async def test_tokens_that_are_none_are_routed(tmp_path: Path, path: str) -> None:
-    """The prompt is there, if empty: what to make of it is the endpoint's business."""
-    one = pods(page())
-    async with whole_picker(tmp_path, one, CONFIG) as picker:
-        for tokenized in (b"", field(1, b"text"), field(2, b"")):
-            body = frame(field(2, tokenized))
-            assert await picker.ask(body, GRPC, path=path) == directed(one[0].host_port, body)
-
-
-async def test_other_protocols_find_no_parser_here(tmp_path: Path) -> None:
-    """Where only gRPC is configured."""
-    async with whole_picker(tmp_path, pods(page()), CONFIG) as picker:
-        (said,) = await picker.ask(completion())
-        assert said.immediate_response.status.code == 400
 
 
 VERTEX = "/google.cloud.aiplatform.v1beta1.PredictionService"
@@ -226,12 +130,3 @@ async def test_vertex_ai_carries_json_in_frames(
         assert await stream.respond(pieces, GRPC) == answer
         assert await picker.requests(model_name="m") == 1
         assert await tokens_of(picker) == (7, 10)
-
-
-async def test_vertex_ai_frames_without_json_are_refused(tmp_path: Path) -> None:
-    """As the API inside would refuse them."""
-    config = FOUR_SCORERS.replace("openai-parser", "vertexai-parser")
-    async with whole_picker(tmp_path, pods(page()), config) as picker:
-        for body in (b"{}", frame(b""), frame(field(2, field(2, b"{"))), frame(field(2, b"\xff"))):
-            (said,) = await picker.ask(body, GRPC, path=f"{VERTEX}/ChatCompletions")
-            assert said.immediate_response.status.code == 400

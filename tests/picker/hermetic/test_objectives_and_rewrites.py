@@ -7,15 +7,11 @@ import json
 from collections import Counter
 from pathlib import Path
 
-import pytest
 from ext_proc_stream import Message, completion, destination_of
 from metrics_pages import page, pods
 from whole_picker import objective, rewrite, rule, until, whole_picker
 
-from picker.metrics.label_caps import MAX_NAMES
-
 OBJECTIVE = "x-llm-d-inference-objective"
-REWRITE = "x-llm-d-model-name-rewrite"
 
 
 def model_of(said: list[Message]) -> str:
@@ -37,40 +33,6 @@ async def test_an_objective_gives_requests_its_priority(tmp_path: Path) -> None:
         expected = {"near": "-3", "far": "7", "plain": "0", "elsewhere/far": "0", "nobody": "0"}
         for name, priority in expected.items():
             assert await picker.requests(model_name=name, priority=priority) == 1
-
-
-@pytest.mark.parametrize(
-    ("asked", "headers", "expected"),
-    [
-        ("exact", {}, "old"),
-        ("other", {}, "generic"),
-        ("exact", {REWRITE: "by-header"}, "old"),
-        ("", {}, "generic"),
-    ],
-)
-async def test_rules_go_by_precedence(
-    tmp_path: Path, asked: str, headers: dict[str, str], expected: str
-) -> None:
-    """Exact before generic, old before young, name before name; all of them before the header."""
-    rewrites = [
-        rewrite("young", rule("exact", young=None), creationTimestamp="2026-02-01T00:00:00Z"),
-        rewrite("b", rule("exact", late=None), creationTimestamp="2026-01-01T00:00:00Z"),
-        rewrite("a", rule("exact", old=None), creationTimestamp="2026-01-01T00:00:00Z"),
-        rewrite("c", rule(generic=None), rule(never=None)),
-    ]
-    async with whole_picker(tmp_path, pods(page()), rewrites=rewrites) as picker:
-        body = completion(asked) if asked else b'{"prompt": "p"}'
-        assert model_of(await picker.ask(body, headers)) == expected
-
-
-async def test_without_a_matching_rule_everything_stays(tmp_path: Path) -> None:
-    """The model of the header, else that of the body; a missing one is still missing."""
-    rewrites = [rewrite("r", rule("exact", new=None))]
-    async with whole_picker(tmp_path, pods(page()), rewrites=rewrites) as picker:
-        assert model_of(await picker.ask(completion("m"), {REWRITE: "by-header"})) == "by-header"
-        assert model_of(await picker.ask(completion("m"))) == "m"
-        (said,) = await picker.ask(b'{"prompt": "p"}')
-        assert said.immediate_response.status.code == 400
 
 
 async def test_targets_are_drawn_by_weight(tmp_path: Path) -> None:
@@ -150,15 +112,3 @@ async def test_what_is_broken_changes_nothing(tmp_path: Path) -> None:
         assert await picker.series("pointsman_discovery_errors_total") == 2
         await picker.ask(completion("last"), {OBJECTIVE: "o"})
         assert await picker.requests(model_name="last", priority="0") == 1
-
-
-async def test_models_of_rewrites_are_told_however_many_clients_invent(tmp_path: Path) -> None:
-    """Names that clients invent use up their own cap."""
-    rewrites = [rewrite("r", rule("ours", v2=None))]
-    async with whole_picker(tmp_path, pods(page()), rewrites=rewrites) as picker:
-        for number in range(MAX_NAMES):
-            picker.pool.metrics.model_label(f"invented-{number}")
-        await picker.ask(completion("theirs"))
-        await picker.ask(completion("ours"))
-        assert await picker.requests(model_name="other", target_model_name="other") == 1
-        assert await picker.requests(model_name="ours", target_model_name="v2") == 1

@@ -73,23 +73,20 @@ MODELLED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "members"), MODELLED)
-async def test_a_request_with_a_model_is_passed_or_renamed(
-    tmp_path: Path, path: str, members: dict[str, Any]
-) -> None:
+async def test_a_request_with_a_model_is_passed_or_renamed(tmp_path: Path) -> None:
     """Byte for byte, or with its model replaced and its members sorted."""
     one = pods(page())
-    body = bytes_of({"model": "m", **members})
-    texts = {name: json.dumps(value) for name, value in ({"model": "n"} | members).items()}
-    renamed = ",".join(f'"{name}":{text}' for name, text in sorted(texts.items()))
     async with whole_picker(tmp_path, one, EVERY_PARSER) as picker:
-        assert await picker.ask(body, path=path) == directed(one[0].host_port, body)
-        said = await picker.ask(body, {"x-llm-d-model-name-rewrite": "n"}, path=path)
-        assert said == directed(one[0].host_port, f"{{{renamed}}}".encode())
-        assert await picker.requests(model_name="m") == 2
-        without = bytes_of(members)
-        wanted = refused(400, "BadRequest - model not found in request body")
-        assert await picker.ask(without, path=path) == wanted
+        for path, members in MODELLED:
+            body = bytes_of({"model": "m", **members})
+            texts = {name: json.dumps(value) for name, value in ({"model": "n"} | members).items()}
+            renamed = ",".join(f'"{name}":{text}' for name, text in sorted(texts.items()))
+            assert await picker.ask(body, path=path) == directed(one[0].host_port, body), path
+            said = await picker.ask(body, {"x-llm-d-model-name-rewrite": "n"}, path=path)
+            assert said == directed(one[0].host_port, f"{{{renamed}}}".encode()), path
+            wanted = refused(400, "BadRequest - model not found in request body")
+            assert await picker.ask(bytes_of(members), path=path) == wanted, path
+        assert await picker.requests(model_name="m") == 2 * len(MODELLED)
 
 
 HALVES: list[tuple[str, bytes]] = [
@@ -115,33 +112,29 @@ HALVES: list[tuple[str, bytes]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "body"), HALVES)
 async def test_half_a_character_is_routed_as_it_came(
-    tmp_path: Path, path: str, body: bytes, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Byte for byte but for a new model; and the decision is explained, recorded and made again."""
+    """Byte for byte but for a new model; and the decision is explained, recorded and made again.
+    Also in the name of a model: whether there is one is for the endpoint to say.
+    """
     one, recording = pods(page()), tmp_path / "recording.jsonl"
     flags = RecordFlags(recording)
     async with whole_picker(tmp_path, one, EVERY_PARSER, record=flags) as picker:
-        assert await picker.ask(body, path=path) == directed(one[0].host_port, body)
-        renamed = body.replace(b'"model":"m"', b'"model":"n"')
-        said = await picker.ask(body, {"x-llm-d-model-name-rewrite": "n"}, path=path)
-        assert said == directed(one[0].host_port, renamed)
-        status, explained = await picker.get("/decisions/test-request-id")
-        assert (status, one[0].host_port in explained) == (200, True)
-        assert await picker.requests(model_name="m") == 2
-    assert main(["replay", str(recording)]) == 0
-    assert "2 decisions, 2 identical" in capsys.readouterr().out
-
-
-async def test_half_a_character_in_a_model_is_routed_as_it_came(tmp_path: Path) -> None:
-    """No endpoint has a model of that name, but that is for the endpoint to say."""
-    one = pods(page())
-    body = rb'{"prompt":"x", "model":"cut \ud83d"}'
-    async with whole_picker(tmp_path, one, EVERY_PARSER) as picker:
+        for path, body in HALVES:
+            assert await picker.ask(body, path=path) == directed(one[0].host_port, body), body
+            renamed = body.replace(b'"model":"m"', b'"model":"n"')
+            headers = {"x-llm-d-model-name-rewrite": "n", "x-request-id": f"id-{hash(body)}"}
+            said = await picker.ask(body, headers, path=path)
+            assert said == directed(one[0].host_port, renamed), body
+            status, explained = await picker.get(f"/decisions/id-{hash(body)}")
+            assert (status, one[0].host_port in explained) == (200, True)
+        assert await picker.requests(model_name="m") == 2 * len(HALVES)
+        body = rb'{"prompt":"x", "model":"cut \ud83d"}'
         assert await picker.ask(body) == directed(one[0].host_port, body)
-        assert (await picker.get("/decisions/test-request-id"))[0] == 200
-        assert await picker.requests() == 1
+    assert main(["replay", str(recording)]) == 0
+    number = 2 * len(HALVES) + 1
+    assert f"{number} decisions, {number} identical" in capsys.readouterr().out
 
 
 RAW: list[tuple[str, bytes]] = [
@@ -151,17 +144,6 @@ RAW: list[tuple[str, bytes]] = [
     ("/v1/audio/transcriptions", b"--boundary\r\n\r\n\x00\x01"),
     ("/v1/foocompletions", b"{}"),
 ]
-
-
-@pytest.mark.parametrize(("path", "body"), RAW)
-async def test_a_request_without_a_model_goes_on_raw(
-    tmp_path: Path, path: str, body: bytes
-) -> None:
-    """No header renames it, and none is missed."""
-    one = pods(page())
-    async with whole_picker(tmp_path, one, EVERY_PARSER) as picker:
-        headers = {"x-llm-d-model-name-rewrite": "n"}
-        assert await picker.ask(body, headers, path=path) == directed(one[0].host_port, body)
 
 
 DEEP = b"[" * 800 + b"]" * 800
@@ -178,14 +160,19 @@ ODD: list[tuple[str, bytes]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "body"), ODD)
 async def test_odd_bodies_are_routed_as_they_came(
-    tmp_path: Path, path: str, body: bytes, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Huge numbers, deep values, repeated members: no plugin fails at them."""
+    """Huge numbers, deep values, repeated members: no plugin fails at them. A request without a
+    model goes on raw: no header renames it, and none is missed.
+    """
     one = pods(page())
     async with whole_picker(tmp_path, one, EVERY_PARSER) as picker:
-        assert await picker.ask(body, path=path) == directed(one[0].host_port, body)
+        for path, body in ODD:
+            assert await picker.ask(body, path=path) == directed(one[0].host_port, body), body
+        for path, body in RAW:
+            said = await picker.ask(body, {"x-llm-d-model-name-rewrite": "n"}, path=path)
+            assert said == directed(one[0].host_port, body), body
         assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
@@ -239,16 +226,16 @@ BAD: list[tuple[str, bytes]] = [
 PYTHONS = (b"nonetype", b"codec", b"recursion", b"object has no", b"`", b"dict", b"str,", b"int,")
 
 
-@pytest.mark.parametrize(("path", "body"), BAD)
-async def test_bad_bodies_are_refused(tmp_path: Path, path: str, body: bytes) -> None:
+async def test_bad_bodies_are_refused(tmp_path: Path) -> None:
     """400 as plain text without words of the language this is written in; nothing stays held."""
     async with whole_picker(tmp_path, pods(page()), EVERY_PARSER) as picker:
-        (said,) = await picker.ask(body, path=path)
-        assert said.immediate_response.status.code == 400
-        text = said.immediate_response.body
-        assert text.startswith(b"inference error: BadRequest - ")
-        assert not [word for word in PYTHONS if word in text.lower()]
-        assert await picker.outcomes() == {"refused": 1}
+        for path, body in BAD:
+            (said,) = await picker.ask(body, path=path)
+            assert said.immediate_response.status.code == 400, body
+            text = said.immediate_response.body
+            assert text.startswith(b"inference error: BadRequest - "), body
+            assert not [word for word in PYTHONS if word in text.lower()], body
+        assert await picker.outcomes() == {"refused": len(BAD)}
         assert await picker.is_idle()
 
 
@@ -292,19 +279,18 @@ TOLD: list[tuple[str, dict[str, Any], dict[str, str], bytes]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "members", "headers", "answer"), TOLD)
-async def test_usage_is_read_as_each_api_tells_it(
-    tmp_path: Path, path: str, members: dict[str, Any], headers: dict[str, str], answer: bytes
-) -> None:
+async def test_usage_is_read_as_each_api_tells_it(tmp_path: Path) -> None:
     """Whole, and cut into threes."""
     async with whole_picker(tmp_path, pods(page()), EVERY_PARSER) as picker:
-        cut = [answer[at : at + 3] for at in range(0, len(answer), 3)]
-        for pieces in ([answer], cut):
-            async with picker.stream() as stream:
-                await stream.ask(bytes_of(members), path=path)
-                assert await stream.respond(pieces, headers) == answer
-        assert await picker.series("llm_d_epp_request_input_tokens_sum") == 14
-        assert await picker.series("llm_d_epp_request_output_tokens_sum") == 20
+        for number, (path, members, headers, answer) in enumerate(TOLD, 1):
+            cut = [answer[at : at + 3] for at in range(0, len(answer), 3)]
+            for pieces in ([answer], cut):
+                async with picker.stream() as stream:
+                    await stream.ask(bytes_of(members), path=path)
+                    assert await stream.respond(pieces, headers) == answer
+            for name, tokens in (("input", 14), ("output", 20)):
+                series = f"llm_d_epp_request_{name}_tokens_sum"
+                assert await picker.series(series) == tokens * number, path
 
 
 async def test_nobody_looks_at_the_response_of_a_token_count(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from ext_proc_stream import (
     completion,
     destination_of,
     directed,
-    refused,
     response_head,
     response_pieces,
 )
@@ -53,20 +52,6 @@ async def test_scores_are_told_for_every_endpoint(tmp_path: Path) -> None:
         assert await picker.ask(completion()) == expected
 
 
-async def test_scores_are_told_for_the_subset_and_not_without_decision(tmp_path: Path) -> None:
-    """Whoever was not a candidate has no score; a request without a body has none."""
-    config = HEAD + "plugins: [{type: queue-scorer}]"
-    two = pods(page(2), page(0))
-    async with whole_picker(tmp_path, two, config, emit_endpoint_scores=True) as picker:
-        hint = {"envoy.lb.subset_hint": {f"{DESTINATION}-subset": [two[0].host_port]}}
-        told = {f"{DESTINATION}-scores": {two[0].host_port: 1.0}}
-        expected = directed(two[0].host_port, completion(), metadata=told)
-        assert await picker.ask(completion(), metadata=hint) == expected
-        async with picker.stream() as stream:
-            await stream.request_headers(path="/v1/models", ends=True, metadata=hint)
-            assert await stream.read(1) == directed(two[0].host_port)
-
-
 # H34–H40: sessions
 
 
@@ -90,25 +75,7 @@ async def test_a_token_pins_a_session(tmp_path: Path, kind: str) -> None:
                     assert await stream.response_headers() == expected
 
 
-@pytest.mark.parametrize("token", ["", "nonsense", "ZGVmYXVsdC9nb25l", "\xff", "===="])
-async def test_a_token_that_says_nothing_is_no_token(tmp_path: Path, token: str) -> None:
-    """It is replaced by one that does; also where the named endpoint may not serve."""
-    two = pods(page(), page())
-    async with whole_picker(tmp_path, two, SESSIONS % ("filter", "")) as picker:
-        async with picker.stream() as stream:
-            said = await stream.ask(completion(), {"x-session-token": token})
-            chosen = next(pod for pod in two if pod.host_port == destination_of(said))
-            assert await token_in(stream) == token_of(chosen)
-        hint = {"envoy.lb.subset_hint": {f"{DESTINATION}-subset": [two[0].host_port]}}
-        headers = {"x-session-token": token_of(two[1])}
-        assert await picker.destination(completion(), headers, metadata=hint) == two[0].host_port
-
-
 BY_ID = "{strategy: session_id%s}"
-TWO_SOURCES = (
-    ", sessionIdConfig: {sources: [{header: x-first}, {attribute: agent-identity,"
-    " producer: agent-identity}]}"
-)
 
 
 @pytest.mark.parametrize("kind", ["filter", "scorer"])
@@ -129,39 +96,6 @@ async def test_a_session_id_pins_a_session(tmp_path: Path, kind: str) -> None:
         async with picker.stream() as stream:
             await stream.ask(completion(), {"x-session-id": "sess-A"})
             assert await stream.response_headers() == response_head()
-
-
-async def test_a_bound_session_moves_only_when_its_endpoint_is_gone(tmp_path: Path) -> None:
-    """Then it stays where it has moved to."""
-    two = pods(page(), page())
-    config = SESSIONS % ("filter", ", parameters: " + BY_ID % "")
-    async with whole_picker(tmp_path, two, config) as picker:
-        headers = {"x-session-id": "s"}
-        for pod in (two[0], two[1]):
-            hint = {"envoy.lb.subset_hint": {f"{DESTINATION}-subset": [pod.host_port]}}
-            assert await picker.destination(completion(), headers, metadata=hint) == pod.host_port
-            for _ in range(4):
-                assert await picker.destination(completion(), headers) == pod.host_port
-
-
-async def test_of_two_sources_the_first_wins(tmp_path: Path) -> None:
-    """H40: a header before what is known of the agent."""
-    plugins = (
-        HEAD
-        + "plugins: [{type: agent-identity}, {type: session-affinity-filter, parameters: "
-        + BY_ID % TWO_SOURCES
-        + "}, {type: random-picker}]"
-    )
-    two = pods(page(), page())
-    async with whole_picker(tmp_path, two, plugins) as picker:
-        for header, pod in (("x-first", two[0]), ("session-id", two[1])):
-            hint = {"envoy.lb.subset_hint": {f"{DESTINATION}-subset": [pod.host_port]}}
-            await picker.destination(completion(), {header: "s-" + header}, metadata=hint)
-        both = {"x-first": "s-x-first", "session-id": "s-session-id"}
-        for _ in range(4):
-            assert await picker.destination(completion(), both) == two[0].host_port
-            one = {"session-id": "s-session-id"}
-            assert await picker.destination(completion(), one) == two[1].host_port
 
 
 # Stages
@@ -281,49 +215,3 @@ async def test_a_cost_is_told_with_the_last_piece(
 
 
 # Other plugins that answer headers
-
-
-async def test_a_profile_is_chosen_by_a_header(tmp_path: Path) -> None:
-    """One that nobody has is refused."""
-    config = (
-        HEAD
-        + """
-plugins:
-- {type: header-profile-handler}
-- {name: zone-a, type: by-label, parameters: {label: zone, validValues: [a]}}
-- {name: zone-b, type: by-label, parameters: {label: zone, validValues: [b]}}
-schedulingProfiles:
-- {name: decode, plugins: [{pluginRef: zone-a}]}
-- {name: other, plugins: [{pluginRef: zone-b}]}
-"""
-    )
-    two = pods(page(), page(), labels=[{"zone": "a"}, {"zone": "b"}])
-    async with whole_picker(tmp_path, two, config) as picker:
-        assert await picker.destination(completion()) == two[0].host_port
-        assert await picker.destination(completion(), {"epp-profile": " other "}) == (
-            two[1].host_port
-        )
-        (said,) = await picker.ask(completion(), {"epp-profile": "nobody"})
-        assert said.immediate_response.status.code == 429
-
-
-async def test_filters_that_leave_nobody_refuse(tmp_path: Path) -> None:
-    """429, since another time somebody may be left."""
-    config = HEAD + "plugins: [{type: label-selector-filter, parameters: {matchLabels: {a: b}}}]"
-    async with whole_picker(tmp_path, pods(page()), config) as picker:
-        text = "ResourceExhausted - no endpoints available for the given request"
-        assert await picker.ask(completion()) == refused(429, text, "rejected-saturated")
-
-
-async def test_a_test_chooses_its_endpoints_by_a_header(tmp_path: Path) -> None:
-    """As the conformance suite does; without the header any serves, unlike in the reference."""
-    config = HEAD + "plugins: [{type: header-based-testing-filter}]"
-    three = pods(page(), page(), page())
-    async with whole_picker(tmp_path, three, config) as picker:
-        for pod in three:
-            headers = {"test-epp-endpoint-selection": pod.host_port}
-            assert await picker.destination(completion(), headers) == pod.host_port
-        assert await picker.destination(completion())
-        for nobody in (" ", "10.9.9.9", "x"):
-            (said,) = await picker.ask(completion(), {"test-epp-endpoint-selection": nobody})
-            assert said.immediate_response.status.code == 429

@@ -1,8 +1,9 @@
-"""Requests and their decisions, message by message (cases H1–H14 of the reference's table).
+"""Requests and their decisions, message by message: of the reference's cases H1–H14 those that need
+the whole picker.
 
 The whole picker runs in this process; its endpoints are real HTTP servers. Where the reference
 repeats a client's headers and leaves out only its own, this picker removes its own and repeats
-none; see `docs/protocol.md`. Objectives and rewrites (H1, H8, H13, H20) stand in the endpoints
+none; see `docs/protocol.md`. Objectives and rewrites (H1, H8, H20) stand in the endpoints
 file; H43 belongs to flow control, and H49 to the room that watches Kubernetes objects. H44 and H46
 are `test_known_configurations`, H47 is `test_endpoints`.
 """
@@ -14,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from ext_proc_stream import completion, directed, refused, request_pieces
+from ext_proc_stream import completion, directed, refused
 from metrics_pages import page, pods
-from whole_picker import rewrite, rule, whole_picker
+from whole_picker import whole_picker
 
 DROPPED = "failed to find endpoint candidates for serving the request"
 Load = tuple[float, float, Sequence[str]]
@@ -99,19 +100,6 @@ async def test_a_body_in_two_messages_leaves_as_one(tmp_path: Path) -> None:
         assert await picker.requests(model_name="T", target_model_name="T", priority="0") == 1
 
 
-async def test_a_rule_rewrites_a_model(tmp_path: Path) -> None:
-    """H13: where no header does; the name of the rule is counted."""
-    made = rewrite("my-rule", rule("model-to-be-rewritten", **{"rewritten-model": None}))
-    one = pods(page())
-    async with whole_picker(tmp_path, one, rewrites=[made]) as picker:
-        said = await picker.ask(completion("model-to-be-rewritten"))
-        assert said == directed(one[0].host_port, sorted_body("rewritten-model"))
-        names = {"model_name": "model-to-be-rewritten", "target_model_name": "rewritten-model"}
-        assert await picker.requests(**names, priority="0") == 1
-        counted = "llm_d_epp_model_rewrite_decisions_total"
-        assert await picker.series(counted, model_rewrite_name="my-rule") == 1
-
-
 async def test_a_request_without_body_needs_an_endpoint(tmp_path: Path) -> None:
     """H5, with the status that the protocol names: 503 instead of the reference's 500."""
     async with whole_picker(tmp_path) as picker, picker.stream() as stream:
@@ -141,78 +129,11 @@ async def test_what_is_not_json_is_refused(tmp_path: Path) -> None:
         assert await picker.is_idle()
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "error"),
-    [
-        ("/v1/completions", "{}", "invalid completions request: must have prompt field"),
-        (
-            "/v1/chat/completions",
-            '{"model":"m","messages":[]}',
-            "invalid chat completions request: must have valid messages field",
-        ),
-        ("/v1/responses", '{"model":"m"}', "invalid responses request: must have input field"),
-        ("/v1/embeddings", '{"model":"m"}', "invalid embeddings request: must have input field"),
-        ("/v1/conversations", "{}", "invalid conversations request: must have items field"),
-        ("/v1/completions", '{"prompt":"p"}', "model not found in request body"),
-        ("/v1/completions", '{"prompt":"p","model":7}', "model not found in request body"),
-    ],
-)
-async def test_incomplete_bodies_are_refused(
-    tmp_path: Path, path: str, body: str, error: str
-) -> None:
-    """400 in the words that clients of the reference know."""
-    async with whole_picker(tmp_path, pods(page())) as picker:
-        assert await picker.ask(body.encode(), path=path) == refused(400, f"BadRequest - {error}")
-
-
-async def test_no_parser_no_request(tmp_path: Path) -> None:
-    """Where nobody takes the path, with parsers that were chosen."""
-    async with whole_picker(tmp_path, pods(page())) as picker:
-        (said,) = await picker.ask(completion(), path="/foocompletions")
-        assert said.immediate_response.status.code == 400
-
-
 async def test_a_pool_without_endpoints_serves_nobody(tmp_path: Path) -> None:
     """503, with the reason beside it."""
     async with whole_picker(tmp_path) as picker:
         expected = refused(503, f"ServiceUnavailable - {DROPPED}", "rejected-no-endpoints")
         assert await picker.ask(completion()) == expected
-
-
-async def test_a_request_without_id_is_given_one(tmp_path: Path) -> None:
-    """And no two the same."""
-    one = pods(page())
-    async with whole_picker(tmp_path, one) as picker:
-        given = set()
-        for _ in range(2):
-            said = await picker.ask(completion(), {"x-request-id": ""})
-            options = said[0].request_headers.response.header_mutation.set_headers
-            ids = [o.header.raw_value for o in options if o.header.key == "x-request-id"]
-            expected = directed(
-                one[0].host_port, completion(), headers={"x-request-id": ids[0].decode()}
-            )
-            assert said == expected
-            given.add(ids[0])
-    assert len(given) == 2
-
-
-async def test_a_rewrite_header_inserts_a_model(tmp_path: Path) -> None:
-    """Where the body names none; and of two header names the new one counts."""
-    one = pods(page())
-    async with whole_picker(tmp_path, one) as picker:
-        headers = {"x-llm-d-model-name-rewrite": "new", "x-gateway-model-name-rewrite": "old"}
-        said = await picker.ask(b'{"prompt": "p", "n": 1.50}', headers)
-        assert said == directed(one[0].host_port, b'{"model":"new","n":1.50,"prompt":"p"}')
-        said = await picker.ask(b'{"prompt": "p"}', {"x-gateway-model-name-rewrite": "old"})
-        assert said == directed(one[0].host_port, b'{"model":"old","prompt":"p"}')
-
-
-async def test_an_unchanged_body_stays_byte_for_byte(tmp_path: Path) -> None:
-    """Whatever its order, its space, its escapes, its doubled members."""
-    one = pods(page())
-    body = '{ "z":1e2,\n "model":"m" , "prompt":"\\u00e9 é<&>",  "z": 1.0 }'.encode()
-    async with whole_picker(tmp_path, one) as picker:
-        assert await picker.ask(body) == directed(one[0].host_port, body)
 
 
 async def test_a_list_of_fallbacks(tmp_path: Path) -> None:
@@ -235,20 +156,6 @@ plugins:
             assert (await picker.endpoints())["pod-0"]["inflight_requests"] == 0
 
 
-async def test_headers_a_client_must_not_send_never_reach_an_endpoint(tmp_path: Path) -> None:
-    """Destination, subset and stages of other endpoints are removed though a client names them."""
-    one = pods(page())
-    forged = {
-        "x-gateway-destination-endpoint": "6.6.6.6:1",
-        "x-gateway-destination-endpoint-subset": "6.6.6.6:1",
-        "x-prefiller-host-port": "6.6.6.6:1",
-        "x-encoder-hosts-ports": "6.6.6.6:1",
-        "content-length": "999",
-    }
-    async with whole_picker(tmp_path, one) as picker:
-        assert await picker.ask(completion(), forged) == directed(one[0].host_port, completion())
-
-
 async def test_repeated_ends_of_a_body_are_ignored(tmp_path: Path) -> None:
     """Envoy has been seen to send the last message of large bodies twice."""
     one = pods(page())
@@ -260,13 +167,3 @@ async def test_repeated_ends_of_a_body_are_ignored(tmp_path: Path) -> None:
         await stream.request_body(completion("other"))
         assert await stream.respond([b"{}"]) == b"{}"
         assert await picker.requests() == 1
-
-
-async def test_an_empty_body_is_no_request_of_an_api(tmp_path: Path) -> None:
-    """But one that nobody parses goes on, as one empty piece."""
-    one = pods(page())
-    async with whole_picker(tmp_path, one, None) as picker:
-        (said,) = await picker.ask(b"")
-        assert said.immediate_response.status.code == 400
-        said = await picker.ask(b"", path="/tokenize")
-        assert said == [*directed(one[0].host_port), *request_pieces(b"")]
