@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 
 import pytest
-from mutant_epp import running_mutant
-from mutant_faults import Fault
+from mutant_epp import Fault, running_mutant
 
 from conformance.case import Provision, Violation
 from conformance.echo.pool import EchoPool

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
 T = TypeVar("T")
-EXAMPLES_A_ROUND = 25
+EXAMPLES_A_ROUND = 10
 SEEDS_A_START = 1_000_000
 
 

@@ -67,17 +67,6 @@ async def test_buffered_bodies_survive_a_picker_that_hangs(bench) -> None:
         assert timeouts == {"http.ingress.ext_proc.message_timeouts": 1}
 
 
-async def test_buffered_bodies_are_routed_and_refused_alike(bench) -> None:
-    """The picker decides on a buffered body as it does on a streamed one."""
-    async with bench(buffer_request_body=True) as b:
-        await b.until_healthy("pool", 2)
-        for worker in b.workers:
-            b.picker.answer.destination = worker.host_port
-            assert {(await b.post())["worker"] for _ in range(5)} == {worker.name}
-        b.picker.answer.immediate_status = 429
-        assert (await b.post())["status"] == 429
-
-
 async def test_a_picker_that_returns_is_used_again(bench) -> None:
     """After a restart on its old port the picker decides again, without touching Envoy."""
     async with bench() as b:
@@ -116,22 +105,6 @@ async def test_a_dead_worker_costs_no_request(bench) -> None:
         assert (await b.post())["worker"] == "a"
 
 
-async def test_the_pickers_stream_lasts_as_long_as_the_response(bench) -> None:
-    """The picker is told that a request ended when its last token is out, not at its headers."""
-    async with bench() as b:
-        await b.until_healthy("pool", 2)
-        b.picker.answer.destination = b.workers[0].host_port
-        async with b.client.post(f"{b.proxy.url}/stream", data=b"x") as response:
-            assert await response.content.readline() == b"data: first\n"
-            stream = b.picker.streams[-1]
-            await b.until(lambda: "response_headers" in stream.messages, "headers seen")
-            await b.post()  # another whole request: the first one's stream outlives it
-            assert not stream.ended
-            b.workers[0].go_on.set()
-            await response.content.read()
-            await b.until(lambda: stream.ended, "the stream ends with the response")
-
-
 async def test_a_client_that_leaves_ends_the_pickers_stream(bench) -> None:
     """When the client hangs up in the middle of an answer the picker learns of it."""
     async with bench() as b:
@@ -141,14 +114,6 @@ async def test_a_client_that_leaves_ends_the_pickers_stream(bench) -> None:
             await response.content.readline()
             response.close()
         await b.until(lambda: b.picker.streams[-1].ended, "the stream ends with the client")
-
-
-async def test_response_bodies_reach_the_picker_only_when_asked_for(bench) -> None:
-    """Tokens stay out of the picker by default."""
-    async with bench() as b:
-        await b.until_healthy("pool", 2)
-        await b.post()
-        assert "response_body" not in b.picker.streams[-1].messages
 
 
 async def test_the_endpoints_file_is_followed(bench, tmp_path) -> None:

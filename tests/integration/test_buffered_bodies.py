@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from random import Random
@@ -157,29 +156,6 @@ async def test_a_request_without_a_body_is_picked(bench) -> None:
         picker.pick(b.workers[1].port)
         async with b.client.get(f"{b.proxy.url}/v1/models") as response:
             assert (await response.json())["worker"] == "b"
-
-
-async def test_a_refusal_reaches_the_client(bench) -> None:
-    """What the picker refuses is asked of no worker."""
-    async with picked(bench) as (b, _):
-        answer = await b.post()
-        assert answer["status"] == 503
-        assert [worker.requests for worker in b.workers] == [[], []]
-
-
-async def test_a_retry_has_the_body(bench) -> None:
-    """A worker that vanishes before it answers is replaced, and the body is whole."""
-    async with picked(bench) as (b, picker):
-        first, _ = b.workers
-        picker.pick(first.port)
-        first.held.add("/v1/slow")
-        async with asyncio.TaskGroup() as group:
-            size = 2_000_000
-            pending = [group.create_task(b.post("/v1/slow", size=size)) for _ in range(4)]
-            await b.until(lambda: len(first.requests) == len(pending), "all requests in")
-            await first.stop()
-        assert [task.result()["worker"] for task in pending] == ["b"] * len(pending)
-        assert {task.result()["size"] for task in pending} == {size}
 
 
 async def test_a_request_counts_until_its_last_token(bench) -> None:

@@ -82,19 +82,6 @@ def test_a_completion_and_its_stream_say_the_same(client: openai.OpenAI) -> None
     assert whole.usage.prompt_tokens == 2
 
 
-def test_seeds_make_answers_repeatable(client: openai.OpenAI) -> None:
-    """Equal seeds give equal answers, others (or none) others."""
-
-    def ask(seed: int | None) -> str:
-        answer = client.completions.create(
-            model=MODEL, prompt="foko", seed=seed, max_tokens=12, extra_body=LONG
-        )
-        return answer.choices[0].text
-
-    assert ask(1) == ask(1)
-    assert len({ask(1), ask(2), ask(None), ask(None)}) == 4
-
-
 def test_logprobs_are_aligned_with_the_answer(client: openai.OpenAI) -> None:
     """As many entries as tokens, whose bytes spell the text; streamed, each comes once."""
     asked: dict[str, Any] = {
@@ -157,28 +144,6 @@ def test_stop_strings_end_an_answer(client: openai.OpenAI) -> None:
         **asked, stop=word, extra_body={**LONG, "include_stop_str_in_output": True}
     ).choices[0]
     assert kept.text == text[: text.index(word) + len(word)]
-
-
-def test_token_constraints_hold(client: openai.OpenAI) -> None:
-    """Allowed ids, biases and bad words decide what can be said at all."""
-
-    def ids_of(**fields: Any) -> list[int]:
-        answer = client.completions.create(
-            model=MODEL,
-            prompt="foko",
-            max_tokens=16,
-            seed=2,
-            extra_body={**LONG, "return_token_ids": True, **fields},
-        )
-        extra = answer.choices[0].model_extra
-        assert extra is not None
-        return list(extra["token_ids"])
-
-    assert set(ids_of(allowed_token_ids=[300, 301])) <= {300, 301}
-    free = ids_of()
-    assert len(free) == 16
-    banned = ids_of(logit_bias={str(free[0]): -100})
-    assert banned[0] != free[0]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""An authority for tests, and certificates that it vouches for, as PEM files."""
+"""An authority for tests, and certificates that it vouches for, as PEM files and in folders."""
 
 from __future__ import annotations
 
@@ -75,3 +75,16 @@ def _builder(
         .not_valid_before(now - timedelta(hours=1))
         .not_valid_after(now + timedelta(days=1))
     )
+
+
+def certificates(folder: Path, host: str = "replicas.test", shown: Path | None = None) -> Path:
+    """A folder with `tls.crt`, `tls.key` and `ca.crt` of an authority of its own; the latter is
+    another one where it is `shown`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    authority = Authority(folder)
+    issued = authority.issue(host, host)
+    issued.certificate.rename(folder / "tls.crt")
+    issued.key.rename(folder / "tls.key")
+    (folder / "ca.crt").write_bytes((shown or authority.path).read_bytes())
+    return folder

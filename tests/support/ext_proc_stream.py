@@ -139,7 +139,6 @@ def response_head(
     return [message]
 
 
-REQUEST_TRAILERS = pb.ProcessingResponse(request_trailers=pb.TrailersResponse())
 RESPONSE_TRAILERS = pb.ProcessingResponse(response_trailers=pb.TrailersResponse())
 
 

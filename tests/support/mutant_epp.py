@@ -11,6 +11,7 @@ import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
 import grpc
@@ -18,10 +19,60 @@ from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf.struct_pb2 import Struct
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from mutant_faults import Fault
 
 from conformance.case import Provision
 from conformance.echo.pool import EchoPool
+
+
+class Fault(Enum):
+    """What is wrong with it."""
+
+    NONE = auto()
+    NO_HEADER = auto()
+    NO_METADATA = auto()
+    SAYS_IT_DIFFERENTLY = auto()
+    PICKS_STRANGERS = auto()
+    IS_STEERED = auto()
+    NAMES_ONE_TWICE = auto()
+    NO_BRACKETS = auto()
+    NAMES_HOSTS_ONLY = auto()
+    KEEPS_ROUTE = auto()
+    IGNORES_SUBSET = auto()
+    IGNORES_SUBSET_PORTS = auto()
+    IGNORES_SUBSET_WITHOUT_BODY = auto()
+    OBEYS_OTHER_NAMESPACES = auto()
+    IGNORES_SELECTION = auto()
+    IGNORES_SELECTION_WITHOUT_BODY = auto()
+    TAKES_ALL_FOR_STRANGERS = auto()
+    REFUSES_BODILESS = auto()
+    REFUSES_WITH_500 = auto()
+    FAILS_STREAMS = auto()
+    ROUTES_AND_REFUSES = auto()
+    SULKS = auto()
+    SHEDS_WITH_503 = auto()
+    CHOKES_ON_NONSENSE = auto()
+    BIG_PIECES = auto()
+    LOSES_PIECES = auto()
+    EMPTY_PIECE_ENDS = auto()
+    ENDS_TWICE = auto()
+    BODY_FIRST = auto()
+    IGNORES_TRAILERS = auto()
+    TAKES_SECOND_END = auto()
+    ENDS_AFTER_REQUEST = auto()
+    CHANGES_RESPONSES = auto()
+    MANGLES_EVENTS = auto()
+    IGNORES_RESPONSE_TRAILERS = auto()
+    NEEDS_A_REQUEST = auto()
+    ONE_BUFFER_FOR_ALL = auto()
+    FALLS_WITH_A_STREAM = auto()
+    DIES_OF_NONSENSE = auto()
+    ENDS_WITH_AN_ERROR = auto()
+    TELLS_NO_SERVED = auto()
+    TELLS_WHAT_IT_PICKED = auto()
+    TELLS_ONLY_WITH_BODY = auto()
+    NOT_HEALTHY = auto()
+    LEAVES_WITH_SERVED = auto()
+
 
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
 DESTINATION = "x-gateway-destination-endpoint"

@@ -17,12 +17,10 @@ from random import Random
 from typing import Any
 
 import pytest
-from drafter_kinds import Dealt, Garbage, Knowing, Raising
-from repeating_prompts import prompts
 
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
-from worker.engine.drafters.interface import Drafter
+from worker.engine.drafters.interface import DraftContext, Drafter
 from worker.engine.drafters.registry import build_drafter
 from worker.engine.messages import AddRequest, EngineStats, SpeculationFigures
 from worker.engine.process import build_core
@@ -30,7 +28,145 @@ from worker.engine.scheduler import Scheduler
 from worker.engine.speculation import Speculation
 from worker.tokenizer.checkpoint import read_checkpoint
 from worker.tokenizer.tokenizer import Tokenizer, build_tokenizer
-from worker.types import ModelOutput, SamplingParams, SchedulerOutput, TokenLogprobs
+from worker.types import Drafts, ModelOutput, SamplingParams, SchedulerOutput, TokenLogprobs
+
+VOCABULARY = range(17, 49152)  # of the default model, without its control tokens
+NAMES = ("Anna", "Ben", "Clara", "David", "Emma", "Frank", "Grace", "Henry", "Irene", "Jacob")
+THINGS = ("apple", "bridge", "candle", "drum", "engine", "flower", "garden", "hammer", "island")
+PLACES = ("in Paris", "at home", "by the river", "on the hill", "at school", "in the old town")
+STEMS = (
+    "Below is a list of sentences. Each of them was written down on the same day. ",
+    "def check(values):\n    for value in values:\n        if value is None:\n            raise ",
+    "",
+    "",
+)
+
+
+def text_prompt(rng: Random) -> str:
+    """A text that says much the same thing several times, cut off in the middle."""
+    name, thing, place = rng.choice(NAMES), rng.choice(THINGS), rng.choice(PLACES)
+    verb = rng.choice(("lost", "found", "painted", "sold", "borrowed"))
+    line = f"{name} {verb} the {thing} {place}. "
+    other = line.replace(name, rng.choice(NAMES))
+    words = (rng.choice(STEMS) + line + other + line).split(" ")
+    return " ".join(words[: len(words) - rng.randrange(1, 8)])
+
+
+def pattern_prompt(rng: Random) -> list[int]:
+    """A pattern of random tokens, some two times; models go on with it."""
+    pattern = [rng.choice(VOCABULARY) for _ in range(rng.randrange(3, 8))]
+    return (pattern * 3)[: len(pattern) * 2 + rng.randrange(len(pattern))]
+
+
+def prompts(tokenizer: Tokenizer, rng: Random, count: int) -> list[tuple[int, ...]]:
+    """Different prompts of 6 to 50 tokens: texts, patterns, patterns that begin like another."""
+    found: dict[tuple[int, ...], None] = {}
+    shared = [rng.choice(VOCABULARY) for _ in range(21)]
+    while len(found) < count:
+        kind = len(found) % 3
+        if kind == 0:
+            tokens = tokenizer.encode(text_prompt(rng), add_special_tokens=False)
+        else:
+            tokens = (shared if kind == 1 else []) + pattern_prompt(rng)
+        found[tuple(tokens)] = None
+    return list(found)
+
+
+LARGEST_TOKEN = 49151
+
+
+class Garbage:
+    """Implements `Drafter`: tokens that mean nothing, always as many as may be."""
+
+    def propose(self, context: DraftContext, num_tokens: int) -> Drafts | None:
+        """Random ones, the same for the same tokens."""
+        rng = Random(hash(tuple(context.token_ids)))
+        tokens = tuple(rng.randrange(LARGEST_TOKEN) for _ in range(num_tokens))
+        return _drafts(context, tokens)
+
+    def end(self, context: DraftContext, learns: bool) -> None:
+        """Nothing to forget."""
+
+    def learn(self, num_tokens: int) -> None:
+        """Nothing to learn."""
+
+
+class Raising:
+    """Implements `Drafter` and does not work."""
+
+    def propose(self, context: DraftContext, num_tokens: int) -> Drafts | None:
+        """Raises."""
+        raise RuntimeError("this drafter does not work")
+
+    def end(self, context: DraftContext, learns: bool) -> None:
+        """Raises, too."""
+        raise RuntimeError("this drafter cannot even end")
+
+    def learn(self, num_tokens: int) -> None:
+        """Nothing to learn."""
+
+
+class Knowing:
+    """Implements `Drafter`: knows every answer beforehand, and tells `lie_every`th token wrong.
+
+    With `varies` it drafts as many as it likes.
+    """
+
+    def __init__(
+        self, truth: Mapping[tuple[int, ...], Sequence[int]], lie_every: int, varies: bool
+    ) -> None:
+        self._truth = truth
+        self._lie_every = lie_every
+        self._varies = varies
+
+    def propose(self, context: DraftContext, num_tokens: int) -> Drafts | None:
+        """What comes next, as far as it is known and told right."""
+        num_outputs = len(context.token_ids) - context.num_prompt
+        answer = self._truth[tuple(context.token_ids[: context.num_prompt])]
+        rng = Random(hash((tuple(answer), num_outputs)))
+        length = rng.randrange(num_tokens + 1) if self._varies else num_tokens
+        tokens = [
+            token if (index + 1) % self._lie_every else token ^ 1
+            for index, token in enumerate(answer[num_outputs : num_outputs + length], num_outputs)
+        ]
+        return _drafts(context, tuple(tokens)) if tokens else None
+
+    def end(self, context: DraftContext, learns: bool) -> None:
+        """Nothing to forget."""
+
+    def learn(self, num_tokens: int) -> None:
+        """Nothing to learn."""
+
+
+class Dealt:
+    """Implements `Drafter`: to each sequence the one that its prompt is dealt to."""
+
+    def __init__(
+        self, kinds: Mapping[tuple[int, ...], str], drafters: Mapping[str, Drafter]
+    ) -> None:
+        self._kinds = kinds
+        self._drafters = drafters
+
+    def propose(self, context: DraftContext, num_tokens: int) -> Drafts | None:
+        """As that one does."""
+        return self._of(context).propose(context, num_tokens)
+
+    def end(self, context: DraftContext, learns: bool) -> None:
+        """As that one does."""
+        self._of(context).end(context, learns)
+
+    def learn(self, num_tokens: int) -> None:
+        """They all do."""
+        for drafter in self._drafters.values():
+            drafter.learn(num_tokens)
+
+    def _of(self, context: DraftContext) -> Drafter:
+        return self._drafters[self._kinds[tuple(context.token_ids[: context.num_prompt])]]
+
+
+def _drafts(context: DraftContext, tokens: tuple[int, ...]) -> Drafts:
+    return Drafts(len(context.token_ids), tokens, (0.9,) * len(tokens))
+
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 

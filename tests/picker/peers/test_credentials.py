@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from authority import Authority, certificates
+from certificates import certificates
 
 from picker.errors import ConfigError
 from picker.peers.credentials import PeerCredentials
@@ -14,7 +14,7 @@ from picker.peers.credentials import PeerCredentials
 @pytest.mark.parametrize("name", ["tls.crt", "tls.key", "ca.crt"])
 def test_a_folder_without_one_of_its_files_is_refused(tmp_path: Path, name: str) -> None:
     """Or with something else in it."""
-    folder = certificates(tmp_path, Authority())
+    folder = certificates(tmp_path)
     (folder / name).write_text("no certificate")
     with pytest.raises(ConfigError, match=name):
         PeerCredentials(folder)
@@ -25,7 +25,7 @@ def test_a_folder_without_one_of_its_files_is_refused(tmp_path: Path, name: str)
 
 def test_what_cannot_be_read_for_a_moment_is_as_before(tmp_path: Path) -> None:
     """While files are replaced."""
-    folder = certificates(tmp_path, Authority())
+    folder = certificates(tmp_path)
     credentials = PeerCredentials(folder)
     (folder / "tls.key").unlink()
     assert credentials.of_client() is not None

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import grpc
-from authority import Authority, certificates
+from certificates import certificates
 from ext_proc_stream import completion, destination_of
 from local_ports import free_ports
 from metrics_pages import page, pods, serving
@@ -151,7 +151,7 @@ async def test_replicas_with_certificates_of_one_authority_speak_to_each_other(
     tmp_path: Path,
 ) -> None:
     """And to nobody who has none, or one of another authority."""
-    folder = certificates(tmp_path / "own", Authority())
+    folder = certificates(tmp_path / "own")
     async with two_replicas(
         tmp_path, pods(*PAGES), cert_path=folder, server_name="replicas.test"
     ) as (first, second):
@@ -160,7 +160,7 @@ async def test_replicas_with_certificates_of_one_authority_speak_to_each_other(
         assert await ask(second) == sent
         assert first.ports.peers is not None
         assert await said_to(first.ports.peers, [b""]) is grpc.StatusCode.UNAVAILABLE
-        stranger = certificates(tmp_path / "other", Authority(), shown=folder / "ca.crt")
+        stranger = certificates(tmp_path / "other", shown=folder / "ca.crt")
         ports = [free_ports(1)[0], first.ports.peers]
         flags = peer_flags(ports[0], ports, cert_path=stranger, server_name="replicas.test")
         async with replica(tmp_path / "stranger", first.pods, flags) as third:
