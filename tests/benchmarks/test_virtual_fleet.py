@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from random import Random
@@ -21,7 +21,6 @@ NUM_PROMPT = 32
 RATE = 70.0  # requests of `MEAN_OUTPUT` that 32 places serve a second, about
 MEAN_OUTPUT = 32
 SPREAD = 0.5  # of the lengths of outputs
-SECONDS_TO_FIRST_TOKEN = 0.5  # that a client would have
 CONFIG = """
 apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
@@ -39,7 +38,7 @@ schedulingProfiles:
 flowControl:
   maxMemory: {max_memory}
   defaultRequestTTL: {ttl}
-  saturationDetector: {{pluginRef: {detector}-detector}}
+  saturationDetector: {{pluginRef: concurrency-detector}}
   defaultPriorityBand: {{fairnessPolicyRef: {fairness}, maxRequests: {waiting}}}
 """
 FAIR, STRICT = "deficit-round-robin-fairness-policy", "global-strict-fairness-policy"
@@ -84,7 +83,7 @@ class Run:
 def config(fairness: str = FAIR, slots: int = 16, **values: object) -> str:
     """A picker's configuration; an endpoint has `slots` places."""
     chosen = {"turns": "", "max_memory": 0, "ttl": "60s", "waiting": 100}
-    chosen |= {"detector": "concurrency", **values}
+    chosen |= values
     return CONFIG.format(fairness=fairness, slots=slots, **chosen)
 
 
@@ -94,7 +93,6 @@ def run(
     seconds: float,
     slots: int = 16,
     objectives: Mapping[str, int] | None = None,
-    meanwhile: Callable[[VirtualFleet], Awaitable[None]] | None = None,
     workers: int = 2,
 ) -> Run:
     """Few workers; returns when everything has been answered and every counter is at zero."""
@@ -125,16 +123,10 @@ def run(
             async with asyncio.TaskGroup() as group:
                 for name, one in tenants.items():
                     group.create_task(tenant(fleet, list(one.calls(name, seconds))))
-                if meanwhile is not None:
-                    group.create_task(_awaited(meanwhile(fleet)))
             _check_that_nothing_is_left(fleet, len(seen.answers))
 
     run_in_virtual_time(main())
     return seen
-
-
-async def _awaited(what: Awaitable[None]) -> None:
-    await what
 
 
 def _check_that_nothing_is_left(fleet: VirtualFleet, num_requests: int) -> None:
@@ -175,7 +167,7 @@ def queue_time(text: str, workers: int = 2, **others: Tenant) -> tuple[float, fl
         name: replace(one, rate=one.rate * workers / 4)
         for name, one in {"calm": CALM, **others}.items()
     }
-    answers = run(text, tenants, 9.0, workers=workers).of("calm", since=3.0)
+    answers = run(text, tenants, 7.0, workers=workers).of("calm", since=3.0)
     refused = sum(one.status != 200 for one in answers)
     ttft = p99(one.ttft_seconds for one in answers)
     return p99(one.routed_seconds for one in answers), ttft, refused
@@ -201,7 +193,7 @@ def test_first_come_first_served_lets_a_flood_keep_others_out() -> None:
     """
     waited, _, refused = queue_time(config(STRICT), flood=FLOOD)
     assert waited > 0.5
-    assert refused > 50
+    assert refused > 30
     waited, _, refused = queue_time(config(turns="maxHeadroom: 0"), flood=FLOOD)
     assert waited > 3 * DECODE_STEP_SECONDS
     assert refused == 0
@@ -211,7 +203,7 @@ def served(text: str) -> tuple[int, int]:
     """Tokens that two tenants were served, both of whom want more, one in requests of ten times
     the size; without the first seconds, in which queues fill.
     """
-    seconds, since = 10.0, 3.0
+    seconds, since = 8.0, 3.0
     tenants = {"small": Tenant(160.0, 8, 8), "large": Tenant(40.0, 80, 80)}
     seen = run(text, tenants, seconds, slots=8)
     small, large = (
@@ -318,36 +310,3 @@ def test_an_overloaded_fleet_serves_as_much_as_it_can(fairness: str) -> None:
     before, after = seen.of("before", since=1.0), seen.of("after", since=17.0)
     normal = p99(one.ttft_seconds for one in before)
     assert p99(one.ttft_seconds for one in after) <= 1.3 * normal
-
-
-async def freeze(fleet: VirtualFleet) -> None:
-    """After two seconds no scrape comes through any more."""
-    await asyncio.sleep(2.0)
-    fleet.scrapes = False
-
-
-async def freeze_full(fleet: VirtualFleet) -> None:
-    """While the pool is full."""
-    await freeze(fleet)
-    assert fleet.gate.pool_load().effective >= 1.0
-
-
-@pytest.mark.parametrize("detector", ["utilization", "concurrency"])
-def test_metrics_that_stop_hardly_cost_any_goodput(detector: str) -> None:
-    """Also when the last that was seen are full endpoints; at least 95 % of what the same arrivals
-    are served in time. Nothing is kept free here: two tenants would make the same difference twice.
-    """
-    text = config(FAIR, detector=detector, turns="maxHeadroom: 0")
-
-    def in_time(burst: float, meanwhile: Callable[[VirtualFleet], Awaitable[None]] | None) -> int:
-        tenants = {"all": Tenant(0.8 * RATE)}
-        if burst:
-            tenants["burst"] = Tenant(burst * RATE, since=1.5, until=2.2)
-        seen = run(text, tenants, 7.0, meanwhile=meanwhile)
-        times = [one.ttft_seconds for one in seen.answers]
-        return sum(one is not None and one <= SECONDS_TO_FIRST_TOKEN for one in times)
-
-    for burst, change in ((0.0, freeze), (6.0, freeze_full)):
-        normal = in_time(burst, None)
-        assert normal > 150
-        assert in_time(burst, change) >= 0.95 * normal

@@ -43,6 +43,7 @@ def test_the_endpoint_picker_protocol(tmp_path: Path) -> None:
     assert report["implementation"]["name"] == "pointsman"
 
 
+@pytest.mark.soak
 @pytest.mark.envoy
 def test_the_same_through_a_kubernetes_api(tmp_path: Path) -> None:
     """With pickers that follow their pools on the API server of the tests."""

@@ -116,14 +116,12 @@ async def test_a_step_that_never_ends_is_a_stall_and_then_a_loss() -> None:
         assert worker.engine_pid() != lost
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-async def test_by_policy_the_worker_exits_instead(number: signal.Signals) -> None:
+async def test_by_policy_the_worker_exits_instead() -> None:
     """Every stream gets its error event, then the process ends with status 1."""
     async with running_worker(*SIM, "--engine-failure-policy", "exit") as worker:
-        streams, harmed = await under_load(worker, send(worker, number))
+        streams, _ = await under_load(worker, send(worker, signal.SIGKILL))
         assert_all_told(streams)
         assert await worker.exit_status() == 1
-        print(f"\n{number.name}: exited after {time.monotonic() - harmed:.2f} s")  # noqa: T201
 
 
 async def test_a_crash_loop_ends_the_worker() -> None:

@@ -64,7 +64,9 @@ def _bootstrap(folder: Path, ports: list[int], worker: int, *pickers: ElectedPic
 
 
 async def test_no_request_fails_while_a_leader_is_killed(tmp_path: Path) -> None:
-    """Until the standby leads Envoy balances by itself, as it fails open; then that decides."""
+    """Until the standby leads Envoy balances by itself, as it fails open; then that decides. A
+    SIGKILL gives nothing back, so the standby waits for the end of the lease.
+    """
     runner, worker = await _worker()
     ports = [free_port(), free_port()]
     async with elected_pickers(tmp_path, pods=(LOOPBACK,), port=worker) as scene:
@@ -99,6 +101,7 @@ async def test_no_request_fails_while_a_leader_is_killed(tmp_path: Path) -> None
                 await until(lambda: _has(answers, 20))
                 scene.leader.signal(signal.SIGKILL)
                 await until_ready(scene.standby)
+                assert scene.transitions == 1
                 await until(lambda: decides(scene.standby))
                 load.cancel()
                 await asyncio.gather(load, return_exceptions=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 from pathlib import Path
 
@@ -18,8 +17,11 @@ from elected_pickers import (
 READY = ("", "readiness", "inference-extension", "envoy.service.ext_proc.v3.ExternalProcessor")
 
 
-async def test_only_the_leader_is_ready_and_a_killed_one_is_followed(tmp_path: Path) -> None:
-    """Both are alive. SIGKILL gives nothing back, so the standby waits for the lease's end."""
+async def test_a_leader_that_stood_still_or_ends_leads_no_more(tmp_path: Path) -> None:
+    """Only the leader is ready, both are alive. SIGSTOP until the other one leads: the first thing
+    that it says afterwards is that it is not ready, and it stands by. SIGTERM of that one: not
+    ready at once, the lease given back before it has drained, and gone in the end.
+    """
     async with elected_pickers(tmp_path) as scene:
         for service in READY:
             assert await scene.leader.serving(service)
@@ -27,17 +29,6 @@ async def test_only_the_leader_is_ready_and_a_killed_one_is_followed(tmp_path: P
         assert await scene.standby.serving("liveness")
         assert "stands by; the leader is first_" in (await scene.standby.page("/readyz"))[1]
         assert "\npointsman_leader{" in (await scene.standby.page("/metrics"))[1]
-        scene.leader.signal(signal.SIGKILL)
-        await until_ready(scene.standby)
-        assert scene.transitions == 1
-
-
-async def test_a_leader_that_stood_still_or_ends_leads_no_more(tmp_path: Path) -> None:
-    """SIGSTOP until the other one leads: the first thing that it says afterwards is that it is not
-    ready, and it stands by. SIGTERM of that one: not ready at once, the lease given back before it
-    has drained, and gone in the end.
-    """
-    async with elected_pickers(tmp_path) as scene:
         scene.leader.signal(signal.SIGSTOP)
         await until_ready(scene.standby)
         scene.leader.signal(signal.SIGCONT)
@@ -51,18 +42,6 @@ async def test_a_leader_that_stood_still_or_ends_leads_no_more(tmp_path: Path) -
         status = await asyncio.to_thread(scene.standby.process.wait, LIMIT_SECONDS)
         assert status == 0
         assert scene.transitions == transitions + 1
-
-
-async def test_standbys_may_be_told_to_know_nothing(tmp_path: Path) -> None:
-    """Then one knows the pool once it leads."""
-    config = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
-    config += "featureGates: [haPopulateNonLeaderDatastore=false]\n"
-    async with elected_pickers(tmp_path, "--config-text", config, pods=("127.0.0.1",)) as scene:
-        assert json.loads((await scene.standby.page("/endpoints"))[1])["endpoints"] == []
-        scene.leader.signal(signal.SIGTERM)
-        await until_ready(scene.standby)
-        known = json.loads((await scene.standby.page("/endpoints"))[1])["endpoints"]
-        assert [row["address"] for row in known] == ["127.0.0.1:8000"]
 
 
 async def test_without_the_api_server_nobody_is_ready_and_all_serve(tmp_path: Path) -> None:

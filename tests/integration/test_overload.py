@@ -27,8 +27,8 @@ plugins:
 flowControl:
   maxRequests: {WAITING}
   saturationDetector: {{pluginRef: concurrency-detector}}
+  enableEviction: true
 """
-EVICTING = f"{CONFIG}  enableEviction: true\n"
 OBJECTIVES = "\n---\n".join(
     f"""\
 apiVersion: llm-d.ai/v1alpha2
@@ -87,14 +87,14 @@ class Crowd:
 
 
 @contextlib.asynccontextmanager
-async def crowded(folder: Path, config: str = CONFIG, objectives: str = "") -> AsyncIterator[Crowd]:
+async def crowded(folder: Path) -> AsyncIterator[Crowd]:
     """A fleet whose workers take one request each, in front of a queue of six."""
     path, policies = folder / "config.yaml", folder / "objectives.yaml"
-    path.write_text(config)
-    policies.write_text(objectives)
+    path.write_text(CONFIG)
+    policies.write_text(OBJECTIVES)
     workers = "--max-num-seqs 1 --sim-decode-base-ms 50 --sim-decode-per-seq-ms 0"
     flags = ["--workers", str(WORKERS), "--config", str(path), "--trust-control-headers"]
-    flags += ["--allow-experimental-plugins", "--objectives", str(policies)] if objectives else []
+    flags += ["--allow-experimental-plugins", "--objectives", str(policies)]
     connector = aiohttp.TCPConnector(limit=0)
     async with (
         running_fleet(free_base_port(), *flags, "--worker-args", workers) as fleet,
@@ -125,6 +125,7 @@ async def test_a_crowd_is_served_made_to_wait_or_sent_away(tmp_path: Path) -> No
         assert await crowd.series("llm_d_epp_request_total", fairness_id="crowd") == statuses[200]
         assert (await crowd.ask(1))[0] == 200
         await leave_the_queue(crowd)
+        await stop_for_a_better_one(crowd)
 
 
 async def leave_the_queue(crowd: Crowd) -> None:
@@ -145,21 +146,20 @@ async def leave_the_queue(crowd: Crowd) -> None:
         await crowd.is_at_rest()
 
 
-async def test_a_request_that_may_be_shed_is_stopped_for_a_better_one(tmp_path: Path) -> None:
-    """Its client is told so, and whoever it was stopped for is served in its place."""
-    async with crowded(tmp_path, EVICTING, objectives=OBJECTIVES) as crowd:
-        async with asyncio.TaskGroup() as group:
-            shed = [group.create_task(crowd.ask(400, "batch")) for _ in range(WORKERS)]
-            await crowd.until("llm_d_epp_request_running", WORKERS)
-            status, _, text = await crowd.ask(1, "interactive")
-            assert status == 200, text
-        answers = Counter(status for status, _, _ in map(asyncio.Task.result, shed))
-        assert answers == {429: 1, 200: WORKERS - 1}
-        (stopped,) = [one.result() for one in shed if one.result()[0] == 429]
-        assert stopped[1]["x-llm-d-request-dropped-reason"] == "evicted"
-        assert stopped[1]["retry-after"] == "1"
-        assert stopped[2] == "request evicted by flow control"
-        await crowd.is_at_rest()
-        told = "llm_d_epp_flow_control_revocations"
-        assert await crowd.series(f"{told}_issued_total", priority="10") == 1
-        assert await crowd.series(f"{told}_total", outcome="confirmed") == 1
+async def stop_for_a_better_one(crowd: Crowd) -> None:
+    """The client of a request that may be shed is told so, and the better one takes its place."""
+    async with asyncio.TaskGroup() as group:
+        shed = [group.create_task(crowd.ask(400, "batch")) for _ in range(WORKERS)]
+        await crowd.until("llm_d_epp_request_running", WORKERS)
+        status, _, text = await crowd.ask(1, "interactive")
+        assert status == 200, text
+    answers = Counter(status for status, _, _ in map(asyncio.Task.result, shed))
+    assert answers == {429: 1, 200: WORKERS - 1}
+    (stopped,) = [one.result() for one in shed if one.result()[0] == 429]
+    assert stopped[1]["x-llm-d-request-dropped-reason"] == "evicted"
+    assert stopped[1]["retry-after"] == "1"
+    assert stopped[2] == "request evicted by flow control"
+    await crowd.is_at_rest()
+    told = "llm_d_epp_flow_control_revocations"
+    assert await crowd.series(f"{told}_issued_total", priority="10") == 1
+    assert await crowd.series(f"{told}_total", outcome="confirmed") == 1

@@ -26,7 +26,9 @@ MOST_CASES = 10_000
 @pytest.mark.parametrize(
     "selection",
     [
-        [word for path in STOPPING for word in ("--exclude-path", path)],
+        pytest.param(
+            [word for path in STOPPING for word in ("--exclude-path", path)], marks=pytest.mark.soak
+        ),
         [word for path in (*STOPPING, *WAKING) for word in ("--include-path", path)],
     ],
     ids=["serving", "stopping"],

@@ -144,7 +144,6 @@ def _overrides(overrides: Document) -> Document:
 pytestmark = pytest.mark.envoy
 ROOT = Path(__file__).parents[2]
 A, B, C = POOLS = ("a", "b", "c")
-MECHANISMS = pytest.mark.parametrize("mechanism", Mechanism, ids=lambda one: one.value)
 SIGMAS = 4.5  # of a share: missed by chance once in 150,000 runs
 
 
@@ -169,15 +168,14 @@ def of_all(scene: PoolsScene, *flags: str) -> PickerProcess:
     return PickerProcess(scene.folder, [served_pool(name) for name in scene.workers], *flags)
 
 
-@MECHANISMS
-async def test_one_picker_keeps_three_pools_apart(tmp_path: Path, mechanism: Mechanism) -> None:
+async def test_one_picker_keeps_three_pools_apart(tmp_path: Path) -> None:
     """Routes that name their pool by metadata: under load each request is served by the worker
     that was picked, of the pool of its route, whatever its client says; a route that names no pool
     or an unknown one gets a 500 that says so.
     """
     async with pools_scene(tmp_path, *POOLS) as scene:
         picker = of_all(scene)
-        document = bootstrap(scene, picker, mechanism)
+        document = bootstrap(scene, picker, Mechanism.OVERRIDE_HOST)
         add_route(document, "unnamed", A, None)
         add_route(document, "unknown", A, by_metadata("d"))
         async with running(picker):
