@@ -76,7 +76,7 @@ def test_selected_pods_are_called_after_the_pickers_deployment() -> None:
     target = target_of(flags)
     assert target.pods is not None
     assert target.pods.selector == "app in (a,b), !old"
-    assert target.pods.shape.selects({"app": "b"})
+    assert target.pods.selects({"app": "b"})
 
 
 def test_options_go_by_the_name_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
-from authority import Authority, certificates
+from certificates import certificates
 from kube_api import statuses
 from kube_api.access import Rule
 from kube_api.faults import Fault
@@ -469,7 +469,7 @@ async def test_an_answer_that_breaks_off(pieces: tuple[bytes, ...], why: str) ->
 )
 async def test_a_server_that_cannot_be_trusted(tmp_path: Path, has_tls: bool, why: str) -> None:
     """Its certificate is of an unknown authority, or it has none; in OpenSSL's plain words."""
-    folder = certificates(tmp_path, Authority(), "localhost")
+    folder = certificates(tmp_path, "localhost")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
 
