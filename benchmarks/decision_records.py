@@ -2,10 +2,10 @@
 
     python benchmarks/decision_records.py [--decisions 20000]
 
-A decision is all of `Exchange.route` and `finish`, with the built-in configuration, timing wrappers
-and metrics included. The same requests go, in small turns, through two directors in one process:
-one whose profiles keep no steps and that nobody watches but the metrics, and one that records. Each
-has a pool, an index and in-flight requests of its own, so that both see the same. Fixed seed.
+A decision is all of `Exchange.route` and `finish`, with the built-in configuration, steps and
+metrics included. The same requests go, in small turns, through two directors in one process: one
+that only the metrics watch, and one that records. Each has a pool, an index and in-flight requests
+of its own, so that both see the same. Fixed seed.
 Compared are CPU times of turns, the first decile of each side: what else a machine does only ever
 adds to them.
 
@@ -35,28 +35,21 @@ from msgspec.structs import replace
 from result_files import RESULTS, write_results
 from scheduling import SEED, pool
 
-import picker.config.build
 from picker.admin.traffic import EndpointTraffic
 from picker.app.in_use import pipeline_of
 from picker.config.build import build, default_config
 from picker.config.catalog import builtin_plugins
-from picker.decisions.records import DecisionRecords
-from picker.framework.attributes import Attributes
+from picker.decisions.decision import Decision, Watchers
+from picker.decisions.ring import DecisionRing
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
 from picker.requestcontrol.director import Director, Exchange
-from picker.requestcontrol.observer import Decision, Observers, RequestObserver
-from picker.requestcontrol.pipeline import Surroundings
-from picker.scheduling.profile import Profile
+from picker.requestcontrol.pipeline import RequestContext
 from picker.telemetry.request_metrics import RequestMetrics
 from picker.types import (
-    Candidate,
     FinishCause,
-    InferenceRequest,
-    ProfileResult,
     RawRequest,
-    ScoredCandidates,
 )
 
 ENDPOINTS = (10, 100, 1000)
@@ -66,49 +59,7 @@ TURN = 50
 RESULTS_FILE = RESULTS / "decision_records.json"
 
 
-@dataclass(frozen=True, slots=True)
-class SilentProfile(Profile):
-    """A profile that keeps no steps, put together like one that does."""
-
-    def run(
-        self,
-        request: InferenceRequest,
-        candidates: Sequence[Candidate],
-        attributes: Attributes,
-        rng: Random,
-    ) -> ProfileResult:
-        """As `Profile.run`."""
-        candidates = self.narrowed(request, candidates, attributes, rng)
-        scored = self.rated(request, candidates, attributes)
-        return ProfileResult(tuple(self.picker.pick(scored, rng)), scored)
-
-    def narrowed(
-        self,
-        request: InferenceRequest,
-        candidates: Sequence[Candidate],
-        attributes: Attributes,
-        rng: Random,
-    ) -> Sequence[Candidate]:
-        """As `Profile.narrow`."""
-        for each in self.filters:
-            candidates = each.filter(request, candidates, attributes, rng)
-        return candidates
-
-    def rated(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
-    ) -> ScoredCandidates:
-        """As `Profile.rate`."""
-        totals = [0.0] * len(candidates)
-        for weighted in self.scorers:
-            weight = weighted.weight
-            scores = weighted.scorer.score(request, candidates, attributes)
-            for index, score in enumerate(scores):
-                if score > 0.0:
-                    totals[index] += weight if score >= 1.0 else score * weight
-        return ScoredCandidates(candidates, totals)
-
-
-class Crowd(DecisionRecords):
+class Crowd(DecisionRing):
     """Records of requests that come without pause."""
 
     def goes_on(self) -> None:
@@ -136,18 +87,14 @@ class Side:
 
     def __post_init__(self) -> None:
         metrics = PickerMetrics()
-        kind = picker.config.build.Profile
-        picker.config.build.Profile = kind if self.records else SilentProfile  # type: ignore[misc]
-        assembly = build(default_config(), builtin_plugins(), metrics, time.perf_counter)
-        picker.config.build.Profile = kind  # type: ignore[misc]
+        assembly = build(default_config(), builtin_plugins(), metrics, time.monotonic)
         self.datastore = Datastore(assembly.observers)
         pool(self.endpoints, self.datastore, self.rng)
         self.keys = [candidate.key for candidate in self.datastore.snapshot().candidates]
-        usual: tuple[RequestObserver, ...] = (RequestMetrics(metrics), EndpointTraffic())
-        watching = Observers(usual if self.records is None else (*usual, self.records))
-        inflight = InflightLoad()
-        around = Surroundings(self.datastore, inflight, Random(SEED), watching, time.monotonic)
-        self.director = Director(pipeline_of(assembly), around)
+        usual = (RequestMetrics(metrics), EndpointTraffic())
+        watchers = Watchers(*usual) if self.records is None else Watchers(*usual, self.records)
+        context = RequestContext(self.datastore, InflightLoad(), Random(SEED), watchers)
+        self.director = Director(pipeline_of(assembly), context)
 
     def scraped(self, key: str) -> None:
         """An endpoint has told its load."""

@@ -32,11 +32,13 @@ from result_files import RESULTS, write_results
 from picker.app.in_use import pipeline_of
 from picker.config.build import build, default_config
 from picker.config.catalog import builtin_plugins
+from picker.decisions.decision import Watchers
 from picker.extproc.server import build_server
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
-from picker.requestcontrol.director import Director, Surroundings
+from picker.requestcontrol.director import Director
+from picker.requestcontrol.pipeline import RequestContext
 from picker.rpc.framing import prefix
 from picker.rpc.options import ServerOptions
 from picker.telemetry.request_metrics import RequestMetrics
@@ -127,7 +129,7 @@ class Subject:
 
     def __init__(self, endpoints: int, opening: bytes) -> None:
         metrics = PickerMetrics()
-        assembly = build(default_config(), builtin_plugins(), metrics, time.perf_counter)
+        assembly = build(default_config(), builtin_plugins(), metrics, time.monotonic)
         datastore, self.requests = Datastore(assembly.observers), RequestMetrics(metrics)
         datastore.set_endpoints(
             Endpoint(f"w{n}", f"10.0.{n // 250}.{n % 250 + 1}", 8000) for n in range(endpoints)
@@ -136,7 +138,7 @@ class Subject:
             datastore.update_metrics(candidate.key, EndpointMetrics(1, 2, 0.3, 16, 20_000))
         director = Director(
             pipeline_of(assembly),
-            Surroundings(datastore, InflightLoad(), random.Random(SEED), self.requests),
+            RequestContext(datastore, InflightLoad(), random.Random(SEED), Watchers(self.requests)),
         )
         self._connection = build_server(director, options=ServerOptions()).accept()
         self._connection.connection_made(Sink())

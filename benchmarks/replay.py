@@ -37,7 +37,8 @@ from picker.recording.lines import FORMAT_VERSION, Header
 from picker.recording.reading import read_recording
 from picker.recording.recorder import Recorder
 from picker.recording.replay import Replay
-from picker.requestcontrol.director import Director, Surroundings
+from picker.requestcontrol.director import Director
+from picker.requestcontrol.pipeline import RequestContext
 from picker.types import Endpoint, EndpointMetrics, FinishCause, RawRequest
 
 SEED = 20261122
@@ -71,7 +72,7 @@ class Site:
         self.datastore, inflight = Datastore(), InflightLoad()
         options = BuildOptions(Services(NoHttp(), hash_seed=HASH_SEED))
         loaded = default_config()
-        clock = time.perf_counter
+        clock = time.monotonic
         assembly = build(loaded, builtin_plugins(), PickerMetrics(), clock, options)
         pipeline = pipeline_of(assembly)
         self.recorder = None
@@ -86,7 +87,7 @@ class Site:
             pipeline = self.recorder.recorded(pipeline)
         observers = [] if self.recorder is None else [self.recorder]
         self.datastore.use((*assembly.observers, *observers), ())
-        self.director = Director(pipeline, Surroundings(self.datastore, inflight, Random(SEED)))
+        self.director = Director(pipeline, RequestContext(self.datastore, inflight, Random(SEED)))
         self.all = [
             Endpoint(f"w{index}", f"10.0.0.{index + 1}", 8000) for index in range(endpoints)
         ]

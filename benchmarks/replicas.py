@@ -27,7 +27,7 @@ from shared_prefixes import WORKER, SharedPrefixes, run
 from virtual_replicas import ReplicasSettings
 
 from picker.metrics.picker_metrics import PickerMetrics
-from picker.peers.exchange import Exchange, ExchangeSettings
+from picker.peers.exchange import ExchangeSettings, PeerExchange
 from picker.peers.knowledge import Knowledge
 from picker.peers.mesh import Mesh, PeerAddress
 from picker.peers.server import PeerServer, PoolReports, peer_port
@@ -84,7 +84,7 @@ class Deciding:
         self.series = PickerMetrics().peers
         settings = ExchangeSettings("benchmark", SEED)
         knowledge = Knowledge(datastore, self.inflight)
-        self.exchange = Exchange(settings, knowledge, time.monotonic(), time.time())
+        self.exchange = PeerExchange(settings, knowledge, time.monotonic(), time.time())
         self.producer = ApproxPrefixCacheProducer("p", ApproxPrefixCacheParameters(), SEED)
         self.exchange.use({"p": self.producer})
         self.server = PeerServer(

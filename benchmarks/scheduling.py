@@ -4,8 +4,8 @@
 
 One decision is what happens between a parsed request and its destination: candidates with in-flight
 counts, data producers (tokens, prefix match), scorers, picker, and the hooks that learn from it;
-timing wrappers included, parsing and the end of the request not. Prompts share one of eight system
-prompts. Fixed seed. Prints a table and writes benchmarks/results/scheduling.json.
+the clock's readings included, parsing and the end of the request not. Prompts share one of eight
+system prompts. Fixed seed. Prints a table and writes benchmarks/results/scheduling.json.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from result_files import RESULTS, write_results
 
 from picker.config.build import Assembly, build, default_config
 from picker.config.catalog import builtin_plugins
+from picker.decisions.decision import Watchers
+from picker.decisions.steps import PluginStep
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Flight
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
 from picker.requestcontrol.candidates import LoadedCandidates, candidates_for
-from picker.requestcontrol.observer import NoObserver
+from picker.requestcontrol.director import ask_hooks
 from picker.requestcontrol.plugin_log import PluginLog
-from picker.requestcontrol.preparing import tell_hooks
-from picker.requestcontrol.producing import produce
 from picker.types import (
     Api,
     Endpoint,
@@ -92,12 +92,15 @@ async def decide(
     rng: Random,
 ) -> Flight:
     """One decision, as the director makes it."""
-    attributes, log = Attributes(), PluginLog(NoObserver(), time.monotonic)
+    attributes, log = Attributes(), PluginLog(Watchers(), time.monotonic)
+    steps: list[PluginStep] = []
     candidates = candidates_for(datastore.snapshot().candidates, None, loads[0].counts, loads[1])
-    request = await produce(assembly.producers, request, candidates, attributes, log)
-    result = assembly.scheduler.schedule(request, candidates, attributes, rng)
+    for producer in assembly.producers:
+        seen = producer.scoped(attributes)
+        request = producer.plugin.produce(request, candidates, seen)  # type: ignore[union-attr]
+    result = assembly.scheduler.plugin.schedule(request, candidates, attributes, rng, steps)
     flight = Flight(request, result, attributes)
-    tell_hooks(assembly.hooks, flight, log)
+    ask_hooks(assembly.hooks, flight, steps, time.monotonic, log)
     return flight
 
 
@@ -105,13 +108,13 @@ def end(assembly: Assembly, inflight: InflightLoad, flight: Flight) -> None:
     """The request of `flight` is over."""
     inflight.release(flight.result.endpoints[0].key)
     for hook in assembly.request_ends:
-        hook.request_ended(flight, FinishCause.COMPLETED, None, time.monotonic())
+        hook.plugin.request_ended(flight, FinishCause.COMPLETED, None, time.monotonic())
 
 
 async def measure(endpoints: int, size: int, decisions: int) -> dict[str, float]:
     """Microseconds per decision; every decision follows one metrics update, as under load."""
     rng = Random(SEED)
-    assembly = build(default_config(), builtin_plugins(), PickerMetrics(), time.perf_counter)
+    assembly = build(default_config(), builtin_plugins(), PickerMetrics(), time.monotonic)
     datastore, inflight = Datastore(assembly.observers), InflightLoad()
     pool(endpoints, datastore, rng)
     keys = [candidate.key for candidate in datastore.snapshot().candidates]

@@ -23,14 +23,14 @@ from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
 from picker.framework.services import NoHttp, Services
 from picker.metrics.picker_metrics import PickerMetrics
-from picker.peers.exchange import Exchange, ExchangeSettings
+from picker.peers.exchange import ExchangeSettings, PeerExchange
 from picker.peers.knowledge import Knowledge
 from picker.peers.outbox import Cursor
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
-from picker.requestcontrol.director import Director, Surroundings
+from picker.requestcontrol.director import Director
 from picker.requestcontrol.headers import REQUEST_ID
-from picker.requestcontrol.observer import NoObserver
+from picker.requestcontrol.pipeline import RequestContext
 from picker.types import Endpoint, EndpointMetrics, FinishCause, RawRequest, ResponseHead
 
 PORT = 8000
@@ -80,15 +80,15 @@ class VirtualReplica:
         options = BuildOptions(Services(NoHttp(), hash_seed=seed), allow_experimental=True)
         self.assembly = build(loaded, builtin_plugins(), PickerMetrics(), lambda: 0.0, options)
         self.inflight, self.datastore = InflightLoad(), Datastore(self.assembly.observers)
-        around = Surroundings(self.datastore, self.inflight, rng, NoObserver(), _now)
-        self.director = Director(pipeline_of(self.assembly), around)
-        self.exchange: Exchange | None = None
+        context = RequestContext(self.datastore, self.inflight, rng, clock=_now)
+        self.director = Director(pipeline_of(self.assembly), context)
+        self.exchange: PeerExchange | None = None
         self.cursors: dict[bytes, Cursor] = {}  # by the replica that is told
         self.bytes_sent = self.messages_sent = 0
         if settings.shares:
             knowledge = Knowledge(self.datastore, self.inflight)
             settings_ = ExchangeSettings("simulation", seed)
-            self.exchange = Exchange(
+            self.exchange = PeerExchange(
                 settings_, knowledge, now_seconds, now_seconds, rng.randbytes(16)
             )
             self.exchange.use({name: one.plugin for name, one in self.assembly.instances.items()})

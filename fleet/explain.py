@@ -15,7 +15,7 @@ from fleet.errors import FleetError
 from fleet.explain_text import SHOWN_CANDIDATES, Layout, explained
 from fleet.several_pools import PoolAddress, is_of_all, list_of, pools_of, which_to_name
 from fleet.top_text import ASCII, Glyphs
-from picker.decisions.record_views import RecordView
+from picker.decisions.views import RecordView
 
 TIMEOUT_SECONDS = 5.0
 

@@ -13,9 +13,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from fleet.explain_why import reasons
 from fleet.top_text import ASCII, Glyphs, clean
-from picker.decisions.record_views import (
+from picker.decisions.views import (
     CandidateView,
     FilterView,
     ProfileView,
@@ -55,7 +54,7 @@ def explained(record: RecordView, page: Layout) -> Iterator[RenderableType]:
     """The record, from what became of it to every score."""
     yield from _summary(record, page)
     yield Text("")
-    for sentence in reasons(record):
+    for sentence in record.reasons:
         yield page.text(sentence, _STRONG)
     for profile in record.profiles:
         yield Text("")

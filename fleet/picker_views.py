@@ -12,7 +12,7 @@ import msgspec
 from fleet.errors import FleetError
 from fleet.several_pools import refuse_several
 from picker.admin.views import EndpointsView
-from picker.decisions.record_views import RecordSummary
+from picker.decisions.views import RecordSummary
 from picker.flowcontrol.views import QueuesView
 
 TIMEOUT_SECONDS = 2.0

@@ -34,7 +34,7 @@ from fleet.top_text import (
 )
 from picker.admin.history import EndpointSeries
 from picker.admin.views import EndpointView
-from picker.decisions.record_views import RecordSummary
+from picker.decisions.views import RecordSummary
 from picker.flowcontrol.views import BandView
 
 FEW_REQUESTS = 3

@@ -230,40 +230,13 @@ class ScoredCandidates(Sequence[ScoredEndpoint]):
         return f"ScoredCandidates({list(self)})"
 
 
-class FilterStep(msgspec.Struct, frozen=True):
-    """What one filter of a profile left of the candidates before it, and how many those were."""
-
-    name: str
-    before: int
-    kept: Sequence[Candidate]
-
-
-class ProfileSteps(msgspec.Struct, frozen=True):
-    """How a profile came to its result, in the order in which things ran, by the plugins' names.
-
-    `scorers` are names with weights; `scores` is what each of them said, before it was clamped and
-    weighted, in the order of the candidates that the filters left; nothing once it is forgotten.
-    """
-
-    filters: tuple[FilterStep, ...] = ()
-    scorers: tuple[tuple[str, float], ...] = ()
-    scores: Sequence[Sequence[float]] = ()
-    picker: str = ""
-
-    def forget_scores(self) -> None:
-        """Nobody will ask for them any more."""
-        if isinstance(self.scores, list):
-            self.scores.clear()
-
-
 class ProfileResult(msgspec.Struct, frozen=True):
     """Outcome of one scheduling profile: the picked endpoints, best first, and every candidate's
-    total. `steps` say how it came about (None: nobody kept them).
+    total.
     """
 
     picked: tuple[ScoredEndpoint, ...]
     scored: Sequence[ScoredEndpoint] = ()
-    steps: ProfileSteps | None = None
 
 
 class SchedulingResult(msgspec.Struct, frozen=True):
@@ -278,14 +251,6 @@ class SchedulingResult(msgspec.Struct, frozen=True):
     primary_profile: str
     profiles: Mapping[str, ProfileResult] = msgspec.field(default_factory=lambda: _EMPTY)
     set_headers: Mapping[str, str] = msgspec.field(default_factory=lambda: _EMPTY)
-
-    def forget_scores(self) -> None:
-        """All who were to be told of the decision have been. What scorers said is most of what a
-        decision takes, and its result is kept for as long as its request runs.
-        """
-        for one in self.profiles.values():
-            if one.steps is not None:
-                one.steps.forget_scores()
 
 
 class RawRequest(msgspec.Struct, frozen=True):

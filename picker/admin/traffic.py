@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from picker.decisions.decision import Decision
 from picker.prefix.match import MATCH_INFO, PrefixCacheMatchInfo
-from picker.requestcontrol.observer import Decision, NoObserver
 
 WINDOW_SAMPLES = 10
 
@@ -57,8 +57,8 @@ class _Counts:
         )
 
 
-class EndpointTraffic(NoObserver):
-    """A `RequestObserver` that counts, and is looked at once a second by `sample`."""
+class EndpointTraffic:
+    """Watches decisions and counts, and is looked at once a second by `sample`."""
 
     def __init__(self) -> None:
         self._counts: dict[str, _Counts] = {}

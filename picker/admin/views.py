@@ -9,7 +9,7 @@ import msgspec
 
 from picker.admin.history import HistoryView
 from picker.admin.traffic import Recent
-from picker.decisions.record_views import RecordSummary, RecordView
+from picker.decisions.views import RecordSummary, RecordView
 from picker.flowcontrol.views import QueuesView
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore

@@ -24,12 +24,16 @@ from picker.framework.registry import Registry
 from picker.framework.services import Services
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.peers.seeds import seed_of_secret
-from picker.requestcontrol.bare_requests import BareFilter, BareRequests, BareResponseHook
-from picker.requestcontrol.director import RequestPipeline
-from picker.requestcontrol.parsing import ParserTable
-from picker.requestcontrol.pipeline import FlowGate
-from picker.telemetry.tracing import Tracing
-from picker.telemetry.wrapping import expose_sizes
+from picker.requestcontrol.pipeline import (
+    BodylessFilter,
+    BodylessRequests,
+    BodylessResponseHook,
+    FlowGate,
+    ParserTable,
+    RequestPipeline,
+)
+from picker.telemetry.plugin_metrics import expose_sizes
+from picker.telemetry.spans import Tracing
 
 MIN_SECRET_BYTES = 16
 
@@ -94,7 +98,7 @@ class ConfigInUse:
 
     def _build(self, loaded: LoadedConfig, options: BuildOptions) -> Assembly:
         context = self._context
-        return build(loaded, context.registry, context.metrics, time.perf_counter, options)
+        return build(loaded, context.registry, context.metrics, time.monotonic, options)
 
 
 def pipeline_of(assembly: Assembly, gate: FlowGate | None = None) -> RequestPipeline:
@@ -112,17 +116,17 @@ def pipeline_of(assembly: Assembly, gate: FlowGate | None = None) -> RequestPipe
         response_heads=assembly.response_heads,
         response_progress=assembly.response_progress,
         request_ends=assembly.request_ends,
-        bare=_bare_requests(assembly),
+        bodyless=_bodyless_requests(assembly),
     )
 
 
-def _bare_requests(assembly: Assembly) -> BareRequests:
+def _bodyless_requests(assembly: Assembly) -> BodylessRequests:
     filters = dict.fromkeys(part.instance.name for plan in assembly.plans for part in plan.filters)
     narrowing = (assembly.instances[name].plugin for name in filters)
     plugins = (one.plugin for one in assembly.instances.values())
-    return BareRequests(
-        tuple(one for one in narrowing if isinstance(one, BareFilter)),
-        tuple(one for one in plugins if isinstance(one, BareResponseHook)),
+    return BodylessRequests(
+        tuple(one for one in narrowing if isinstance(one, BodylessFilter)),
+        tuple(one for one in plugins if isinstance(one, BodylessResponseHook)),
     )
 
 
@@ -165,7 +169,6 @@ def config_in_use(
         ),
         allow_experimental=options.allow_experimental_plugins,
         strict_data_scope=options.strict_data_scope,
-        tracer=outbound.tracing.tracer if options.tracing else None,
     )
     return ConfigInUse(loaded, BuildContext(builtin_plugins(), metrics, building))
 

@@ -18,7 +18,7 @@ from picker.k8s.service_addresses import follow_service, of_service
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.peers.credentials import PeerCredentials
 from picker.peers.discovery import NamedPeers, peer_addresses
-from picker.peers.exchange import Exchange, ExchangeSettings
+from picker.peers.exchange import ExchangeSettings, PeerExchange
 from picker.peers.knowledge import Knowledge
 from picker.peers.mesh import Mesh
 from picker.peers.server import PoolReports
@@ -53,7 +53,7 @@ class Peering:
         )
         series, clock = metrics.peers, time.monotonic
         knowledge = Knowledge(datastore, inflight)
-        self._exchange = Exchange(settings, knowledge, clock(), time.time())
+        self._exchange = PeerExchange(settings, knowledge, clock(), time.time())
         self._mesh = Mesh(self._exchange, series, clock, credentials)
         self._discover = self._discovery_of(flags, options, metrics)
         self.name = self._exchange.pool  # the one that replicas have for the pool

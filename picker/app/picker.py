@@ -30,7 +30,7 @@ from picker.cli.pools import split
 from picker.extproc.server import Exchanges, ExchangesByMetadata
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.rpc.health import HealthService
-from picker.telemetry.tracing import build_tracing
+from picker.telemetry.spans import build_tracing
 
 log = logging.getLogger(__name__)
 

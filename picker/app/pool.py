@@ -28,9 +28,10 @@ from picker.config.load import LoadedConfig
 from picker.config.pool_file import pool_contents
 from picker.config.show import aligned, effective_lines
 from picker.config.watch import ConfigWatch
-from picker.decisions.decision_header import DecisionHeader
-from picker.decisions.record_views import RecordSummary, RecordView
-from picker.decisions.records import DecisionRecords
+from picker.decisions.decision import Watchers
+from picker.decisions.ring import DecisionRing
+from picker.decisions.steps import BoundPlugin
+from picker.decisions.views import RecordSummary, RecordView
 from picker.errors import ConfigError
 from picker.flowcontrol.shell.controller import FlowController
 from picker.flowcontrol.views import QueuesView
@@ -52,9 +53,9 @@ from picker.recording.lines import FORMAT_VERSION, Header
 from picker.recording.privacy import readable
 from picker.recording.recorder import ConfigText, Recorder
 from picker.requestcontrol.candidates import candidates_for
-from picker.requestcontrol.director import Director, RequestPolicies
-from picker.requestcontrol.observer import Observers
-from picker.requestcontrol.pipeline import RequestPipeline, Surroundings
+from picker.requestcontrol.director import Director
+from picker.requestcontrol.pipeline import RequestContext, RequestPipeline, RequestPolicies
+from picker.requestcontrol.responses import DecisionHeader
 from picker.scrape.reading import StalenessLimits
 from picker.scrape.scrape import MIN_TICK_SECONDS, Scraper, ScrapeSettings, polled
 from picker.scrape.sources import describers
@@ -62,6 +63,7 @@ from picker.telemetry.health_metrics import HealthMetrics
 from picker.telemetry.plugin_metrics import PluginCollector
 from picker.telemetry.pool_metrics import PoolCollector
 from picker.telemetry.request_metrics import RequestMetrics
+from picker.telemetry.spans import RequestTracer
 from picker.types import Candidate
 
 log = logging.getLogger(__name__)
@@ -92,11 +94,10 @@ class ServedPool:
         self.detector, settling = self._outlier_detection()
         self._traffic, self._requests = EndpointTraffic(), RequestMetrics(metrics)
         count = options.explain.decision_records
-        self.records = DecisionRecords(count) if count else None
-        around = self._surroundings(outbound, settling)
-        self.flow = self._flow_control(around)
-        around = replace(around, freed=self.flow.pool_changed)
-        self.director = Director(pipeline_of(assembly), around)
+        self.records = DecisionRing(count) if count else None
+        context = self._context(outbound, settling)
+        self.flow = self._flow_control(context)
+        self.director = Director(pipeline_of(assembly), context)
         self._flushes = PluginTasks(flush)
         listen = partial(listen_to_engines, self.datastore, metrics.kv)
         self._kv_events = PluginTasks(listen)
@@ -126,37 +127,37 @@ class ServedPool:
         self.datastore.subscribe(detector.pool_changed)
         return detector, settling
 
-    def _surroundings(self, outbound: Outbound, settling: BurstWait | None) -> Surroundings:
-        options, rules = self._options, self.known.rules
-        observers = (self._requests, self._traffic)
-        around = Surroundings(
+    def _context(self, outbound: Outbound, settling: BurstWait | None) -> RequestContext:
+        options, rules, tracer = self._options, self.known.rules, outbound.tracing.tracer
+        ring = () if self.records is None else (self.records,)
+        return RequestContext(
             self.known.snapshots,
             self.inflight,
             Random(),
-            Observers(observers if self.records is None else (*observers, self.records)),
+            Watchers(self._requests, self._traffic, *ring),
             policies=RequestPolicies(
                 objectives=rules,
                 rewrites=rules,
-                tracer=outbound.tracing.tracer,
+                tracer=None if tracer is None else RequestTracer(tracer),
                 emit_endpoint_scores=options.emit_endpoint_scores,
                 ignore_subset_hint=options.disable_endpoint_subset_filter,
             ),
+            health=self.detector,
+            settling=settling,
         )
-        if self.detector is None or settling is None:
-            return around
-        return replace(around, health=self.detector, settling=settling)
 
-    def _flow_control(self, around: Surroundings) -> FlowController:
+    def _flow_control(self, context: RequestContext) -> FlowController:
         """It outlives configurations, and admits everything while these do not ask for it."""
 
         def pool() -> Sequence[Candidate]:
             """All endpoints that requests may go to, with what this picker has under way there."""
-            known = around.datastore.snapshot().candidates
-            loaded = candidates_for(known, None, around.inflight.counts, around.loaded)
-            return around.health.usable(loaded, around.clock())
+            known = context.datastore.snapshot().candidates
+            loaded = candidates_for(known, None, context.inflight.counts, context.loaded)
+            health = context.health
+            return loaded if health is None else health.usable(loaded, context.clock())
 
         name = self._options.pool_key or self._options.pool_name
-        flow = FlowController(None, pool, around.clock, self.metrics, name)
+        flow = FlowController(None, pool, context.clock, self.metrics, name)
         rules = self.known.rules
         self.datastore.watch(flow.pool_changed)
         rules.subscribe(lambda known: flow.set_priorities(known.priorities))
@@ -175,7 +176,7 @@ class ServedPool:
         if self._recording is not None:
             pipeline = self._recording.recorded(assembly, pipeline)
         if self._options.explain.decision_header:
-            heads = (*pipeline.response_heads, DecisionHeader())
+            heads = (*pipeline.response_heads, BoundPlugin(DecisionHeader()))
             pipeline = replace(pipeline, response_heads=heads)
         self.director.use(pipeline)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from picker.decisions.records import DEFAULT_CAPACITY
+from picker.decisions.ring import DEFAULT_CAPACITY
 from picker.extproc.server import DEFAULT_MAX_UNFINISHED_BODY_BYTES
 from picker.k8s.api import LEGACY_POOLS, POOLS
 from picker.k8s.elector import Timings

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any, TypeVar
 
 from picker.config.data_keys import check_layers, create_missing_producers, producers_in_order
 from picker.config.data_layer import DataLayerPlan, check_load_is_known, plan_data_layer
@@ -24,6 +25,7 @@ from picker.config.request_handling import (
     warn_of_filtering_detector,
 )
 from picker.config.unsupported import check_supported
+from picker.decisions.steps import SCHEDULER, BoundPlugin, Scope
 from picker.flowcontrol.settings import FlowControlSettings
 from picker.framework.interfaces import (
     Admitter,
@@ -42,16 +44,14 @@ from picker.framework.interfaces import (
     ResponseProgressHook,
     SaturationDetector,
     Scorer,
+    Screener,
 )
 from picker.framework.registry import Registry, Stability
 from picker.framework.services import NO_SERVICES, Services
-from picker.framework.tracing import Tracer
 from picker.metrics.picker_metrics import PickerMetrics
-from picker.scheduling.profile import Profile, WeightedScorer
-from picker.scheduling.scheduler import Scheduler
-from picker.telemetry.timed import TimedScheduler
-from picker.telemetry.timed_requests import TimedScreener
-from picker.telemetry.wrapping import Wrapping
+from picker.scheduling.scheduler import Profile, Scheduler
+from picker.telemetry.detectors import measured
+from picker.telemetry.meters import SchedulingAttempts, meter_of
 
 DEFAULT_CONFIG = b"""\
 apiVersion: llm-d.ai/v1alpha1
@@ -69,6 +69,11 @@ schedulingProfiles:
   - {pluginRef: kv-cache-utilization-scorer, weight: 2}
   - {pluginRef: prefix-cache-scorer, weight: 3}
 """
+# The extension points at which plugins are handed attributes.
+_SCOPED = frozenset(
+    ("DataProducer", "Admitter", "SaturationDetector", "ProfilePicker", "Filter", "Scorer")
+) | {"PreRequest"}
+P = TypeVar("P")
 _NO_INSTANCES: Mapping[str, Instance] = MappingProxyType({})
 
 
@@ -77,41 +82,39 @@ class BuildOptions:
     """What decides about a configuration from outside of it.
 
     `before` are the plugins in use: those whose entries are unchanged are taken over with their
-    state. With `strict_data_scope` plugins cannot touch findings that they do not declare. With a
-    `tracer` their steps are spans.
+    state. With `strict_data_scope` plugins cannot touch findings that they do not declare.
     """
 
     services: Services = NO_SERVICES
     allow_experimental: bool = False
     strict_data_scope: bool = False
-    tracer: Tracer | None = None
     before: Mapping[str, Instance] = field(default_factory=lambda: _NO_INSTANCES)
 
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """Everything a configuration decides, ready to use; all plugins are measured.
+    """Everything a configuration decides, ready to use; plugins are bound to extension points.
 
     `producers` are in the order in which they have to run, everything else in configured order.
     `instances` are all plugins by name, those that were added by default included; `plans` say
     which of them each profile has. `loaded` is what all of it was made of.
     """
 
-    scheduler: TimedScheduler
+    scheduler: BoundPlugin[Scheduler]
     profiles: Mapping[str, Profile]
     plans: tuple[ProfilePlan, ...]
     handler: Instance
     parsers: tuple[Parser, ...]
-    producers: tuple[DataProducer | AsyncDataProducer, ...]
-    hooks: tuple[PreRequest, ...]
-    processors: tuple[RequestProcessor, ...]
-    screeners: tuple[TimedScreener, ...]
-    admitters: tuple[Admitter, ...]
+    producers: tuple[BoundPlugin[DataProducer | AsyncDataProducer], ...]
+    hooks: tuple[BoundPlugin[PreRequest], ...]
+    processors: tuple[BoundPlugin[RequestProcessor], ...]
+    screeners: tuple[BoundPlugin[Screener], ...]
+    admitters: tuple[BoundPlugin[Admitter], ...]
     saturation: SaturationDetector | None
     detector: Instance | None
-    response_heads: tuple[ResponseHeadHook, ...]
-    response_progress: tuple[ResponseProgressHook, ...]
-    request_ends: tuple[RequestEndHook, ...]
+    response_heads: tuple[BoundPlugin[ResponseHeadHook], ...]
+    response_progress: tuple[BoundPlugin[ResponseProgressHook], ...]
+    request_ends: tuple[BoundPlugin[RequestEndHook], ...]
     observers: tuple[EndpointObserver, ...]
     flushes: Mapping[str, BackgroundFlush]
     data_layer: DataLayerPlan
@@ -157,8 +160,6 @@ class _Builder:
         self._options = options
         self._plugins = PluginInstances(registry, loaded.findings, options.services, options.before)
         self._metrics, self._clock = metrics, clock
-        strict = options.strict_data_scope
-        self._wrapping = Wrapping(self._plugins, metrics, clock, strict, options.tracer)
 
     def build(self) -> Assembly:
         plugins, findings = self._plugins, self._findings
@@ -206,7 +207,6 @@ class _Builder:
         detector: Instance | None,
         producers: list[Instance],
     ) -> Assembly:
-        wrap = self._wrapping
         profiles = {plan.name: self._profile(plan) for plan in plans}
         return Assembly(
             scheduler=self._scheduler(profiles, handler),
@@ -214,16 +214,16 @@ class _Builder:
             plans=tuple(plans),
             handler=handler,
             parsers=parsers,
-            producers=wrap.producers(producers),
-            hooks=wrap.pre_requests(),
-            processors=wrap.processors(),
-            screeners=wrap.screeners(),
-            admitters=wrap.admitters(),
+            producers=tuple(self._producer(one) for one in producers),
+            hooks=self._all("PreRequest", PreRequest),
+            processors=self._all("RequestProcessor", RequestProcessor),
+            screeners=self._all("Screener", Screener),
+            admitters=self._all("Admitter", Admitter),
             saturation=self._saturation(detector),
             detector=detector,
-            response_heads=wrap.response_heads(),
-            response_progress=wrap.response_progress(),
-            request_ends=wrap.request_ends(),
+            response_heads=self._all("ResponseReceived", ResponseHeadHook),
+            response_progress=self._all("ResponseStreaming", ResponseProgressHook),
+            request_ends=self._all("ResponseComplete", RequestEndHook),
             observers=tuple(
                 one.plugin for one in self._plugins if isinstance(one.plugin, EndpointObserver)
             ),
@@ -238,33 +238,81 @@ class _Builder:
             loaded=self._loaded,
         )
 
-    def _scheduler(self, profiles: Mapping[str, Profile], handler: Instance) -> TimedScheduler:
+    def _scheduler(
+        self, profiles: Mapping[str, Profile], handler: Instance
+    ) -> BoundPlugin[Scheduler]:
         plugin = handler.plugin
         if not isinstance(plugin, ProfileHandler):
             raise TypeError(f"'{handler.name}' is not a profile handler")
-        timed = self._wrapping.profile_handler(handler, plugin)
-        runnable = tuple(self._wrapping.profile(one) for one in profiles.values())
-        scheduler = Scheduler(runnable, timed)
-        return TimedScheduler(scheduler, self._metrics, self._clock)
+        asking = self._bound("ProfilePicker", handler, plugin)
+        processing = self._bound("ProcessProfilesResults", handler, plugin)
+        scheduler = Scheduler(tuple(profiles.values()), asking, processing, self._clock)
+        durations = self._metrics.scheduler_e2e_duration_seconds
+        bound = BoundPlugin(scheduler, SCHEDULER, durations=durations)
+        bound.meter = SchedulingAttempts(self._metrics)
+        return bound
 
     def _saturation(self, detector: Instance | None) -> SaturationDetector | None:
         if detector is None or not isinstance(detector.plugin, SaturationDetector):
             return None
-        return self._wrapping.saturation(detector, detector.plugin)
+        return measured(self._bound("SaturationDetector", detector, detector.plugin), self._clock)
 
     def _profile(self, plan: ProfilePlan) -> Profile:
-        wrap, part = self._wrapping, plan.picker
+        part, name = plan.picker, plan.name
         if part is None or not isinstance(part.instance.plugin, Picker):
-            raise TypeError(f"the profile '{plan.name}' has no picker")
-        filters = tuple(
-            wrap.filter(one.instance, one.instance.plugin)
+            raise TypeError(f"the profile '{name}' has no picker")
+        filters = [
+            self._bound("Filter", one.instance, one.instance.plugin, profile=name)
             for one in plan.filters
             if isinstance(one.instance.plugin, Filter)
-        )
-        scorers = tuple(
-            WeightedScorer(wrap.scorer(one.instance, one.instance.plugin, one.weight), one.weight)
+        ]
+        scorers = [
+            self._bound(
+                "Scorer", one.instance, one.instance.plugin, profile=name, weight=one.weight
+            )
             for one in plan.scorers
             if isinstance(one.instance.plugin, Scorer)
+        ]
+        picker = self._bound("Picker", part.instance, part.instance.plugin, profile=name)
+        return Profile(name, picker, filters, scorers, clock=self._clock)
+
+    def _producer(self, instance: Instance) -> BoundPlugin[DataProducer | AsyncDataProducer]:
+        plugin = instance.plugin
+        if not isinstance(plugin, DataProducer | AsyncDataProducer):
+            raise TypeError(f"'{instance.name}' is not a data producer")
+        return self._bound("DataProducer", instance, plugin)
+
+    def _all(self, point: str, kind: Any) -> tuple[BoundPlugin[Any], ...]:
+        """All plugins of this kind, bound to that extension point."""
+        return tuple(
+            self._bound(point, one, one.plugin)
+            for one in self._plugins
+            if isinstance(one.plugin, kind)
         )
-        picker = wrap.picker(part.instance, part.instance.plugin)
-        return Profile(plan.name, picker, filters, scorers)
+
+    def _bound(
+        self,
+        point: str,
+        instance: Instance,
+        plugin: P,
+        *,
+        profile: str = "",
+        weight: float = 1.0,
+    ) -> BoundPlugin[P]:
+        """A plugin at an extension point, with what is counted of it there, and what it may touch:
+        that is what it and the plugins that it uses declare.
+        """
+        name, type_name, metrics = instance.name, instance.type_name, self._metrics
+        labels = (point, type_name, name)
+        durations = metrics.plugin_duration_seconds.labels(*labels)
+        bound = BoundPlugin(
+            plugin, point, name, type_name, profile=profile, weight=weight, durations=durations
+        )
+        bound.meter = meter_of(point, name, type_name, plugin, metrics)
+        if point in _SCOPED:
+            used = [self._plugins[one].plugin for one in self._plugins.used_by(instance)]
+            violations = metrics.plugin_data_scope_violations_total
+            bound.scope = Scope(name, (plugin, *used), violations, labels)
+            if self._options.strict_data_scope:
+                bound.scope.never_lift()
+        return bound

@@ -60,7 +60,7 @@ class Attributes:
 
     def of_type(self, data_type: str) -> tuple[Any, ...]:
         """The findings of one type, of whichever producers, in the order they were made."""
-        return tuple(value for key, value in self._values.items() if key.data_type == data_type)
+        return tuple([one for key, one in self._values.items() if key.data_type == data_type])
 
 
 @dataclass(frozen=True, slots=True)

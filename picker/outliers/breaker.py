@@ -185,12 +185,12 @@ class Breaker:
 
     def leaves(self, now: float) -> None:
         """Count a request that leaves for the endpoint."""
-        is_idle = self.under_way == 0
-        if is_idle and self.is_as_good_as_any and now - self.good_at > self._settings.lapse_seconds:
-            self.is_proven, self.has_lapsed = False, True
+        is_as_good, is_idle = self.is_as_good_as_any, self.under_way == 0
+        if is_idle and is_as_good and now - self.good_at > self._settings.lapse_seconds:
+            self.is_proven, self.has_lapsed, is_as_good = False, True, False
             self._num_tried = 0
         self.under_way += 1
-        if not self.is_as_good_as_any:
+        if not is_as_good:
             self._tried(now)
 
     def is_silent_since_filled(self, now: float) -> bool:

@@ -111,15 +111,15 @@ class Attempt:
         "_memory",
         "_was_seen",
         "breaker",
+        "endpoint",
         "epoch",
-        "host_port",
         "is_bare",
         "left_at",
         "suspicion",
     )
 
     def __init__(
-        self, memory: OutlierDetector, breaker: Breaker, host_port: str, is_bare: bool
+        self, memory: OutlierDetector, breaker: Breaker, endpoint: Endpoint, is_bare: bool
     ) -> None:
         self._memory = memory
         self._is_judged = False
@@ -128,7 +128,7 @@ class Attempt:
         self.breaker = breaker
         self.epoch = breaker.epoch
         self.suspicion = breaker.suspicion
-        self.host_port = host_port
+        self.endpoint = endpoint
         self.is_bare = is_bare
 
     @property
@@ -222,6 +222,8 @@ class OutlierDetector:
 
         Changes nothing: the request that then leaves for it becomes the probe.
         """
+        if not self._ejected:
+            return None
         due = {key: one for key, one in self._ejected.items() if one.is_due(now_seconds)}
         if not due:
             return None
@@ -252,7 +254,7 @@ class OutlierDetector:
             breaker = Breaker(endpoint.key, self._settings)
             if endpoint.key in self._members:
                 self._breakers[endpoint.key] = breaker
-        attempt = Attempt(self, breaker, endpoint.host_port, is_bare)
+        attempt = Attempt(self, breaker, endpoint, is_bare)
         attempt.left_at = now_seconds
         breaker.leaves(now_seconds)
         if not breaker.is_as_good_as_any:
@@ -346,7 +348,7 @@ class OutlierDetector:
     def _other(self, attempt: Attempt, answer: Answer) -> str | None:
         """The key of the endpoint that has answered instead of the one picked."""
         served_by = answer.served_by
-        if served_by is None or served_by == attempt.host_port:
+        if served_by is None or served_by == attempt.endpoint.host_port:
             return None
         key = self._keys.get(served_by)
         return None if key == attempt.breaker.key else key

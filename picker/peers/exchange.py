@@ -57,7 +57,7 @@ class ExchangeSettings:
     inbox: InboxLimits = field(default_factory=InboxLimits)
 
 
-class Exchange:
+class PeerExchange:
     """Owns what is told to peers and what was heard of them. Times are monotonic seconds."""
 
     def __init__(

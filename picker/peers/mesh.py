@@ -15,7 +15,7 @@ import grpc
 
 from picker.metrics.families import PeerSeries
 from picker.peers.credentials import PeerCredentials
-from picker.peers.exchange import Exchange, OneselfError
+from picker.peers.exchange import OneselfError, PeerExchange
 from picker.peers.outbox import Cursor
 from picker.peers.wire import MAX_MESSAGE_BYTES, REPORT_METHOD, PeerMessageError
 
@@ -57,7 +57,7 @@ class Mesh:
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: PeerExchange,
         series: PeerSeries,
         clock: Callable[[], float],
         credentials: PeerCredentials | None,

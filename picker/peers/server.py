@@ -11,7 +11,7 @@ from functools import partial
 from picker.errors import PickerError
 from picker.metrics.families import PeerSeries
 from picker.peers.credentials import PeerCredentials
-from picker.peers.exchange import Exchange, PeerRefusedError
+from picker.peers.exchange import PeerExchange, PeerRefusedError
 from picker.peers.wire import MAX_MESSAGE_BYTES, REPORT_METHOD, PeerMessageError, decoded_report
 from picker.rpc.call import Call, streaming
 from picker.rpc.calls import Metadata, Read, Receiver, RpcError, Status, Write
@@ -47,7 +47,7 @@ class PoolReports:
     """
 
     def __init__(
-        self, exchange: Exchange, series: PeerSeries, is_ready: Callable[[], bool]
+        self, exchange: PeerExchange, series: PeerSeries, is_ready: Callable[[], bool]
     ) -> None:
         self.exchange, self.series, self.is_ready = exchange, series, is_ready
         self._callers: dict[bytes, int] = {}  # calls by replica

@@ -137,12 +137,8 @@ class PrefixIndex:
             held = self._table.holds(_keys(np.uint64(block), self._salts))
             found: list[int] = held.nonzero()[0].tolist()
             return found
-        find = self._table.find_one
-        return [
-            i
-            for i, salt in enumerate(self._salt_numbers)
-            if find((block ^ salt) * _MIX & _MASK | 1)
-        ]
+        keys = [(block ^ salt) * _MIX & _MASK | 1 for salt in self._salt_numbers]
+        return self._table.positions_held(keys)
 
     def _run(self, hashes: BlockHashes, salt: int, guess: int) -> int:
         """The run of one endpoint that holds block 0, found soonest when it is the one guessed."""

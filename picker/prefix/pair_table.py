@@ -18,6 +18,7 @@ Memory: 12 bytes a lane, so 24 to 36 an entry, 4 to 5 for where it is and about 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -91,6 +92,20 @@ class PairTable:
             return int(self.find(np.array([key], np.uint64))[0])
         return self._value_view[at >> 3]
 
+    def positions_held(self, keys: Sequence[int]) -> list[int]:
+        """Which of a few keys are there: `find_one` of each, without a call for each."""
+        held: list[int] = []
+        for position, key in enumerate(keys):
+            high = key >> 32
+            home = high * self._num_buckets >> 32
+            if home >= self._frontier:
+                home = high * self._num_larger >> 32
+            start = home * BUCKET_BYTES
+            at = self._bytes.find(key.to_bytes(8, _ORDER), start, start + BUCKET_BYTES)
+            if key in self._spill if at < 0 else not at & 7 or self.find_one(key):
+                held.append(position)
+        return held
+
     def insert(self, keys: Keys, values: Values) -> None:
         """Add entries, at least one; the keys are distinct and not there yet."""
         self._entries += len(keys)
@@ -101,7 +116,10 @@ class PairTable:
         """Add one entry, whose key is not there yet."""
         self._entries += 1
         self._make_room(value, 1)
-        home = self._home(key)
+        high = key >> 32  # as `_home`
+        home = high * self._num_buckets >> 32
+        if home >= self._frontier:
+            home = high * self._num_larger >> 32
         start = home * BUCKET_BYTES
         at = self._bytes.find(_EMPTY, start, start + BUCKET_BYTES)
         if at & 7:  # none, or the zero bytes of neighbours

@@ -66,7 +66,8 @@ class RecencyLists:
             self._free = self._next_view[node]
             return node
         node = self._unused
-        self._fit(node + 1)
+        if node >= len(self._next):
+            self._fit(node + 1)
         self._unused += 1
         return node
 

@@ -1,3 +1,4 @@
+# Apart: what runs on the thread, or before it; file.py is the event loop's.
 """The disk's side of a recording: opening the file, and the thread that writes to it."""
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _FIRST_LINE_BYTES = 16 * 2**20  # a configuration is smaller by far
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class LineBatch:
     """Lines on their way to the disk. When some cannot be written, later ones of the same epoch are
     dropped.
     """
@@ -107,7 +108,7 @@ class DiskWriter(threading.Thread):
         self,
         path: Path,
         file: tuple[int, int],
-        batches: SimpleQueue[Batch | None],
+        batches: SimpleQueue[LineBatch | None],
         progress: Progress,
         series: RecordingSeries,
     ) -> None:
@@ -129,7 +130,7 @@ class DiskWriter(threading.Thread):
         finally:
             os.close(self._fd)
 
-    def _write(self, batch: Batch) -> None:
+    def _write(self, batch: LineBatch) -> None:
         end = self._size
         try:
             view = memoryview(batch.data)
@@ -147,7 +148,7 @@ class DiskWriter(threading.Thread):
             self._is_failing = False
             log.warning("%s: lines are written again", self._path)
 
-    def _failed(self, batch: Batch, error: OSError) -> None:
+    def _failed(self, batch: LineBatch, error: OSError) -> None:
         if not self._is_failing:
             self._is_failing = True
             text = "%s: cannot be written, lines are lost until it can: %s"
@@ -160,7 +161,7 @@ class DiskWriter(threading.Thread):
             self._progress.failed_epoch = batch.epoch
         self._dropped(batch)
 
-    def _dropped(self, batch: Batch) -> None:
+    def _dropped(self, batch: LineBatch) -> None:
         with self._progress.lock:
             self._progress.waiting_bytes -= len(batch.data)
             self._progress.claimed_bytes -= len(batch.data)

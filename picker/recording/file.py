@@ -20,7 +20,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from picker.metrics.families import RecordingSeries
-from picker.recording.disk import Batch, DiskWriter, Progress, open_recording
+from picker.recording.disk import DiskWriter, LineBatch, Progress, open_recording
 from picker.recording.lines import Stop, encoded
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class RecordingFile:
         self._path, self._max_bytes, self._series = path, max_bytes, series
         fd, size = open_recording(path)
         self._progress = Progress(claimed_bytes=size)
-        self._batches: SimpleQueue[Batch | None] = SimpleQueue()
+        self._batches: SimpleQueue[LineBatch | None] = SimpleQueue()
         self._thread = DiskWriter(path, (fd, size), self._batches, self._progress, series)
         self._buffer: list[bytes] = []
         self._buffered_bytes = 0
@@ -106,7 +106,7 @@ class RecordingFile:
         """Let the thread write what was gathered."""
         if not self._buffer:
             return
-        batch = Batch(self._epoch, b"".join(self._buffer), len(self._buffer))
+        batch = LineBatch(self._epoch, b"".join(self._buffer), len(self._buffer))
         with self._progress.lock:
             self._progress.waiting_bytes += len(batch.data)
             self._progress.claimed_bytes += len(batch.data)

@@ -140,7 +140,7 @@ class RefusalLine(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str | None = None
 
 
-class Decision(Line, frozen=True, tag="decision"):
+class DecisionLine(Line, frozen=True, tag="decision"):
     """What a decision was made of, and what it was.
 
     `number` is its own within the run; `again` that of the decision right before it when both are
@@ -198,7 +198,9 @@ class Stop(Line, frozen=True, tag="stop"):
     at: float
 
 
-AnyLine: TypeAlias = Header | Config | EndpointChange | Decision | FirstPiece | End | Lost | Stop
+AnyLine: TypeAlias = (
+    Header | Config | EndpointChange | DecisionLine | FirstPiece | End | Lost | Stop
+)
 
 
 def _plain(value: object) -> object:

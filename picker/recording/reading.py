@@ -1,3 +1,4 @@
+# Apart: lines of a file as they are, before any is replayed.
 """A recording's file → its lines, with their numbers."""
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Writes down what decisions are made of, by standing where the request pipeline lets one stand.
+"""The recorder: writes down what decisions are made of, as the director makes them.
 
-Theory of operation. `recorded` puts a scheduler around that of a pipeline: it gives each decision a
-seed of its own, looks at what the inner one is shown (before: findings may be live views, and the
-decision itself adds to them), and keeps the outcome. Whether the request then left, hooks tell, at
-once and in the same turn of the event loop; so a decision is written when the next thing happens.
-Other hooks write when a response begins and when the request is over. All lines are in the order in
-which the plugins heard of things.
+Theory of operation. The director shows the recorder each attempt to schedule before and after it
+asks (before: attributes may be live views, and the decision itself adds to them). Whether the
+request then left, the decision says; so a line is written when the next thing happens. All lines
+are in the order in which plugins learned of things.
 
 What goes wrong here is logged and costs a line, never a request.
 """
@@ -16,11 +14,12 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from random import Random
 from typing import Any, Protocol
 
 from msgspec.structs import replace as changed
 
+from picker.decisions.decision import Decision
+from picker.decisions.steps import BoundPlugin
 from picker.framework.attributes import Attributes, DataKey
 from picker.framework.interfaces import Flight
 from picker.pool.datastore import EndpointChanges
@@ -29,7 +28,7 @@ from picker.recording.findings import findings_line
 from picker.recording.lines import (
     AnyLine,
     Config,
-    Decision,
+    DecisionLine,
     End,
     EndpointChange,
     FirstPiece,
@@ -40,20 +39,11 @@ from picker.recording.lines import (
 from picker.recording.privacy import Digests, HeaderPrivacy, bounded, readable
 from picker.recording.requests import RequestLines
 from picker.recording.results import refusal_line, result_line
-from picker.requestcontrol.pipeline import RequestPipeline, RequestScheduler
-from picker.types import (
-    Candidate,
-    Endpoint,
-    FinishCause,
-    InferenceRequest,
-    ResponseProgress,
-    SchedulingResult,
-    Usage,
-)
+from picker.requestcontrol.pipeline import RequestPipeline
+from picker.types import Endpoint, ResponseProgress, SchedulingResult, Usage
 
 logger = logging.getLogger(__name__)
 
-SEED_BITS = 63
 LOG_INTERVAL_SECONDS = 5.0
 _NUMBER: DataKey[int] = DataKey("Recorded", "recorder")
 
@@ -110,7 +100,7 @@ class Recorder:
         self._requests = RequestLines(self._headers, self._digests, keeps_prompts=True)
         self._numbers = count(1)
         self._deltas = CandidateDeltas()
-        self._pending: Decision | None = None
+        self._pending: tuple[DecisionLine, Decision] | None = None
         self._header: Header | None = None  # as it is told after a loss
         self._config = Config(0, 0.0, "", "")
 
@@ -136,16 +126,11 @@ class Recorder:
 
     def recorded(self, pipeline: RequestPipeline) -> RequestPipeline:
         """`pipeline`, of the configuration in use, with everything it decides written down."""
-        hooks = _Hooks(self)
-        return replace(
-            pipeline,
-            scheduler=_RecordedScheduler(pipeline.scheduler, self, self._config.number),
-            hooks=(*pipeline.hooks, hooks),
-            response_progress=(*pipeline.response_progress, hooks)
-            if pipeline.response_progress
-            else (),
-            request_ends=(*pipeline.request_ends, hooks),
-        )
+        recorder = _PipelineRecorder(self, self._config.number)
+        if not pipeline.response_progress:
+            return replace(pipeline, recorder=recorder)
+        progress = (*pipeline.response_progress, BoundPlugin(recorder))
+        return replace(pipeline, recorder=recorder, response_progress=progress)
 
     def endpoints_changed(self, changes: EndpointChanges) -> None:
         """The pool has changed."""
@@ -175,65 +160,50 @@ class Recorder:
         """Whether it is worth to look."""
         return self._sink.is_open
 
-    def seen(
-        self,
-        config: int,
-        shown: tuple[InferenceRequest, Sequence[Candidate], Attributes],
-        seed: int,
-    ) -> Decision | None:
-        """What the scheduler of configuration `config` is about to be shown; None when it cannot be
-        told.
-        """
+    def scheduling(self, decision: Decision, config: int) -> None:
+        """The scheduler of configuration `config` is about to be asked."""
         self._settle()
         if self._sink.is_broken:
             self._begin_anew()
-        log, (request, candidates, attributes) = self._log, shown
-        number = next(self._numbers)
+        request, attributes, seed = decision.request, decision.attributes, decision.seed
+        if request is None or attributes is None or seed is None:
+            return
+        log, number = self._log, next(self._numbers)
         try:
             before = attributes.get(_NUMBER)
             findings, left_out = ({}, ()) if before else findings_line(attributes, self._digests)
             attributes.put(_NUMBER, number)
-            told, order = self._deltas.of(candidates)
-            return Decision(
+            changes, order = self._deltas.of(decision.candidates)
+            line = DecisionLine(
                 number=number,
                 config=config,
                 at=self._clock(),
                 seed=seed,
                 request=self._requests.of(request),
                 again=before,
-                changed=told,
+                changed=changes,
                 order=order,
                 findings=findings,
                 not_replayable=(*left_out, *self._deltas.not_replayable),
             )
+            self._pending = line, decision
         except Exception as error:
             log.exception(error)
-            return None
 
-    def scheduled(
-        self,
-        decision: Decision | None,
-        candidates: Sequence[Candidate],
-        outcome: SchedulingResult | Exception,
-    ) -> None:
-        """What came of it."""
-        if decision is None:
+    def scheduled(self, decision: Decision, said: SchedulingResult | Exception) -> None:
+        """The scheduler has answered, or failed."""
+        pending, log = self._pending, self._log
+        if pending is None or pending[1] is not decision:
             return
-        log = self._log
+        self._pending = None  # a line without its outcome is none
         try:
-            if isinstance(outcome, Exception):
-                self._pending = changed(decision, refusal=refusal_line(outcome))
+            if isinstance(said, Exception):
+                line = changed(pending[0], refusal=refusal_line(said))
             else:
-                self._pending = changed(decision, result=result_line(outcome, candidates))
+                line = changed(pending[0], result=result_line(said, decision.candidates))
+            self._pending = line, decision
         except Exception as error:
             log.exception(error)
-
-    def left(self, attributes: Attributes) -> None:
-        """Hooks are told of the decision."""
-        number = attributes.get(_NUMBER)
-        if self._pending is not None and self._pending.number == number:
-            self._pending = changed(self._pending, left=True)
-        self._settle()
 
     def first_piece(self, attributes: Attributes, progress: ResponseProgress) -> None:
         """The response of a recorded request begins."""
@@ -243,15 +213,14 @@ class Recorder:
             at, size = progress.now_seconds, progress.num_bytes
             self._write(FirstPiece(number, at, size, progress.is_last))
 
-    def ended(
-        self, flight: Flight, cause: FinishCause, usage: Usage | None, now_seconds: float
-    ) -> None:
-        """A recorded request is over."""
-        number = flight.attributes.get(_NUMBER)
-        if number is not None:
+    def finished(self, decision: Decision) -> None:
+        """A request that hooks were told of is over."""
+        attributes, cause = decision.attributes, decision.cause
+        number = None if attributes is None else attributes.get(_NUMBER)
+        if number is not None and cause is not None:
             self._settle()
-            name = readable(flight.request.request_id)
-            self._write(End(number, name, cause.value, now_seconds, _bounded(usage)))
+            name, at = readable(decision.request_id), decision.ended_at_seconds
+            self._write(End(number, name, cause.value, at, _bounded(decision.usage)))
 
     # Writing
 
@@ -261,14 +230,17 @@ class Recorder:
     def _settle(self) -> None:
         pending, self._pending = self._pending, None
         if pending is not None:
-            self._write(pending)
+            line, decision = pending
+            self._write(changed(line, left=True) if decision.is_prepared else line)
 
     def _write(self, line: AnyLine) -> None:
         log, sink = self._log, self._sink
         if not sink.is_open:
             return
         try:
-            if sink.is_broken and not isinstance(line, Decision):  # that builds upon what is lost
+            if sink.is_broken and not isinstance(
+                line, DecisionLine
+            ):  # that builds upon what is lost
                 self._begin_anew()
             sink.write(encoded(line), self._clock())
         except Exception as error:
@@ -300,58 +272,27 @@ class _Failures:
         self._sink.lose("a line could not be made", now)
 
 
-class _RecordedScheduler:
-    """A scheduler whose decisions draw from seeds of their own and are written down."""
+class _PipelineRecorder:
+    """The recorder as the pipeline of one configuration has it; a `ResponseProgressHook` too."""
 
-    def __init__(self, inner: RequestScheduler, recorder: Recorder, config: int) -> None:
-        self.inner = inner
+    def __init__(self, recorder: Recorder, config: int) -> None:
         self._recorder = recorder
         self._config = config
+        self.scheduled, self.finished = recorder.scheduled, recorder.finished
 
-    def schedule(
-        self,
-        request: InferenceRequest,
-        candidates: Sequence[Candidate],
-        attributes: Attributes,
-        rng: Random,
-    ) -> SchedulingResult:
-        """What the inner scheduler decides."""
-        recorder = self._recorder
-        if not recorder.is_recording:
-            return self.inner.schedule(request, candidates, attributes, rng)
-        seed = rng.getrandbits(SEED_BITS)
-        seen = recorder.seen(self._config, (request, candidates, attributes), seed)
-        try:
-            result = self.inner.schedule(request, candidates, attributes, Random(seed))
-        except Exception as error:
-            recorder.scheduled(seen, candidates, error)
-            raise
-        recorder.scheduled(seen, candidates, result)
-        return result
+    @property
+    def is_recording(self) -> bool:
+        """Whether the recording goes on."""
+        return self._recorder.is_recording
 
-
-class _Hooks:
-    """What the recorder hears of requests that leave. Fulfils the contracts of plugins."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-
-    def pre_request(
-        self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
-    ) -> None:
-        """The request leaves."""
-        self._recorder.left(attributes)
+    def scheduling(self, decision: Decision) -> None:
+        """The scheduler is about to be asked."""
+        self._recorder.scheduling(decision, self._config)
 
     def response_progress(self, flight: Flight, progress: ResponseProgress) -> None:
         """A piece of the response has come; the first one is of interest."""
         if progress.is_first:
             self._recorder.first_piece(flight.attributes, progress)
-
-    def request_ended(
-        self, flight: Flight, cause: FinishCause, usage: Usage | None, now_seconds: float
-    ) -> None:
-        """The request is over."""
-        self._recorder.ended(flight, cause, usage, now_seconds)
 
 
 def _bounded(usage: Usage | None) -> Usage | None:

@@ -1,3 +1,4 @@
+# Apart: deciding again, without comparing.
 """Decides again what a recording holds, with the picker's own code.
 
 Theory of operation. Every line is taken in its order. A configuration is built as the picker builds
@@ -12,7 +13,8 @@ With another configuration that one alone is built, once for each run, and decid
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -23,6 +25,7 @@ from picker.config.build import Assembly, BuildOptions, build
 from picker.config.catalog import builtin_plugins
 from picker.config.instances import Instance
 from picker.config.load import load_config
+from picker.decisions.decision import Watchers
 from picker.errors import ConfigError, RefusedError
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Flight
@@ -33,7 +36,7 @@ from picker.recording.candidates import CandidateMemory
 from picker.recording.findings import findings_of
 from picker.recording.lines import (
     Config,
-    Decision,
+    DecisionLine,
     End,
     EndpointChange,
     FirstPiece,
@@ -48,9 +51,8 @@ from picker.recording.requests import request_of
 from picker.recording.results import refusal_line, result_line
 from picker.recording.sources import FindingSources, finding_sources
 from picker.requestcontrol import admission
-from picker.requestcontrol.observer import NoObserver
+from picker.requestcontrol.director import ask_hooks
 from picker.requestcontrol.plugin_log import PluginLog
-from picker.requestcontrol.preparing import tell_hooks
 from picker.types import FinishCause, InferenceRequest, ResponseProgress
 
 # What plugins trip over when a recording holds values of types that they never see.
@@ -75,7 +77,7 @@ class Redecided:
     """
 
     line: int
-    recorded: Decision
+    recorded: DecisionLine
     outcome: ResultLine | RefusalLine
     left: bool
     prompt_tokens: int
@@ -133,7 +135,7 @@ class Replay:
         self._other = other
         self._run: _Run | None = None
         self._notes: Counter[str] = Counter()
-        self._log = PluginLog(NoObserver(), lambda: 0.0)
+        self._log = PluginLog(Watchers(), _no_time)
         self._line = 0
         self.runs = 0
 
@@ -168,7 +170,7 @@ class Replay:
         run = self._run
         if run is None:
             raise ValueError("nothing before the header")
-        if isinstance(line, Decision):
+        if isinstance(line, DecisionLine):
             return self._decide(run, line)
         self._happened(run, line)
         return None
@@ -243,7 +245,7 @@ class Replay:
 
     # What happened
 
-    def _decide(self, run: _Run, line: Decision) -> Redecided | None:
+    def _decide(self, run: _Run, line: DecisionLine) -> Redecided | None:
         generation = run.generations.get(line.config)
         if generation is None and not run.has_losses:
             raise ValueError(f"there is no configuration {line.config}")
@@ -279,7 +281,7 @@ class Replay:
     def _outcome(
         self,
         run: _Run,
-        line: Decision,
+        line: DecisionLine,
         generation: _Generation,
         shown: tuple[InferenceRequest, Any, Attributes],
     ) -> tuple[ResultLine | RefusalLine, bool]:
@@ -287,11 +289,11 @@ class Replay:
         used, log, (request, candidates, attributes) = generation.used, self._log, shown
         try:
             rng = Random(line.seed)
-            result = used.scheduler.schedule(request, candidates, attributes, rng)
+            result = used.scheduler.plugin.schedule(request, candidates, attributes, rng, [])
         except RefusedError as refusal:
             return refusal_line(refusal), False
         except Exception as error:
-            log.exception(used.scheduler, error, "the decision failed")
+            log.exception(used.scheduler.name, error, "the decision failed")
             return refusal_line(error), False
         outcome = result_line(result, candidates)
         flight = Flight(request, result, attributes)
@@ -301,7 +303,8 @@ class Replay:
             admission.refuse_if_not_cached(request, result, attributes)
         except RefusedError:
             return outcome, False
-        _refused_or_not(lambda: tell_hooks(used.hooks, flight, log))
+        with suppress(RefusedError):  # as when a picker decides: the end of the request follows
+            ask_hooks(used.hooks, flight, [], _no_time, log)
         if line.left:  # else nothing would ever tell of its end
             run.flights[line.number] = (generation, flight)
         return outcome, True
@@ -322,9 +325,9 @@ class Replay:
         progress = ResponseProgress(line.at, line.num_bytes, None, True, line.is_last)
         for hook in generation.used.response_progress:
             try:
-                hook.response_progress(flight, progress)
+                hook.plugin.response_progress(flight, progress)
             except Exception as error:
-                log.exception(hook, error, "the replay goes on without it")
+                log.exception(hook.name, error, "the replay goes on without it")
 
     def _ended(self, run: _Run, line: End) -> None:
         cause, log = FinishCause(line.cause), self._log
@@ -335,9 +338,9 @@ class Replay:
         generation, flight = known
         for hook in generation.used.request_ends:
             try:
-                hook.request_ended(flight, cause, line.usage, line.at)
+                hook.plugin.request_ended(flight, cause, line.usage, line.at)
             except Exception as error:
-                log.exception(hook, error, "what it holds of the request may stay held")
+                log.exception(hook.name, error, "what it holds of the request may stay held")
 
     def _unknown(self, run: _Run, number: int) -> None:
         """Something came of a request that is not under way here."""
@@ -363,19 +366,16 @@ def _built(
         before=before,
     )
     loaded = load_config(content, name)
-    return build(loaded, builtin_plugins(), PickerMetrics(), lambda: 0.0, options)
+    return build(loaded, builtin_plugins(), PickerMetrics(), _no_time, options)
+
+
+def _no_time() -> float:
+    return 0.0
 
 
 def _is_alike(one: Header, other: Header) -> bool:
     """Whether they begin the same run, told again or not."""
     return changed(one, again=other.again) == other
-
-
-def _refused_or_not(tell: Callable[[], object]) -> None:
-    try:
-        tell()
-    except RefusedError:
-        return  # as it is when a picker decides: the end of the request follows
 
 
 def _matched(

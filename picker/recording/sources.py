@@ -1,3 +1,4 @@
+# Apart: what a replay pretends to be; replay.py drives it.
 """Where a replay takes the findings of a decision from: the recording, or its producers.
 
 A finding is taken as it was recorded while the entry of its producer (type and parameters), and
@@ -19,6 +20,7 @@ from msgspec.structs import replace
 
 from picker.config.build import Assembly
 from picker.config.instances import Instance
+from picker.decisions.steps import BoundPlugin
 from picker.framework.attributes import Attributes, DataKey
 from picker.framework.interfaces import (
     Admitter,
@@ -34,7 +36,7 @@ from picker.framework.interfaces import (
 from picker.plugins.producers.session_id_producer import SessionIdProducerParameters
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.recording.findings import OWN_NOTES
-from picker.requestcontrol.plugin_log import PluginLog, plugin_name
+from picker.requestcontrol.plugin_log import PluginLog
 from picker.types import Candidate, Endpoint, InferenceRequest
 
 Describe = Callable[[Endpoint], Mapping[str, Any]]
@@ -49,8 +51,8 @@ class FindingSources:
     notes: tuple[str, ...]
     _recorded_producers: frozenset[str]
     _recorded_keys: frozenset[str]
-    _beside: tuple[DataProducer, ...]
-    _run: tuple[DataProducer, ...]
+    _beside: tuple[BoundPlugin[DataProducer], ...]
+    _run: tuple[BoundPlugin[DataProducer], ...]
     _describers: tuple[Describe, ...]
     _log: PluginLog
     _described: dict[str, tuple[Candidate, Candidate]] = field(default_factory=dict)
@@ -74,15 +76,16 @@ class FindingSources:
         for producer in self._run:
             log = self._log
             try:
-                request = producer.produce(request, candidates, attributes)
+                seen = producer.scoped(attributes)
+                request = producer.plugin.produce(request, candidates, seen)
             except Exception as error:
-                log.exception(producer, error, "scheduling goes on with what is known")
+                log.exception(producer.name, error, "scheduling goes on with what is known")
                 break
         return attributes, request
 
     def _note(
         self,
-        producer: DataProducer,
+        producer: BoundPlugin[DataProducer],
         request: InferenceRequest,
         candidates: Sequence[Candidate],
         attributes: Attributes,
@@ -92,9 +95,9 @@ class FindingSources:
         for key, value in attributes.items():
             beside.put(key, value)
         try:
-            producer.produce(request, candidates, beside)
+            producer.plugin.produce(request, candidates, producer.scoped(beside))
         except Exception as error:
-            log.exception(producer, error, "its memory may differ from what it was")
+            log.exception(producer.name, error, "its memory may differ from what it was")
         for key, value in beside.items():
             if key.data_type in OWN_NOTES:
                 attributes.put(key, value)
@@ -118,15 +121,16 @@ def finding_sources(
     """How `used` gets the findings of decisions that `recorded` made."""
     plan = _Plan(recorded, used, has_prompts)
     kept: list[Instance] = []
-    run: list[DataProducer] = []
-    beside: list[DataProducer] = []
-    for instance, producer in _producers(used):
+    run: list[BoundPlugin[Any]] = []
+    beside: list[BoundPlugin[Any]] = []
+    for producer in used.producers:
+        instance = used.instances[producer.name]
         reason = plan.obstacle(instance)
         if plan.is_unchanged(instance):
             kept.append(instance)
-            if reason is None and isinstance(producer, DataProducer):
+            if reason is None and isinstance(producer.plugin, DataProducer):
                 beside.append(producer)
-        elif reason is None and isinstance(producer, DataProducer):
+        elif reason is None and isinstance(producer.plugin, DataProducer):
             run.append(producer)
             plan.note(instance, "is not as it was recorded: it is run")
         else:
@@ -212,12 +216,6 @@ def _beyond_findings(plan: _Plan, used: Assembly) -> Iterable[str]:
             yield f"'{one.name}' reads pages of endpoints: {_STANDS_IN}"
         if isinstance(one.plugin, _BEFORE_SCHEDULING):
             yield f"'{one.name}' acts before scheduling, which is not replayed"
-
-
-def _producers(assembly: Assembly) -> Iterable[tuple[Instance, object]]:
-    """The data producers, in the order in which they run."""
-    for producer in assembly.producers:
-        yield assembly.instances[plugin_name(producer)], producer
 
 
 def _makers(assembly: Assembly) -> Mapping[DataKey[Any], Instance]:

@@ -1,20 +1,17 @@
-"""Whether a request is let in: who it is from, how full the pool is, what the plugins say."""
+"""Admission: the fairness id of a request, and the refusals that are the director's own."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from random import Random
 
-from msgspec.structs import replace
-
-from picker.errors import Code, RefusedError, no_endpoints
+from picker.errors import Code, RefusedError
 from picker.framework.attributes import Attributes
-from picker.framework.interfaces import Admitter, RequestProcessor, SaturationDetector, Screener
+from picker.framework.interfaces import SaturationDetector
 from picker.prefix.match import MATCH_INFO, PrefixCacheMatchInfo
 from picker.requestcontrol.headers import FAIRNESS_ID, first_of
-from picker.requestcontrol.plugin_log import PLUGIN_FAILED, PluginLog
+from picker.requestcontrol.plugin_log import PLUGIN_FAILED
 from picker.types import Candidate, InferenceRequest, SchedulingResult
 
 PREFER = "prefer"
@@ -22,79 +19,35 @@ IF_AVAILABLE = "if-available"
 FULL = 1.0
 RETRY_AFTER_SECONDS = 1  # the least that can be said
 MAX_FAIRNESS_ID = 256  # characters
-_KEPT = 64
+_PREFIX = 64
 # Possessive, and content with a quotation without an end: else what a client writes takes the
 # square of its length to read.
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.?)*+"?', re.DOTALL)
 
 
-def identify(request: InferenceRequest, processors: Sequence[RequestProcessor]) -> InferenceRequest:
-    """`request` as the processors make it, with the fairness id of its header where it has one.
+def fairness_id(request: InferenceRequest) -> str:
+    """The fairness id of a request's header, else the one that processors gave it.
 
     Of an id that is longer than `MAX_FAIRNESS_ID`, its beginning and a digest stand for it: flow
     control remembers thousands of them, and clients choose them.
     """
-    for processor in processors:
-        request = processor.process(request)
     named = first_of(request.headers, FAIRNESS_ID) or request.fairness_id
     if len(named) > MAX_FAIRNESS_ID:
         digest = hashlib.sha256(named.encode(errors="surrogatepass")).hexdigest()
-        named = f"{named[:_KEPT]}…{digest}"
-    return request if named == request.fairness_id else replace(request, fairness_id=named)
+        named = f"{named[:_PREFIX]}…{digest}"
+    return named
 
 
-def refuse_if_sheddable(
-    request: InferenceRequest,
-    candidates: Sequence[Candidate],
-    saturation: SaturationDetector | None,
-    now_seconds: float,
+def refuse_if_full(
+    candidates: Sequence[Candidate], saturation: SaturationDetector, now_seconds: float
 ) -> None:
     """Shed a request of negative priority while the pool is full: 429, without a drop reason.
 
     Nothing here knows how fast the pool empties; the metrics of a moment later may say otherwise.
     """
-    if request.priority >= 0 or saturation is None:
-        return
     if saturation.saturation(candidates, Attributes(), now_seconds) >= FULL:
         text = "system saturated, sheddable request dropped"
         raise RefusedError(Code.RESOURCE_EXHAUSTED, text, retry_after_seconds=RETRY_AFTER_SECONDS)
-
-
-def screen(
-    request: InferenceRequest,
-    candidates: Sequence[Candidate],
-    screeners: Sequence[Screener],
-    rng: Random,
-) -> Sequence[Candidate]:
-    """The candidates that every screener keeps, in the order given; 503 when there are none."""
-    if not screeners:
-        return candidates
-    kept = {candidate.key for candidate in candidates}
-    for screener in screeners:
-        kept &= {candidate.key for candidate in screener.screen(request, candidates, rng)}
-    if not kept:
-        raise no_endpoints("no endpoint is left after screening")
-    return [candidate for candidate in candidates if candidate.key in kept]
-
-
-def admit(
-    request: InferenceRequest,
-    candidates: Sequence[Candidate],
-    attributes: Attributes,
-    admitters: Sequence[Admitter],
-    rng: Random,
-    log: PluginLog,
-) -> None:
-    """Ask the admitters in order. A refusal keeps its code; one that fails refuses with 500."""
-    for admitter in admitters:
-        try:
-            admitter.admit(request, candidates, attributes, rng)
-        except RefusedError:
-            raise
-        except Exception as error:
-            log.exception(admitter, error, "the request is refused")
-            text = f"request cannot be admitted: {PLUGIN_FAILED}"
-            raise RefusedError(Code.INTERNAL, text) from error
 
 
 def refuse_if_not_cached(
@@ -105,7 +58,7 @@ def refuse_if_not_cached(
     An endpoint has something when any finding about prefix caches says so; where nobody looks,
     nothing is cached as far as anyone knows.
     """
-    if not prefers_if_available(request.headers):
+    if PREFER not in request.headers or not prefers_if_available(request.headers):
         return
     key = result.endpoints[0].key
     for info in attributes.of_type(MATCH_INFO):

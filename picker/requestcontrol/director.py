@@ -1,4 +1,10 @@
-"""Opens an exchange for each request, with the configuration of the moment.
+"""The director: one request from its first byte to its one outcome, read from top to bottom.
+
+A request goes through parse → rewrite → objective and fairness id → flow control → candidates →
+screeners → producers → admitters → schedule → hooks, and leaves. Only flow control and producers
+are awaited. All of it is written into one `Decision`, which the watchers are handed when the
+request leaves and when it is over; nothing is measured on the way but one clock read after each
+call of a plugin.
 
 The shell of a stream calls `Director.begin()` when the stream opens and gets an `Exchange`. It
 awaits `Exchange.route()` at most once and calls `Exchange.finish()` exactly once, whatever
@@ -7,26 +13,585 @@ happened.
 
 from __future__ import annotations
 
-from picker.requestcontrol.exchange import Exchange
-from picker.requestcontrol.pipeline import RequestPipeline, RequestPolicies, Surroundings
-from picker.requestcontrol.plugin_log import PluginLog
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Any
+from uuid import UUID
+
+from msgspec.structs import replace
+
+from picker.decisions.decision import Decision
+from picker.decisions.steps import BoundPlugin, PluginStep
+from picker.errors import Code, DropReason, RefusedError, bad_request, no_endpoints
+from picker.framework.attributes import Attributes
+from picker.framework.interfaces import Flight, Parser, PreRequest, SaturationDetector
+from picker.outliers.breaker import Answer
+from picker.requestcontrol import admission
+from picker.requestcontrol.bodies import held_bytes, outgoing_body
+from picker.requestcontrol.candidates import candidates_for
+from picker.requestcontrol.headers import MODEL_REWRITE, OBJECTIVE, REQUEST_ID, first_of
+from picker.requestcontrol.pipeline import (
+    EndpointVisit,
+    RequestContext,
+    RequestPipeline,
+    Ticket,
+    request_path,
+)
+from picker.requestcontrol.plugin_log import PLUGIN_FAILED, PluginLog
+from picker.requestcontrol.responses import NO_METADATA, BodylessResponse, Response, endpoint_scores
+from picker.telemetry.spans import Span
+from picker.types import (
+    Candidate,
+    Endpoint,
+    FinishCause,
+    InferenceRequest,
+    ParsedBody,
+    RawRequest,
+    RouteDecision,
+    SchedulingResult,
+)
+
+SEED_BITS = 63
 
 
 class Director:
-    """Opens exchanges. Owns the reference to the pipeline that new requests use."""
+    """Opens an exchange for each request. Owns the reference to the pipeline that new ones use."""
 
-    def __init__(self, pipeline: RequestPipeline, surroundings: Surroundings) -> None:
-        self._pipeline = pipeline
-        self._surroundings = surroundings
-        self._log = PluginLog(surroundings.observer, surroundings.clock)
+    def __init__(self, pipeline: RequestPipeline, context: RequestContext) -> None:
+        self.pipeline = pipeline
+        self.context = context
+        self.log = PluginLog(context.watchers, context.clock)
 
     def use(self, pipeline: RequestPipeline) -> None:
         """Route new requests with `pipeline`; those under way finish on what they began with."""
-        self._pipeline = pipeline
+        self.pipeline = pipeline
 
     def begin(self) -> Exchange:
         """A request has started to arrive."""
-        return Exchange(self._pipeline, self._surroundings, self._log)
+        return Exchange(self)
 
 
-__all__ = ["Director", "Exchange", "RequestPipeline", "RequestPolicies", "Surroundings"]
+class Exchange:
+    """One request as its stream sees it. Owns what the request holds.
+
+    What the request holds is released in `finish` and nowhere else.
+    """
+
+    __slots__ = (
+        "_context",
+        "_decision",
+        "_director",
+        "_evict",
+        "_flight",
+        "_goes_at_once",
+        "_log",
+        "_pipeline",
+        "_queued_at",
+        "_response",
+        "_span",
+        "_ticket",
+        "_visit",
+    )
+
+    def __init__(self, director: Director) -> None:
+        context = director.context
+        self._director = director
+        self._pipeline = director.pipeline
+        self._context = context
+        self._log = director.log
+        self._decision = Decision(next(context.numbers), context.clock())
+        self._span: Span | None = None
+        self._evict: Callable[[DropReason], None] | None = None
+        self._goes_at_once = False
+        self._queued_at: float | None = None  # set when flow control was asked to let it in
+        self._ticket: Ticket | None = None  # set once it has
+        self._flight: Flight | None = None  # set once hooks are asked
+        self._visit: EndpointVisit | None = None  # set when it leaves
+        self._response: Response | None = None
+
+    # What the stream asks
+
+    @property
+    def decides_at_once(self) -> bool:
+        """Whether `route`, called right now, waits for nothing."""
+        pipeline, settling = self._pipeline, self._context.settling
+        gate = pipeline.gate
+        self._goes_at_once = (
+            not pipeline.asks_others
+            and (settling is None or settling.is_settled)
+            and (gate is None or gate.is_open)
+        )
+        return self._goes_at_once
+
+    def allow_eviction(self, evict: Callable[[DropReason], None]) -> None:
+        """From now on `evict` stops the request while it is under way."""
+        self._evict = evict
+
+    async def route(self, raw: RawRequest) -> RouteDecision:
+        """Decide where `raw` goes and count it as under way there.
+
+        Awaited at most once. May be cancelled at any await; `finish` is called all the same.
+        Raises `RefusedError` when the picker answers the request itself.
+        """
+        context, decision = self._context, self._decision
+        tracer, begun_at = context.policies.tracer, context.clock()
+        if tracer is not None:
+            self._span = tracer.begin(raw.headers, begun_at - decision.received_at_seconds)
+        try:
+            decision.request_id = raw.headers.get(REQUEST_ID) or str(
+                UUID(int=context.rng.getrandbits(128), version=4)
+            )
+            if raw.body is None:
+                return self._route_bodyless(raw, begun_at)
+            return await self._route(raw, raw.body, begun_at)
+        except RefusedError as refusal:
+            decision.refusal = refusal
+            raise
+        except Exception as error:
+            log = self._log
+            log.exception(type(self).__name__, error, "the request is refused")
+            text = "the endpoint picker failed; see its log"
+            decision.refusal = RefusedError(Code.INTERNAL, text)
+            raise decision.refusal from error
+        finally:
+            if tracer is not None and self._span is not None:
+                tracer.routed(self._span, decision, begun_at)
+            if decision.destination:
+                decision.steps.clear()  # the watchers have read them; scores are most of a decision
+
+    def finish(
+        self,
+        cause: FinishCause,
+        response_status: int | None = None,
+        served_by: str | None = None,
+    ) -> None:
+        """The request is over. Releases what it holds; a second call does nothing."""
+        decision, context, response = self._decision, self._context, self._response
+        if decision.cause is not None:
+            return
+        decision.cause = cause
+        decision.ended_at_seconds = now = context.clock()
+        decision.seconds = now - decision.received_at_seconds
+        decision.response_status, decision.served_by = response_status, served_by
+        if self._queued_at is not None:
+            decision.queue_seconds = self._queue_seconds(self._queued_at, now)
+        self._evict = self._response = None  # they hold this
+        if decision.endpoint_key is not None:
+            context.inflight.release(decision.endpoint_key)
+        if self._visit is not None:
+            self._visit.ended(cause, Answer(response_status, served_by), now)
+        if response is not None and response.has_body:
+            decision.usage, decision.response = response.usage, response.times
+        if self._flight is not None:
+            self._report_end(self._flight, cause, now)
+        if self._ticket is not None:
+            self._ticket.closed(cause, decision.usage)
+        elif decision.endpoint_key is not None and self._director.pipeline.gate is not None:
+            self._director.pipeline.gate.pool_changed()
+        for watch in context.watchers.finished:
+            watch(decision)
+        if self._span is not None:
+            self._span.end()
+        decision.condense()
+
+    # The way of a request
+
+    async def _route(self, raw: RawRequest, body: bytes, begun_at: float) -> RouteDecision:
+        decision, settling = self._decision, self._context.settling
+        parser, parsed, request = await self._enter(raw, body)
+        if settling is not None and not self._goes_at_once:
+            await settling.settled()
+        candidates = self._candidates(raw)  # of the pool as it is after the wait
+        if self._pipeline.saturation is not None and request.priority < 0:
+            self._shed(candidates, self._pipeline.saturation)
+        if not candidates:
+            raise no_endpoints()
+        if self._pipeline.screeners:
+            candidates = self._screened(request, candidates)
+        decision.candidates, decision.attributes = candidates, Attributes()
+        decision.request = request = await self._produce(request, candidates, decision.attributes)
+        result = self._choose(request, candidates, decision.attributes)
+        flight = self._flight = Flight(request, result, decision.attributes)
+        decision.result, decision.is_prepared = result, True
+        headers = ask_hooks(
+            self._pipeline.hooks, flight, decision.steps, self._context.clock, self._log
+        )
+        return self._leave(raw, parser, parsed, headers, begun_at)
+
+    async def _enter(
+        self, raw: RawRequest, body: bytes
+    ) -> tuple[Parser, ParsedBody, InferenceRequest]:
+        """Understand a request and wait until flow control lets it in.
+
+        What a parser made of a body is a multiple of it: twice for one long text, tenfold for a
+        conversation of short messages, and thousands of objects for the garbage collector to look
+        at. So no frame holds it while its request waits, and it is made again from the body
+        afterwards; a request that does not wait pays for none of that.
+        """
+        decision, pipeline, gate = self._decision, self._pipeline, self._pipeline.gate
+        path = request_path(raw.headers)
+        parser = pipeline.parsers.select(path)
+        parsed = parser.parse(path, raw.headers, body)
+        self._rewrite(raw, parsed)
+        decision.request = request = self._identify(raw, parsed, len(body))
+        waits = gate is not None and not (self._goes_at_once or gate.is_open)
+        is_parked = waits and request.body is parsed  # else a processor has changed it
+        if is_parked:
+            bodyless = replace(request.body, payload=None)
+            held = held_bytes(request, raw)
+            decision.request = request = replace(request, body=bodyless, held_bytes=held)
+            del parsed, bodyless
+        if gate is not None or pipeline.asks_others:
+            for watch in self._context.watchers.waits:
+                watch(decision)
+        if gate is None:
+            return parser, parsed, request
+        self._queued_at = self._context.clock()
+        self._ticket = await gate.admit(request, self._evict)
+        if is_parked:
+            parsed = parser.parse(path, raw.headers, body)
+            decision.request = request = replace(request, body=parsed, held_bytes=0)
+        return parser, parsed, request
+
+    def _rewrite(self, raw: RawRequest, parsed: ParsedBody) -> None:
+        """Decide which model the endpoint is asked for."""
+        decision = self._decision
+        decision.incoming_model = parsed.model
+        decision.target_model = first_of(raw.headers, MODEL_REWRITE) or parsed.model
+        if not parsed.can_rewrite or parsed.payload is None:
+            return
+        rewrites = self._context.policies.rewrites
+        if rewrites is not None:
+            decision.rewritten = rewrites.rules().apply(parsed.model, self._context.rng)
+            if decision.rewritten is not None:
+                decision.target_model = decision.rewritten.model
+        if not decision.target_model:
+            raise bad_request("model not found in request body")
+
+    def _identify(self, raw: RawRequest, parsed: ParsedBody, size_bytes: int) -> InferenceRequest:
+        """The request with its objective, its priority and its fairness id."""
+        decision, clock = self._decision, self._context.clock
+        decision.objective = objective = first_of(raw.headers, OBJECTIVE)
+        objectives = self._context.policies.objectives
+        if objective and objectives is not None:
+            decision.priority = objectives.priority(objective) or 0
+        decision.size_bytes = size_bytes
+        request = InferenceRequest(
+            request_id=decision.request_id,
+            headers=raw.headers,
+            body=parsed,
+            incoming_model=decision.incoming_model,
+            target_model=decision.target_model,
+            size_bytes=size_bytes,
+            objective=objective,
+            priority=decision.priority,
+            received_at_seconds=decision.received_at_seconds,
+        )
+        began = clock() if self._pipeline.processors else 0.0
+        for bound in self._pipeline.processors:
+            try:
+                request = bound.plugin.process(request)
+            finally:
+                now = clock()
+                decision.steps.append(PluginStep(bound, now, now - began))
+                began = now
+        named = admission.fairness_id(request)
+        if named != request.fairness_id:
+            request = replace(request, fairness_id=named)
+        decision.fairness_id, decision.priority = named, request.priority
+        return request
+
+    def _candidates(self, raw: RawRequest) -> Sequence[Candidate]:
+        """The endpoints that the proxy allows, with the picker's own load on each."""
+        context = self._context
+        hint = None if context.policies.ignore_subset_hint else raw.subset_hint
+        pool = context.datastore.snapshot().candidates
+        return candidates_for(pool, hint, context.inflight.counts, context.loaded)
+
+    def _shed(self, candidates: Sequence[Candidate], saturation: SaturationDetector) -> None:
+        """Without flow control, refuse a request of negative priority while the pool is full."""
+        if self._pipeline.gate is not None:
+            return
+        health, now = self._context.health, self._context.clock()
+        usable = candidates if health is None else health.usable(candidates, now)
+        admission.refuse_if_full(usable, saturation, now)
+
+    def _screened(
+        self, request: InferenceRequest, candidates: Sequence[Candidate]
+    ) -> Sequence[Candidate]:
+        """The candidates that every screener keeps, in the order given; 503 when there are none."""
+        clock, rng, steps = self._context.clock, self._context.rng, self._decision.steps
+        kept, began = {candidate.key for candidate in candidates}, clock()
+        for bound in self._pipeline.screeners:
+            left: Sequence[Candidate] | None = None
+            try:
+                left = bound.plugin.screen(request, candidates, rng)
+            finally:
+                now = clock()
+                steps.append(PluginStep(bound, now, now - began, (candidates, left)))
+                began = now
+            kept &= {candidate.key for candidate in left}
+        if not kept:
+            raise no_endpoints("no endpoint is left after screening")
+        return [candidate for candidate in candidates if candidate.key in kept]
+
+    async def _produce(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> InferenceRequest:
+        """`request`, enriched, with what the producers found in `attributes`.
+
+        A producer that fails or takes too long is the last (those after it may need what it would
+        have found); the request goes on.
+        """
+        clock, steps = self._context.clock, self._decision.steps
+        began, said = clock(), None
+        for bound in self._pipeline.producers:
+            plugin: Any = bound.plugin
+            seen = attributes if bound.scope is None else bound.scoped(attributes)
+            try:
+                # `hasattr`: an `isinstance` of a protocol costs ten times as much.
+                if hasattr(plugin, "look_up"):
+                    async with asyncio.timeout(plugin.timeout_seconds):
+                        request = await plugin.look_up(request, candidates, seen)
+                else:
+                    request = plugin.produce(request, candidates, seen)
+            except Exception as error:
+                log, said = self._log, error
+                log.exception(bound.name, error, "scheduling goes on with what is known")
+            now = clock()
+            steps.append(PluginStep(bound, now, now - began, said or request))
+            began = now
+            if said is not None:
+                break
+        return request
+
+    def _choose(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> SchedulingResult:
+        """Ask the scheduler, once the admitters agree. Raises `RefusedError`.
+
+        A request tries out an ejected endpoint that is due for it, if the scheduler takes that
+        endpoint at all. Else it goes to one of those that are usable; and to an ejected one rather
+        than nowhere, when the scheduler refuses all that are usable (the only decode endpoint is
+        ejected, say).
+        """
+        health, now = self._context.health, self._context.clock()
+        usable = candidates if health is None else health.usable(candidates, now)
+        if self._pipeline.admitters:
+            self._ask_admitters(request, usable, attributes)
+        due = None if health is None else health.probe(candidates, now)
+        if due is not None:
+            try:
+                result = self._schedule(request, (due,), attributes)
+                admission.refuse_if_not_cached(request, result, attributes)
+            except RefusedError:
+                self._decision.seed = None
+            else:
+                return result
+        try:
+            result = self._schedule(request, usable, attributes)
+        except RefusedError:
+            if len(usable) == len(candidates):
+                raise
+            result = self._schedule(request, candidates, attributes)
+        admission.refuse_if_not_cached(request, result, attributes)
+        return result
+
+    def _ask_admitters(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> None:
+        """A refusal keeps its code; an admitter that fails refuses with 500."""
+        clock, log = self._context.clock, self._log
+        for bound in self._pipeline.admitters:
+            began, said = clock(), None
+            seen = attributes if bound.scope is None else bound.scoped(attributes)
+            try:
+                bound.plugin.admit(request, candidates, seen, self._context.rng)
+            except RefusedError as refusal:
+                said = refusal
+                raise
+            except Exception as error:
+                log.exception(bound.name, error, "the request is refused")
+                text = f"request cannot be admitted: {PLUGIN_FAILED}"
+                raise RefusedError(Code.INTERNAL, text) from error
+            finally:
+                now = clock()
+                self._decision.steps.append(PluginStep(bound, now, now - began, said))
+
+    def _schedule(
+        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+    ) -> SchedulingResult:
+        """One attempt; what it draws comes from a seed of its own where a recording is made."""
+        decision, clock, rng = self._decision, self._context.clock, self._context.rng
+        bound, recorder = self._pipeline.scheduler, self._pipeline.recorder
+        said: SchedulingResult | Exception | None = None
+        decision.candidates = candidates
+        if recorder is not None and recorder.is_recording:
+            decision.seed = rng.getrandbits(SEED_BITS)
+            rng = Random(decision.seed)
+            recorder.scheduling(decision)
+        began = clock()
+        try:
+            said = bound.plugin.schedule(request, candidates, attributes, rng, decision.steps)
+        except RefusedError as refusal:
+            said = refusal
+            raise
+        except Exception as error:
+            said, log = error, self._log
+            log.exception(bound.name, error, "the request is refused")
+            raise admission.scheduling_failed(error) from error
+        finally:
+            now = clock()
+            decision.steps.append(PluginStep(bound, now, now - began, said))
+            if recorder is not None and said is not None:
+                recorder.scheduled(decision, said)
+        if not said.endpoints:
+            raise RefusedError(Code.INTERNAL, "the scheduler named no endpoint")
+        return said
+
+    def _leave(
+        self,
+        raw: RawRequest,
+        parser: Parser,
+        parsed: ParsedBody,
+        hook_headers: Mapping[str, str],
+        begun_at: float,
+    ) -> RouteDecision:
+        """What the proxy is to do with the request; it counts as under way from now on."""
+        flight, policies = self._flight, self._context.policies
+        if flight is None:
+            raise TypeError("a request leaves after its hooks were asked")
+        request, result = flight.request, flight.result
+        body = outgoing_body(raw.body or b"", parsed, request)
+        renamed = bool(parsed.model) and body is not None and request.target_model != parsed.model
+        self._response = Response(
+            self._decision,
+            flight,
+            parser,
+            self._pipeline,
+            self._context,
+            self._log,
+            renamed_from=request.target_model if renamed else None,
+        )
+        headers = {**result.set_headers, **hook_headers}
+        if not raw.headers.get(REQUEST_ID):
+            headers = {REQUEST_ID: self._decision.request_id, **headers}
+        if self._span is not None:
+            headers.update(self._span.propagation())
+        routed = RouteDecision(
+            destination=",".join([endpoint.host_port for endpoint in result.endpoints]),
+            set_headers=tuple(headers.items()),
+            body=body,
+            metadata=endpoint_scores(result) if policies.emit_endpoint_scores else NO_METADATA,
+            response=self._response,
+            skip_response=parsed.skip_response,
+            needs_response_body=renamed and not parsed.skip_response,
+        )
+        # Last: what fails above has not left.
+        self._response.visit = self._hold(routed, result.endpoints[0], begun_at)
+        return routed
+
+    def _route_bodyless(self, raw: RawRequest, begun_at: float) -> RouteDecision:
+        """Nothing is known about such a request (a model list, say): any endpoint will do."""
+        health, bodyless = self._context.health, self._pipeline.bodyless
+        candidates = self._candidates(raw)
+        for one in bodyless.filters:
+            candidates = one.narrow(raw.headers, candidates)
+        if health is not None:
+            candidates = health.usable(candidates, self._context.clock())
+        if not candidates:
+            raise no_endpoints()
+        self._decision.candidates = candidates
+        endpoint = self._context.rng.choice(candidates).endpoint
+        tap = BodylessResponse(bodyless.heads, self._log) if bodyless.heads else None
+        own = ((REQUEST_ID, self._decision.request_id),)
+        headers = () if raw.headers.get(REQUEST_ID) else own
+        routed = RouteDecision(endpoint.host_port, headers, response=tap)
+        self._hold(routed, endpoint, begun_at, is_bodyless=True)
+        return routed
+
+    def _hold(
+        self,
+        routed: RouteDecision,
+        endpoint: Endpoint,
+        begun_at: float,
+        *,
+        is_bodyless: bool = False,
+    ) -> EndpointVisit | None:
+        """Count the request as under way at `endpoint`, and hand the decision to the watchers."""
+        context, decision, now = self._context, self._decision, self._context.clock()
+        context.inflight.acquire(endpoint.key)
+        decision.endpoint_key = endpoint.key
+        if context.health is not None:
+            self._visit = context.health.left(endpoint, now, is_bodyless)
+        if self._ticket is not None:
+            self._ticket.left(endpoint.key)
+        decision.destination, decision.set_headers = routed.destination, routed.set_headers
+        if self._queued_at is not None:
+            decision.queue_seconds = self._queue_seconds(self._queued_at, now)
+        decision.decision_seconds, decision.at_seconds = now - begun_at, now
+        for watch in context.watchers.decided:
+            watch(decision)
+        return self._visit
+
+    # Helpers
+
+    def _report_end(self, flight: Flight, cause: FinishCause, now: float) -> None:
+        """Let plugins release what they hold of the request."""
+        decision, clock, log = self._decision, self._context.clock, self._log
+        usage, recorder = decision.usage, self._pipeline.recorder
+        for bound in self._pipeline.request_ends:
+            began, said = clock(), None
+            try:
+                bound.plugin.request_ended(flight, cause, usage, now)
+            except Exception as error:
+                log.exception(bound.name, error, "what it holds of the request may stay held")
+                said = error
+            ended = clock()
+            decision.steps.append(PluginStep(bound, ended, ended - began, said))
+        if recorder is not None:
+            recorder.finished(decision)
+
+    def _queue_seconds(self, since: float, now: float) -> float:
+        """How long it waited to be let in; of one that never was, until it was over."""
+        return now - since if self._ticket is None else self._ticket.queue_seconds
+
+
+def ask_hooks(
+    hooks: Sequence[BoundPlugin[PreRequest]],
+    flight: Flight,
+    steps: list[PluginStep],
+    clock: Callable[[], float],
+    log: PluginLog,
+) -> dict[str, str]:
+    """The headers that the hooks want set; of two that set the same one, the later one does.
+
+    All hooks run. One refusal alone is the answer; any other failure is ours (500).
+    """
+    headers: dict[str, str] = {}
+    failed: list[Exception] = []
+    began = clock()
+    for bound in hooks:
+        attributes, said = flight.attributes, None
+        seen = attributes if bound.scope is None else bound.scoped(attributes)
+        try:
+            wanted = bound.plugin.pre_request(flight.request, flight.result, seen)
+        except Exception as error:
+            failed.append(error)
+            wanted, said = None, error
+            if not isinstance(error, RefusedError):
+                log.exception(bound.name, error, "the request is refused")
+        now = clock()
+        steps.append(PluginStep(bound, now, now - began, said or wanted))
+        began = now
+        if wanted:
+            headers.update(wanted)
+    if not failed:
+        return headers
+    if len(failed) == 1 and isinstance(failed[0], RefusedError):
+        raise failed[0]
+    reasons = "; ".join(
+        error.message if isinstance(error, RefusedError) else PLUGIN_FAILED for error in failed
+    )
+    raise RefusedError(Code.INTERNAL, f"the request could not be prepared: {reasons}")

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from picker.errors import DropReason
+import msgspec
+
+from picker.decisions.decision import Decision, Watchers
+from picker.decisions.steps import BoundPlugin, PluginStep
+from picker.errors import DropReason, bad_request
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import (
     Admitter,
     AsyncDataProducer,
     DataProducer,
+    Parser,
     PreRequest,
     RequestEndHook,
     RequestProcessor,
@@ -23,23 +29,25 @@ from picker.framework.interfaces import (
     SaturationDetector,
     Screener,
 )
-from picker.framework.tracing import NoTracer, Tracer
 from picker.outliers.breaker import Answer
 from picker.outliers.burst_wait import BurstWait
 from picker.pool.inflight import InflightLoad
-from picker.pool.policies import NO_REWRITES, RewriteRules
-from picker.requestcontrol.bare_requests import NOTHING_SAID, BareRequests
+from picker.pool.policies import RewriteRules
 from picker.requestcontrol.candidates import LoadedCandidates
-from picker.requestcontrol.observer import NoObserver, RequestObserver
-from picker.requestcontrol.parsing import ParserTable
+from picker.telemetry.spans import RequestTracer
 from picker.types import (
     Candidate,
     Endpoint,
     FinishCause,
     InferenceRequest,
+    ResponseHead,
     SchedulingResult,
     Usage,
 )
+
+DEFAULT_PATH = "/v1/completions"
+_PATH_HEADERS = (":path", "x-original-path", "x-forwarded-path")
+log = logging.getLogger(__name__)
 
 
 class PoolSnapshot(Protocol):
@@ -68,8 +76,32 @@ class RequestScheduler(Protocol):
         candidates: Sequence[Candidate],
         attributes: Attributes,
         rng: Random,
+        steps: list[PluginStep],
     ) -> SchedulingResult:
-        """The decision. Raises `RefusedError`."""
+        """The decision; what plugins did is added to `steps`. Raises `RefusedError`."""
+        ...
+
+
+class DecisionRecorder(Protocol):
+    """Writes down what decisions are made of; must not raise."""
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether it is worth to call it, and to draw from seeds."""
+        ...
+
+    def scheduling(self, decision: Decision) -> None:
+        """The scheduler is about to be asked: what producers found may be live views, and the
+        decision itself adds to them.
+        """
+        ...
+
+    def scheduled(self, decision: Decision, said: SchedulingResult | Exception) -> None:
+        """The scheduler has answered, or failed."""
+        ...
+
+    def finished(self, decision: Decision) -> None:
+        """A request that hooks were told of is over."""
         ...
 
 
@@ -87,22 +119,6 @@ class RewriteSource(Protocol):
     def rules(self) -> RewriteRules:
         """The rules now."""
         ...
-
-
-class NoObjectives:
-    """Knows no objective."""
-
-    def priority(self, objective: str) -> int | None:
-        """None."""
-        return None
-
-
-class NoRewrites:
-    """Knows no rule."""
-
-    def rules(self) -> RewriteRules:
-        """No rules."""
-        return NO_REWRITES
 
 
 class Ticket(Protocol):
@@ -140,6 +156,10 @@ class FlowGate(Protocol):
         """
         ...
 
+    def pool_changed(self) -> None:
+        """What is under way at endpoints has changed: a request without a ticket is over."""
+        ...
+
 
 class EndpointVisit(Protocol):
     """One request at one endpoint, as far as it tells of the endpoint's health."""
@@ -164,35 +184,91 @@ class EndpointHealth(Protocol):
         """The one of `candidates` that this request should try out, if any is due for that."""
         ...
 
-    def left(self, endpoint: Endpoint, now_seconds: float, is_bare: bool = False) -> EndpointVisit:
-        """A request has left for this endpoint; one that `is_bare` is nothing for an engine."""
+    def left(
+        self, endpoint: Endpoint, now_seconds: float, is_bodyless: bool = False, /
+    ) -> EndpointVisit:
+        """A request has left for this endpoint; one that `is_bodyless` is nothing for an engine."""
         ...
 
 
-class UnwatchedVisit:
-    """A visit of which nothing is learnt."""
+@runtime_checkable
+class BodylessFilter(Protocol):
+    """A filter that goes by headers alone."""
 
-    def responded(self, answer: Answer, now_seconds: float) -> None:
-        """Ignore."""
+    def narrow(
+        self, headers: Mapping[str, str], candidates: Sequence[Candidate]
+    ) -> Sequence[Candidate]:
+        """The candidates that may serve."""
+        ...
 
-    def ended(self, cause: FinishCause, answer: Answer, now_seconds: float) -> None:
-        """Ignore."""
+
+@runtime_checkable
+class BodylessResponseHook(Protocol):
+    """Told of the beginning of a response to whichever request."""
+
+    def bare_response_head(self, head: ResponseHead) -> Mapping[str, str] | None:
+        """Headers to set on the response, if any."""
+        ...
 
 
-class NoHealthMemory:
-    """Holds nothing against anyone."""
+def request_path(headers: Mapping[str, str]) -> str:
+    """The path of a request without its query; what the proxy rewrote is found in `x-…-path`."""
+    for name in _PATH_HEADERS:
+        if value := headers.get(name):
+            return value.partition("?")[0]
+    return DEFAULT_PATH
 
-    def usable(self, candidates: Sequence[Candidate], now_seconds: float) -> Sequence[Candidate]:
-        """All."""
-        return candidates
 
-    def probe(self, candidates: Sequence[Candidate], now_seconds: float) -> Candidate | None:
-        """None."""
-        return None
+class ParserTable:
+    """Parsers by the path suffixes they claim.
 
-    def left(self, endpoint: Endpoint, now_seconds: float, is_bare: bool = False) -> EndpointVisit:
-        """Any of them."""
-        return UnwatchedVisit()
+    A claim matches a path that ends with it, from a `/` on, or from a `.`, as a gRPC service's
+    package ends. The longest matching claim wins; between equal claims the parser configured first.
+    A parser without claims takes what nobody else does, and parsers configured after it are unused,
+    which is logged.
+    """
+
+    def __init__(self, parsers: Sequence[Parser]) -> None:
+        used = _until_fallback(parsers)
+        for parser in parsers[len(used) :]:
+            log.warning(
+                "the parser %s is unused: one before it takes every path", type(parser).__name__
+            )
+        claims = [(claim.strip("/"), parser) for parser in used for claim in parser.claims]
+        claims.sort(key=lambda pair: -len(pair[0]))
+        self._claims = tuple(((f"/{claim}", f".{claim}"), parser) for claim, parser in claims)
+        self._fallback = next((parser for parser in used if not parser.claims), None)
+
+    def select(self, path: str) -> Parser:
+        """The parser of `path`. Raises `RefusedError` (400) when nobody takes it."""
+        trimmed = path.rstrip("/")
+        if not trimmed.startswith("/"):
+            trimmed = f"/{trimmed}"
+        for endings, parser in self._claims:
+            if trimmed.endswith(endings):
+                return parser
+        if self._fallback is None:
+            raise bad_request(f"no parser is configured for the path '{path}'")
+        return self._fallback
+
+
+def _until_fallback(parsers: Sequence[Parser]) -> Sequence[Parser]:
+    """Parsers up to the first one without claims."""
+    for index, parser in enumerate(parsers):
+        if not parser.claims:
+            return parsers[: index + 1]
+    return parsers
+
+
+class BodylessRequests(msgspec.Struct, frozen=True):
+    """What a configuration says of requests without a body.
+
+    Nothing is known about such a request but its headers, so the scheduler is not asked, and few
+    plugins have anything to say: filters that go by headers, and hooks on responses.
+    """
+
+    filters: tuple[BodylessFilter, ...] = ()
+    heads: tuple[BodylessResponseHook, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,37 +277,29 @@ class RequestPipeline:
 
     Everything runs in the order given. A producer that has `look_up` is awaited, with its timeout.
     With a `gate` requests wait there for their turn; without one those of negative priority are
-    shed while `saturation` says that the pool is full. To requests
-    without a body nothing applies but `bare`.
+    shed while `saturation` says that the pool is full. To requests without a body nothing applies
+    but `bodyless`.
     """
 
     parsers: ParserTable
-    scheduler: RequestScheduler
-    producers: tuple[DataProducer | AsyncDataProducer, ...] = ()
-    hooks: tuple[PreRequest, ...] = ()
-    processors: tuple[RequestProcessor, ...] = ()
-    screeners: tuple[Screener, ...] = ()
-    admitters: tuple[Admitter, ...] = ()
+    scheduler: BoundPlugin[RequestScheduler]
+    producers: tuple[BoundPlugin[DataProducer | AsyncDataProducer], ...] = ()
+    hooks: tuple[BoundPlugin[PreRequest], ...] = ()
+    processors: tuple[BoundPlugin[RequestProcessor], ...] = ()
+    screeners: tuple[BoundPlugin[Screener], ...] = ()
+    admitters: tuple[BoundPlugin[Admitter], ...] = ()
     saturation: SaturationDetector | None = None
     gate: FlowGate | None = None
-    response_heads: tuple[ResponseHeadHook, ...] = ()
-    response_progress: tuple[ResponseProgressHook, ...] = ()
-    request_ends: tuple[RequestEndHook, ...] = ()
-    bare: BareRequests = NOTHING_SAID
+    response_heads: tuple[BoundPlugin[ResponseHeadHook], ...] = ()
+    response_progress: tuple[BoundPlugin[ResponseProgressHook], ...] = ()
+    request_ends: tuple[BoundPlugin[RequestEndHook], ...] = ()
+    bodyless: BodylessRequests = field(default_factory=BodylessRequests)
+    recorder: DecisionRecorder | None = None
     asks_others: bool = field(init=False)  # whether a decision may have to wait for a producer
 
     def __post_init__(self) -> None:
-        asking = any(hasattr(producer, "look_up") for producer in self.producers)
+        asking = any(hasattr(producer.plugin, "look_up") for producer in self.producers)
         object.__setattr__(self, "asks_others", asking)
-
-
-def _never_unsure() -> BurstWait:
-    """Without a memory of health nothing is waited for."""
-    return BurstWait(lambda: False, 0.0)
-
-
-def _nobody_waits() -> None:
-    """Without flow control nobody is to be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,31 +310,28 @@ class RequestPolicies:
     `ignore_subset_hint` the whole pool may serve whatever the proxy says.
     """
 
-    objectives: ObjectiveSource = field(default_factory=NoObjectives)
-    rewrites: RewriteSource = field(default_factory=NoRewrites)
-    tracer: Tracer = field(default_factory=NoTracer)
+    objectives: ObjectiveSource | None = None
+    rewrites: RewriteSource | None = None
+    tracer: RequestTracer | None = None
     emit_endpoint_scores: bool = False
     ignore_subset_hint: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class RequestContext:
     """What requests share beyond the configuration; `clock` is monotonic, in seconds.
 
-    With `seeds_decisions` each decision draws from a random source of its own, so that it can be
-    made again. `freed` is told when a request is over that left for an endpoint past the gate: what
-    the gate knows of by no ticket. `numbers` tells the requests of a process apart.
+    Without `health` nothing is held against endpoints, and nothing is waited for. `numbers` tells
+    the requests of a process apart.
     """
 
     datastore: SnapshotSource
     inflight: InflightLoad
     rng: Random
-    observer: RequestObserver = field(default_factory=NoObserver)
+    watchers: Watchers = field(default_factory=Watchers)
     clock: Callable[[], float] = time.monotonic
     policies: RequestPolicies = field(default_factory=RequestPolicies)
     loaded: LoadedCandidates = field(default_factory=LoadedCandidates)
-    health: EndpointHealth = field(default_factory=NoHealthMemory)
-    settling: BurstWait = field(default_factory=_never_unsure)
-    seeds_decisions: bool = False
-    freed: Callable[[], None] = _nobody_waits
+    health: EndpointHealth | None = None
+    settling: BurstWait | None = None
     numbers: Iterator[int] = field(default_factory=count)

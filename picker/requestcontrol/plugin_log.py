@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from picker.requestcontrol.observer import RequestObserver
+from picker.decisions.decision import Watchers
 
 log = logging.getLogger(__name__)
 
@@ -21,17 +21,17 @@ class PluginLog:
     the times of the last log lines.
     """
 
-    __slots__ = ("_clock", "_logged", "_observer")
+    __slots__ = ("_clock", "_logged", "_watchers")
 
-    def __init__(self, observer: RequestObserver, clock: Callable[[], float]) -> None:
-        self._observer = observer
+    def __init__(self, watchers: Watchers, clock: Callable[[], float]) -> None:
+        self._watchers = watchers
         self._clock = clock
         self._logged: dict[str, float] = {}
 
-    def exception(self, plugin: object, error: Exception, consequence: str) -> None:
-        """`plugin` raised `error`; `consequence` says what happens to the request."""
-        name = plugin_name(plugin)
-        self._observer.plugin_failed(name)
+    def exception(self, name: str, error: Exception, consequence: str) -> None:
+        """The plugin called `name` raised `error`; `consequence` says what happens next."""
+        for watch in self._watchers.plugin_failed:
+            watch(name)
         now, last = self._clock(), self._logged.get(name)
         if last is not None and now - last < LOG_INTERVAL_SECONDS:
             return
@@ -40,13 +40,3 @@ class PluginLog:
             log.warning("%s took too long; %s", name, consequence)
         else:
             log.error("%s failed; %s", name, consequence, exc_info=error)
-
-
-def plugin_name(plugin: object) -> str:
-    """What the configuration calls a plugin, where what measures it (`inner`) knows; its class."""
-    while (inner := getattr(plugin, "inner", None)) is not None:
-        name = getattr(plugin, "name", None)
-        if isinstance(name, str):
-            return name
-        plugin = inner
-    return type(plugin).__name__

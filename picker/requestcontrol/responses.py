@@ -1,4 +1,4 @@
-"""Watches the response of one routed request and gives it back the client's model name.
+"""Responses: each routed one is watched, and gives the client its own model name back.
 
 Theory of operation: the stream tells of the beginning of the response, then of each piece of its
 body, where the proxy shows bodies. Every piece is measured, read for its usage (by a reader of the
@@ -8,48 +8,32 @@ or a hook that fails is reported and not asked again; the response never suffers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeGuard
 
-import msgspec
-
-from picker.framework.interfaces import (
-    Flight,
-    Parser,
-    ReadsResponses,
-    ResponseHeadHook,
-    ResponseProgressHook,
-    ResponseReader,
+from picker.decisions.decision import Decision, ResponseTimes
+from picker.decisions.steps import PluginStep
+from picker.framework.interfaces import Flight, Parser, ReadsResponses, ResponseReader
+from picker.outliers.breaker import Answer
+from picker.requestcontrol.headers import DESTINATION_NAMESPACE, DESTINATION_SCORES, REQUEST_ID
+from picker.requestcontrol.pipeline import (
+    BodylessResponseHook,
+    EndpointVisit,
+    RequestContext,
+    RequestPipeline,
 )
-from picker.requestcontrol.observer import RequestObserver, ResponseTimes
 from picker.requestcontrol.plugin_log import PluginLog
 from picker.requestcontrol.renaming import ModelRenamer
-from picker.types import Metadata, ResponseHead, ResponseProgress, Usage
+from picker.types import Metadata, ResponseHead, ResponseProgress, SchedulingResult, Usage
 
 NO_METADATA: Metadata = MappingProxyType({})
 EVENT_STREAM = "text/event-stream"
 CONSEQUENCE = "the response goes on without it"
-
-
-class ResponseWatch(msgspec.Struct, frozen=True):
-    """What watching a response takes.
-
-    `renamed_from` is the name that the endpoint was asked with, where the client asked with another
-    one; `started_seconds` is when the request began, on `clock`. `responded` is told when the
-    response begins.
-    """
-
-    flight: Flight
-    parser: Parser
-    heads: tuple[ResponseHeadHook, ...]
-    progress: tuple[ResponseProgressHook, ...]
-    observer: RequestObserver
-    log: PluginLog
-    clock: Callable[[], float]
-    started_seconds: float
-    renamed_from: str | None = None
-    responded: Callable[[ResponseHead], None] | None = None
+SERVED_ENDPOINT = "x-pointsman-endpoint"
+# What a gRPC server says in the headers of a response that has nothing else, in terms of HTTP:
+# unknown, deadline exceeded, internal and unavailable.
+_OF_GRPC = {"2": 500, "4": 504, "13": 500, "14": 503}
 
 
 class Response:
@@ -57,29 +41,51 @@ class Response:
 
     __slots__ = (
         "_content_type",
+        "_context",
+        "_decision",
         "_ended",
         "_first_at",
+        "_flight",
         "_is_readable",
         "_is_streaming",
         "_last_at",
+        "_log",
         "_num_bytes",
+        "_parser",
+        "_pipeline",
         "_processing",
         "_progress",
         "_reader",
+        "_renamed_from",
         "_renamer",
-        "_seen_body",
-        "_watch",
+        "has_body",
+        "visit",
     )
 
-    def __init__(self, watch: ResponseWatch) -> None:
-        self._watch = watch
-        self._progress = list(watch.progress)
+    def __init__(
+        self,
+        decision: Decision,
+        flight: Flight,
+        parser: Parser,
+        pipeline: RequestPipeline,
+        context: RequestContext,
+        log: PluginLog,
+        renamed_from: str | None = None,
+    ) -> None:
+        """`renamed_from` is the model that the endpoint was asked for, where the client asked for
+        another one.
+        """
+        self._decision, self._flight, self._parser = decision, flight, parser
+        self._pipeline, self._context, self._log = pipeline, context, log
+        self._renamed_from = renamed_from
+        self.visit: EndpointVisit | None = None  # set when the request leaves
+        self._progress = list(pipeline.response_progress)
         self._content_type = ""
         self._is_readable = True
-        self._is_streaming = watch.flight.request.body.stream
+        self._is_streaming = flight.request.body.stream
         self._reader: ResponseReader | None = None
         self._renamer: ModelRenamer | None = None
-        self._seen_body = False
+        self.has_body = False
         self._num_bytes = 0
         self._first_at: float | None = None
         self._last_at = 0.0
@@ -92,11 +98,9 @@ class Response:
         return None if self._reader is None else self._usage(self._reader)
 
     @property
-    def times(self) -> ResponseTimes | None:
-        """How it went; None when no body was shown."""
-        if not self._seen_body:
-            return None
-        first, started = self._first_at, self._watch.started_seconds
+    def times(self) -> ResponseTimes:
+        """How it went, where a body was shown."""
+        first, started = self._first_at, self._decision.received_at_seconds
         return ResponseTimes(
             is_streaming=self._is_streaming,
             num_bytes=self._num_bytes,
@@ -106,62 +110,62 @@ class Response:
 
     def head(self, head: ResponseHead) -> tuple[tuple[str, str], ...]:
         """The response begins; the headers that the hooks want on it, a later hook's last."""
-        if self._watch.responded is not None:
-            self._watch.responded(head)
+        clock = self._context.clock
+        if self.visit is not None:
+            self.visit.responded(answer_of(head), clock())
         self._content_type = head.headers.get("content-type", "").lower()
         self._is_readable = _is_plain(head.headers)
         if EVENT_STREAM in self._content_type:
             self._is_streaming = True
         headers: dict[str, str] = {}
-        for hook in self._watch.heads:
+        for bound in self._pipeline.response_heads:
+            began, said, log = clock(), None, self._log
             try:
-                wanted = hook.response_head(self._watch.flight, head)
+                headers.update(bound.plugin.response_head(self._flight, head) or {})
             except Exception as error:
-                self._watch.log.exception(hook, error, CONSEQUENCE)
-            else:
-                if wanted:
-                    headers.update(wanted)
+                log.exception(bound.name, error, CONSEQUENCE)
+                said = error
+            now = clock()
+            self._decision.steps.append(PluginStep(bound, now, now - began, said))
         return tuple(headers.items())
 
     def body(self, data: bytes, is_last: bool) -> tuple[bytes, Metadata]:
         """A piece of the body; what goes on instead. Pieces after the last one pass unseen."""
         if self._ended:
             return data, NO_METADATA
-        began = self._watch.clock()
-        if not self._seen_body:
+        began = self._context.clock()
+        if not self.has_body:
             self._begin_body()
         is_first = self._measure(data, began)
         if self._reader is not None:
             self._read(self._reader, data, is_last)
         metadata = NO_METADATA
         if self._progress and (data or is_last):
-            metadata = self._tell_hooks(began, is_first, is_last)
+            metadata = self._ask_hooks(began, is_first, is_last)
         if self._renamer is not None:
             data = self._renamer.feed(data, is_last)
         self._ended = is_last
-        self._processing += self._watch.clock() - began
+        self._processing += self._context.clock() - began
         return data, metadata
 
     def end(self) -> bytes:
         """The response ended with trailers; what was held back. Nothing where no body was shown."""
-        if self._ended or not self._seen_body:
+        if self._ended or not self.has_body:
             return b""
         return self.body(b"", is_last=True)[0]
 
     def _begin_body(self) -> None:
-        self._seen_body = True
-        watch = self._watch
+        self.has_body = True
         if not self._is_readable:
             return
-        if watch.renamed_from is not None and _is_json(self._content_type):
-            request = watch.flight.request
-            self._renamer = ModelRenamer(watch.renamed_from, request.incoming_model)
-        if _reads_responses(watch.parser):
+        request, parser, log = self._flight.request, self._parser, self._log
+        if self._renamed_from is not None and _is_json(self._content_type):
+            self._renamer = ModelRenamer(self._renamed_from, request.incoming_model)
+        if _reads_responses(parser):
             try:
-                body = watch.flight.request.body
-                self._reader = watch.parser.response_reader(body, self._content_type)
+                self._reader = parser.response_reader(request.body, self._content_type)
             except Exception as error:
-                watch.log.exception(watch.parser, error, CONSEQUENCE)
+                log.exception(type(parser).__name__, error, CONSEQUENCE)
 
     def _measure(self, data: bytes, now: float) -> bool:
         """Count the piece; whether it is the first one with content."""
@@ -172,40 +176,120 @@ class Response:
             self._first_at = self._last_at = now
             return True
         if self._is_streaming:
-            self._watch.observer.streamed(self._watch.flight.request, now - self._last_at)
+            for watch in self._context.watchers.streamed:
+                watch(self._decision, now - self._last_at)
         self._last_at = now
         return False
 
     def _read(self, reader: ResponseReader, data: bytes, is_last: bool) -> None:
+        log = self._log
         try:
             reader.feed(data, is_last)
         except Exception as error:
             self._reader = None
-            self._watch.log.exception(reader, error, CONSEQUENCE)
+            log.exception(type(reader).__name__, error, CONSEQUENCE)
 
     def _usage(self, reader: ResponseReader) -> Usage | None:
+        log = self._log
         try:
             return reader.usage
         except Exception as error:
             self._reader = None
-            self._watch.log.exception(reader, error, CONSEQUENCE)
+            log.exception(type(reader).__name__, error, CONSEQUENCE)
             return None
 
-    def _tell_hooks(self, now: float, is_first: bool, is_last: bool) -> Metadata:
+    def _ask_hooks(self, now: float, is_first: bool, is_last: bool) -> Metadata:
         """Show the hooks how far it has come; their metadata with the last piece."""
         progress = ResponseProgress(now, self._num_bytes, self.usage, is_first, is_last)
         merged: dict[str, dict[str, str | float | Mapping[str, float]]] = {}
-        for hook in tuple(self._progress):
+        clock, log = self._context.clock, self._log
+        for bound in tuple(self._progress):
+            metadata: Metadata | None = None
+            began = clock()
             try:
-                metadata = hook.response_progress(self._watch.flight, progress)
+                metadata = bound.plugin.response_progress(self._flight, progress)
             except Exception as error:
-                self._progress.remove(hook)
-                self._watch.log.exception(hook, error, CONSEQUENCE)
-                continue
+                self._progress.remove(bound)
+                log.exception(bound.name, error, CONSEQUENCE)
+            # At once, and not as a step: a response may have very many pieces.
+            if bound.durations is not None:
+                bound.durations.observe(clock() - began)
             if is_last and metadata:
                 for namespace, values in metadata.items():
                     merged.setdefault(namespace, {}).update(values)
         return merged
+
+
+class BodylessResponse:
+    """The `ResponseTap` of a request without a body: sets headers, lets bodies pass. Stateless."""
+
+    __slots__ = ("_heads", "_log")
+
+    def __init__(self, heads: Sequence[BodylessResponseHook], log: PluginLog) -> None:
+        self._heads = heads
+        self._log = log
+
+    def head(self, head: ResponseHead) -> tuple[tuple[str, str], ...]:
+        """The headers that the hooks want, a later hook's last."""
+        headers: dict[str, str] = {}
+        log = self._log
+        for hook in self._heads:
+            try:
+                headers.update(hook.bare_response_head(head) or {})
+            except Exception as error:
+                log.exception(type(hook).__name__, error, CONSEQUENCE)
+        return tuple(headers.items())
+
+    def body(self, data: bytes, is_last: bool) -> tuple[bytes, Metadata]:
+        """The piece as it is."""
+        del is_last
+        return data, NO_METADATA
+
+    def end(self) -> bytes:
+        """Nothing is ever held back."""
+        return b""
+
+
+class DecisionHeader:
+    """A `ResponseHeadHook` that tells clients which endpoint served them. Stateless."""
+
+    name = "decision-header"
+
+    def response_head(self, flight: Flight, head: ResponseHead) -> Mapping[str, str]:
+        """The id to ask `pointsman explain` for, and the name of the endpoint that served."""
+        return {
+            REQUEST_ID: flight.request.request_id,
+            SERVED_ENDPOINT: _served(flight, head.served_by),
+        }
+
+
+def _served(flight: Flight, served_by: str | None) -> str:
+    """The name behind what the proxy says, else that of the endpoint that was chosen."""
+    chosen = flight.result.endpoints
+    if served_by is None or served_by == chosen[0].host_port:
+        return chosen[0].name
+    for profile in flight.result.profiles.values():
+        for one in profile.scored:
+            if one.candidate.endpoint.host_port == served_by:
+                return one.candidate.endpoint.name
+    others = (one.name for one in chosen if one.host_port == served_by)
+    return next(others, served_by)
+
+
+def endpoint_scores(result: SchedulingResult) -> Metadata:
+    """What the proxy is told of the scores: each endpoint that the primary profile scored."""
+    primary = result.profiles.get(result.primary_profile)
+    if primary is None or not primary.scored:
+        return NO_METADATA
+    scores = {one.candidate.endpoint.host_port: one.score for one in primary.scored}
+    return {DESTINATION_NAMESPACE: {DESTINATION_SCORES: scores}}
+
+
+def answer_of(head: ResponseHead) -> Answer:
+    """What the beginning of a response says of the endpoint."""
+    grpc_status = head.headers.get("grpc-status")
+    status = head.status if grpc_status is None else _OF_GRPC.get(grpc_status, head.status)
+    return Answer(status, head.served_by, head.reached_nobody)
 
 
 def _reads_responses(parser: object) -> TypeGuard[ReadsResponses]:

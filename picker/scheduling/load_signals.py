@@ -10,9 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 
 from picker.framework.attributes import EndpointLoad
-from picker.types import Candidate
+from picker.types import Candidate, EndpointMetrics
+
+# What a signal reads: its own number, and the one that accounts for the rest of what is in flight.
+WAITING = attrgetter("waiting_requests", "running_requests")
+RUNNING = attrgetter("running_requests", "waiting_requests")
 
 
 def waiting_requests(candidate: Candidate) -> int | None:
@@ -46,11 +51,21 @@ def own_requests(candidate: Candidate, own: Mapping[str, EndpointLoad] | None) -
 
 
 def loads(
-    candidates: Sequence[Candidate], signal: Callable[[Candidate], int | None]
+    candidates: Sequence[Candidate], signal: Callable[[EndpointMetrics], tuple[int, int]]
 ) -> list[int | None]:
-    """The `signal` of each candidate; own in-flight counts when it is unknown for all of them."""
-    values = [signal(candidate) for candidate in candidates]
-    if any(value is not None for value in values):
+    """The `signal` of each candidate; own in-flight counts when it is unknown for all of them.
+
+    Computed in place: a call for each of a thousand candidates would cost more than all else.
+    """
+    values: list[int | None] = []
+    for candidate in candidates:
+        metrics = candidate.metrics
+        if metrics is None:
+            values.append(None)
+        else:
+            scraped, other = signal(metrics)
+            values.append(max(scraped, candidate.inflight_requests - other))
+    if values.count(None) < len(values):
         return values
     return [candidate.inflight_requests for candidate in candidates]
 

@@ -1,25 +1,48 @@
-"""Run the profiles that the profile handler asks for and let it name the primary result."""
+"""The scheduler: runs the profiles that the profile handler asks for, which names the primary one.
+
+A profile's filters narrow, its weighted scorers rate, its picker chooses. After each call of a
+plugin the clock is read once, and a step is added to the decision.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from types import MappingProxyType
-from typing import Protocol
 
+from picker.decisions.decision import FilteredOutError
+from picker.decisions.steps import BoundPlugin, PluginStep
 from picker.errors import Code, RefusedError, no_endpoints
 from picker.framework.attributes import Attributes
-from picker.framework.interfaces import ProfileHandler
-from picker.types import Candidate, InferenceRequest, ProfileResult, SchedulingResult
+from picker.framework.interfaces import Filter, Picker, ProfileHandler, Scorer
+from picker.types import (
+    Candidate,
+    InferenceRequest,
+    ProfileResult,
+    SchedulingResult,
+    ScoredCandidates,
+)
+
+Clock = Callable[[], float]
 
 
-class RunnableProfile(Protocol):
-    """A scheduling profile: `scheduling.profile.Profile`, or one with something around it."""
+class Profile:
+    """Runs filters, scorers and picker in the configured order. Stateless."""
 
-    @property
-    def name(self) -> str:
-        """What the configuration calls it."""
-        ...
+    def __init__(
+        self,
+        name: str,
+        picker: BoundPlugin[Picker],
+        filters: Sequence[BoundPlugin[Filter]] = (),
+        scorers: Sequence[BoundPlugin[Scorer]] = (),
+        *,
+        clock: Clock,
+    ) -> None:
+        self.name = name
+        self.picker = picker
+        self.filters = tuple(filters)
+        self.scorers = tuple(scorers)
+        self._clock = clock
 
     def run(
         self,
@@ -27,23 +50,73 @@ class RunnableProfile(Protocol):
         candidates: Sequence[Candidate],
         attributes: Attributes,
         rng: Random,
+        steps: list[PluginStep],
     ) -> ProfileResult:
-        """Pick among `candidates`. Raises `RefusedError`."""
-        ...
+        """Pick among `candidates`, and add what the plugins did to `steps`.
+
+        An endpoint's total is the sum over scorers of clamp(score, 0, 1) × weight, not divided by
+        the sum of weights; a score that is NaN counts 0. Raises `FilteredOutError` when the filters
+        leave nothing.
+        """
+        clock = self._clock
+        began = clock()
+        bound: BoundPlugin[Filter] | BoundPlugin[Scorer] | BoundPlugin[Picker] = self.picker
+        try:
+            for bound in self.filters:
+                seen = attributes if bound.scope is None else bound.scoped(attributes)
+                candidates = bound.plugin.filter(request, candidates, seen, rng)
+                now = clock()
+                steps.append(PluginStep(bound, now, now - began, candidates))
+                began = now
+                if not candidates:
+                    break
+            if not candidates:
+                raise FilteredOutError(self.name)
+            totals = [0.0] * len(candidates)
+            for bound in self.scorers:
+                seen = attributes if bound.scope is None else bound.scoped(attributes)
+                scores = bound.plugin.score(request, candidates, seen)
+                now = clock()
+                steps.append(PluginStep(bound, now, now - began, scores))
+                began = now
+                weight = bound.weight
+                for index, score in enumerate(scores):
+                    # False for NaN, which thereby counts 0.
+                    if score > 0.0:
+                        totals[index] += weight if score >= 1.0 else score * weight
+            scored = ScoredCandidates(candidates, totals)
+            bound = self.picker
+            picked = tuple(bound.plugin.pick(scored, rng))
+            now = clock()
+            steps.append(PluginStep(bound, now, now - began, scored))
+        except FilteredOutError:
+            raise
+        except Exception as error:
+            now = clock()
+            steps.append(PluginStep(bound, now, now - began, error))
+            raise
+        return ProfileResult(picked, scored)
 
 
 class Scheduler:
     """One decision: candidates in, ordered endpoints out. Holds no state between decisions."""
 
     def __init__(
-        self, profiles: Sequence[RunnableProfile], profile_handler: ProfileHandler
+        self,
+        profiles: Sequence[Profile],
+        asking: BoundPlugin[ProfileHandler],
+        processing: BoundPlugin[ProfileHandler],
+        clock: Clock,
     ) -> None:
-        self._profiles: Mapping[str, RunnableProfile] = {one.name: one for one in profiles}
+        """The profile handler is bound twice: it is asked for profiles, and for the result."""
+        self._profiles: Mapping[str, Profile] = {one.name: one for one in profiles}
         self._names = tuple(self._profiles)
-        self._handler = profile_handler
+        self._asking, self._processing = asking, processing
+        self._is_single = asking.plugin.max_profiles == 1  # asked again, it could only say no
+        self._clock = clock
 
     @property
-    def profiles(self) -> Mapping[str, RunnableProfile]:
+    def profiles(self) -> Mapping[str, Profile]:
         """The profiles by name, in configured order."""
         return MappingProxyType(self._profiles)
 
@@ -53,8 +126,9 @@ class Scheduler:
         candidates: Sequence[Candidate],
         attributes: Attributes,
         rng: Random,
+        steps: list[PluginStep],
     ) -> SchedulingResult:
-        """Decide where `request` goes.
+        """Decide where `request` goes, and add what the plugins did to `steps`.
 
         The handler is asked for profiles until it names none (a profile runs at most once). A
         profile that refuses counts as "found nothing"; when the handler then cannot build a result,
@@ -65,27 +139,42 @@ class Scheduler:
             raise no_endpoints()
         results: dict[str, ProfileResult | None] = {}
         refusals: dict[str, RefusedError] = {}
-        while names := self._next(request, results, attributes):
+        while names := self._next(request, results, attributes, steps):
             for name in names:
                 try:
-                    results[name] = self._profiles[name].run(request, candidates, attributes, rng)
+                    profile = self._profiles[name]
+                    results[name] = profile.run(request, candidates, attributes, rng, steps)
                 except RefusedError as refusal:
                     results[name] = None
                     refusals[name] = refusal
+            if self._is_single:
+                break
         if not results:
             raise RefusedError(Code.RESOURCE_EXHAUSTED, "no scheduling profile ran")
+        bound, began = self._processing, self._clock()
         try:
-            return self._handler.process_results(request, results)
+            return bound.plugin.process_results(request, results)
         except RefusedError as unresolved:
             if refusals:
                 raise refusals[min(refusals)] from unresolved
             raise
+        finally:
+            now = self._clock()
+            steps.append(PluginStep(bound, now, now - began))
 
     def _next(
         self,
         request: InferenceRequest,
         results: Mapping[str, ProfileResult | None],
         attributes: Attributes,
+        steps: list[PluginStep],
     ) -> list[str]:
-        asked = self._handler.pick_profiles(request, self._names, results, attributes)
+        bound, began = self._asking, self._clock()
+        seen = attributes if bound.scope is None else bound.scoped(attributes)
+        asked: Sequence[str] = ()
+        try:
+            asked = bound.plugin.pick_profiles(request, self._names, results, seen)
+        finally:
+            now = self._clock()
+            steps.append(PluginStep(bound, now, now - began, asked))
         return [name for name in asked if name in self._profiles and name not in results]

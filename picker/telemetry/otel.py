@@ -30,8 +30,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from picker.errors import ConfigError
-from picker.framework.tracing import NO_SPAN, Span
-from picker.telemetry.tracing import Tracing
+from picker.telemetry.spans import Span, Tracing
 
 REQUEST_SPAN = "gateway.request"
 DEFAULT_SERVICE_NAME = "llm-d-epp"  # as the reference calls itself, for its dashboards
@@ -63,9 +62,9 @@ class OtelSpan:
         """The error status."""
         self._span.set_status(Status(StatusCode.ERROR, description))
 
-    def end(self) -> None:
+    def end(self, at_ns: int | None = None) -> None:
         """Send it, if it is sampled."""
-        self._span.end()
+        self._span.end(at_ns)
 
     def propagation(self) -> Mapping[str, str]:
         """`traceparent`, and `tracestate` and `baggage` where the client sent them."""
@@ -88,11 +87,12 @@ class OtelTracer:
         span = self._tracer.start_span(REQUEST_SPAN, context=parent, kind=kind, start_time=began)
         return OtelSpan(span, parent)
 
-    def begin(self, name: str, parent: Span) -> Span:
+    def begin(self, name: str, parent: Span, at_ns: int) -> Span:
         """A span within `parent`."""
         if not isinstance(parent, OtelSpan):
-            return NO_SPAN
-        return OtelSpan(self._tracer.start_span(name, context=parent.context), parent.context)
+            raise TypeError("the parent is a span of another tracer")
+        span = self._tracer.start_span(name, context=parent.context, start_time=at_ns)
+        return OtelSpan(span, parent.context)
 
 
 def tracing_from(environment: Mapping[str, str]) -> Tracing:

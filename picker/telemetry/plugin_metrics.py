@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
 
-from picker.config.build import Assembly
+from picker.decisions.steps import BoundPlugin
 from picker.framework.attributes import EndpointLoad, FlowLoads
 from picker.framework.flow import ProgramShare, SharesByProgram
 from picker.metrics.picker_metrics import Collector, Metric, PickerMetrics, gauge_family
 from picker.pool.inflight import InflightLoad
+from picker.telemetry.meters import StrictSelections
 
 FLOW_LABELS = ("endpoint_name", "namespace", "producer_name", "fairness_id", "priority")
 PROGRAM = ("program_id",)
@@ -16,15 +19,58 @@ Row = tuple[str, str, str, str, str]
 _NOTHING = EndpointLoad()
 
 
-class PluginCollector(Collector):
-    """Tells of the plugins of the configuration in use.
+class ConfiguredPlugin(Protocol):
+    """A plugin as a configuration made it; see `config.instances.Instance`."""
 
-    Where none of them counts what is under way, `inflight`, which always does, is told instead,
-    with the last three labels empty: to tell both would count every request twice.
+    @property
+    def name(self) -> str:
+        """What the configuration calls it."""
+        ...
+
+    @property
+    def type_name(self) -> str:
+        """Its type."""
+        ...
+
+    @property
+    def plugin(self) -> object:
+        """Itself."""
+        ...
+
+
+class PluginsInUse(Protocol):
+    """The configuration in use; see `config.build.Assembly`."""
+
+    @property
+    def instances(self) -> Mapping[str, ConfiguredPlugin]:
+        """All plugins by name."""
+        ...
+
+    @property
+    def screeners(self) -> Sequence[BoundPlugin[Any]]:
+        """Those that screen."""
+        ...
+
+
+@runtime_checkable
+class SizedIndex(Protocol):
+    """A plugin that keeps an index whose size is worth a gauge."""
+
+    @property
+    def index_size(self) -> int:
+        """Entries held now."""
+        ...
+
+
+class PluginCollector(Collector):
+    """Reports the plugins of the configuration in use.
+
+    Where none of them counts what is under way, `inflight`, which always does, is reported instead,
+    with the last three labels empty: both would count every request twice.
     """
 
     def __init__(
-        self, assembly: Callable[[], Assembly], inflight: InflightLoad, metrics: PickerMetrics
+        self, assembly: Callable[[], PluginsInUse], inflight: InflightLoad, metrics: PickerMetrics
     ) -> None:
         self._assembly = assembly
         self._inflight = inflight
@@ -71,21 +117,22 @@ class PluginCollector(Collector):
                 rows[row] = EndpointLoad(known.requests + load.requests, known.tokens + load.tokens)
         return rows
 
-    def _revisions(self, assembly: Assembly) -> Metric:
+    def _revisions(self, assembly: PluginsInUse) -> Metric:
         shares = gauge_family(
             "disaggregatedset_revision_gating_share",
             "Chance of a revision to be drawn for the next request.",
             ("plugin_type", "plugin_name", "mode", "revision"),
         )
         for screener in assembly.screeners:
-            if screener.recorder is None:
+            meter = screener.meter
+            if not isinstance(meter, StrictSelections):
                 continue
-            labels, mode = screener.recorder.labels, screener.recorder.gate.gating_mode
-            for revision, share in screener.recorder.shares().items():
+            labels, mode = meter.labels, meter.gate.gating_mode
+            for revision, share in meter.shares().items():
                 shares.add_metric((*labels, mode, revision), share)
         return shares
 
-    def _programs(self, assembly: Assembly) -> Iterator[Metric]:
+    def _programs(self, assembly: PluginsInUse) -> Iterator[Metric]:
         """What fairness policies know of programs; those that are too many fall together."""
         shares: dict[str, list[ProgramShare]] = {}
         for one in assembly.instances.values():
@@ -118,3 +165,25 @@ class PluginCollector(Collector):
         if squares:
             index.add_metric((), sum(attained.values()) ** 2 / (len(attained) * squares))
         yield from (index, waits, tokens)
+
+
+def expose_sizes(
+    metrics: PickerMetrics,
+    now: Iterable[ConfiguredPlugin],
+    before: Iterable[ConfiguredPlugin] = (),
+) -> None:
+    """Show the sizes of the indexes in use, and no longer of those that are gone."""
+    gauge = metrics.prefix_indexer_size
+    sized = {
+        (one.name, one.type_name): one.plugin for one in now if isinstance(one.plugin, SizedIndex)
+    }
+    for labels, index in sized.items():
+        gauge.labels(*labels).set_function(partial(_size, index))
+    for one in before:
+        gone = (one.name, one.type_name)
+        if isinstance(one.plugin, SizedIndex) and gone not in sized:
+            gauge.remove(*gone)
+
+
+def _size(index: SizedIndex) -> float:
+    return index.index_size

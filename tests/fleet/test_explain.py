@@ -16,9 +16,9 @@ from fleet.cli import main
 from fleet.errors import FleetError
 from fleet.explain import Options, explain
 from fleet.explain_text import Layout, explained
-from fleet.explain_why import reasons
 from fleet.top_text import ASCII
-from picker.decisions.record_views import (
+from picker.decisions.reasons import reasons
+from picker.decisions.views import (
     CandidateView,
     FilterView,
     ProfileView,
@@ -92,7 +92,8 @@ def record(*profiles: ProfileView, **fields: object) -> RecordView:
         "destination": None if picked is None else f"10.0.0.{picked[-1]}:8000",
         "profiles": profiles,
     }
-    return RecordView(**(known | fields))  # type: ignore[arg-type]
+    made = RecordView(**(known | fields))  # type: ignore[arg-type]
+    return msgspec.structs.replace(made, reasons=tuple(reasons(made)))
 
 
 WON = record(

@@ -22,7 +22,7 @@ from picker.plugins.parsers.vertexai_parser import VertexAIParser
 from picker.plugins.parsers.vllmgrpc_parser import VllmGrpcParser
 from picker.plugins.parsers.vllmhttp_parser import VllmHttpParser
 from picker.plugins.producers.token_producer import TokenProducer
-from picker.requestcontrol.parsing import ParserTable, request_path
+from picker.requestcontrol.pipeline import ParserTable, request_path
 from picker.tokenization.prompt_stream import MAX_MEDIA_TOKENS
 from picker.tokenization.render import prompts_of, question_of
 from picker.types import Api, InferenceRequest, ParsedBody

@@ -3,51 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from random import Random
 
 import pytest
+from first_candidate import first_candidate
 
 from fleet.envoy.settings import Mechanism, SocketAddress
 from picker.extproc.server import build_server
-from picker.framework.attributes import Attributes
-from picker.plugins.parsers.openai_parser import OpenAIParser
-from picker.plugins.parsers.passthrough_parser import PassthroughParser
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
-from picker.requestcontrol.director import Director, RequestPipeline, Surroundings
-from picker.requestcontrol.parsing import ParserTable
+from picker.requestcontrol.director import Director
+from picker.requestcontrol.pipeline import RequestContext
 from picker.rpc.health import HealthService
 from picker.rpc.options import ServerOptions
 from picker.types import (
-    Candidate,
     Endpoint,
     FinishCause,
-    InferenceRequest,
     Metadata,
     RawRequest,
     ResponseHead,
     RouteDecision,
-    SchedulingResult,
 )
 
 pytestmark = pytest.mark.envoy
 HEALTHY = HealthService(lambda: True)
 BOTH = pytest.mark.parametrize("mechanism", list(Mechanism), ids=lambda m: m.value)
-
-
-class FirstCandidate:
-    """Takes the first one."""
-
-    def schedule(
-        self,
-        request: InferenceRequest,
-        candidates: Sequence[Candidate],
-        attributes: Attributes,
-        rng: Random,
-    ) -> SchedulingResult:
-        """The first candidate."""
-        return SchedulingResult((candidates[0].endpoint,), "default")
 
 
 class Picker:
@@ -56,10 +37,9 @@ class Picker:
     def __init__(self) -> None:
         self.inflight = InflightLoad()
         self._datastore = Datastore()
-        pipeline = RequestPipeline(
-            ParserTable([OpenAIParser(), PassthroughParser()]), FirstCandidate()
+        director = Director(
+            first_candidate(), RequestContext(self._datastore, self.inflight, Random(1))
         )
-        director = Director(pipeline, Surroundings(self._datastore, self.inflight, Random(1)))
         options = ServerOptions(host="127.0.0.1", port=0)
         health = HealthService(lambda: True)
         self.server = build_server(director, options=options, health=health)

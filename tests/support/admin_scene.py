@@ -8,11 +8,15 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from picker.admin.routes import PoolPages
 from picker.admin.server import AdminServer
 from picker.admin.traffic import EndpointTraffic, Recent
 from picker.admin.views import ConfigView, HealthView
-from picker.decisions.record_views import (
+from picker.decisions.decision import Decision
+from picker.decisions.reasons import reasons
+from picker.decisions.views import (
     CandidateView,
     FilterView,
     ProfileView,
@@ -27,7 +31,6 @@ from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
-from picker.requestcontrol.observer import Decision
 from picker.types import (
     Api,
     Endpoint,
@@ -128,7 +131,7 @@ def explained(one: RecordSummary) -> RecordView:
     refusal = None
     if one.endpoint is None:
         refusal = RefusalView(429, "ResourceExhausted", "the queue is full", one.reason, 3)
-    return RecordView(
+    record = RecordView(
         summary=one,
         incoming_model="llama",
         target_model=one.model,
@@ -145,6 +148,7 @@ def explained(one: RecordSummary) -> RecordView:
         profiles=() if refusal else (profile,),
         stages={"prefill": "the prompt is shorter than one block"},
     )
+    return replace(record, reasons=tuple(reasons(record)))
 
 
 @dataclass
@@ -250,13 +254,8 @@ def decision(name: str, prompt_tokens: int, cached_tokens: int | None) -> Decisi
     )
     endpoint = Endpoint(name, "10.0.0.1", 8000)
     return Decision(
-        request_id="r",
-        incoming_model="m",
-        target_model="m",
-        destination=endpoint.host_port,
-        size_bytes=1,
-        seconds=0.001,
-        candidates=(),
+        number=0,
+        received_at_seconds=0.0,
         request=request,
         result=SchedulingResult((endpoint,), "default"),
         attributes=attributes,

@@ -12,14 +12,18 @@ from picker.app.in_use import pipeline_of
 from picker.config.build import Assembly, BuildOptions, build
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
+from picker.decisions.decision import Watchers
+from picker.errors import RefusedError
+from picker.flowcontrol.shell.controller import FlowController
 from picker.framework.services import NO_SERVICES, Services
-from picker.framework.tracing import Tracer
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
-from picker.requestcontrol.director import Director, Exchange, RequestPolicies, Surroundings
-from picker.requestcontrol.observer import NoObserver, RequestObserver
+from picker.requestcontrol.director import Director, Exchange
+from picker.requestcontrol.pipeline import RequestContext, RequestPolicies
 from picker.telemetry.plugin_metrics import PluginCollector
+from picker.telemetry.request_metrics import RequestMetrics
+from picker.telemetry.spans import RequestTracer, Tracer
 from picker.types import (
     Endpoint,
     EndpointMetrics,
@@ -52,6 +56,7 @@ class Routing:
     metrics: PickerMetrics
     now: Moment = field(default_factory=Moment)
     datastore: Datastore = field(default_factory=Datastore)
+    gate: FlowController | None = None
 
     async def route(
         self, body: Mapping[str, Any] = PROMPT, path: str = "/v1/completions", **headers: str
@@ -60,7 +65,11 @@ class Routing:
         exchange = self.director.begin()
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         raw = RawRequest({":path": path, "x-request-id": "r", **sent}, json.dumps(body).encode())
-        return exchange, await exchange.route(raw)
+        try:
+            return exchange, await exchange.route(raw)
+        except RefusedError as refusal:
+            exchange.finish(FinishCause.REFUSED, refusal.status)
+            raise
 
     def answer(
         self, exchange: Exchange, decision: RouteDecision, *pieces: bytes, step: float = 1.0
@@ -94,11 +103,14 @@ def routing(
     *,
     services: Services = NO_SERVICES,
     tracer: Tracer | None = None,
-    observer: RequestObserver | None = None,
+    watchers: Sequence[object] = (),
+    gated: bool = False,
 ) -> Routing:
-    """`config` without its head, in front of `endpoints` whose load is known."""
+    """`config` without its head, in front of `endpoints` whose load is known. Requests are counted
+    as they are in the picker; `gated` ones pass flow control.
+    """
     metrics, now, inflight = PickerMetrics(), Moment(), InflightLoad()
-    options = BuildOptions(services, allow_experimental=True, tracer=tracer)
+    options = BuildOptions(services, allow_experimental=True)
     loaded = load_config((HEAD + config).encode(), "test.yaml")
     assembly = build(loaded, builtin_plugins(), metrics, now, options)
     datastore = Datastore(assembly.observers)
@@ -106,11 +118,12 @@ def routing(
     datastore.set_endpoints(pool)
     for endpoint in pool:
         datastore.update_metrics(endpoint.key, EndpointMetrics())
-    policies = RequestPolicies() if tracer is None else RequestPolicies(tracer=tracer)
-    watching = observer or NoObserver()
-    surroundings = Surroundings(
-        datastore, inflight, Random(1), watching, clock=now, policies=policies
+    policies = RequestPolicies(tracer=None if tracer is None else RequestTracer(tracer, now))
+    watching = Watchers(RequestMetrics(metrics), *watchers)
+    context = RequestContext(datastore, inflight, Random(1), watching, now, policies)
+    gate = FlowController(
+        assembly.flow_control, lambda: datastore.snapshot().candidates, now, metrics
     )
-    director = Director(pipeline_of(assembly), surroundings)
+    director = Director(pipeline_of(assembly, gate if gated else None), context)
     metrics.register(PluginCollector(lambda: assembly, inflight, metrics))
-    return Routing(assembly, director, metrics, now, datastore)
+    return Routing(assembly, director, metrics, now, datastore, gate)

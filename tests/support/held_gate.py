@@ -39,6 +39,12 @@ class HeldGate:
     passes: list[Pass] = field(default_factory=list)
     evictions: dict[str, Callable[[DropReason], None] | None] = field(default_factory=dict)
     came: asyncio.Event = field(default_factory=asyncio.Event)
+    on_pool_changed: Callable[[], None] | None = None
+
+    def pool_changed(self) -> None:
+        """Report it."""
+        if self.on_pool_changed is not None:
+            self.on_pool_changed()
 
     async def admit(
         self, request: InferenceRequest, evict: Callable[[DropReason], None] | None

@@ -18,6 +18,7 @@ from picker.errors import RefusedError
 from picker.framework.attributes import MODELS_ATTRIBUTE, ServedModel
 from picker.framework.services import NoHttp, Services
 from picker.metrics.picker_metrics import PickerMetrics
+from picker.outliers.breaker import Answer
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
 from picker.recording.lines import FORMAT_VERSION, Header
@@ -25,8 +26,8 @@ from picker.recording.privacy import Digests
 from picker.recording.reading import read_recording
 from picker.recording.recorder import ConfigText, Recorder
 from picker.recording.replay import OtherConfig, Redecided, Replay
-from picker.requestcontrol.director import Director, Exchange, Surroundings
-from picker.requestcontrol.pipeline import EndpointHealth, NoHealthMemory
+from picker.requestcontrol.director import Director, Exchange
+from picker.requestcontrol.pipeline import EndpointHealth, EndpointVisit, RequestContext
 from picker.scrape.sources import describers
 from picker.types import (
     Candidate,
@@ -84,7 +85,17 @@ class UnderWay:
     decision: RouteDecision
 
 
-class MoodyHealth(NoHealthMemory):
+class Unwatched:
+    """A request of which nothing is learnt."""
+
+    def responded(self, answer: Answer, now_seconds: float) -> None:
+        """Ignore."""
+
+    def ended(self, cause: FinishCause, answer: Answer, now_seconds: float) -> None:
+        """Ignore."""
+
+
+class MoodyHealth:
     """Ejects some endpoints and wants some tried out, as it likes."""
 
     def __init__(self, seed: int) -> None:
@@ -98,6 +109,12 @@ class MoodyHealth(NoHealthMemory):
     def probe(self, candidates: Sequence[Candidate], now_seconds: float) -> Candidate | None:
         """Now and then."""
         return self._draw.choice(candidates) if self._draw.random() < 0.3 else None
+
+    def left(
+        self, endpoint: Endpoint, now_seconds: float, is_bodyless: bool = False, /
+    ) -> EndpointVisit:
+        """Nothing is learnt of it."""
+        return Unwatched()
 
 
 class Traffic:
@@ -137,12 +154,12 @@ class Traffic:
             ),
             tuple(self.assembly.profiles),
         )
-        around = Surroundings(
+        around = RequestContext(
             self.datastore,
             self.inflight,
             Random(seed + 1),
             clock=lambda: self.now,
-            health=health or NoHealthMemory(),
+            health=health,
         )
         self.director = Director(self.recorder.recorded(pipeline_of(self.assembly)), around)
         self.names = [f"pod-{number}" for number in range(endpoints)]
@@ -194,7 +211,10 @@ class Traffic:
             updated_at_seconds=self.now,
             interval_seconds=0.05,
         )
-        models = (ServedModel("base"), *(ServedModel(one, parent="base") for one in adapters))
+        models = (
+            ServedModel("base"),
+            *(ServedModel(one, parent="base") for one in sorted(adapters)),
+        )
         self.datastore.update_metrics(key, metrics, {MODELS_ATTRIBUTE: models})
 
     def restarts(self, name: str) -> None:

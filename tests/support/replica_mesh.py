@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from picker.framework.replicas import TellPlacement
-from picker.peers.exchange import Exchange, ExchangeSettings
+from picker.peers.exchange import ExchangeSettings, PeerExchange
 from picker.peers.knowledge import Knowledge
 from picker.peers.outbox import Cursor, OutboxLimits
 from picker.plugins._shared.session_affinity import SessionBindings
@@ -79,7 +79,7 @@ class Node:
     placements: RememberedPlacements
     sessions: BoundSessions
     counted: CountedLoads
-    exchange: Exchange
+    exchange: PeerExchange
     cursors: dict[bytes, Cursor] = field(default_factory=dict)
 
     def check_integrity(self) -> None:
@@ -110,7 +110,7 @@ def node(
     placements, sessions, counted = RememberedPlacements(drawn), BoundSessions(), CountedLoads()
     knowledge = Knowledge(datastore, inflight)
     time_of_day = 1_000_000.0 + now if unix is None else unix
-    exchange = Exchange(settings, knowledge, now, time_of_day, rng.randbytes(16))
+    exchange = PeerExchange(settings, knowledge, now, time_of_day, rng.randbytes(16))
     exchange.use({"prefix": placements, "session": sessions, "load": counted})
     return Node(datastore, inflight, placements, sessions, counted, exchange)
 

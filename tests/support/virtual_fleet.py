@@ -22,15 +22,15 @@ from picker.app.in_use import pipeline_of
 from picker.config.build import build, default_config
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
+from picker.decisions.decision import Watchers
 from picker.errors import RefusedError
 from picker.flowcontrol.shell.controller import FlowController
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
-from picker.requestcontrol.director import Director, RequestPolicies, Surroundings
+from picker.requestcontrol.director import Director
 from picker.requestcontrol.headers import FAIRNESS_ID, OBJECTIVE, REQUEST_ID
-from picker.requestcontrol.observer import NoObserver, RequestObserver
-from picker.requestcontrol.pipeline import EndpointHealth, NoHealthMemory
+from picker.requestcontrol.pipeline import EndpointHealth, RequestContext, RequestPolicies
 from picker.types import (
     Candidate,
     Endpoint,
@@ -104,12 +104,12 @@ class VirtualFleet:
         self,
         settings: FleetSettings,
         health: EndpointHealth | None = None,
-        observer: RequestObserver | None = None,
+        watchers: Sequence[object] = (),
     ) -> None:
         """Raises `ConfigError` for a configuration that cannot be used."""
         self._settings = settings
         self._rng = Random(settings.seed)
-        self.health = health or NoHealthMemory()
+        self.health = health
         self.metrics = PickerMetrics()
         self.inflight = InflightLoad()
         self.scrapes = True
@@ -126,11 +126,11 @@ class VirtualFleet:
         self.gate.set_priorities(settings.objectives.values())
         self.director = Director(
             pipeline_of(assembly, self.gate),
-            Surroundings(
+            RequestContext(
                 self.datastore,
                 self.inflight,
                 self._rng,
-                observer or NoObserver(),
+                Watchers(*watchers),
                 self._now,
                 RequestPolicies(objectives=Priorities(settings.objectives)),
                 health=self.health,

@@ -13,7 +13,7 @@ export function showExplanation(record) {
   mark.update(outcome(summary));
   fill(
     summary.request_id,
-    el("p", { class: "lead" }, mark.element, " ", verdict(record)),
+    el("p", { class: "lead" }, mark.element, " ", record.reasons.join(" ")),
     record.refusal && refusal(record.refusal),
     facts(record),
     stages(record.stages),
@@ -32,28 +32,6 @@ function fill(requestId, ...content) {
   const heading = el("h2", { id: "explanation-heading", tabindex: "-1" }, "Request ", el("code", {}, id));
   byId("explanation").replaceChildren(back, heading, ...content.flat().filter(Boolean));
   document.title = `${id} · ${TITLE}`;
-}
-
-function verdict(record) {
-  const { summary, profiles } = record;
-  if (summary.endpoint === null) {
-    return record.refusal ? "It was not sent to any endpoint." : "No endpoint is known to have been picked.";
-  }
-  const name = endpointName(summary.endpoint);
-  const primary = profiles.find((one) => one.is_primary) ?? profiles[0];
-  if (!primary) return `It went to ${name}.`;
-  const rest = primary.num_candidates - primary.num_scored;
-  const filtered = rest > 0 ? `, after filters had removed ${count(rest)}` : "";
-  const among = `${plural(primary.num_scored, "candidate")}${filtered}`;
-  const best = primary.candidates.find((one) => one.endpoint === summary.endpoint);
-  const total = best ? ` of ${score(best.total)}` : "";
-  if (primary.num_tied > 1) {
-    return `It went to ${name}: ${count(primary.num_tied)} of ${among} shared the best total${total}, and chance chose among them.`;
-  }
-  const isBest = best && primary.candidates[0] === best;
-  return isBest
-    ? `It went to ${name}, which had the best total${total} of ${among}.`
-    : `It went to ${name}, picked${total ? ` with a total${total}` : ""} from ${among}.`;
 }
 
 function refusal(view) {

@@ -150,5 +150,5 @@ def only_result(results: Results) -> SchedulingResult:
 
 
 def _picked_by(profile: str, result: ProfileResult) -> SchedulingResult:
-    endpoints = tuple(scored.candidate.endpoint for scored in result.picked)
+    endpoints = tuple([scored.candidate.endpoint for scored in result.picked])
     return SchedulingResult(endpoints, profile, {profile: result})

@@ -34,9 +34,8 @@ class MaxScorePicker:
 
     def pick(self, scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
         """The best ones, best first."""
-        if self._max_endpoints == 1 and scored:
+        if self._max_endpoints == 1 and (totals := _totals(scored)):
             # Same distribution as sorting all, without sorting all.
-            totals = _totals(scored)
             best = max(totals)
             if totals.count(best) == 1:
                 return (scored[totals.index(best)],)

@@ -123,8 +123,10 @@ class ApproxPrefixCacheProducer:
         root = root_hash(request.target_model, request.body.cache_salt, self._seed)
         limit = self._max_blocks(block_size)
         prompts = tuple(
-            block_hashes(prompt, root, block_size, limit, self._seed)
-            for prompt in request.prompts[:MAX_PROMPTS]
+            [
+                block_hashes(prompt, root, block_size, limit, self._seed)
+                for prompt in request.prompts[:MAX_PROMPTS]
+            ]
         )
         attributes.put(self._hashed_key, _Hashed(prompts, block_size, self._seed))
         total = sum(map(len, prompts))

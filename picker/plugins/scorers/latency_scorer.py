@@ -42,7 +42,7 @@ from picker.framework.attributes import (
 )
 from picker.framework.registry import Parameters, PluginType, require
 from picker.prefix.match import match_info_key
-from picker.scheduling.load_signals import loads, waiting_requests
+from picker.scheduling.load_signals import WAITING, loads
 from picker.types import Candidate, InferenceRequest
 
 LEAST = "least"
@@ -142,7 +142,7 @@ class LatencyScorer:
         self, candidates: Sequence[Candidate], attributes: Attributes
     ) -> Sequence[float]:
         match = attributes.get(self._match_key)
-        queues = loads(candidates, waiting_requests)
+        queues = loads(candidates, WAITING)
         longest = max((queue for queue in queues if queue is not None), default=0)
         scores: list[float] = []
         for candidate, queue in zip(candidates, queues, strict=True):

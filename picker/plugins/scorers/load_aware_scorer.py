@@ -16,7 +16,7 @@ import msgspec
 
 from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType
-from picker.scheduling.load_signals import loads, waiting_requests
+from picker.scheduling.load_signals import WAITING, loads
 from picker.types import Candidate, InferenceRequest
 
 DEFAULT_THRESHOLD = 128
@@ -47,7 +47,7 @@ class LoadAwareScorer:
         limit = self._threshold
         return [
             0.0 if queue is None else BEST * (1.0 - min(queue, limit) / limit)
-            for queue in loads(candidates, waiting_requests)
+            for queue in loads(candidates, WAITING)
         ]
 
 

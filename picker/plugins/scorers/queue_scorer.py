@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType
-from picker.scheduling.load_signals import least_first, loads, waiting_requests
+from picker.scheduling.load_signals import WAITING, least_first, loads
 from picker.types import Candidate, InferenceRequest
 
 
@@ -30,7 +30,7 @@ class QueueScorer:
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> Sequence[float]:
         """One score per candidate; see the module's formula."""
-        return least_first(loads(candidates, waiting_requests))
+        return least_first(loads(candidates, WAITING))
 
 
 PLUGIN = PluginType("queue-scorer", Parameters, lambda _name, _parameters, _services: QueueScorer())

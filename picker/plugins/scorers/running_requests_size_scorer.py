@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType
-from picker.scheduling.load_signals import least_first, loads, running_requests
+from picker.scheduling.load_signals import RUNNING, least_first, loads
 from picker.types import Candidate, InferenceRequest
 
 
@@ -24,7 +24,7 @@ class RunningRequestsSizeScorer:
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> Sequence[float]:
         """One score per candidate; see the module's formula."""
-        return least_first(loads(candidates, running_requests))
+        return least_first(loads(candidates, RUNNING))
 
 
 PLUGIN = PluginType(

@@ -10,7 +10,7 @@ from admin_scene import Scene, busy_scene, serving, summary
 from browser import Browser, browser
 
 from picker.admin.views import HealthView
-from picker.decisions.record_views import RecordSummary
+from picker.decisions.views import RecordSummary
 from picker.flowcontrol.views import BandView, FlowView, QueuesView
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -91,7 +91,7 @@ async def test_a_request_is_explained(window: Browser, scene: Scene) -> None:
     text = await window.run("document.querySelector('#explanation').innerText")
     for words in (
         "Request chosen",
-        "2 of 6 candidates, after filters had removed 4 shared the best total",
+        "worker-4 tied with",
         "Picked by max-score-picker: worker-4",
         "removed 4: worker-5, worker-6, worker-8, worker-10",
         "prefix-cache-scorer",
@@ -115,7 +115,7 @@ async def test_a_refusal_is_explained(window: Browser, scene: Scene) -> None:
     """With its status, its reason and when to come back."""
     await _open(window, scene, f"#/decisions/{summary(34).request_id}")
     text = await window.run("document.querySelector('#explanation').innerText")
-    assert "It was not sent to any endpoint." in text
+    assert "The picker refused it: 429 ResourceExhausted" in text
     assert "Refused with 429 ResourceExhausted" in text
     assert "Reason: rejected-capacity" in text
     assert "Try again after 3.00 s" in text

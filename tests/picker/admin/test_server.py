@@ -12,7 +12,7 @@ from pools_port import Answer, asked
 
 from picker.admin.routes import page_files
 from picker.admin.views import ConfigView, EndpointsView, HealthView
-from picker.decisions.record_views import RecordView
+from picker.decisions.views import RecordView
 from picker.flowcontrol.views import QueuesView
 
 DATA = ("/", "/page/page.js", "/endpoints", "/queues", "/decisions", "/decisions/last", "/config")

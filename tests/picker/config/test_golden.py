@@ -19,19 +19,21 @@ from picker.config.build import Assembly, BuildOptions, build
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
 from picker.config.unsupported import PLUGIN_TYPES
+from picker.decisions.steps import BoundPlugin
 from picker.errors import ConfigError
 from picker.flowcontrol.settings import BandSettings, FlowControlSettings
 from picker.metrics.picker_metrics import PickerMetrics
+from picker.telemetry.detectors import MeasuredDetector
 
 FOLDER = Path(__file__).parents[2] / "golden" / "config"
 CASES = sorted(path.name.removesuffix(".in.yaml") for path in FOLDER.glob("*.in.yaml"))
 
 
-def inner(wrapped: Any) -> Any:
-    """The plugin within its timing wrappers."""
-    while hasattr(wrapped, "inner"):
-        wrapped = wrapped.inner
-    return wrapped
+def inner(bound: Any) -> Any:
+    """The plugin at an extension point; a detector measures itself."""
+    if isinstance(bound, MeasuredDetector):
+        bound = bound.bound
+    return bound.plugin if isinstance(bound, BoundPlugin) else bound
 
 
 def meaning(assembly: Assembly) -> dict[str, Any]:
@@ -49,7 +51,7 @@ def meaning(assembly: Assembly) -> dict[str, Any]:
         "profiles": {
             name: {
                 "filters": [named(one) for one in profile.filters],
-                "scorers": {named(one.scorer): one.weight for one in profile.scorers},
+                "scorers": {named(one): one.weight for one in profile.scorers},
                 "picker": named(profile.picker),
             }
             for name, profile in assembly.profiles.items()

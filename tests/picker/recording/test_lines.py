@@ -111,7 +111,7 @@ def test_what_json_cannot_hold_is_refused() -> None:
     """A value of an unknown type raises instead of being written as something else."""
     with pytest.raises(TypeError, match="object cannot be recorded"):
         encoded(
-            lines.Decision(
+            lines.DecisionLine(
                 1, 0, 0.0, 0, lines.RequestLine("r", "raw", {}, 0.0), findings={"a/b": object()}
             )
         )

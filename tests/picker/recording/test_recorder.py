@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from random import Random
 from typing import Any
 
 import pytest
@@ -11,12 +10,13 @@ from recorded_traffic import ListSink, Traffic
 
 from picker.app.in_use import pipeline_of
 from picker.config.build import DEFAULT_CONFIG
+from picker.decisions.steps import BoundPlugin
 from picker.errors import RefusedError
 from picker.framework.attributes import Attributes, DataKey
 from picker.recording.lines import (
     AnyLine,
     Config,
-    Decision,
+    DecisionLine,
     End,
     EndpointChange,
     FirstPiece,
@@ -39,9 +39,9 @@ def lines(sink: ListSink) -> list[AnyLine]:
     return [decoded(line) for line in sink.lines]
 
 
-def decisions(sink: ListSink) -> list[Decision]:
+def decisions(sink: ListSink) -> list[DecisionLine]:
     """The decisions among it."""
-    return [line for line in lines(sink) if isinstance(line, Decision)]
+    return [line for line in lines(sink) if isinstance(line, DecisionLine)]
 
 
 async def leave(traffic: Traffic, requests: int = 1) -> None:
@@ -49,6 +49,7 @@ async def leave(traffic: Traffic, requests: int = 1) -> None:
     before = len(traffic.under_way)
     while len(traffic.under_way) < before + requests:
         await traffic.request()
+    traffic.recorder.settle()
 
 
 async def test_a_request_is_a_decision_a_first_piece_and_an_end() -> None:
@@ -59,7 +60,7 @@ async def test_a_request_is_a_decision_a_first_piece_and_an_end() -> None:
     traffic.ends()
     told = [line for line in lines(traffic.sink) if not isinstance(line, EndpointChange | Header)]
     decision, *_ = told
-    assert isinstance(decision, Decision)
+    assert isinstance(decision, DecisionLine)
     assert decision.left
     assert decision.result is not None
     last = [line for line in told if getattr(line, "number", 0) == decision.number][1:]
@@ -114,7 +115,7 @@ def with_pipeline(traffic: Traffic, **changes: Any) -> None:
 async def test_findings_of_unknown_types_are_named() -> None:
     """And the decision is written all the same."""
     traffic = Traffic([CONFIG], 1)
-    with_pipeline(traffic, producers=(_Odd(),))
+    with_pipeline(traffic, producers=(BoundPlugin(_Odd()),))
     await leave(traffic)
     assert decisions(traffic.sink)[-1].not_replayable == ("Odd/odd",)
 
@@ -123,7 +124,7 @@ class _Broken:
     """A scheduler with a mistake in it."""
 
     def schedule(
-        self, request: InferenceRequest, candidates: Any, attributes: Attributes, rng: Random
+        self, request: InferenceRequest, candidates: Any, attributes: Attributes, *_: object
     ) -> SchedulingResult:
         raise ZeroDivisionError
 
@@ -131,7 +132,7 @@ class _Broken:
 async def test_a_scheduler_that_fails_is_written_down() -> None:
     """The client is told what it would be told without a recording."""
     traffic = Traffic([CONFIG], 1)
-    with_pipeline(traffic, scheduler=_Broken())
+    with_pipeline(traffic, scheduler=BoundPlugin(_Broken()))
     exchange = traffic.director.begin()
     with pytest.raises(RefusedError, match="failed to find target endpoint"):
         await exchange.route(traffic._raw())
@@ -167,7 +168,7 @@ async def test_a_line_that_cannot_be_made_costs_no_request(
     lost = next(index for index, line in enumerate(told) if isinstance(line, Lost))
     assert isinstance(told[lost + 1], Config)
     assert told[lost + 1].config == CONFIG
-    after = next(line for line in told[lost:] if isinstance(line, Decision))
+    after = next(line for line in told[lost:] if isinstance(line, DecisionLine))
     assert after.order is not None
     assert len(after.changed) == len(after.order)
 

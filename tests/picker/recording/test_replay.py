@@ -16,7 +16,7 @@ from recorded_traffic import MoodyHealth, Traffic, record, replayed
 from picker.config.build import DEFAULT_CONFIG
 from picker.errors import ConfigError
 from picker.recording.comparison import REFUSED, Tally
-from picker.recording.lines import Decision, EndpointChange, ResultLine, decoded, encoded
+from picker.recording.lines import DecisionLine, EndpointChange, ResultLine, decoded, encoded
 from picker.recording.reading import RecordingError
 from picker.types import EndpointMetrics
 
@@ -152,7 +152,7 @@ def test_a_tampered_total_is_found(tmp_path: Path) -> None:
     traffic = Traffic([BUILT_IN], seed=3)
     path = record(traffic, 20, tmp_path / "r")
     lines = [decoded(line) for line in traffic.sink.lines]
-    index = next(i for i, line in enumerate(lines) if isinstance(line, Decision) and line.left)
+    index = next(i for i, line in enumerate(lines) if isinstance(line, DecisionLine) and line.left)
     text = json.loads(encoded(lines[index]))
     totals = text["result"]["profiles"]["default"]["totals"]
     totals[0] = totals[0] + 4.5e-16 * max(1.0, abs(totals[0]))

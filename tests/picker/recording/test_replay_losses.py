@@ -8,7 +8,7 @@ from pathlib import Path
 from recorded_traffic import Traffic, record, replayed
 
 from picker.config.build import DEFAULT_CONFIG
-from picker.recording.lines import Config, Decision, Lost, decoded, encoded
+from picker.recording.lines import Config, DecisionLine, Lost, decoded, encoded
 
 BUILT_IN = DEFAULT_CONFIG.decode()
 OTHER = BUILT_IN.replace("weight: 3", "weight: 30")
@@ -65,7 +65,7 @@ def test_a_decision_of_a_configuration_that_was_lost_is_told(tmp_path: Path) -> 
     lost = next(i for i, one in enumerate(lines) if isinstance(one, Config) and one.number == 1)
     path.write_bytes(b"".join(encoded(Lost(1) if i == lost else x) for i, x in enumerate(lines)))
     found = replayed(path)
-    by = [one.config for one in lines if isinstance(one, Decision)]
+    by = [one.config for one in lines if isinstance(one, DecisionLine)]
     assert len(found.decisions) == len(by) - by.count(1)
     text = "decided by a configuration that was lost, and not decided again"
     assert found.notes[text] == by.count(1) > 0

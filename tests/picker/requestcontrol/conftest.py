@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -10,20 +11,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from picker.decisions.decision import Decision, Watchers
+from picker.decisions.steps import BoundPlugin, PluginStep
 from picker.errors import RefusedError
 from picker.framework.attributes import Attributes, DataKey
 from picker.plugins.parsers.openai_parser import OpenAIParser
 from picker.plugins.parsers.passthrough_parser import PassthroughParser
 from picker.pool.inflight import InflightLoad
-from picker.requestcontrol.director import (
-    Director,
-    Exchange,
+from picker.requestcontrol.director import Director, Exchange
+from picker.requestcontrol.pipeline import (
+    ParserTable,
+    RequestContext,
     RequestPipeline,
     RequestPolicies,
-    Surroundings,
 )
-from picker.requestcontrol.observer import Decision, Outcome
-from picker.requestcontrol.parsing import ParserTable
 from picker.types import (
     Candidate,
     Endpoint,
@@ -34,6 +35,10 @@ from picker.types import (
     SchedulingResult,
 )
 
+# Fields of a pipeline that hold plugins.
+PLUGINS = frozenset(
+    ("processors", "screeners", "admitters", "response_heads", "response_progress", "request_ends")
+)
 POOL = tuple(Candidate(Endpoint(f"pod-{n}", f"10.0.0.{n}", 8000)) for n in (1, 2, 3))
 SEEN: DataKey[str] = DataKey("Seen", "test")
 
@@ -63,6 +68,7 @@ class TakeLeastLoaded:
         candidates: Sequence[Candidate],
         attributes: Attributes,
         rng: Random,
+        steps: list[PluginStep],
     ) -> SchedulingResult:
         """The least loaded first."""
         self.calls.append((request, list(candidates), attributes))
@@ -75,30 +81,32 @@ class TakeLeastLoaded:
 
 @dataclass
 class Recorder:
-    """An observer, a data producer and a hook that write down what they see."""
+    """A watcher, a data producer and a hook that write down what they see: decisions as they were
+    at that moment.
+    """
 
     decisions: list[Decision] = field(default_factory=list)
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[Decision] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
-    waiting: list[tuple[int, InferenceRequest]] = field(default_factory=list)
+    waiting: list[Decision] = field(default_factory=list)
     prepared: list[tuple[InferenceRequest, SchedulingResult, str | None]] = field(
         default_factory=list
     )
 
-    def waits(self, number: int, request: InferenceRequest) -> None:
-        """Keep both."""
-        self.waiting.append((number, request))
+    def waits(self, decision: Decision) -> None:
+        """Keep it."""
+        self.waiting.append(copy(decision))
 
     def decided(self, decision: Decision) -> None:
         """Keep the decision."""
-        self.decisions.append(decision)
+        self.decisions.append(copy(decision))
 
-    def finished(self, outcome: Outcome) -> None:
+    def finished(self, decision: Decision) -> None:
         """Keep the outcome."""
-        self.outcomes.append(outcome)
+        self.outcomes.append(copy(decision))
 
-    def streamed(self, request: InferenceRequest, gap_seconds: float) -> None:
+    def streamed(self, decision: Decision, gap_seconds: float) -> None:
         """Keep the gap."""
         self.gaps.append(gap_seconds)
 
@@ -139,6 +147,11 @@ class Failing:
         raise self.error
 
 
+def bound(*plugins: object) -> tuple[BoundPlugin[Any], ...]:
+    """Plugins as a pipeline has them."""
+    return tuple(BoundPlugin(one) for one in plugins)
+
+
 class House:
     """A director with everything around it in reach of the test."""
 
@@ -152,11 +165,11 @@ class House:
         self.now, self.step = 0.0, 1.0
         self.director = Director(
             self.pipeline(),
-            Surroundings(
+            RequestContext(
                 self.pool,
                 self.inflight,
                 Random(7),
-                self.recorder,
+                Watchers(self.recorder),
                 self.tick,
                 policies or RequestPolicies(),
             ),
@@ -168,10 +181,10 @@ class House:
         """The recorder as producer and hook, with others before it; other fields as given."""
         return RequestPipeline(
             ParserTable([OpenAIParser(), PassthroughParser()]),
-            self.scheduler,
-            (*producers, self.recorder),  # type: ignore[arg-type]
-            (*hooks, self.recorder),  # type: ignore[arg-type]
-            **others,
+            BoundPlugin(self.scheduler),
+            bound(*producers, self.recorder),
+            bound(*hooks, self.recorder),
+            **{name: bound(*one) if name in PLUGINS else one for name, one in others.items()},
         )
 
     def use(self, **fields: Any) -> None:

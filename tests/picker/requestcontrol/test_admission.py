@@ -14,7 +14,7 @@ from picker.errors import Code, DropReason, RefusedError
 from picker.framework.attributes import Attributes, DataKey
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.requestcontrol.admission import MAX_FAIRNESS_ID, prefers_if_available
-from picker.requestcontrol.director import RequestPolicies
+from picker.requestcontrol.pipeline import RequestPolicies
 from picker.types import Candidate, FinishCause, InferenceRequest, RawRequest
 
 HEADERS = {":path": "/v1/completions", "x-request-id": "id-1"}

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from dataclasses import replace as changed
 from random import Random
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from picker.decisions.decision import Decision, Watchers
+from picker.decisions.steps import BoundPlugin
 from picker.errors import Code, RefusedError
-from picker.framework.attributes import Attributes
 from picker.outliers.breaker import Answer, EndpointState
 from picker.outliers.detector import OutlierDetector
+from picker.plugins.parsers.openai_parser import OpenAIParser
 from picker.pool.datastore import EndpointChanges
-from picker.requestcontrol.choosing import Choice, Chooser, answer_of
+from picker.pool.inflight import InflightLoad
 from picker.requestcontrol.director import Director
-from picker.requestcontrol.observer import NoObserver
-from picker.requestcontrol.pipeline import RequestPipeline
-from picker.requestcontrol.plugin_log import PluginLog
+from picker.requestcontrol.pipeline import ParserTable, RequestContext, RequestPipeline
+from picker.requestcontrol.responses import answer_of
 from picker.types import (
-    Api,
     Candidate,
     Endpoint,
     FinishCause,
     InferenceRequest,
-    ParsedBody,
     RawRequest,
     ResponseHead,
     SchedulingResult,
@@ -50,8 +50,7 @@ class FirstThatMay:
         self,
         request: InferenceRequest,
         candidates: Sequence[Candidate],
-        attributes: Attributes,
-        rng: Random,
+        *_: object,
     ) -> SchedulingResult:
         """The first; refuses when there is none."""
         self.asked.append([one.endpoint.name for one in candidates])
@@ -81,51 +80,58 @@ class Scene:
         self.memory = OutlierDetector()
         self.memory.pool_changed(EndpointChanges(tuple(one.endpoint for one in POOL), ()))
         self.scheduler, self.admitter = FirstThatMay(), Admits()
-        self.now = 0.0
+        self.now, self.candidates = 0.0, POOL
         for _ in range(3 if is_ejected else 0):
             self.memory.left(FIRST.endpoint, 0.0).ended(FinishCause.COMPLETED, Answer(500), 0.0)
 
-    @property
-    def pipeline(self) -> Any:
-        """As far as choosing looks at it."""
-        return RequestPipeline(parsers=None, scheduler=self.scheduler, admitters=(self.admitter,))  # type: ignore[arg-type]
+    def snapshot(self) -> Scene:
+        """The pool, which does not change."""
+        return self
 
-    def choose(self, **headers: str) -> Choice:
-        """Decide one request."""
-        log = PluginLog(NoObserver(), lambda: self.now)
-        request = InferenceRequest("id", headers, ParsedBody(Api.COMPLETIONS, "m"), "m", "m")
-        chooser = Chooser(self.pipeline, self.memory, Random(0), log)
-        return chooser.choose(request, POOL, Attributes(), self.now)
+    async def choose(self, **headers: str) -> tuple[Decision, str]:
+        """Decide one request, and where it goes."""
+        seen: list[Decision] = []
+        watchers = Watchers(SimpleNamespace(decided=lambda one: seen.append(copy(one))))
+        context = RequestContext(
+            self, InflightLoad(), Random(0), watchers, lambda: self.now, health=self.memory
+        )
+        admitters = (BoundPlugin(self.admitter),)
+        parsers = ParserTable([OpenAIParser()])
+        pipeline = RequestPipeline(parsers, BoundPlugin(self.scheduler), admitters=admitters)
+        path = {":path": "/v1/completions"}
+        raw = RawRequest({**path, **headers}, COMPLETION.body)
+        routed = await Director(pipeline, context).begin().route(raw)
+        return seen[0], routed.destination
 
 
-def test_an_ejected_endpoint_is_not_among_the_candidates() -> None:
+async def test_an_ejected_endpoint_is_not_among_the_candidates() -> None:
     """Neither the admitters nor the scheduler see it."""
     scene = Scene()
-    choice = scene.choose()
-    assert choice.result.endpoints == (OTHERS[0].endpoint,)
-    assert list(choice.candidates) == OTHERS
+    decision, destination = await scene.choose()
+    assert destination == OTHERS[0].endpoint.host_port
+    assert list(decision.candidates) == OTHERS
     assert scene.scheduler.asked == scene.admitter.shown == [["pod-1", "pod-2"]]
 
 
-def test_all_is_as_ever_while_all_are_well() -> None:
+async def test_all_is_as_ever_while_all_are_well() -> None:
     """The very candidates, once."""
     scene = Scene(is_ejected=False)
-    assert scene.choose().candidates is POOL
+    assert (await scene.choose())[0].candidates is POOL
     assert scene.scheduler.asked == [["pod-0", "pod-1", "pod-2"]]
 
 
-def test_an_endpoint_that_is_due_is_the_only_candidate() -> None:
+async def test_an_endpoint_that_is_due_is_the_only_candidate() -> None:
     """So that the request goes there, whatever the scorers think of it."""
     scene = Scene()
     scene.now = 1.0
-    choice = scene.choose()
-    assert list(choice.candidates) == [FIRST]
-    assert choice.result.endpoints == (FIRST.endpoint,)
+    decision, destination = await scene.choose()
+    assert list(decision.candidates) == [FIRST]
+    assert destination == FIRST.endpoint.host_port
     assert scene.admitter.shown == [["pod-1", "pod-2"]]
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_the_scheduler_will_not_try_out_goes_to_the_others(fails: bool) -> None:
+async def test_what_the_scheduler_will_not_try_out_goes_to_the_others(fails: bool) -> None:
     """A filter that does not let this request go there, or a plugin that cannot do with one."""
     scene = Scene()
     scene.now = 1.0
@@ -133,34 +139,34 @@ def test_what_the_scheduler_will_not_try_out_goes_to_the_others(fails: bool) -> 
         scene.scheduler.fails_on = FIRST.key
     else:
         scene.scheduler.serving = frozenset(one.key for one in OTHERS)
-    assert scene.choose().result.endpoints == (OTHERS[0].endpoint,)
+    assert (await scene.choose())[1] == OTHERS[0].endpoint.host_port
     assert scene.scheduler.asked == [["pod-0"], ["pod-1", "pod-2"]]
 
 
-def test_a_client_that_wants_a_cache_tries_nobody_out() -> None:
+async def test_a_client_that_wants_a_cache_tries_nobody_out() -> None:
     """An endpoint that is due has no cache of it; the refusal is about the others."""
     scene = Scene()
     scene.now = 1.0
     with pytest.raises(RefusedError) as refused:
-        scene.choose(prefer="if-available")
+        await scene.choose(prefer="if-available")
     assert refused.value.code is Code.PRECONDITION_FAILED
     assert scene.scheduler.asked == [["pod-0"], ["pod-1", "pod-2"]]
 
 
-def test_the_ejected_serve_what_nobody_else_can() -> None:
+async def test_the_ejected_serve_what_nobody_else_can() -> None:
     """The only endpoint of its kind is better than a refusal."""
     scene = Scene()
     scene.scheduler.serving = frozenset({FIRST.key})
-    assert scene.choose().result.endpoints == (FIRST.endpoint,)
+    assert (await scene.choose())[1] == FIRST.endpoint.host_port
     assert scene.scheduler.asked == [["pod-1", "pod-2"], ["pod-0", "pod-1", "pod-2"]]
 
 
-def test_a_refusal_of_all_is_a_refusal() -> None:
+async def test_a_refusal_of_all_is_a_refusal() -> None:
     """Asked once while all are usable, twice while some are not."""
     for scene, times in ((Scene(), 2), (Scene(is_ejected=False), 1)):
         scene.scheduler.serving = frozenset()
         with pytest.raises(RefusedError):
-            scene.choose()
+            await scene.choose()
         assert len(scene.scheduler.asked) == times
 
 
@@ -189,7 +195,7 @@ async def test_an_exchange_tells_what_it_finds(house: Any) -> None:
     house.pool_of(*POOL)
     memory = OutlierDetector()
     memory.pool_changed(EndpointChanges(tuple(one.endpoint for one in POOL), ()))
-    around = changed(house.director._surroundings, health=memory)
+    around = changed(house.director.context, health=memory)
     director = Director(house.pipeline(), around)
     for _ in range(3):
         exchange = director.begin()

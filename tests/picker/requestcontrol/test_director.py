@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from picker.decisions.steps import BoundPlugin
 from picker.errors import Code, DropReason, RefusedError
 from picker.framework.attributes import DataKey
-from picker.requestcontrol.observer import Outcome
 from picker.types import Candidate, Endpoint, FinishCause, RawRequest, RouteDecision
 
 POOL = tuple(Candidate(Endpoint(f"pod-{n}", f"10.0.0.{n}", 8000)) for n in (1, 2, 3))
@@ -60,17 +60,10 @@ async def test_the_end_is_recorded_once_however_often_it_is_told(house: Any) -> 
     exchange.finish(FinishCause.CLIENT_GONE, 200)
     exchange.finish(FinishCause.COMPLETED, 200)
     (outcome,) = house.recorder.outcomes
-    assert outcome == Outcome(
-        request_id="id-1",
-        incoming_model="m",
-        target_model="m",
-        cause=FinishCause.CLIENT_GONE,
-        seconds=outcome.seconds,
-        endpoint_key="default/pod-1",
-        response_status=200,
-        fairness_id="default-flow",
-        request=outcome.request,
-    )
+    assert (outcome.request_id, outcome.incoming_model, outcome.target_model) == ("id-1", "m", "m")
+    assert (outcome.cause, outcome.response_status) == (FinishCause.CLIENT_GONE, 200)
+    assert (outcome.endpoint_key, outcome.fairness_id) == ("default/pod-1", "default-flow")
+    assert (outcome.served_by, outcome.refusal, outcome.usage, outcome.response) == (None,) * 4
     assert outcome.seconds > 0
     assert house.inflight.total == 0
 
@@ -87,7 +80,7 @@ async def test_the_decision_can_be_explained_afterwards(house: Any) -> None:
     await house.route(raw())
     (decision,) = house.recorder.decisions
     assert decision.destination == "10.0.0.1:8000"
-    assert decision.seconds > 0
+    assert decision.decision_seconds > 0
     assert list(decision.candidates) == list(POOL)
     assert decision.request == house.scheduler.calls[0][0]
     assert decision.result is not None
@@ -253,7 +246,7 @@ async def test_a_new_pipeline_is_for_new_requests_only(house: Any) -> None:
     """A request finishes on the configuration that it began with."""
     before = house.director.begin()
     other = type(house.scheduler)()
-    house.director.use(replace(house.pipeline(), scheduler=other))
+    house.director.use(replace(house.pipeline(), scheduler=BoundPlugin(other)))
     await before.route(raw())
     assert (len(house.scheduler.calls), len(other.calls)) == (1, 0)
     await house.route(raw())

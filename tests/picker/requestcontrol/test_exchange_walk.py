@@ -102,6 +102,9 @@ class RandomGate:
     def left(self, endpoint_key: str) -> None:
         """Nothing."""
 
+    def pool_changed(self) -> None:
+        """Nothing."""
+
     def closed(self, cause: FinishCause, usage: Usage | None) -> None:
         """Count it."""
         self.open_tickets -= 1

@@ -6,14 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from random import Random
 from typing import Any
 
 import pytest
 from held_gate import HeldGate, Pass
 
 from picker.errors import Code, DropReason, RefusedError
-from picker.requestcontrol.director import Director, Exchange, Surroundings
 from picker.types import Candidate, Endpoint, FinishCause, RawRequest
 
 PATH = {":path": "/v1/completions", "x-request-id": "id-1"}
@@ -136,17 +134,14 @@ async def test_a_request_without_a_body_passes_the_gate_by(house: Any, gate: Hel
 async def test_what_ends_past_the_gate_is_told_to_it(house: Any, gate: HeldGate) -> None:
     """A slot is free, which no ticket tells; one that never left has freed nothing."""
     freed: list[int] = []
-    surroundings = Surroundings(
-        house.pool, house.inflight, Random(1), freed=lambda: freed.append(house.inflight.total)
-    )
-    director = Director(house.pipeline(gate=gate), surroundings)
+    gate.on_pool_changed = lambda: freed.append(house.inflight.total)
+    house.use(gate=gate)
     gate.is_open = True
     for raw, expected in ((BARE, [0]), (ASKED, [0])):
-        exchange: Exchange = director.begin()
-        await exchange.route(raw)
+        exchange, _ = await house.route(raw)
         exchange.finish(FinishCause.COMPLETED, 200)
         assert freed == expected
-    director.begin().finish(FinishCause.CLIENT_GONE)
+    house.director.begin().finish(FinishCause.CLIENT_GONE)
     assert freed == [0]
 
 

@@ -14,7 +14,7 @@ from held_gate import HeldGate, Pass
 from msgspec.structs import replace
 
 from picker.errors import RefusedError
-from picker.requestcontrol.parked import REQUEST_BYTES, held_bytes, parked
+from picker.requestcontrol.bodies import REQUEST_BYTES, held_bytes
 from picker.types import (
     Api,
     FinishCause,
@@ -92,22 +92,11 @@ def test_token_ids_that_two_name_are_held_once() -> None:
     assert held(raw, body=body, prompts=(prompt,)) == held(raw, body=body)
 
 
-def test_a_parked_request_says_what_is_held_of_it() -> None:
-    """And has no payload, but all that policies look at."""
-    raw = RawRequest(PATH, BODY)
-    asked = request(raw, body=ParsedBody(Api.COMPLETIONS, "m", payload=PAYLOAD), priority=3)
-    left = parked(asked, raw)
-    assert left.held_bytes == held(raw)
-    assert left == replace(
-        asked, body=replace(asked.body, payload=None), held_bytes=left.held_bytes
-    )
-
-
 async def test_what_a_body_says_is_there_again_after_the_wait(house: Any) -> None:
     """Nobody has it meanwhile; scheduler and hooks see it as though there had been no wait."""
     gate = HeldGate()
     async with waiting(house, gate) as (_, routing):
-        ((_, shown),) = house.recorder.waiting
+        shown = house.recorder.waiting[0].request
         assert (shown.body.payload, shown.body.max_output_tokens) == (None, 7)
         assert shown.held_bytes > shown.size_bytes == len(BODY)
         gate.let_in("id-1")
@@ -135,7 +124,7 @@ async def test_who_was_promised_to_go_at_once_is_decoded_once(house: Any) -> Non
     assert exchange.decides_at_once
     await exchange.route(RawRequest(PATH, BODY))
     exchange.finish(FinishCause.COMPLETED, 200)
-    ((_, shown),) = house.recorder.waiting
+    shown = house.recorder.waiting[0].request
     ((decided, _, _),) = house.scheduler.calls
     assert shown.body is decided.body
     assert (shown.body.payload, shown.held_bytes) == (PAYLOAD, 0)

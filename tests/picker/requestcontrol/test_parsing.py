@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from picker.errors import RefusedError
-from picker.requestcontrol.parsing import ParserTable, request_path
+from picker.requestcontrol.pipeline import ParserTable, request_path
 from picker.types import Api, ParsedBody
 
 

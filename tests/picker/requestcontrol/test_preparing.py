@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from picker.errors import Code, RefusedError
 from picker.framework.attributes import Attributes
 from picker.pool.policies import RewriteRule, RewriteRules, RewriteTarget
-from picker.requestcontrol.director import RequestPolicies
-from picker.requestcontrol.preparing import outgoing_body
+from picker.requestcontrol.bodies import outgoing_body
+from picker.requestcontrol.pipeline import RequestPolicies
 from picker.types import (
     Api,
     Candidate,
@@ -53,7 +53,7 @@ class Decides:
     result: SchedulingResult
 
     def schedule(
-        self, request: object, candidates: object, attributes: object, rng: object
+        self, request: object, candidates: object, attributes: object, rng: object, steps: object
     ) -> SchedulingResult:
         """The answer."""
         return self.result

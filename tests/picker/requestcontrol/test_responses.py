@@ -10,7 +10,7 @@ import pytest
 
 from picker.framework.interfaces import Flight
 from picker.plugins.parsers.openai_parser import OpenAIParser
-from picker.requestcontrol.parsing import ParserTable
+from picker.requestcontrol.pipeline import ParserTable
 from picker.types import (
     FinishCause,
     Metadata,
@@ -297,6 +297,7 @@ async def test_hooks_are_told_of_the_end_once_whatever_ended_it(
     exchange, tap = await under_way(house, hook, reader=Reader())
     tap.head(ResponseHead(200, JSON))
     tap.body(b"abc", False)
+    house.step = 0.0
     exchange.finish(cause, 200)
     exchange.finish(FinishCause.COMPLETED, 200)
     ((flight, told, usage, now),) = hook.ends

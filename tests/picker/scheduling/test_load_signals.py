@@ -6,6 +6,7 @@ import pytest
 
 from picker.framework.attributes import EndpointLoad
 from picker.scheduling.load_signals import (
+    WAITING,
     least_first,
     loads,
     own_requests,
@@ -41,9 +42,9 @@ def test_a_signal_is_at_least_what_no_scrape_has_seen(
 def test_own_counts_stand_in_only_when_nothing_is_known() -> None:
     """One known endpoint is enough for unknown to stay unknown."""
     unknown = [_candidate(None, inflight=count) for count in (4, 0)]
-    assert loads(unknown, waiting_requests) == [4, 0]
-    assert loads([*unknown, _candidate(2)], waiting_requests) == [None, None, 2]
-    assert loads([], waiting_requests) == []
+    assert loads(unknown, WAITING) == [4, 0]
+    assert loads([*unknown, _candidate(2)], WAITING) == [None, None, 2]
+    assert loads([], WAITING) == []
 
 
 @pytest.mark.parametrize(

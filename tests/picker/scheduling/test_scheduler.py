@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from random import Random
+from typing import Any
 
 import pytest
 
+from picker.decisions.steps import BoundPlugin, PluginStep
 from picker.errors import Code, DropReason, RefusedError
 from picker.framework.attributes import Attributes
 from picker.plugins.pickers.max_score_picker import MaxScorePicker
 from picker.plugins.profile_handlers.single_profile_handler import SingleProfileHandler
-from picker.scheduling.profile import Profile, WeightedScorer
-from picker.scheduling.scheduler import Scheduler
+from picker.scheduling.scheduler import Profile, Scheduler
 from picker.types import (
     Api,
     Candidate,
@@ -57,18 +59,52 @@ class Keep:
         return [candidate for candidate in candidates if candidate.endpoint.name in self.names]
 
 
-def run(one: Profile) -> ProfileResult:
-    return one.run(REQUEST, CANDIDATES, Attributes(), Random(1))
+def profile(name: str, *filters: Keep, scorers: Mapping[Fixed, float] | None = None) -> Profile:
+    """A profile with these plugins that picks the best."""
+    return Profile(
+        name,
+        BoundPlugin(MaxScorePicker(1), "Picker", "best", profile=name),
+        [BoundPlugin(one, "Filter", f"only {one.names}", profile=name) for one in filters],
+        [
+            BoundPlugin(one, "Scorer", f"weighs {weight}", profile=name, weight=weight)
+            for one, weight in (scorers or {}).items()
+        ],
+        clock=ticks(),
+    )
+
+
+def ticks() -> Callable[[], float]:
+    """A clock on which everything takes a second."""
+    return map(float, count()).__next__
+
+
+def scheduler_of(handler: Any, *profiles: Profile) -> Scheduler:
+    """A scheduler."""
+    bound = BoundPlugin(handler, "ProfilePicker", "handler")
+    return Scheduler(profiles, bound, bound, ticks())
+
+
+def schedule(
+    scheduler: Scheduler, seed: int = 1, candidates: Sequence[Candidate] = CANDIDATES
+) -> SchedulingResult:
+    """A decision."""
+    return scheduler.schedule(REQUEST, candidates, Attributes(), Random(seed), [])
+
+
+def run(one: Profile, steps: list[PluginStep] | None = None) -> ProfileResult:
+    """What the profile picks."""
+    told = [] if steps is None else steps
+    return one.run(REQUEST, CANDIDATES, Attributes(), Random(1), told)
 
 
 def test_a_total_is_the_sum_of_clamped_scores_times_weights() -> None:
     """NaN counts 0; weights are not normalised and may be negative."""
-    scorers = (
-        WeightedScorer(Fixed(0.5, 2.0, -1.0), 2.0),
-        WeightedScorer(Fixed(math.nan, 0.25, 1.0), 3.0),
-        WeightedScorer(Fixed(1.0, 0.0, 0.0), -1.0),
-    )
-    result = run(Profile("p", MaxScorePicker(1), (), scorers))
+    scorers = {
+        Fixed(0.5, 2.0, -1.0): 2.0,
+        Fixed(math.nan, 0.25, 1.0): 3.0,
+        Fixed(1.0, 0.0, 0.0): -1.0,
+    }
+    result = run(profile("p", scorers=scorers))
     assert [scored.score for scored in result.scored] == [0.0, 2.75, 3.0]
     assert [scored.candidate.endpoint.name for scored in result.picked] == ["c"]
 
@@ -76,9 +112,9 @@ def test_a_total_is_the_sum_of_clamped_scores_times_weights() -> None:
 def test_filters_narrow_in_order_and_stop_when_nothing_is_left() -> None:
     """An empty result is a typed 429."""
     narrow, nothing, never = Keep("ab"), Keep(""), Keep("abc")
-    assert len(run(Profile("p", MaxScorePicker(3), (narrow,))).picked) == 2
+    assert len(run(profile("p", narrow)).scored) == 2
     with pytest.raises(RefusedError) as refusal:
-        run(Profile("p", MaxScorePicker(1), (narrow, nothing, never)))
+        run(profile("p", narrow, nothing, never))
     assert refusal.value.code is Code.RESOURCE_EXHAUSTED
     assert refusal.value.drop_reason is DropReason.SATURATED
     assert never.calls == 0
@@ -86,11 +122,10 @@ def test_filters_narrow_in_order_and_stop_when_nothing_is_left() -> None:
 
 def test_equal_seeds_decide_equally() -> None:
     """A decision is a function of its arguments."""
-    scheduler = Scheduler([Profile("p", MaxScorePicker(1))], SingleProfileHandler())
+    scheduler = scheduler_of(SingleProfileHandler(), profile("p"))
 
     def decide(seed: int) -> str:
-        result = scheduler.schedule(REQUEST, CANDIDATES, Attributes(), Random(seed))
-        return result.endpoints[0].name
+        return schedule(scheduler, seed).endpoints[0].name
 
     assert [decide(seed) for seed in range(20)] == [decide(seed) for seed in range(20)]
     assert len({decide(seed) for seed in range(20)}) == 3
@@ -98,9 +133,9 @@ def test_equal_seeds_decide_equally() -> None:
 
 def test_no_candidates_is_a_503() -> None:
     """There is no pool to choose from."""
-    scheduler = Scheduler([Profile("p", MaxScorePicker(1))], SingleProfileHandler())
+    scheduler = scheduler_of(SingleProfileHandler(), profile("p"))
     with pytest.raises(RefusedError) as refusal:
-        scheduler.schedule(REQUEST, [], Attributes(), Random(1))
+        schedule(scheduler, candidates=[])
     assert refusal.value.status == 503
     assert refusal.value.drop_reason is DropReason.NO_ENDPOINTS
 
@@ -135,11 +170,9 @@ class Ask:
 def test_profiles_run_in_rounds_each_at_most_once() -> None:
     """A failed profile may be survived; an unknown or repeated name ends a round without result."""
     first, second = Keep(""), Keep("b")
-    scheduler = Scheduler(
-        [Profile("a", MaxScorePicker(1), (first,)), Profile("b", MaxScorePicker(1), (second,))],
-        Ask(["a"], ["b", "a"], ["a", "nonsense"]),
-    )
-    result = scheduler.schedule(REQUEST, CANDIDATES, Attributes(), Random(1))
+    handler = Ask(["a"], ["b", "a"], ["a", "nonsense"])
+    scheduler = scheduler_of(handler, profile("a", first), profile("b", second))
+    result = schedule(scheduler)
     assert [endpoint.name for endpoint in result.endpoints] == ["b"]
     assert (first.calls, second.calls) == (1, 1)
     assert list(scheduler.profiles) == ["a", "b"]
@@ -147,21 +180,47 @@ def test_profiles_run_in_rounds_each_at_most_once() -> None:
 
 def test_a_typed_refusal_of_a_profile_is_the_answer_when_there_is_no_result() -> None:
     """Its code survives, whatever the handler says."""
-    scheduler = Scheduler([Profile("b", MaxScorePicker(1), (Keep(""),))], Ask(["b"]))
+    scheduler = scheduler_of(Ask(["b"]), profile("b", Keep("")))
     with pytest.raises(RefusedError, match="no endpoints available") as refusal:
-        scheduler.schedule(REQUEST, CANDIDATES, Attributes(), Random(1))
+        schedule(scheduler)
     assert refusal.value.status == 429
 
 
 def test_no_profile_at_all_is_a_429() -> None:
     """A handler that asks for nothing, or only for what does not exist."""
-    scheduler = Scheduler([Profile("b", MaxScorePicker(1))], Ask(["nonsense"]))
+    scheduler = scheduler_of(Ask(["nonsense"]), profile("b"))
     with pytest.raises(RefusedError, match="no scheduling profile ran"):
-        scheduler.schedule(REQUEST, CANDIDATES, Attributes(), Random(1))
+        schedule(scheduler)
 
 
 def test_the_handlers_own_refusal_stands_when_every_profile_ran() -> None:
     """Here its primary never was asked for."""
-    scheduler = Scheduler([Profile("a", MaxScorePicker(1))], Ask(["a"], primary="b"))
+    scheduler = scheduler_of(Ask(["a"], primary="b"), profile("a"))
     with pytest.raises(RefusedError, match="nothing found"):
-        scheduler.schedule(REQUEST, CANDIDATES, Attributes(), Random(1))
+        schedule(scheduler)
+
+
+def test_each_call_of_a_plugin_is_a_step() -> None:
+    """In order, with the time since the one before, and what it returned; a failure is the last."""
+    steps: list[PluginStep] = []
+    narrow, scorer = Keep("ab"), Fixed(0.5, 0.25)
+    run(profile("p", narrow, scorers={scorer: 2.0}), steps)
+    assert [(one.bound.name, one.at, one.seconds) for one in steps] == [
+        ("only ab", 1.0, 1.0),
+        ("weighs 2.0", 2.0, 1.0),
+        ("best", 3.0, 1.0),
+    ]
+    assert steps[0].said == CANDIDATES[:2]
+    assert steps[1].said == (0.5, 0.25)
+    failed: list[PluginStep] = []
+    with pytest.raises(AttributeError):
+        run(profile("p", scorers={object(): 1.0}), failed)  # type: ignore[dict-item]
+    assert [type(one.said) for one in failed] == [AttributeError]
+
+
+def test_a_handler_of_a_single_profile_is_asked_once() -> None:
+    """It could only say that it wants no other one."""
+    steps: list[PluginStep] = []
+    scheduler = scheduler_of(SingleProfileHandler(), profile("p"))
+    scheduler.schedule(REQUEST, CANDIDATES, Attributes(), Random(1), steps)
+    assert [one.bound.name for one in steps] == ["handler", "best", "handler"]

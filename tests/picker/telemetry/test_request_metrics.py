@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from picker.decisions.decision import Decision, ResponseTimes
 from picker.errors import Code, RefusedError
 from picker.metrics.label_caps import MAX_NAMES
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.policies import Rewritten
-from picker.requestcontrol.observer import Decision, Outcome, ResponseTimes
 from picker.telemetry.request_metrics import RequestMetrics
-from picker.types import Api, FinishCause, InferenceRequest, ParsedBody, Usage
+from picker.types import FinishCause, Usage
 
 LABELS = {"model_name": "m", "target_model_name": "t", "fairness_id": "f", "priority": "2"}
-REQUEST = InferenceRequest(
-    "r", {}, ParsedBody(Api.COMPLETIONS), "m", "t", 100, fairness_id="f", priority=2
-)
 
 
 def page(metrics: PickerMetrics) -> dict[str, float]:
@@ -32,9 +31,25 @@ def page(metrics: PickerMetrics) -> dict[str, float]:
     }
 
 
-def outcome(cause: FinishCause = FinishCause.COMPLETED, **changes: object) -> Outcome:
-    fields = {"endpoint_key": "default/a", "response_status": 200, "fairness_id": "f"} | changes
-    return Outcome("r", "m", "t", cause, 1.5, priority=2, **fields)  # type: ignore[arg-type]
+def decision(number: int = 0, **changes: Any) -> Decision:
+    """A request for model m, of 100 bytes, that takes a second and a half."""
+    known = {
+        "incoming_model": "m",
+        "target_model": "t",
+        "fairness_id": "f",
+        "priority": 2,
+        "size_bytes": 100,
+        "endpoint_key": "default/a",
+        "decision_seconds": 0.001,
+        "ended_at_seconds": 1.5,
+        "seconds": 1.5,
+    }
+    return Decision(number, 0.0, **(known | changes))  # type: ignore[arg-type]
+
+
+def outcome(cause: FinishCause = FinishCause.COMPLETED, **changes: Any) -> Decision:
+    """One that is over."""
+    return decision(**({"cause": cause, "response_status": 200} | changes))
 
 
 def value(metrics: PickerMetrics, name: str, **labels: str) -> float | None:
@@ -45,7 +60,7 @@ def test_a_routed_request_is_counted_and_runs_until_it_ends() -> None:
     """Total, size, running, duration and cause; nothing about a response that nobody saw."""
     metrics = PickerMetrics()
     observer = RequestMetrics(metrics)
-    observer.decided(Decision("r", "m", "t", "10.0.0.1:8000", 100, 0.001, (), REQUEST))
+    observer.decided(decision())
     assert page(metrics) == {
         "request_total": 1,
         "request_running": 1,
@@ -67,7 +82,7 @@ def test_a_streamed_response_is_measured_in_every_way() -> None:
     """TPOT is the rest of the time by the rest of the tokens, NTPOT all by all."""
     metrics = PickerMetrics()
     observer = RequestMetrics(metrics)
-    observer.streamed(REQUEST, 0.02)
+    observer.streamed(decision(), 0.02)
     times = ResponseTimes(True, num_bytes=400, ttft_seconds=0.5, processing_seconds=0.003)
     observer.finished(outcome(usage=Usage(7, 11, 18, 3), response=times))
     seen = page(metrics)
@@ -135,7 +150,7 @@ def test_only_what_was_said_is_counted(usage: Usage, is_streaming: bool, counted
         (outcome(response_status=None), None),
     ],
 )
-def test_refusals_and_failed_answers_are_errors(end: Outcome, code: str | None) -> None:
+def test_refusals_and_failed_answers_are_errors(end: Decision, code: str | None) -> None:
     """By the error's word; a refused request never ran."""
     metrics = PickerMetrics()
     RequestMetrics(metrics).finished(end)
@@ -151,7 +166,7 @@ def test_refusals_and_failed_answers_are_errors(end: Outcome, code: str | None) 
 def test_a_request_without_a_body_has_empty_labels() -> None:
     """Nothing is known about it."""
     metrics = PickerMetrics()
-    RequestMetrics(metrics).decided(Decision("r", "", "", "10.0.0.1:8000", 0, 0.001, ()))
+    RequestMetrics(metrics).decided(Decision(0, 0.0))
     empty = dict.fromkeys(LABELS, "") | {"priority": "0"}
     assert value(metrics, "llm_d_epp_request_total", **empty) == 1
 
@@ -159,10 +174,7 @@ def test_a_request_without_a_body_has_empty_labels() -> None:
 def test_a_rewrite_is_counted_by_its_rule() -> None:
     """With the model it replaced and the one it chose."""
     metrics = PickerMetrics()
-    decision = Decision(
-        "r", "m", "t", "10.0.0.1:8000", 1, 0.1, (), REQUEST, rewritten=Rewritten("t", "canary")
-    )
-    RequestMetrics(metrics).decided(decision)
+    RequestMetrics(metrics).decided(decision(rewritten=Rewritten("t", "canary")))
     name = "llm_d_epp_model_rewrite_decisions_total"
     labels = {"model_rewrite_name": "canary", "model_name": "m", "target_model": "t"}
     assert value(metrics, name, **labels) == 1
@@ -182,7 +194,7 @@ def test_a_model_that_is_configured_meanwhile_leaves_no_gauge_behind() -> None:
     for number in range(MAX_NAMES):
         metrics.model_label(f"invented-{number}")
     for number in (1, 2):
-        observer.decided(Decision("r", "m", "t", "d", 1, 0.1, (), REQUEST, number=number))
+        observer.decided(decision(number))
         metrics.pin_models(["m", "t"])
     series = metrics.request_running
     assert {labels[0]: count for labels, count in series.numbers()} == {"other": 1, "m": 1}

@@ -14,7 +14,8 @@ from picker.framework.attributes import Attributes
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
-from picker.requestcontrol.director import Director, Surroundings
+from picker.requestcontrol.director import Director
+from picker.requestcontrol.pipeline import RequestContext
 from picker.types import Endpoint, FinishCause, RawRequest, ResponseHead
 
 CONFIG = b"""
@@ -35,7 +36,7 @@ async def test_saturation_follows_tokens_from_departure_to_first_piece() -> None
     datastore = Datastore()
     datastore.set_endpoints([Endpoint("a", "10.0.0.1", 1), Endpoint("b", "10.0.0.2", 1)])
     counts = InflightLoad()
-    director = Director(pipeline_of(assembly), Surroundings(datastore, counts, Random(3)))
+    director = Director(pipeline_of(assembly), RequestContext(datastore, counts, Random(3)))
     detector = assembly.saturation
     assert detector is not None
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from picker.decisions.steps import BoundPlugin
 from picker.framework.attributes import PEER_ENDPOINT_KEY, Attributes
 from picker.framework.disaggregation import (
     DECODE_ROLES,
@@ -16,8 +17,7 @@ from picker.framework.disaggregation import (
     ROLE_LABEL,
 )
 from picker.plugins.filters.by_label import LabelValueFilter
-from picker.scheduling.profile import Profile
-from picker.scheduling.scheduler import Scheduler
+from picker.scheduling.scheduler import Profile, Scheduler
 from picker.types import Candidate, Endpoint, InferenceRequest, SchedulingResult, ScoredEndpoint
 
 ROLES = {"decode": DECODE_ROLES, "prefill": PREFILL_ROLES, "encode": ENCODE_ROLES}
@@ -104,16 +104,21 @@ def schedule(
         made = [
             Profile(
                 name,
-                EverybodyPicker(),
+                BoundPlugin(EverybodyPicker()),
                 (
-                    Watch(name, runs, PEER_ENDPOINT_KEY),
-                    LabelValueFilter(ROLE_LABEL, ROLES.get(name.removeprefix("my-"), ())),
+                    BoundPlugin(Watch(name, runs, PEER_ENDPOINT_KEY)),
+                    BoundPlugin(
+                        LabelValueFilter(ROLE_LABEL, ROLES.get(name.removeprefix("my-"), ()))
+                    ),
                 ),
+                clock=lambda: 0.0,
             )
             for name in profiles
         ]
-        scheduler = Scheduler(made, handler)
-        result = scheduler.schedule(request or request_for(), candidates, Attributes(), Random(1))
+        bound = BoundPlugin(handler)
+        scheduler = Scheduler(made, bound, bound, lambda: 0.0)
+        asked = request or request_for()
+        result = scheduler.schedule(asked, candidates, Attributes(), Random(1), [])
         return result, runs
 
     return decide

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import pytest
-from configured_requests import Routing, routing
+from configured_requests import routing
+from span_notes import Noted, Notes
 
 from picker.errors import RefusedError
-from picker.telemetry.timed import TimedScorer
-from picker.telemetry.timed_requests import TimedPreRequest
-from picker.types import Endpoint
+from picker.types import Endpoint, FinishCause
 
 CONFIG = """
 plugins:
@@ -32,68 +30,6 @@ POOL = [
     for role in ("prefill", "decode")
     for i in (1, 2)
 ]
-
-
-@dataclass
-class Noted:
-    """A span that remembers; its parts are in order."""
-
-    name: str
-    is_recorded: bool = True
-    parts: list[Noted] = field(default_factory=list)
-    said: dict[str, object] = field(default_factory=dict)
-    failure: str | None = None
-    ends: int = 0
-
-    def set(self, name: str, value: str | int | float | bool) -> None:
-        """Keep it."""
-        self.said[name] = value
-
-    def fail(self, description: str) -> None:
-        """Keep it."""
-        self.failure = description
-
-    def end(self) -> None:
-        """Count it."""
-        self.ends += 1
-
-    def propagation(self) -> Mapping[str, str]:
-        """No headers."""
-        return {}
-
-    def tree(self) -> dict[str, object] | str:
-        """The names."""
-        return {self.name: [part.tree() for part in self.parts]} if self.parts else self.name
-
-    def everything(self) -> list[Noted]:
-        """The span and all within it."""
-        return [self, *(one for part in self.parts for one in part.everything())]
-
-
-class Notes:
-    """A tracer that remembers its requests; sampled or not."""
-
-    def __init__(self, *, sampled: bool = True) -> None:
-        self.sampled = sampled
-        self.requests: list[Noted] = []
-
-    def begin_request(self, headers: Mapping[str, str], age_seconds: float) -> Noted:
-        """Keep it."""
-        self.requests.append(Noted("request", self.sampled))
-        return self.requests[-1]
-
-    def begin(self, name: str, parent: object) -> Noted:
-        """Keep it."""
-        assert isinstance(parent, Noted)
-        assert not parent.ends, f"{name} begins in {parent.name}, which is over"
-        parent.parts.append(Noted(name, self.sampled))
-        return parent.parts[-1]
-
-
-def of(house: Routing) -> list[object]:
-    """Everything of a decision that may have been wrapped."""
-    scorers = house.assembly.profiles["decode"].scorers
-    return [scorers[0].scorer, *house.assembly.hooks]
 
 
 async def test_the_steps_of_a_decision_are_its_parts() -> None:
@@ -166,12 +102,59 @@ async def test_a_trace_that_nobody_will_see_has_no_steps() -> None:
     assert decision.destination == traced.destination == plain.destination
 
 
-async def test_without_a_tracer_nothing_is_wrapped_for_one() -> None:
-    """The plugins are measured, and that is all."""
+async def test_a_request_is_a_span_and_the_endpoint_goes_on_with_it() -> None:
+    """The decision's span ends with it, the request's with the request."""
+    notes = Notes()
+    exchange, decision = await routing(CONFIG, POOL, tracer=notes).route(traceparent="up")
+    (request,) = notes.requests
+    (orchestration,) = request.parts
+    assert dict(decision.set_headers)["traceparent"] == "of request"
+    assert {key: orchestration.said[key] for key in list(orchestration.said)[:4]} == {
+        "gen_ai.request.model": "m",
+        "gen_ai.request.id": "r",
+        "target_model": "m",
+        "request_prio": 0,
+    }
+    assert (request.ends, orchestration.ends) == (0, 1)
+    exchange.finish(FinishCause.COMPLETED)
+    exchange.finish(FinishCause.COMPLETED)
+    assert (request.ends, request.failure) == (1, None)
+
+
+async def test_a_refusal_is_a_failed_span() -> None:
+    """With its reason, and it ends all the same."""
+    notes = Notes()
+    with pytest.raises(RefusedError) as refused:
+        await routing(CONFIG, POOL, tracer=notes).route({"prompt": "x"})
+    (request,) = notes.requests
+    spans = [request, *request.parts]
+    assert [span.failure for span in spans] == [refused.value.message] * 2
+    assert [span.ends for span in spans] == [1, 1]
+
+
+async def test_a_request_whose_headers_cannot_be_made_has_not_left() -> None:
+    """It counts as under way nowhere, so that what counts those does not end below zero."""
+
+    class Mute(Noted):
+        def propagation(self) -> Mapping[str, str]:
+            raise ValueError("no header")
+
+    class Notebook(Notes):
+        def begin_request(self, headers: Mapping[str, str], age_seconds: float) -> Noted:
+            return Mute("gateway.request")
+
+    house = routing(CONFIG, POOL, tracer=Notebook())
+    with pytest.raises(RefusedError) as refused:
+        await house.route()
+    assert refused.value.status == 500
+    assert house.director.context.inflight.total == 0
+
+
+async def test_without_a_tracer_no_span_is_begun() -> None:
+    """There is nothing to ask."""
     house = routing(CONFIG, POOL)
-    scorer, hook = of(house)
-    assert isinstance(scorer, TimedScorer)
-    assert isinstance(hook, TimedPreRequest)
+    assert house.director.context.policies.tracer is None
+    await house.route()
 
 
 async def test_steps_are_real_spans_of_opentelemetry() -> None:

@@ -6,6 +6,7 @@ import gc
 import tracemalloc
 from collections import deque
 from collections.abc import Sequence
+from copy import copy
 from random import Random
 
 import msgspec
@@ -15,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from picker.decisions.kept import PackedCandidates
-from picker.decisions.profile_keeping import BEST_CANDIDATES, MAX_CANDIDATES, MAX_REMOVED
-from picker.decisions.record_views import RecordView
-from picker.decisions.records import ALONE_SECONDS, DecisionRecords
+from picker.decisions.decision import Decision, PackedCandidates
+from picker.decisions.packing import BEST_CANDIDATES, MAX_CANDIDATES, MAX_REMOVED
+from picker.decisions.ring import ALONE_SECONDS, DecisionRing
+from picker.decisions.steps import BoundPlugin, PluginStep
+from picker.decisions.views import RecordView
 from picker.framework.attributes import Attributes
-from picker.requestcontrol.observer import Decision, Outcome
-from picker.scheduling.profile import Profile, WeightedScorer
+from picker.scheduling.scheduler import Profile
 from picker.types import (
     Api,
     Candidate,
@@ -82,27 +83,48 @@ def _decision(
         Candidate(endpoint, EndpointMetrics(index, kv_cache_usage=index / 7), index)
         for index, endpoint in enumerate(pool)
     ]
-    scorers = tuple(
-        WeightedScorer(_Fixed(f"s{index}", one), weight)
+    scorers = [
+        BoundPlugin(_Fixed(f"s{index}", one), "Scorer", profile="p", weight=weight)
         for index, (one, weight) in enumerate(zip(scores, weights, strict=True))
-    )
-    profile = Profile("p", _First(), filters, scorers)  # type: ignore[arg-type]
+    ]
+    narrowing = [BoundPlugin(one, "Filter", profile="p") for one in filters]
+    picker = BoundPlugin(_First(), "Picker", profile="p")
+    profile = Profile("p", picker, narrowing, scorers, clock=lambda: 0.0)  # type: ignore[arg-type]
     request = InferenceRequest("x", {}, ParsedBody(Api.COMPLETIONS), "m", "m")
-    result = profile.run(request, candidates, Attributes(), Random(1))
+    steps: list[PluginStep] = []
+    result = profile.run(request, candidates, Attributes(), Random(1), steps)
     chosen = result.picked[0].candidate.endpoint
-    decided = SchedulingResult((chosen,), "p", {"p": result})
-    return Decision("x", "m", "m", "", 0, 0.1, candidates, request, decided, at_seconds=10.0)
+    return Decision(
+        0,
+        9.9,
+        request_id="x",
+        request=request,
+        candidates=candidates,
+        steps=steps,
+        result=SchedulingResult((chosen,), "p", {"p": result}),
+        endpoint_key=chosen.key,
+        destination=chosen.host_port,
+        at_seconds=10.0,
+    )
+
+
+def _end(records: DecisionRing, decision: Decision) -> None:
+    """The request is over."""
+    decision.cause, decision.seconds = FinishCause.COMPLETED, 1.0
+    records.finished(decision)
+    decision.condense()
 
 
 def _remembered(decision: Decision, decided_at: float) -> RecordView | None:
     """What is shown of a request when it is over: as much of its decision as while it was under
     way, whether that was packed in the meantime or not.
     """
-    records = DecisionRecords(5, lambda: 11.0, lambda: 20.0)
+    decision = copy(decision)
+    records = DecisionRing(5, lambda: 11.0, lambda: 20.0)
     records._decided_at = decided_at
     records.decided(decision)
     under_way = records.find("x")
-    records.finished(Outcome("x", "m", "m", FinishCause.COMPLETED, 1.0))
+    _end(records, decision)
     over = records.find("x")
     assert under_way is not None
     assert over is not None
@@ -192,30 +214,34 @@ def test_ties_are_counted_beyond_the_candidates_that_are_kept() -> None:
 
 def test_in_a_crowd_candidates_are_shared_however_long_it_lasts() -> None:
     """Only what comes after a pause is packed."""
-    records = DecisionRecords(5, lambda: 11.0)
+    records = DecisionRing(5, lambda: 11.0)
     decision = _decision(_pool(3), [[0.5] * 3], [1.0])
     for number in range(4):
         later = replace(decision, number=number, at_seconds=10.0 + number * 0.8 * ALONE_SECONDS)
         records.decided(later)
-        records.finished(Outcome("x", "m", "m", FinishCause.COMPLETED, 1.0, number=number))
-    packed = [isinstance(one.candidates, PackedCandidates) for one in records._over]
+        _end(records, later)
+    packed = [
+        isinstance(profile.seen, PackedCandidates)
+        for one in records._over
+        for profile in one.profiles
+    ]
     assert packed == [True, False, False, False]
 
 
 @pytest.mark.parametrize(("count", "limit_bytes"), [(10, 2_500), (100, 9_000), (1000, 8_000)])
 def test_a_record_takes_little_memory(count: int, limit_bytes: int) -> None:
     """Also where it shares nothing with others: packed, and of many candidates the best alone."""
-    rng, pool, records = Random(1), _pool(count), DecisionRecords(100)
+    rng, pool, records = Random(1), _pool(count), DecisionRing(100)
 
     def remember(numbers: range) -> int:
         """What is taken after these requests, in bytes."""
         for number in numbers:
             scores = [[rng.random() for _ in range(count)] for _ in range(3)]
             decision = _decision(pool, scores, [1.0, 2.0, 3.0])
-            at = 10.0 + number  # so long after the one before that it is packed by itself
-            records.decided(replace(decision, number=number, at_seconds=at))
-            outcome = Outcome(f"{number}", "m", "m", FinishCause.COMPLETED, 1.0, number=number)
-            records.finished(replace(outcome, usage=Usage(number, 1, 2)))
+            decision.number, decision.usage = number, Usage(number, 1, 2)
+            decision.at_seconds = 10.0 + number  # so long after the last that it is packed alone
+            records.decided(decision)
+            _end(records, decision)
         gc.collect()
         return tracemalloc.get_traced_memory()[0]
 
@@ -243,14 +269,15 @@ def test_who_was_removed_is_told_however_the_candidates_are_kept(decided_at: flo
 
 def test_of_very_many_candidates_that_filters_removed_only_names_are_kept() -> None:
     """In a crowd too, where a record keeps the candidates that were scored as they are."""
-    pool, records = _pool(1000), DecisionRecords(50, lambda: 11.0)
+    pool, records = _pool(1000), DecisionRing(50, lambda: 11.0)
 
     def remember() -> int:
         """What is taken after many more requests, in bytes."""
         for number in range(50):
             decision = _decision(pool, [[0.5] * 20], [1.0], _Even(5), _Even(10))
-            records.decided(replace(decision, number=number))
-            records.finished(Outcome("x", "m", "m", FinishCause.COMPLETED, 1.0, number=number))
+            decision.number = number
+            records.decided(decision)
+            _end(records, decision)
         gc.collect()
         return tracemalloc.get_traced_memory()[0]
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
 from configured_requests import PROMPT, Moment, Routing, routing
-from msgspec.structs import replace
 
-from picker.decisions.record_keeping import MAX_NAME
-from picker.decisions.records import DecisionRecords
+from picker.decisions.decision import MAX_NAME, Decision
+from picker.decisions.ring import DecisionRing
 from picker.errors import Code, DropReason, RefusedError
-from picker.requestcontrol.observer import Decision, NoObserver, Outcome
 from picker.types import (
     Api,
     Endpoint,
@@ -51,14 +48,14 @@ class Scene:
     """A configuration at work, and what is remembered of its requests."""
 
     at_work: Routing
-    records: DecisionRecords
+    records: DecisionRing
 
     @classmethod
     def of(cls, config: str = CONFIG, capacity: int = 100) -> Scene:
         """Two fast endpoints and a slow one, idle and scraped a moment ago."""
         now = Moment()
-        records = DecisionRecords(capacity, now, lambda: UNIX + now.seconds)
-        at_work = routing(config, POOL, observer=records)
+        records = DecisionRing(capacity, now, lambda: UNIX + now.seconds)
+        at_work = routing(config, POOL, watchers=(records,))
         at_work.now.seconds = now.seconds
         scene = cls(at_work, records)
         records._clock = at_work.now  # the scene's only clock
@@ -161,14 +158,14 @@ async def test_a_request_is_there_while_it_is_under_way() -> None:
 def test_a_request_is_there_while_it_waits() -> None:
     """It is decided by nobody yet; however it ends, one record is left."""
     scene = Scene.of()
-    request = InferenceRequest("w", {}, ParsedBody(Api.COMPLETIONS), "m", "m", fairness_id="t")
-    request = replace(request, received_at_seconds=99.0)
-    scene.records.waits(7, request)
+    decision = Decision(7, 99.0, request_id="w", fairness_id="t")
+    scene.records.waits(decision)
     (waiting,) = scene.records.last(5)
     assert (waiting.outcome, waiting.queue_seconds, waiting.fairness_id) == ("waiting", 1.0, "t")
-    refusal = RefusedError(Code.RESOURCE_EXHAUSTED, "full", DropReason.TTL_EXPIRED, 3)
-    outcome = Outcome("w", "m", "m", FinishCause.REFUSED, 2.0, response_status=429, number=7)
-    scene.records.finished(replace(outcome, refusal=refusal, queue_seconds=2.0))
+    decision.cause, decision.response_status = FinishCause.REFUSED, 429
+    decision.refusal = RefusedError(Code.RESOURCE_EXHAUSTED, "full", DropReason.TTL_EXPIRED, 3)
+    scene.records.finished(decision)
+    decision.condense()
     record = scene.records.find("w")
     assert record is not None
     assert scene.records.size == 1
@@ -185,8 +182,7 @@ async def test_requests_are_listed_by_their_arrival_whatever_they_do_now() -> No
     over, _ = await scene.at_work.route(x_request_id="over")
     over.finish(FinishCause.COMPLETED, 200)
     scene.at_work.now.seconds += 1
-    request = InferenceRequest("waits", {}, ParsedBody(Api.COMPLETIONS), "m", "m")
-    scene.records.waits(7, replace(request, received_at_seconds=scene.at_work.now.seconds))
+    scene.records.waits(Decision(7, scene.at_work.now.seconds, request_id="waits"))
     scene.at_work.now.seconds += 1
     await scene.at_work.route(x_request_id="under way")
     scene.at_work.now.seconds += 1
@@ -240,7 +236,7 @@ async def test_filters_that_leave_nothing_are_named() -> None:
 def test_a_request_that_was_never_read_leaves_its_status() -> None:
     """As when its body was too large; there is no refusal of the director's then."""
     scene = Scene.of()
-    scene.records.finished(Outcome("", "", "", FinishCause.REFUSED, 0.1, response_status=413))
+    scene.at_work.director.begin().finish(FinishCause.REFUSED, 413)
     (line,) = scene.records.last(1)
     assert (line.status, line.reason) == (413, "PayloadTooLarge")
 
@@ -365,11 +361,11 @@ async def test_no_prompt_and_no_finding_stays_alive() -> None:
     refused = weakref.ref(refusal)
     body = ParsedBody(Api.COMPLETIONS, payload=payload)
     request = InferenceRequest("p", {"authorization": "Bearer s3cret"}, body, "m", "m")
-    decision = Decision("p", "m", "m", "10.0.0.1:8000", 1, 0.1, (), request, number=3)
+    decision = Decision(3, 0.0, request_id="p", request=request, refusal=refusal)
     scene.records.decided(decision)
-    scene.records.finished(
-        Outcome("p", "m", "m", FinishCause.REFUSED, 1.0, request=request, refusal=refusal, number=3)
-    )
+    decision.cause = FinishCause.REFUSED
+    scene.records.finished(decision)
+    decision.condense()
     del payload, body, request, decision, refusal
     gc.collect()
     assert scene.records.find("p") is not None
@@ -377,30 +373,16 @@ async def test_no_prompt_and_no_finding_stays_alive() -> None:
     assert refused() is None
 
 
-class Listener(NoObserver):
-    """Keeps decisions, and how many scores there were when they were told."""
+async def test_what_scorers_said_is_free_once_the_watchers_have_read_it() -> None:
+    """It is most of what a decision takes, and the decision is there for as long as its request."""
+    counts, decisions = [], []
 
-    def __init__(self) -> None:
-        self.decisions: list[Decision] = []
-        self.counts: list[int] = []
+    class Listener:
+        def decided(self, decision: Decision) -> None:
+            decisions.append(decision)
+            counts.append(sum(one.bound.point == "Scorer" for one in decision.steps))
 
-    def decided(self, decision: Decision) -> None:
-        """Count."""
-        self.decisions.append(decision)
-        self.counts.append(len(_said(decision)))
-
-
-def _said(decision: Decision) -> Sequence[Sequence[float]]:
-    assert decision.result is not None
-    steps = decision.result.profiles["default"].steps
-    assert steps is not None
-    return steps.scores
-
-
-async def test_what_scorers_said_is_free_once_everybody_was_told() -> None:
-    """It is most of what a decision takes, and its result lives for as long as its request."""
-    listener = Listener()
-    at_work = routing(CONFIG, POOL, observer=listener)
+    at_work = routing(CONFIG, POOL, watchers=(Listener(),))
     await at_work.route()
-    assert listener.counts == [3]
-    assert [len(_said(one)) for one in listener.decisions] == [0]
+    assert counts == [3]
+    assert [one.steps for one in decisions] == [[]]

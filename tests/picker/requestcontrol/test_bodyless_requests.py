@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from picker.requestcontrol.bare_requests import BareRequests
+from picker.requestcontrol.pipeline import BodylessRequests
 from picker.types import Candidate, FinishCause, RawRequest, ResponseHead
 
 HEADERS = {":path": "/v1/models", "wanted": "pod-2"}
@@ -47,7 +47,7 @@ class Broken:
 
 async def test_filters_that_need_no_body_are_asked(house: Any) -> None:
     """Every one of many requests goes to the endpoint that its header names."""
-    house.use(bare=BareRequests(filters=(ByHeader(),)))
+    house.use(bodyless=BodylessRequests(filters=(ByHeader(),)))
     routed = [await house.route(RawRequest(HEADERS, None)) for _ in range(20)]
     keys = {c.endpoint.host_port for c in house.pool.candidates if c.endpoint.name == "pod-2"}
     assert {decision.destination for _, decision in routed} == keys
@@ -57,20 +57,20 @@ async def test_filters_that_need_no_body_are_asked(house: Any) -> None:
 
 async def test_what_a_filter_leaves_nobody_of_is_refused(house: Any) -> None:
     """With 503, and nothing is held."""
-    house.use(bare=BareRequests(filters=(ByHeader(),)))
+    house.use(bodyless=BodylessRequests(filters=(ByHeader(),)))
     assert (await house.refusal(RawRequest({":path": "/v1/models"}, None))).status == 503
 
 
 async def test_filters_stay_within_the_subset(house: Any) -> None:
     """An endpoint that the header names and the proxy does not is not picked."""
-    house.use(bare=BareRequests(filters=(ByHeader(),)))
+    house.use(bodyless=BodylessRequests(filters=(ByHeader(),)))
     raw = RawRequest(HEADERS, None, subset_hint=("10.0.0.1:8000",))
     assert (await house.refusal(raw)).status == 503
 
 
 async def test_hooks_set_headers_on_the_response(house: Any) -> None:
     """A hook that raises is passed over, and the body passes as it is."""
-    house.use(bare=BareRequests(heads=(Broken(), Silent(), Tells())))
+    house.use(bodyless=BodylessRequests(heads=(Broken(), Silent(), Tells())))
     exchange, decision = await house.route(RawRequest(HEADERS, None))
     assert decision.response.head(ResponseHead(200)) == (("told", "200"),)
     assert decision.response.body(b"piece", True) == (b"piece", {})

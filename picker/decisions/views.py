@@ -98,7 +98,8 @@ class RecordView(msgspec.Struct, frozen=True):
     """Everything that is kept of one request; times in seconds, None where nothing is known.
 
     `destination` is what the proxy was told, `served_by` what it said has served. `stages` say of a
-    stage that was left out why, by the name of the stage.
+    stage that was left out why, by the name of the stage; `reasons` are sentences that say why the
+    request went where it went.
     """
 
     summary: RecordSummary
@@ -116,3 +117,4 @@ class RecordView(msgspec.Struct, frozen=True):
     matched_prefix_tokens: int | None = None  # at the endpoint that was chosen, as was predicted
     profiles: tuple[ProfileView, ...] = ()
     stages: Mapping[str, str] = {}
+    reasons: tuple[str, ...] = ()

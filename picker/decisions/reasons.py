@@ -1,11 +1,11 @@
-# Apart: the reasons alone, which tests compare with the picker's page.
+# Apart: the one place and language of reasons, read without a ring.
 """Why an endpoint was chosen, in sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from picker.decisions.record_views import CandidateView, ProfileView, RecordView
+from picker.decisions.views import CandidateView, ProfileView, RecordView
 
 _WAITING, _EVICTED = "waiting", "evicted"
 _GOES_BY_TOTALS = ("max-score-picker", "")  # "": a picker that nobody named

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from picker.errors import RefusedError
-from picker.requestcontrol.rewrite import changes, with_members, with_model
+from picker.requestcontrol.bodies import changes, with_members
 
 values = st.recursive(
     st.none()
@@ -27,13 +27,13 @@ def test_members_are_sorted_and_compact_as_the_reference_writes_them() -> None:
     """The bytes of the reference picker's own hermetic case."""
     body = b'{"model": "my-model", "prompt": "P", "max_tokens": 100, "temperature": 0}'
     expected = b'{"max_tokens":100,"model":"my-model-12345","prompt":"P","temperature":0}'
-    assert with_model(body, "my-model-12345") == expected
+    assert with_members(body, {"model": "my-model-12345"}) == expected
 
 
 def test_other_values_keep_their_very_bytes() -> None:
     """Numbers keep every digit and nested values their spelling."""
     body = b'{"n":123456789012345678901234567890.10,"deep":{"b": 1,"a" :"\\u00e9"}}'
-    assert with_model(body, 'a"b') == (
+    assert with_members(body, {"model": 'a"b'}) == (
         b'{"deep":{"b": 1,"a" :"\\u00e9"},"model":"a\\"b","n":123456789012345678901234567890.10}'
     )
 
@@ -43,7 +43,10 @@ def test_other_values_keep_their_very_bytes() -> None:
 def test_every_body_differs_in_its_model_alone(members: dict[str, object], model: str) -> None:
     """Read back by another library, all members but the model are what they were."""
     body = json.dumps(members)
-    assert json.loads(with_model(body.encode(), model)) == {**json.loads(body), "model": model}
+    assert json.loads(with_members(body.encode(), {"model": model})) == {
+        **json.loads(body),
+        "model": model,
+    }
 
 
 def test_lone_surrogates_keep_their_escapes() -> None:
@@ -53,7 +56,7 @@ def test_lone_surrogates_keep_their_escapes() -> None:
         rb"""{"b" : "cut \ud83d", "\uDe00": 1, "a":["\\ud83d\ud83d\ude00", "\\\ude00"], """
         rb""""c":"\\","d":"%b"}""" % raw
     )
-    rewritten = with_model(body, "m")
+    rewritten = with_members(body, {"model": "m"})
     assert rewritten == (
         rb"""{"a":["\u005cud83d\ud83d\ude00", "\u005c\ude00"],"b":"cut \ud83d","c":"\u005c","""
         rb""""d":"\ufffdud83d","model":"m","\uDe00":1}"""
@@ -65,7 +68,7 @@ def test_lone_surrogates_keep_their_escapes() -> None:
 def test_what_is_no_json_object_is_a_400(body: bytes) -> None:
     """The client is told, whatever is wrong with the body."""
     with pytest.raises(RefusedError) as refusal:
-        with_model(body, "m")
+        with_members(body, {"model": "m"})
     assert refusal.value.status == 400
 
 
@@ -79,7 +82,10 @@ def test_members_are_added_replaced_and_removed_alike() -> None:
 
 def test_of_members_with_one_name_the_last_one_stays() -> None:
     """As every reader of the body will have it."""
-    assert with_model(b'{"model":"a","n":1,"model":"b","n":2}', "c") == b'{"model":"c","n":2}'
+    assert (
+        with_members(b'{"model":"a","n":1,"model":"b","n":2}', {"model": "c"})
+        == b'{"model":"c","n":2}'
+    )
 
 
 def test_changes_are_what_is_another_object() -> None:

@@ -14,13 +14,14 @@ from picker.config.build import BuildOptions, build
 from picker.config.catalog import builtin_plugins
 from picker.config.findings import InvalidConfigError
 from picker.config.load import load_config
+from picker.decisions.steps import WATCHED_CALLS, BoundPlugin, Scope
 from picker.errors import RefusedError
 from picker.framework.attributes import Attributes, DataKey
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
-from picker.requestcontrol.director import Director, Surroundings
-from picker.telemetry.scope import WATCHED_CALLS, Scope
+from picker.requestcontrol.director import Director
+from picker.requestcontrol.pipeline import RequestContext
 from picker.types import Endpoint, EndpointMetrics, FinishCause, RawRequest
 
 FOLDER = Path(__file__).parents[2] / "golden" / "config"
@@ -68,7 +69,7 @@ async def test_no_plugin_touches_what_it_does_not_declare(case: str) -> None:
         pytest.skip("refused, as its golden twin says")
     datastore = Datastore(assembly.observers)
     pool(datastore)
-    director = Director(pipeline_of(assembly), Surroundings(datastore, InflightLoad(), Random(1)))
+    director = Director(pipeline_of(assembly), RequestContext(datastore, InflightLoad(), Random(1)))
     for _ in range(2):
         exchange = director.begin()
         with contextlib.suppress(RefusedError):
@@ -85,12 +86,14 @@ class Reader:
     consumes = (WANTED,)
 
 
-def scope_of(metrics: PickerMetrics, *, strict: bool) -> Scope:
-    labels = ("Scorer", "reader", "me")
-    scope = Scope("me", (Reader(),), metrics.plugin_data_scope_violations_total, labels)
+def bound_in(metrics: PickerMetrics, *, strict: bool) -> BoundPlugin[Reader]:
+    """The plugin with its scope."""
+    labels, plugin = ("Scorer", "reader", "me"), Reader()
+    bound = BoundPlugin(plugin, *labels)
+    bound.scope = Scope("me", (plugin,), metrics.plugin_data_scope_violations_total, labels)
     if strict:
-        scope.never_lift()
-    return scope
+        bound.scope.never_lift()
+    return bound
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -100,10 +103,10 @@ def test_what_is_undeclared_is_counted_each_time_and_logged_once(
     """And dropped, where the scope is strict."""
     metrics, found = PickerMetrics(), Attributes()
     found.put(FOREIGN, 1)
-    scope = scope_of(metrics, strict=strict)
+    bound = bound_in(metrics, strict=strict)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            seen = scope.over(found)
+            seen = bound.scoped(found)
             assert seen.get(FOREIGN) == (None if strict else 1)
             seen.put(FOREIGN, 2 if strict else 1)
     assert found.get(FOREIGN) == 1
@@ -119,7 +122,7 @@ def test_what_is_declared_passes() -> None:
     """Also what belongs to the plugin itself, declared or not."""
     metrics, found = PickerMetrics(), Attributes()
     found.put(WANTED, 3)
-    seen = scope_of(metrics, strict=True).over(found)
+    seen = bound_in(metrics, strict=True).scoped(found)
     seen.put(MINE, 1)
     seen.put(DataKey("Private", "me"), 2)
     assert (seen.get(WANTED), seen.get(MINE), seen.of_type("Wanted")) == (3, 1, (3,))
@@ -130,7 +133,8 @@ def test_what_is_declared_passes() -> None:
 
 def test_after_its_first_calls_a_plugin_is_not_watched_any_more() -> None:
     """It is handed the findings themselves then, which costs nothing."""
-    scope, found = scope_of(PickerMetrics(), strict=False), Attributes()
+    bound, found = bound_in(PickerMetrics(), strict=False), Attributes()
     for _ in range(WATCHED_CALLS):
-        assert scope.over(found) is not found
-    assert scope.over(found) is found
+        assert bound.scoped(found) is not found
+    assert bound.scope is None
+    assert bound.scoped(found) is found

@@ -1,0 +1,179 @@
+"""Plugins at their extension points, and what one call of each took and returned.
+
+A plugin measures nothing itself and is wrapped by nothing: its caller reads the clock once after
+each call and adds a `PluginStep` to the decision. Metrics and spans are made from these afterwards.
+
+Plugins run in an order that follows from the attributes they say they read and write. One that
+touches anything else works by luck. Every plugin is watched for its first calls after a
+configuration is loaded, which costs nothing afterwards: what it touches undeclared is logged once
+and counted. A strict scope is never lifted, and drops what was not declared as well. What a plugin
+produces itself needs no declaration.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, ItemsView, Iterable
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+
+import msgspec
+
+from picker.framework.attributes import Attributes, DataKey
+from picker.framework.interfaces import ConsumesData, MayConsumeData, ProducesData
+from picker.metrics.series import Counter, Histogram
+
+if TYPE_CHECKING:
+    from picker.decisions.decision import Decision
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+P = TypeVar("P", covariant=True)
+
+WATCHED_CALLS = 1000
+SCHEDULER = "Scheduler"  # the extension point, so to speak, of a whole attempt to schedule
+# Counts what a plugin left behind in a decision, when its step is counted.
+Meter: TypeAlias = "Callable[[Decision, PluginStep], None]"
+
+
+class BoundPlugin(Generic[P]):
+    """A plugin at one extension point.
+
+    `name` and `type_name` are those of the configuration; `profile` and `weight` count where it is
+    part of a profile. `durations` takes the seconds of each call (None: nobody counts them).
+    `scope` is None once the plugin is trusted.
+    """
+
+    __slots__ = (
+        "durations",
+        "label", "meter", "name", "plugin", "point", "profile", "scope", "type_name", "weight",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        plugin: P,
+        point: str = "",
+        name: str = "",
+        type_name: str = "",
+        *,
+        profile: str = "",
+        weight: float = 1.0,
+        durations: Histogram | None = None,
+    ) -> None:
+        self.plugin = plugin
+        self.point = point
+        self.name = name or getattr(plugin, "name", None) or type(plugin).__name__
+        self.type_name = type_name
+        self.profile = profile
+        self.weight = weight
+        self.label = (self.name, weight)  # made once: decisions refer to it
+        self.durations = durations
+        self.scope: Scope | None = None
+        self.meter: Meter | None = None
+
+    def scoped(self, attributes: Attributes) -> Attributes:
+        """`attributes` as the plugin is to see them in one call; asked while there is a scope."""
+        scope = self.scope
+        if scope is None:
+            return attributes
+        if scope.calls_left is not None:
+            scope.calls_left -= 1
+            if not scope.calls_left:
+                self.scope = None
+        return _ScopedAttributes(attributes, scope)
+
+
+class PluginStep(msgspec.Struct, frozen=True, gc=False):
+    """One call of a plugin, which ended `at`, on the clock of the requests.
+
+    `said` is what it returned: a filter the candidates it kept, a screener those it saw and those
+    it kept, a scorer its scores, a picker what it picked, a profile handler the names it asked for,
+    an attempt to schedule its result; or what was raised.
+    """
+
+    bound: BoundPlugin[Any]
+    at: float
+    seconds: float
+    said: Any = None
+
+
+class Scope:
+    """The attributes that one plugin may touch at one extension point."""
+
+    def __init__(
+        self, name: str, plugins: Iterable[object], violations: Counter, labels: tuple[str, ...]
+    ) -> None:
+        """`plugins` are the one called `name` and those that it calls in turn; `labels` those of
+        `violations` without the kind of access.
+        """
+        self.name = name
+        self.calls_left: int | None = WATCHED_CALLS  # None: it is watched for good
+        self._reads = {name}
+        self._writes = {name}
+        for plugin in plugins:
+            self._reads.update(map(str, _readable(plugin)))
+            if isinstance(plugin, ProducesData):
+                self._writes.update(map(str, plugin.produces))
+        self._readable_types = {read.partition("/")[0] for read in self._reads}
+        self._violations = violations
+        self._labels = labels
+        self._reported: set[tuple[str, str]] = set()
+
+    def never_lift(self) -> None:
+        """Watch for good, and drop what was not declared."""
+        self.calls_left = None
+
+    def may_read(self, key: DataKey[Any]) -> bool:
+        """Whether the plugin has declared so; else this is counted."""
+        if key.producer == self.name or str(key) in self._reads | self._writes:
+            return True
+        return self._violated("read", str(key))
+
+    def may_read_type(self, data_type: str) -> bool:
+        """Whether the plugin has declared that it reads attributes of this type."""
+        return data_type in self._readable_types or self._violated("read", f"{data_type}/*")
+
+    def may_write(self, key: DataKey[Any]) -> bool:
+        """Whether the plugin has declared so; else this is counted."""
+        if key.producer == self.name or str(key) in self._writes:
+            return True
+        return self._violated("write", str(key))
+
+    def _violated(self, access: str, key: str) -> bool:
+        is_strict = self.calls_left is None
+        self._violations.labels(*self._labels, access).inc()
+        if (access, key) not in self._reported:
+            self._reported.add((access, key))
+            dropped = "; it is dropped" if is_strict else ""
+            text = "plugin '%s' has no %s of %s declared%s"
+            log.warning(text, self.name, access, key, dropped)
+        return not is_strict
+
+
+def _readable(plugin: object) -> Iterable[DataKey[Any]]:
+    if isinstance(plugin, ConsumesData):
+        yield from plugin.consumes
+    if isinstance(plugin, MayConsumeData):
+        yield from plugin.may_consume
+
+
+class _ScopedAttributes(Attributes):
+    """The attributes of a decision as one plugin may touch them."""
+
+    __slots__ = ("_inner", "_scope")
+
+    def __init__(self, inner: Attributes, scope: Scope) -> None:
+        self._inner = inner
+        self._scope = scope
+
+    def put(self, key: DataKey[T], value: T) -> None:
+        if self._scope.may_write(key):
+            self._inner.put(key, value)
+
+    def get(self, key: DataKey[T]) -> T | None:
+        return self._inner.get(key) if self._scope.may_read(key) else None
+
+    def items(self) -> ItemsView[DataKey[Any], Any]:
+        return {key: one for key, one in self._inner.items() if self._scope.may_read(key)}.items()
+
+    def of_type(self, data_type: str) -> tuple[Any, ...]:
+        return self._inner.of_type(data_type) if self._scope.may_read_type(data_type) else ()

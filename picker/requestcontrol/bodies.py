@@ -1,0 +1,94 @@
+# Apart: bytes in, bytes out, without a request to direct.
+"""Bodies: the one that leaves instead of the one that came, and how much one that waits takes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from sys import getsizeof
+from types import MappingProxyType
+
+import msgspec
+
+from picker.json_bodies import decoded, unmarked
+from picker.types import InferenceRequest, ParsedBody, RawRequest
+
+# Upper estimates of what the process holds, in bytes; a test measures them.
+REQUEST_BYTES = 16_384  # tasks, buffers, and the objects of every layer; 9 to 12 thousand
+SLACK = 4  # a quarter of a body more: room that large blocks leave unused between them
+TEXT_BYTES = 256  # of a header or a name, beside its characters
+PROMPT_BYTES = 128  # of a prompt of token ids, beside these
+FEATURE_BYTES = 512  # of an image or the like in a prompt
+_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_NO_MEMBERS: Mapping[str, object] = MappingProxyType({})
+
+
+def outgoing_body(body: bytes, parsed: ParsedBody, request: InferenceRequest) -> bytes | None:
+    """The body that leaves instead of `body`; None: that one, byte for byte.
+
+    `parsed` is what the parser made of `body`. It changes when the model does, or when a plugin has
+    replaced members of the payload; never where the payload is what stands in a frame.
+    """
+    before, after = parsed.payload, request.body.payload
+    if before is None or after is None or not parsed.can_rewrite:
+        return None
+    changed: Mapping[str, object] = {}
+    removed: Sequence[str] = ()
+    if after is not before:
+        changed, removed = changes(before, after)
+    if request.target_model != parsed.model:
+        changed = {**changed, "model": request.target_model}
+    if not changed and not removed:
+        return None
+    return with_members(body, changed, removed)
+
+
+def with_members(
+    body: bytes, changed: Mapping[str, object] = _NO_MEMBERS, removed: Collection[str] = ()
+) -> bytes:
+    """`body`, a JSON object, with some members replaced, added or removed.
+
+    Members come out sorted by name and without space between them, as the reference picker writes
+    them. Every other value keeps its very bytes: no number loses digits, which the reference's
+    passage through a float does, and nothing is escaped that was not. Of members with the same name
+    the last one stays. In a body with lone surrogates, escaped backslashes become `\\u005c`. Raises
+    `RefusedError` (400) when `body` is not a JSON object.
+    """
+    members, has_marks = decoded(body, _decode_members)
+    for name, value in changed.items():
+        members[name] = msgspec.Raw(msgspec.json.encode(value))
+    for name in removed:
+        members.pop(name, None)
+    written = msgspec.json.encode(members, order="sorted")
+    return unmarked(written) if has_marks else written
+
+
+def changes(
+    before: Mapping[str, object], after: Mapping[str, object]
+) -> tuple[dict[str, object], list[str]]:
+    """The members of `after` that are other objects than in `before`, and the names it lacks."""
+    changed = {
+        name: value
+        for name, value in after.items()
+        if name not in before or before[name] is not value
+    }
+    return changed, [name for name in before if name not in after]
+
+
+def held_bytes(request: InferenceRequest, raw: RawRequest) -> int:
+    """What is held of a parked request, at most."""
+    headers, hint, body = raw.headers, raw.subset_hint or (), request.body
+    # A character takes as much as the widest of its text: joined, at least what each takes alone.
+    texts = ("".join(headers), "".join(headers.values()), "".join(hint))
+    names = (body.model, body.cache_salt, request.incoming_model, request.target_model)
+    prompts = {id(prompt): len(prompt) for prompt in (*request.prompts, *body.prompts)}
+    features = sum(map(len, request.features)) + sum(map(len, body.features))
+    return (
+        REQUEST_BYTES
+        + request.size_bytes
+        + request.size_bytes // SLACK
+        + sum(map(getsizeof, (*texts, *names)))
+        + TEXT_BYTES * (len(headers) + len(hint))
+        + sum(prompts.values())
+        + PROMPT_BYTES * len(prompts)
+        + FEATURE_BYTES * features
+    )

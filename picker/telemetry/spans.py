@@ -1,0 +1,300 @@
+"""Spans of requests and of the steps of their decisions, made when they are over.
+
+Only the request's own span is begun while the request is under way, because its endpoint is asked
+to go on with that trace. All others are made of the finished decision, with the times of its steps;
+of a trace that is not sampled there are none. Names and attributes are the reference picker's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import groupby
+from typing import Protocol
+
+from picker.decisions.decision import Decision, FilteredOutError
+from picker.decisions.steps import PluginStep
+from picker.errors import ConfigError, PickerError
+from picker.framework.disaggregation import ENCODERS_HEADER, PREFILLER_HEADER
+from picker.types import Candidate, ScoredCandidates
+
+ORCHESTRATION_SPAN = "gateway.request_orchestration"
+PROFILE_SPAN = "run_scheduler_profile"
+FILTERS_SPAN = "filter_endpoints"
+SCORERS_SPAN = "llm_d.epp.scoring"
+SCORER_SPAN = "llm_d.epp.scorer"
+PICKER_SPAN = "pick_endpoints"
+STAGES_SPAN = "prepare_disaggregation"
+# Types of plugins whose calls have spans of their own.
+HANDLER_SPANS: Mapping[str, str] = {
+    "disagg-profile-handler": "pick_disagg_profile",
+    "pd-profile-handler": "pick_pd_profile",
+}
+STAGES_TYPES = frozenset((*HANDLER_SPANS, "disagg-headers-handler"))
+PRODUCER_SPANS: Mapping[str, str] = {
+    "precise-prefix-cache-producer": "produce_precise_prefix_cache",
+    "token-producer": "tokenize_render",
+}
+TOP = 5
+_IMPLEMENTATION = "picker.telemetry.otel"
+
+
+class Span(Protocol):
+    """A stretch of time of one request. Times are nanoseconds since 1970; None: now."""
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether it is sampled, and so are spans within it."""
+        ...
+
+    def set(self, name: str, value: str | int | float | bool) -> None:
+        """Add an attribute."""
+        ...
+
+    def fail(self, description: str) -> None:
+        """It ended in an error."""
+        ...
+
+    def end(self, at_ns: int | None = None) -> None:
+        """It is over; called once."""
+        ...
+
+    def propagation(self) -> Mapping[str, str]:
+        """Headers that make what the endpoint does a part of it."""
+        ...
+
+
+class Tracer(Protocol):
+    """Begins spans; must be quick and must not raise."""
+
+    def begin_request(self, headers: Mapping[str, str], age_seconds: float) -> Span:
+        """The span of a whole request that began `age_seconds` ago.
+
+        Its parent is what `headers` (lower case) name, if anything.
+        """
+        ...
+
+    def begin(self, name: str, parent: Span, at_ns: int) -> Span:
+        """A span within `parent`, which this tracer began."""
+        ...
+
+
+class RequestTracer:
+    """Makes spans of decisions. `clock` is that of the requests, `unix_ns` the time of day."""
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        clock: Callable[[], float] = time.monotonic,
+        unix_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._tracer = tracer
+        self._clock = clock
+        self._unix_ns = unix_ns
+
+    def begin(self, headers: Mapping[str, str], age_seconds: float) -> Span:
+        """The span of a request that came so long ago."""
+        return self._tracer.begin_request(headers, age_seconds)
+
+    def routed(self, request: Span, decision: Decision, begun_at: float) -> None:
+        """The decision is made, or has failed; it began at `begun_at`."""
+        now = self._clock()
+        made = _Spans(self._tracer, self._unix_ns() - int(now * 1e9))
+        span = made.begin(ORCHESTRATION_SPAN, request, begun_at)
+        span.set("gen_ai.request.model", decision.incoming_model)
+        span.set("gen_ai.request.id", decision.request_id)
+        span.set("target_model", decision.target_model)
+        span.set("request_prio", decision.priority)
+        if decision.refusal is not None:
+            span.fail(decision.refusal.message)
+            request.fail(decision.refusal.message)
+        if span.is_recorded:
+            made.steps(span, decision)
+        made.end(span, now)
+
+
+@dataclass(frozen=True, slots=True)
+class _Spans:
+    """Spans of one decision. `epoch_ns` is when the clock of the requests was 0."""
+
+    tracer: Tracer
+    epoch_ns: int
+
+    def begin(self, name: str, parent: Span, at: float) -> Span:
+        return self.tracer.begin(name, parent, self.epoch_ns + int(at * 1e9))
+
+    def end(self, span: Span, at: float) -> None:
+        span.end(self.epoch_ns + int(at * 1e9))
+
+    def steps(self, within: Span, decision: Decision) -> None:
+        """A span for each call that has one; those of a profile are within one for the profile."""
+        for profile, steps in groupby(decision.steps, key=lambda step: step.bound.profile):
+            if profile:
+                self._profile(within, profile, list(steps), decision.candidates)
+            else:
+                for step in steps:
+                    self._step(within, step, decision)
+
+    def _step(self, within: Span, step: PluginStep, decision: Decision) -> None:
+        bound, point = step.bound, step.bound.point
+        if point == "ProfilePicker" and bound.type_name in HANDLER_SPANS:
+            span = self._over(step, HANDLER_SPANS[bound.type_name], within)
+            if not isinstance(step.said, Exception):
+                decided = ",".join(step.said) or "complete"
+                span.set("llm_d.epp.profile_handler.decision", decided)
+        elif point == "PreRequest" and bound.type_name in STAGES_TYPES:
+            span = self._over(step, STAGES_SPAN, within)
+            if not isinstance(step.said, Exception):
+                own = {} if decision.result is None else decision.result.set_headers
+                _describe_stages(span, {**own, **(step.said or {})})
+        elif point == "DataProducer" and (name := _producer_span(step, decision)):
+            span = self._over(step, name, within)
+            if not isinstance(step.said, Exception):
+                request, candidates = step.said, decision.candidates
+                span.set("llm_d.epp.producer.name", bound.name)
+                span.set("llm_d.epp.producer.candidate_endpoints", len(candidates))
+                span.set("llm_d.epp.producer.prompt_tokens", request.num_tokens)
+        else:
+            return
+        self.end(span, step.at)
+
+    def _profile(
+        self, within: Span, name: str, steps: Sequence[PluginStep], seen: Sequence[Candidate]
+    ) -> None:
+        """One run of a profile, which may have ended after any of its steps."""
+        began, ended = steps[0].at - steps[0].seconds, steps[-1].at
+        span = self.begin(PROFILE_SPAN, within, began)
+        span.set("llm_d.epp.scheduling.profile.name", name)
+        filters = [one for one in steps if one.bound.point == "Filter"]
+        scorers = [one for one in steps if one.bound.point == "Scorer"]
+        failure = _failure(steps)
+        count, at = len(seen), began
+        if filters:
+            count, at = self._filters(span, filters, count), filters[-1].at
+        if scorers or len(filters) < len(steps):
+            at = self._scorers(span, scorers, at, count)
+        if failure is not None:
+            span.fail(failure)
+        if steps[-1].bound.point == "Picker":
+            self._picker(span, steps[-1])
+        self.end(span, ended)
+
+    def _filters(self, within: Span, filters: Sequence[PluginStep], count: int) -> int:
+        """How many candidates they left."""
+        span = self.begin(FILTERS_SPAN, within, filters[0].at - filters[0].seconds)
+        span.set("llm_d.epp.filter.candidate_endpoints", count)
+        failure = _failure(filters)
+        left = 0 if failure is not None else len(filters[-1].said)
+        span.set("llm_d.epp.filter.filtered_endpoints", left)
+        if failure is not None:
+            span.fail(failure)
+        self.end(span, filters[-1].at)
+        return left
+
+    def _scorers(self, within: Span, scorers: Sequence[PluginStep], at: float, count: int) -> float:
+        span = self.begin(SCORERS_SPAN, within, at)
+        span.set("llm_d.epp.scorer.count", len(scorers))
+        span.set("llm_d.epp.scoring.candidate_endpoints", count)
+        for step in scorers:
+            bound, scores, at = step.bound, step.said, step.at
+            one = self._over(step, f"{SCORER_SPAN}.{bound.type_name}", span)
+            one.set("llm_d.epp.scorer.type", bound.type_name)
+            one.set("llm_d.epp.scorer.name", bound.name)
+            one.set("llm_d.epp.scorer.weight", bound.weight)
+            one.set("llm_d.epp.scorer.candidate_endpoints", count)
+            if isinstance(scores, Exception):
+                span.fail(_text(scores))
+            else:
+                one.set("llm_d.epp.scorer.endpoints_scored", len(scores))
+                if len(scores):
+                    one.set("llm_d.epp.scorer.score.max", max(scores))
+                    one.set("llm_d.epp.scorer.score.avg", sum(scores) / len(scores))
+            self.end(one, at)
+        self.end(span, at)
+        return at
+
+    def _picker(self, within: Span, step: PluginStep) -> None:
+        span = self.begin(PICKER_SPAN, within, step.at - step.seconds)
+        scored = step.said
+        if isinstance(scored, ScoredCandidates):
+            best = sorted(scored, key=lambda one: one.score, reverse=True)[:TOP]
+            span.set("llm_d.epp.picker.candidate_endpoints", len(scored))
+            names = ",".join(one.candidate.key for one in best)
+            span.set("llm_d.epp.picker.top_endpoints", names)
+            span.set("llm_d.epp.picker.top_scores", ",".join(f"{one.score:.4f}" for one in best))
+        self.end(span, step.at)
+
+    def _over(self, step: PluginStep, name: str, within: Span) -> Span:
+        span = self.begin(name, within, step.at - step.seconds)
+        if isinstance(step.said, Exception):
+            span.fail(_text(step.said))
+        return span
+
+
+def _producer_span(step: PluginStep, decision: Decision) -> str | None:
+    """The name of a producer's span; of the tokenizer only where it asks another server."""
+    name = PRODUCER_SPANS.get(step.bound.type_name)
+    if name is None or step.bound.type_name != "token-producer":
+        return name
+    if not hasattr(step.bound.plugin, "look_up") or decision.request is None:
+        return None
+    return f"{name} {decision.request.body.api.value}"
+
+
+def _failure(steps: Iterable[PluginStep]) -> str | None:
+    """Why a profile ended early; None: it did not."""
+    for step in steps:
+        if isinstance(step.said, Exception):
+            return _text(step.said)
+        if step.bound.point == "Filter" and not step.said:
+            return str(FilteredOutError(step.bound.profile))
+    return None
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, PickerError) else type(error).__name__
+
+
+def _describe_stages(span: Span, headers: Mapping[str, str]) -> None:
+    prefiller, encoders = headers.get(PREFILLER_HEADER), headers.get(ENCODERS_HEADER)
+    span.set("llm_d.epp.pd.disaggregation_used", prefiller is not None)
+    if prefiller is None:
+        span.set("llm_d.epp.pd.reason", "no_prefill_endpoint")
+    else:
+        address, _, port = prefiller.rpartition(":")
+        span.set("llm_d.epp.pd.prefill_pod_address", address)
+        span.set("llm_d.epp.pd.prefill_pod_port", port)
+    span.set("llm_d.epp.encode.disaggregation_used", encoders is not None)
+    if encoders is not None:
+        span.set("llm_d.epp.encode.pod_addresses", encoders)
+
+
+def _nothing() -> None:
+    """There is nothing to be closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tracing:
+    """A tracer (None: tracing is off), and how to send what it still holds at the end."""
+
+    tracer: Tracer | None = None
+    close: Callable[[], None] = _nothing
+
+
+def build_tracing(enabled: bool, environment: Mapping[str, str]) -> Tracing:
+    """No tracer, or one that is set up by the `OTEL_…` variables of `environment`.
+
+    OpenTelemetry is an extra (`pip install pointsman[otel]`), imported only where tracing is asked
+    for. Raises `ConfigError` when it is not installed, or a variable has a value that is not
+    supported.
+    """
+    if not enabled:
+        return Tracing()
+    try:
+        implementation = import_module(_IMPLEMENTATION)
+    except ImportError as error:
+        raise ConfigError(f"--tracing needs `pip install pointsman[otel]`: {error}") from error
+    tracing: Tracing = implementation.tracing_from(environment)
+    return tracing

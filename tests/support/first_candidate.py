@@ -1,0 +1,34 @@
+"""The least pipeline there is: parsers, and a scheduler that takes the first candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from picker.decisions.steps import BoundPlugin, PluginStep
+from picker.framework.attributes import Attributes
+from picker.plugins.parsers.openai_parser import OpenAIParser
+from picker.plugins.parsers.passthrough_parser import PassthroughParser
+from picker.requestcontrol.pipeline import ParserTable, RequestPipeline
+from picker.types import Candidate, InferenceRequest, SchedulingResult
+
+
+class FirstCandidate:
+    """Takes the first one."""
+
+    def schedule(
+        self,
+        request: InferenceRequest,
+        candidates: Sequence[Candidate],
+        attributes: Attributes,
+        rng: Random,
+        steps: list[PluginStep],
+    ) -> SchedulingResult:
+        """The first candidate."""
+        return SchedulingResult((candidates[0].endpoint,), "default")
+
+
+def first_candidate() -> RequestPipeline:
+    """The pipeline."""
+    parsers = ParserTable([OpenAIParser(), PassthroughParser()])
+    return RequestPipeline(parsers, BoundPlugin(FirstCandidate()))
