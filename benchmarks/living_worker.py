@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from worker.config import CacheConfig, SchedulerConfig, SimConfig
 from worker.engine.core import EngineCore
-from worker.engine.messages import AddRequest, EngineStats, RequestOutput
+from worker.engine.messages import AddRequest, RequestOutput
 from worker.engine.scheduler import Scheduler
 from worker.executor.sim.runner import SimExecutor, SimLimits
-from worker.types import SamplingParams
+from worker.types import EngineStats, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,14 @@ from typing import Any
 
 from worker.config import EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
-from worker.engine.messages import AddRequest, EngineStats
+from worker.engine.messages import AddRequest
 from worker.engine.pipeline import OverlappedPipeline
 from worker.engine.process import build_core
 from worker.executor import model_runner
 from worker.executor.interface import Executor
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
-from worker.types import ModelOutput, SamplingParams, SchedulerOutput
+from worker.types import EngineStats, ModelOutput, SamplingParams, SchedulerOutput
 
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 1024

@@ -45,7 +45,7 @@ from worker.errors import ConfigError, root_cause
 from worker.executor.sim.runner import CRASH_STATUS
 from worker.faults.injection import App, FaultInjection
 from worker.listener import bound, is_exposed, shown
-from worker.metrics import WorkerMetrics
+from worker.metrics.page import WorkerMetrics
 from worker.tokenizer import sim
 from worker.tokenizer.chat import ChatTemplate, chat_template_of
 from worker.tokenizer.checkpoint import Checkpoint

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+import msgspec
+
 
 class FinishReason(Enum):
     """Why a sequence ended; the value is the OpenAI `finish_reason` and the metric label."""
@@ -231,3 +233,39 @@ class ModelOutput:
     drafts: dict[int, Drafts] = field(default_factory=dict)
     drafting_seconds: float = 0.0
     catch_up_seconds: float = 0.0
+
+
+class EngineStats(msgspec.Struct, frozen=True, array_like=True):
+    """Gauges of the moment and counters since start; the source of `/metrics`.
+
+    Of the waiting sequences `num_deferred` could run but are held back on purpose (a sibling is
+    computing their prefix, scheduling is paused). `sleep_level` None: awake. The client fills in
+    `num_restarts` and `stalled_seconds`, and adds up the counters of engines that died.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_cache_usage: float = 0.0
+    prefix_cache_queries: int = 0  # tokens
+    prefix_cache_hits: int = 0  # tokens
+    num_preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    num_steps: int = 0
+    num_deferred: int = 0
+    prompt_tokens_cached: int = 0
+    num_evictions: int = 0
+    num_hash_collisions: int = 0
+    num_corrupted_requests: int = 0
+    num_event_batches_dropped: int = 0
+    sleep_level: int | None = None
+    num_restarts: int = 0
+    stalled_seconds: float = 0.0
+    is_paused: bool = False  # `Pause` or `Sleep` holds
+    num_drafts: int = 0  # sequences' shares of steps that verified drafts
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_by_position: tuple[int, ...] = ()
+    num_drafter_failures: int = 0  # a drafter raised, or proposed what is no token
+    # Drafts per decoding sequence in the last step, a gauge; 0 while nothing decodes.
+    num_speculative_tokens: float = 0.0

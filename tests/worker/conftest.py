@@ -24,17 +24,11 @@ from worker.api.http.connection import protocol_of
 from worker.api.schema.params import ModelLimits
 from worker.api.server import WorkerApi
 from worker.config import ApiConfig, EngineConfig
-from worker.engine.messages import (
-    AddRequest,
-    Command,
-    CommandReply,
-    EngineStats,
-    RequestOutput,
-)
-from worker.metrics import WorkerMetrics
+from worker.engine.messages import AddRequest, Command, CommandReply, RequestOutput
+from worker.metrics.page import WorkerMetrics
 from worker.tokenizer import sim
 from worker.tokenizer.chat import ChatTemplate
-from worker.types import FinishReason, TokenLogprobs
+from worker.types import EngineStats, FinishReason, TokenLogprobs
 
 Step = RequestOutput | Exception | asyncio.Event
 

@@ -17,9 +17,9 @@ import pytest
 
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig
 from worker.engine.core import EngineCore
-from worker.engine.messages import AddRequest, EngineStats
+from worker.engine.messages import AddRequest
 from worker.engine.scheduler import Scheduler
-from worker.types import SamplingParams
+from worker.types import EngineStats, SamplingParams
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 

@@ -22,13 +22,20 @@ from worker.config import CacheConfig, EngineConfig, SchedulerConfig, Speculativ
 from worker.engine.core import EngineCore
 from worker.engine.drafters.interface import DraftContext, Drafter
 from worker.engine.drafters.registry import build_drafter
-from worker.engine.messages import AddRequest, EngineStats, SpeculationFigures
+from worker.engine.messages import AddRequest, SpeculationFigures
 from worker.engine.process import build_core
 from worker.engine.scheduler import Scheduler
 from worker.engine.speculation import Speculation
 from worker.tokenizer.checkpoint import read_checkpoint
 from worker.tokenizer.tokenizer import Tokenizer, build_tokenizer
-from worker.types import Drafts, ModelOutput, SamplingParams, SchedulerOutput, TokenLogprobs
+from worker.types import (
+    Drafts,
+    EngineStats,
+    ModelOutput,
+    SamplingParams,
+    SchedulerOutput,
+    TokenLogprobs,
+)
 
 VOCABULARY = range(17, 49152)  # of the default model, without its control tokens
 NAMES = ("Anna", "Ben", "Clara", "David", "Emma", "Frank", "Grace", "Henry", "Irene", "Jacob")

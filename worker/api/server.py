@@ -43,9 +43,9 @@ from worker.api.schema.openapi import document_bytes
 from worker.api.schema.requests import MAX_REQUEST_ID_CHARS
 from worker.api.schema.routes import GUARDED_PATHS, MODEL_PATH, ROUTES, Handler, Route, model_id
 from worker.config import ApiConfig, EngineConfig, KvEventsConfig
-from worker.engine.messages import EngineStats
 from worker.errors import EngineDeadError, RequestError
-from worker.metrics import WorkerMetrics
+from worker.metrics.page import WorkerMetrics
+from worker.types import EngineStats
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,6 @@ from worker.engine.messages import (
     Command,
     CommandReply,
     EngineReady,
-    EngineStats,
     FromEngine,
     Pause,
     RequestOutput,
@@ -38,7 +37,7 @@ from worker.engine.messages import (
 )
 from worker.engine.supervision import RestartBudget, Supervision, add_counters, counters_of
 from worker.errors import EngineDeadError, WorkerError
-from worker.types import FinishReason
+from worker.types import EngineStats, FinishReason
 
 
 def merge(earlier: RequestOutput, later: RequestOutput) -> RequestOutput:

@@ -27,14 +27,13 @@ from worker.engine.messages import (
     Command,
     CommandReply,
     Configure,
-    EngineStats,
     RequestOutput,
     StepOutputs,
 )
 from worker.engine.pipeline import InlinePipeline, OverlappedPipeline, Pipeline
 from worker.engine.scheduler import Scheduler
 from worker.executor.interface import Executor
-from worker.types import SchedulerOutput
+from worker.types import EngineStats, SchedulerOutput
 
 
 class EngineCore:

@@ -36,7 +36,6 @@ from worker.engine.messages import (
     AddRequest,
     EngineFailed,
     EngineReady,
-    EngineStats,
     FromEngine,
     Shutdown,
     StepOutputs,
@@ -49,6 +48,7 @@ from worker.errors import ConfigError, ModelError, WorkerError
 from worker.executor.interface import Executor
 from worker.executor.profiling import ProfiledCache, profile
 from worker.executor.sim.runner import build_sim_executor
+from worker.types import EngineStats
 
 logger = logging.getLogger(__name__)
 

@@ -49,13 +49,21 @@ from worker.engine.admission import Admitter, PauseState
 from worker.engine.block_manager import BlockManager
 from worker.engine.counters import Counters
 from worker.engine.live_sequences import LiveSequences, new_sequence
-from worker.engine.messages import AddRequest, EngineStats, RequestOutput
+from worker.engine.messages import AddRequest, RequestOutput
 from worker.engine.planning import Guess, StepInFlight, StepPlan, StepShare
 from worker.engine.sequence import Sequence, SequenceState
 from worker.engine.sequence_kv import SequenceKv
 from worker.engine.speculation import Lookahead, Speculation
 from worker.errors import ConfigError, IntegrityError
-from worker.types import Drafts, Draw, FinishReason, ModelOutput, SchedulerOutput, TokenLogprobs
+from worker.types import (
+    Drafts,
+    Draw,
+    EngineStats,
+    FinishReason,
+    ModelOutput,
+    SchedulerOutput,
+    TokenLogprobs,
+)
 
 
 class Scheduler:

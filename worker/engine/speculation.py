@@ -55,12 +55,11 @@ from worker.engine.lengths.acceptance import Offer
 from worker.engine.lengths.costs import StepCosts
 from worker.engine.lengths.goodput import DraftLengths
 from worker.engine.live_sequences import LiveSequences
-from worker.engine.messages import EngineStats
 from worker.engine.planning import Guess, StepInFlight, StepPlan
 from worker.engine.sequence import Sequence
 from worker.engine.sequence_kv import SequenceKv
 from worker.errors import IntegrityError
-from worker.types import Drafts, ModelOutput
+from worker.types import Drafts, EngineStats, ModelOutput
 
 logger = logging.getLogger(__name__)
 

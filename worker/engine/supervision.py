@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from worker.engine.messages import EngineStats
+from worker.types import EngineStats
 
 WINDOW_SECONDS = 600.0
 FIRST_DELAY_SECONDS = 0.5

@@ -31,7 +31,7 @@ from worker.api.http.exchange import (
     error_body,
 )
 from worker.config import FaultConfig, ServeConfig
-from worker.engine.messages import Configure, EngineStats
+from worker.engine.messages import Configure
 from worker.errors import ConfigError, EngineDeadError, RequestError
 from worker.executor.sim.random import bits, stream
 from worker.faults import sim_settings
@@ -46,6 +46,7 @@ from worker.faults.settings import (
     parse_update,
     show,
 )
+from worker.types import EngineStats
 
 logger = logging.getLogger(__name__)
 

@@ -1,68 +1,16 @@
+# Apart: a table of what the engine counts, read beside docs/metrics.md.
 """Gauges and counters of the engine, each a function of one snapshot."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from operator import attrgetter
 
 from worker.metrics.families import head_text
+from worker.types import EngineStats
 
-
-class EngineNumbers(Protocol):
-    """What the engine tells about itself; `engine.messages.EngineStats` is one."""
-
-    @property
-    def num_running(self) -> int: ...
-    @property
-    def num_waiting(self) -> int: ...
-    @property
-    def num_deferred(self) -> int: ...
-    @property
-    def kv_cache_usage(self) -> float: ...
-    @property
-    def prefix_cache_queries(self) -> int: ...
-    @property
-    def prefix_cache_hits(self) -> int: ...
-    @property
-    def num_preemptions(self) -> int: ...
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def prompt_tokens_cached(self) -> int: ...
-    @property
-    def generation_tokens(self) -> int: ...
-    @property
-    def num_steps(self) -> int: ...
-    @property
-    def num_evictions(self) -> int: ...
-    @property
-    def num_hash_collisions(self) -> int: ...
-    @property
-    def num_corrupted_requests(self) -> int: ...
-    @property
-    def num_event_batches_dropped(self) -> int: ...
-    @property
-    def sleep_level(self) -> int | None: ...
-    @property
-    def num_restarts(self) -> int: ...
-    @property
-    def stalled_seconds(self) -> float: ...
-    @property
-    def num_drafts(self) -> int: ...
-    @property
-    def num_draft_tokens(self) -> int: ...
-    @property
-    def num_accepted_tokens(self) -> int: ...
-    @property
-    def num_accepted_by_position(self) -> tuple[int, ...]: ...
-    @property
-    def num_drafter_failures(self) -> int: ...
-    @property
-    def num_speculative_tokens(self) -> float: ...
-
-
-Read = Callable[[EngineNumbers], float]
+Read = Callable[[EngineStats], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,25 +23,29 @@ class EngineSeries:
     samples: tuple[tuple[str, Read], ...]
 
 
-def _zero(_: EngineNumbers) -> float:
+def _zero(_: EngineStats) -> float:
     return 0
 
 
-def _gauge(name: str, text: str, read: Read) -> EngineSeries:
+def _gauge(name: str, text: str, read: str | Read) -> EngineSeries:
+    """`read` is a field of the snapshot, or a function of it."""
+    read = attrgetter(read) if isinstance(read, str) else read
     return EngineSeries(name, "gauge", text, (("", read),))
 
 
-def _counter(name: str, text: str, read: Read) -> EngineSeries:
-    return EngineSeries(f"{name}_total", "counter", text, (("", read),))
+def _counter(name: str, text: str, read: str | Read) -> EngineSeries:
+    return _counters(name, text, (("", attrgetter(read) if isinstance(read, str) else read),))
+
+
+def _counters(name: str, text: str, samples: tuple[tuple[str, Read], ...]) -> EngineSeries:
+    return EngineSeries(f"{name}_total", "counter", text, samples)
 
 
 VLLM_SERIES = (
-    _gauge("vllm:num_requests_running", "Requests in the running batch.", lambda n: n.num_running),
-    _gauge(
-        "vllm:num_requests_waiting", "Requests waiting to be scheduled.", lambda n: n.num_waiting
-    ),
+    _gauge("num_requests_running", "Requests in the running batch.", "num_running"),
+    _gauge("num_requests_waiting", "Requests waiting to be scheduled.", "num_waiting"),
     EngineSeries(
-        "vllm:num_requests_waiting_by_reason",
+        "num_requests_waiting_by_reason",
         "gauge",
         "Requests waiting for room, or held back on purpose.",
         (
@@ -102,7 +54,7 @@ VLLM_SERIES = (
         ),
     ),
     EngineSeries(
-        "vllm:num_requests_kv_fetch_by_stage",
+        "num_requests_kv_fetch_by_stage",
         "gauge",
         "Requests that take their KV from elsewhere, by how far they are.",
         (
@@ -112,7 +64,7 @@ VLLM_SERIES = (
         ),
     ),
     EngineSeries(
-        "vllm:engine_sleep_state",
+        "engine_sleep_state",
         "gauge",
         "Which of the states the engine is in.",
         (
@@ -121,38 +73,21 @@ VLLM_SERIES = (
             ('sleep_state="discard_all"', lambda n: int(n.sleep_level == 2)),
         ),
     ),
-    _gauge(
-        "vllm:kv_cache_usage_perc",
-        "KV cache in use by live requests, 0 to 1.",
-        lambda n: n.kv_cache_usage,
-    ),
+    _gauge("kv_cache_usage_perc", "KV cache in use by live requests, 0 to 1.", "kv_cache_usage"),
     _counter(
-        "vllm:prefix_cache_queries",
+        "prefix_cache_queries",
         "Prompt tokens looked up in the prefix cache.",
-        lambda n: n.prefix_cache_queries,
+        "prefix_cache_queries",
     ),
-    _counter(
-        "vllm:prefix_cache_hits",
-        "Prompt tokens found in the prefix cache.",
-        lambda n: n.prefix_cache_hits,
-    ),
-    _counter("vllm:external_prefix_cache_queries", "Prompt tokens asked of other workers.", _zero),
-    _counter("vllm:external_prefix_cache_hits", "Prompt tokens found at other workers.", _zero),
-    _counter("vllm:mm_cache_queries", "Items looked up in the multi-modal cache.", _zero),
-    _counter("vllm:mm_cache_hits", "Items found in the multi-modal cache.", _zero),
-    _counter(
-        "vllm:num_preemptions",
-        "Requests preempted to free their blocks.",
-        lambda n: n.num_preemptions,
-    ),
-    _counter(
-        "vllm:prompt_tokens",
-        "Prompt tokens prefilled, cached ones included.",
-        lambda n: n.prompt_tokens,
-    ),
-    EngineSeries(
-        "vllm:prompt_tokens_by_source_total",
-        "counter",
+    _counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_cache_hits"),
+    _counter("external_prefix_cache_queries", "Prompt tokens asked of other workers.", _zero),
+    _counter("external_prefix_cache_hits", "Prompt tokens found at other workers.", _zero),
+    _counter("mm_cache_queries", "Items looked up in the multi-modal cache.", _zero),
+    _counter("mm_cache_hits", "Items found in the multi-modal cache.", _zero),
+    _counter("num_preemptions", "Requests preempted to free their blocks.", "num_preemptions"),
+    _counter("prompt_tokens", "Prompt tokens prefilled, cached ones included.", "prompt_tokens"),
+    _counters(
+        "prompt_tokens_by_source",
         "Prompt tokens, by where their KV came from.",
         (
             ('source="local_compute"', lambda n: n.prompt_tokens - n.prompt_tokens_cached),
@@ -161,13 +96,10 @@ VLLM_SERIES = (
         ),
     ),
     _counter(
-        "vllm:prompt_tokens_cached",
-        "Prompt tokens that were not computed.",
-        lambda n: n.prompt_tokens_cached,
+        "prompt_tokens_cached", "Prompt tokens that were not computed.", "prompt_tokens_cached"
     ),
-    EngineSeries(
-        "vllm:prompt_tokens_cached_by_source_total",
-        "counter",
+    _counters(
+        "prompt_tokens_cached_by_source",
         "Prompt tokens that were not computed, by the memory their KV was in.",
         (
             ('source="device"', lambda n: n.prompt_tokens_cached),
@@ -177,65 +109,51 @@ VLLM_SERIES = (
             ('source="external_unspecified"', _zero),
         ),
     ),
-    _counter("vllm:generation_tokens", "Tokens generated.", lambda n: n.generation_tokens),
+    _counter("generation_tokens", "Tokens generated.", "generation_tokens"),
     _counter(
-        "vllm:corrupted_requests",
-        "Requests whose logits were not numbers.",
-        lambda n: n.num_corrupted_requests,
+        "corrupted_requests", "Requests whose logits were not numbers.", "num_corrupted_requests"
     ),
-    _counter("vllm:watermark_requests", "Not counted; vLLM has it optionally.", _zero),
+    _counter("watermark_requests", "Not counted; vLLM has it optionally.", _zero),
     _counter(
-        "vllm:spec_decode_num_drafts",
+        "spec_decode_num_drafts",
         "Runs of drafts verified: one for each sequence and step.",
-        lambda n: n.num_drafts,
+        "num_drafts",
     ),
-    _counter(
-        "vllm:spec_decode_num_draft_tokens",
-        "Drafted tokens verified.",
-        lambda n: n.num_draft_tokens,
-    ),
-    _counter(
-        "vllm:spec_decode_num_accepted_tokens",
-        "Drafted tokens accepted.",
-        lambda n: n.num_accepted_tokens,
-    ),
+    _counter("spec_decode_num_draft_tokens", "Drafted tokens verified.", "num_draft_tokens"),
+    _counter("spec_decode_num_accepted_tokens", "Drafted tokens accepted.", "num_accepted_tokens"),
 )
 OWN_SERIES = (
-    _counter(
-        "pointsman:engine_restarts",
-        "Engines started in place of one that was lost.",
-        lambda n: n.num_restarts,
-    ),
+    _counter("engine_restarts", "Engines started in place of one that was lost.", "num_restarts"),
     _gauge(
-        "pointsman:engine_stalled",
+        "engine_stalled",
         "1 while a step runs beyond its time budget.",
         lambda n: int(n.stalled_seconds > 0),
     ),
-    _counter("pointsman:engine_steps", "Steps of the engine.", lambda n: n.num_steps),
+    _counter("engine_steps", "Steps of the engine.", "num_steps"),
     _counter(
-        "pointsman:prefix_cache_evictions",
+        "prefix_cache_evictions",
         "Cached blocks whose contents were given up for others.",
-        lambda n: n.num_evictions,
+        "num_evictions",
     ),
     _counter(
-        "pointsman:prefix_cache_hash_collisions",
+        "prefix_cache_hash_collisions",
         "Lookups that met a block of the same hash and other contents.",
-        lambda n: n.num_hash_collisions,
+        "num_hash_collisions",
     ),
     _counter(
-        "pointsman:kv_event_batches_dropped",
+        "kv_event_batches_dropped",
         "Batches of KV events that were not sent because nobody took them in time.",
-        lambda n: n.num_event_batches_dropped,
+        "num_event_batches_dropped",
     ),
     _gauge(
-        "pointsman:spec_decode_draft_length",
+        "spec_decode_draft_length",
         "Drafts verified per decoding sequence in the last step; 0 while nothing decodes.",
-        lambda n: n.num_speculative_tokens,
+        "num_speculative_tokens",
     ),
     _counter(
-        "pointsman:spec_decode_drafter_failures",
+        "spec_decode_drafter_failures",
         "Times that a drafter failed, or proposed what is no token.",
-        lambda n: n.num_drafter_failures,
+        "num_drafter_failures",
     ),
 )
 
@@ -243,37 +161,31 @@ OWN_SERIES = (
 def position_series(num_speculative_tokens: int) -> EngineSeries:
     """Accepted tokens by their place in a run of at most so many drafts."""
 
-    def read(position: int) -> Read:
-        def accepted(numbers: EngineNumbers) -> float:
-            counts = numbers.num_accepted_by_position
-            return counts[position] if position < len(counts) else 0
+    def accepted(position: int) -> Read:
+        # There are no counts before the first draft.
+        return lambda n: sum(n.num_accepted_by_position[position : position + 1])
 
-        return accepted
-
-    return EngineSeries(
-        "vllm:spec_decode_num_accepted_tokens_per_pos_total",
-        "counter",
+    return _counters(
+        "spec_decode_num_accepted_tokens_per_pos",
         "Drafted tokens accepted, by their place in the run.",
-        tuple((f'position="{i}"', read(i)) for i in range(num_speculative_tokens)),
+        tuple((f'position="{i}"', accepted(i)) for i in range(num_speculative_tokens)),
     )
 
 
 class EngineFamilies:
-    """Renders series from a snapshot, through one prepared template."""
+    """Renders series from a snapshot, through one prepared template. `prefix` is of their names."""
 
-    def __init__(self, series: tuple[EngineSeries, ...], labels: str) -> None:
+    def __init__(self, prefix: str, series: tuple[EngineSeries, ...], labels: str) -> None:
         lines: list[str] = []
         for family in series:
-            lines.append(head_text(family.name, family.kind, family.documentation))
-            lines += [_line(family.name, labels, extra) for extra, _ in family.samples]
+            name = f"{prefix}:{family.name}"
+            lines.append(head_text(name, family.kind, family.documentation))
+            for extra, _ in family.samples:
+                both = f"{labels},{extra}" if extra else labels
+                lines.append(f"{name}{{{both}}} ".replace("%", "%%") + "%r\n")
         self._template = "".join(lines)
         self._reads = tuple(read for family in series for _, read in family.samples)
 
-    def render(self, numbers: EngineNumbers) -> bytes:
+    def render(self, stats: EngineStats) -> bytes:
         """The text of every family."""
-        return (self._template % tuple([read(numbers) for read in self._reads])).encode()
-
-
-def _line(name: str, labels: str, extra: str) -> str:
-    both = f"{labels},{extra}" if extra else labels
-    return f"{name}{{{both}}} ".replace("%", "%%") + "%r\n"
+        return (self._template % tuple([read(stats) for read in self._reads])).encode()

@@ -5,26 +5,26 @@ and counters fill one prepared template, a histogram keeps its text until it is 
 the process's own numbers are read at most once a second. (`prometheus_client` renders the same page
 in about two milliseconds; it is the oracle of the tests instead.)
 
-Every series is declared once, here or in `engine_series` and `http`. Names, labels and buckets are
+Every series is declared once, here or in `engine_series`. Names, labels and buckets are
 those of vLLM 0.32; what vLLM does not have is called `pointsman:`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from worker.metrics.engine_series import (
-    OWN_SERIES,
-    VLLM_SERIES,
-    EngineFamilies,
-    EngineNumbers,
-    position_series,
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
 )
+
+from worker.metrics.engine_series import OWN_SERIES, VLLM_SERIES, EngineFamilies, position_series
 from worker.metrics.families import Histogram, LabelledCounter, head_text, label_text
-from worker.metrics.http import HttpMetrics
-from worker.metrics.process import ProcessNumbers
-from worker.metrics.record import RequestRecord
-from worker.types import FinishReason
+from worker.types import EngineStats, FinishReason
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -47,6 +47,15 @@ N_BUCKETS = (1, 2, 5, 10, 20)
 _VLLM_REFUSALS = ("max_num_queued_reqs", "max_num_queued_tokens")
 _OWN_REFUSALS = ("draining", "memory")
 
+EXCLUDED_HANDLERS = frozenset({"/metrics", "/health", "/load", "/ping", "/version", "/server_info"})
+_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
+_MANY_BUCKETS = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0,
+    7.5, 10.0, 30.0, 60.0,
+)  # fmt: skip
+_FEW_BUCKETS = (0.1, 0.5, 1.0)
+_REFRESH_SECONDS = 1.0
+
 
 def one_two_five(limit: int) -> tuple[float, ...]:
     """1, 2, 5, 10, 20, 50, … up to `limit`."""
@@ -58,6 +67,30 @@ def one_two_five(limit: int) -> tuple[float, ...]:
                 return tuple(buckets)
             buckets.append(step * decade)
         decade *= 10
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One ended sequence. Times are on one monotonic clock; None: never came.
+
+    `num_cached_tokens` counts prompt tokens found in the prefix cache. A request with several
+    sequences (n > 1) gives one record for each; only the record of the last one to end carries `n`
+    and `max_num_generation_tokens`, the longest of them.
+    """
+
+    reason: FinishReason
+    num_prompt_tokens: int
+    num_generation_tokens: int
+    max_tokens: int
+    num_preemptions: int
+    arrival_seconds: float
+    scheduled_seconds: float | None
+    first_token_seconds: float | None
+    last_token_seconds: float | None
+    finished_seconds: float
+    num_cached_tokens: int = 0
+    n: int | None = None
+    max_num_generation_tokens: int | None = None
 
 
 class WorkerMetrics:
@@ -76,8 +109,8 @@ class WorkerMetrics:
         """
         self._labels = label_text({"model_name": model_name, "engine": "0"})
         positions = (position_series(num_speculative_tokens),) if num_speculative_tokens else ()
-        self._engine = EngineFamilies((*VLLM_SERIES, *positions), self._labels)
-        self._own = EngineFamilies(OWN_SERIES, self._labels)
+        self._engine = EngineFamilies("vllm", (*VLLM_SERIES, *positions), self._labels)
+        self._own = EngineFamilies("pointsman", OWN_SERIES, self._labels)
         self._constant = _constants(start_unix_seconds)
         self._cache_info = b""
         self._process = ProcessNumbers()
@@ -235,13 +268,13 @@ class WorkerMetrics:
         """An HTTP exchange ended. `handler` is the route's path, "none" when no route matched."""
         self._http.done(handler, method, status, seconds, request_bytes, response_bytes)
 
-    def render(self, numbers: EngineNumbers, now_seconds: float) -> bytes:
-        """The whole page, gauges as of `numbers`; `now_seconds` is a monotonic clock."""
+    def render(self, stats: EngineStats, now_seconds: float) -> bytes:
+        """The whole page, gauges as of `stats`; `now_seconds` is a monotonic clock."""
         return b"".join(
             (
-                self._engine.render(numbers),
+                self._engine.render(stats),
                 self._cache_info,
-                self._own.render(numbers),
+                self._own.render(stats),
                 *[render() for render in self._families],
                 self._constant,
                 self._process.render(now_seconds),
@@ -259,3 +292,118 @@ def _constants(start_unix_seconds: float) -> bytes:
         + head_text("process_start_time_seconds", "gauge", "Start of the process, unix time.")
         + f"process_start_time_seconds {start_unix_seconds!r}\n"
     ).encode()
+
+
+class HttpMetrics:
+    """Owns the counts of HTTP exchanges. Label values are bounded: the caller names routes it has
+    ("none" for the rest), unusual methods are one, and statuses are told by their class.
+    """
+
+    def __init__(self) -> None:
+        self._totals: dict[tuple[str, str, str], int] = {}
+        self._request_bytes: dict[str, tuple[int, int]] = {}
+        self._response_bytes: dict[str, tuple[int, int]] = {}
+        self._all = Histogram(
+            "http_request_duration_highr_seconds",
+            "Latency with many buckets but no API specific labels.",
+            _MANY_BUCKETS,
+            "",
+        )
+        self._by_route: dict[tuple[str, str], Histogram] = {}
+        self._rendered: bytes | None = None
+
+    def done(
+        self,
+        handler: str,
+        method: str,
+        status: int,
+        seconds: float,
+        request_bytes: int,
+        response_bytes: int,
+    ) -> None:
+        """Count one exchange, unless its route is one of `EXCLUDED_HANDLERS`."""
+        if handler in EXCLUDED_HANDLERS:
+            return
+        if method not in _METHODS:
+            method = "other"
+        key = (handler, f"{status // 100}xx", method)
+        self._totals[key] = self._totals.get(key, 0) + 1
+        _add(self._request_bytes, handler, request_bytes)
+        _add(self._response_bytes, handler, response_bytes)
+        self._all.observe(seconds)
+        route = (handler, method)
+        if route not in self._by_route:
+            self._by_route[route] = Histogram(
+                "http_request_duration_seconds",
+                "",
+                _FEW_BUCKETS,
+                label_text({"handler": handler, "method": method}),
+            )
+        self._by_route[route].observe(seconds)
+        self._rendered = None
+
+    def render(self) -> bytes:
+        """The text of every `http_*` family."""
+        if self._rendered is None:
+            self._rendered = self._text().encode() + self._all.render() + self._durations()
+        return self._rendered
+
+    def _text(self) -> str:
+        lines = [
+            head_text(
+                "http_requests_total",
+                "counter",
+                "Total number of requests by method, status and handler.",
+            )
+        ]
+        for (handler, status, method), count in self._totals.items():
+            labels = label_text({"handler": handler, "method": method, "status": status})
+            lines.append(f"http_requests_total{{{labels}}} {count}\n")
+        for name, text, sizes in (
+            (
+                "http_request_size_bytes",
+                "Content length of incoming requests.",
+                self._request_bytes,
+            ),
+            (
+                "http_response_size_bytes",
+                "Content length of outgoing responses.",
+                self._response_bytes,
+            ),
+        ):
+            lines.append(head_text(name, "summary", text))
+            for handler, (count, total) in sizes.items():
+                labels = label_text({"handler": handler})
+                lines.append(f"{name}_count{{{labels}}} {count}\n{name}_sum{{{labels}}} {total}\n")
+        return "".join(lines)
+
+    def _durations(self) -> bytes:
+        head = head_text(
+            "http_request_duration_seconds", "histogram", "Latency with few buckets by handler."
+        )
+        return head.encode() + b"".join(h.render_samples() for h in self._by_route.values())
+
+
+def _add(sizes: dict[str, tuple[int, int]], handler: str, size: int) -> None:
+    count, total = sizes.get(handler, (0, 0))
+    sizes[handler] = (count + 1, total + size)
+
+
+class ProcessNumbers:
+    """What `prometheus_client` tells about a process by default, read at most once a second."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        self._read_at: float | None = None
+        self._text = b""
+
+    def render(self, now_seconds: float) -> bytes:
+        """The text, without the start time, which the worker states itself on every platform."""
+        if self._read_at is None or now_seconds - self._read_at >= _REFRESH_SECONDS:
+            lines = generate_latest(self._registry).splitlines(keepends=True)
+            self._text = b"".join(li for li in lines if b"process_start_time_seconds" not in li)
+            self._read_at = now_seconds
+        return self._text

@@ -301,7 +301,7 @@ async def test_load_comes_in_a_header_when_asked_for(
     bench: Any, form: str, value: str | None
 ) -> None:
     """Balancers may read the load off an answer."""
-    from worker.engine.messages import EngineStats
+    from worker.types import EngineStats
 
     bench.engine.stats = EngineStats(num_waiting=3, kv_cache_usage=0.25)
     async with bench.client() as client:

@@ -18,9 +18,10 @@ from busy_loops import busy_loops, counts_waits, crowded_core, run_for
 from worker.config import EngineConfig
 from worker.engine.child import EngineChild
 from worker.engine.client import EngineClient
-from worker.engine.messages import EngineStats, FromEngine, Heartbeat, StepOutputs
+from worker.engine.messages import FromEngine, Heartbeat, StepOutputs
 from worker.engine.supervision import Supervision
 from worker.errors import WorkerError
+from worker.types import EngineStats
 
 PATIENCE_SECONDS = 240.0
 PATIENT = Supervision(heartbeat_timeout_seconds=60.0)

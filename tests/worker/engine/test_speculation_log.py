@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from worker.engine.messages import EngineStats
 from worker.engine.process import SpeculationLog
+from worker.types import EngineStats
 
 
 def stats(num_drafts: int, drafted: int, *by_position: int) -> EngineStats:

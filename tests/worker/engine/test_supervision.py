@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from worker.engine.messages import EngineStats
 from worker.engine.supervision import (
     LONGEST_DELAY_SECONDS,
     WINDOW_SECONDS,
@@ -13,6 +12,7 @@ from worker.engine.supervision import (
     add_counters,
     counters_of,
 )
+from worker.types import EngineStats
 
 GAUGES = {
     *("num_running", "num_waiting", "num_deferred", "kv_cache_usage", "sleep_level"),

@@ -13,10 +13,11 @@ import msgspec
 import pytest
 
 from worker.config import ApiConfig, EngineConfig, FaultConfig, ServeConfig, SimConfig
-from worker.engine.messages import AddRequest, Command, CommandReply, Configure, EngineStats
+from worker.engine.messages import AddRequest, Command, CommandReply, Configure
 from worker.errors import EngineDeadError
 from worker.faults.injection import FaultInjection, StalledReply
 from worker.faults.settings import FAILURES
+from worker.types import EngineStats
 
 CHAT = "/v1/chat/completions"
 

@@ -10,9 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from worker.app import cache_info
 from worker.config import EngineConfig
-from worker.engine.messages import EngineReady, EngineStats
-from worker.metrics import RequestRecord, WorkerMetrics
-from worker.types import FinishReason
+from worker.engine.messages import EngineReady
+from worker.metrics.page import RequestRecord, WorkerMetrics
+from worker.types import EngineStats, FinishReason
 
 STATS = EngineStats(
     num_running=2,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Histogram, Summary, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from worker.metrics.http import EXCLUDED_HANDLERS, HttpMetrics
+from worker.metrics.page import EXCLUDED_HANDLERS, HttpMetrics
 
 DONE = [
     ("/v1/completions", "POST", 200, 0.2, 100, 1000),

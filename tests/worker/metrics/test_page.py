@@ -8,10 +8,10 @@ import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from worker.engine.messages import EngineStats
-from worker.metrics import RequestRecord, WorkerMetrics, families
+from worker.metrics import families
 from worker.metrics import page as series
-from worker.types import FinishReason
+from worker.metrics.page import RequestRecord, WorkerMetrics
+from worker.types import EngineStats, FinishReason
 
 Make = Callable[..., RequestRecord]
 

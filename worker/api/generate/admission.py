@@ -12,7 +12,7 @@ from pathlib import Path
 from worker.api.generate.engine import Engine
 from worker.api.http.exchange import status_error
 from worker.errors import RequestError
-from worker.metrics import WorkerMetrics
+from worker.metrics.page import WorkerMetrics
 
 _MEMORY_REFRESH_SECONDS = 0.25
 

@@ -9,7 +9,7 @@ from worker.api.generate.frames import Ending
 from worker.api.schema.params import TextParams
 from worker.engine.messages import AddRequest, RequestOutput, SpeculationFigures
 from worker.errors import RequestError
-from worker.metrics import RequestRecord
+from worker.metrics.page import RequestRecord
 from worker.tokenizer.detokenize import Detokenizer
 from worker.tokenizer.tokenizer import Tokenizer
 from worker.types import FinishReason, TokenLogprobs

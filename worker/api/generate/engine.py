@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from worker.engine.messages import AddRequest, Command, CommandReply, EngineStats, RequestOutput
+from worker.engine.messages import AddRequest, Command, CommandReply, RequestOutput
+from worker.types import EngineStats
 
 
 class OutputStream(Protocol):

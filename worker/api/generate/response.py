@@ -23,7 +23,7 @@ from worker.api.generate.logprobs import (
 )
 from worker.api.generate.prepare import Prepared
 from worker.engine.messages import AddRequest, RequestOutput
-from worker.metrics import RequestRecord
+from worker.metrics.page import RequestRecord
 from worker.types import TokenLogprobs
 
 

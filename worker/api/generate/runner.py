@@ -29,7 +29,7 @@ from worker.api.http.exchange import Exchange
 from worker.api.http.off_loop import off_loop_when_large
 from worker.engine.messages import RequestOutput
 from worker.errors import EngineDeadError
-from worker.metrics import WorkerMetrics
+from worker.metrics.page import WorkerMetrics
 from worker.tokenizer.tokenizer import Tokenizer
 from worker.types import FinishReason, TokenLogprobs
 

@@ -18,7 +18,7 @@ from worker.api.http.limits import malformed
 from worker.api.schema.parse import decode
 from worker.api.schema.routes import Handler
 from worker.config import ApiConfig
-from worker.engine.messages import EngineStats
+from worker.types import EngineStats
 
 Prepare = Callable[[bytes, Arrival], Awaitable[Prepared]]
 

@@ -23,8 +23,8 @@ from worker.api.schema.openapi import package_version
 from worker.api.schema.params import unknown_model
 from worker.api.schema.routes import Handler, model_id
 from worker.config import ApiConfig, KvEventsConfig
-from worker.engine.messages import EngineStats
-from worker.metrics import CONTENT_TYPE, WorkerMetrics
+from worker.metrics.page import CONTENT_TYPE, WorkerMetrics
+from worker.types import EngineStats
 
 _METRICS_HEADERS = ((b"content-type", CONTENT_TYPE.encode()),)
 _TEXT_HEADERS = ((b"content-type", b"text/plain; charset=utf-8"),)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from worker.api.generate.admission import Admission, MemoryGuard, resident_bytes
-from worker.engine.messages import EngineStats
 from worker.errors import RequestError
+from worker.types import EngineStats
 
 TEXT = "/v1/completions"
 

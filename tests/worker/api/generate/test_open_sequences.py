@@ -9,7 +9,7 @@ import pytest
 from worker.api.generate.admission import Admission
 from worker.api.generate.open_sequences import OpenSequences, response_of
 from worker.engine.messages import AddRequest
-from worker.metrics import WorkerMetrics
+from worker.metrics.page import WorkerMetrics
 from worker.types import SamplingParams
 
 

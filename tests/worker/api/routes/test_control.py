@@ -12,13 +12,13 @@ from worker.config import ApiConfig, EngineConfig
 from worker.engine.messages import (
     CachedBlock,
     CommandReply,
-    EngineStats,
     Pause,
     ResetPrefixCache,
     Resume,
     Sleep,
     WakeUp,
 )
+from worker.types import EngineStats
 
 ADMIN = {"enable_admin_routes": True}
 

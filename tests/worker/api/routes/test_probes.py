@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from worker.api.http.exchange import Exchange
 from worker.api.routes.probes import ProbeRoutes
 from worker.config import KvEventsConfig
-from worker.engine.messages import EngineStats
+from worker.types import EngineStats
 
 ESCAPED = "/v1/models/org%2Ftiny-v1.0"
 
