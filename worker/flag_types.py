@@ -1,8 +1,51 @@
-"""Argument types of the worker's flags; a value out of range is refused with the bound."""
+"""Flags as rows, and their argument types; a value out of range is refused with the bound."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+
+class Flag(NamedTuple):
+    """One flag. `kind` is its argparse type, the words there are, or bool of a switch. `field` is
+    what a configuration calls it, where the flag is spelled otherwise; its default is the field's.
+    `metavar` is what help calls its value.
+    """
+
+    name: str
+    kind: Callable[[str], Any] | Sequence[str]
+    text: str
+    field: str | None = None
+    metavar: str | None = None
+
+
+def add_flags(group: argparse._ArgumentGroup, flags: Sequence[Flag]) -> None:
+    """Add rows to the group of a parser that has, or gets, the defaults of the fields."""
+    for name, kind, text, field, metavar in flags:
+        dest = field or name.removeprefix("--").replace("-", "_")
+        if kind is bool:
+            switch = argparse.BooleanOptionalAction
+            group.add_argument(name, dest=dest, action=switch, help=text)
+        elif callable(kind):
+            group.add_argument(name, dest=dest, type=kind, metavar=metavar, help=text)
+        else:
+            group.add_argument(name, dest=dest, choices=kind, help=text)
+
+
+def field_defaults(*kinds: Any) -> dict[str, Any]:
+    """The defaults of the fields of configurations, by name; the first that has one counts."""
+    fields = [field for kind in reversed(kinds) for field in dataclasses.fields(kind)]
+    return {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
+
+
+def configured(kind: Callable[..., T], options: argparse.Namespace, **others: Any) -> T:
+    """A configuration: `others`, and for every other field what the flag of its name says."""
+    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    return kind(**{n: getattr(options, n) for n in names if hasattr(options, n)} | others)
 
 
 class at_least:  # noqa: N801 (an argparse type, called like a function)

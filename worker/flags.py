@@ -1,30 +1,195 @@
+# Apart: documents and scripts read the parser, and start nothing.
 """The command line of a worker, in vLLM's spelling, and what it resolves to."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from worker.config import ServeConfig
-from worker.engine_flags import (
-    add_engine_flags,
-    add_failure_flags,
-    add_scheduler_flags,
-    engine_config,
-    kv_events_config,
-    scheduler_config,
+import msgspec
+
+from worker.config import (
+    HASH_ALGOS,
+    ApiConfig,
+    EngineConfig,
+    KvEventsConfig,
+    SchedulerConfig,
+    ServeConfig,
 )
+from worker.engine.policies import POLICIES, VICTIM_POLICIES, WAITING_ORDERS
 from worker.errors import ConfigError
 from worker.faults.sim_flags import add_sim_flags, fault_config, sim_config
-from worker.server_flags import add_model_flags, add_server_flags, api_config, tls_config
+from worker.flag_types import (
+    Flag,
+    add_flags,
+    at_least,
+    byte_count,
+    configured,
+    field_defaults,
+    fraction,
+    positive,
+    power_of_two,
+    seconds_at_least,
+)
+from worker.server_flags import MODEL_FLAGS, add_server_flags, api_config, tls_config
 from worker.speculation_flags import add_speculation_flags, speculative_config
 from worker.tokenizer import sim
 from worker.tokenizer.checkpoint import Checkpoint
 
 DEFAULT_MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SIM_MAX_MODEL_LEN = 8192
+
+# There are five heartbeats in a second; a busy machine delays some.
+LEAST_HEARTBEAT_TIMEOUT_SECONDS = 1.0
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+_MOST_BATCHES = (1 << 31) - 1
+
+# Of flags whose fields have no default, or another one; the sequence length is the model's.
+_OWN_DEFAULTS = {
+    "max_model_len": None,
+    "generation_config": "auto",
+    "override_generation_config": "{}",
+    "sse_keep_alive_interval": 0.0,
+}
+
+_ENGINE = (
+    Flag(
+        "--dtype",
+        DTYPES,
+        "auto is float32 on a CPU, half precision on a GPU; bfloat16 is float32 on a CPU"
+        " without AVX-512 or AVX-NE-CONVERT",
+    ),
+    Flag(
+        "--max-model-len",
+        at_least(2),
+        "tokens of prompt and answer together (default: the model's own, or fewer where the KV"
+        " cache cannot hold as many)",
+    ),
+    Flag("--num-threads", at_least(1), "CPU threads of the torch engine"),
+    Flag(
+        "--block-size", power_of_two, "tokens of a KV block, a power of two (default %(default)s)"
+    ),
+    Flag(
+        "--num-gpu-blocks-override",
+        at_least(1),
+        "KV blocks (default: by memory)",
+        "num_blocks_override",
+    ),
+    Flag(
+        "--kv-cache-memory-bytes",
+        byte_count,
+        "memory of the KV cache, such as 4G (default: by what is available; on a CPU 1 GiB or"
+        " one longest sequence, and at most a quarter of that)",
+    ),
+    Flag(
+        "--gpu-memory-utilization",
+        fraction,
+        "part of a GPU's memory to take, weights included; on a CPU the KV cache takes at most"
+        " this part of what is available (default %(default)s)",
+    ),
+    Flag("--enable-prefix-caching", bool, "re-use the KV of equal beginnings"),
+    Flag(
+        "--prefix-caching-hash-algo",
+        HASH_ALGOS,
+        "names of KV blocks, byte for byte those of vLLM (default %(default)s)",
+    ),
+    Flag(
+        "--prefix-caching-hash-seed",
+        str,
+        'seed of the block hashes, or "random" (default: PYTHONHASHSEED, else as vLLM)',
+        metavar="TEXT",
+    ),
+    Flag("--enable-partial-hits", bool, "re-use the matching head of a block by copying it"),
+    Flag(
+        "--enable-fair-eviction",
+        bool,
+        "evict first from tenants that hold more than an equal share",
+    ),
+    Flag(
+        "--kv-events-config",
+        str,
+        'such as {"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}',
+        metavar="JSON",
+    ),
+)
+_SCHEDULER = (
+    Flag("--max-num-seqs", at_least(1), "sequences that run at once (default %(default)s)"),
+    Flag("--max-num-batched-tokens", at_least(1), "tokens of one step (default %(default)s)"),
+    Flag(
+        "--long-prefill-token-threshold",
+        at_least(0),
+        "tokens of one prompt per step at most; 0 is off",
+    ),
+    Flag("--enable-chunked-prefill", bool, "spread a long prompt over several steps"),
+    Flag("--async-scheduling", bool, "schedule a step while the one before it runs"),
+    Flag(
+        "--scheduling-policy",
+        POLICIES,
+        "priority goes by priority, then arrival; fcfs by arrival, and refuses priorities",
+        "policy",
+    ),
+    Flag(
+        "--waiting-order",
+        WAITING_ORDERS,
+        "lpm admits the longest cached prefix first, within a priority",
+    ),
+    Flag(
+        "--preemption-victim",
+        tuple(VICTIM_POLICIES),
+        "who gives its blocks back when there are too few (default %(default)s)",
+        "victim",
+    ),
+    Flag(
+        "--max-bypasses",
+        at_least(0),
+        "how often others may be admitted before a sequence that does not fit yet",
+    ),
+    Flag(
+        "--in-batch-prefix-tokens",
+        at_least(0),
+        "let a request wait while another computes as much of its prompt; 0 is off",
+    ),
+    Flag("--reserve-full-prompt", bool, "admit a request only when its whole prompt has room"),
+    Flag(
+        "--watermark",
+        fraction,
+        "part of the KV blocks to keep free when admitting (default %(default)s)",
+    ),
+)
+_FAILURES = (
+    Flag(
+        "--engine-failure-policy",
+        ("restart", "exit"),
+        "start a new engine behind the open port, or end with status 1",
+    ),
+    Flag(
+        "--max-engine-restarts",
+        at_least(0),
+        "in ten minutes; one more ends the worker (default %(default)s)",
+    ),
+    Flag(
+        "--heartbeat-timeout",
+        seconds_at_least(LEAST_HEARTBEAT_TIMEOUT_SECONDS),
+        "seconds of silence after which the engine process is killed (default %(default)s)",
+        "heartbeat_timeout_seconds",
+    ),
+    Flag(
+        "--step-budget",
+        positive,
+        "seconds that any step may take; /health is 503 beyond its budget, and at twice the"
+        " budget the engine is killed (default %(default)s)",
+        "step_budget_seconds",
+    ),
+    Flag(
+        "--step-budget-factor",
+        positive,
+        "a step may also take so many times what steps of its size took (default %(default)s)",
+    ),
+)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -46,13 +211,15 @@ def build_parser() -> argparse.ArgumentParser:
         help="torch runs the model; sim answers with words after the time a model would take, and"
         " needs neither a model nor torch",
     )
-    add_model_flags(model)
+    add_flags(model, MODEL_FLAGS)
     add_server_flags(parser.add_argument_group("server"))
-    add_engine_flags(parser.add_argument_group("engine"))
-    add_scheduler_flags(parser.add_argument_group("scheduler"))
+    add_flags(parser.add_argument_group("engine"), _ENGINE)
+    add_flags(parser.add_argument_group("scheduler"), _SCHEDULER)
     add_speculation_flags(parser.add_argument_group("speculative decoding"))
-    add_failure_flags(parser.add_argument_group("engine failures"))
+    add_flags(parser.add_argument_group("engine failures"), _FAILURES)
     add_sim_flags(parser.add_argument_group("simulator (--engine sim)"))
+    defaults = field_defaults(ApiConfig, EngineConfig, SchedulerConfig, ServeConfig)
+    parser.set_defaults(**defaults | _OWN_DEFAULTS)
     return parser
 
 
@@ -88,35 +255,33 @@ def resolve(
     if not 0 <= options.port < 1 << 16:
         raise ConfigError(f"--port must be in [0, 65535], got {options.port}")
     max_model_len = _max_model_len(options.max_model_len, checkpoint)
+    scheduler = _scheduler_config(options, max_model_len)
     speculative = speculative_config(options)
     api = api_config(options, checkpoint, max_model_len, environment)
     if speculative is not None:
         most_drafts = speculative.num_speculative_tokens
         api = dataclasses.replace(api, num_speculative_tokens=most_drafts)
     eos_token_ids = (sim.IM_END_ID,) if checkpoint is None else checkpoint.eos_token_ids
-    engine = engine_config(
+    engine = configured(
+        EngineConfig,
         options,
-        checkpoint,
-        environment,
-        kv_events_config(options, api.served_model_names[0], environment),
-        sim_config(options, checkpoint, eos_token_ids),
+        model_path=None if checkpoint is None else os.path.abspath(checkpoint.path),
+        fits_max_model_len=options.max_model_len is None,
+        prefix_caching_hash_seed=options.prefix_caching_hash_seed
+        or environment.get("PYTHONHASHSEED")
+        or None,
+        scheduler=scheduler,
+        sim=sim_config(options, checkpoint, eos_token_ids),
+        kv_events=_kv_events_config(options, api.served_model_names[0], environment),
+        eos_token_ids=eos_token_ids,
+        speculative=speculative,
+        vocab_size=api.vocab_size,
     )
-    return ServeConfig(
-        host=options.host,
-        port=options.port,
+    return configured(
+        ServeConfig,
+        options,
         api=api,
-        engine=dataclasses.replace(
-            engine,
-            scheduler=scheduler_config(options, max_model_len),
-            eos_token_ids=eos_token_ids,
-            speculative=speculative,
-            vocab_size=api.vocab_size,
-        ),
-        shutdown_timeout_seconds=options.shutdown_timeout,
-        engine_failure_policy=options.engine_failure_policy,
-        max_engine_restarts=options.max_engine_restarts,
-        heartbeat_timeout_seconds=options.heartbeat_timeout,
-        uds=options.uds,
+        engine=engine,
         tls=tls_config(options),
         chat_template=chat_template,
         faults=fault_config(options, environment),
@@ -132,3 +297,60 @@ def _max_model_len(asked: int | None, checkpoint: Checkpoint | None) -> int:
             f" {checkpoint.context_length} tokens"
         )
     return asked or checkpoint.context_length
+
+
+def _scheduler_config(options: argparse.Namespace, max_model_len: int) -> SchedulerConfig:
+    if not options.enable_chunked_prefill and options.max_num_batched_tokens < max_model_len:
+        raise ConfigError(
+            f"--no-enable-chunked-prefill runs a prompt in one step: --max-num-batched-tokens"
+            f" {options.max_num_batched_tokens} must be at least --max-model-len {max_model_len}"
+        )
+    return configured(
+        SchedulerConfig,
+        options,
+        max_model_len=max_model_len,
+        in_batch_prefix_tokens=options.in_batch_prefix_tokens or None,
+    )
+
+
+def _kv_events_config(
+    options: argparse.Namespace, model_name: str, environment: Mapping[str, str]
+) -> KvEventsConfig:
+    """`--kv-events-config`, strictly decoded. Without a topic but with `POD_IP` in the environment
+    the topic is the one that endpoint pickers look for. Raises `ConfigError`.
+    """
+    given: dict[str, Any] = {}
+    if options.kv_events_config is not None:
+        try:
+            given = msgspec.json.decode(options.kv_events_config, type=dict[str, Any])
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"--kv-events-config: not a JSON object: {error}") from error
+    known = KvEventsConfig.__dataclass_fields__
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"--kv-events-config: unknown {name!r}; known are {', '.join(known)}")
+    if "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES" in environment:
+        as_int = environment["VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"] not in ("0", "")
+        given.setdefault("int_block_hashes", as_int)
+    pod = environment.get("POD_IP")
+    if pod:
+        given.setdefault("topic", f"kv@{pod}:{options.port}@{model_name}")
+    try:
+        config = msgspec.convert(given, KvEventsConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"--kv-events-config: {error}") from error
+    if config.publisher not in (None, "zmq", "null"):
+        raise ConfigError(f"--kv-events-config: unknown publisher {config.publisher!r}; use zmq")
+    if config.format not in ("map", "array"):
+        raise ConfigError(f"--kv-events-config: format is map or array, not {config.format!r}")
+    _check_sizes(config)
+    return config
+
+
+def _check_sizes(config: KvEventsConfig) -> None:
+    # ZMQ's own limits are C integers, and one of them is `buffer_steps` + 1.
+    for name, least in (("buffer_steps", 0), ("hwm", 0), ("max_queue_size", 1)):
+        value = getattr(config, name)
+        if not least <= value < _MOST_BATCHES:
+            bounds = f"[{least}, {_MOST_BATCHES - 1}]"
+            raise ConfigError(f"--kv-events-config: {name} must be in {bounds}, got {value}")

@@ -15,7 +15,15 @@ from worker.api.schema.params import ModelLimits, SamplingContext, sampling_para
 from worker.api.schema.requests import SamplingFields
 from worker.config import ApiConfig, TlsConfig
 from worker.errors import ConfigError, RequestError
-from worker.flag_types import at_least, byte_count, not_negative, positive
+from worker.flag_types import (
+    Flag,
+    add_flags,
+    at_least,
+    byte_count,
+    configured,
+    not_negative,
+    positive,
+)
 from worker.tokenizer import sim
 from worker.tokenizer.checkpoint import Checkpoint
 
@@ -33,168 +41,116 @@ _GENERATION_FIELDS = {
     "max_new_tokens": "max_tokens",
 }
 
-_api = ApiConfig((), 0, 0)
+# Without where to listen: `add_server_flags` has that.
+_SERVER = (
+    Flag("--uds", str, "path of a unix socket to listen on instead of a port"),
+    Flag("--ssl-certfile", str, "certificate chain (PEM); serves HTTPS"),
+    Flag("--ssl-keyfile", str, "its private key (PEM)"),
+    Flag("--ssl-ca-certs", str, "CAs (PEM) that must have signed clients' own"),
+    Flag(
+        "--max-num-queued-reqs",
+        at_least(0),
+        "answer 503 when so many sequences wait (default: no limit)",
+    ),
+    Flag(
+        "--max-num-queued-tokens",
+        at_least(0),
+        "answer 503 when so many prompt tokens wait (default: no limit)",
+    ),
+    Flag("--max-body-bytes", byte_count, "longest request body, 64M at most (default %(default)s)"),
+    Flag(
+        "--max-rss-bytes",
+        byte_count,
+        "answer 503 while the HTTP process uses more memory (default: no limit)",
+    ),
+    Flag(
+        "--max-connections",
+        at_least(1),
+        "answer 503 on connections beyond (default: what the file limit allows)",
+    ),
+    Flag(
+        "--header-timeout",
+        positive,
+        "seconds from a request's first byte to the end of its headers (default %(default)s)",
+        "header_timeout_seconds",
+    ),
+    Flag(
+        "--body-timeout",
+        positive,
+        "seconds from there to the end of its body (default %(default)s)",
+        "body_timeout_seconds",
+    ),
+    Flag(
+        "--write-stall-timeout",
+        positive,
+        "seconds that a client may leave its answer unread (default %(default)s)",
+        "write_stall_seconds",
+    ),
+    Flag(
+        "--sse-keep-alive-interval",
+        not_negative,
+        "seconds between comments on a silent stream; 0 is off",
+    ),
+    Flag(
+        "--stream-interval",
+        at_least(1),
+        "tokens gathered into one frame of a stream (default %(default)s)",
+    ),
+    Flag(
+        "--shutdown-timeout",
+        not_negative,
+        "seconds that running requests may take to finish after SIGTERM (default %(default)s)",
+        "shutdown_timeout_seconds",
+    ),
+    Flag("--enable-request-id-headers", bool, "echo X-Request-Id"),
+    Flag("--enable-prompt-tokens-details", bool, "tell cached prompt tokens in usage"),
+    Flag("--enable-force-include-usage", bool, "usage in every stream"),
+    Flag("--return-tokens-as-token-ids", bool, 'tokens of logprobs as "token_id:N"'),
+    Flag("--enable-per-request-metrics", bool, "timings in each response"),
+    Flag(
+        "--enable-admin-routes",
+        bool,
+        "routes that change or show the whole worker: sleep, pause, reset, server info",
+    ),
+    Flag("--enable-tokenizer-info-endpoint", bool, "GET /tokenizer_info", "enable_tokenizer_info"),
+)
+# What a request is answered like when it does not say.
+MODEL_FLAGS = (
+    Flag("--chat-template", str, "a Jinja file, or the template itself in one line"),
+    Flag(
+        "--generation-config",
+        ("auto", "vllm"),
+        "default sampling parameters: auto takes them from the model's generation_config.json,"
+        " vllm takes the API's own",
+    ),
+    Flag(
+        "--override-generation-config",
+        str,
+        'default sampling parameters that win over those, such as {"temperature": 0.7}',
+        metavar="JSON",
+    ),
+    Flag(
+        "--max-logprobs",
+        at_least(-1),
+        "most log probabilities a request may ask for; -1: the vocabulary",
+    ),
+    Flag("--seed", int, "makes the seeds drawn for requests without one repeatable"),
+)
 
 
 def add_server_flags(group: argparse._ArgumentGroup) -> None:
     """Where to listen, whom to let in, how much to take."""
-    group.add_argument("--host", default="127.0.0.1", help="address to bind (default %(default)s)")
-    group.add_argument(
-        "--port",
-        type=int,
-        default=8000,
-        help="port to bind; 0 picks a free one (default %(default)s)",
-    )
-    group.add_argument("--uds", help="path of a unix socket to listen on instead of a port")
-    _add_names(group)
-    group.add_argument("--ssl-certfile", help="certificate chain (PEM); serves HTTPS")
-    group.add_argument("--ssl-keyfile", help="its private key (PEM)")
-    group.add_argument("--ssl-ca-certs", help="CAs (PEM) that must have signed clients' own")
-    group.add_argument(
-        "--max-num-queued-reqs",
-        type=at_least(0),
-        help="answer 503 when so many sequences wait (default: no limit)",
-    )
-    group.add_argument(
-        "--max-num-queued-tokens",
-        type=at_least(0),
-        help="answer 503 when so many prompt tokens wait (default: no limit)",
-    )
-    group.add_argument(
-        "--max-body-bytes",
-        type=byte_count,
-        default=_api.max_body_bytes,
-        help="longest request body, 64M at most (default %(default)s)",
-    )
-    group.add_argument(
-        "--max-rss-bytes",
-        type=byte_count,
-        help="answer 503 while the HTTP process uses more memory (default: no limit)",
-    )
-    group.add_argument(
-        "--max-connections",
-        type=at_least(1),
-        help="answer 503 on connections beyond (default: what the file limit allows)",
-    )
-    _add_timeouts(group)
-    _add_switches(group)
-
-
-def _add_names(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--host", default="127.0.0.1", help="address to bind (default %(default)s)")
+    text = "port to bind; 0 picks a free one (default %(default)s)"
+    add("--port", type=int, default=8000, help=text)
+    add_flags(group, _SERVER[:1])
     # "extend", so that a flag given twice does not lose what it was given first.
-    group.add_argument(
-        "--served-model-name",
-        nargs="+",
-        action="extend",
-        help="names to serve the model under",
-    )
-    group.add_argument(
-        "--api-key",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="bearer keys that the /v1 routes ask for",
-    )
-
-
-def _add_timeouts(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--header-timeout",
-        type=positive,
-        default=_api.header_timeout_seconds,
-        help="seconds from a request's first byte to the end of its headers (default %(default)s)",
-    )
-    group.add_argument(
-        "--body-timeout",
-        type=positive,
-        default=_api.body_timeout_seconds,
-        help="seconds from there to the end of its body (default %(default)s)",
-    )
-    group.add_argument(
-        "--write-stall-timeout",
-        type=positive,
-        default=_api.write_stall_seconds,
-        help="seconds that a client may leave its answer unread (default %(default)s)",
-    )
-    group.add_argument(
-        "--sse-keep-alive-interval",
-        type=not_negative,
-        default=0.0,
-        help="seconds between comments on a silent stream; 0 is off",
-    )
-    group.add_argument(
-        "--stream-interval",
-        type=at_least(1),
-        default=_api.stream_interval,
-        help="tokens gathered into one frame of a stream (default %(default)s)",
-    )
-    group.add_argument(
-        "--shutdown-timeout",
-        type=not_negative,
-        default=30.0,
-        help="seconds that running requests may take to finish after SIGTERM (default %(default)s)",
-    )
-
-
-def _add_switches(group: argparse._ArgumentGroup) -> None:
-    switches = (
-        ("--enable-request-id-headers", _api.enable_request_id_headers, "echo X-Request-Id"),
-        (
-            "--enable-prompt-tokens-details",
-            _api.enable_prompt_tokens_details,
-            "tell cached prompt tokens in usage",
-        ),
-        ("--enable-force-include-usage", _api.enable_force_include_usage, "usage in every stream"),
-        (
-            "--return-tokens-as-token-ids",
-            _api.return_tokens_as_token_ids,
-            'tokens of logprobs as "token_id:N"',
-        ),
-        (
-            "--enable-per-request-metrics",
-            _api.enable_per_request_metrics,
-            "timings in each response",
-        ),
-        (
-            "--enable-admin-routes",
-            _api.enable_admin_routes,
-            "routes that change or show the whole worker: sleep, pause, reset, server info",
-        ),
-        (
-            "--enable-tokenizer-info-endpoint",
-            _api.enable_tokenizer_info,
-            "GET /tokenizer_info",
-        ),
-    )
-    for flag, default, text in switches:
-        group.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=text)
-
-
-def add_model_flags(group: argparse._ArgumentGroup) -> None:
-    """What a request is answered like when it does not say."""
-    group.add_argument("--chat-template", help="a Jinja file, or the template itself in one line")
-    group.add_argument(
-        "--generation-config",
-        choices=("auto", "vllm"),
-        default="auto",
-        help="default sampling parameters: auto takes them from the model's generation_config.json,"
-        " vllm takes the API's own",
-    )
-    group.add_argument(
-        "--override-generation-config",
-        default="{}",
-        metavar="JSON",
-        help='default sampling parameters that win over those, such as {"temperature": 0.7}',
-    )
-    group.add_argument(
-        "--max-logprobs",
-        type=at_least(-1),
-        default=_api.max_logprobs,
-        help="most log probabilities a request may ask for; -1: the vocabulary",
-    )
-    group.add_argument(
-        "--seed", type=int, help="makes the seeds drawn for requests without one repeatable"
-    )
+    names = "names to serve the model under"
+    add("--served-model-name", nargs="+", action="extend", help=names)
+    keys = "bearer keys that the /v1 routes ask for"
+    add("--api-key", nargs="+", action="extend", default=[], help=keys)
+    add_flags(group, _SERVER[1:])
 
 
 def read_chat_template(options: argparse.Namespace) -> str | None:
@@ -219,35 +175,19 @@ def api_config(
         raise ConfigError(f"--max-body-bytes may be {MAX_BODY_BYTES_LIMIT} at most")
     name = SIM_MODEL_NAME if checkpoint is None else checkpoint.name
     path = None if checkpoint is None else str(checkpoint.path)
-    return ApiConfig(
+    return configured(
+        ApiConfig,
+        options,
         served_model_names=tuple(options.served_model_name or (name,)),
         max_model_len=max_model_len,
         vocab_size=sim.VOCAB_SIZE if checkpoint is None else checkpoint.vocab_size,
         accepted_model_names=() if path is None else (path,),
         model_root=path or name,
         api_keys=_api_keys(options, environment),
-        max_body_bytes=options.max_body_bytes,
-        max_num_seqs=options.max_num_seqs,
-        max_num_queued_reqs=options.max_num_queued_reqs,
-        write_stall_seconds=options.write_stall_timeout,
-        seed=options.seed,
-        max_num_queued_tokens=options.max_num_queued_tokens,
-        max_logprobs=options.max_logprobs,
-        enable_priority=options.scheduling_policy == "priority",
-        enable_request_id_headers=options.enable_request_id_headers,
-        enable_prompt_tokens_details=options.enable_prompt_tokens_details,
-        enable_force_include_usage=options.enable_force_include_usage,
-        return_tokens_as_token_ids=options.return_tokens_as_token_ids,
-        enable_per_request_metrics=options.enable_per_request_metrics,
+        enable_priority=options.policy == "priority",
         sse_keep_alive_seconds=options.sse_keep_alive_interval or None,
-        stream_interval=options.stream_interval,
-        max_rss_bytes=options.max_rss_bytes,
         enable_admin_routes=options.enable_admin_routes
         or environment.get("VLLM_SERVER_DEV_MODE") == "1",
-        enable_tokenizer_info=options.enable_tokenizer_info_endpoint,
-        header_timeout_seconds=options.header_timeout,
-        body_timeout_seconds=options.body_timeout,
-        max_connections=options.max_connections,
         default_sampling=_default_sampling(options, checkpoint, max_model_len),
     )
 
