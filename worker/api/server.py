@@ -82,7 +82,7 @@ class WorkerApi:
             **ProbeRoutes(config, engine, stats, admission, metrics, kv_events).handlers(),
             **ControlRoutes(config, engine, sequences, engine_config).handlers(),
         }
-        routes = [route for route in ROUTES if route.when(config)]
+        routes = [route for route in ROUTES if route.is_served(config)]
         document = document_bytes(routes, has_keys=bool(self._keys))
         handlers["openapi"] = lambda exchange: exchange.reply(document)
         self._routes: dict[str, dict[str, tuple[Route, Handler]]] = {}

@@ -139,8 +139,6 @@ class EngineChild:
             self._release()
         await self._reap(process)
 
-    # ---- below: private ---------------------------------------------------------------------
-
     async def _started(self) -> Process:
         self._directory = Path(tempfile.mkdtemp(prefix="pointsman-"))
         self._context = zmq.Context()

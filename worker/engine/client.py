@@ -295,8 +295,6 @@ class EngineClient:
         if self._streams and self._child is not None:
             self._child.send(AbortRequests(list(self._streams)))
 
-    # ---- below: private ---------------------------------------------------------------------
-
     def _new_child(self, config: EngineConfig) -> EngineChild:
         return EngineChild(config, self._supervision, self._receive)
 

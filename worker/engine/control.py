@@ -107,8 +107,6 @@ class CommandRunner:
         else:
             self._reply(command)
 
-    # ---- below: private ---------------------------------------------------------------------
-
     def _update_pause_state(self) -> None:
         """Tell the scheduler what may be scheduled after all this."""
         state = self._paused

@@ -146,8 +146,6 @@ class EngineCore:
         """Give the device back. Idempotent."""
         self._pipeline.shutdown()
 
-    # ---- below: private ---------------------------------------------------------------------
-
     def _submit(self) -> bool:
         """Schedule the next step and hand it over; False when there is none."""
         now = self._clock()

@@ -277,8 +277,6 @@ class Scheduler:
         if self._lookahead is not None:
             self._lookahead.check_integrity(self._in_flight)
 
-    # ---- below: private ---------------------------------------------------------------------
-
     def _must_wait(self) -> bool:
         if self._lookahead is None or not self._in_flight:
             return False

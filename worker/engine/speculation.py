@@ -207,8 +207,6 @@ class Speculation:
         if {*self._kept, *self._given_up, *self._faulted} - set(live):
             raise IntegrityError("drafts are remembered for a sequence that has ended")
 
-    # ---- below: private ---------------------------------------------------------------------
-
     def _has_drafter(self, sequence: Sequence) -> bool:
         if self._drafter is None:
             return self._has_device_drafter
@@ -349,8 +347,6 @@ class Lookahead:
             table = self._kv.blocks.table(sequence.seq_id)
             if len(table) > self._kv.blocks_for(sequence.num_tokens):
                 raise IntegrityError(f"sequence {sequence.seq_id} holds room for drafts")
-
-    # ---- below: private ---------------------------------------------------------------------
 
     def _room_ahead(self, plan: StepPlan) -> int:
         """For how many drafts the step after `plan` has room: what it runs besides is known. Who

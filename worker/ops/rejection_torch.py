@@ -13,7 +13,6 @@ from worker.ops.drafted import AcceptedPrefixes, DraftBatch
 
 
 def log_normalizers(scores: Tensor) -> Tensor:
-    """See `rejection.Sums`."""
     # A position at a time: float64 takes twice the memory of what is given.
     columns = [_log_normalizers(row) for row in scores.unbind(1)]
     return torch.stack(columns, 1) if columns else scores.new_zeros(len(scores), 0).double()
@@ -27,7 +26,6 @@ def _log_normalizers(scores: Tensor) -> Tensor:
 
 
 def excess(batch: DraftBatch, normalizers: Tensor, log_weights: Tensor) -> Tensor:
-    """See `rejection.Sums`."""
     masses = torch.zeros_like(normalizers)
     for index in range(masses.shape[1]):
         shift = log_weights[:, index] - normalizers[:, index]
@@ -45,7 +43,6 @@ def residuals(scores: Tensor, proposals: Tensor, shifts: Tensor) -> Tensor:
 
 
 def last_tokens(batch: DraftBatch, acceptance: AcceptedPrefixes, noise: Tensor) -> Tensor:
-    """See `rejection.Sums`."""
     accepted = acceptance.num_accepted
     everyone = torch.arange(len(accepted), device=accepted.device)
     rows = batch.scores[everyone, accepted]

@@ -124,7 +124,6 @@ def _best_kernel(  # noqa: PLR0913, PLR0917
 
 
 def log_normalizers(scores: Tensor) -> Tensor:
-    """See `rejection.Sums`."""
     size, rows, vocab_size = scores.shape
     if scores.stride(2) != 1:
         scores = scores.contiguous()
@@ -142,7 +141,6 @@ def log_normalizers(scores: Tensor) -> Tensor:
 
 
 def excess(batch: DraftBatch, normalizers: Tensor, log_weights: Tensor) -> Tensor:
-    """See `rejection.Sums`."""
     size, num_drafts, vocab_size = batch.proposals.shape
     masses = torch.zeros_like(normalizers)
     if size and num_drafts:
@@ -159,7 +157,6 @@ def excess(batch: DraftBatch, normalizers: Tensor, log_weights: Tensor) -> Tenso
 
 
 def last_tokens(batch: DraftBatch, acceptance: AcceptedPrefixes, noise: Tensor) -> Tensor:
-    """See `rejection.Sums`."""
     size, num_drafts, vocab_size = batch.proposals.shape
     accepted = acceptance.num_accepted
     rows = batch.scores[torch.arange(size, device=accepted.device), accepted]

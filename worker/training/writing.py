@@ -151,8 +151,6 @@ class TextWriter:
         self._ended.clear()
         return _leading(sizes, num_tokens)
 
-    # ---- below: private ---------------------------------------------------------------------
-
     def _unmade(self, done: frozenset[int], seed: int) -> Iterator[_Row]:
         for index in count():
             if index // SHARD_CONVERSATIONS in done:

@@ -193,7 +193,6 @@ class ChatFrames:
         return frame + self.delta(Delta(index, self._echo, usage=usage)) if self._echo else frame
 
     def delta(self, delta: Delta) -> bytes:
-        """See `Frames.delta`."""
         ids = _or_null(delta.token_ids)
         start = self._start + b'{"index":%d,"delta":{"content":' % delta.index
         start += _encode(delta.text) + b'},"logprobs":' + _or_null(delta.logprobs)
@@ -209,11 +208,9 @@ class ChatFrames:
         return start + end + _tail(self._head, delta.usage, delta.metrics, last=ending is not None)
 
     def usage(self, usage: TokenCounts, metrics: Json | None) -> bytes:
-        """See `Frames.usage`."""
         return self._start + _tail(self._head, usage, metrics, last=True)
 
     def body(self, answers: Sequence[Answer], usage: TokenCounts, metrics: Json | None) -> bytes:
-        """See `Frames.body`."""
         return _encode(
             ChatCompletion(
                 **_facts(self._head, usage, metrics),
@@ -250,7 +247,6 @@ class CompletionFrames:
         return self._start + choice % index + facts + _tail(self._head, usage, None, last=False)
 
     def delta(self, delta: Delta) -> bytes:
-        """See `Frames.delta`."""
         end = delta.ending or Ending("", None)
         ids = b"" if delta.token_ids is None else b',"token_ids":' + _encode(delta.token_ids)
         return (
@@ -268,11 +264,9 @@ class CompletionFrames:
         )
 
     def usage(self, usage: TokenCounts, metrics: Json | None) -> bytes:
-        """See `Frames.usage`."""
         return self._start + _tail(self._head, usage, metrics, last=True)
 
     def body(self, answers: Sequence[Answer], usage: TokenCounts, metrics: Json | None) -> bytes:
-        """See `Frames.body`."""
         return _encode(
             TextCompletion(
                 **_facts(self._head, usage, metrics),
@@ -302,15 +296,12 @@ class TokenFrames:
         return b""
 
     def delta(self, delta: Delta) -> bytes:
-        """See `Frames.delta`."""
         return self._frame([self._choice(delta.index, delta)], delta.usage, delta.metrics)
 
     def usage(self, usage: TokenCounts, metrics: Json | None) -> bytes:
-        """See `Frames.usage`."""
         return self._frame([], usage, metrics)
 
     def body(self, answers: Sequence[Answer], usage: TokenCounts, metrics: Json | None) -> bytes:
-        """See `Frames.body`."""
         return _encode(
             Generated(
                 **self._head,

@@ -137,7 +137,6 @@ class ChatLogprobs:
         """See `LogprobsWriter.follow`: nothing counts characters here."""
 
     def take(self, entries: Sequence[TokenLogprobs]) -> Json:
-        """See `LogprobsWriter.take`."""
         return {"content": [self._content(entry) for entry in entries]}
 
     def _content(self, entry: TokenLogprobs) -> Json:
@@ -195,11 +194,9 @@ class CompletionLogprobs:
             start = part.stop
 
     def follow(self, prompt_text: str) -> None:
-        """See `LogprobsWriter.follow`."""
         self._offset = len(prompt_text)
 
     def take(self, entries: Sequence[TokenLogprobs]) -> Json:
-        """See `LogprobsWriter.take`."""
         return {
             "text_offset": [self._pass(e.token_ids[0]) for e in entries],
             "token_logprobs": [clamped(e.logprobs[0]) for e in entries],

@@ -23,7 +23,6 @@ class OpenSequences:
         self._open: dict[str, _ListedStream] = {}
 
     def open(self, request: AddRequest) -> tuple[OutputStream, ...]:
-        """See `Engine.open`."""
         streams = self._engine.open(request)
         prefilled = self._admission.queued(len(request.prompt_token_ids))
         listed = tuple(_ListedStream(stream, prefilled, self._open) for stream in streams)
@@ -67,13 +66,11 @@ class _ListedStream:
         self._listed = listed
 
     async def next(self) -> RequestOutput:
-        """See `OutputStream.next`."""
         output = await self._stream.next()
         self._prefilled()
         return output
 
     def close(self) -> None:
-        """See `OutputStream.close`."""
         self._prefilled()
         self._listed.pop(self.request_id, None)
         self._stream.close()

@@ -112,23 +112,18 @@ class _LingeringTransport(asyncio.Transport):
         return self._closing or self._transport.is_closing()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """See `asyncio.WriteTransport.write`."""
         self._transport.write(data)
 
     def pause_reading(self) -> None:
-        """See `asyncio.ReadTransport.pause_reading`."""
         self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """See `asyncio.ReadTransport.resume_reading`."""
         self._transport.resume_reading()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """See `asyncio.BaseTransport.get_extra_info`."""
         return self._transport.get_extra_info(name, default)
 
     def abort(self) -> None:
-        """See `asyncio.WriteTransport.abort`."""
         self._transport.abort()
 
 
@@ -278,8 +273,6 @@ class GuardedProtocol(HttpToolsProtocol):
             self.transport.abort()  # nobody reads, so that a close would wait for ever
         else:
             self.transport.close()
-
-    # ---- below: private ---------------------------------------------------------------------
 
     def _grow_head(self, num_bytes: int) -> None:
         self._head_bytes += num_bytes

@@ -157,21 +157,17 @@ class OffsetsRecorder:
 
     @property
     def vocab_size(self) -> int:
-        """See `Tokenizer.vocab_size`."""
         return self._tokenizer.vocab_size
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """See `Tokenizer.special_ids`."""
         return self._tokenizer.special_ids
 
     @property
     def strips_leading_space(self) -> bool:
-        """See `Tokenizer.strips_leading_space`."""
         return self._tokenizer.strips_leading_space
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """See `Tokenizer.encode`."""
         ids, offsets = self.encode_with_offsets(text, add_special_tokens=add_special_tokens)
         encoding = ids, msgspec.Raw(msgspec.json.encode(offsets))
         self._encodings.setdefault((text, add_special_tokens), encoding)
@@ -180,19 +176,15 @@ class OffsetsRecorder:
     def encode_with_offsets(
         self, text: str, *, add_special_tokens: bool
     ) -> tuple[list[int], Offsets]:
-        """See `Tokenizer.encode_with_offsets`."""
         return self._tokenizer.encode_with_offsets(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
-        """See `Tokenizer.decode`."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """See `Tokenizer.token_bytes`."""
         return self._tokenizer.token_bytes(token_id)
 
     def token_text(self, token_id: int) -> str:
-        """See `Tokenizer.token_text`."""
         return self._tokenizer.token_text(token_id)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -22,21 +22,6 @@ from worker.config import ApiConfig
 from worker.errors import RequestError
 
 Handler = Callable[[Exchange], Awaitable[None]]
-
-
-def always(_config: ApiConfig) -> bool:
-    """The route is there whatever the flags."""
-    return True
-
-
-def with_admin(config: ApiConfig) -> bool:
-    """The route needs `--enable-admin-routes`."""
-    return config.enable_admin_routes
-
-
-def with_tokenizer_info(config: ApiConfig) -> bool:
-    """The route needs `--enable-tokenizer-info-endpoint`."""
-    return config.enable_tokenizer_info
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +43,9 @@ class Route:
 
     `body` and `answer` are the types of the JSON in and out (a tuple: any of them); `answer` None
     is an empty body.
-    `statuses` are those besides 200 and what every route may answer. A `guarded` route asks for an
-    API key where there are any, whatever its path.
+    `statuses` are those besides 200 and what every route may answer. `switch` names the field of
+    `ApiConfig` without which there is no such route. A `guarded` route asks for an API key where
+    there are any, whatever its path.
     """
 
     method: str
@@ -72,79 +58,86 @@ class Route:
     streams: bool = False
     query: tuple[Query, ...] = ()
     statuses: tuple[int, ...] = ()
-    when: Callable[[ApiConfig], bool] = always
+    switch: str | None = None
     guarded: bool = False
+
+    def is_served(self, config: ApiConfig) -> bool:
+        """Whether a server of this configuration has the route."""
+        return self.switch is None or bool(getattr(config, self.switch))
 
 
 _MODELS = "/v1/models/"
 MODEL_PATH = _MODELS + "{id}"
 
-_GENERATION = (404, 503)
 _COMMAND = (503,)
 _MODE = "abort ends what is in flight, wait lets it finish, keep freezes it"
 
+
+def _generation(path: str, name: str, summary: str, body: Any, answer: Any) -> Route:
+    return Route("POST", path, name, summary, body, answer, streams=True, statuses=(404, 503))
+
+
+def _text(path: str, name: str, summary: str, body: Any, answer: Any) -> Route:
+    return Route("POST", path, name, summary, body, answer, statuses=(404,))
+
+
+def _admin(
+    method: str, path: str, summary: str, answer: Any, *query: Query, runs_command: bool = True
+) -> Route:
+    """A route of operators, named after its path."""
+    return Route(
+        method,
+        path,
+        path[1:].replace("/", "_"),
+        summary,
+        answer=answer,
+        query=query,
+        statuses=_COMMAND if runs_command else (),
+        switch="enable_admin_routes",
+        guarded=True,
+    )
+
+
 GENERATION_ROUTES = (
-    Route(
-        "POST",
-        "/v1/chat/completions",
-        "chat",
-        "Answer a conversation",
-        body=ChatRequest,
-        answer=answers.ChatCompletion,
-        streams=True,
-        statuses=_GENERATION,
+    _generation(
+        "/v1/chat/completions", "chat", "Answer a conversation", ChatRequest, answers.ChatCompletion
     ),
-    Route(
-        "POST",
+    _generation(
         "/v1/completions",
         "completion",
         "Continue one or several texts",
-        body=CompletionRequest,
-        answer=answers.TextCompletion,
-        streams=True,
-        statuses=_GENERATION,
+        CompletionRequest,
+        answers.TextCompletion,
     ),
-    Route(
-        "POST",
+    _generation(
         "/inference/v1/generate",
         "generate",
         "Continue token ids; answers with token ids",
-        body=GenerateRequest,
-        answer=answers.Generated,
-        streams=True,
-        statuses=_GENERATION,
+        GenerateRequest,
+        answers.Generated,
     ),
-    Route(
-        "POST",
-        "/invocations",
-        "invocations",
-        "Whatever the body is: a conversation, a text, or token ids (SageMaker)",
-        body=(ChatRequest, CompletionRequest, GenerateRequest),
-        answer=(answers.ChatCompletion, answers.TextCompletion, answers.Generated),
-        streams=True,
-        statuses=_GENERATION,
+    replace(
+        _generation(
+            "/invocations",
+            "invocations",
+            "Whatever the body is: a conversation, a text, or token ids (SageMaker)",
+            (ChatRequest, CompletionRequest, GenerateRequest),
+            (answers.ChatCompletion, answers.TextCompletion, answers.Generated),
+        ),
         guarded=True,
     ),
 )
 
 TEXT_ROUTES = (
-    Route(
-        "POST",
+    _text(
         "/tokenize",
         "tokenize",
         "Token ids of a text or a conversation",
-        body=TokenizeRequest,
-        answer=answers.Tokenized,
-        statuses=(404,),
+        TokenizeRequest,
+        answers.Tokenized,
     ),
-    Route(
-        "POST",
-        "/detokenize",
-        "detokenize",
-        "The text of token ids",
-        body=DetokenizeRequest,
-        answer=answers.Detokenized,
-        statuses=(404,),
+    _text(
+        "/detokenize", "detokenize", "The text of token ids", DetokenizeRequest, answers.Detokenized
     ),
     Route(
         "GET",
@@ -152,25 +145,21 @@ TEXT_ROUTES = (
         "tokenizer_info",
         "The tokenizer's vocabulary size, special tokens and chat template",
         answer=answers.TokenizerInfo,
-        when=with_tokenizer_info,
+        switch="enable_tokenizer_info",
     ),
-    Route(
-        "POST",
+    _text(
         "/v1/completions/render",
         "render_completion",
         "What /v1/completions would ask of the engine, one entry a prompt",
-        body=CompletionRequest,
-        answer=list[answers.Rendered],
-        statuses=(404,),
+        CompletionRequest,
+        list[answers.Rendered],
     ),
-    Route(
-        "POST",
+    _text(
         "/v1/chat/completions/render",
         "render_chat",
         "What /v1/chat/completions would ask of the engine",
-        body=ChatRequest,
-        answer=answers.Rendered,
-        statuses=(404,),
+        ChatRequest,
+        answers.Rendered,
     ),
 )
 
@@ -184,12 +173,7 @@ PROBE_ROUTES = (
     Route("GET", "/metrics", "metrics", "Prometheus metrics", answer=str, media_type="text/plain"),
     Route("GET", "/v1/models", "models", "The served models", answer=answers.ModelList),
     Route(
-        "GET",
-        MODEL_PATH,
-        "model",
-        "One served model",
-        answer=answers.ModelCard,
-        statuses=(404,),
+        "GET", MODEL_PATH, "model", "One served model", answer=answers.ModelCard, statuses=(404,)
     ),
     Route(
         "GET",
@@ -218,105 +202,60 @@ CONTROL_ROUTES = (
         body=AbortBody,
         guarded=True,
     ),
-    Route(
+    _admin(
         "POST",
         "/reset_prefix_cache",
-        "reset_prefix_cache",
         "Forget all cached blocks",
-        answer=answers.Success,
-        query=(
-            Query("reset_running_requests", bool, False, "Preempt what runs, so that it succeeds"),
-        ),
-        statuses=_COMMAND,
-        when=with_admin,
-        guarded=True,
+        answers.Success,
+        Query("reset_running_requests", bool, False, "Preempt what runs, so that it succeeds"),
     ),
-    Route(
+    _admin(
         "POST",
         "/pause",
-        "pause",
         "Stop scheduling",
-        answer=answers.Status,
-        query=(
-            Query("mode", answers.PauseMode, "abort", _MODE),
-            Query("clear_cache", bool, True, "Reset the prefix cache too (not with keep)"),
-        ),
-        statuses=_COMMAND,
-        when=with_admin,
-        guarded=True,
+        answers.Status,
+        Query("mode", answers.PauseMode, "abort", _MODE),
+        Query("clear_cache", bool, True, "Reset the prefix cache too (not with keep)"),
     ),
-    Route(
-        "POST",
-        "/resume",
-        "resume",
-        "Schedule again",
-        answer=answers.Status,
-        statuses=_COMMAND,
-        when=with_admin,
-        guarded=True,
+    _admin("POST", "/resume", "Schedule again", answers.Status),
+    _admin(
+        "GET", "/is_paused", "Whether scheduling is stopped", answers.IsPaused, runs_command=False
     ),
-    Route(
-        "GET",
-        "/is_paused",
-        "is_paused",
-        "Whether scheduling is stopped",
-        answer=answers.IsPaused,
-        when=with_admin,
-        guarded=True,
-    ),
-    Route(
+    _admin(
         "POST",
         "/sleep",
-        "sleep",
         "Pause, and give memory back: 0 none, 1 the KV cache and the weights to the host, 2 both",
-        answer=answers.Sleeping,
-        query=(
-            Query("level", answers.SleepLevel, 1, "0, 1 or 2"),
-            Query("mode", answers.PauseMode, "abort", _MODE),
-        ),
-        statuses=_COMMAND,
-        when=with_admin,
-        guarded=True,
+        answers.Sleeping,
+        Query("level", answers.SleepLevel, 1, "0, 1 or 2"),
+        Query("mode", answers.PauseMode, "abort", _MODE),
     ),
-    Route(
+    _admin(
         "POST",
         "/wake_up",
-        "wake_up",
         "Undo sleep, wholly or in part",
-        answer=answers.Awake,
-        query=(Query("tags", answers.WakeTag, None, "weights, kv_cache, or none: both", True),),
-        statuses=_COMMAND,
-        when=with_admin,
-        guarded=True,
+        answers.Awake,
+        Query("tags", answers.WakeTag, None, "weights, kv_cache, or none: both", True),
     ),
-    Route(
+    _admin(
         "GET",
         "/is_sleeping",
-        "is_sleeping",
         "Whether memory is given back",
-        answer=answers.IsSleeping,
-        when=with_admin,
-        guarded=True,
+        answers.IsSleeping,
+        runs_command=False,
     ),
-    Route(
+    _admin(
         "GET",
         "/server_info",
-        "server_info",
         "The configuration, without keys",
-        answer=answers.ServerInfo,
-        query=(Query("config_format", answers.ConfigFormat, "text", "text or json"),),
-        when=with_admin,
-        guarded=True,
+        answers.ServerInfo,
+        Query("config_format", answers.ConfigFormat, "text", "text or json"),
+        runs_command=False,
     ),
-    Route(
+    _admin(
         "GET",
         "/kv_events/dump",
-        "kv_events_dump",
         "Every block of the prefix cache, parents first",
-        answer=answers.CacheDump,
-        statuses=_COMMAND,
-        when=with_admin,
-        guarded=True,
+        answers.CacheDump,
     ),
 )
 

@@ -201,8 +201,6 @@ class DraftLengths:
         if self._runs is not None:
             self._runs.forget(seq_id)
 
-    # ---- below: private ---------------------------------------------------------------------
-
     @property
     def _to_read_seconds(self) -> float:
         """What reading a sequence is expected to take before its first drafts."""
