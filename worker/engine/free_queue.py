@@ -1,3 +1,4 @@
+# Apart: the eviction order, which is fair by itself.
 """The order in which idle blocks are used again, fair between tenants.
 
 Theory of operation

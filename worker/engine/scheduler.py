@@ -143,20 +143,13 @@ class Scheduler:
         """Gauges and counters of this moment."""
         counters, blocks = self._counters, self.blocks
         stats = EngineStats(
+            **{name: getattr(counters, name) for name in Counters.__slots__},
             num_running=self._live.num_running,
             num_waiting=self._live.num_waiting,
             kv_cache_usage=blocks.usage,
-            prefix_cache_queries=counters.prefix_cache_queries,
-            prefix_cache_hits=counters.prefix_cache_hits,
-            num_preemptions=counters.num_preemptions,
-            prompt_tokens=counters.prompt_tokens,
-            generation_tokens=counters.generation_tokens,
-            num_steps=counters.num_steps,
             num_deferred=self._num_deferred(),
-            prompt_tokens_cached=counters.prompt_tokens_cached,
             num_evictions=blocks.num_evictions,
             num_hash_collisions=blocks.num_hash_collisions,
-            num_corrupted_requests=counters.num_corrupted_requests,
         )
         return stats if self._speculation is None else self._speculation.stats(stats)
 

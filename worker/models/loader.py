@@ -17,9 +17,8 @@ from torch import Tensor
 
 from worker.errors import ModelError
 from worker.models.checkpoints import GgufCheckpoint, WeightFile, open_checkpoint
-from worker.models.config import ModelConfig
+from worker.models.config import ModelConfig, RopeScaling
 from worker.models.llama import LayerWeights, LlamaModel
-from worker.models.rope_config import RopeScaling
 from worker.ops.linear import Linear, make_linear
 from worker.ops.rope import RopeTable, make_rope_table
 

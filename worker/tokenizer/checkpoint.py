@@ -15,9 +15,13 @@ from typing import Any
 import msgspec
 
 from worker.errors import ModelError
-from worker.models.config import check_architecture
+from worker.models.config import (
+    check_architecture,
+    gguf_context_length,
+    gguf_fields,
+    hf_context_length,
+)
 from worker.models.gguf import GgufFile
-from worker.models.rope_config import gguf_context_length, gguf_fields, hf_context_length
 
 CHATML_END_OF_TEXT = "<|endoftext|>"
 _CHATML_MARK = "<|im_end|>"

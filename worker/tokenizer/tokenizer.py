@@ -27,8 +27,8 @@ from worker.tokenizer.sentencepiece import (
     ScoredPiece,
     SentencePieceOptions,
     SentencePieceTokenizer,
+    read_sentencepiece,
 )
-from worker.tokenizer.sentencepiece_file import read_sentencepiece
 
 _GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3_WORDS = (

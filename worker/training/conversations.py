@@ -14,10 +14,13 @@ from __future__ import annotations
 import random
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import yaml
 
 from worker.tokenizer.chat import ChatTemplate
 from worker.tokenizer.tokenizer import Tokenizer
-from worker.training.prompts import follow_up, open_prompt
 
 # Random letters: nothing that a template would say itself.
 _MARKS = ("qzkwvx", "xvwkzq", "zqxkvw")
@@ -136,3 +139,20 @@ class ConversationMaker:
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
+
+_PROMPTS: dict[str, Any] = yaml.safe_load(
+    resources.files("worker.training").joinpath("prompts.yaml").read_text("utf-8")
+)
+_TOPICS: list[str] = _PROMPTS["topics"].split("; ")
+
+
+def open_prompt(rng: random.Random) -> str:
+    """A question or task that opens a conversation."""
+    first, second = rng.sample(_TOPICS, 2)
+    return str(rng.choice(_PROMPTS["templates"]).format(a=first, b=second))
+
+
+def follow_up(rng: random.Random) -> str:
+    """What a user may say after any answer."""
+    return str(rng.choice(_PROMPTS["follow_ups"]))

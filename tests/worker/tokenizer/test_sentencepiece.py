@@ -24,8 +24,8 @@ from worker.tokenizer.sentencepiece import (
     ScoredPiece,
     SentencePieceOptions,
     SentencePieceTokenizer,
+    read_sentencepiece,
 )
-from worker.tokenizer.sentencepiece_file import read_sentencepiece
 from worker.tokenizer.tokenizer import Tokenizer, build_tokenizer
 
 spm = pytest.importorskip("sentencepiece")

@@ -20,8 +20,9 @@ from worker.training.conversations import (
     ConversationMaker,
     Given,
     chat_frame,
+    follow_up,
+    open_prompt,
 )
-from worker.training.prompts import follow_up, open_prompt
 
 
 class Letters:

@@ -23,7 +23,7 @@ from worker.api.generate.frames import (
 )
 from worker.api.generate.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsWriter
 from worker.api.generate.open_sequences import response_of
-from worker.api.generate.text import ModelText, opens_a_turn
+from worker.api.generate.text import Encode, ModelText, opens_a_turn
 from worker.api.http.arrival import Arrival
 from worker.api.http.limits import malformed
 from worker.api.http.off_loop import off_loop_when_large
@@ -59,7 +59,6 @@ from worker.api.schema.requests import (
 from worker.config import ApiConfig
 from worker.engine.messages import AddRequest
 from worker.errors import RequestError
-from worker.tokenizer.tokenizer import Tokenizer
 
 DEFAULT_COMPLETION_TOKENS = 16
 
@@ -145,9 +144,9 @@ class RequestPreparer:
         self._may_encode_unknown = text.tokenizer.vocab_size > text.limits.vocab_size
         self._accepted = {*config.served_model_names, *config.accepted_model_names}
 
-    def with_tokenizer(self, tokenizer: Tokenizer) -> RequestPreparer:
-        """The same, with another tokenizer in front of the same randomness."""
-        text = replace(self._text, tokenizer=tokenizer)
+    def with_encoder(self, encode: Encode) -> RequestPreparer:
+        """The same, with another encoder of prompts in front of the same randomness."""
+        text = replace(self._text, prompt_encoder=encode)
         return RequestPreparer(self._config, text, self._rng, self._sampling.defaults)
 
     async def chat(self, body: bytes, arrival: Arrival) -> Prepared:

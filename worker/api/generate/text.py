@@ -15,6 +15,12 @@ from worker.tokenizer.chat import ChatTemplate
 from worker.tokenizer.tokenizer import Tokenizer
 
 
+class Encode(Protocol):
+    """`Tokenizer.encode`."""
+
+    def __call__(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+
 class ChatOptions(Protocol):
     """The part of a request that the chat template sees besides the messages."""
 
@@ -46,13 +52,15 @@ def opens_a_turn(options: ChatOptions) -> bool:
 @dataclass(frozen=True, slots=True)
 class ModelText:
     """The model's text: tokenizer, template (None: not a chat model), limits, and the tokens that
-    end a sequence, the model's own one first.
+    end a sequence, the model's own one first. `prompt_encoder` encodes prompts in the tokenizer's
+    place.
     """
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
     limits: ModelLimits
     eos_token_ids: tuple[int, ...] = ()
+    prompt_encoder: Encode | None = None
 
     @property
     def eos_token_id(self) -> int | None:
@@ -90,7 +98,7 @@ class ModelText:
             check_prompt_chars(text, self.limits)
 
         def encode() -> list[list[int]]:
-            one = self.tokenizer.encode
+            one = self.prompt_encoder or self.tokenizer.encode
             return [one(text, add_special_tokens=add_special_tokens) for text in texts]
 
         return await off_loop_when_large(sum(map(len, texts)), encode)

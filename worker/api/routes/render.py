@@ -5,7 +5,7 @@ for prefill and decode on different workers.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -25,7 +25,6 @@ from worker.engine.messages import AddRequest
 from worker.tokenizer.tokenizer import Tokenizer
 
 Json = dict[str, Any]
-Offsets = list[tuple[int, int]]
 # Token ids, and their offsets as JSON: a pair of numbers for each of a million tokens is what the
 # garbage collector would look at again and again.
 Encoding = tuple[list[int], msgspec.Raw]
@@ -82,7 +81,7 @@ class RenderRoutes:
         return request, body, OffsetsRecorder(self._tokenizer)
 
     def _preparer_with(self, recorder: OffsetsRecorder | None) -> RequestPreparer:
-        return self._preparer if recorder is None else self._preparer.with_tokenizer(recorder)
+        return self._preparer if recorder is None else self._preparer.with_encoder(recorder.encode)
 
     def _arrival(self, exchange: Exchange) -> Arrival:
         return arrival_of(exchange, exchange.request_id, time.monotonic(), self._config.api_keys)
@@ -139,8 +138,8 @@ def _offsets(encoding: Encoding | None, ask: AddRequest) -> msgspec.Raw | None:
 
 
 class OffsetsRecorder:
-    """A tokenizer that remembers where the tokens of every text came from, in order, so that a
-    request is encoded once. For one request.
+    """Encodes texts and remembers where their tokens came from, in order, so that a request is
+    encoded once. For one request.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -155,69 +154,28 @@ class OffsetsRecorder:
         """A text that was encoded so."""
         return self._encodings.get((text, add_special_tokens))
 
-    @property
-    def vocab_size(self) -> int:
-        return self._tokenizer.vocab_size
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        return self._tokenizer.special_ids
-
-    @property
-    def strips_leading_space(self) -> bool:
-        return self._tokenizer.strips_leading_space
-
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        ids, offsets = self.encode_with_offsets(text, add_special_tokens=add_special_tokens)
+        """In place of `Tokenizer.encode`; called from a thread if the texts are long."""
+        encode = self._tokenizer.encode_with_offsets
+        ids, offsets = encode(text, add_special_tokens=add_special_tokens)
         encoding = ids, msgspec.Raw(msgspec.json.encode(offsets))
         self._encodings.setdefault((text, add_special_tokens), encoding)
         return ids
-
-    def encode_with_offsets(
-        self, text: str, *, add_special_tokens: bool
-    ) -> tuple[list[int], Offsets]:
-        return self._tokenizer.encode_with_offsets(text, add_special_tokens=add_special_tokens)
-
-    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return self._tokenizer.token_bytes(token_id)
-
-    def token_text(self, token_id: int) -> str:
-        return self._tokenizer.token_text(token_id)
 
 
 def sampling_fields(request: GenerationFields, prepared: Prepared, ask: AddRequest) -> Json:
     """vLLM's flat `SamplingParams`. The seed is the request's own, not one drawn for it."""
     params, text = ask.params, prepared.text
-    repetition = params.repetition_detection
     return {
+        **msgspec.to_builtins(params),
         "n": 1 + len(ask.branch_ids),
-        "presence_penalty": params.presence_penalty,
-        "frequency_penalty": params.frequency_penalty,
-        "repetition_penalty": params.repetition_penalty,
-        "temperature": params.temperature,
-        "top_p": params.top_p,
-        "top_k": params.top_k,
-        "min_p": params.min_p,
         "seed": None if request.seed is None else int(request.seed),
         "stop": list(text.stop),
-        "stop_token_ids": list(params.stop_token_ids),
         "bad_words": request.bad_words or [],
-        "ignore_eos": params.ignore_eos,
-        "max_tokens": params.max_tokens,
-        "min_tokens": params.min_tokens,
-        "logprobs": params.logprobs,
-        "prompt_logprobs": params.prompt_logprobs,
         "logprob_token_ids": list(params.logprob_token_ids) or None,
         "detokenize": True,
         "skip_special_tokens": text.skip_special_tokens,
         "spaces_between_special_tokens": True,
         "include_stop_str_in_output": text.include_stop,
         "logit_bias": {str(i): bias for i, bias in params.logit_bias} or None,
-        "allowed_token_ids": (
-            None if params.allowed_token_ids is None else list(params.allowed_token_ids)
-        ),
-        "repetition_detection": None if repetition is None else msgspec.to_builtins(repetition),
     }

@@ -1,3 +1,4 @@
+# Apart: a theory of its own, beside that of goodput.
 """What a drafted token is worth, by sequence.
 
 Theory of operation
