@@ -9,6 +9,7 @@ import difflib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -109,11 +110,10 @@ def parse(given: Mapping[str, Any]) -> SpeculativeConfig:
     method = _method(fields)
     values: dict[str, Any] = {}
     for name, value in fields.items():
-        check = _FIELDS.get(name)
-        if check is None:
+        if name not in _FIELDS:
             _refuse(name, value)
         else:
-            values[name] = check(name, value)
+            values[name] = _FIELDS[name].check(name, value)
     for name in values:
         _check_method(name, values[name], method)
     values["method"] = method
@@ -183,92 +183,67 @@ def _refuse(name: str, value: object) -> None:
         raise ConfigError(f"{FLAG}: {name} is not supported: {reason}; leave it out")
 
 
-Check = Callable[[str, Any], Any]
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """What a field must be, in words and as a test, and what the configuration makes of it."""
 
+    wanted: str
+    is_right: Callable[[Any], bool]
+    convert: Callable[[Any], Any] = lambda value: value
+    # Values that vLLM takes and this worker does not, with the reason.
+    refused: Mapping[str, str] = field(default_factory=dict)
 
-def _integer(least: int, most: int = _MOST) -> Check:
-    def check(name: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise _wrong(name, f"an integer in [{least}, {most}]", value)
-        return value
-
-    return check
-
-
-def _number(least: float, most: float = math.inf) -> Check:
-    wanted = f"a number in [{least:g}, {most:g}]"
-    if math.isinf(most):
-        wanted = f"a number of {least:g} or more"
-
-    def check(name: str, value: Any) -> float:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not least <= value <= most or math.isinf(value):
-            raise _wrong(name, wanted, value)
-        return float(value)
-
-    return check
-
-
-def _word(choices: Sequence[str], reasons: Mapping[str, str] | None = None) -> Check:
-    def check(name: str, value: Any) -> str:
-        reason = (reasons or {}).get(value) if isinstance(value, str) else None
-        if reason is not None:
-            supported = ", ".join(choices)
+    def check(self, name: str, value: Any) -> Any:
+        """The value for the configuration. Raises `ConfigError`."""
+        if isinstance(value, str) and value in self.refused:
             raise ConfigError(
-                f"{FLAG}: {name} {value!r} is not supported: {reason}; supported are {supported}"
+                f"{FLAG}: {name} {value!r} is not supported: {self.refused[value]};"
+                f" supported are {self.wanted.removeprefix('one of ')}"
             )
-        if value not in choices:
-            raise _wrong(name, f"one of {', '.join(choices)}", value)
-        return str(value)
-
-    return check
+        if not self.is_right(value):
+            raise ConfigError(f"{FLAG}: {name} must be {self.wanted}, got {value!r}")
+        return self.convert(value)
 
 
-def _switch(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _wrong(name, "true or false", value)
-    return value
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _path(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise _wrong(name, "the path of a model", value)
-    return value
+def _integer(least: int, most: int = _MOST) -> _Field:
+    wanted = f"an integer in [{least}, {most}]"
+    return _Field(wanted, lambda value: _is_integer(value) and least <= value <= most)
 
 
-def _one(name: str, value: Any) -> int:
-    if isinstance(value, bool) or value != 1:
-        raise _wrong(name, "1, as a worker runs on one device", value)
-    return 1
+def _number(least: float, most: float = math.inf) -> _Field:
+    def is_right(value: Any) -> bool:
+        is_number = _is_integer(value) or isinstance(value, float)
+        return is_number and least <= value <= most and not math.isinf(value)
+
+    bounded = not math.isinf(most)
+    wanted = f"a number in [{least:g}, {most:g}]" if bounded else f"a number of {least:g} or more"
+    return _Field(wanted, is_right, float)
 
 
-def _table(name: str, value: Any) -> tuple[tuple[int, int, int], ...]:
-    """Rows of (first batch size, last, most drafts): whole numbers; `_check_table` does the rest,
-    when it is known how many drafts there may be.
+def _word(choices: Sequence[str], refused: Mapping[str, str] | None = None) -> _Field:
+    return _Field(f"one of {', '.join(choices)}", lambda v: v in choices, str, refused or {})
+
+
+def _is_table(value: Any) -> bool:
+    """Whether it is rows of three whole numbers; `_check_table` does the rest, when it is known
+    how many drafts there may be.
     """
-    wanted = "a list of [first batch size, last batch size, number of drafts]"
-    if not isinstance(value, list):
-        raise _wrong(name, wanted, value)
-    rows = []
-    for row in value:
-        is_row = isinstance(row, list) and len(row) == 3
-        if not is_row or any(isinstance(n, bool) or not isinstance(n, int) for n in row):
-            raise _wrong(name, wanted, value)
-        rows.append((row[0], row[1], row[2]))
-    return tuple(rows)
-
-
-def _wrong(name: str, wanted: str, value: object) -> ConfigError:
-    return ConfigError(f"{FLAG}: {name} must be {wanted}, got {value!r}")
+    return isinstance(value, list) and all(
+        isinstance(row, list) and len(row) == 3 and all(map(_is_integer, row)) for row in value
+    )
 
 
 _SYNTHETIC = (
     "it would accept drafts whatever the model says, and answers here are always the model's own"
 )
-_FIELDS: Mapping[str, Check] = {
-    "method": lambda name, value: value,  # looked at before the others
+_FIELDS: Mapping[str, _Field] = {
+    "method": _Field("", lambda value: True),  # looked at before the others
     "num_speculative_tokens": _integer(1, MAX_SPECULATIVE_TOKENS),
-    "model": _path,
+    "model": _Field("the path of a model", lambda v: isinstance(v, str) and bool(v)),
     "prompt_lookup_min": _integer(1),
     "prompt_lookup_max": _integer(1),
     "suffix_decoding_max_tree_depth": _integer(1, 4096),
@@ -277,9 +252,15 @@ _FIELDS: Mapping[str, Check] = {
     "suffix_decoding_min_token_prob": _number(0.0, 1.0),
     "draft_sample_method": _word(DRAFT_SAMPLE_METHODS),
     "rejection_sample_method": _word(REJECTION_SAMPLE_METHODS, {"synthetic": _SYNTHETIC}),
-    "draft_tensor_parallel_size": _one,
-    "num_speculative_tokens_per_batch_size": _table,
-    "enable_adaptive_verification": _switch,
+    "draft_tensor_parallel_size": _Field(
+        "1, as a worker runs on one device", lambda v: v == 1 and not isinstance(v, bool)
+    ),
+    "num_speculative_tokens_per_batch_size": _Field(
+        "a list of [first batch size, last batch size, number of drafts]",
+        _is_table,
+        lambda rows: tuple(map(tuple, rows)),
+    ),
+    "enable_adaptive_verification": _Field("true or false", lambda v: isinstance(v, bool)),
 }
 _METHODS_OF: Mapping[str, tuple[str, ...]] = {
     "model": MODEL_METHODS,
@@ -308,11 +289,11 @@ def _lookup_lengths(values: Mapping[str, Any]) -> dict[str, int]:
 def _model(values: Mapping[str, Any], method: str) -> str | None:
     """The file, wherever the engine process runs; None only of a head: the one that fits."""
     model: str | None = values.get("model")
-    if model is None:
-        if method == "draft_model":
-            raise ConfigError(f"{FLAG}: method draft_model needs model, the path of a small model")
-        return None
-    return os.path.abspath(os.path.expanduser(model))
+    if model is not None:
+        return os.path.abspath(os.path.expanduser(model))
+    if method == "draft_model":
+        raise ConfigError(f"{FLAG}: method draft_model needs model, the path of a small model")
+    return None
 
 
 def _default_length(method: str, values: Mapping[str, Any]) -> int:
