@@ -6,10 +6,11 @@ import asyncio
 import random
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 import httpx
 import msgspec
@@ -173,36 +174,17 @@ class WatchedTokenizer(sim.SimTokenizer):
         self.elsewhere: Counter[str] = Counter()
         self._loop_thread = threading.get_ident()
 
-    def _asked(self, name: str) -> None:
-        here = threading.get_ident() == self._loop_thread
-        (self.on_loop if here else self.elsewhere)[name] += 1
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name not in ("encode", "encode_with_offsets", "decode", "token_bytes", "token_text"):
+            return value
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """As `Tokenizer.encode`."""
-        self._asked("encode")
-        return super().encode(text, add_special_tokens=add_special_tokens)
+        def watched(*args: Any, **named: Any) -> Any:
+            on_loop = threading.get_ident() == self._loop_thread
+            (self.on_loop if on_loop else self.elsewhere)[name] += 1
+            return value(*args, **named)
 
-    def encode_with_offsets(
-        self, text: str, *, add_special_tokens: bool
-    ) -> tuple[list[int], list[tuple[int, int]]]:
-        """As `Tokenizer.encode_with_offsets`."""
-        self._asked("encode_with_offsets")
-        return super().encode_with_offsets(text, add_special_tokens=add_special_tokens)
-
-    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
-        """As `Tokenizer.decode`."""
-        self._asked("decode")
-        return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """As `Tokenizer.token_bytes`."""
-        self._asked("token_bytes")
-        return super().token_bytes(token_id)
-
-    def token_text(self, token_id: int) -> str:
-        """As `Tokenizer.token_text`."""
-        self._asked("token_text")
-        return super().token_text(token_id)
+        return watched
 
 
 def build(

@@ -19,6 +19,7 @@ from worker.config import CacheConfig, EngineConfig, SchedulerConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest
 from worker.engine.scheduler import Scheduler
+from worker.executor.interface import Executor
 from worker.types import EngineStats, SamplingParams
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
@@ -115,20 +116,11 @@ def run(
     return answers, scheduler.stats()
 
 
-class Lent:
-    """Implements `Executor`: another one, which outlives the engine that it is lent to."""
+class Lent(Executor):
+    """Another executor, which outlives the engine that it is lent to."""
 
     def __init__(self, executor: Any) -> None:
         self.execute = executor.execute
-
-    def sleep(self, level: int) -> None:
-        """Not used here."""
-
-    def wake(self, tags: frozenset[str]) -> None:
-        """Not used here."""
-
-    def shutdown(self) -> None:
-        """The owner does that."""
 
 
 def prompts_with_shared_prefixes(rng: Random, count: int) -> list[list[int]]:

@@ -26,6 +26,7 @@ from worker.engine.messages import AddRequest, SpeculationFigures
 from worker.engine.process import build_core
 from worker.engine.scheduler import Scheduler
 from worker.engine.speculation import Speculation
+from worker.executor.interface import Executor
 from worker.tokenizer.checkpoint import read_checkpoint
 from worker.tokenizer.tokenizer import Tokenizer, build_tokenizer
 from worker.types import (
@@ -283,8 +284,8 @@ def dealt(requests: Requests, plain: Mapping[str, Sequence[int]]) -> Dealt:
 
 
 @dataclass
-class Steps:
-    """Implements `Executor`: another one, which outlives the engine; counts what it is asked."""
+class Steps(Executor):
+    """Another executor, which outlives the engine; counts what it is asked."""
 
     inner: Any
     counts: Counter[str] = field(default_factory=Counter)
@@ -300,15 +301,6 @@ class Steps:
         )
         result: ModelOutput = self.inner.execute(step)
         return result
-
-    def sleep(self, level: int) -> None:
-        """Not used here."""
-
-    def wake(self, tags: frozenset[str]) -> None:
-        """Not used here."""
-
-    def shutdown(self) -> None:
-        """The owner does that."""
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,12 @@
-"""The six phases of kv-cache-scheduler and its invariants, each with its counterpart here."""
+"""The phases of kv-cache-scheduler and its invariants, each with its counterpart here; those of the
+pool and of shared prefills are in test_free_queue and test_block_manager.
+"""
 
 from __future__ import annotations
 
 from kv_blocks import SIZE, find, hashes_of, manager, run
 
 from worker.engine.block_manager import NO_HIT
-
-
-def test_block_pool_counts_references_and_takes_what_was_emptied_last() -> None:
-    """Blocks come in order of their ids, then the last one emptied before the others."""
-    blocks = manager(4)
-    for seq_id in (1, 2, 3):
-        assert blocks.admit(seq_id, 1, NO_HIT)
-    assert [blocks.table(seq_id)[0] for seq_id in (1, 2, 3)] == [0, 1, 2]
-    blocks.free(1)
-    blocks.free(3)
-    assert blocks.admit(4, 9, NO_HIT)
-    assert list(blocks.table(4)) == [2, 0, 3]
-    assert blocks.num_free == 0
 
 
 def test_freeing_what_is_free_never_counts_below_zero() -> None:
@@ -40,16 +29,6 @@ def test_block_table_maps_a_token_to_its_block_and_slot() -> None:
     table = blocks.table(1)
     slots = {(table[i // SIZE], i % SIZE) for i in range(10)}
     assert len(slots) == 10
-
-
-def test_prefill_shares_hits_and_caches_its_full_blocks_at_once() -> None:
-    """The second of two equal beginnings, in the same step, holds the first's full blocks."""
-    blocks = manager(16)
-    assert run(blocks, 1, list(range(10))) == 0
-    assert run(blocks, 2, [*range(8), 77, 78]) == 8
-    assert blocks.table(1)[:2] == blocks.table(2)[:2]
-    assert blocks.table(1)[2] != blocks.table(2)[2]
-    assert blocks.num_free == 16 - 4
 
 
 def test_finish_releases_every_block() -> None:

@@ -12,6 +12,7 @@ from worker.config import CacheConfig, SchedulerConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest, Pause
 from worker.engine.scheduler import Scheduler
+from worker.executor.interface import Executor
 from worker.types import FinishReason, ModelOutput, SchedulerOutput
 
 Make = Callable[..., AddRequest]
@@ -77,21 +78,12 @@ def test_who_comes_to_a_paused_engine_shows_in_the_stats(
     assert not core.has_work
 
 
-class FailingExecutor:
-    """Implements `Executor`; every step fails."""
+class FailingExecutor(Executor):
+    """Every step fails."""
 
     def execute(self, step: SchedulerOutput) -> ModelOutput:
         """Fail."""
         raise RuntimeError("device lost")
-
-    def sleep(self, level: int) -> None:
-        """Nothing to give back."""
-
-    def wake(self, tags: frozenset[str]) -> None:
-        """Nothing to take back."""
-
-    def shutdown(self) -> None:
-        """Nothing to give back."""
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -107,7 +99,7 @@ def test_a_failed_step_goes_through(make_request: Make, overlap: bool) -> None:
     core.shutdown()
 
 
-class Gate:
+class Gate(Executor):
     """Lets steps of another executor through one permit at a time."""
 
     def __init__(self, inner: Any) -> None:
@@ -120,9 +112,6 @@ class Gate:
         self.begun.release()
         assert self.permits.acquire(timeout=60)
         return self.inner.execute(step)  # type: ignore[no-any-return]
-
-    def shutdown(self) -> None:
-        """Nothing to give back."""
 
 
 def test_the_next_step_is_handed_over_while_one_runs(

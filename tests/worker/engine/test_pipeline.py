@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from worker.engine.pipeline import InlinePipeline, OverlappedPipeline, Pipeline, resolve
+from worker.executor.interface import Executor
 from worker.types import (
     Draw,
     ModelOutput,
@@ -31,8 +32,8 @@ def decode(
     return SchedulerOutput(step, (sequence,))
 
 
-class Counting:
-    """Implements `Executor`: draws the token it was given plus one, and can be held up."""
+class Counting(Executor):
+    """Draws the token it was given plus one, and can be held up."""
 
     def __init__(self) -> None:
         self.seen: list[SchedulerOutput] = []
@@ -50,12 +51,6 @@ class Counting:
         self.seen.append(step)
         self.threads.add(threading.current_thread().name)
         return ModelOutput({s.seq_id: (Draw(s.token_ids[-1] + 1),) for s in step.sequences})
-
-    def sleep(self, level: int) -> None:
-        """Nothing to give back."""
-
-    def wake(self, tags: frozenset[str]) -> None:
-        """Nothing to take back."""
 
     def shutdown(self) -> None:
         """Remember it."""

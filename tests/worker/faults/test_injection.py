@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from worker.config import ApiConfig, EngineConfig, FaultConfig, ServeConfig, SimConfig
-from worker.engine.messages import AddRequest, Command, CommandReply, Configure
+from worker.engine.messages import Command, CommandReply, Configure
 from worker.errors import EngineDeadError
 from worker.faults.injection import FaultInjection, StalledReply
 from worker.faults.settings import FAILURES
@@ -33,14 +33,6 @@ class FakeEngine:
     is_alive = True
     is_progressing = True
     num_waiting_reported = 1
-
-    def open(self, request: AddRequest) -> tuple[()]:
-        """Not used here."""
-        raise NotImplementedError
-
-    def abort(self, request_id: str) -> None:
-        """Not used here."""
-        raise NotImplementedError
 
     async def run(self, command: Command) -> CommandReply:
         """None for an answer: it dies."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,6 @@ from worker.executor.drafting.draft_cache import DraftCache
 from worker.executor.drafting.interface import DraftNetwork, DraftRequest
 from worker.executor.drafting.loading import ModelNetwork
 from worker.executor.drafting.rounds import most_rows, plan_catch_up
-from worker.models.config import ModelConfig
 from worker.models.llama import StepTensors
 from worker.types import ModelOutput, SamplingParams
 
@@ -36,25 +36,8 @@ class Faulty:
     spoils: bool = False
     network: DraftNetwork = field(default_factory=lambda: ModelNetwork(SMALL))
 
-    @property
-    def config(self) -> ModelConfig:
-        """As the sound one's."""
-        return self.network.config
-
-    @property
-    def reads_states(self) -> bool:
-        """As the sound one's."""
-        return self.network.reads_states
-
-    @property
-    def max_positions(self) -> int:
-        """As the sound one's."""
-        return self.network.max_positions
-
-    @property
-    def draft_vocab(self) -> torch.Tensor | None:
-        """As the sound one's."""
-        return self.network.draft_vocab
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.network, name)
 
     def run(
         self, features: torch.Tensor | None, step: StepTensors, kv_cache: torch.Tensor
@@ -68,10 +51,6 @@ class Faulty:
                 layer.view(-1, layer.shape[-1]).index_fill_(0, step.slots, torch.nan)
             states = torch.full_like(states, torch.nan)
         return states
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The sound one's."""
-        return self.network.logits(hidden)
 
 
 def go(bench: Bench, walker: Walker, num_to_draft: int, params: SamplingParams = GREEDY) -> None:
