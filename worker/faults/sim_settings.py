@@ -170,50 +170,28 @@ SETTINGS = (
 )
 BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}
 
-_LLM_D: dict[str, dict[str, object]] = {
-    "8b-h100-balanced": {
-        "inter-token-latency": "12ms",
-        "inter-token-latency-std-dev": "2ms",
-        "time-factor-under-load": 2.0,
-    },
-    "70b-h100-tp8-throughput": {
-        "inter-token-latency": "25ms",
-        "inter-token-latency-std-dev": "4ms",
-        "time-factor-under-load": 3.0,
-    },
-    "small-l40s-edge": {
-        "inter-token-latency": "15ms",
-        "inter-token-latency-std-dev": "2ms",
-        "time-factor-under-load": 1.5,
-    },
-}
-_CONSTANT = {
-    "8b-h100-balanced": ("100ms", "20ms"),
-    "70b-h100-tp8-throughput": ("200ms", "40ms"),
-    "small-l40s-edge": ("110ms", "15ms"),
-}
-_PER_TOKEN = {
-    "8b-h100-balanced": ("30ms", "250us", "5ms"),
-    "70b-h100-tp8-throughput": ("80ms", "500us", "15ms"),
-    "small-l40s-edge": ("20ms", "350us", "3ms"),
+_LLM_D_SETTINGS = (
+    *("time-factor-under-load", "inter-token-latency", "inter-token-latency-std-dev"),
+    *("time-to-first-token", "time-to-first-token-std-dev"),
+    *("prefill-overhead", "prefill-time-per-token", "prefill-time-std-dev"),
+)
+_LLM_D: dict[str, tuple[object, ...]] = {
+    "8b-h100-balanced": (2.0, "12ms", "2ms", "100ms", "20ms", "30ms", "250us", "5ms"),
+    "70b-h100-tp8-throughput": (3.0, "25ms", "4ms", "200ms", "40ms", "80ms", "500us", "15ms"),
+    "small-l40s-edge": (1.5, "15ms", "2ms", "110ms", "15ms", "20ms", "350us", "3ms"),
 }
 
 
 def _presets() -> dict[str, dict[str, object]]:
+    """A profile of a model has the same time to first token for every prompt ("constant"), or one
+    that its tokens make ("per-token").
+    """
     presets: dict[str, dict[str, object]] = {"dynamo": {"latency-model": "dynamo"}}
-    for name, shared in _LLM_D.items():
-        base = {"latency-model": "llm-d", **shared}
-        first, first_std = _CONSTANT[name]
-        presets[f"{name}-constant"] = base | {
-            "time-to-first-token": first,
-            "time-to-first-token-std-dev": first_std,
-        }
-        overhead, per_token, std = _PER_TOKEN[name]
-        presets[f"{name}-per-token"] = base | {
-            "prefill-overhead": overhead,
-            "prefill-time-per-token": per_token,
-            "prefill-time-std-dev": std,
-        }
+    for name, values in _LLM_D.items():
+        pairs = tuple(zip(_LLM_D_SETTINGS, values, strict=True))
+        base = {"latency-model": "llm-d", **dict(pairs[:3])}
+        presets[f"{name}-constant"] = base | dict(pairs[3:5])
+        presets[f"{name}-per-token"] = base | dict(pairs[5:])
     return presets
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -286,10 +286,7 @@ def _checked_shape(path: Path, metadata: Mapping[str, str], target: LlamaModel) 
         shape = msgspec.json.decode(metadata.get("config", ""), type=HeadShape)
     except msgspec.MsgspecError as error:
         raise ModelError(f"{path}: its metadata is broken ({error}); train it anew") from error
-    if min(_sizes(shape)) < 1 or shape.draft_vocab_size > target.config.vocab_size:
+    sizes = (shape.intermediate_size, shape.draft_vocab_size)
+    if min(sizes) < 1 or shape.draft_vocab_size > target.config.vocab_size:
         raise ModelError(f"{path}: sizes that cannot be: {shape}; train it anew")
     return shape
-
-
-def _sizes(shape: HeadShape) -> Iterable[int]:
-    return (shape.intermediate_size, shape.draft_vocab_size)

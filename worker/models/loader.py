@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -117,13 +118,12 @@ def _norms(config: ModelConfig) -> dict[str, int]:
     return sizes
 
 
-class _Projection:
+class _Projection(NamedTuple):
     """Linear parts of a layer that read the same input, fused along their outputs."""
 
-    def __init__(self, outputs: dict[str, int], inputs: int, bias: bool) -> None:
-        self.outputs = outputs
-        self.inputs = inputs
-        self.bias = bias
+    outputs: dict[str, int]
+    inputs: int
+    bias: bool
 
 
 def _projections(config: ModelConfig) -> dict[str, _Projection]:

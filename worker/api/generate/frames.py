@@ -135,12 +135,6 @@ class Frames(Protocol):
         ...
 
 
-def _stream_head(head: ResponseHead, kind: str) -> bytes:
-    """`data: {…,` up to and with the key of the choices."""
-    start = {"id": head.id, "object": kind, "created": head.created, "model": head.model}
-    return b"data: " + _encode(start)[:-1] + b',"choices":['
-
-
 def _tail(
     head: ResponseHead, usage: TokenCounts | None, metrics: Json | None, *, last: bool
 ) -> bytes:
@@ -161,7 +155,21 @@ def _or_null(value: object) -> bytes:
     return b"null" if value is None else _encode(value)
 
 
-class ChatFrames:
+class _OpenAiFrames:
+    """What chats and text completions have in common. `kind` is the object that a chunk is."""
+
+    def __init__(self, head: ResponseHead, prompt: PromptFacts | None, kind: str) -> None:
+        self._head = head
+        self._prompt = prompt or PromptFacts()
+        start = {"id": head.id, "object": kind, "created": head.created, "model": head.model}
+        # `data: {…,` up to and with the key of the choices.
+        self._start = b"data: " + _encode(start)[:-1] + b',"choices":['
+
+    def usage(self, usage: TokenCounts, metrics: Json | None) -> bytes:
+        return self._start + _tail(self._head, usage, metrics, last=True)
+
+
+class ChatFrames(_OpenAiFrames):
     """`chat.completion` and `chat.completion.chunk`. `role` is whose turn the answer is; `echo` is
     the text of the last message, when the answer continues it and should begin with it.
     """
@@ -174,11 +182,9 @@ class ChatFrames:
         role: str = "assistant",
         echo: str = "",
     ) -> None:
-        self._head = head
-        self._prompt = prompt or PromptFacts()
+        super().__init__(head, prompt, "chat.completion.chunk")
         self._role = role
         self._echo = echo
-        self._start = _stream_head(head, "chat.completion.chunk")
 
     def opening(self, index: int, usage: TokenCounts | None) -> bytes:
         """The chunk that names the role, and one with the text to begin with."""
@@ -207,9 +213,6 @@ class ChatFrames:
             )
         return start + end + _tail(self._head, delta.usage, delta.metrics, last=ending is not None)
 
-    def usage(self, usage: TokenCounts, metrics: Json | None) -> bytes:
-        return self._start + _tail(self._head, usage, metrics, last=True)
-
     def body(self, answers: Sequence[Answer], usage: TokenCounts, metrics: Json | None) -> bytes:
         return _encode(
             ChatCompletion(
@@ -229,13 +232,11 @@ class ChatFrames:
         )
 
 
-class CompletionFrames:
+class CompletionFrames(_OpenAiFrames):
     """`text_completion`, streamed or not."""
 
     def __init__(self, head: ResponseHead, prompt: PromptFacts | None = None) -> None:
-        self._head = head
-        self._prompt = prompt or PromptFacts()
-        self._start = _stream_head(head, "text_completion")
+        super().__init__(head, prompt, "text_completion")
 
     def opening(self, index: int, usage: TokenCounts | None) -> bytes:
         """Text completions have no role to announce; token ids of the prompt come by themselves."""
@@ -262,9 +263,6 @@ class CompletionFrames:
             )
             + _tail(self._head, delta.usage, delta.metrics, last=delta.ending is not None)
         )
-
-    def usage(self, usage: TokenCounts, metrics: Json | None) -> bytes:
-        return self._start + _tail(self._head, usage, metrics, last=True)
 
     def body(self, answers: Sequence[Answer], usage: TokenCounts, metrics: Json | None) -> bytes:
         return _encode(
