@@ -90,12 +90,10 @@ class ScriptedEngine:
 
     @property
     def num_waiting_reported(self) -> int:
-        """As `EngineClient.num_waiting_reported`."""
         return self.stats.num_waiting
 
     @property
     def is_progressing(self) -> bool:
-        """As `Engine.is_progressing`."""
         return self.is_alive and not self.is_stalled
 
     def open(self, request: AddRequest) -> tuple[OutputStream, ...]:
@@ -111,7 +109,6 @@ class ScriptedEngine:
         return self.steps if self.script is None else self.script(request, branch)
 
     def abort(self, request_id: str) -> None:
-        """As `Engine.abort`: noted."""
         self.aborted.append(request_id)
         self.saw_abort.set()
 
@@ -144,7 +141,6 @@ class ScriptedStream:
         raise AssertionError
 
     def close(self) -> None:
-        """As `OutputStream.close`."""
         if not self.over:
             self.over = True
             self.engine.aborted.append(self.request_id)
@@ -162,7 +158,6 @@ class Api:
     metrics: WorkerMetrics
 
     def page(self) -> str:
-        """The metrics page."""
         return self.metrics.render(self.engine.stats, 0.0).decode()
 
 

@@ -223,7 +223,6 @@ class Run:
 
 @pytest.fixture(scope="module")
 def tokenizer(model_path: Path) -> Tokenizer:
-    """The model's own."""
     return build_tokenizer(read_checkpoint(model_path))
 
 

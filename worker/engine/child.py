@@ -313,7 +313,6 @@ class _Inbox:
                 return
 
     def close(self) -> None:
-        """Stop watching, and close."""
         socket, self._socket = self._socket, None
         if socket is not None:
             self._loop.remove_reader(socket.fileno())

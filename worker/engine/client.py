@@ -152,7 +152,6 @@ class EngineClient:
         self._past = EngineStats()  # the counters of engines that died
         self._num_restarts = 0
         self._why_aborted: str | None = None
-        self._last_step_seconds: float | None = None
 
     # ---- state that others read -------------------------------------------------------------
 
@@ -180,11 +179,6 @@ class EngineClient:
     def num_unfinished(self) -> int:
         """Sequences that were sent and have not ended: running, waiting, or on their way."""
         return len(self._streams)
-
-    @property
-    def last_step_seconds(self) -> float | None:
-        """`time.monotonic()` when the engine last reported a step; None before the first."""
-        return self._last_step_seconds
 
     @property
     def stats(self) -> EngineStats:
@@ -310,7 +304,6 @@ class EngineClient:
     def _receive(self, message: FromEngine) -> None:
         if isinstance(message, StepOutputs):
             self._stats = message.stats
-            self._last_step_seconds = time.monotonic()
             for output in message.outputs:
                 self._deliver(output)
             self._observe(self._on_step, message)

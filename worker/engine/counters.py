@@ -45,12 +45,10 @@ class DraftTally:
 
     @property
     def num_runs(self) -> int:
-        """Runs counted."""
         return sum(self.accepted_histogram)
 
     @property
     def num_accepted_tokens(self) -> int:
-        """Drafts that stood."""
         return sum(i * count for i, count in enumerate(self.accepted_histogram))
 
     @property

@@ -37,12 +37,10 @@ class LiveSequences:
 
     @property
     def num_running(self) -> int:
-        """Answers that run."""
         return self._num_running
 
     @property
     def num_waiting(self) -> int:
-        """Answers that wait."""
         return self._num_waiting
 
     def find(self, request_id: str) -> Sequence | None:

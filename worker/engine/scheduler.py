@@ -104,7 +104,6 @@ class Scheduler:
 
     @property
     def blocks(self) -> BlockManager:
-        """The KV blocks."""
         return self._kv.blocks
 
     @property

@@ -122,7 +122,6 @@ class Sequence:
 
     @property
     def num_outputs(self) -> int:
-        """Tokens drawn so far."""
         return len(self.token_ids) - self.num_prompt
 
     @property

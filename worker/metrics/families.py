@@ -85,7 +85,6 @@ class LabelledCounter:
         self._rendered = None
 
     def render(self) -> bytes:
-        """The counter's text."""
         if self._rendered is None:
             lines = [f"{self._prefixes[v]}{count}\n" for v, count in self._counts.items()]
             self._rendered = (self._head + "".join(lines)).encode()

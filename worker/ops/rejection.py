@@ -69,7 +69,6 @@ class DraftVerdict:
 
     @property
     def num_accepted(self) -> int:
-        """Drafts that were accepted."""
         return len(self.token_ids) - 1
 
 

@@ -78,7 +78,6 @@ class Material:
 
     @property
     def samples(self) -> list[TrainingSample]:
-        """All of it."""
         return [*self.own, *(sample for text in self.texts.values() for sample in text)]
 
 

@@ -106,7 +106,6 @@ class Trainer:
         return True
 
     def save(self) -> None:
-        """Write the checkpoint."""
         tensors: dict[str, Tensor] = {_STEP: torch.tensor(self.step)}
         for name, parameter in self._twin.named_parameters():
             tensors[name] = parameter.detach()

@@ -20,7 +20,6 @@ def blocks_of(num_blocks: int) -> BlockManager:
 
 
 def num_used(blocks: BlockManager, num_blocks: int) -> int:
-    """Blocks in tables."""
     return num_blocks - blocks.num_free
 
 

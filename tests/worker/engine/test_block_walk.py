@@ -72,7 +72,6 @@ class BlockWalk(RuleBasedStateMachine):
         self.hasher.extend(walker.chain, walker.tokens, num_blocks, walker.salt)
 
     def pick(self, data: st.DataObject) -> int:
-        """Any sequence."""
         return data.draw(st.sampled_from(sorted(self.walkers)))
 
     # ---- planning ---------------------------------------------------------------------------
@@ -203,7 +202,6 @@ class BlockWalk(RuleBasedStateMachine):
                     self.seal(seq_id)
 
     def seal(self, seq_id: int) -> None:
-        """Seal what is written."""
         walker = self.walkers[seq_id]
         self.extend(walker, walker.computed // SIZE)
         self.blocks.seal(seq_id, walker.chain, walker.computed // SIZE)

@@ -82,7 +82,6 @@ class FailingExecutor(Executor):
     """Every step fails."""
 
     def execute(self, step: SchedulerOutput) -> ModelOutput:
-        """Fail."""
         raise RuntimeError("device lost")
 
 
@@ -108,7 +107,6 @@ class Gate(Executor):
         self.begun = threading.Semaphore(0)
 
     def execute(self, step: SchedulerOutput) -> ModelOutput:
-        """Wait for a permit."""
         self.begun.release()
         assert self.permits.acquire(timeout=60)
         return self.inner.execute(step)  # type: ignore[no-any-return]

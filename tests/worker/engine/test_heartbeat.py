@@ -25,7 +25,6 @@ class Clock:
     now: float = 100.0
 
     def __call__(self) -> float:
-        """The time."""
         return self.now
 
 
@@ -36,7 +35,6 @@ class Step:
     running: tuple[float, int] | None = None
 
     def __call__(self) -> tuple[float, int] | None:
-        """As `EngineCore.running_step`."""
         return self.running
 
 
@@ -60,7 +58,6 @@ def clock() -> Clock:
 
 @pytest.fixture
 def step() -> Step:
-    """No step in flight."""
     return Step()
 
 

@@ -24,7 +24,6 @@ STORED: list[CacheEvent] = [BlocksStored((BLOCK,), None)]
 
 
 def no_announcement() -> list[CacheEvent]:
-    """An empty cache."""
     return [CacheCleared()]
 
 
@@ -59,7 +58,6 @@ def receive(socket: zmq.Socket[Any]) -> list[bytes]:
 
 
 def dealer(context: zmq.Context[Any], events: KvEventPublisher) -> zmq.Socket[Any]:
-    """A replay client."""
     socket = context.socket(zmq.DEALER)
     assert events.replay_endpoint is not None
     socket.connect(events.replay_endpoint)

@@ -44,7 +44,6 @@ class Counting(Executor):
         self.is_shut_down = False
 
     def execute(self, step: SchedulerOutput) -> ModelOutput:
-        """One step."""
         assert self.go_on.wait(60)
         if self.fails:
             raise RuntimeError("device lost")
@@ -53,13 +52,11 @@ class Counting(Executor):
         return ModelOutput({s.seq_id: (Draw(s.token_ids[-1] + 1),) for s in step.sequences})
 
     def shutdown(self) -> None:
-        """Remember it."""
         self.is_shut_down = True
 
 
 @pytest.fixture(params=["inline", "overlapped"])
 def make(request: pytest.FixtureRequest) -> Callable[[Counting], Pipeline]:
-    """Either pipeline."""
     if request.param == "inline":
         return lambda executor: InlinePipeline(executor, depth=2)
     return OverlappedPipeline

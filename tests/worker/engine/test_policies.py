@@ -30,7 +30,6 @@ def running(*changes: dict[str, int]) -> list[VictimCandidate]:
 
 
 def victim(name: str, candidates: list[VictimCandidate], requester: int = 0) -> int:
-    """Whom the policy takes."""
     chosen = choose_victim(VICTIM_POLICIES[name], candidates[requester], candidates)
     return chosen.seq_id
 

@@ -73,7 +73,6 @@ class Listener(EngineSocket):
         self.sent: list[object] = []
 
     def send(self, message: object) -> None:
-        """Keep it."""
         self.sent.append(message)
 
     def wait(self, timeout_seconds: float | None = None) -> None:

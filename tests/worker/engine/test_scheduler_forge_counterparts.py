@@ -27,7 +27,6 @@ Make = Callable[..., AddRequest]
 def run_to_completion(
     executor: Any, requests: Sequence[AddRequest], num_blocks: int, block_size: int, batch: int
 ) -> dict[str, list[int]]:
-    """Every request's tokens."""
     limits = SchedulerConfig(max_num_seqs=batch, victim="fewest-outputs")
     core = EngineCore(Scheduler(CacheConfig(num_blocks, block_size), limits), executor, lambda: 0.0)
     for request in requests:

@@ -63,7 +63,6 @@ class ScriptedDrafter:
         self.ended: list[tuple[int, tuple[int, ...]]] = []  # sequence, its outputs
 
     def propose(self, context: DraftContext, num_tokens: int) -> Drafts | None:
-        """As the manner is."""
         assert self.answer_of is not None
         assert num_tokens >= 1
         tokens, position = list(context.token_ids), len(context.token_ids)
@@ -86,7 +85,6 @@ class ScriptedDrafter:
             raise RuntimeError("the drafter cannot let go")
 
     def learn(self, num_tokens: int) -> None:
-        """Fails in that manner."""
         if self.manner.name == "raising":
             raise RuntimeError("the drafter learns nothing")
 

@@ -94,7 +94,6 @@ def tiny_executor(tiny_checkpoint: Path) -> ModelRunner:
 
 @pytest.fixture(scope="module")
 def float32_executor(model_path: Path) -> Executor:
-    """The real model, exact."""
     return _executor(model_path, "float32")
 
 

@@ -38,13 +38,11 @@ class Bench:
     def run(
         self, *sequences: ScheduledSequence, copies: tuple[tuple[int, int], ...] = ()
     ) -> ModelOutput:
-        """One step."""
         return self.runner.execute(SchedulerOutput(0, sequences, copies))
 
 
 @pytest.fixture
 def bench(tiny_checkpoint: Path) -> Bench:
-    """A fresh one."""
     return Bench(tiny_checkpoint)
 
 

@@ -102,7 +102,6 @@ class MakesNoDrafts(KnownTimes):
     """Its drafter fails."""
 
     def execute(self, step: SchedulerOutput) -> ModelOutput:
-        """Answer without drafts."""
         return ModelOutput(super().execute(step).sampled)
 
 

@@ -57,7 +57,6 @@ def drafted(
 
 
 def logits(rows: int, seed: int = 0) -> torch.Tensor:
-    """Rows by chance."""
     return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
 
 

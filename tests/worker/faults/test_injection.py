@@ -55,7 +55,6 @@ class Answer:
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error object."""
         found: dict[str, Any] = json.loads(self.body)["error"]
         return found
 
@@ -231,7 +230,6 @@ async def test_fake_metrics_stand_for_the_statistics_that_they_name() -> None:
 
 
 async def metrics_page(scope: Any, receive: Any, send: Any) -> None:
-    """A short page."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"# HELP a b\na 1\nbbb 2\nccc 3\n"})
 
@@ -437,7 +435,6 @@ class Client:
         self._started = asyncio.get_running_loop().time()
 
     async def send(self, message: Any) -> None:
-        """An ASGI `send`."""
         if message["type"] == "http.response.start":
             self.heads.append(message)
         elif len(self.parts) == self._leaves_at:

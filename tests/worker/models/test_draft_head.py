@@ -44,7 +44,6 @@ def twin_for(target: LlamaModel) -> HeadTwin:
 
 
 def write(path: Path, target: LlamaModel, **changes: torch.Tensor) -> Path:
-    """A head's file."""
     weights = twin_for(target).weights()
     tensors = {**weights, "draft_vocab": VOCAB.to(torch.int32), **changes}
     save_file(tensors, path, head_metadata(SHAPE, target))

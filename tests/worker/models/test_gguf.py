@@ -16,7 +16,6 @@ STRING, ARRAY, UINT32 = 8, 9, 4
 
 
 def text(value: str) -> bytes:
-    """A GGUF string."""
     raw = value.encode()
     return struct.pack("<Q", len(raw)) + raw
 
@@ -28,7 +27,6 @@ def container(*, kvs: list[bytes] = [], tensors: list[bytes] = [], data: bytes =
 
 
 def tensor(name: str, dims: list[int], type_id: int = 0, offset: int = 0) -> bytes:
-    """A tensor's directory entry."""
     shape = struct.pack(f"<I{len(dims)}Q", len(dims), *dims)
     return text(name) + shape + struct.pack("<IQ", type_id, offset)
 
@@ -104,7 +102,6 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def kv(key: str, value_type: int, value: bytes) -> bytes:
-    """A metadata pair."""
     return text(key) + struct.pack("<I", value_type) + value
 
 

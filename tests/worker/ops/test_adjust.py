@@ -29,7 +29,6 @@ def spec(
 
 
 def adjusted(logits: list[float], wanted: SampleSpec) -> list[float]:
-    """Logits after adjustment, rounded."""
     return [round(value, 5) for value in adjust(torch.tensor(logits).float(), wanted).tolist()]
 
 

@@ -32,7 +32,6 @@ print(make_linear(half)(x.bfloat16()).unique().tolist(), make_rounded_linear(ful
 
 
 def draw(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    """Standard normal values."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 

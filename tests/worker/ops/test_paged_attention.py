@@ -55,7 +55,6 @@ def schedule(work: Work) -> list[ScheduledSequence]:
 
 
 def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Standard normal values."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 

@@ -111,7 +111,6 @@ def test_a_step_has_the_targets_joint_distribution_exactly(
 
 
 def expected_length(target: Tree, draft: Tree, depth: int, method: str) -> float:
-    """Drafts accepted on average."""
     every = list(itertools.product(range(target.size), repeat=depth))
     rows = [torch.cat((target.path(x), target.after(x).float()[None])).log() for x in every]
     batch = DraftBatch(

@@ -59,7 +59,6 @@ SAMPLED = SamplingParams(max_tokens=12, temperature=0.8, top_k=40, seed=5)
 
 
 def propose(draft: TinyTransformer, tokens: Sequence[int], count: int) -> list[int]:
-    """Greedy drafts."""
     drafts: list[int] = []
     while len(drafts) < count:
         drafts.append(int(draft.forward([*tokens, *drafts]).argmax()))

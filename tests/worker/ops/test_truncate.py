@@ -13,7 +13,6 @@ from worker.types import SamplingParams
 
 
 def params(min_p: float = 0.0, top_k: int = 0, top_p: float = 1.0) -> SamplingParams:
-    """Parameters that only truncate."""
     return SamplingParams(max_tokens=1, min_p=min_p, top_k=top_k, top_p=top_p)
 
 

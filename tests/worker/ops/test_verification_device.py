@@ -29,17 +29,14 @@ class Counted:
             raise RuntimeError("Failed to find C compiler. Please specify via CC")
 
     def log_normalizers(self, scores: Tensor) -> Tensor:
-        """The twin's."""
         self._ask("log_normalizers")
         return rejection_torch.log_normalizers(scores)
 
     def excess(self, batch: DraftBatch, normalizers: Tensor, log_weights: Tensor) -> Tensor:
-        """The twin's."""
         self._ask("excess")
         return rejection_torch.excess(batch, normalizers, log_weights)
 
     def last_tokens(self, batch: DraftBatch, acceptance: AcceptedPrefixes, noise: Tensor) -> Tensor:
-        """The twin's."""
         self._ask("last_tokens")
         return rejection_torch.last_tokens(batch, acceptance, noise)
 

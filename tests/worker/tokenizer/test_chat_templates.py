@@ -154,7 +154,6 @@ CONVERSATIONS = {
 
 
 def template(name: str) -> ChatTemplate:
-    """One of the templates."""
     return ChatTemplate(TEMPLATES[name], **TOKENS, now=datetime.now)
 
 

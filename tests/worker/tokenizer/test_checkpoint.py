@@ -221,7 +221,6 @@ def test_a_files_vocabulary_is_as_large_as_its_embedding(tmp_path: Path) -> None
 
 
 def write(writer: gguf.GGUFWriter) -> None:
-    """Finish a file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -12,7 +12,6 @@ TOKENIZER = sim.SimTokenizer()
 
 
 def encode(text: str) -> list[int]:
-    """Ids of a text."""
     return TOKENIZER.encode(text, add_special_tokens=False)
 
 

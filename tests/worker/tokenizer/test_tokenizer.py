@@ -165,7 +165,6 @@ def test_what_cannot_be_rebuilt_is_named(changes: dict[str, Any], named: str) ->
 
 @pytest.fixture(scope="module")
 def smollm(model_path: Path) -> LibraryTokenizer:
-    """The default model's tokenizer."""
     return build_tokenizer(read_checkpoint(model_path))
 
 

@@ -18,7 +18,6 @@ def sample(length: int, mark: int) -> TrainingSample:
 
 
 def made(count: int) -> list[TrainingSample]:
-    """Samples of mixed lengths."""
     return [sample(3 + (7 * mark) % 11, mark) for mark in range(count)]
 
 

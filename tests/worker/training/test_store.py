@@ -22,7 +22,6 @@ from worker.training.store import (
 
 
 def sample(length: int) -> TrainingSample:
-    """Any sample."""
     ids = torch.randint(0, 99, (length,))
     return TrainingSample(ids, ids % 2 == 0, torch.randn(length - 1, 3).bfloat16())
 

@@ -36,7 +36,6 @@ def objective(vocab: Tensor = VOCAB, passes: int = 3) -> HeadObjective:
 def acceptance(
     twin: HeadTwin, target: LlamaModel, samples: list[TrainingSample]
 ) -> DraftAcceptance:
-    """How its drafts do."""
     found = (b for b in batches(samples, 256, None) if b is not None)
     return measure(twin, target.head.rows(torch.arange(61)), VOCAB, found, 3)
 

@@ -43,9 +43,7 @@ class Engine(Protocol):
         ...
 
     @property
-    def stats(self) -> EngineStats:
-        """Counters of the moment."""
-        ...
+    def stats(self) -> EngineStats: ...
 
     @property
     def num_waiting_reported(self) -> int:

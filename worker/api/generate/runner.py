@@ -168,7 +168,6 @@ class EventStream:
         self._ended = False
 
     async def write(self, frames: bytes, *, last: bool) -> None:
-        """Write frames."""
         async with self._lock:
             await self._write(frames, last=last)
 

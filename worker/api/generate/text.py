@@ -64,7 +64,6 @@ class ModelText:
 
     @property
     def eos_token_id(self) -> int | None:
-        """The model's own end."""
         return self.eos_token_ids[0] if self.eos_token_ids else None
 
     def render(self, messages: Sequence[ChatMessage], options: ChatOptions) -> str:

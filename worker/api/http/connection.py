@@ -249,7 +249,6 @@ class GuardedProtocol(HttpToolsProtocol):
             raise self._refused(_malformed("the request's target cannot be read")) from error
 
     def on_message_complete(self) -> None:
-        """The body is complete."""
         self._in_body = False
         super().on_message_complete()
 

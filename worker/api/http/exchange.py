@@ -187,7 +187,6 @@ class Exchange:
     async def reply(
         self, body: bytes = b"", status: int = HTTPStatus.OK, headers: Headers = (JSON,)
     ) -> None:
-        """Send a whole reply."""
         await self._write(self._start(status, (*headers, (b"content-length", b"%d" % len(body)))))
         self.num_reply_bytes += len(body)
         await self._write({"type": "http.response.body", "body": body})

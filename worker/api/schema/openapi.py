@@ -178,7 +178,6 @@ def _parameter(field: Query) -> Json:
 
 
 def main() -> int:
-    """Print the document."""
     text = msgspec.json.format(document_bytes(ROUTES, has_keys=True), indent=2)
     sys.stdout.write(text.decode() + "\n")
     return 0

@@ -100,7 +100,6 @@ class NgramDrafter:
         return Drafts(len(text), tokens_of(drafts), tuple(sure))
 
     def end(self, context: DraftContext, learns: bool) -> None:
-        """Forget the sequence."""
         self._texts.forget(context.seq_id)
 
     def learn(self, num_tokens: int) -> None:

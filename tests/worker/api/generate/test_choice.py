@@ -20,7 +20,6 @@ class OneByteTokens:
     strips_leading_space = True
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The byte itself."""
         return bytes((token_id,))
 
 

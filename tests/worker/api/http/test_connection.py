@@ -40,7 +40,6 @@ class Peer:
         self._writer = writer
 
     def send(self, data: bytes) -> None:
-        """Write without waiting."""
         self._writer.write(data)
 
     async def reply(self) -> tuple[int, dict[str, str], bytes]:
@@ -66,7 +65,6 @@ class Peer:
         self._writer.transport.pause_reading()  # type: ignore[attr-defined]
 
     def reset(self) -> None:
-        """Drop the connection."""
         self._writer.transport.abort()
 
 

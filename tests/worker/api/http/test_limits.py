@@ -29,7 +29,6 @@ VALUES = st.recursive(
 
 
 def depth_of(value: Any) -> int:
-    """Nesting, the slow way."""
     if isinstance(value, dict):
         value = list(value.values())
     return 1 + max(map(depth_of, value), default=0) if isinstance(value, list) else 0
@@ -120,7 +119,6 @@ class Sliced(bytes):
         return part
 
     def replace(self, *arguments: Any) -> bytes:
-        """As of bytes."""
         Sliced.copied += len(self)
         return super().replace(*arguments)
 

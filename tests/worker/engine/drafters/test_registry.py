@@ -12,7 +12,6 @@ from worker.engine.drafters.suffix import SuffixDrafter
 
 
 def drafter_of(config: SpeculativeConfig) -> Drafter:
-    """It has one."""
     drafter = build_drafter(config)
     assert drafter is not None
     return drafter

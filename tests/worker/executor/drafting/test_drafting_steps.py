@@ -230,7 +230,6 @@ def test_drawn_drafts_are_verified_with_what_they_were_drawn_from() -> None:
 
 
 def outputs(bench: Bench) -> list[ModelOutput]:
-    """Of a few steps."""
     walker, found = Walker(1, list(PROMPT)), []
     for _ in range(3):
         bench.take(walker, 30)

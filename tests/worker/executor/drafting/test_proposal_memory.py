@@ -27,7 +27,6 @@ def requests(*drafts: int, params: SamplingParams = DRAWS) -> list[DraftRequest]
 
 
 def lengths(bounded: list[DraftRequest]) -> dict[int, int]:
-    """Drafts by sequence id."""
     return {request.seq_id: request.num_drafts for request in bounded}
 
 
