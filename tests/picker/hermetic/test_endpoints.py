@@ -90,6 +90,16 @@ async def test_an_endpoint_that_falls_silent_is_unknown_after_a_while(tmp_path: 
         assert await picker.series("llm_d_epp_datalayer_poll_errors_total")
 
 
+@pytest.mark.parametrize("value", ["NaN", "-1", "+Inf", "1e300"])
+async def test_impossible_numbers_are_not_believed(tmp_path: Path, value: str) -> None:
+    """The last good one stays, and the page is counted as faulty."""
+    (one,) = pods(page(3, 0.5))
+    async with whole_picker(tmp_path, [one], QUEUES) as picker:
+        one.page = load_page(7, 0.25).replace("waiting 7", f"waiting {value}")
+        await picker.knows("pod-0", waiting_requests=3, kv_cache_usage=0.25)
+        assert await picker.series("llm_d_epp_datalayer_extract_errors_total")
+
+
 async def test_a_restart_makes_an_endpoint_forget_its_prefixes(tmp_path: Path) -> None:
     """Its process has another start time: its cache is gone, and so is the picker's idea of it."""
     config = (

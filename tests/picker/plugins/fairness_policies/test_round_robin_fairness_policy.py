@@ -18,6 +18,12 @@ def band(queue: Callable[..., Any]) -> Any:
     return queue(RoundRobinFairnessPolicy().for_band(0))
 
 
+def test_a_full_queue_is_shared_equally() -> None:
+    """Whoever asks."""
+    policy = RoundRobinFairnessPolicy().for_band(0)
+    assert policy.weight("a") == policy.weight("b") == 1.0
+
+
 def test_flows_take_turns_by_their_ids(band: Any) -> None:
     """In whatever order they came; one that has nothing left is passed over."""
     for flow in "cabbbac":
