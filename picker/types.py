@@ -31,7 +31,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     address: str
     port: int
     namespace: str = "default"
-    labels: Mapping[str, str] = msgspec.field(default_factory=lambda: _EMPTY)
+    labels: Mapping[str, str] = _EMPTY
     rank_index: int = 0
     metrics_host_port: str | None = None
     node_address: str | None = None
@@ -90,7 +90,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     metrics: EndpointMetrics | None = None
     inflight_requests: int = 0
     last_metrics: EndpointMetrics | None = None
-    attributes: Mapping[str, Any] = msgspec.field(default_factory=lambda: _EMPTY)
+    attributes: Mapping[str, Any] = _EMPTY
 
     @property
     def key(self) -> str:
@@ -249,8 +249,8 @@ class SchedulingResult(msgspec.Struct, frozen=True):
 
     endpoints: tuple[Endpoint, ...]
     primary_profile: str
-    profiles: Mapping[str, ProfileResult] = msgspec.field(default_factory=lambda: _EMPTY)
-    set_headers: Mapping[str, str] = msgspec.field(default_factory=lambda: _EMPTY)
+    profiles: Mapping[str, ProfileResult] = _EMPTY
+    set_headers: Mapping[str, str] = _EMPTY
 
 
 class RawRequest(msgspec.Struct, frozen=True):
@@ -282,7 +282,7 @@ class ResponseHead(msgspec.Struct, frozen=True):
     """
 
     status: int | None
-    headers: Mapping[str, str] = msgspec.field(default_factory=lambda: _EMPTY)
+    headers: Mapping[str, str] = _EMPTY
     served_by: str | None = None
     has_destination_metadata: bool = False
     reached_nobody: bool = False
@@ -341,7 +341,7 @@ class RouteDecision(msgspec.Struct, frozen=True):
     destination: str
     set_headers: tuple[tuple[str, str], ...] = ()
     body: bytes | None = None
-    metadata: Metadata = msgspec.field(default_factory=lambda: _EMPTY)
+    metadata: Metadata = _EMPTY
     response: ResponseTap | None = None
     skip_response: bool = False
     needs_response_body: bool = False

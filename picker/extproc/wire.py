@@ -61,6 +61,7 @@ UPSTREAM_ATTEMPTS = "upstream.request_attempt_count"
 
 _Message = Any  # the wheel with Envoy's messages carries no types
 _Mode = processing_mode_pb2.ProcessingMode
+# GRPC, whose messages come without their framing, and later modes are unknown here.
 _BODY_MODES: Mapping[int, BodyMode] = {
     _Mode.NONE: BodyMode.ABSENT,
     _Mode.STREAMED: BodyMode.LOCKSTEP,
@@ -113,8 +114,9 @@ def encode(reply: Reply) -> bytes:
 def _request_headers(message: _Message) -> Event:
     request_body = response_body = BodyMode.DUPLEX  # what a proxy uses that says nothing
     if message.HasField("protocol_config"):
-        request_body = _body_mode(message.protocol_config.request_body_mode)
-        response_body = _body_mode(message.protocol_config.response_body_mode)
+        config, unknown = message.protocol_config, BodyMode.UNKNOWN
+        request_body = _BODY_MODES.get(config.request_body_mode, unknown)
+        response_body = _BODY_MODES.get(config.response_body_mode, unknown)
     shown = message.request_headers
     return RequestHeaders(
         headers=_header_map(shown.headers.headers),
@@ -143,7 +145,8 @@ def _response_headers(message: _Message) -> Event:
     upstream, reached_nobody = _upstream(message)
     response_body = BodyMode.DUPLEX
     if message.HasField("protocol_config"):
-        response_body = _body_mode(message.protocol_config.response_body_mode)
+        mode = message.protocol_config.response_body_mode
+        response_body = _BODY_MODES.get(mode, BodyMode.UNKNOWN)
     return ResponseHeaders(
         status=_status(headers),
         end_of_stream=message.response_headers.end_of_stream,
@@ -168,11 +171,6 @@ _DECODERS: Mapping[str, Callable[[_Message], Event]] = {
     "response_body": _response_body,
     "response_trailers": lambda _: ResponseTrailers(),
 }
-
-
-def _body_mode(number: int) -> BodyMode:
-    """GRPC, whose messages come without their framing, and later modes are unknown here."""
-    return _BODY_MODES.get(number, BodyMode.UNKNOWN)
 
 
 def _header_map(headers: Iterable[_Message]) -> dict[str, str]:

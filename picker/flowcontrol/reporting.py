@@ -64,7 +64,7 @@ class FlowReporter:
     def labels(self, item: QueuedRequest, priority: int) -> Labels:
         """The label values of `item` while it belongs to the band `priority`."""
         request = item.request
-        return self._metrics.request_labels(
+        return self._metrics.labels.of(
             request.incoming_model, request.target_model, item.flow, priority
         )
 
@@ -94,7 +94,7 @@ class FlowReporter:
 
     def forgotten(self, priority: int, flow: str) -> None:
         """Nothing has been seen of `flow` for long: its series go."""
-        fairness_id = self._metrics.fairness_label(flow)
+        fairness_id = self._metrics.labels.fairness_ids.admit(flow)
         key = (fairness_id, str(priority))
         if fairness_id == OVERFLOW:
             return

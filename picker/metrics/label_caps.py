@@ -61,7 +61,7 @@ class RequestLabels:
         self._known.clear()
 
     def of(
-        self, model: str, target_model: str, fairness_id: str, priority: int
+        self, model: str, target_model: str, fairness_id: str = "", priority: int = 0
     ) -> tuple[str, str, str, str]:
         """The values of one request; the same ones whenever it is asked, but for later pins."""
         asked = (model, target_model, fairness_id, priority)

@@ -225,7 +225,7 @@ class PickerMetrics(Family):
         declared: list[AnySeries] = []
         super().__init__(declared)
         self.series: Sequence[AnySeries] = declared  # in the order of the exposition
-        self._labels = RequestLabels()
+        self.labels = RequestLabels()
         self._collectors = CollectorRegistry()
         self.registry = CollectorRegistry()
         self.plugins = PluginSeries(declared)
@@ -268,21 +268,7 @@ class PickerMetrics(Family):
         """Names of models that are configured, which keep their label however many names clients
         invent.
         """
-        self._labels.pin_models(names)
-
-    def model_label(self, model: str) -> str:
-        """A model's name as a label, capped."""
-        return self._labels.models.admit(model)
-
-    def fairness_label(self, fairness_id: str) -> str:
-        """Whose requests they are as a label, capped."""
-        return self._labels.fairness_ids.admit(fairness_id)
-
-    def request_labels(
-        self, model: str, target_model: str, fairness_id: str = "", priority: int = 0
-    ) -> tuple[str, str, str, str]:
-        """Values for `REQUEST_LABELS`, with what clients can invent capped."""
-        return self._labels.of(model, target_model, fairness_id, priority)
+        self.labels.pin_models(names)
 
 
 def _renamed(metric: Metric, name: str, labels: Mapping[str, str]) -> Metric:

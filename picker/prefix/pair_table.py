@@ -115,7 +115,12 @@ class PairTable:
     def insert_one(self, key: int, value: int) -> None:
         """Add one entry, whose key is not there yet."""
         self._entries += 1
-        self._make_room(value, 1)
+        if (
+            self._frontier < self._num_buckets
+            or value >= len(self._where)
+            or self._entries > ENTRIES_PER_BUCKET * self._num_larger
+        ):
+            self._make_room(value, 1)
         high = key >> 32  # as `_home`
         home = high * self._num_buckets >> 32
         if home >= self._frontier:

@@ -80,7 +80,7 @@ class DisaggregationDecisions:
         """Count what the profile handler left."""
         stages = _found(decision, DISAGGREGATION_DECISION_KEY)
         if stages is not None:
-            model = self.metrics.model_label(decision.target_model) or UNKNOWN_MODEL
+            model = self.metrics.labels.models.admit(decision.target_model) or UNKNOWN_MODEL
             self.decisions.labels(*self.labels, model, stages.value).inc()
 
 
@@ -191,9 +191,7 @@ class LatencyPredictions:
         self.metrics.plugins.inference_request_metric.labels(*labels, kind).set(value)
 
     def _labels(self, decision: Decision) -> tuple[str, ...]:
-        model, target, _, _ = self.metrics.request_labels(
-            decision.incoming_model, decision.target_model
-        )
+        model, target, _, _ = self.metrics.labels.of(decision.incoming_model, decision.target_model)
         return (*self.labels, model, target)
 
 
@@ -232,7 +230,7 @@ class SchedulingAttempts:
 
     def __call__(self, decision: Decision, step: PluginStep) -> None:
         """One attempt; what failed by mistake is counted elsewhere."""
-        result, model = step.said, self.metrics.model_label(decision.target_model)
+        result, model = step.said, self.metrics.labels.models.admit(decision.target_model)
         if isinstance(result, SchedulingResult):
             first = result.endpoints[0]
             labels = ("success", model, first.name, first.namespace, str(first.port))

@@ -111,7 +111,7 @@ class PluginCollector(Collector):
         for producer, plugin in producers.items():
             for flow, load in plugin.flow_loads().items():
                 namespace, _, name = flow.endpoint_key.partition("/")
-                fairness_id = self._metrics.fairness_label(flow.fairness_id)
+                fairness_id = self._metrics.labels.fairness_ids.admit(flow.fairness_id)
                 row = (name, namespace, producer, fairness_id, str(flow.priority))
                 known = rows.get(row, _NOTHING)
                 rows[row] = EndpointLoad(known.requests + load.requests, known.tokens + load.tokens)
@@ -138,7 +138,9 @@ class PluginCollector(Collector):
         for one in assembly.instances.values():
             if isinstance(one.plugin, SharesByProgram):
                 for program, share in one.plugin.program_shares().items():
-                    shares.setdefault(self._metrics.fairness_label(program), []).append(share)
+                    shares.setdefault(self._metrics.labels.fairness_ids.admit(program), []).append(
+                        share
+                    )
         attained = {
             label: sum(one.attained_tokens for one in found) for label, found in shares.items()
         }

@@ -82,7 +82,7 @@ class RequestMetrics:
         self._metrics.plugin_failures_total.labels(plugin).inc()
 
     def _labels(self, decision: Decision) -> Labels:
-        return self._metrics.request_labels(
+        return self._metrics.labels.of(
             decision.incoming_model, decision.target_model, decision.fairness_id, decision.priority
         )
 

@@ -100,6 +100,8 @@ class ApproxPrefixCacheProducer:
         """
         _check(parameters)
         self._parameters = parameters
+        self._max_tokens = parameters.max_prefix_tokens_to_match
+        self._max_blocks = parameters.max_prefix_blocks_to_match
         self._max_reported_capacity = max_reported_capacity
         self._seed = hash_seed if parameters.hash_seed is None else parameters.hash_seed
         self._index = PrefixIndex()
@@ -121,7 +123,9 @@ class ApproxPrefixCacheProducer:
             return request
         block_size = self._block_size(candidates)
         root = root_hash(request.target_model, request.body.cache_salt, self._seed)
-        limit = self._max_blocks(block_size)
+        limit = self._max_blocks or None
+        if self._max_tokens:
+            limit = max(1, self._max_tokens // block_size)
         prompts = tuple(
             [
                 block_hashes(prompt, root, block_size, limit, self._seed)
@@ -197,11 +201,6 @@ class ApproxPrefixCacheProducer:
                     configured = reported
                     break
         return max(MIN_BLOCK_SIZE_TOKENS, configured)
-
-    def _max_blocks(self, block_size: int) -> int | None:
-        if self._parameters.max_prefix_tokens_to_match:
-            return max(1, self._parameters.max_prefix_tokens_to_match // block_size)
-        return self._parameters.max_prefix_blocks_to_match or None
 
     def _capacity(self, metrics: EndpointMetrics | None, block_size: int) -> int:
         reported = _reported_block_size(metrics)

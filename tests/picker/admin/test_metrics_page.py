@@ -55,7 +55,7 @@ class _Computed(Collector):
 def _busy(model: str, pool: str, count: int = 1) -> PickerMetrics:
     """A pool that has counted something of every kind."""
     metrics = PickerMetrics()
-    labels = metrics.request_labels(model, model, "tenant", 1)
+    labels = metrics.labels.of(model, model, "tenant", 1)
     metrics.request_total.labels(*labels).inc(count)
     metrics.request_running.labels(*labels).set(count)
     for value in (0.001, 0.3, 1e9):

@@ -228,7 +228,7 @@ def test_names_of_any_length_take_no_room() -> None:
     """A body may name a model as long as itself; neither the page nor the picker keeps it."""
     metrics = PickerMetrics()
     names = ["m" * 256, *(str(i) + "m" * 100_000 for i in range(10))]
-    rows = [metrics.request_labels(name, name, name) for name in names]
+    rows = [metrics.labels.of(name, name, name) for name in names]
     assert rows == [(names[0], names[0], names[0], "0"), *[("other", "other", "other", "0")] * 10]
     for row in rows:
         metrics.request_total.labels(*row).inc()
@@ -253,7 +253,7 @@ def test_long_names_are_not_kept() -> None:
 def test_models_share_one_cap() -> None:
     """A client that invents model names costs a thousand series at most."""
     metrics = PickerMetrics()
-    seen = {metrics.request_labels(f"m{i}", f"t{i}") for i in range(2000)}
+    seen = {metrics.labels.of(f"m{i}", f"t{i}") for i in range(2000)}
     names = {label for row in seen for label in row[:2]}
     assert len(names) == 1001
     assert "other" in names

@@ -192,7 +192,7 @@ def test_a_model_that_is_configured_meanwhile_leaves_no_gauge_behind() -> None:
     metrics = PickerMetrics()
     observer = RequestMetrics(metrics)
     for number in range(MAX_NAMES):
-        metrics.model_label(f"invented-{number}")
+        metrics.labels.models.admit(f"invented-{number}")
     for number in (1, 2):
         observer.decided(decision(number))
         metrics.pin_models(["m", "t"])
