@@ -75,8 +75,31 @@ class PluginType(Generic[P]):
     stability: Stability = Stability.BETA
 
     def make(self, name: str, parameters: P, services: Services = NO_SERVICES) -> object:
-        """An instance; without `services` one that asks nobody. Raises `ValueError`."""
+        """An instance; without `services` one that asks no server. Raises `ValueError`."""
         return self.create(name, parameters, services)
+
+
+# `create` of the plugin types that need less than all of its arguments.
+
+
+def plain(make: Callable[[], object]) -> Callable[[str, Parameters, Services], object]:
+    """A plugin without parameters."""
+    return lambda _name, _parameters, _services: make()
+
+
+def configured(make: Callable[[P], object]) -> Callable[[str, P, Services], object]:
+    """A plugin that needs its parameters alone."""
+    return lambda _name, parameters, _services: make(parameters)
+
+
+def named(make: Callable[[str, P], object]) -> Callable[[str, P, Services], object]:
+    """A plugin that needs its name, for what it writes, and its parameters."""
+    return lambda name, parameters, _services: make(name, parameters)
+
+
+def itself(_name: str, parameters: Parameters, _services: Services) -> object:
+    """The parameters are the plugin."""
+    return parameters
 
 
 class Registry:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from picker.framework.durations import parse_duration
 from picker.framework.registry import Parameters
-from picker.scrape.sources import MAX_PAGE_BYTES, PageLocation, TlsFiles
+from picker.framework.services import Services
+from picker.scrape.sources import MAX_PAGE_BYTES, DataSource, PageLocation, TlsFiles
 
 
 class PageParameters(Parameters, frozen=True, kw_only=True):
@@ -56,3 +57,9 @@ class PageParameters(Parameters, frozen=True, kw_only=True):
         if seconds <= 0:
             raise ValueError(f"interval must be more than nothing, got '{self.interval}'")
         return seconds
+
+
+def checked_source(_name: str, parameters: DataSource, _services: Services) -> DataSource:
+    """A data source is its parameters. Raises `ValueError` for values that make no sense."""
+    _ = parameters.location
+    return parameters

@@ -17,7 +17,7 @@ from random import Random
 
 from picker.errors import Code, DropReason, RefusedError
 from picker.framework.attributes import Attributes, latency_predictions_key
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, configured
 from picker.scheduling.latency_objectives import latency_objectives
 from picker.types import Candidate, InferenceRequest
 
@@ -70,7 +70,5 @@ def _has_room(candidate: Candidate) -> bool:
 
 
 PLUGIN = PluginType(
-    "latency-slo-admitter",
-    LatencySloAdmitterParameters,
-    lambda _name, parameters, _services: LatencySloAdmitter(parameters),
+    "latency-slo-admitter", LatencySloAdmitterParameters, configured(LatencySloAdmitter)
 )

@@ -18,7 +18,7 @@ from random import Random
 
 from picker.errors import Code, DropReason, RefusedError
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType, require
+from picker.framework.registry import Parameters, PluginType, configured, require
 from picker.scheduling.load_signals import waiting_requests
 from picker.types import Candidate, InferenceRequest
 
@@ -86,7 +86,5 @@ class ProbabilisticAdmitter:
 
 
 PLUGIN = PluginType(
-    "probabilistic-admitter",
-    ProbabilisticAdmitterParameters,
-    lambda _name, parameters, _services: ProbabilisticAdmitter(parameters),
+    "probabilistic-admitter", ProbabilisticAdmitterParameters, configured(ProbabilisticAdmitter)
 )

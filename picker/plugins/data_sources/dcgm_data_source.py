@@ -9,8 +9,7 @@ about, which counts as a failed scrape. `interval` as for metrics-data-source. F
 from __future__ import annotations
 
 from picker.framework.registry import PluginType, Stability
-from picker.framework.services import Services
-from picker.scrape.page_parameters import PageParameters
+from picker.scrape.page_parameters import PageParameters, checked_source
 from picker.scrape.sources import PageLocation
 
 
@@ -27,9 +26,4 @@ class DcgmDataSource(PageParameters, frozen=True, kw_only=True):
         return self.locate(self.path, self.port, use_node_address=self.use_node_address)
 
 
-def _create(_name: str, parameters: DcgmDataSource, _services: Services) -> DcgmDataSource:
-    _ = parameters.location  # raises for what makes no sense
-    return parameters
-
-
-PLUGIN = PluginType("dcgm-data-source", DcgmDataSource, _create, stability=Stability.ALPHA)
+PLUGIN = PluginType("dcgm-data-source", DcgmDataSource, checked_source, stability=Stability.ALPHA)

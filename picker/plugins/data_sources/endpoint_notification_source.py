@@ -5,7 +5,7 @@ Takes no parameters. Its extractors are asked once for each endpoint, and again 
 
 from __future__ import annotations
 
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, itself
 
 
 class EndpointNotificationSource(Parameters, frozen=True):
@@ -17,8 +17,4 @@ class EndpointNotificationSource(Parameters, frozen=True):
         return None
 
 
-PLUGIN = PluginType(
-    "endpoint-notification-source",
-    EndpointNotificationSource,
-    lambda _name, parameters, _services: parameters,
-)
+PLUGIN = PluginType("endpoint-notification-source", EndpointNotificationSource, itself)

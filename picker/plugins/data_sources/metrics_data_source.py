@@ -8,8 +8,7 @@ of `--refresh-metrics-interval`, of which it is rounded to a multiple). For http
 from __future__ import annotations
 
 from picker.framework.registry import PluginType
-from picker.framework.services import Services
-from picker.scrape.page_parameters import PageParameters
+from picker.scrape.page_parameters import PageParameters, checked_source
 from picker.scrape.sources import PageLocation
 
 
@@ -25,9 +24,4 @@ class MetricsDataSource(PageParameters, frozen=True, kw_only=True):
         return self.locate(self.path, self.port)
 
 
-def _create(_name: str, parameters: MetricsDataSource, _services: Services) -> MetricsDataSource:
-    _ = parameters.location  # raises for what makes no sense
-    return parameters
-
-
-PLUGIN = PluginType("metrics-data-source", MetricsDataSource, _create)
+PLUGIN = PluginType("metrics-data-source", MetricsDataSource, checked_source)

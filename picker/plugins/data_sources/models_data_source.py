@@ -8,8 +8,7 @@ of which it is rounded to a multiple). For https: `insecureSkipVerify` true, `ca
 from __future__ import annotations
 
 from picker.framework.registry import PluginType
-from picker.framework.services import Services
-from picker.scrape.page_parameters import PageParameters
+from picker.scrape.page_parameters import PageParameters, checked_source
 from picker.scrape.sources import PageLocation
 
 
@@ -24,9 +23,4 @@ class ModelsDataSource(PageParameters, frozen=True, kw_only=True):
         return self.locate(self.path)
 
 
-def _create(_name: str, parameters: ModelsDataSource, _services: Services) -> ModelsDataSource:
-    _ = parameters.location  # raises for what makes no sense
-    return parameters
-
-
-PLUGIN = PluginType("models-data-source", ModelsDataSource, _create)
+PLUGIN = PluginType("models-data-source", ModelsDataSource, checked_source)

@@ -9,8 +9,7 @@ Where to ask for an endpoint, which stands for a pool, is said by its labels `me
 from __future__ import annotations
 
 from picker.framework.registry import PluginType, Stability
-from picker.framework.services import Services
-from picker.scrape.page_parameters import PageParameters
+from picker.scrape.page_parameters import PageParameters, checked_source
 from picker.scrape.sources import PageLocation
 
 MAX_PICKER_PAGE_BYTES = 8 * 1024 * 1024
@@ -30,16 +29,9 @@ class MulticlusterMetricsDataSource(PageParameters, frozen=True, kw_only=True):
         return self.locate(self.path, self.port, max_page_bytes=MAX_PICKER_PAGE_BYTES)
 
 
-def _create(
-    _name: str, parameters: MulticlusterMetricsDataSource, _services: Services
-) -> MulticlusterMetricsDataSource:
-    _ = parameters.location  # raises for what makes no sense
-    return parameters
-
-
 PLUGIN = PluginType(
     "multicluster-metrics-data-source",
     MulticlusterMetricsDataSource,
-    _create,
+    checked_source,
     stability=Stability.ALPHA,
 )

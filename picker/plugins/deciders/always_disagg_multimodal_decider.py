@@ -6,7 +6,7 @@ run ⇔ any prompt of the request has a multi-modal item
 from __future__ import annotations
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, plain
 from picker.types import Candidate, InferenceRequest
 
 
@@ -26,8 +26,4 @@ class MultiModalDecider:
         return "the request has no image, video or audio"
 
 
-PLUGIN = PluginType(
-    "always-disagg-multimodal-decider",
-    Parameters,
-    lambda _name, _parameters, _services: MultiModalDecider(),
-)
+PLUGIN = PluginType("always-disagg-multimodal-decider", Parameters, plain(MultiModalDecider))

@@ -6,7 +6,7 @@ run ⇔ true
 from __future__ import annotations
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, plain
 from picker.types import Candidate, InferenceRequest
 
 
@@ -20,8 +20,4 @@ class AlwaysDecider:
         return True
 
 
-PLUGIN = PluginType(
-    "always-disagg-pd-decider",
-    Parameters,
-    lambda _name, _parameters, _services: AlwaysDecider(),
-)
+PLUGIN = PluginType("always-disagg-pd-decider", Parameters, plain(AlwaysDecider))

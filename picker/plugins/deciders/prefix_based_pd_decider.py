@@ -11,7 +11,7 @@ whatever other producers there are; it is created where it is not configured.
 from __future__ import annotations
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType, require
+from picker.framework.registry import Parameters, PluginType, configured, require
 from picker.prefix.match import match_info_key
 from picker.types import Candidate, InferenceRequest
 
@@ -76,7 +76,5 @@ class PrefixBasedPdDecider:
 
 
 PLUGIN = PluginType(
-    "prefix-based-pd-decider",
-    PrefixBasedPdDeciderParameters,
-    lambda _name, parameters, _services: PrefixBasedPdDecider(parameters),
+    "prefix-based-pd-decider", PrefixBasedPdDeciderParameters, configured(PrefixBasedPdDecider)
 )

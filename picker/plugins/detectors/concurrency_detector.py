@@ -28,7 +28,7 @@ from picker.framework.attributes import (
     LiveLoad,
     inflight_load_key,
 )
-from picker.framework.registry import Parameters, PluginType, require
+from picker.framework.registry import Parameters, PluginType, configured, require
 from picker.scheduling.load_signals import own_requests, with_headroom
 from picker.types import Candidate, InferenceRequest
 
@@ -135,7 +135,5 @@ def _load(
 
 
 PLUGIN = PluginType(
-    "concurrency-detector",
-    ConcurrencyDetectorParameters,
-    lambda _name, parameters, _services: ConcurrencyDetector(parameters),
+    "concurrency-detector", ConcurrencyDetectorParameters, configured(ConcurrencyDetector)
 )

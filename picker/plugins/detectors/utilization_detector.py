@@ -35,7 +35,7 @@ from random import Random
 
 from picker.framework.attributes import Attributes
 from picker.framework.durations import parse_duration
-from picker.framework.registry import Parameters, PluginType, require
+from picker.framework.registry import Parameters, PluginType, configured, require
 from picker.scheduling.load_signals import waiting_requests, with_headroom
 from picker.types import Candidate, EndpointMetrics, InferenceRequest
 
@@ -162,7 +162,5 @@ class UtilizationDetector:
 
 
 PLUGIN = PluginType(
-    "utilization-detector",
-    UtilizationDetectorParameters,
-    lambda _name, parameters, _services: UtilizationDetector(parameters),
+    "utilization-detector", UtilizationDetectorParameters, configured(UtilizationDetector)
 )

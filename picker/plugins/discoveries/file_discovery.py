@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, itself
 
 
 class FileDiscoverySettings(Parameters, frozen=True):
@@ -19,6 +19,4 @@ class FileDiscoverySettings(Parameters, frozen=True):
     watch_file: bool = False
 
 
-PLUGIN = PluginType(
-    "file-discovery", FileDiscoverySettings, lambda _name, parameters, _services: parameters
-)
+PLUGIN = PluginType("file-discovery", FileDiscoverySettings, itself)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from picker.framework.registry import PluginType, Stability
+from picker.framework.registry import PluginType, Stability, itself
 from picker.plugins.discoveries.file_discovery import FileDiscoverySettings
 
 
@@ -23,6 +23,6 @@ class MulticlusterFileDiscoverySettings(FileDiscoverySettings, frozen=True):
 PLUGIN = PluginType(
     "multicluster-file-discovery",
     MulticlusterFileDiscoverySettings,
-    lambda _name, parameters, _services: parameters,
+    itself,
     stability=Stability.ALPHA,
 )

@@ -7,7 +7,7 @@ equal ones the most recently dispatched request, which loses the least work.
 from __future__ import annotations
 
 from picker.framework.flow import QueuedRequest, Rank
-from picker.framework.registry import Parameters, PluginType, Stability
+from picker.framework.registry import Parameters, PluginType, Stability, plain
 
 
 class PriorityThenTimeEvictionOrderPolicy:
@@ -21,6 +21,6 @@ class PriorityThenTimeEvictionOrderPolicy:
 PLUGIN = PluginType(
     "priority-then-time-eviction-order-policy",
     Parameters,
-    lambda _name, _parameters, _services: PriorityThenTimeEvictionOrderPolicy(),
+    plain(PriorityThenTimeEvictionOrderPolicy),
     stability=Stability.ALPHA,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from picker.framework.flow import QueuedRequest
-from picker.framework.registry import Parameters, PluginType, Stability
+from picker.framework.registry import Parameters, PluginType, Stability, plain
 
 
 class SheddableEvictionFilter:
@@ -17,6 +17,6 @@ class SheddableEvictionFilter:
 PLUGIN = PluginType(
     "sheddable-eviction-filter",
     Parameters,
-    lambda _name, _parameters, _services: SheddableEvictionFilter(),
+    plain(SheddableEvictionFilter),
     stability=Stability.ALPHA,
 )

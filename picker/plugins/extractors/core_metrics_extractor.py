@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from picker.framework.registry import Parameters, PluginType
-from picker.framework.services import Services
+from picker.framework.registry import Parameters, PluginType, configured
 from picker.scrape.engines import (
     BLOCK_SIZE_LABEL,
     DEFAULT_ENGINE,
@@ -75,9 +74,7 @@ class CoreMetricsExtractor:
         return extract(scrape, self._table.of(scrape.endpoint.labels))
 
 
-def _create(
-    _name: str, parameters: CoreMetricsParameters, _services: Services
-) -> CoreMetricsExtractor:
+def _extractor(parameters: CoreMetricsParameters) -> CoreMetricsExtractor:
     engines = dict(ENGINES)
     configured: set[str] = set()
     for config in parameters.engine_configs:
@@ -121,4 +118,4 @@ def _custom(metric: CustomMetric) -> tuple[str, Series]:
     return f"{metric.attribute_key}/{TYPE}", series
 
 
-PLUGIN = PluginType(TYPE, CoreMetricsParameters, _create)
+PLUGIN = PluginType(TYPE, CoreMetricsParameters, configured(_extractor))

@@ -8,7 +8,7 @@ parameters.
 
 from __future__ import annotations
 
-from picker.framework.registry import Parameters, PluginType, Stability
+from picker.framework.registry import Parameters, PluginType, Stability, itself
 from picker.scrape.exposition import scan
 from picker.scrape.sources import ExtractError, Extraction, Scrape
 from picker.types import Endpoint
@@ -39,9 +39,4 @@ def _pod_names(endpoint: Endpoint) -> tuple[str, ...]:
     return ("", endpoint.name, endpoint.name.removesuffix(f"-rank-{endpoint.rank_index}"))
 
 
-PLUGIN = PluginType(
-    TYPE,
-    DcgmExtractor,
-    lambda _name, parameters, _services: parameters,
-    stability=Stability.ALPHA,
-)
+PLUGIN = PluginType(TYPE, DcgmExtractor, itself, stability=Stability.ALPHA)

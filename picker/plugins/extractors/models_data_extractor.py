@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from picker.framework.attributes import MODELS_ATTRIBUTE, ServedModel
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, itself
 from picker.scrape.sources import ExtractError, Extraction, Scrape
 
 
@@ -54,8 +54,4 @@ def _text(entry: dict[str, Any], key: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-PLUGIN = PluginType(
-    "models-data-extractor",
-    ModelsDataExtractor,
-    lambda _name, parameters, _services: parameters,
-)
+PLUGIN = PluginType("models-data-extractor", ModelsDataExtractor, itself)

@@ -14,8 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from picker.framework.registry import Parameters, PluginType, Stability
-from picker.framework.services import Services
+from picker.framework.registry import Parameters, PluginType, Stability, configured
 from picker.scheduling.endpoint_attributes import (
     MULTICLUSTER_KV_CACHE_UTILIZATION,
     MULTICLUSTER_METRICS,
@@ -73,12 +72,9 @@ def _values(page: bytes, series: Series) -> Iterator[float]:
             yield sample.value
 
 
-def _create(
-    _name: str, parameters: MulticlusterMetricsParameters, _services: Services
-) -> MulticlusterMetricsExtractor:
-    return MulticlusterMetricsExtractor(parameters)
-
-
 PLUGIN = PluginType(
-    MULTICLUSTER_METRICS, MulticlusterMetricsParameters, _create, stability=Stability.ALPHA
+    MULTICLUSTER_METRICS,
+    MulticlusterMetricsParameters,
+    configured(MulticlusterMetricsExtractor),
+    stability=Stability.ALPHA,
 )

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from picker.framework.attributes import TOPOLOGY, Topology
-from picker.framework.registry import Parameters, PluginType, Stability
-from picker.framework.services import Services
+from picker.framework.registry import Parameters, PluginType, Stability, named
 from picker.types import Endpoint
 
 
@@ -43,8 +42,6 @@ class TopologyExtractor:
         return {self._attribute: place}
 
 
-def _create(name: str, parameters: TopologyParameters, _services: Services) -> TopologyExtractor:
-    return TopologyExtractor(name, parameters)
-
-
-PLUGIN = PluginType("topology-extractor", TopologyParameters, _create, stability=Stability.ALPHA)
+PLUGIN = PluginType(
+    "topology-extractor", TopologyParameters, named(TopologyExtractor), stability=Stability.ALPHA
+)

@@ -51,7 +51,7 @@ import msgspec
 
 from picker.framework.flow import QueuedRequest, Rank
 from picker.framework.flow_heap import FlowHeap
-from picker.framework.registry import Parameters, PluginType, require
+from picker.framework.registry import Parameters, PluginType, configured, require
 from picker.plugins.fairness_policies._burst_headroom import CalmLoad
 from picker.plugins.fairness_policies._recent_use import RecentUse
 from picker.types import Usage
@@ -266,5 +266,5 @@ class DeficitRoundRobinFairnessPolicy:
 PLUGIN = PluginType(
     "deficit-round-robin-fairness-policy",
     DeficitRoundRobinFairnessPolicyParameters,
-    lambda _name, parameters, _services: DeficitRoundRobinFairnessPolicy(parameters),
+    configured(DeficitRoundRobinFairnessPolicy),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from picker.framework.flow import QueuedRequest, Rank
 from picker.framework.flow_heap import FlowHeap
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, plain
 from picker.types import Usage
 
 
@@ -48,8 +48,4 @@ class GlobalStrictFairnessPolicy:
         return GlobalStrictBand()
 
 
-PLUGIN = PluginType(
-    "global-strict-fairness-policy",
-    Parameters,
-    lambda _name, _parameters, _services: GlobalStrictFairnessPolicy(),
-)
+PLUGIN = PluginType("global-strict-fairness-policy", Parameters, plain(GlobalStrictFairnessPolicy))

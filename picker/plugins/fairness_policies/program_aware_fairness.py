@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from picker.framework.flow import ProgramShare, QueuedRequest, Rank
-from picker.framework.registry import Parameters, PluginType, require
+from picker.framework.registry import Parameters, PluginType, configured, require
 from picker.types import DEFAULT_FAIRNESS_ID, Usage
 
 COMPLETION_WEIGHT = 2
@@ -294,7 +294,5 @@ def _refuse_what_makes_no_sense(parameters: ProgramAwareFairnessParameters) -> N
 
 
 PLUGIN = PluginType(
-    "program-aware-fairness",
-    ProgramAwareFairnessParameters,
-    lambda _name, parameters, _services: ProgramAwareFairness(parameters),
+    "program-aware-fairness", ProgramAwareFairnessParameters, configured(ProgramAwareFairness)
 )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from picker.framework.flow import QueuedRequest, Rank
 from picker.framework.flow_heap import FlowHeap
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, plain
 from picker.types import Usage
 
 
@@ -72,8 +72,4 @@ class RoundRobinFairnessPolicy:
         return RoundRobinBand()
 
 
-PLUGIN = PluginType(
-    "round-robin-fairness-policy",
-    Parameters,
-    lambda _name, _parameters, _services: RoundRobinFairnessPolicy(),
-)
+PLUGIN = PluginType("round-robin-fairness-policy", Parameters, plain(RoundRobinFairnessPolicy))

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from random import Random
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType, Stability
-from picker.framework.services import Services
+from picker.framework.registry import Parameters, PluginType, Stability, configured
 from picker.types import Candidate, InferenceRequest
 
 
@@ -48,7 +47,7 @@ class LabelValueFilter:
         return self._allows_no_label if value is None else value in self._values
 
 
-def _create(_name: str, parameters: ByLabelParameters, _services: Services) -> LabelValueFilter:
+def _filter(parameters: ByLabelParameters) -> LabelValueFilter:
     if not parameters.label:
         raise ValueError("label must not be empty")
     if not parameters.valid_values and not parameters.allows_no_label:
@@ -58,4 +57,6 @@ def _create(_name: str, parameters: ByLabelParameters, _services: Services) -> L
     )
 
 
-PLUGIN = PluginType("by-label", ByLabelParameters, _create, stability=Stability.DEPRECATED)
+PLUGIN = PluginType(
+    "by-label", ByLabelParameters, configured(_filter), stability=Stability.DEPRECATED
+)

@@ -6,12 +6,12 @@ Deprecated; the reference removes it in v0.11.0.
 from __future__ import annotations
 
 from picker.framework.label_selector import LabelSelectorParameters
-from picker.framework.registry import PluginType, Stability
+from picker.framework.registry import PluginType, Stability, configured
 from picker.plugins.filters.label_selector_filter import LabelSelectorFilter
 
 PLUGIN = PluginType(
     "by-label-selector",
     LabelSelectorParameters,
-    lambda _name, parameters, _services: LabelSelectorFilter(parameters),
+    configured(LabelSelectorFilter),
     stability=Stability.DEPRECATED,
 )

@@ -8,13 +8,11 @@ An endpoint without the label is taken for one that does everything.
 from __future__ import annotations
 
 from picker.framework.disaggregation import DECODE_ROLES, ROLE_LABEL
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, plain
 from picker.plugins.filters.by_label import LabelValueFilter
 
 PLUGIN = PluginType(
     "decode-filter",
     Parameters,
-    lambda _name, _parameters, _services: LabelValueFilter(
-        ROLE_LABEL, DECODE_ROLES, allows_no_label=True
-    ),
+    plain(lambda: LabelValueFilter(ROLE_LABEL, DECODE_ROLES, allows_no_label=True)),
 )

@@ -8,11 +8,9 @@ An endpoint without the label does not encode for others.
 from __future__ import annotations
 
 from picker.framework.disaggregation import ENCODE_ROLES, ROLE_LABEL
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, plain
 from picker.plugins.filters.by_label import LabelValueFilter
 
 PLUGIN = PluginType(
-    "encode-filter",
-    Parameters,
-    lambda _name, _parameters, _services: LabelValueFilter(ROLE_LABEL, ENCODE_ROLES),
+    "encode-filter", Parameters, plain(lambda: LabelValueFilter(ROLE_LABEL, ENCODE_ROLES))
 )

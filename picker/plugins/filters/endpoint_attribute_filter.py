@@ -17,7 +17,7 @@ from random import Random
 from typing import Literal
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType, Stability
+from picker.framework.registry import Parameters, PluginType, Stability, configured
 from picker.scheduling.endpoint_attributes import attribute_number, check_attribute
 from picker.types import Candidate, InferenceRequest
 
@@ -96,6 +96,6 @@ class EndpointAttributeFilter:
 PLUGIN = PluginType(
     "endpoint-attribute-filter",
     EndpointAttributeFilterParameters,
-    lambda _name, parameters, _services: EndpointAttributeFilter(parameters),
+    configured(EndpointAttributeFilter),
     stability=Stability.ALPHA,
 )

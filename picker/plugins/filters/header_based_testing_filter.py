@@ -21,7 +21,7 @@ from ipaddress import ip_address
 from random import Random
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, plain
 from picker.types import Candidate, InferenceRequest
 
 HEADER = "test-epp-endpoint-selection"
@@ -85,8 +85,4 @@ def _canonical(address: str) -> str | None:
         return None
 
 
-PLUGIN = PluginType(
-    "header-based-testing-filter",
-    Parameters,
-    lambda _name, _parameters, _services: HeaderBasedTestingFilter(),
-)
+PLUGIN = PluginType("header-based-testing-filter", Parameters, plain(HeaderBasedTestingFilter))

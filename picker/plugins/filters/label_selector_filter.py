@@ -14,7 +14,7 @@ from random import Random
 
 from picker.framework.attributes import Attributes
 from picker.framework.label_selector import LabelSelector, LabelSelectorParameters
-from picker.framework.registry import PluginType
+from picker.framework.registry import PluginType, configured
 from picker.types import Candidate, InferenceRequest
 
 
@@ -38,7 +38,5 @@ class LabelSelectorFilter:
 
 
 PLUGIN = PluginType(
-    "label-selector-filter",
-    LabelSelectorParameters,
-    lambda _name, parameters, _services: LabelSelectorFilter(parameters),
+    "label-selector-filter", LabelSelectorParameters, configured(LabelSelectorFilter)
 )

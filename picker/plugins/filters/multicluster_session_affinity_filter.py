@@ -5,13 +5,13 @@ The same formula and the same parameters: a session stays with the cluster that 
 
 from __future__ import annotations
 
-from picker.framework.registry import PluginType, Stability
+from picker.framework.registry import PluginType, Stability, named
 from picker.plugins._shared.session_affinity import SessionAffinityParameters
 from picker.plugins.filters.session_affinity_filter import SessionAffinityFilter
 
 PLUGIN = PluginType(
     "multicluster-session-affinity-filter",
     SessionAffinityParameters,
-    lambda name, parameters, _services: SessionAffinityFilter(name, parameters),
+    named(SessionAffinityFilter),
     stability=Stability.ALPHA,
 )

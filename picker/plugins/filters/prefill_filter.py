@@ -8,11 +8,9 @@ An endpoint without the label decodes only.
 from __future__ import annotations
 
 from picker.framework.disaggregation import PREFILL_ROLES, ROLE_LABEL
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, plain
 from picker.plugins.filters.by_label import LabelValueFilter
 
 PLUGIN = PluginType(
-    "prefill-filter",
-    Parameters,
-    lambda _name, _parameters, _services: LabelValueFilter(ROLE_LABEL, PREFILL_ROLES),
+    "prefill-filter", Parameters, plain(lambda: LabelValueFilter(ROLE_LABEL, PREFILL_ROLES))
 )

@@ -26,7 +26,7 @@ from picker.framework.attributes import (
     inflight_load_key,
     latency_predictions_key,
 )
-from picker.framework.registry import Parameters, PluginType, require
+from picker.framework.registry import Parameters, PluginType, configured, require
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import Candidate, InferenceRequest
 
@@ -162,5 +162,5 @@ def _check(parameters: PrefixCacheAffinityParameters) -> None:
 PLUGIN = PluginType(
     "prefix-cache-affinity-filter",
     PrefixCacheAffinityParameters,
-    lambda _name, parameters, _services: PrefixCacheAffinityFilter(parameters),
+    configured(PrefixCacheAffinityFilter),
 )

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from random import Random
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import PluginType, Stability
+from picker.framework.registry import PluginType, Stability, named
 from picker.plugins._shared.session_affinity import SessionAffinity, SessionAffinityParameters
 from picker.types import Candidate, InferenceRequest
 
@@ -37,6 +37,6 @@ class SessionAffinityFilter(SessionAffinity):
 PLUGIN = PluginType(
     "session-affinity-filter",
     SessionAffinityParameters,
-    lambda name, parameters, _services: SessionAffinityFilter(name, parameters),
+    named(SessionAffinityFilter),
     stability=Stability.ALPHA,
 )

@@ -18,7 +18,7 @@ from picker.framework.attributes import (
     LatencyPrediction,
     latency_predictions_key,
 )
-from picker.framework.registry import Parameters, PluginType, require
+from picker.framework.registry import Parameters, PluginType, configured, require
 from picker.types import Candidate, InferenceRequest
 
 DEFAULT_PREDICTION_PRODUCER = "predicted-latency-producer"
@@ -71,7 +71,5 @@ def _is_positive(prediction: LatencyPrediction | None) -> bool:
 
 
 PLUGIN = PluginType(
-    "slo-headroom-tier-filter",
-    SloHeadroomTierParameters,
-    lambda _name, parameters, _services: SloHeadroomTierFilter(parameters),
+    "slo-headroom-tier-filter", SloHeadroomTierParameters, configured(SloHeadroomTierFilter)
 )

@@ -14,7 +14,7 @@ from random import Random
 from typing import Literal
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType, Stability
+from picker.framework.registry import Parameters, PluginType, Stability, configured
 from picker.plugins._shared.topology import (
     DEFAULT_TOPOLOGY_PRODUCER,
     Tier,
@@ -63,6 +63,6 @@ class TopologyAffinityFilter:
 PLUGIN = PluginType(
     "topology-affinity-filter",
     TopologyAffinityFilterParameters,
-    lambda _name, parameters, _services: TopologyAffinityFilter(parameters),
+    configured(TopologyAffinityFilter),
     stability=Stability.ALPHA,
 )

@@ -20,7 +20,7 @@ from random import Random
 from typing import Literal
 
 from picker.framework.attributes import Attributes, InFlightLoad, inflight_load_key
-from picker.framework.registry import Parameters, PluginType, Stability, require
+from picker.framework.registry import Parameters, PluginType, Stability, configured, require
 from picker.scheduling.load_signals import running_requests, waiting_requests
 from picker.types import Candidate, InferenceRequest
 
@@ -106,6 +106,6 @@ def _value(candidate: Candidate, metric: str) -> float:
 PLUGIN = PluginType(
     "utilization-filter",
     UtilizationFilterParameters,
-    lambda _name, parameters, _services: UtilizationFilter(parameters),
+    configured(UtilizationFilter),
     stability=Stability.ALPHA,
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from picker.framework.flow import QueuedRequest, Rank
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, plain
 
 
 class EdfOrderingPolicy:
@@ -22,6 +22,4 @@ class EdfOrderingPolicy:
         return (item.enqueued_at_seconds + lives, item.enqueued_at_seconds)
 
 
-PLUGIN = PluginType(
-    "edf-ordering-policy", Parameters, lambda _name, _parameters, _services: EdfOrderingPolicy()
-)
+PLUGIN = PluginType("edf-ordering-policy", Parameters, plain(EdfOrderingPolicy))

@@ -6,7 +6,7 @@ rank = time of arrival in the queue
 from __future__ import annotations
 
 from picker.framework.flow import QueuedRequest, Rank
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, plain
 
 
 class FcfsOrderingPolicy:
@@ -17,6 +17,4 @@ class FcfsOrderingPolicy:
         return (item.enqueued_at_seconds,)
 
 
-PLUGIN = PluginType(
-    "fcfs-ordering-policy", Parameters, lambda _name, _parameters, _services: FcfsOrderingPolicy()
-)
+PLUGIN = PluginType("fcfs-ordering-policy", Parameters, plain(FcfsOrderingPolicy))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 
 from picker.framework.flow import QueuedRequest, Rank
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, plain
 from picker.scheduling.latency_objectives import latency_objectives
 
 
@@ -25,8 +25,4 @@ class SloDeadlineOrderingPolicy:
         return (math.inf if asked_ms is None else received + asked_ms / 1000, received)
 
 
-PLUGIN = PluginType(
-    "slo-deadline-ordering-policy",
-    Parameters,
-    lambda _name, _parameters, _services: SloDeadlineOrderingPolicy(),
-)
+PLUGIN = PluginType("slo-deadline-ordering-policy", Parameters, plain(SloDeadlineOrderingPolicy))

@@ -15,7 +15,7 @@ import msgspec
 
 from picker.errors import bad_request
 from picker.framework.interfaces import ResponseReader
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, plain
 from picker.json_bodies import (
     check_shape,
     json_object,
@@ -86,6 +86,4 @@ class AnthropicParser:
         return usage_reader(content_type, anthropic_usage)
 
 
-PLUGIN = PluginType(
-    "anthropic-parser", Parameters, lambda _name, _parameters, _services: AnthropicParser()
-)
+PLUGIN = PluginType("anthropic-parser", Parameters, plain(AnthropicParser))

@@ -18,7 +18,7 @@ import msgspec
 
 from picker.errors import RefusedError, bad_request
 from picker.framework.interfaces import ResponseReader
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, plain
 from picker.json_bodies import (
     check_shape,
     json_object,
@@ -200,6 +200,4 @@ _API_BY_SUFFIX = (
 )
 
 
-PLUGIN = PluginType(
-    "openai-parser", Parameters, lambda _name, _parameters, _services: OpenAIParser()
-)
+PLUGIN = PluginType("openai-parser", Parameters, plain(OpenAIParser))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, plain
 from picker.types import Api, ParsedBody
 
 
@@ -18,6 +18,4 @@ class PassthroughParser:
         return ParsedBody(Api.RAW, can_rewrite=False)
 
 
-PLUGIN = PluginType(
-    "passthrough-parser", Parameters, lambda _name, _parameters, _services: PassthroughParser()
-)
+PLUGIN = PluginType("passthrough-parser", Parameters, plain(PassthroughParser))

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from picker.errors import bad_request
 from picker.framework.interfaces import ResponseReader
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, plain
 from picker.json_bodies import json_object, text_member, whole_number
 from picker.plugins.parsers._usage import META_INFO, sglang_event_usage, sglang_usage, usage_reader
 from picker.tokenization.token_ids import pack_token_ids
@@ -51,6 +51,4 @@ class SglangHttpParser:
         return usage_reader(content_type, sglang_usage, META_INFO, sglang_event_usage)
 
 
-PLUGIN = PluginType(
-    "sglanghttp-parser", Parameters, lambda _name, _parameters, _services: SglangHttpParser()
-)
+PLUGIN = PluginType("sglanghttp-parser", Parameters, plain(SglangHttpParser))

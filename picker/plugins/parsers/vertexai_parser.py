@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from picker.errors import bad_request
 from picker.framework.interfaces import ResponseReader
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, plain
 from picker.plugins.parsers._generated import grpc_bodies_pb2 as pb
 from picker.plugins.parsers._grpc_bodies import FrameSplitter, only_message
 from picker.plugins.parsers._usage import USAGE, JsonUsage, SseUsage, openai_usage
@@ -97,6 +97,4 @@ class _HttpBodyUsage:
         self._inner.feed(data, False)
 
 
-PLUGIN = PluginType(
-    "vertexai-parser", Parameters, lambda _name, _parameters, _services: VertexAIParser()
-)
+PLUGIN = PluginType("vertexai-parser", Parameters, plain(VertexAIParser))

@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError
 
 from picker.errors import bad_request
 from picker.framework.interfaces import ResponseReader
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, plain
 from picker.plugins.parsers._generated import grpc_bodies_pb2 as pb
 from picker.plugins.parsers._grpc_bodies import FrameSplitter, only_message
 from picker.plugins.parsers._usage import merge
@@ -138,6 +138,4 @@ def _usage_of(message: bytes) -> Usage | None:
     return Usage(counts.prompt_tokens, counts.completion_tokens, cached_tokens=cached)
 
 
-PLUGIN = PluginType(
-    "vllmgrpc-parser", Parameters, lambda _name, _parameters, _services: VllmGrpcParser()
-)
+PLUGIN = PluginType("vllmgrpc-parser", Parameters, plain(VllmGrpcParser))

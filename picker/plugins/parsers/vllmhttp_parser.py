@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from picker.errors import bad_request
 from picker.framework.interfaces import ResponseReader
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, plain
 from picker.json_bodies import json_object, model_of, text_member, whole_number
 from picker.plugins.parsers._usage import openai_usage, usage_reader
 from picker.tokenization.multimodal import read_features
@@ -62,6 +62,4 @@ def _whole(value: object) -> object:
     return [int(one) if isinstance(one, float) and one.is_integer() else one for one in value]
 
 
-PLUGIN = PluginType(
-    "vllmhttp-parser", Parameters, lambda _name, _parameters, _services: VllmHttpParser()
-)
+PLUGIN = PluginType("vllmhttp-parser", Parameters, plain(VllmHttpParser))

@@ -11,7 +11,7 @@ from random import Random
 
 import msgspec
 
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, configured
 from picker.types import ScoredCandidates, ScoredEndpoint
 
 
@@ -29,8 +29,8 @@ class PickerParameters(Parameters, frozen=True):
 class MaxScorePicker:
     """Picks by score, ties at random. Stateless."""
 
-    def __init__(self, max_endpoints: int = 1) -> None:
-        self._max_endpoints = max_endpoints
+    def __init__(self, parameters: PickerParameters) -> None:
+        self._max_endpoints = parameters.max_num_of_endpoints
 
     def pick(self, scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
         """The best ones, best first."""
@@ -51,8 +51,4 @@ def _totals(scored: Sequence[ScoredEndpoint]) -> Sequence[float]:
     return [endpoint.score for endpoint in scored]
 
 
-PLUGIN = PluginType(
-    "max-score-picker",
-    PickerParameters,
-    lambda _name, parameters, _services: MaxScorePicker(parameters.max_num_of_endpoints),
-)
+PLUGIN = PluginType("max-score-picker", PickerParameters, configured(MaxScorePicker))

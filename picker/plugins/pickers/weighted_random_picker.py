@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from random import Random
 
-from picker.framework.registry import PluginType
+from picker.framework.registry import PluginType, configured
 from picker.plugins.pickers.max_score_picker import PickerParameters
 from picker.types import ScoredEndpoint
 
@@ -20,8 +20,8 @@ from picker.types import ScoredEndpoint
 class WeightedRandomPicker:
     """Picks at random in proportion to the score. Stateless."""
 
-    def __init__(self, max_endpoints: int = 1) -> None:
-        self._max_endpoints = max_endpoints
+    def __init__(self, parameters: PickerParameters) -> None:
+        self._max_endpoints = parameters.max_num_of_endpoints
 
     def pick(self, scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
         """Distinct endpoints, the largest key first; keys of zero in random order."""
@@ -36,8 +36,4 @@ def _log_key(score: float, rng: Random) -> float:
     return math.log(1.0 - rng.random()) / score if score > 0.0 else -math.inf
 
 
-PLUGIN = PluginType(
-    "weighted-random-picker",
-    PickerParameters,
-    lambda _name, parameters, _services: WeightedRandomPicker(parameters.max_num_of_endpoints),
-)
+PLUGIN = PluginType("weighted-random-picker", PickerParameters, configured(WeightedRandomPicker))

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from picker.framework.attributes import Attributes, agent_identity_key
-from picker.framework.registry import Parameters, PluginType, Stability
+from picker.framework.registry import Parameters, PluginType, Stability, named
 from picker.types import Candidate, InferenceRequest
 
 # Claude Code, OpenCode, Codex, and older Codex.
@@ -62,8 +62,5 @@ class AgentIdentity:
 
 
 PLUGIN = PluginType(
-    "agent-identity",
-    AgentIdentityParameters,
-    lambda name, parameters, _services: AgentIdentity(name, parameters),
-    stability=Stability.ALPHA,
+    "agent-identity", AgentIdentityParameters, named(AgentIdentity), stability=Stability.ALPHA
 )

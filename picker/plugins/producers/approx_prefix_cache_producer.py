@@ -32,6 +32,7 @@ import msgspec
 from picker.framework.attributes import Attributes, DataKey
 from picker.framework.registry import Parameters, PluginType, require
 from picker.framework.replicas import TellPlacement
+from picker.framework.services import Services
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.block_hash import BlockHashes, block_hashes, root_hash
 from picker.prefix.index import PrefixIndex
@@ -243,11 +244,13 @@ def _check(parameters: ApproxPrefixCacheParameters) -> None:
     )
 
 
+def create(
+    name: str, parameters: ApproxPrefixCacheParameters, services: Services
+) -> ApproxPrefixCacheProducer:
+    """Also for clusters in place of endpoints."""
+    return ApproxPrefixCacheProducer(name, parameters, services.hash_seed)
+
+
 PLUGIN = PluginType(
-    "approx-prefix-cache-producer",
-    ApproxPrefixCacheParameters,
-    lambda name, parameters, services: ApproxPrefixCacheProducer(
-        name, parameters, services.hash_seed
-    ),
-    default_for=(MATCH_INFO,),
+    "approx-prefix-cache-producer", ApproxPrefixCacheParameters, create, default_for=(MATCH_INFO,)
 )

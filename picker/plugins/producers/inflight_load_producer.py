@@ -41,7 +41,7 @@ from picker.framework.attributes import (
     inflight_load_key,
 )
 from picker.framework.interfaces import Flight
-from picker.framework.registry import Parameters, PluginType, require
+from picker.framework.registry import Parameters, PluginType, named, require
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.match import match_info_key
 from picker.types import (
@@ -351,6 +351,6 @@ class InflightLoadProducer:
 PLUGIN = PluginType(
     "inflight-load-producer",
     InflightLoadParameters,
-    lambda name, parameters, _services: InflightLoadProducer(name, parameters),
+    named(InflightLoadProducer),
     default_for=(INFLIGHT_LOAD,),
 )

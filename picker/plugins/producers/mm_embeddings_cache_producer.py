@@ -24,7 +24,7 @@ from picker.framework.attributes import (
     EncoderMatch,
     encoder_matches_key,
 )
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, named
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.tokenization.multimodal import distinct_items
 from picker.types import Candidate, InferenceRequest, SchedulingResult
@@ -112,6 +112,6 @@ def _bounded(item: str) -> str:
 PLUGIN = PluginType(
     "mm-embeddings-cache-producer",
     MmEmbeddingsCacheParameters,
-    lambda name, parameters, _services: MmEmbeddingsCacheProducer(name, parameters),
+    named(MmEmbeddingsCacheProducer),
     default_for=(ENCODER_MATCHES,),
 )

@@ -9,16 +9,14 @@ from __future__ import annotations
 from picker.framework.registry import PluginType, Stability
 from picker.plugins.producers.approx_prefix_cache_producer import (
     ApproxPrefixCacheParameters,
-    ApproxPrefixCacheProducer,
+    create,
 )
 from picker.prefix.match import MATCH_INFO
 
 PLUGIN = PluginType(
     "multicluster-approx-prefix-cache-producer",
     ApproxPrefixCacheParameters,
-    lambda name, parameters, services: ApproxPrefixCacheProducer(
-        name, parameters, services.hash_seed
-    ),
+    create,
     default_for=(MATCH_INFO,),
     stability=Stability.ALPHA,
 )

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from picker.framework.attributes import Attributes, DataKey
-from picker.framework.registry import Parameters, PluginType, Stability
+from picker.framework.registry import Parameters, PluginType, Stability, named
 from picker.prefix.match import match_info_key
 from picker.types import Candidate, InferenceRequest, SchedulingResult
 
@@ -134,8 +134,5 @@ def _fnv(data: bytes) -> int:
 
 
 PLUGIN = PluginType(
-    "p2p-source-producer",
-    P2pSourceParameters,
-    lambda name, parameters, _services: P2pSourceProducer(name, parameters),
-    stability=Stability.ALPHA,
+    "p2p-source-producer", P2pSourceParameters, named(P2pSourceProducer), stability=Stability.ALPHA
 )

@@ -37,7 +37,7 @@ from picker.framework.attributes import Attributes, DataKey
 from picker.framework.durations import parse_duration
 from picker.framework.interfaces import KvEventFeed, KvEventSource
 from picker.framework.label_selector import LabelSelector
-from picker.framework.registry import Parameters, PluginType, require
+from picker.framework.registry import Parameters, PluginType, named, require
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.block_keys import BlockKeys, HashAlgorithm
 from picker.prefix.kv_event_codec import EngineType, decode_events, parse_topic
@@ -344,7 +344,5 @@ def _address(endpoint: Endpoint, port: int) -> str:
 
 
 PLUGIN = PluginType(
-    "precise-prefix-cache-producer",
-    PrecisePrefixCacheParameters,
-    lambda name, parameters, _services: PrecisePrefixCacheProducer(name, parameters),
+    "precise-prefix-cache-producer", PrecisePrefixCacheParameters, named(PrecisePrefixCacheProducer)
 )

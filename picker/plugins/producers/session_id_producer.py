@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes, session_id_key
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, named
 from picker.types import Candidate, InferenceRequest
 
 _COOKIES = "cookie"
@@ -65,8 +65,4 @@ def cookie(header: str, name: str) -> str:
     return ""
 
 
-PLUGIN = PluginType(
-    "session-id-producer",
-    SessionIdProducerParameters,
-    lambda name, parameters, _services: SessionIdProducer(name, parameters),
-)
+PLUGIN = PluginType("session-id-producer", SessionIdProducerParameters, named(SessionIdProducer))

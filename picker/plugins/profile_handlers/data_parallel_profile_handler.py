@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType, require
+from picker.framework.registry import Parameters, PluginType, configured, require
 from picker.plugins._shared.stages import MAX_PORT, Results, only_result, through_primary_port
 from picker.types import InferenceRequest, SchedulingResult
 
@@ -53,5 +53,5 @@ class DataParallelProfileHandler:
 PLUGIN = PluginType(
     "data-parallel-profile-handler",
     DataParallelProfileHandlerParameters,
-    lambda _name, parameters, _services: DataParallelProfileHandler(parameters),
+    configured(DataParallelProfileHandler),
 )

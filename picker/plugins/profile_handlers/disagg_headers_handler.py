@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType, Stability
+from picker.framework.registry import Parameters, PluginType, Stability, configured
 from picker.plugins._shared.stages import ENCODE_PROFILE, PREFILL_PROFILE, stage_headers
 from picker.types import InferenceRequest, SchedulingResult
 
@@ -41,7 +41,7 @@ class DisaggHeaders:
 PLUGIN = PluginType(
     "disagg-headers-handler",
     DisaggHeadersParameters,
-    lambda _name, parameters, _services: DisaggHeaders(parameters),
+    configured(DisaggHeaders),
     deprecated_aliases=("prefill-header-handler",),
     stability=Stability.DEPRECATED,
 )

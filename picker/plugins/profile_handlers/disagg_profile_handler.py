@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from picker.framework.attributes import PEER_ENDPOINT_KEY, Attributes
 from picker.framework.disaggregation import DISAGGREGATION_DECISION_KEY, SKIPPED_STAGES_KEY
 from picker.framework.interfaces import Decider
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, configured
 from picker.plugins._shared.stages import (
     DECODE_PROFILE,
     ENCODE_PROFILE,
@@ -292,5 +292,5 @@ def _named(**names: str) -> dict[str, str]:
 PLUGIN = PluginType(
     "disagg-profile-handler",
     DisaggProfileHandlerParameters,
-    lambda _name, parameters, _services: DisaggProfileHandler(stages_of(parameters)),
+    configured(lambda parameters: DisaggProfileHandler(stages_of(parameters))),
 )

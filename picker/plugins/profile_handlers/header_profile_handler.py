@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType, Stability
+from picker.framework.registry import Parameters, PluginType, Stability, configured
 from picker.plugins._shared.stages import DECODE_PROFILE, Results, only_result
 from picker.types import InferenceRequest, SchedulingResult
 
@@ -62,6 +62,6 @@ class HeaderProfileHandler:
 PLUGIN = PluginType(
     "header-profile-handler",
     HeaderProfileHandlerParameters,
-    lambda _name, parameters, _services: HeaderProfileHandler(parameters),
+    configured(HeaderProfileHandler),
     stability=Stability.ALPHA,
 )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from picker.framework.registry import Parameters, PluginType, Stability, require
+from picker.framework.registry import Parameters, PluginType, Stability, configured, require
 from picker.plugins._shared.stages import (
     DECODE_PROFILE,
     MAX_PORT,
@@ -83,6 +83,6 @@ class PdProfileHandler(DisaggProfileHandler):
 PLUGIN = PluginType(
     "pd-profile-handler",
     PdProfileHandlerParameters,
-    lambda _name, parameters, _services: PdProfileHandler(parameters),
+    configured(PdProfileHandler),
     stability=Stability.DEPRECATED,
 )

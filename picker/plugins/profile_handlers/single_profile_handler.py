@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, plain
 from picker.plugins._shared.stages import Results, only_result
 from picker.types import InferenceRequest, SchedulingResult
 
@@ -33,8 +33,4 @@ class SingleProfileHandler:
         return only_result(results)
 
 
-PLUGIN = PluginType(
-    "single-profile-handler",
-    Parameters,
-    lambda _name, _parameters, _services: SingleProfileHandler(),
-)
+PLUGIN = PluginType("single-profile-handler", Parameters, plain(SingleProfileHandler))

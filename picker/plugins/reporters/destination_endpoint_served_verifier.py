@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from picker.framework.interfaces import Flight
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, plain
 from picker.types import ResponseHead
 
 HEADER = "x-conformance-test-served-endpoint"
@@ -33,7 +33,5 @@ class DestinationEndpointServedVerifier:
 
 
 PLUGIN = PluginType(
-    "destination-endpoint-served-verifier",
-    Parameters,
-    lambda _name, _parameters, _services: DestinationEndpointServedVerifier(),
+    "destination-endpoint-served-verifier", Parameters, plain(DestinationEndpointServedVerifier)
 )

@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 
 from picker.errors import PickerError
 from picker.framework.interfaces import Flight
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, configured
 from picker.types import Metadata, ResponseProgress, Usage
 
 log = logging.getLogger(__name__)
@@ -161,5 +161,5 @@ def _reason(error: Exception) -> str:
 PLUGIN = PluginType(
     "request-attribute-reporter",
     RequestAttributeReporterParameters,
-    lambda _name, parameters, _services: RequestAttributeReporter(parameters),
+    configured(RequestAttributeReporter),
 )

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from picker.framework.attributes import Attributes, inflight_load_key
-from picker.framework.registry import Parameters, PluginType, require
+from picker.framework.registry import Parameters, PluginType, configured, require
 from picker.scheduling.load_signals import own_requests, unknown_among_known
 from picker.types import Candidate, InferenceRequest
 
@@ -67,7 +67,5 @@ class ActiveRequestScorer:
 
 
 PLUGIN = PluginType(
-    "active-request-scorer",
-    ActiveRequestParameters,
-    lambda _name, parameters, _services: ActiveRequestScorer(parameters),
+    "active-request-scorer", ActiveRequestParameters, configured(ActiveRequestScorer)
 )

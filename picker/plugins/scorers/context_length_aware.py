@@ -22,7 +22,7 @@ from functools import lru_cache
 from random import Random
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, configured
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.types import Candidate, InferenceRequest
 
@@ -110,7 +110,5 @@ def _rate_range(length: int, shortest: int, longest: int) -> float:
 
 
 PLUGIN = PluginType(
-    "context-length-aware",
-    ContextLengthAwareParameters,
-    lambda _name, parameters, _services: ContextLengthAware(parameters),
+    "context-length-aware", ContextLengthAwareParameters, configured(ContextLengthAware)
 )

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType, Stability
+from picker.framework.registry import Parameters, PluginType, Stability, configured
 from picker.scheduling.endpoint_attributes import attribute_number, check_attribute
 from picker.scheduling.load_signals import least_first
 from picker.types import Candidate, InferenceRequest
@@ -98,6 +98,6 @@ class EndpointAttributeScorer:
 PLUGIN = PluginType(
     "endpoint-attribute-scorer",
     EndpointAttributeParameters,
-    lambda _name, parameters, _services: EndpointAttributeScorer(parameters),
+    configured(EndpointAttributeScorer),
     stability=Stability.ALPHA,
 )

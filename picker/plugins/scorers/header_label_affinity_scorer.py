@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType, Stability
+from picker.framework.registry import Parameters, PluginType, Stability, configured
 from picker.types import Candidate, InferenceRequest
 
 
@@ -48,6 +48,6 @@ class HeaderLabelAffinityScorer:
 PLUGIN = PluginType(
     "header-label-affinity-scorer",
     HeaderLabelAffinityParameters,
-    lambda _name, parameters, _services: HeaderLabelAffinityScorer(parameters),
+    configured(HeaderLabelAffinityScorer),
     stability=Stability.ALPHA,
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, plain
 from picker.types import Candidate, InferenceRequest
 
 
@@ -28,8 +28,4 @@ class KvCacheUtilizationScorer:
         ]
 
 
-PLUGIN = PluginType(
-    "kv-cache-utilization-scorer",
-    Parameters,
-    lambda _name, _parameters, _services: KvCacheUtilizationScorer(),
-)
+PLUGIN = PluginType("kv-cache-utilization-scorer", Parameters, plain(KvCacheUtilizationScorer))

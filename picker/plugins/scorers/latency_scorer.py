@@ -40,7 +40,7 @@ from picker.framework.attributes import (
     LatencyPrediction,
     latency_predictions_key,
 )
-from picker.framework.registry import Parameters, PluginType, require
+from picker.framework.registry import Parameters, PluginType, configured, require
 from picker.prefix.match import match_info_key
 from picker.scheduling.load_signals import WAITING, loads
 from picker.types import Candidate, InferenceRequest
@@ -173,8 +173,4 @@ def _shares(values: Sequence[float]) -> tuple[Sequence[float], bool]:
     return [(value - least) / (greatest - least) for value in values], True
 
 
-PLUGIN = PluginType(
-    "latency-scorer",
-    LatencyScorerParameters,
-    lambda _name, parameters, _services: LatencyScorer(parameters),
-)
+PLUGIN = PluginType("latency-scorer", LatencyScorerParameters, configured(LatencyScorer))

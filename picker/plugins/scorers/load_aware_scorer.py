@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, configured
 from picker.scheduling.load_signals import WAITING, loads
 from picker.types import Candidate, InferenceRequest
 
@@ -51,8 +51,4 @@ class LoadAwareScorer:
         ]
 
 
-PLUGIN = PluginType(
-    "load-aware-scorer",
-    LoadAwareParameters,
-    lambda _name, parameters, _services: LoadAwareScorer(parameters),
-)
+PLUGIN = PluginType("load-aware-scorer", LoadAwareParameters, configured(LoadAwareScorer))

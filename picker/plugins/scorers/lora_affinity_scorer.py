@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, plain
 from picker.types import Candidate, EndpointMetrics, InferenceRequest
 
 ACTIVE = 1.0
@@ -43,8 +43,4 @@ def _score(model: str, metrics: EndpointMetrics | None) -> float:
     return WAITING if model in metrics.waiting_models else 0.0
 
 
-PLUGIN = PluginType(
-    "lora-affinity-scorer",
-    Parameters,
-    lambda _name, _parameters, _services: LoraAffinityScorer(),
-)
+PLUGIN = PluginType("lora-affinity-scorer", Parameters, plain(LoraAffinityScorer))

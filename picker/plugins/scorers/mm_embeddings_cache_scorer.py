@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes, encoder_matches_key
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, configured
 from picker.types import Candidate, InferenceRequest
 
 DEFAULT_PRODUCER = "mm-embeddings-cache-producer"
@@ -45,5 +45,5 @@ class MmEmbeddingsCacheScorer:
 PLUGIN = PluginType(
     "mm-embeddings-cache-scorer",
     MmEmbeddingsCacheScorerParameters,
-    lambda _name, parameters, _services: MmEmbeddingsCacheScorer(parameters),
+    configured(MmEmbeddingsCacheScorer),
 )

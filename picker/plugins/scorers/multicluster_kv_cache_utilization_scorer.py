@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType, Stability
+from picker.framework.registry import Parameters, PluginType, Stability, plain
 from picker.scheduling.endpoint_attributes import (
     MULTICLUSTER_KV_CACHE_UTILIZATION,
     MULTICLUSTER_METRICS,
@@ -39,6 +39,6 @@ def _score(candidate: Candidate) -> float:
 PLUGIN = PluginType(
     "multicluster-kv-cache-utilization-scorer",
     Parameters,
-    lambda _name, _parameters, _services: MulticlusterKvCacheUtilizationScorer(),
+    plain(MulticlusterKvCacheUtilizationScorer),
     stability=Stability.ALPHA,
 )

@@ -6,7 +6,7 @@ a multicluster-approx-prefix-cache-producer, for which an endpoint is a whole po
 
 from __future__ import annotations
 
-from picker.framework.registry import PluginType, Stability
+from picker.framework.registry import PluginType, Stability, configured
 from picker.plugins.scorers.prefix_cache_scorer import PrefixCacheParameters, PrefixCacheScorer
 
 DEFAULT_PRODUCER = "multicluster-approx-prefix-cache-producer"
@@ -21,6 +21,6 @@ class MulticlusterPrefixCacheParameters(PrefixCacheParameters, frozen=True):
 PLUGIN = PluginType(
     "multicluster-prefix-cache-scorer",
     MulticlusterPrefixCacheParameters,
-    lambda _name, parameters, _services: PrefixCacheScorer(parameters),
+    configured(PrefixCacheScorer),
     stability=Stability.ALPHA,
 )

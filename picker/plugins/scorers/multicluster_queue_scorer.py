@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType, Stability
+from picker.framework.registry import Parameters, PluginType, Stability, plain
 from picker.scheduling.endpoint_attributes import (
     MULTICLUSTER_METRICS,
     MULTICLUSTER_QUEUE_SIZE,
@@ -40,6 +40,6 @@ class MulticlusterQueueScorer:
 PLUGIN = PluginType(
     "multicluster-queue-scorer",
     Parameters,
-    lambda _name, _parameters, _services: MulticlusterQueueScorer(),
+    plain(MulticlusterQueueScorer),
     stability=Stability.ALPHA,
 )

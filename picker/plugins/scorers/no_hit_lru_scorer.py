@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType, require
+from picker.framework.registry import Parameters, PluginType, configured, require
 from picker.prefix.match import match_info_key
 from picker.types import Candidate, InferenceRequest, SchedulingResult
 
@@ -105,8 +105,4 @@ class NoHitLruScorer:
             self._used.popitem(last=False)
 
 
-PLUGIN = PluginType(
-    "no-hit-lru-scorer",
-    NoHitLruParameters,
-    lambda _name, parameters, _services: NoHitLruScorer(parameters),
-)
+PLUGIN = PluginType("no-hit-lru-scorer", NoHitLruParameters, configured(NoHitLruScorer))

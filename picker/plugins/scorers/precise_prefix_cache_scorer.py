@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import PluginType, Stability
+from picker.framework.registry import PluginType, Stability, named
 from picker.plugins.producers.precise_prefix_cache_producer import (
     PrecisePrefixCacheParameters,
     PrecisePrefixCacheProducer,
@@ -41,6 +41,6 @@ class PrecisePrefixCacheScorer(PrecisePrefixCacheProducer):
 PLUGIN = PluginType(
     "precise-prefix-cache-scorer",
     PrecisePrefixCacheParameters,
-    lambda name, parameters, _services: PrecisePrefixCacheScorer(name, parameters),
+    named(PrecisePrefixCacheScorer),
     stability=Stability.DEPRECATED,
 )

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType, require
+from picker.framework.registry import Parameters, PluginType, configured, require
 from picker.prefix.match import match_info_key
 from picker.types import Candidate, InferenceRequest
 
@@ -61,8 +61,4 @@ class PrefixCacheScorer:
         return self._weight * length * length + (1.0 - self._weight) * match / total
 
 
-PLUGIN = PluginType(
-    "prefix-cache-scorer",
-    PrefixCacheParameters,
-    lambda _name, parameters, _services: PrefixCacheScorer(parameters),
-)
+PLUGIN = PluginType("prefix-cache-scorer", PrefixCacheParameters, configured(PrefixCacheScorer))

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, plain
 from picker.scheduling.load_signals import WAITING, least_first, loads
 from picker.types import Candidate, InferenceRequest
 
@@ -33,4 +33,4 @@ class QueueScorer:
         return least_first(loads(candidates, WAITING))
 
 
-PLUGIN = PluginType("queue-scorer", Parameters, lambda _name, _parameters, _services: QueueScorer())
+PLUGIN = PluginType("queue-scorer", Parameters, plain(QueueScorer))

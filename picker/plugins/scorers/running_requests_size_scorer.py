@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType
+from picker.framework.registry import Parameters, PluginType, plain
 from picker.scheduling.load_signals import RUNNING, least_first, loads
 from picker.types import Candidate, InferenceRequest
 
@@ -27,8 +27,4 @@ class RunningRequestsSizeScorer:
         return least_first(loads(candidates, RUNNING))
 
 
-PLUGIN = PluginType(
-    "running-requests-size-scorer",
-    Parameters,
-    lambda _name, _parameters, _services: RunningRequestsSizeScorer(),
-)
+PLUGIN = PluginType("running-requests-size-scorer", Parameters, plain(RunningRequestsSizeScorer))

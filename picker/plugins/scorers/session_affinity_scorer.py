@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import PluginType, Stability
+from picker.framework.registry import PluginType, Stability, named
 from picker.plugins._shared.session_affinity import SessionAffinity, SessionAffinityParameters
 from picker.types import Candidate, InferenceRequest
 
@@ -31,6 +31,6 @@ class SessionAffinityScorer(SessionAffinity):
 PLUGIN = PluginType(
     "session-affinity-scorer",
     SessionAffinityParameters,
-    lambda name, parameters, _services: SessionAffinityScorer(name, parameters),
+    named(SessionAffinityScorer),
     stability=Stability.ALPHA,
 )

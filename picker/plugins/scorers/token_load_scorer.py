@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes, InFlightLoad, inflight_load_key
-from picker.framework.registry import Parameters, PluginType, require
+from picker.framework.registry import Parameters, PluginType, configured, require
 from picker.scheduling.load_signals import unknown_among_known
 from picker.types import Candidate, InferenceRequest
 
@@ -55,8 +55,4 @@ class TokenLoadScorer:
         return 1.0 - min(max(tokens, 0), self._threshold) / self._threshold
 
 
-PLUGIN = PluginType(
-    "token-load-scorer",
-    TokenLoadParameters,
-    lambda _name, parameters, _services: TokenLoadScorer(parameters),
-)
+PLUGIN = PluginType("token-load-scorer", TokenLoadParameters, configured(TokenLoadScorer))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType, Stability
+from picker.framework.registry import Parameters, PluginType, Stability, configured
 from picker.plugins._shared.topology import (
     DEFAULT_TOPOLOGY_PRODUCER,
     Tier,
@@ -52,6 +52,6 @@ class TopologyAffinityScorer:
 PLUGIN = PluginType(
     "topology-affinity-scorer",
     TopologyAffinityScorerParameters,
-    lambda _name, parameters, _services: TopologyAffinityScorer(parameters),
+    configured(TopologyAffinityScorer),
     stability=Stability.ALPHA,
 )

@@ -35,7 +35,7 @@ from typing import Literal
 
 from picker.framework.interfaces import Flight
 from picker.framework.label_selector import LabelSelector
-from picker.framework.registry import Parameters, PluginType, Stability
+from picker.framework.registry import Parameters, PluginType, Stability, configured
 from picker.types import Candidate, InferenceRequest, ResponseHead
 
 DEFAULT_REVISION_LABEL = "disaggregatedset.x-k8s.io/revision"
@@ -220,6 +220,6 @@ def _has_all(candidate: Candidate, labels: Sequence[tuple[str, str]]) -> bool:
 PLUGIN = PluginType(
     "disaggregatedset-rollout-screener",
     RolloutScreenerParameters,
-    lambda _name, parameters, _services: DisaggregatedSetRolloutScreener(parameters),
+    configured(DisaggregatedSetRolloutScreener),
     stability=Stability.ALPHA,
 )

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from picker.framework.registry import Parameters, PluginType, Stability, require
+from picker.framework.registry import Parameters, PluginType, Stability, configured, require
 
 
 class PriorityHoldbackPolicyParameters(Parameters, frozen=True):
@@ -52,6 +52,6 @@ class PriorityHoldbackPolicy:
 PLUGIN = PluginType(
     "priority-holdback-policy",
     PriorityHoldbackPolicyParameters,
-    lambda _name, parameters, _services: PriorityHoldbackPolicy(parameters),
+    configured(PriorityHoldbackPolicy),
     stability=Stability.ALPHA,
 )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from picker.framework.registry import Parameters, PluginType, Stability
+from picker.framework.registry import Parameters, PluginType, Stability, plain
 
 OPEN, SHUT = 1.0, 0.0
 
@@ -45,6 +45,6 @@ class SoftReflectiveCeilingPolicy:
 PLUGIN = PluginType(
     "soft-reflective-ceiling-policy",
     Parameters,
-    lambda _name, _parameters, _services: SoftReflectiveCeilingPolicy(),
+    plain(SoftReflectiveCeilingPolicy),
     stability=Stability.ALPHA,
 )

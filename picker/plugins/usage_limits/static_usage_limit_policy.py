@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from picker.framework.registry import Parameters, PluginType, require
+from picker.framework.registry import Parameters, PluginType, configured, require
 
 
 class StaticUsageLimitPolicyParameters(Parameters, frozen=True):
@@ -35,5 +35,5 @@ class StaticUsageLimitPolicy:
 PLUGIN = PluginType(
     "static-usage-limit-policy",
     StaticUsageLimitPolicyParameters,
-    lambda _name, parameters, _services: StaticUsageLimitPolicy(parameters),
+    configured(StaticUsageLimitPolicy),
 )

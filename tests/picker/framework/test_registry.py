@@ -14,7 +14,7 @@ from picker.framework.registry import Parameters, PluginType, Registry
 
 
 def row(name: str, **fields: tuple[str, ...]) -> PluginType[Parameters]:
-    return PluginType(name, Parameters, lambda _name, _parameters: object(), **fields)
+    return PluginType(name, Parameters, lambda _name, _parameters, _services: object(), **fields)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:

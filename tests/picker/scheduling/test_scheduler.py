@@ -13,7 +13,7 @@ import pytest
 from picker.decisions.steps import BoundPlugin, PluginStep
 from picker.errors import Code, DropReason, RefusedError
 from picker.framework.attributes import Attributes
-from picker.plugins.pickers.max_score_picker import MaxScorePicker
+from picker.plugins.pickers.max_score_picker import MaxScorePicker, PickerParameters
 from picker.plugins.profile_handlers.single_profile_handler import SingleProfileHandler
 from picker.scheduling.scheduler import Profile, Scheduler
 from picker.types import (
@@ -63,7 +63,7 @@ def profile(name: str, *filters: Keep, scorers: Mapping[Fixed, float] | None = N
     """A profile with these plugins that picks the best."""
     return Profile(
         name,
-        BoundPlugin(MaxScorePicker(1), "Picker", "best", profile=name),
+        BoundPlugin(MaxScorePicker(PickerParameters()), "Picker", "best", profile=name),
         [BoundPlugin(one, "Filter", f"only {one.names}", profile=name) for one in filters],
         [
             BoundPlugin(one, "Scorer", f"weighs {weight}", profile=name, weight=weight)

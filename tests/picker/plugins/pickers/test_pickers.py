@@ -17,7 +17,7 @@ from picker.plugins.pickers.random_picker import RandomPicker
 from picker.plugins.pickers.weighted_random_picker import WeightedRandomPicker
 from picker.types import Candidate, Endpoint, ScoredEndpoint
 
-Make = Callable[[int], Picker]
+Make = Callable[[PickerParameters], Picker]
 ALL: list[Make] = [MaxScorePicker, RandomPicker, WeightedRandomPicker]
 
 
@@ -28,13 +28,18 @@ def scored(*scores: float) -> list[ScoredEndpoint]:
     ]
 
 
+def picks(make: Make, count: int, *scores: float, seed: int = 1) -> list[str]:
+    return names(make(PickerParameters(count)).pick(scored(*scores), Random(seed)))
+
+
 def names(picked: object) -> list[str]:
     return [one.candidate.endpoint.name for one in picked]  # type: ignore[attr-defined]
 
 
-def first_picks(picker: Picker, scores: list[float], draws: int = 4000) -> Counter[str]:
-    rng = Random(7)
-    return Counter(names(picker.pick(scored(*scores), rng))[0] for _ in range(draws))
+def first_picks(make: Make, scores: list[float], count: int = 1) -> Counter[str]:
+    """Of 4000 draws."""
+    picker, rng = make(PickerParameters(count)), Random(7)
+    return Counter(names(picker.pick(scored(*scores), rng))[0] for _ in range(4000))
 
 
 @pytest.mark.parametrize("make", ALL)
@@ -48,41 +53,40 @@ def test_every_picker_picks_distinct_endpoints_and_repeats_itself(
     make: Make, scores: list[float], count: int, seed: int
 ) -> None:
     """As many as asked for and there are, at least one; the same seed gives the same pick."""
-    asked = PickerParameters(max_num_of_endpoints=count).max_num_of_endpoints
-    picked = names(make(asked).pick(scored(*scores), Random(seed)))
+    picked = picks(make, count, *scores, seed=seed)
     assert len(picked) == len(set(picked)) == min(max(1, count), len(scores))
-    assert names(make(asked).pick(scored(*scores), Random(seed))) == picked
+    assert picks(make, count, *scores, seed=seed) == picked
 
 
 @pytest.mark.parametrize("make", ALL)
 def test_nothing_to_pick_from_picks_nothing(make: Make) -> None:
     """The profile never asks, but asking does no harm."""
-    assert list(make(1).pick([], Random(1))) == []
+    assert picks(make, 1) == []
 
 
 def test_max_score_takes_the_best_in_order() -> None:
     """Score descending; the list is the fallback order."""
-    assert names(MaxScorePicker(1).pick(scored(1, 5, 3), Random(1))) == ["w1"]
-    assert names(MaxScorePicker(3).pick(scored(1, 5, 3, 0), Random(1))) == ["w1", "w2", "w0"]
+    assert picks(MaxScorePicker, 1, 1, 5, 3) == ["w1"]
+    assert picks(MaxScorePicker, 3, 1, 5, 3, 0) == ["w1", "w2", "w0"]
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_max_score_breaks_ties_at_random(count: int) -> None:
     """Every one of the best is first about equally often, no other ever."""
-    firsts = first_picks(MaxScorePicker(count), [2.0, 7.0, 7.0, 7.0])
+    firsts = first_picks(MaxScorePicker, [2.0, 7.0, 7.0, 7.0], count)
     assert set(firsts) == {"w1", "w2", "w3"}
     assert min(firsts.values()) > 4000 / 3 * 0.85
 
 
 def test_random_ignores_scores() -> None:
     """Each about equally often."""
-    firsts = first_picks(RandomPicker(1), [0.0, 100.0])
+    firsts = first_picks(RandomPicker, [0.0, 100.0])
     assert 0.45 < firsts["w0"] / 4000 < 0.55
 
 
 def test_weighted_random_draws_in_proportion() -> None:
     """Three to one, and never one without a score."""
-    firsts = first_picks(WeightedRandomPicker(1), [1.0, 3.0, 0.0])
+    firsts = first_picks(WeightedRandomPicker, [1.0, 3.0, 0.0])
     assert set(firsts) == {"w0", "w1"}
     assert 0.71 < firsts["w1"] / 4000 < 0.79
 
@@ -94,7 +98,7 @@ def test_weighted_random_orders_as_drawing_without_putting_back(scale: float) ->
     """
     weights, draws, rng = [1.0, 2.0, 3.0, 4.0], 20_000, Random(11)
     endpoints, total = scored(*(weight * scale for weight in weights)), sum(weights)
-    picker = WeightedRandomPicker(2)
+    picker = WeightedRandomPicker(PickerParameters(2))
     seen = Counter(tuple(names(picker.pick(endpoints, rng))) for _ in range(draws))
     distance = 0.0
     for (i, one), (j, other) in permutations(enumerate(weights), 2):
@@ -107,7 +111,8 @@ def test_weighted_random_orders_as_drawing_without_putting_back(scale: float) ->
 def test_equal_scores_are_put_in_every_order_alike(make: Make) -> None:
     """Also where a score is below zero, and at the end of a list."""
     draws, rng, endpoints = 12_000, Random(5), scored(-1.0, -1.0, -1.0)
-    seen = Counter(tuple(names(make(3).pick(endpoints, rng))) for _ in range(draws))
+    picker = make(PickerParameters(3))
+    seen = Counter(tuple(names(picker.pick(endpoints, rng))) for _ in range(draws))
     expected = draws / 6
     assert len(seen) == 6
     assert sum((count - expected) ** 2 / expected for count in seen.values()) < 20.5  # 99.9 %
@@ -115,16 +120,16 @@ def test_equal_scores_are_put_in_every_order_alike(make: Make) -> None:
 
 def test_max_score_orders_negative_totals() -> None:
     """Weights may be negative, and totals with them."""
-    assert names(MaxScorePicker(9).pick(scored(-3, -1, -2), Random(1))) == ["w1", "w2", "w0"]
-    assert names(MaxScorePicker(1).pick(scored(-3, -1, -2), Random(1))) == ["w1"]
+    assert picks(MaxScorePicker, 9, -3, -1, -2) == ["w1", "w2", "w0"]
+    assert picks(MaxScorePicker, 1, -3, -1, -2) == ["w1"]
 
 
 def test_weighted_random_without_any_score_is_uniform() -> None:
     """Zero and negative scores are all the same."""
-    firsts = first_picks(WeightedRandomPicker(1), [0.0, -1.0])
+    firsts = first_picks(WeightedRandomPicker, [0.0, -1.0])
     assert 0.45 < firsts["w0"] / 4000 < 0.55
 
 
 def test_weighted_random_fills_a_longer_list_with_the_scoreless() -> None:
     """They come last."""
-    assert names(WeightedRandomPicker(3).pick(scored(0.0, 0.5), Random(3))) == ["w1", "w0"]
+    assert picks(WeightedRandomPicker, 3, 0.0, 0.5, seed=3) == ["w1", "w0"]
