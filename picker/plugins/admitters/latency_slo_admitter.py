@@ -25,8 +25,6 @@ COLD = 0.02
 
 
 class LatencySloAdmitterParameters(Parameters, frozen=True):
-    """`parameters` of a latency-slo-admitter."""
-
     latency_prediction_info_producer_name: str = "predicted-latency-producer"
 
 

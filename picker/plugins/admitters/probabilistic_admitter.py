@@ -26,8 +26,6 @@ FULL = 1.0
 
 
 class ProbabilisticAdmitterParameters(Parameters, frozen=True):
-    """`parameters` of a probabilistic-admitter."""
-
     queue_depth_threshold: float = 5.0
     kv_cache_util_threshold: float = 0.8
     power: float = 5.0

@@ -19,8 +19,6 @@ _MATCH_KEY = match_info_key("approx-prefix-cache-producer")
 
 
 class PrefixBasedPdDeciderParameters(Parameters, frozen=True):
-    """`parameters` of a prefix-based-pd-decider."""
-
     non_cached_tokens: int = 0
     prompt_tokens: int = 0
 

@@ -40,8 +40,6 @@ _NOBODY: Mapping[str, EndpointLoad] = MappingProxyType({})
 
 
 class ConcurrencyDetectorParameters(Parameters, frozen=True):
-    """`parameters` of a concurrency-detector."""
-
     max_concurrency: int = 100
     headroom: float = 0.0
     concurrency_mode: Literal["requests", "tokens", "hybrid"] = "requests"
@@ -82,7 +80,6 @@ class ConcurrencyDetector:
     def saturation(
         self, candidates: Sequence[Candidate], attributes: Attributes, now_seconds: float
     ) -> float:
-        """See the module's formulas."""
         if not candidates:
             return FULL
         own, coming = self._own(attributes), attributes.get(LET_IN_LOAD_KEY) or _NOBODY

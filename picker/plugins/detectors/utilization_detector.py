@@ -46,8 +46,6 @@ SCRAPES_TO_BELIEVE = 20  # one that finds a queue may have come in the middle of
 
 
 class UtilizationDetectorParameters(Parameters, frozen=True):
-    """`parameters` of a utilization-detector."""
-
     queue_depth_threshold: int = 5
     kv_cache_util_threshold: float = 0.8
     metrics_staleness_threshold: str = "200ms"
@@ -87,7 +85,6 @@ class UtilizationDetector:
     def saturation(
         self, candidates: Sequence[Candidate], attributes: Attributes, now_seconds: float
     ) -> float:
-        """See the module's formula."""
         if not candidates:
             return FULL
         total = 0.0

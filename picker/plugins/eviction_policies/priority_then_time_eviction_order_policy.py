@@ -14,7 +14,6 @@ class PriorityThenTimeEvictionOrderPolicy:
     """Ranks by priority and age. Stateless."""
 
     def rank(self, item: QueuedRequest, dispatched_at_seconds: float) -> Rank:
-        """See the module's formula."""
         return (item.request.priority, -dispatched_at_seconds)
 
 

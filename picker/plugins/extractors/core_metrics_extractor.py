@@ -56,8 +56,6 @@ class EngineConfig(Parameters, frozen=True):
 
 
 class CoreMetricsParameters(Parameters, frozen=True):
-    """`parameters` of a core-metrics-extractor."""
-
     default_engine: str = DEFAULT_ENGINE
     engine_label_key: str | None = None
     engine_configs: tuple[EngineConfig, ...] = ()

@@ -26,8 +26,6 @@ from picker.scrape.sources import ExtractError, Extraction, Scrape
 
 
 class MulticlusterMetricsParameters(Parameters, frozen=True):
-    """`parameters` of a multicluster-metrics-extractor."""
-
     kv_cache_utilization_metric: str = "llm_d_epp_average_kv_cache_utilization"
     queue_size_metric: str = "llm_d_epp_average_queue_size"
 

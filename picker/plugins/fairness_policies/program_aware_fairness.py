@@ -47,8 +47,6 @@ _MAX_HALVINGS = 60.0  # until all services are scaled anew
 
 
 class ProgramAwareFairnessParameters(Parameters, frozen=True):
-    """`parameters` of a program-aware-fairness."""
-
     strategy: Literal["las", "turn-priority"] = "las"
     eviction_ttl_seconds: float = 3600.0
     eviction_sweep_seconds: float = 300.0

@@ -48,8 +48,6 @@ class FilterAlgorithm(Parameters, frozen=True):
 
 
 class EndpointAttributeFilterParameters(Parameters, frozen=True):
-    """`parameters` of an endpoint-attribute-filter."""
-
     attribute: str
     algorithm: FilterAlgorithm
     producer: str | None = None

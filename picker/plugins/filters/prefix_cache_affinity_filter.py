@@ -37,8 +37,6 @@ DEFAULT_INFLIGHT_PRODUCER = "inflight-load-producer"
 
 
 class PrefixCacheAffinityParameters(Parameters, frozen=True):
-    """`parameters` of a prefix-cache-affinity-filter."""
-
     affinity_threshold: float = 0.80
     exploration_probability: float = 0.0
     max_ttft_penalty_ms: float = msgspec.field(default=18000.0, name="maxTTFTPenaltyMs")

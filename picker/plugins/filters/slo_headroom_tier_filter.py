@@ -25,8 +25,6 @@ DEFAULT_PREDICTION_PRODUCER = "predicted-latency-producer"
 
 
 class SloHeadroomTierParameters(Parameters, frozen=True):
-    """`parameters` of an slo-headroom-tier-filter."""
-
     epsilon_explore_neg: float = 0.01
     latency_prediction_info_producer_name: str = DEFAULT_PREDICTION_PRODUCER
 

@@ -27,8 +27,6 @@ from picker.types import Candidate, InferenceRequest
 
 
 class TopologyAffinityFilterParameters(Parameters, frozen=True):
-    """`parameters` of a topology-affinity-filter."""
-
     min_affinity: Literal["host", "rack", "zone", "region"] = "host"
     topology_producer_name: str = DEFAULT_TOPOLOGY_PRODUCER
 

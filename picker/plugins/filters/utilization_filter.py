@@ -37,8 +37,6 @@ class Condition(Parameters, frozen=True):
 
 
 class UtilizationFilterParameters(Parameters, frozen=True):
-    """`parameters` of a utilization-filter."""
-
     conditions: tuple[Condition, ...]
     fallback_on_empty: bool = False
     in_flight_load_producer_name: str = DEFAULT_INFLIGHT_PRODUCER

@@ -17,7 +17,6 @@ class EdfOrderingPolicy:
     """Ranks by deadline. Stateless."""
 
     def rank(self, item: QueuedRequest) -> Rank:
-        """See the module's formula."""
         lives = math.inf if item.ttl_seconds is None else item.ttl_seconds
         return (item.enqueued_at_seconds + lives, item.enqueued_at_seconds)
 

@@ -13,7 +13,6 @@ class FcfsOrderingPolicy:
     """Ranks by arrival. Stateless."""
 
     def rank(self, item: QueuedRequest) -> Rank:
-        """See the module's formula."""
         return (item.enqueued_at_seconds,)
 
 

@@ -19,7 +19,6 @@ class SloDeadlineOrderingPolicy:
     """Ranks by what the client asked for. Stateless."""
 
     def rank(self, item: QueuedRequest) -> Rank:
-        """See the module's formula."""
         received = item.request.received_at_seconds
         asked_ms = latency_objectives(item.request.headers).ttft_ms
         return (math.inf if asked_ms is None else received + asked_ms / 1000, received)

@@ -195,7 +195,6 @@ class JsonUsage:
         return self._usage
 
     def feed(self, data: bytes, is_last: bool) -> None:
-        """Take a piece."""
         self._num_bytes += len(data)
         if self._num_bytes > self._limit:
             self._pieces.clear()
@@ -284,7 +283,6 @@ class SseUsage:
         return self._usage
 
     def feed(self, data: bytes, is_last: bool) -> None:
-        """Take a piece."""
         for lines in self._events.feed(data, is_last):
             if not self._read_lines(lines) and len(lines) > 1:
                 self._take(_read(self._shape, b"\n".join(lines)))

@@ -61,7 +61,6 @@ class AnthropicParser:
     claims: tuple[str, ...] = ("messages", "messages/count_tokens")
 
     def parse(self, path: str, headers: Mapping[str, str], body: bytes) -> ParsedBody:
-        """Decode and check `body`. Raises `RefusedError` (400) naming what is wrong."""
         trimmed = path.rstrip("/")
         if trimmed.endswith(_COUNT_TOKENS):
             return ParsedBody(Api.RAW, can_rewrite=False, skip_response=True)
@@ -82,7 +81,6 @@ class AnthropicParser:
         )
 
     def response_reader(self, body: ParsedBody, content_type: str) -> ResponseReader:
-        """A reader of JSON, or of events where the response says that it is a stream of them."""
         return usage_reader(content_type, anthropic_usage)
 
 

@@ -97,7 +97,6 @@ class OpenAIParser:
     )
 
     def parse(self, path: str, headers: Mapping[str, str], body: bytes) -> ParsedBody:
-        """Decode and check `body`. Raises `RefusedError` (400) naming what is wrong."""
         payload = json_object(body)
         api = api_of(path)
         required, check, caps = _RULES[api]
@@ -117,7 +116,6 @@ class OpenAIParser:
         )
 
     def response_reader(self, body: ParsedBody, content_type: str) -> ResponseReader:
-        """A reader of JSON, or of events where the response says that it is a stream of them."""
         return usage_reader(content_type, openai_usage)
 
 

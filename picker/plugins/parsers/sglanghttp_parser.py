@@ -29,7 +29,6 @@ class SglangHttpParser:
     claims: tuple[str, ...] = ("generate",)
 
     def parse(self, path: str, headers: Mapping[str, str], body: bytes) -> ParsedBody:
-        """Decode and check `body`. Raises `RefusedError` (400) naming what is wrong."""
         if path.rstrip("/") != _PATH:
             raise bad_request(f"unsupported SGLang API path '{path}'")
         payload = json_object(body)
@@ -47,7 +46,6 @@ class SglangHttpParser:
         )
 
     def response_reader(self, body: ParsedBody, content_type: str) -> ResponseReader:
-        """A reader of JSON, or of events where the response says that it is a stream of them."""
         return usage_reader(content_type, sglang_usage, META_INFO, sglang_event_usage)
 
 

@@ -77,7 +77,6 @@ class _HttpBodyUsage:
         return self._inner.usage if self._inner is not None else None
 
     def feed(self, data: bytes, is_last: bool) -> None:
-        """Take a piece."""
         for message in self._frames.feed(data):
             try:
                 content = pb.HttpBody.FromString(message).data

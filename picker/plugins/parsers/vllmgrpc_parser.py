@@ -113,7 +113,6 @@ class _FrameUsage:
     _frames: FrameSplitter = field(default_factory=FrameSplitter)
 
     def feed(self, data: bytes, is_last: bool) -> None:
-        """Take a piece."""
         for message in self._frames.feed(data):
             try:
                 said = _usage_of(message)

@@ -28,7 +28,6 @@ class VllmHttpParser:
     claims: tuple[str, ...] = ("inference/v1/generate",)
 
     def parse(self, path: str, headers: Mapping[str, str], body: bytes) -> ParsedBody:
-        """Decode and check `body`. Raises `RefusedError` (400) naming what is wrong."""
         payload = json_object(body)
         token_ids = payload.get("token_ids")
         prompt = pack_token_ids(token_ids) or pack_token_ids(_whole(token_ids))
@@ -51,7 +50,6 @@ class VllmHttpParser:
         )
 
     def response_reader(self, body: ParsedBody, content_type: str) -> ResponseReader:
-        """A reader of JSON, or of events where the response says that it is a stream of them."""
         return usage_reader(content_type, openai_usage)
 
 

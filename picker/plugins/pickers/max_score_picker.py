@@ -16,8 +16,6 @@ from picker.types import ScoredCandidates, ScoredEndpoint
 
 
 class PickerParameters(Parameters, frozen=True):
-    """`parameters` of a picker."""
-
     max_num_of_endpoints: int = 1
 
     def __post_init__(self) -> None:

@@ -24,8 +24,6 @@ _FAIRNESS_HEADERS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairn
 
 
 class AgentIdentityParameters(Parameters, frozen=True):
-    """`parameters` of an agent-identity."""
-
     additional_session_headers: tuple[str, ...] = ()
 
 

@@ -35,8 +35,6 @@ SLACK_SECONDS = 1.0  # for an event loop that has much to do when the window end
 
 
 class BurstPrefixCacheParameters(Parameters, frozen=True):
-    """`parameters` of a burst-prefix-cache-producer."""
-
     window_duration_ms: int = 100
     max_per_replica: int = -1
     block_size_tokens: int = 64

@@ -61,8 +61,6 @@ _MOST_OUTPUT = 1e15  # beyond it, and at infinity, an estimate is no number of t
 
 
 class InflightLoadParameters(Parameters, frozen=True):
-    """`parameters` of an inflight-load-producer."""
-
     add_estimated_output_tokens: bool = False
     output_ratio: float = 1.5
     max_estimated_output_tokens: int | None = None

@@ -34,8 +34,6 @@ MAX_ITEM = 128
 
 
 class MmEmbeddingsCacheParameters(Parameters, frozen=True):
-    """`parameters` of an mm-embeddings-cache-producer."""
-
     cache_size_in_mb_per_server: int = msgspec.field(default=4096, name="cacheSizeInMBPerServer")
 
 

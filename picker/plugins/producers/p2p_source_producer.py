@@ -30,8 +30,6 @@ _FNV_OFFSET, _FNV_PRIME, _MASK = 0x811C_9DC5, 0x0100_0193, 2**32 - 1
 
 
 class P2pSourceParameters(Parameters, frozen=True):
-    """`parameters` of a p2p-source-producer."""
-
     min_cached_token_delta: int = 1
     prefill_profile_name: str = "prefill"
     prefix_match_info_producer_name: str = DEFAULT_PRODUCER

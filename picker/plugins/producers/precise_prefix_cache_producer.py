@@ -130,8 +130,6 @@ class KvEventsParameters(Parameters, frozen=True):
 
 
 class PrecisePrefixCacheParameters(Parameters, frozen=True):
-    """`parameters` of a precise-prefix-cache-producer."""
-
     token_processor_config: TokenProcessorParameters = TokenProcessorParameters()
     indexer_config: IndexerParameters = IndexerParameters()
     kv_events_config: KvEventsParameters = KvEventsParameters()

@@ -84,8 +84,6 @@ DECODE_ROLE = "decode"
 
 
 class PredictedLatencyParameters(Parameters, frozen=True):
-    """`parameters` of a predicted-latency-producer."""
-
     slo_buffer_factor: float = 1.0
     context_ttl: str = msgspec.field(default="5m", name="contextTTL")
     streaming_mode: bool = False

@@ -19,8 +19,6 @@ _COOKIES = "cookie"
 
 
 class SessionIdProducerParameters(Parameters, frozen=True):
-    """`parameters` of a session-id-producer."""
-
     header_name: str = ""
     cookie_name: str = ""
 

@@ -42,8 +42,6 @@ class VllmParameters(Parameters, frozen=True):
 
 
 class TokenProducerParameters(Parameters, frozen=True):
-    """`parameters` of a token-producer."""
-
     estimate: EstimateParameters | None = None
     vllm: VllmParameters | None = None
     model_name: str = ""

@@ -18,8 +18,6 @@ from picker.types import InferenceRequest, SchedulingResult
 
 
 class DataParallelProfileHandlerParameters(Parameters, frozen=True):
-    """`parameters` of a data-parallel-profile-handler."""
-
     primary_port: int = 8000
 
 
@@ -40,7 +38,6 @@ class DataParallelProfileHandler:
         results: Results,
         attributes: Attributes,
     ) -> Sequence[str]:
-        """The profile, unless it ran."""
         return () if results else profiles[:1]
 
     def process_results(self, request: InferenceRequest, results: Results) -> SchedulingResult:

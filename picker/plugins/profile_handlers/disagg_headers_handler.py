@@ -18,8 +18,6 @@ from picker.types import InferenceRequest, SchedulingResult
 
 
 class DisaggHeadersParameters(Parameters, frozen=True):
-    """`parameters` of a disagg-headers-handler."""
-
     prefill_profile: str = PREFILL_PROFILE
     encode_profile: str = ENCODE_PROFILE
 

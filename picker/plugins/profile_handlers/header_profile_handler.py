@@ -21,8 +21,6 @@ DEFAULT_HEADER = "EPP-Profile"
 
 
 class HeaderProfileHandlerParameters(Parameters, frozen=True):
-    """`parameters` of a header-profile-handler."""
-
     header_name: str = DEFAULT_HEADER
     default_profile: str = DECODE_PROFILE
 

@@ -30,8 +30,6 @@ DEFAULT_DECIDER = "prefix-based-pd-decider"
 
 
 class PdProfileHandlerParameters(Parameters, frozen=True):
-    """`parameters` of a pd-profile-handler."""
-
     decode_profile: str = DECODE_PROFILE
     prefill_profile: str = PREFILL_PROFILE
     prefix_plugin_type: str = ""

@@ -25,7 +25,6 @@ class SingleProfileHandler:
         results: Results,
         attributes: Attributes,
     ) -> Sequence[str]:
-        """The profile, unless it ran."""
         return () if results else profiles[:1]
 
     def process_results(self, request: InferenceRequest, results: Results) -> SchedulingResult:

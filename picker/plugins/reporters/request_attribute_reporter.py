@@ -47,8 +47,6 @@ class ReportedAttribute(Parameters, frozen=True):
 
 
 class RequestAttributeReporterParameters(Parameters, frozen=True):
-    """`parameters` of a request-attribute-reporter."""
-
     attributes: tuple[ReportedAttribute, ...]
 
 

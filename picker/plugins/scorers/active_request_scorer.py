@@ -22,8 +22,6 @@ DEFAULT_PRODUCER = "inflight-load-producer"
 
 
 class ActiveRequestParameters(Parameters, frozen=True):
-    """`parameters` of an active-request-scorer."""
-
     idle_threshold: int = 0
     max_busy_score: float = 1.0
     request_timeout: str = ""
@@ -50,7 +48,6 @@ class ActiveRequestScorer:
     def score(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> Sequence[float]:
-        """One score per candidate; see the module's formula."""
         load = attributes.get(self._key)
         own = None if load is None else load.by_endpoint
         counts = [own_requests(candidate, own) for candidate in candidates]

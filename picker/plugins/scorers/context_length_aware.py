@@ -67,7 +67,6 @@ class ContextLengthAware:
     def score(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> Sequence[float]:
-        """One score per candidate; see the module's formula."""
         length = request.num_tokens
         return [self._rate(candidate, length) for candidate in candidates]
 

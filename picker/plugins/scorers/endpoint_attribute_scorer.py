@@ -52,8 +52,6 @@ class ScoringAlgorithm(Parameters, frozen=True):
 
 
 class EndpointAttributeParameters(Parameters, frozen=True):
-    """`parameters` of an endpoint-attribute-scorer."""
-
     attribute_key: str
     algorithm: ScoringAlgorithm
     producer: str = ""
@@ -79,7 +77,6 @@ class EndpointAttributeScorer:
     def score(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> Sequence[float]:
-        """One score per candidate; see the module's formula."""
         values = [
             attribute_number(candidate, self._attribute, self._producer) for candidate in candidates
         ]

@@ -16,8 +16,6 @@ from picker.types import Candidate, InferenceRequest
 
 
 class HeaderLabelAffinityParameters(Parameters, frozen=True):
-    """`parameters` of a header-label-affinity-scorer."""
-
     header_name: str
     label_key: str
 
@@ -37,7 +35,6 @@ class HeaderLabelAffinityScorer:
     def score(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> Sequence[float]:
-        """One score per candidate; see the module's formula."""
         wanted = request.headers.get(self._header)
         if wanted is None:
             return [0.0] * len(candidates)

@@ -21,7 +21,6 @@ class KvCacheUtilizationScorer:
     def score(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> Sequence[float]:
-        """One score per candidate; see the module's formula."""
         return [
             0.0 if candidate.metrics is None else 1.0 - candidate.metrics.kv_cache_usage
             for candidate in candidates

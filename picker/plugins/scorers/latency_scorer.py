@@ -50,8 +50,6 @@ NO_RANGE = 1e-9
 
 
 class LatencyScorerParameters(Parameters, frozen=True):
-    """`parameters` of a latency-scorer."""
-
     ttft_weight: float = 0.8
     tpot_weight: float = 0.2
     headroom_selection_strategy: Literal["least", "most"] = "least"
@@ -90,7 +88,6 @@ class LatencyScorer:
     def score(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> Sequence[float]:
-        """One score per candidate; see the module's theory of operation."""
         predictions = attributes.get(self._predictions_key) or {}
         predicted = [
             (candidate, prediction)

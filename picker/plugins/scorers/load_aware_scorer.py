@@ -24,8 +24,6 @@ BEST = 0.5
 
 
 class LoadAwareParameters(Parameters, frozen=True):
-    """`parameters` of a load-aware-scorer."""
-
     threshold: int = DEFAULT_THRESHOLD
 
     def __post_init__(self) -> None:
@@ -43,7 +41,6 @@ class LoadAwareScorer:
     def score(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> Sequence[float]:
-        """One score per candidate; see the module's formula."""
         limit = self._threshold
         return [
             0.0 if queue is None else BEST * (1.0 - min(queue, limit) / limit)

@@ -28,7 +28,6 @@ class LoraAffinityScorer:
     def score(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> Sequence[float]:
-        """One score per candidate; see the module's table."""
         return [_score(request.target_model, candidate.metrics) for candidate in candidates]
 
 

@@ -17,8 +17,6 @@ DEFAULT_PRODUCER = "mm-embeddings-cache-producer"
 
 
 class MmEmbeddingsCacheScorerParameters(Parameters, frozen=True):
-    """`parameters` of an mm-embeddings-cache-scorer."""
-
     producer_name: str = DEFAULT_PRODUCER
 
 
@@ -32,7 +30,6 @@ class MmEmbeddingsCacheScorer:
     def score(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> Sequence[float]:
-        """One score per candidate; see the module's formula."""
         match = attributes.get(self._key)
         if match is None or match.requested <= 0:
             return [0.0] * len(candidates)

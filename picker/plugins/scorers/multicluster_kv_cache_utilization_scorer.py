@@ -27,7 +27,6 @@ class MulticlusterKvCacheUtilizationScorer:
     def score(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> Sequence[float]:
-        """One score per candidate; see the module's formula."""
         return [_score(candidate) for candidate in candidates]
 
 

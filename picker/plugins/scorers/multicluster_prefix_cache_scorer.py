@@ -13,8 +13,6 @@ DEFAULT_PRODUCER = "multicluster-approx-prefix-cache-producer"
 
 
 class MulticlusterPrefixCacheParameters(PrefixCacheParameters, frozen=True):
-    """`parameters` of a multicluster-prefix-cache-scorer."""
-
     prefix_match_info_producer_name: str = DEFAULT_PRODUCER
 
 

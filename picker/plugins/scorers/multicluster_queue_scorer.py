@@ -28,7 +28,6 @@ class MulticlusterQueueScorer:
     def score(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> Sequence[float]:
-        """One score per candidate; see the module's formula."""
         return least_first(
             [
                 attribute_number(candidate, MULTICLUSTER_QUEUE_SIZE, MULTICLUSTER_METRICS)

@@ -31,8 +31,6 @@ WARM = 0.5
 
 
 class NoHitLruParameters(Parameters, frozen=True):
-    """`parameters` of a no-hit-lru-scorer."""
-
     lru_size: int = 1024
     prefix_match_info_producer_name: str = DEFAULT_PRODUCER
     prefix_plugin_type: str = ""
@@ -64,7 +62,6 @@ class NoHitLruScorer:
     def score(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> Sequence[float]:
-        """One score per candidate; see the module's formula."""
         if not self._is_cold(candidates, attributes):
             return [WARM] * len(candidates)
         if len(candidates) == 1:

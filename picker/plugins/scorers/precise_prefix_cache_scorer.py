@@ -34,7 +34,6 @@ class PrecisePrefixCacheScorer(PrecisePrefixCacheProducer):
     def score(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> Sequence[float]:
-        """One score per candidate; see the module's formula."""
         return self._scorer.score(request, candidates, attributes)
 
 

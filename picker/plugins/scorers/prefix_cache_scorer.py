@@ -20,8 +20,6 @@ DEFAULT_PRODUCER = "approx-prefix-cache-producer"
 
 
 class PrefixCacheParameters(Parameters, frozen=True):
-    """`parameters` of a prefix-cache-scorer."""
-
     match_length_weight: float = 0.0
     match_length_scale_tokens: int = 8192
     prefix_match_info_producer_name: str = DEFAULT_PRODUCER
@@ -44,7 +42,6 @@ class PrefixCacheScorer:
     def score(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> Sequence[float]:
-        """One score per candidate; see the module's formula."""
         info = attributes.get(self._key)
         if info is None or info.total_blocks == 0 or not info.match_blocks:
             return [0.0] * len(candidates)

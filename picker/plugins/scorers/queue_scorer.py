@@ -29,7 +29,6 @@ class QueueScorer:
     def score(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> Sequence[float]:
-        """One score per candidate; see the module's formula."""
         return least_first(loads(candidates, WAITING))
 
 

@@ -23,7 +23,6 @@ class RunningRequestsSizeScorer:
     def score(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> Sequence[float]:
-        """One score per candidate; see the module's formula."""
         return least_first(loads(candidates, RUNNING))
 
 

@@ -23,7 +23,6 @@ class SessionAffinityScorer(SessionAffinity):
     def score(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> Sequence[float]:
-        """One score per candidate; see the module's formula."""
         chosen = self.session_endpoint(request, candidates, attributes)
         return [float(candidate is chosen) for candidate in candidates]
 

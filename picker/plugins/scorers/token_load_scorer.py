@@ -22,8 +22,6 @@ DEFAULT_PRODUCER = "inflight-load-producer"
 
 
 class TokenLoadParameters(Parameters, frozen=True):
-    """`parameters` of a token-load-scorer."""
-
     queue_threshold_tokens: int = 4_194_304
     in_flight_load_producer_name: str = DEFAULT_PRODUCER
 
@@ -41,7 +39,6 @@ class TokenLoadScorer:
     def score(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> Sequence[float]:
-        """One score per candidate; see the module's formula."""
         load = attributes.get(self._key)
         if load is None:
             return [0.0] * len(candidates)

@@ -26,8 +26,6 @@ _SCORES = {Tier.HOST: 1.0, Tier.RACK: 0.2, Tier.ZONE: 0.05, Tier.REGION: 0.02, N
 
 
 class TopologyAffinityScorerParameters(Parameters, frozen=True):
-    """`parameters` of a topology-affinity-scorer."""
-
     topology_producer_name: str = DEFAULT_TOPOLOGY_PRODUCER
 
 
@@ -41,7 +39,6 @@ class TopologyAffinityScorer:
     def score(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> Sequence[float]:
-        """One score per candidate; see the module's formula."""
         peer = peer_topology(attributes, self._producer)
         return [
             _SCORES[shared_tier(topology_of(candidate, self._producer), peer)]

@@ -73,8 +73,6 @@ class RevisionGating(Parameters, frozen=True):
 
 
 class RolloutScreenerParameters(Parameters, frozen=True):
-    """`parameters` of a disaggregatedset-rollout-screener."""
-
     scope: RolloutScope
     revision_gating: RevisionGating
     header_selectors: tuple[HeaderSelector, ...] = ()

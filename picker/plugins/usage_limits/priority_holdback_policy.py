@@ -18,8 +18,6 @@ from picker.framework.registry import Parameters, PluginType, Stability, configu
 
 
 class PriorityHoldbackPolicyParameters(Parameters, frozen=True):
-    """`parameters` of a priority-holdback-policy."""
-
     min_ceiling: float
     max_ceiling: float = 1.0
     domain: Literal["rank", "value"] = "rank"
@@ -39,7 +37,6 @@ class PriorityHoldbackPolicy:
         self._by_value = parameters.domain == "value"
 
     def ceilings(self, saturation: float, priorities: Sequence[int]) -> Sequence[float]:
-        """See the module's formulas."""
         spread, last = self._greatest - self._least, len(priorities) - 1
         if last < 1:
             return [self._greatest] * len(priorities)

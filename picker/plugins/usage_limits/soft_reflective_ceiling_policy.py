@@ -26,7 +26,6 @@ class SoftReflectiveCeilingPolicy:
         self._asked = 0
 
     def ceilings(self, saturation: float, priorities: Sequence[int]) -> Sequence[float]:
-        """See the module's formulas."""
         self._asked += 1
         last, ceilings = len(priorities) - 1, [OPEN] * len(priorities)
         for place in range(1, len(priorities)):

@@ -9,8 +9,6 @@ from picker.framework.registry import Parameters, PluginType, configured, requir
 
 
 class StaticUsageLimitPolicyParameters(Parameters, frozen=True):
-    """`parameters` of a static-usage-limit-policy."""
-
     threshold: float = 1.0
 
 
