@@ -100,7 +100,7 @@ def _walk(value: Any, annotation: Any, at: Path, findings: Findings) -> Any:
         return msgspec.convert(value, annotation)
     except msgspec.ValidationError as error:
         if limits := _limits_missed(value, shape):
-            findings.error(at, f"expected a whole number {limits}, got {value}")
+            findings.error(at, f"expected {limits}, got {value}")
         else:
             _tell(str(error), shape, at, findings)
     except RecursionError:
@@ -187,17 +187,24 @@ def _tell(message: str, shape: Any, at: Path, findings: Findings) -> None:
 
 
 def _limits_missed(value: Any, annotation: Any) -> str:
-    """The limits of a whole number that is outside of them; "" for other mistakes, and where it has
-    not two. What is beyond 64 bits has become a float on its way here.
+    """What a number that is outside of its limits should be; "" for other mistakes. What is beyond
+    64 bits has become a float on its way here.
     """
-    is_whole = isinstance(value, int) or (isinstance(value, float) and abs(value) >= 2**63)
-    if get_origin(annotation) is not Annotated or isinstance(value, bool) or not is_whole:
+    if get_origin(annotation) is not Annotated or isinstance(value, bool):
         return ""
     kind, *limits = get_args(annotation)
-    for one in limits:
-        if kind is int and isinstance(one, msgspec.Meta) and None not in (one.ge, one.le):
-            return f"from {one.ge} to {one.le}"
-    return ""
+    if not isinstance(value, int | float) or kind not in (int, float):
+        return ""
+    if kind is int and isinstance(value, float) and abs(value) < 2**63:
+        return ""
+    numbers = next((one for one in limits if isinstance(one, msgspec.Meta)), msgspec.Meta())
+    if None not in (numbers.ge, numbers.le):
+        return f"{_KINDS[kind.__name__]} from {numbers.ge} to {numbers.le}"
+    words = (("at least", numbers.ge), ("above", numbers.gt), ("at most", numbers.le))
+    said = [
+        f"{word} {limit}" for word, limit in (*words, ("below", numbers.lt)) if limit is not None
+    ]
+    return f"{_KINDS[kind.__name__]} {' and '.join(said)}" if said else ""
 
 
 def _tell_unknown(path: Path, key: object, allowed: tuple[str, ...], findings: Findings) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
@@ -40,10 +40,15 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
         return {}
 
 
-def require(is_met: bool, name: str, rule: str, value: object) -> None:
-    """Refuse a parameter: raise `ValueError` unless `is_met`, "`name` must `rule`, got `value`"."""
-    if not is_met:
-        raise ValueError(f"{name} must {rule}, got {value}")
+# Limits that parameters share. The decoder refuses what is outside of them.
+PositiveInt: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
+NonNegativeInt: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+PositiveFloat: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
+NonNegativeFloat: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
+Share: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1)]
+PositiveShare: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Port: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+PortOrZero: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
 P = TypeVar("P", bound=Parameters)

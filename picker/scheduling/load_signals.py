@@ -79,10 +79,8 @@ def unknown_among_known(candidates: Sequence[Candidate]) -> list[bool]:
 def with_headroom(threshold: float, headroom: float) -> float:
     """`threshold · (1 + headroom)`, the limit that a burst may reach.
 
-    Raises `ValueError` for a headroom below 0, and for a limit that no float can hold.
+    `headroom` is not negative. Raises `ValueError` for a limit that no float can hold.
     """
-    if not (math.isfinite(headroom) and headroom >= 0):
-        raise ValueError(f"headroom must not be negative, got {headroom}")
     try:
         limit = threshold * (1.0 + headroom)
     except OverflowError:

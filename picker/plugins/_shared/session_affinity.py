@@ -33,7 +33,7 @@ from typing import Any, Literal
 
 from picker.framework.attributes import AGENT_IDENTITY, SESSION_ID, Attributes, DataKey
 from picker.framework.interfaces import Flight
-from picker.framework.registry import Parameters, require
+from picker.framework.registry import Parameters, PositiveFloat
 from picker.framework.replicas import TellBinding
 from picker.plugins._shared.stages import first_picked
 from picker.types import Candidate, InferenceRequest, ResponseHead, SchedulingResult
@@ -62,8 +62,8 @@ class SessionIdConfig(Parameters, frozen=True):
     """`sessionIdConfig`: sources by priority, and how long an unused binding lasts."""
 
     sources: tuple[SessionSource, ...] = (SessionSource(header="x-session-id"),)
-    eviction_ttl_seconds: float = 300.0
-    eviction_sweep_seconds: float = 10.0
+    eviction_ttl_seconds: PositiveFloat = 300.0
+    eviction_sweep_seconds: PositiveFloat = 10.0
 
 
 class SessionAffinityParameters(Parameters, frozen=True):
@@ -156,15 +156,10 @@ class SessionAffinity:
 
 def _sources(config: SessionIdConfig) -> tuple[str | DataKey[str], ...]:
     """Header names and keys of attributes. Raises `ValueError` for sources that name nothing or two
-    things, and for times ≤ 0.
+    things.
     """
     if not config.sources:
         raise ValueError("sessionIdConfig.sources must not be empty")
-    for word, seconds in (
-        ("evictionTtlSeconds", config.eviction_ttl_seconds),
-        ("evictionSweepSeconds", config.eviction_sweep_seconds),
-    ):
-        require(seconds > 0, f"sessionIdConfig.{word}", "be positive", seconds)
     return tuple(
         _source(source, f"sessionIdConfig.sources[{index}]")
         for index, source in enumerate(config.sources)

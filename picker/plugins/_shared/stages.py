@@ -22,7 +22,6 @@ from picker.types import Candidate, InferenceRequest, ProfileResult, SchedulingR
 DECODE_PROFILE = "decode"
 PREFILL_PROFILE = "prefill"
 ENCODE_PROFILE = "encode"
-MAX_PORT = 65535
 
 Results = Mapping[str, ProfileResult | None]
 

@@ -18,7 +18,14 @@ from random import Random
 
 from picker.errors import Code, DropReason, RefusedError
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType, configured, require
+from picker.framework.registry import (
+    NonNegativeFloat,
+    Parameters,
+    PluginType,
+    PositiveFloat,
+    PositiveShare,
+    configured,
+)
 from picker.scheduling.load_signals import waiting_requests
 from picker.types import Candidate, InferenceRequest
 
@@ -26,30 +33,20 @@ FULL = 1.0
 
 
 class ProbabilisticAdmitterParameters(Parameters, frozen=True):
-    queue_depth_threshold: float = 5.0
-    kv_cache_util_threshold: float = 0.8
-    power: float = 5.0
-    k: float = 300.0
+    queue_depth_threshold: PositiveFloat = 5.0
+    kv_cache_util_threshold: PositiveShare = 0.8
+    power: PositiveFloat = 5.0
+    k: NonNegativeFloat = 300.0
 
 
 class ProbabilisticAdmitter:
     """Admits by chance. Stateless."""
 
     def __init__(self, parameters: ProbabilisticAdmitterParameters) -> None:
-        """Raises `ValueError` for values out of range."""
         self._queue = parameters.queue_depth_threshold
         self._kv = parameters.kv_cache_util_threshold
         self._power = parameters.power
         self._k = parameters.k
-        require(
-            math.isfinite(self._queue) and self._queue > 0,
-            "queueDepthThreshold",
-            "be positive",
-            self._queue,
-        )
-        require(0.0 < self._kv <= 1.0, "kvCacheUtilThreshold", "be above 0 and at most 1", self._kv)
-        require(math.isfinite(self._power) and self._power > 0, "power", "be positive", self._power)
-        require(math.isfinite(self._k) and self._k >= 0, "k", "not be negative", self._k)
 
     def admit(
         self,

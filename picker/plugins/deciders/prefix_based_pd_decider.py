@@ -11,7 +11,7 @@ whatever other producers there are; it is created where it is not configured.
 from __future__ import annotations
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType, configured, require
+from picker.framework.registry import NonNegativeInt, Parameters, PluginType, configured
 from picker.prefix.match import match_info_key
 from picker.types import Candidate, InferenceRequest
 
@@ -19,22 +19,16 @@ _MATCH_KEY = match_info_key("approx-prefix-cache-producer")
 
 
 class PrefixBasedPdDeciderParameters(Parameters, frozen=True):
-    non_cached_tokens: int = 0
-    prompt_tokens: int = 0
+    non_cached_tokens: NonNegativeInt = 0
+    prompt_tokens: NonNegativeInt = 0
 
 
 class PrefixBasedPdDecider:
     """Says yes where much is left to compute. Stateless."""
 
     def __init__(self, parameters: PrefixBasedPdDeciderParameters) -> None:
-        """Raises `ValueError` for negative thresholds."""
         self._non_cached_tokens = parameters.non_cached_tokens
         self._prompt_tokens = parameters.prompt_tokens
-        for name, tokens in (
-            ("nonCachedTokens", self._non_cached_tokens),
-            ("promptTokens", self._prompt_tokens),
-        ):
-            require(tokens >= 0, name, "not be negative", tokens)
         self.consumes = (_MATCH_KEY,) if self._non_cached_tokens else ()
 
     def should_run(

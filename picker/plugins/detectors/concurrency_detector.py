@@ -28,7 +28,13 @@ from picker.framework.attributes import (
     LiveLoad,
     inflight_load_key,
 )
-from picker.framework.registry import Parameters, PluginType, configured, require
+from picker.framework.registry import (
+    NonNegativeFloat,
+    Parameters,
+    PluginType,
+    PositiveInt,
+    configured,
+)
 from picker.scheduling.load_signals import own_requests, with_headroom
 from picker.types import Candidate, InferenceRequest
 
@@ -40,10 +46,10 @@ _NOBODY: Mapping[str, EndpointLoad] = MappingProxyType({})
 
 
 class ConcurrencyDetectorParameters(Parameters, frozen=True):
-    max_concurrency: int = 100
-    headroom: float = 0.0
+    max_concurrency: PositiveInt = 100
+    headroom: NonNegativeFloat = 0.0
     concurrency_mode: Literal["requests", "tokens", "hybrid"] = "requests"
-    max_token_concurrency: int = 1_000_000
+    max_token_concurrency: PositiveInt = 1_000_000
     in_flight_load_producer_name: str = DEFAULT_PRODUCER
 
 
@@ -58,8 +64,6 @@ class ConcurrencyDetector:
         """Raises `ValueError` for limits out of range."""
         self._max_requests = parameters.max_concurrency
         self._max_tokens = parameters.max_token_concurrency
-        require(self._max_requests >= 1, "maxConcurrency", "be positive", self._max_requests)
-        require(self._max_tokens >= 1, "maxTokenConcurrency", "be positive", self._max_tokens)
         headroom = parameters.headroom
         self._requests_limit = int(with_headroom(self._max_requests, headroom))
         self._tokens_limit = int(with_headroom(self._max_tokens, headroom))

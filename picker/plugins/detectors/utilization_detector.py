@@ -35,7 +35,14 @@ from random import Random
 
 from picker.framework.attributes import Attributes
 from picker.framework.durations import parse_duration
-from picker.framework.registry import Parameters, PluginType, configured, require
+from picker.framework.registry import (
+    NonNegativeFloat,
+    Parameters,
+    PluginType,
+    PositiveInt,
+    PositiveShare,
+    configured,
+)
 from picker.scheduling.load_signals import waiting_requests, with_headroom
 from picker.types import Candidate, EndpointMetrics, InferenceRequest
 
@@ -46,11 +53,11 @@ SCRAPES_TO_BELIEVE = 20  # one that finds a queue may have come in the middle of
 
 
 class UtilizationDetectorParameters(Parameters, frozen=True):
-    queue_depth_threshold: int = 5
-    kv_cache_util_threshold: float = 0.8
+    queue_depth_threshold: PositiveInt = 5
+    kv_cache_util_threshold: PositiveShare = 0.8
     metrics_staleness_threshold: str = "200ms"
-    headroom: float = 0.0
-    assumed_concurrency: int = 64
+    headroom: NonNegativeFloat = 0.0
+    assumed_concurrency: PositiveInt = 64
 
 
 @dataclass(slots=True)
@@ -70,10 +77,7 @@ class UtilizationDetector:
         """Raises `ValueError` for thresholds out of range."""
         self._queue = parameters.queue_depth_threshold
         self._kv = parameters.kv_cache_util_threshold
-        require(self._queue >= 1, "queueDepthThreshold", "be positive", self._queue)
-        require(0.0 < self._kv <= 1.0, "kvCacheUtilThreshold", "be above 0 and at most 1", self._kv)
         self._assumed = parameters.assumed_concurrency
-        require(self._assumed >= 1, "assumedConcurrency", "be positive", self._assumed)
         self._memories: dict[str, _Memory] = {}
         self._tolerated_seconds = parse_duration(parameters.metrics_staleness_threshold)
         if self._tolerated_seconds <= 0:

@@ -46,32 +46,35 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import count
+from typing import Annotated, TypeAlias
 
 import msgspec
 
 from picker.framework.flow import QueuedRequest, Rank
 from picker.framework.flow_heap import FlowHeap
-from picker.framework.registry import Parameters, PluginType, configured, require
+from picker.framework.registry import Parameters, PluginType, configured
 from picker.plugins.fairness_policies._burst_headroom import CalmLoad
 from picker.plugins.fairness_policies._recent_use import RecentUse
 from picker.types import Usage
 
 LEAST_WEIGHT, GREATEST_WEIGHT = 0.001, 1000.0
-GREATEST_TOKENS = 10**12
 REMEMBERED = 0.875  # of what requests have cost so far, with each one that completes
 MOST_OFF = 8.0  # further off than that an estimate is corrected only when its request is over
 _FRONT, _BACK = 0, 1
+
+Tokens: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10**12)]
+Factor: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=GREATEST_WEIGHT)]
 
 
 class DeficitRoundRobinFairnessPolicyParameters(Parameters, frozen=True):
     """`parameters` of a deficit-round-robin-fairness-policy; `weights` are by fairness id."""
 
-    quantum_tokens: int = 512
+    quantum_tokens: Tokens = 512
     default_weight: float = 1.0
     weights: dict[str, float] = msgspec.field(default_factory=dict)
-    completion_token_weight: float = 1.0
-    cached_token_weight: float = 1.0
-    max_debt_tokens: int = 1_000_000
+    completion_token_weight: Factor = 1.0
+    cached_token_weight: Factor = 1.0
+    max_debt_tokens: Tokens = 1_000_000
     min_headroom: float = 0.0
     max_headroom: float = 0.5
 
@@ -235,18 +238,6 @@ class DeficitRoundRobinFairnessPolicy:
 
     def __init__(self, parameters: DeficitRoundRobinFairnessPolicyParameters) -> None:
         """Raises `ValueError` for values out of range."""
-        for name, value in (
-            ("quantumTokens", parameters.quantum_tokens),
-            ("maxDebtTokens", parameters.max_debt_tokens),
-        ):
-            require(1 <= value <= GREATEST_TOKENS, name, f"be from 1 to {GREATEST_TOKENS}", value)
-        for name, factor in (
-            ("completionTokenWeight", parameters.completion_token_weight),
-            ("cachedTokenWeight", parameters.cached_token_weight),
-        ):
-            if not 0 <= factor <= GREATEST_WEIGHT:
-                span = f"0 to {GREATEST_WEIGHT:g}"
-                raise ValueError(f"{name} must be a number from {span}, got {factor}")
         least, most = parameters.min_headroom, parameters.max_headroom
         if not 0 <= least <= most < 1:
             span = "0 <= minHeadroom <= maxHeadroom < 1"

@@ -36,7 +36,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from picker.framework.flow import ProgramShare, QueuedRequest, Rank
-from picker.framework.registry import Parameters, PluginType, configured, require
+from picker.framework.registry import (
+    NonNegativeFloat,
+    Parameters,
+    PluginType,
+    PositiveFloat,
+    configured,
+)
 from picker.types import DEFAULT_FAIRNESS_ID, Usage
 
 COMPLETION_WEIGHT = 2
@@ -48,13 +54,13 @@ _MAX_HALVINGS = 60.0  # until all services are scaled anew
 
 class ProgramAwareFairnessParameters(Parameters, frozen=True):
     strategy: Literal["las", "turn-priority"] = "las"
-    eviction_ttl_seconds: float = 3600.0
-    eviction_sweep_seconds: float = 300.0
-    las_weight_service: float = 0.8
-    las_weight_head_wait: float = 0.2
-    las_half_life_seconds: float = 60.0
-    turn_priority_time_weight: float = 0.05
-    turn_priority_inactivity_seconds: float = 120.0
+    eviction_ttl_seconds: PositiveFloat = 3600.0
+    eviction_sweep_seconds: PositiveFloat = 300.0
+    las_weight_service: NonNegativeFloat = 0.8
+    las_weight_head_wait: NonNegativeFloat = 0.2
+    las_half_life_seconds: PositiveFloat = 60.0
+    turn_priority_time_weight: NonNegativeFloat = 0.05
+    turn_priority_inactivity_seconds: NonNegativeFloat = 120.0
 
     @property
     def counts_turns(self) -> bool:
@@ -261,8 +267,6 @@ class ProgramAwareFairness:
     """By the strategy of its parameters. Keeps the ledger that its bands share."""
 
     def __init__(self, parameters: ProgramAwareFairnessParameters) -> None:
-        """Raises `ValueError` for values out of range."""
-        _refuse_what_makes_no_sense(parameters)
         self._parameters = parameters
         self._ledger = ProgramLedger(parameters)
 
@@ -273,22 +277,6 @@ class ProgramAwareFairness:
     def program_shares(self) -> Mapping[str, ProgramShare]:
         """What each program got, for whoever asks now and then."""
         return self._ledger.shares()
-
-
-def _refuse_what_makes_no_sense(parameters: ProgramAwareFairnessParameters) -> None:
-    for name, seconds in (
-        ("evictionTtlSeconds", parameters.eviction_ttl_seconds),
-        ("evictionSweepSeconds", parameters.eviction_sweep_seconds),
-        ("lasHalfLifeSeconds", parameters.las_half_life_seconds),
-    ):
-        require(math.isfinite(seconds) and seconds > 0, name, "be positive", seconds)
-    for name, weight in (
-        ("lasWeightService", parameters.las_weight_service),
-        ("lasWeightHeadWait", parameters.las_weight_head_wait),
-        ("turnPriorityTimeWeight", parameters.turn_priority_time_weight),
-        ("turnPriorityInactivitySeconds", parameters.turn_priority_inactivity_seconds),
-    ):
-        require(math.isfinite(weight) and weight >= 0, name, "not be negative", weight)
 
 
 PLUGIN = PluginType(

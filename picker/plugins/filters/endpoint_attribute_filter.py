@@ -10,7 +10,6 @@ none would be.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Sequence
 from random import Random
@@ -59,12 +58,8 @@ class EndpointAttributeFilter:
     """Keeps by one number. Stateless."""
 
     def __init__(self, parameters: EndpointAttributeFilterParameters) -> None:
-        """Raises `ValueError` for an attribute without a name or with an ambiguous one, and for a
-        value that is no number.
-        """
+        """Raises `ValueError` for an attribute without a name or with an ambiguous one."""
         threshold = parameters.algorithm.threshold
-        if math.isnan(threshold.value):
-            raise ValueError("algorithm.threshold.value must be a number")
         try:
             self._producer = check_attribute(parameters.attribute, parameters.producer)
         except ValueError as error:

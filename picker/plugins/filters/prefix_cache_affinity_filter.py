@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -26,7 +26,7 @@ from picker.framework.attributes import (
     inflight_load_key,
     latency_predictions_key,
 )
-from picker.framework.registry import Parameters, PluginType, configured, require
+from picker.framework.registry import Parameters, PluginType, Share, configured
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import Candidate, InferenceRequest
 
@@ -37,8 +37,8 @@ DEFAULT_INFLIGHT_PRODUCER = "inflight-load-producer"
 
 
 class PrefixCacheAffinityParameters(Parameters, frozen=True):
-    affinity_threshold: float = 0.80
-    exploration_probability: float = 0.0
+    affinity_threshold: Annotated[float, msgspec.Meta(le=1)] = 0.80
+    exploration_probability: Share = 0.0
     max_ttft_penalty_ms: float = msgspec.field(default=18000.0, name="maxTTFTPenaltyMs")
     ttft_source: Literal["prefillThroughput", "latencyPredictor"] = "prefillThroughput"
     # Measured with Qwen 32B on two H100 (tensor parallel) and vLLM 0.19.
@@ -52,10 +52,11 @@ class PrefixCacheAffinityFilter:
     """Keeps what is warm. Stateless."""
 
     def __init__(self, parameters: PrefixCacheAffinityParameters) -> None:
-        """Raises `ValueError` for a threshold above 1, a probability outside 0..1, and a throughput
-        that is not positive where it is needed.
-        """
-        _check(parameters)
+        """Raises `ValueError` for a throughput that is not positive where it is needed."""
+        if parameters.ttft_source == "prefillThroughput":
+            throughput = parameters.peak_prefill_throughput
+            if throughput <= 0:
+                raise ValueError(f"peakPrefillThroughput must be positive, got {throughput}")
         self._parameters = parameters
         self._match_key = match_info_key(
             parameters.prefix_match_info_producer_name or DEFAULT_MATCH_PRODUCER
@@ -134,27 +135,6 @@ class PrefixCacheAffinityFilter:
             return 0.0 if found is None else found.tokens * per_token_ms
 
         return estimated
-
-
-def _check(parameters: PrefixCacheAffinityParameters) -> None:
-    require(
-        parameters.affinity_threshold <= 1,
-        "affinityThreshold",
-        "be at most 1",
-        parameters.affinity_threshold,
-    )
-    require(
-        0 <= parameters.exploration_probability <= 1,
-        "explorationProbability",
-        "be within 0..1",
-        parameters.exploration_probability,
-    )
-    if math.isnan(parameters.max_ttft_penalty_ms):
-        raise ValueError("maxTTFTPenaltyMs must be a number")
-    if parameters.ttft_source == "prefillThroughput" and not parameters.peak_prefill_throughput > 0:
-        raise ValueError(
-            f"peakPrefillThroughput must be positive, got {parameters.peak_prefill_throughput}"
-        )
 
 
 PLUGIN = PluginType(

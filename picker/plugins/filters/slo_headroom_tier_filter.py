@@ -18,14 +18,14 @@ from picker.framework.attributes import (
     LatencyPrediction,
     latency_predictions_key,
 )
-from picker.framework.registry import Parameters, PluginType, configured, require
+from picker.framework.registry import Parameters, PluginType, Share, configured
 from picker.types import Candidate, InferenceRequest
 
 DEFAULT_PREDICTION_PRODUCER = "predicted-latency-producer"
 
 
 class SloHeadroomTierParameters(Parameters, frozen=True):
-    epsilon_explore_neg: float = 0.01
+    epsilon_explore_neg: Share = 0.01
     latency_prediction_info_producer_name: str = DEFAULT_PREDICTION_PRODUCER
 
 
@@ -33,9 +33,7 @@ class SloHeadroomTierFilter:
     """Keeps one tier. Stateless."""
 
     def __init__(self, parameters: SloHeadroomTierParameters) -> None:
-        """Raises `ValueError` for a probability outside 0..1."""
         self._epsilon = parameters.epsilon_explore_neg
-        require(0 <= self._epsilon <= 1, "epsilonExploreNeg", "be within 0..1", self._epsilon)
         self._key = latency_predictions_key(
             parameters.latency_prediction_info_producer_name or DEFAULT_PREDICTION_PRODUCER
         )

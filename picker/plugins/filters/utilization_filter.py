@@ -20,7 +20,13 @@ from random import Random
 from typing import Literal
 
 from picker.framework.attributes import Attributes, InFlightLoad, inflight_load_key
-from picker.framework.registry import Parameters, PluginType, Stability, configured, require
+from picker.framework.registry import (
+    NonNegativeFloat,
+    Parameters,
+    PluginType,
+    Stability,
+    configured,
+)
 from picker.scheduling.load_signals import running_requests, waiting_requests
 from picker.types import Candidate, InferenceRequest
 
@@ -33,7 +39,7 @@ class Condition(Parameters, frozen=True):
     """One limit."""
 
     metric: Literal["active-requests", "running-requests", "waiting-queue", "kv-cache-utilization"]
-    max_value: float
+    max_value: NonNegativeFloat
 
 
 class UtilizationFilterParameters(Parameters, frozen=True):
@@ -50,10 +56,11 @@ class UtilizationFilter:
         if not parameters.conditions:
             raise ValueError("conditions needs at least one condition")
         for index, condition in enumerate(parameters.conditions):
-            limit, where = condition.max_value, f"conditions[{index}].maxValue"
-            require(limit >= 0, where, "not be negative", limit)
-            if condition.metric == _KV_CACHE and limit > 1:
-                raise ValueError(f"{where} is a share of the cache, 0..1, got {limit}")
+            if condition.metric == _KV_CACHE and condition.max_value > 1:
+                where = f"conditions[{index}].maxValue"
+                raise ValueError(
+                    f"{where} is a share of the cache, 0..1, got {condition.max_value}"
+                )
         self._scraped = [one for one in parameters.conditions if one.metric != _ACTIVE]
         self._max_active = min(
             (one.max_value for one in parameters.conditions if one.metric == _ACTIVE), default=None

@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from picker.framework.attributes import Attributes, DataKey
-from picker.framework.registry import Parameters, PluginType, require
+from picker.framework.registry import NonNegativeInt, Parameters, PluginType, PositiveInt
 from picker.framework.replicas import TellPlacement
 from picker.framework.services import Services
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
@@ -52,12 +52,12 @@ class ApproxPrefixCacheParameters(Parameters, frozen=True):
     """
 
     auto_tune: bool = True
-    block_size_tokens: int = MIN_BLOCK_SIZE_TOKENS
+    block_size_tokens: NonNegativeInt = MIN_BLOCK_SIZE_TOKENS
     block_size: int = 0  # deprecated
-    max_prefix_tokens_to_match: int = 131072
-    max_prefix_blocks_to_match: int = 2048
-    lru_capacity_per_server: int = 31250
-    hash_seed: int | None = None
+    max_prefix_tokens_to_match: NonNegativeInt = 131072
+    max_prefix_blocks_to_match: NonNegativeInt = 2048
+    lru_capacity_per_server: PositiveInt = 31250
+    hash_seed: NonNegativeInt | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -224,24 +224,10 @@ def _reported_block_size(metrics: EndpointMetrics | None) -> int | None:
 
 def _check(parameters: ApproxPrefixCacheParameters) -> None:
     size, old = parameters.block_size_tokens, parameters.block_size
-    if size < 0 or (size == 0 and not parameters.auto_tune):
+    if not size and not parameters.auto_tune:
         raise ValueError(f"blockSizeTokens must be positive without autoTune, got {size}")
     if old not in (0, size):
         raise ValueError(f"blockSize is deprecated and must be given as blockSizeTokens: {old}")
-    require(
-        parameters.lru_capacity_per_server >= 1,
-        "lruCapacityPerServer",
-        "be positive",
-        parameters.lru_capacity_per_server,
-    )
-    if parameters.max_prefix_tokens_to_match < 0 or parameters.max_prefix_blocks_to_match < 0:
-        raise ValueError("maxPrefixTokensToMatch and maxPrefixBlocksToMatch must not be negative")
-    require(
-        0 <= (parameters.hash_seed or 0) < 2**64,
-        "hashSeed",
-        "be within 0..2^64-1",
-        parameters.hash_seed,
-    )
 
 
 def create(

@@ -19,10 +19,12 @@ beyond `maxPrefixTokensToMatch` (0: 2048 blocks) are not looked at.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
+
+import msgspec
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType, Stability, require
+from picker.framework.registry import NonNegativeInt, Parameters, PluginType, PositiveInt, Stability
 from picker.framework.services import Clock, Services
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.block_hash import block_hashes, root_hash
@@ -35,11 +37,11 @@ SLACK_SECONDS = 1.0  # for an event loop that has much to do when the window end
 
 
 class BurstPrefixCacheParameters(Parameters, frozen=True):
-    window_duration_ms: int = 100
+    window_duration_ms: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 100
     max_per_replica: int = -1
-    block_size_tokens: int = 64
-    max_prefix_tokens_to_match: int = 0
-    min_colocate_blocks: int = 0
+    block_size_tokens: PositiveInt = 64
+    max_prefix_tokens_to_match: NonNegativeInt = 0
+    min_colocate_blocks: NonNegativeInt = 0
     max_batch_size: int = 1000
     balance_by: Literal["requests", "tokens"] = "requests"
 
@@ -152,29 +154,12 @@ class BurstPrefixCacheProducer:
 
 
 def _check(parameters: BurstPrefixCacheParameters) -> None:
-    require(
-        1 <= parameters.window_duration_ms <= 10_000,
-        "windowDurationMs",
-        "be within 1..10000",
-        parameters.window_duration_ms,
-    )
     for name, value in (
         ("maxPerReplica", parameters.max_per_replica),
         ("maxBatchSize", parameters.max_batch_size),
     ):
         if value == 0 or value < -1:
             raise ValueError(f"{name} must be positive, or -1 for any number, got {value}")
-    require(
-        parameters.block_size_tokens >= 1,
-        "blockSizeTokens",
-        "be positive",
-        parameters.block_size_tokens,
-    )
-    for name, value in (
-        ("maxPrefixTokensToMatch", parameters.max_prefix_tokens_to_match),
-        ("minColocateBlocks", parameters.min_colocate_blocks),
-    ):
-        require(value >= 0, name, "not be negative", value)
 
 
 def _create(

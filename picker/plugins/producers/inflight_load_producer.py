@@ -41,7 +41,13 @@ from picker.framework.attributes import (
     inflight_load_key,
 )
 from picker.framework.interfaces import Flight
-from picker.framework.registry import Parameters, PluginType, named, require
+from picker.framework.registry import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    Parameters,
+    PluginType,
+    named,
+)
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.match import match_info_key
 from picker.types import (
@@ -62,8 +68,8 @@ _MOST_OUTPUT = 1e15  # beyond it, and at infinity, an estimate is no number of t
 
 class InflightLoadParameters(Parameters, frozen=True):
     add_estimated_output_tokens: bool = False
-    output_ratio: float = 1.5
-    max_estimated_output_tokens: int | None = None
+    output_ratio: NonNegativeFloat = 1.5
+    max_estimated_output_tokens: NonNegativeInt | None = None
     prefix_match_info_producer_name: str = DEFAULT_PREFIX_PRODUCER
     sync_cross_replica_state: bool = True
 
@@ -230,16 +236,6 @@ class InflightLoadProducer:
     consumes = (TOKENIZED_PROMPT,)
 
     def __init__(self, name: str, parameters: InflightLoadParameters) -> None:
-        """Raises `ValueError` for an output estimate that cannot be meant."""
-        limit = parameters.max_estimated_output_tokens
-        require(
-            math.isfinite(parameters.output_ratio) and parameters.output_ratio >= 0,
-            "outputRatio",
-            "not be negative",
-            parameters.output_ratio,
-        )
-        if limit is not None and limit < 0:
-            raise ValueError(f"maxEstimatedOutputTokens must not be negative, got {limit}")
         self._parameters = parameters
         self._ledger = Ledger()
         self._key = inflight_load_key(name)

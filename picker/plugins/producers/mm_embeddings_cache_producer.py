@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -34,7 +35,9 @@ MAX_ITEM = 128
 
 
 class MmEmbeddingsCacheParameters(Parameters, frozen=True):
-    cache_size_in_mb_per_server: int = msgspec.field(default=4096, name="cacheSizeInMBPerServer")
+    cache_size_in_mb_per_server: Annotated[int, msgspec.Meta(ge=ITEM_MEBIBYTES)] = msgspec.field(
+        default=4096, name="cacheSizeInMBPerServer"
+    )
 
 
 class MmEmbeddingsCacheProducer:
@@ -43,11 +46,7 @@ class MmEmbeddingsCacheProducer:
     consumes = (TOKENIZED_PROMPT,)
 
     def __init__(self, name: str, parameters: MmEmbeddingsCacheParameters) -> None:
-        """Raises `ValueError` for a cache that cannot hold one item."""
         self._capacity = parameters.cache_size_in_mb_per_server // ITEM_MEBIBYTES
-        if self._capacity < 1:
-            size = parameters.cache_size_in_mb_per_server
-            raise ValueError(f"cacheSizeInMBPerServer must be at least 2, got {size}")
         self._key = encoder_matches_key(name)
         self._encoded: dict[str, OrderedDict[str, None]] = {}
         self.produces = (self._key,)

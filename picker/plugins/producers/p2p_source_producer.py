@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from picker.framework.attributes import Attributes, DataKey
-from picker.framework.registry import Parameters, PluginType, Stability, named
+from picker.framework.registry import Parameters, PluginType, PositiveInt, Stability, named
 from picker.prefix.match import match_info_key
 from picker.types import Candidate, InferenceRequest, SchedulingResult
 
@@ -30,7 +30,7 @@ _FNV_OFFSET, _FNV_PRIME, _MASK = 0x811C_9DC5, 0x0100_0193, 2**32 - 1
 
 
 class P2pSourceParameters(Parameters, frozen=True):
-    min_cached_token_delta: int = 1
+    min_cached_token_delta: PositiveInt = 1
     prefill_profile_name: str = "prefill"
     prefix_match_info_producer_name: str = DEFAULT_PRODUCER
 
@@ -57,10 +57,6 @@ class P2pSourceProducer:
     """Names a peer to copy from. Stateless."""
 
     def __init__(self, name: str, parameters: P2pSourceParameters) -> None:
-        """Raises `ValueError` for a delta below one."""
-        if parameters.min_cached_token_delta < 1:
-            delta = parameters.min_cached_token_delta
-            raise ValueError(f"minCachedTokenDelta must be at least 1, got {delta}")
         self._parameters = parameters
         self._match_key = match_info_key(parameters.prefix_match_info_producer_name)
         self._peers_key: DataKey[_Peers] = DataKey("P2pSources", name)

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from math import inf
 from typing import Any
 
 import msgspec
@@ -37,7 +36,16 @@ from picker.framework.attributes import Attributes, DataKey
 from picker.framework.durations import parse_duration
 from picker.framework.interfaces import KvEventFeed, KvEventSource
 from picker.framework.label_selector import LabelSelector
-from picker.framework.registry import Parameters, PluginType, named, require
+from picker.framework.registry import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    Parameters,
+    PluginType,
+    Port,
+    PortOrZero,
+    PositiveInt,
+    named,
+)
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.block_keys import BlockKeys, HashAlgorithm
 from picker.prefix.kv_event_codec import EngineType, decode_events, parse_topic
@@ -57,8 +65,8 @@ _ROUNDING = 1e-6  # a sum of weights is a little off
 class TokenProcessorParameters(Parameters, frozen=True):
     """`tokenProcessorConfig`: how prompts are cut into blocks and keys are made of them."""
 
-    block_size_tokens: int = DEFAULT_BLOCK_SIZE_TOKENS
-    block_size: int = 0  # deprecated; counts where the other is left at its default
+    block_size_tokens: PositiveInt = DEFAULT_BLOCK_SIZE_TOKENS
+    block_size: NonNegativeInt = 0  # deprecated; counts where the other is left at its default
     hash_seed: str = ""
     hash_algorithm: str = ""  # "" is the faster one: keys never leave the picker
 
@@ -75,7 +83,7 @@ class TokenProcessorParameters(Parameters, frozen=True):
 class InMemoryParameters(Parameters, frozen=True):
     """`inMemoryConfig`."""
 
-    size: int = 10**8
+    size: PositiveInt = 10**8
     pod_cache_size: int = 10
 
 
@@ -94,7 +102,7 @@ class TierParameters(Parameters, frozen=True):
     """One of `kvCacheBackendConfigs`."""
 
     name: str
-    weight: float
+    weight: NonNegativeFloat
 
 
 class IndexerParameters(Parameters, frozen=True):
@@ -114,8 +122,8 @@ class PodDiscoveryParameters(Parameters, frozen=True):
 
     pod_label_selector: str = DEFAULT_SELECTOR
     pod_namespace: str = ""
-    socket_port: int = 5557
-    replay_socket_port: int = 0
+    socket_port: Port = 5557
+    replay_socket_port: PortOrZero = 0
 
 
 class KvEventsParameters(Parameters, frozen=True):
@@ -124,7 +132,7 @@ class KvEventsParameters(Parameters, frozen=True):
     zmq_endpoint: str = ""
     topic_filter: str = "kv@"
     concurrency: int = 4
-    engine_type: str = EngineType.VLLM.value
+    engine_type: EngineType = EngineType.VLLM
     discover_pods: bool = True
     pod_discovery_config: PodDiscoveryParameters = PodDiscoveryParameters()
 
@@ -165,7 +173,7 @@ class PrecisePrefixCacheProducer:
         self._index = PreciseIndex(self._maker, weights, size)
         events = parameters.kv_events_config
         self._feed = _feed(events)
-        self._engine = _engine(events)
+        self._engine = events.engine_type
         discovery = events.pod_discovery_config
         self._port, self._replay_port = discovery.socket_port, discovery.replay_socket_port
         self._namespace = discovery.pod_namespace
@@ -273,14 +281,12 @@ def _match_info(
 
 
 def _maker(parameters: TokenProcessorParameters) -> BlockKeys:
-    size = parameters.block_size_tokens
-    require(size >= 1, "tokenProcessorConfig.blockSizeTokens", "be positive", size)
     name = parameters.hash_algorithm or HashAlgorithm.XXH64.value
     allowed = [one.value for one in HashAlgorithm]
     if name not in allowed:
         text = f"tokenProcessorConfig.hashAlgorithm must be one of {', '.join(allowed)}"
         raise ValueError(f"{text}, got '{name}'")
-    return BlockKeys(size, parameters.hash_seed, HashAlgorithm(name))
+    return BlockKeys(parameters.block_size_tokens, parameters.hash_seed, HashAlgorithm(name))
 
 
 def _tier_weights(parameters: IndexerParameters) -> Mapping[str, float]:
@@ -292,36 +298,11 @@ def _tier_weights(parameters: IndexerParameters) -> Mapping[str, float]:
         raise ValueError(f"redisConfig or valkeyConfig {text}")
     if parameters.tokenizers_pool_config is not None:
         raise ValueError("tokenizersPoolConfig is gone: configure a token-producer")
-    require(
-        index.in_memory_config.size >= 1,
-        "inMemoryConfig.size",
-        "be positive",
-        index.in_memory_config.size,
-    )
-    for tier in parameters.kv_cache_backend_configs:
-        if not 0 <= tier.weight < inf:
-            text = f"the weight of '{tier.name}' must not be negative or infinite"
-            raise ValueError(f"{text}, got {tier.weight}")
     named = {tier.name.lower(): tier.weight for tier in parameters.kv_cache_backend_configs}
     return named or DEFAULT_TIER_WEIGHTS
 
 
-def _engine(parameters: KvEventsParameters) -> EngineType:
-    allowed = [one.value for one in EngineType]
-    if parameters.engine_type not in allowed:
-        text = f"kvEventsConfig.engineType must be one of {', '.join(allowed)}"
-        raise ValueError(f"{text}, got '{parameters.engine_type}'")
-    return EngineType(parameters.engine_type)
-
-
 def _feed(parameters: KvEventsParameters) -> KvEventFeed:
-    discovery = parameters.pod_discovery_config
-    for name, port in (
-        ("socketPort", discovery.socket_port),
-        ("replaySocketPort", discovery.replay_socket_port),
-    ):
-        if not 0 <= port < 65536 or (name == "socketPort" and not port):
-            raise ValueError(f"podDiscoveryConfig.{name} must be a port, got {port}")
     if not parameters.discover_pods and not parameters.zmq_endpoint:
         raise ValueError("without discoverPods, kvEventsConfig needs a zmqEndpoint")
     return KvEventFeed(

@@ -27,7 +27,6 @@ put together.
 from __future__ import annotations
 
 import logging
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -48,7 +47,7 @@ from picker.framework.attributes import (
     latency_predictions_key,
 )
 from picker.framework.interfaces import Flight
-from picker.framework.registry import Parameters, PluginType, require
+from picker.framework.registry import Parameters, PluginType, PositiveFloat
 from picker.framework.services import HttpError, Services
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
@@ -84,7 +83,7 @@ DECODE_ROLE = "decode"
 
 
 class PredictedLatencyParameters(Parameters, frozen=True):
-    slo_buffer_factor: float = 1.0
+    slo_buffer_factor: PositiveFloat = 1.0
     context_ttl: str = msgspec.field(default="5m", name="contextTTL")
     streaming_mode: bool = False
     endpoint_role_label: str = ""
@@ -138,8 +137,6 @@ class PredictedLatencyProducer:
         self, name: str, parameters: PredictedLatencyParameters, services: Services
     ) -> None:
         """Raises `ValueError` for settings that cannot be understood."""
-        factor = parameters.slo_buffer_factor
-        require(math.isfinite(factor) and factor > 0, "sloBufferFactor", "be positive", factor)
         self._parameters = parameters
         self._http = services.http
         self._settings = predictor_settings(

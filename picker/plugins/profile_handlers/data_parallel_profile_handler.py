@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType, configured, require
-from picker.plugins._shared.stages import MAX_PORT, Results, only_result, through_primary_port
+from picker.framework.registry import Parameters, PluginType, Port, configured
+from picker.plugins._shared.stages import Results, only_result, through_primary_port
 from picker.types import InferenceRequest, SchedulingResult
 
 
 class DataParallelProfileHandlerParameters(Parameters, frozen=True):
-    primary_port: int = 8000
+    primary_port: Port = 8000
 
 
 class DataParallelProfileHandler:
@@ -27,9 +27,7 @@ class DataParallelProfileHandler:
     max_profiles: int | None = 1
 
     def __init__(self, parameters: DataParallelProfileHandlerParameters) -> None:
-        """Raises `ValueError` for a port that is none."""
         self._port = parameters.primary_port
-        require(1 <= self._port <= MAX_PORT, "primaryPort", f"be within 1..{MAX_PORT}", self._port)
 
     def pick_profiles(
         self,

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from picker.framework.registry import Parameters, PluginType, Stability, configured, require
+from picker.framework.registry import Parameters, PluginType, PortOrZero, Stability, configured
 from picker.plugins._shared.stages import (
     DECODE_PROFILE,
-    MAX_PORT,
     PREFILL_PROFILE,
     Results,
     through_primary_port,
@@ -35,7 +34,7 @@ class PdProfileHandlerParameters(Parameters, frozen=True):
     prefix_plugin_type: str = ""
     prefix_plugin_name: str = ""
     prefix_match_info_producer_name: str = ""
-    primary_port: int = 0
+    primary_port: PortOrZero = 0
     decider_plugin_name: str = DEFAULT_DECIDER
 
     @property
@@ -49,13 +48,12 @@ class PdProfileHandler(DisaggProfileHandler):
     """Runs up to two stages, decode first."""
 
     def __init__(self, parameters: PdProfileHandlerParameters) -> None:
-        """Raises `ValueError` for a port that is none and for stages that share a profile."""
+        """Raises `ValueError` for stages that share a profile."""
         decode = parameters.decode_profile or DECODE_PROFILE
         prefill = parameters.prefill_profile or PREFILL_PROFILE
         if decode == prefill:
             raise ValueError("prefillProfile must be another profile than decodeProfile")
         self._port = parameters.primary_port
-        require(0 <= self._port <= MAX_PORT, "primaryPort", f"be within 0..{MAX_PORT}", self._port)
         decider = parameters.decider_plugin_name or DEFAULT_DECIDER
         super().__init__(
             Stages(

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from picker.framework.attributes import Attributes, inflight_load_key
-from picker.framework.registry import Parameters, PluginType, configured, require
+from picker.framework.registry import NonNegativeInt, Parameters, PluginType, Share, configured
 from picker.scheduling.load_signals import own_requests, unknown_among_known
 from picker.types import Candidate, InferenceRequest
 
@@ -22,8 +22,8 @@ DEFAULT_PRODUCER = "inflight-load-producer"
 
 
 class ActiveRequestParameters(Parameters, frozen=True):
-    idle_threshold: int = 0
-    max_busy_score: float = 1.0
+    idle_threshold: NonNegativeInt = 0
+    max_busy_score: Share = 1.0
     request_timeout: str = ""
     in_flight_load_producer_name: str = DEFAULT_PRODUCER
 
@@ -37,11 +37,8 @@ class ActiveRequestScorer:
     """Scores by own requests under way. Stateless."""
 
     def __init__(self, parameters: ActiveRequestParameters) -> None:
-        """Raises `ValueError` for values out of range."""
         self._idle = parameters.idle_threshold
         self._busy = parameters.max_busy_score
-        require(self._idle >= 0, "idleThreshold", "not be negative", self._idle)
-        require(0.0 <= self._busy <= 1.0, "maxBusyScore", "be within 0..1", self._busy)
         self._key = inflight_load_key(parameters.in_flight_load_producer_name)
         self.consumes = (self._key,)
 

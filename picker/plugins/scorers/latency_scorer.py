@@ -40,7 +40,7 @@ from picker.framework.attributes import (
     LatencyPrediction,
     latency_predictions_key,
 )
-from picker.framework.registry import Parameters, PluginType, configured, require
+from picker.framework.registry import NonNegativeFloat, Parameters, PluginType, configured
 from picker.prefix.match import match_info_key
 from picker.scheduling.load_signals import WAITING, loads
 from picker.types import Candidate, InferenceRequest
@@ -50,12 +50,12 @@ NO_RANGE = 1e-9
 
 
 class LatencyScorerParameters(Parameters, frozen=True):
-    ttft_weight: float = 0.8
-    tpot_weight: float = 0.2
+    ttft_weight: NonNegativeFloat = 0.8
+    tpot_weight: NonNegativeFloat = 0.2
     headroom_selection_strategy: Literal["least", "most"] = "least"
-    composite_kv_weight: float = msgspec.field(default=1.0, name="compositeKVWeight")
-    composite_queue_weight: float = 1.0
-    composite_prefix_weight: float = 1.0
+    composite_kv_weight: NonNegativeFloat = msgspec.field(default=1.0, name="compositeKVWeight")
+    composite_queue_weight: NonNegativeFloat = 1.0
+    composite_prefix_weight: NonNegativeFloat = 1.0
     latency_prediction_info_producer_name: str = "predicted-latency-producer"
     prefix_match_info_producer_name: str = "approx-prefix-cache-producer"
 
@@ -64,17 +64,15 @@ class LatencyScorer:
     """Scores by predicted headroom. Stateless."""
 
     def __init__(self, parameters: LatencyScorerParameters) -> None:
-        """Raises `ValueError` for a negative weight."""
         self._ttft, self._tpot = _normalised(
-            {"ttftWeight": parameters.ttft_weight, "tpotWeight": parameters.tpot_weight},
-            (0.5, 0.5),
+            (parameters.ttft_weight, parameters.tpot_weight), (0.5, 0.5)
         )
         self._kv, self._queue, self._prefix = _normalised(
-            {
-                "compositeKVWeight": parameters.composite_kv_weight,
-                "compositeQueueWeight": parameters.composite_queue_weight,
-                "compositePrefixWeight": parameters.composite_prefix_weight,
-            },
+            (
+                parameters.composite_kv_weight,
+                parameters.composite_queue_weight,
+                parameters.composite_prefix_weight,
+            ),
             (1.0, 0.0, 0.0),
         )
         self._strategy = parameters.headroom_selection_strategy
@@ -155,11 +153,9 @@ class LatencyScorer:
         return scores
 
 
-def _normalised(weights: Mapping[str, float], otherwise: tuple[float, ...]) -> tuple[float, ...]:
-    for name, weight in weights.items():
-        require(math.isfinite(weight) and weight >= 0, name, "not be negative", weight)
-    total = sum(weights.values())
-    return tuple(weight / total for weight in weights.values()) if total > 0 else otherwise
+def _normalised(weights: Sequence[float], otherwise: tuple[float, ...]) -> tuple[float, ...]:
+    total = sum(weights)
+    return tuple(weight / total for weight in weights) if total > 0 else otherwise
 
 
 def _shares(values: Sequence[float]) -> tuple[Sequence[float], bool]:

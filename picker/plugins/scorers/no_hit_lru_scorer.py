@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType, configured, require
+from picker.framework.registry import Parameters, PluginType, PositiveInt, configured
 from picker.prefix.match import match_info_key
 from picker.types import Candidate, InferenceRequest, SchedulingResult
 
@@ -31,7 +31,7 @@ WARM = 0.5
 
 
 class NoHitLruParameters(Parameters, frozen=True):
-    lru_size: int = 1024
+    lru_size: PositiveInt = 1024
     prefix_match_info_producer_name: str = DEFAULT_PRODUCER
     prefix_plugin_type: str = ""
     prefix_plugin_name: str = ""
@@ -47,9 +47,7 @@ class NoHitLruScorer:
     """Sole owner of the order in which endpoints were sent cold requests."""
 
     def __init__(self, parameters: NoHitLruParameters) -> None:
-        """Raises `ValueError` for a size below one."""
         self._size = parameters.lru_size
-        require(self._size >= 1, "lruSize", "be positive", self._size)
         self._key = match_info_key(parameters.prefix_match_info_producer_name)
         self._used: OrderedDict[str, None] = OrderedDict()
         self.consumes = (self._key,)

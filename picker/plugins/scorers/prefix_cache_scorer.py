@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes
-from picker.framework.registry import Parameters, PluginType, configured, require
+from picker.framework.registry import Parameters, PluginType, PositiveInt, Share, configured
 from picker.prefix.match import match_info_key
 from picker.types import Candidate, InferenceRequest
 
@@ -20,8 +20,8 @@ DEFAULT_PRODUCER = "approx-prefix-cache-producer"
 
 
 class PrefixCacheParameters(Parameters, frozen=True):
-    match_length_weight: float = 0.0
-    match_length_scale_tokens: int = 8192
+    match_length_weight: Share = 0.0
+    match_length_scale_tokens: PositiveInt = 8192
     prefix_match_info_producer_name: str = DEFAULT_PRODUCER
 
 
@@ -29,13 +29,8 @@ class PrefixCacheScorer:
     """Scores by the share of the prompt that is cached. Stateless."""
 
     def __init__(self, parameters: PrefixCacheParameters) -> None:
-        """Raises `ValueError` for a weight outside [0, 1] or a scale below one."""
         self._weight = parameters.match_length_weight
         self._scale_tokens = parameters.match_length_scale_tokens
-        require(0.0 <= self._weight <= 1.0, "matchLengthWeight", "be within 0..1", self._weight)
-        require(
-            self._scale_tokens >= 1, "matchLengthScaleTokens", "be positive", self._scale_tokens
-        )
         self._key = match_info_key(parameters.prefix_match_info_producer_name)
         self.consumes = (self._key,)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes, InFlightLoad, inflight_load_key
-from picker.framework.registry import Parameters, PluginType, configured, require
+from picker.framework.registry import Parameters, PluginType, PositiveInt, configured
 from picker.scheduling.load_signals import unknown_among_known
 from picker.types import Candidate, InferenceRequest
 
@@ -22,7 +22,7 @@ DEFAULT_PRODUCER = "inflight-load-producer"
 
 
 class TokenLoadParameters(Parameters, frozen=True):
-    queue_threshold_tokens: int = 4_194_304
+    queue_threshold_tokens: PositiveInt = 4_194_304
     in_flight_load_producer_name: str = DEFAULT_PRODUCER
 
 
@@ -30,9 +30,7 @@ class TokenLoadScorer:
     """Scores by own tokens under way against a fixed threshold. Stateless."""
 
     def __init__(self, parameters: TokenLoadParameters) -> None:
-        """Raises `ValueError` for a threshold below one."""
         self._threshold = parameters.queue_threshold_tokens
-        require(self._threshold >= 1, "queueThresholdTokens", "be positive", self._threshold)
         self._key = inflight_load_key(parameters.in_flight_load_producer_name)
         self.consumes = (self._key,)
 

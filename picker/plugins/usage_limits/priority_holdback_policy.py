@@ -12,13 +12,15 @@ A single priority may fill the pool to `maxCeiling`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
-from picker.framework.registry import Parameters, PluginType, Stability, configured, require
+import msgspec
+
+from picker.framework.registry import Parameters, PluginType, Stability, configured
 
 
 class PriorityHoldbackPolicyParameters(Parameters, frozen=True):
-    min_ceiling: float
+    min_ceiling: Annotated[float, msgspec.Meta(ge=0, lt=1)]
     max_ceiling: float = 1.0
     domain: Literal["rank", "value"] = "rank"
     shape: Literal["linear"] = "linear"
@@ -28,9 +30,8 @@ class PriorityHoldbackPolicy:
     """Ceilings on a straight line. Stateless."""
 
     def __init__(self, parameters: PriorityHoldbackPolicyParameters) -> None:
-        """Raises `ValueError` for ceilings out of range."""
+        """Raises `ValueError` for a maxCeiling out of range."""
         self._least, self._greatest = parameters.min_ceiling, parameters.max_ceiling
-        require(0 <= self._least < 1, "minCeiling", "be at least 0 and below 1", self._least)
         if not self._least < self._greatest <= 1:
             text = f"maxCeiling must be above minCeiling and at most 1, got {self._greatest}"
             raise ValueError(text)

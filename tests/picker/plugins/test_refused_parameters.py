@@ -29,6 +29,37 @@ def _normalized(normalization: Mapping[str, Any]) -> dict[str, Any]:
     return {"attributeKey": "a", "algorithm": {**LOWER, "normalization": normalization}}
 
 
+def _compared(**change: Any) -> dict[str, Any]:
+    threshold = {"operator": "LessThan", "value": 1}
+    return {"attribute": "a", "algorithm": {"type": "threshold", "threshold": threshold}, **change}
+
+
+def _compared_by(algorithm: Mapping[str, Any]) -> dict[str, Any]:
+    return _compared(algorithm={"type": "threshold", **algorithm})
+
+
+def _limits(**limits: float) -> dict[str, Any]:
+    names = ((metric.replace("_", "-"), value) for metric, value in limits.items())
+    return {"conditions": [{"metric": metric, "maxValue": value} for metric, value in names]}
+
+
+def _session(**config: Any) -> dict[str, Any]:
+    return {"strategy": "session_id", "sessionIdConfig": config}
+
+
+def _screen(**change: Any) -> dict[str, Any]:
+    return {"scope": {"labelSelector": "a=b"}, "revisionGating": {"mode": "disabled"}, **change}
+
+
+def _header_selectors(*changes: Mapping[str, str]) -> dict[str, Any]:
+    selector = {"name": "r", "headerName": "x-r", "labelKey": "r", "mode": "strict"}
+    return _screen(headerSelectors=[{**selector, **change} for change in changes])
+
+
+def _report(expression: str, **attribute: Any) -> dict[str, Any]:
+    return {"attributes": [{"key": {"name": "cost"}, "expression": expression, **attribute}]}
+
+
 # By plugin type: parameters, and what the message says.
 REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "active-request-scorer": [
@@ -38,13 +69,13 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "agent-identity": [({"additionalSessionHeaders": ["x", " "]}, "additionalSessionHeaders")],
     "approx-prefix-cache-producer": [
-        ({"blockSizeTokens": -1}, "blockSizeTokens must"),
+        ({"blockSizeTokens": -1}, "blockSizeTokens"),
         ({"blockSizeTokens": 0, "autoTune": False}, "blockSizeTokens must"),
         ({"blockSize": 128}, "blockSize is deprecated and must"),
-        ({"hashSeed": -1}, "hashSeed must"),
-        ({"lruCapacityPerServer": 0}, "lruCapacityPerServer must"),
-        ({"maxPrefixTokensToMatch": -1}, "maxPrefixTokensToMatch .* must"),
-        ({"maxPrefixBlocksToMatch": -1}, "maxPrefixBlocksToMatch must"),
+        ({"hashSeed": -1}, "hashSeed"),
+        ({"lruCapacityPerServer": 0}, "lruCapacityPerServer"),
+        ({"maxPrefixTokensToMatch": -1}, "maxPrefixTokensToMatch"),
+        ({"maxPrefixBlocksToMatch": -1}, "maxPrefixBlocksToMatch"),
     ],
     "burst-prefix-cache-producer": [
         ({"windowDurationMs": 0}, "windowDurationMs"),
@@ -55,10 +86,16 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"maxPrefixTokensToMatch": -1}, "maxPrefixTokensToMatch"),
         ({"minColocateBlocks": -1}, "minColocateBlocks"),
     ],
+    "by-label": [
+        ({"label": "", "validValues": ["a"]}, "label"),
+        ({"label": "k"}, "validValues"),
+        ({"validValues": ["a"]}, "label"),
+        ({"label": "k", "validValues": "a"}, "validValues"),
+    ],
     "concurrency-detector": [
-        ({"maxConcurrency": 0}, "maxConcurrency must"),
-        ({"maxTokenConcurrency": 0}, "maxTokenConcurrency must"),
-        ({"headroom": -0.5}, "headroom must"),
+        ({"maxConcurrency": 0}, "maxConcurrency"),
+        ({"maxTokenConcurrency": 0}, "maxTokenConcurrency"),
+        ({"headroom": -0.5}, "headroom"),
         ({"headroom": 1e308}, "headroom must"),
         ({"maxConcurrency": HUGE, "headroom": 0.5}, "must"),
         ({"maxTokenConcurrency": HUGE, "headroom": 0.5}, "must"),
@@ -87,6 +124,44 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"cachedTokenWeight": nan}, "cachedTokenWeight"),
         ({"cachedTokenWeight": 10**6}, "cachedTokenWeight"),
     ],
+    "disagg-profile-handler": [
+        ({"stageOrder": "sideways"}, "stageOrder"),
+        ({"stageOrder": "prefill", "deciders": {"prefill": "d"}}, "deciders.prefill"),
+        ({"profiles": {}, "decodeProfile": "d"}, "profiles and decodeProfile"),
+        ({"deciders": {}, "deciderPluginName": "d"}, "deciders and deciderPluginName"),
+        ({"stageOrder": "decode", "encodeProfile": "e"}, "stageOrder and encodeProfile"),
+        (
+            {"prefillDeciderPluginName": "a", "deciderPluginName": "b"},
+            "prefillDeciderPluginName and deciderPluginName",
+        ),
+        ({"profiles": {"decode": "x", "prefill": "x"}}, "profiles"),
+        ({"decodeProfile": "prefill"}, "decodeProfile"),
+        ({"profiles": {"decoder": "x"}}, "decoder"),
+        ({"stages": {}}, "stages"),
+    ],
+    "disaggregatedset-rollout-screener": [
+        (_screen(scope={"labelSelector": " "}), "scope.labelSelector"),
+        (_screen(scope={"labelSelector": "a in"}), "scope.labelSelector"),
+        (_screen(scope={}), "labelSelector"),
+        (_screen(revisionGating={"mode": "max"}), "mode"),
+        (_screen(revisionGating={"mode": "sum"}), "revisionGating.requireRoles.values"),
+        (
+            _screen(revisionGating={"mode": "max-role", "requireRoles": {"values": [""]}}),
+            "revisionGating.requireRoles.values",
+        ),
+        (_header_selectors({}, {"headerName": ""}), r"headerSelectors\[1\].headerName"),
+        (_header_selectors({"labelKey": " "}), r"headerSelectors\[0\].labelKey"),
+        (_header_selectors({"mode": "loose"}), "mode"),
+    ],
+    "endpoint-attribute-filter": [
+        (_compared(attribute=""), "attribute"),
+        (_compared(attribute="a/b"), "attribute"),
+        (_compared(onMissing="pass"), "onMissing"),
+        (_compared(algorithm={"type": "range"}), "algorithm"),
+        (_compared_by({}), "threshold"),
+        (_compared_by({"threshold": {"operator": "<", "value": 1}}), "operator"),
+        (_compared_by({"threshold": {"operator": "Equal"}}), "value"),
+    ],
     "endpoint-attribute-scorer": [
         ({"attributeKey": "a", "algorithm": {"type": "quadratic"}}, "quadratic"),
         ({"attributeKey": "", "algorithm": LOWER}, "name of"),
@@ -103,9 +178,9 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"headerName": "x", "labelKey": ""}, "labelKey"),
     ],
     "inflight-load-producer": [
-        ({"outputRatio": -1.0}, "outputRatio must not be negative"),
-        ({"outputRatio": nan}, "outputRatio must not be negative"),
-        ({"maxEstimatedOutputTokens": -1}, "maxEstimatedOutputTokens must not be negative"),
+        ({"outputRatio": -1.0}, "outputRatio"),
+        ({"outputRatio": nan}, "outputRatio"),
+        ({"maxEstimatedOutputTokens": -1}, "maxEstimatedOutputTokens"),
     ],
     "label-selector-filter": [
         ({"matchLabels": {"not ok": "x"}}, "matchLabels"),
@@ -132,11 +207,12 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"clientCertPath": "c"}, "go together"),
     ],
     "mm-embeddings-cache-producer": [({"cacheSizeInMBPerServer": 1}, "cacheSizeInMBPerServer")],
+    "models-data-source": [({"port": 1}, "port")],
     "multicluster-metrics-extractor": [
         ({name: ""}, name) for name in ("queueSizeMetric", "kvCacheUtilizationMetric")
     ],
     "no-hit-lru-scorer": [({"lruSize": 0}, "lruSize")],
-    "p2p-source-producer": [({"minCachedTokenDelta": 0}, "at least 1")],
+    "p2p-source-producer": [({"minCachedTokenDelta": 0}, "minCachedTokenDelta")],
     "pd-profile-handler": [
         ({"primaryPort": -1}, "primaryPort"),
         ({"primaryPort": 65536}, "primaryPort"),
@@ -145,16 +221,16 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "precise-prefix-cache-producer": [
         ({"tokenProcessorConfig": {"hashAlgorithm": "xxhash"}}, "cbor-fnv, xxh64"),
         ({"tokenProcessorConfig": {"hashAlgorithm": "sha256"}}, "hashAlgorithm"),
-        ({"tokenProcessorConfig": {"blockSizeTokens": 0}}, "positive"),
+        ({"tokenProcessorConfig": {"blockSizeTokens": 0}}, "blockSizeTokens"),
         (_index({"kvBlockIndexConfig": {"redisConfig": {}}}), "every replica"),
         (_index({"kvBlockIndexConfig": {"costAwareMemoryConfig": {}}}), "costAwareMemoryConfig"),
         (_index({"kvBlockIndexConfig": {"inMemoryConfig": {"size": 0}}}), "size"),
         (_index({"tokenizersPoolConfig": {}}), "token-producer"),
         *(
-            (_index({"kvCacheBackendConfigs": [{"name": "gpu", "weight": weight}]}), "negative or")
-            for weight in (-1, inf, nan)
+            (_index({"kvCacheBackendConfigs": [{"name": "gpu", "weight": weight}]}), "weight")
+            for weight in (-1, nan)
         ),
-        ({"kvEventsConfig": {"engineType": "tgi"}}, "vllm, sglang"),
+        ({"kvEventsConfig": {"engineType": "tgi"}}, "tgi"),
         ({"kvEventsConfig": {"discoverPods": False}}, "zmqEndpoint"),
         (_pods({"socketPort": 0}), "socketPort"),
         (_pods({"replaySocketPort": -1}), "replaySocketPort"),
@@ -172,6 +248,15 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"matchLengthWeight": -0.1}, "matchLengthWeight"),
         ({"matchLengthScaleTokens": 0}, "matchLengthScaleTokens"),
     ],
+    "prefix-cache-affinity-filter": [
+        ({"affinityThreshold": 1.01}, "affinityThreshold"),
+        ({"affinityThreshold": nan}, "affinityThreshold"),
+        ({"explorationProbability": -0.1}, "explorationProbability"),
+        ({"explorationProbability": 1.1}, "explorationProbability"),
+        ({"peakPrefillThroughput": 0}, "peakPrefillThroughput"),
+        ({"ttftSource": "oracle"}, "ttftSource"),
+        ({"maxTtftPenaltyMs": 1}, "maxTtftPenaltyMs"),
+    ],
     "priority-holdback-policy": [
         ({}, "minCeiling"),
         ({"minCeiling": 1}, "minCeiling"),
@@ -183,12 +268,11 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"minCeiling": 0.5, "shape": "cubic"}, "shape"),
     ],
     "probabilistic-admitter": [
-        ({"queueDepthThreshold": 0}, "queueDepthThreshold must"),
-        ({"kvCacheUtilThreshold": 0}, "kvCacheUtilThreshold must"),
-        ({"kvCacheUtilThreshold": 1.5}, "kvCacheUtilThreshold must"),
-        ({"power": 0}, "power must"),
-        ({"power": inf}, "power must"),
-        ({"k": -1}, "k must"),
+        ({"queueDepthThreshold": 0}, "queueDepthThreshold"),
+        ({"kvCacheUtilThreshold": 0}, "kvCacheUtilThreshold"),
+        ({"kvCacheUtilThreshold": 1.5}, "kvCacheUtilThreshold"),
+        ({"power": 0}, "power"),
+        ({"k": -1}, "k"),
     ],
     "program-aware-fairness": [
         ({"strategy": "fifo"}, "strategy"),
@@ -197,7 +281,29 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"lasHalfLifeSeconds": 0}, "lasHalfLifeSeconds"),
         ({"lasHalfLifeSeconds": nan}, "lasHalfLifeSeconds"),
         ({"lasWeightService": -0.1}, "lasWeightService"),
-        ({"lasWeightHeadWait": inf}, "lasWeightHeadWait"),
+        ({"lasWeightHeadWait": nan}, "lasWeightHeadWait"),
+    ],
+    "request-attribute-reporter": [
+        ({}, "attributes"),
+        ({"attributes": []}, "attributes"),
+        ({"attributes": _report("1")["attributes"] * 2}, "attributes"),
+        (_report("1", key={"name": ""}), r"attributes\[0\].key.name"),
+        (_report("usage."), r"attributes\[0\].expression"),
+        (_report("1", condition="1"), r"attributes\[0\].condition"),
+        ({"attributes": [{"key": {"name": "x"}}]}, "expression"),
+        ({"attributes": [{"expression": "1"}]}, "key"),
+    ],
+    "session-affinity-filter": [
+        ({"encodedEndpointHeaderConfig": {"header": " "}}, "encodedEndpointHeaderConfig.header"),
+        ({"strategy": "cookie"}, "strategy"),
+        (_session(sources=[]), "sessionIdConfig.sources"),
+        (_session(sources=[{}]), r"sessionIdConfig.sources\[0\]"),
+        (_session(sources=[{"header": "a"}, {"header": "a", "attribute": "b"}]), r"sources\[1\]"),
+        (_session(sources=[{"header": "a", "producer": "b"}]), r"sources\[0\].producer"),
+        (_session(sources=[{"attribute": "a"}]), r"sources\[0\].producer"),
+        (_session(evictionTtlSeconds=0), "evictionTtlSeconds"),
+        (_session(evictionTtlSeconds=nan), "evictionTtlSeconds"),
+        (_session(evictionSweepSeconds=-1), "evictionSweepSeconds"),
     ],
     "session-id-producer": [
         (parameters, "headerName and cookieName")
@@ -207,9 +313,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"epsilonExploreNeg": epsilon}, "epsilonExploreNeg") for epsilon in (-0.01, 1.01, nan)
     ],
     "soft-reflective-ceiling-policy": [({"threshold": 1}, "threshold")],
-    "static-usage-limit-policy": [
-        ({"threshold": threshold}, "threshold") for threshold in (0, -1, inf)
-    ],
+    "static-usage-limit-policy": [({"threshold": threshold}, "threshold") for threshold in (0, -1)],
     "token-load-scorer": [({"queueThresholdTokens": 0}, "queueThresholdTokens")],
     "token-producer": [
         ({"vllm": {}}, "needs modelName"),
@@ -221,6 +325,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"vllm": {"mmTimeout": "0s"}, "modelName": "m"}, "must be positive"),
         ({"estimate": {"image": {"dynamic": {"factor": 0}}}}, "image.dynamic.factor"),
     ],
+    "topology-affinity-filter": [({"minAffinity": tier}, "minAffinity") for tier in ("Host", "")],
     "utilization-detector": [
         ({"queueDepthThreshold": 0}, "queueDepthThreshold"),
         ({"kvCacheUtilThreshold": 1.5}, "kvCacheUtilThreshold"),
@@ -232,6 +337,15 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"headroom": 1e308}, "headroom"),
         ({"queueDepthThreshold": HUGE, "headroom": 0.5}, "headroom"),
         ({"assumedConcurrency": 0}, "assumedConcurrency"),
+    ],
+    "utilization-filter": [
+        ({}, "conditions"),
+        ({"conditions": []}, "conditions"),
+        (_limits(waiting_queue=-1), "maxValue"),
+        (_limits(waiting_queue=nan), "maxValue"),
+        (_limits(waiting_queue=1, kv_cache_utilization=1.1), r"conditions\[1\].maxValue"),
+        (_limits(queue=1), "metric"),
+        ({"conditions": [{"metric": "waiting-queue"}]}, "maxValue"),
     ],
 }
 

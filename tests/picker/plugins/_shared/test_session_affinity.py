@@ -213,45 +213,6 @@ def test_sources_that_are_attributes_are_consumed(
 
 
 @pytest.mark.parametrize(
-    ("parameters", "named"),
-    [
-        ({"encodedEndpointHeaderConfig": {"header": " "}}, "encodedEndpointHeaderConfig.header"),
-        ({"sessionIdConfig": {"sources": []}}, "sessionIdConfig.sources"),
-        ({"sessionIdConfig": {"sources": [{}]}}, r"sessionIdConfig.sources\[0\]"),
-        (
-            {"sessionIdConfig": {"sources": [{"header": "a"}, {"header": "a", "attribute": "b"}]}},
-            r"sessionIdConfig.sources\[1\]",
-        ),
-        (
-            {"sessionIdConfig": {"sources": [{"header": "a", "producer": "b"}]}},
-            r"sessionIdConfig.sources\[0\].producer",
-        ),
-        (
-            {"sessionIdConfig": {"sources": [{"attribute": "a"}]}},
-            r"sessionIdConfig.sources\[0\].producer",
-        ),
-        ({"sessionIdConfig": {"evictionTtlSeconds": 0}}, "evictionTtlSeconds"),
-        ({"sessionIdConfig": {"evictionTtlSeconds": float("nan")}}, "evictionTtlSeconds"),
-        ({"sessionIdConfig": {"evictionSweepSeconds": -1}}, "evictionSweepSeconds"),
-    ],
-)
-def test_parameters_that_cannot_work_are_refused(parameters: dict[str, Any], named: str) -> None:
-    """By name, within the strategy that is used."""
-    strategy = "session_id" if "sessionIdConfig" in parameters else "encoded_endpoint_header"
-    with pytest.raises(ValueError, match=named):
-        affinity(strategy=strategy, **parameters)
-
-
-def test_an_unknown_strategy_is_refused() -> None:
-    """By name."""
-    with pytest.raises(msgspec.ValidationError, match="strategy"):
-        affinity(strategy="cookie")
-
-
-# The plugins
-
-
-@pytest.mark.parametrize(
     "plugin", [session_affinity_filter.PLUGIN, multicluster_session_affinity_filter.PLUGIN]
 )
 def test_the_filter_keeps_the_endpoint_of_the_session_or_all(plugin: Any) -> None:

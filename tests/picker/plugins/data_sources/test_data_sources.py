@@ -55,12 +55,6 @@ def test_everything_can_be_said_otherwise() -> None:
     ) == PageLocation("https", "/m?x=1", 1, 90.0, False, TlsFiles(True, "ca", "c", "k"))
 
 
-def test_a_models_source_has_no_port() -> None:
-    """Models are served where requests are."""
-    with pytest.raises(msgspec.ValidationError, match="port"):
-        location(models_data_source.PLUGIN, port=1)
-
-
 @pytest.mark.parametrize(
     ("parameters", "endpoint", "address"),
     [

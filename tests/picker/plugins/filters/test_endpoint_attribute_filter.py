@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 
 from picker.plugins.filters.endpoint_attribute_filter import PLUGIN
@@ -86,33 +85,6 @@ def test_core_metrics_are_known_by_name_while_the_load_is_known(
         placed("unknown", metrics=None),
     ]
     assert kept(configured(PLUGIN, parameters), candidates) == ["short"]
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"attribute": ""}, "attribute"),
-        ({"attribute": "a/b", "producer": None}, "attribute"),
-        ({"onMissing": "pass"}, "onMissing"),
-        ({"algorithm": {"type": "range"}}, "algorithm"),
-        ({"algorithm": {"type": "threshold"}}, "threshold"),
-        (
-            {"algorithm": {"type": "threshold", "threshold": {"operator": "<", "value": 1}}},
-            "operator",
-        ),
-        (
-            {"algorithm": {"type": "threshold", "threshold": {"operator": "Equal"}}},
-            "value",
-        ),
-        (threshold(value=math.nan), "algorithm.threshold.value"),
-    ],
-)
-def test_bad_parameters_are_refused_by_name(
-    configured: Make, change: dict[str, Any], named: str
-) -> None:
-    """A slash in an attribute looks like `Type/producer`, so the producer has to be named."""
-    with pytest.raises((ValueError, msgspec.ValidationError), match=named):
-        configured(PLUGIN, {**threshold(), **change})
 
 
 def test_a_slash_is_fine_once_the_producer_is_named(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 
 from picker.framework.attributes import PEER_ENDPOINT_KEY, Attributes, Topology
@@ -90,10 +89,3 @@ def test_another_extractor_can_be_named(
     attributes.put(PEER_ENDPOINT_KEY, placed("peer", attributes={"Topology/mine": Topology("h1")}))
     candidates = [placed("theirs", attributes=theirs), placed("mine", attributes=mine)]
     assert kept(plugin, candidates, attributes) == ["mine"]
-
-
-@pytest.mark.parametrize("parameters", [{"minAffinity": "Host"}, {"minAffinity": ""}])
-def test_an_unknown_tier_is_refused(configured: Make, parameters: dict[str, Any]) -> None:
-    """By the parameter's name."""
-    with pytest.raises(msgspec.ValidationError, match="minAffinity"):
-        configured(PLUGIN, parameters)

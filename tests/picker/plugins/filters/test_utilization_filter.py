@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 
 from picker.framework.attributes import Attributes, EndpointLoad, InFlightLoad, inflight_load_key
@@ -116,23 +115,3 @@ def test_all_are_kept_instead_of_none_where_that_is_asked_for(
     full = [placed(name, metrics=EndpointMetrics(9)) for name in "ab"]
     assert kept(configured(PLUGIN, limits(waiting_queue=5)), full) == []
     assert kept(configured(PLUGIN, limits(True, waiting_queue=5)), full) == ["a", "b"]
-
-
-@pytest.mark.parametrize(
-    ("parameters", "named"),
-    [
-        ({}, "conditions"),
-        ({"conditions": []}, "conditions"),
-        (limits(waiting_queue=-1), r"conditions\[0\].maxValue"),
-        (limits(waiting_queue=float("nan")), r"conditions\[0\].maxValue"),
-        (limits(waiting_queue=1, kv_cache_utilization=1.1), r"conditions\[1\].maxValue"),
-        (limits(queue=1), "metric"),
-        ({"conditions": [{"metric": "waiting-queue"}]}, "maxValue"),
-    ],
-)
-def test_bad_parameters_are_refused_by_name(
-    configured: Make, parameters: dict[str, Any], named: str
-) -> None:
-    """At the condition that is at fault."""
-    with pytest.raises((ValueError, msgspec.ValidationError), match=named):
-        configured(PLUGIN, parameters)

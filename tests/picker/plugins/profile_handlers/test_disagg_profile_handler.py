@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 
 from picker.errors import Code, DropReason, RefusedError
@@ -302,29 +301,3 @@ def test_a_plugin_that_decides_nothing_is_refused(configured: Make) -> None:
     handler = configured(PLUGIN, {"deciders": {"encode": "queue"}})
     with pytest.raises(ValueError, match="'queue' is not a decider"):
         handler.connect({"queue": object()})
-
-
-@pytest.mark.parametrize(
-    ("parameters", "named"),
-    [
-        ({"stageOrder": "sideways"}, "stageOrder"),
-        ({"stageOrder": "prefill", "deciders": {"prefill": "d"}}, "deciders.prefill"),
-        ({"profiles": {}, "decodeProfile": "d"}, "profiles and decodeProfile"),
-        ({"deciders": {}, "deciderPluginName": "d"}, "deciders and deciderPluginName"),
-        ({"stageOrder": "decode", "encodeProfile": "e"}, "stageOrder and encodeProfile"),
-        (
-            {"prefillDeciderPluginName": "a", "deciderPluginName": "b"},
-            "prefillDeciderPluginName and deciderPluginName",
-        ),
-        ({"profiles": {"decode": "x", "prefill": "x"}}, "profiles"),
-        ({"decodeProfile": "prefill"}, "decodeProfile"),
-        ({"profiles": {"decoder": "x"}}, "decoder"),
-        ({"stages": {}}, "stages"),
-    ],
-)
-def test_bad_parameters_are_refused_by_name(
-    configured: Make, parameters: dict[str, Any], named: str
-) -> None:
-    """Mixing the forms among them."""
-    with pytest.raises((ValueError, msgspec.ValidationError), match=named):
-        configured(PLUGIN, parameters)

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 
 from picker.framework.interfaces import Flight, ResponseProgressHook
@@ -90,27 +89,6 @@ def test_a_value_of_another_kind_is_not_reported(configured: Make, flight: Fligh
     odd = "usage.completion_tokens < 100 ? dyn(1) : dyn(usage.completion_tokens > 5)"
     reporter = configured(PLUGIN, reporting(odd))
     assert reporter.response_progress(flight, last(Usage(0, 500, 0))) is None
-
-
-@pytest.mark.parametrize(
-    ("parameters", "named"),
-    [
-        ({}, "attributes"),
-        ({"attributes": []}, "attributes"),
-        ({"attributes": reporting("1")["attributes"] * 2}, "attributes"),
-        (reporting("1", name=""), r"attributes\[0\].key.name"),
-        (reporting("usage."), r"attributes\[0\].expression"),
-        (reporting("1", "1"), r"attributes\[0\].condition"),
-        ({"attributes": [{"key": {"name": "x"}}]}, "expression"),
-        ({"attributes": [{"expression": "1"}]}, "key"),
-    ],
-)
-def test_bad_parameters_are_refused_by_name(
-    configured: Make, parameters: dict[str, Any], named: str
-) -> None:
-    """When the configuration is read."""
-    with pytest.raises((ValueError, msgspec.ValidationError), match=named):
-        configured(PLUGIN, parameters)
 
 
 def test_without_the_library_the_configuration_is_refused(

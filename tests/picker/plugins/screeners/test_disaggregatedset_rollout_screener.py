@@ -7,7 +7,6 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -228,34 +227,3 @@ def test_responses_tell_the_labels_of_their_endpoint(
     assert told(revision="a", slice="7") == {"x-disagg-revision": "a", "x-disagg-slice": "7"}
     assert told(revision="a") == {"x-disagg-revision": "a"}
     assert told() == {}
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"scope": {"labelSelector": " "}}, "scope.labelSelector"),
-        ({"scope": {"labelSelector": "a in"}}, "scope.labelSelector"),
-        ({"scope": {}}, "labelSelector"),
-        ({"revisionGating": {"mode": "max"}}, "mode"),
-        ({"revisionGating": {"mode": "sum"}}, "revisionGating.requireRoles.values"),
-        (
-            {"revisionGating": {"mode": "max-role", "requireRoles": {"values": [""]}}},
-            "revisionGating.requireRoles.values",
-        ),
-        (
-            {"headerSelectors": [SELECTORS[0], {**SELECTORS[1], "headerName": ""}]},
-            r"headerSelectors\[1\].headerName",
-        ),
-        (
-            {"headerSelectors": [{**SELECTORS[0], "labelKey": " "}]},
-            r"headerSelectors\[0\].labelKey",
-        ),
-        ({"headerSelectors": [{**SELECTORS[0], "mode": "loose"}]}, "mode"),
-    ],
-)
-def test_bad_parameters_are_refused_by_name(
-    configured: Make, change: dict[str, Any], named: str
-) -> None:
-    """The scope and the gating have to be given."""
-    with pytest.raises((ValueError, msgspec.ValidationError), match=named):
-        configured(PLUGIN, {**parameters(), **change})
