@@ -98,6 +98,10 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
         return self.endpoint.key
 
 
+# In the order of the pool, unless a filter or a screener says otherwise.
+Candidates: TypeAlias = Sequence[Candidate]
+
+
 class Api(Enum):
     """Which API a request speaks; chosen from its path."""
 
@@ -197,7 +201,7 @@ class ScoredCandidates(Sequence[ScoredEndpoint]):
 
     __slots__ = ("candidates", "totals")
 
-    def __init__(self, candidates: Sequence[Candidate], totals: Sequence[float]) -> None:
+    def __init__(self, candidates: Candidates, totals: Sequence[float]) -> None:
         self.candidates = candidates
         self.totals = totals
 

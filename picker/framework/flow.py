@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
-from picker.types import Candidate, InferenceRequest, Usage
+from picker.types import Candidates, InferenceRequest, Usage
 
 DEFAULT_SETTLE_SECONDS = 0.5  # of a detector that does not say
 # Smaller leaves first; of equal ranks the one that came first.
@@ -156,7 +156,7 @@ class EvictionOrder(Protocol):
 class JudgesStaleness(Protocol):
     """A saturation detector that knows how much of what it says rests on old metrics."""
 
-    def stale(self, candidates: Sequence[Candidate], now_seconds: float) -> int:
+    def stale(self, candidates: Candidates, now_seconds: float) -> int:
         """How many of `candidates` it judges without fresh metrics."""
 
 

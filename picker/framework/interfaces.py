@@ -18,6 +18,7 @@ import msgspec
 from picker.framework.attributes import Attributes, DataKey
 from picker.types import (
     Candidate,
+    Candidates,
     Endpoint,
     FinishCause,
     InferenceRequest,
@@ -47,7 +48,7 @@ class DataProducer(Protocol):
     """Finds something out about request × candidates before scheduling."""
 
     def produce(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
         """Write findings into `attributes`; return the request, possibly enriched
         (`dataclasses.replace`).
@@ -65,7 +66,7 @@ class AsyncDataProducer(Protocol):
     timeout_seconds: float
 
     async def look_up(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
         """As `DataProducer.produce`."""
 
@@ -82,9 +83,7 @@ class RequestProcessor(Protocol):
 class Screener(Protocol):
     """Narrows the candidates of all profiles, before producers look at them."""
 
-    def screen(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], rng: Random
-    ) -> Sequence[Candidate]:
+    def screen(self, request: InferenceRequest, candidates: Candidates, rng: Random) -> Candidates:
         """Those that may serve. Every screener sees all; the results are intersected."""
 
 
@@ -93,11 +92,7 @@ class Admitter(Protocol):
     """May refuse a request once producers have looked at it."""
 
     def admit(
-        self,
-        request: InferenceRequest,
-        candidates: Sequence[Candidate],
-        attributes: Attributes,
-        rng: Random,
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
     ) -> None:
         """Raises `RefusedError` to refuse."""
 
@@ -107,7 +102,7 @@ class SaturationDetector(Protocol):
     """Says how full the pool is."""
 
     def saturation(
-        self, candidates: Sequence[Candidate], attributes: Attributes, now_seconds: float
+        self, candidates: Candidates, attributes: Attributes, now_seconds: float
     ) -> float:
         """0 is idle, 1 and above is full; no candidates are full."""
 
@@ -188,12 +183,8 @@ class Filter(Protocol):
     """Narrows the candidates of a profile."""
 
     def filter(
-        self,
-        request: InferenceRequest,
-        candidates: Sequence[Candidate],
-        attributes: Attributes,
-        rng: Random,
-    ) -> Sequence[Candidate]:
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
+    ) -> Candidates:
         """Return the candidates that may serve, in the order given; none refuses the request."""
 
 
@@ -202,7 +193,7 @@ class Scorer(Protocol):
     """Rates candidates."""
 
     def score(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
         """One score in [0, 1] per candidate, in the order given."""
 
@@ -379,10 +370,10 @@ class RevisionGate(Protocol):
     def gating_mode(self) -> str:
         """How it draws, as the configuration calls it."""
 
-    def revision_shares(self, candidates: Sequence[Candidate]) -> Mapping[str, float]:
+    def revision_shares(self, candidates: Candidates) -> Mapping[str, float]:
         """The chance of each revision that could be drawn; empty when none is complete."""
 
     def unmatched_selectors(
-        self, request: InferenceRequest, candidates: Sequence[Candidate]
+        self, request: InferenceRequest, candidates: Candidates
     ) -> Sequence[str]:
         """The strict header selectors, by name, that select none of `candidates`."""

@@ -36,14 +36,7 @@ class HttpClient(Protocol):
 class NoHttp:
     """An `HttpClient` for configurations that ask nobody."""
 
-    async def post_json(
-        self,
-        url: str,
-        body: Any,
-        *,
-        timeout_seconds: float,
-        headers: Mapping[str, str] | None = None,
-    ) -> Any:
+    async def post_json(self, url: str, body: Any, **_: Any) -> Any:
         """Refuse."""
         raise HttpError(f"nothing may be asked of {url} here")
 

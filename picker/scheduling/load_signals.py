@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 
 from picker.framework.attributes import EndpointLoad
-from picker.types import Candidate, EndpointMetrics
+from picker.types import Candidate, Candidates, EndpointMetrics
 
 # What a signal reads: its own number, and the one that accounts for the rest of what is in flight.
 WAITING = attrgetter("waiting_requests", "running_requests")
@@ -51,7 +51,7 @@ def own_requests(candidate: Candidate, own: Mapping[str, EndpointLoad] | None) -
 
 
 def loads(
-    candidates: Sequence[Candidate], signal: Callable[[EndpointMetrics], tuple[int, int]]
+    candidates: Candidates, signal: Callable[[EndpointMetrics], tuple[int, int]]
 ) -> list[int | None]:
     """The `signal` of each candidate; own in-flight counts when it is unknown for all of them.
 
@@ -70,7 +70,7 @@ def loads(
     return [candidate.inflight_requests for candidate in candidates]
 
 
-def unknown_among_known(candidates: Sequence[Candidate]) -> list[bool]:
+def unknown_among_known(candidates: Candidates) -> list[bool]:
     """Which candidates' load is unknown while another's is known: those must not look idle."""
     unknown = [candidate.metrics is None for candidate in candidates]
     return [False] * len(unknown) if all(unknown) else unknown

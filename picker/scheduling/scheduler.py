@@ -16,7 +16,7 @@ from picker.errors import Code, RefusedError, no_endpoints
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Filter, Picker, ProfileHandler, Scorer
 from picker.types import (
-    Candidate,
+    Candidates,
     InferenceRequest,
     ProfileResult,
     SchedulingResult,
@@ -47,7 +47,7 @@ class Profile:
     def run(
         self,
         request: InferenceRequest,
-        candidates: Sequence[Candidate],
+        candidates: Candidates,
         attributes: Attributes,
         rng: Random,
         steps: list[PluginStep],
@@ -123,7 +123,7 @@ class Scheduler:
     def schedule(
         self,
         request: InferenceRequest,
-        candidates: Sequence[Candidate],
+        candidates: Candidates,
         attributes: Attributes,
         rng: Random,
         steps: list[PluginStep],

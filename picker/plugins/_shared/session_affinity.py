@@ -27,7 +27,7 @@ import binascii
 import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -36,7 +36,7 @@ from picker.framework.interfaces import Flight
 from picker.framework.registry import Parameters, PositiveFloat
 from picker.framework.replicas import TellBinding
 from picker.plugins._shared.stages import first_picked
-from picker.types import Candidate, InferenceRequest, ResponseHead, SchedulingResult
+from picker.types import Candidate, Candidates, InferenceRequest, ResponseHead, SchedulingResult
 
 MAX_BINDINGS = 100_000
 MAX_SESSION_ID = 128
@@ -99,10 +99,10 @@ class SessionAffinity:
                 raise ValueError("encodedEndpointHeaderConfig.header must not be empty")
         self.consumes = tuple(source for source in self._sources if isinstance(source, DataKey))
         # All candidates that this plugin was shown for a request, to be compared with the decision.
-        self._seen_key: DataKey[tuple[Sequence[Candidate], ...]] = DataKey("SessionSeen", name)
+        self._seen_key: DataKey[tuple[Candidates, ...]] = DataKey("SessionSeen", name)
 
     def session_endpoint(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Candidate | None:
         """The candidate that the request's session belongs to, if there is one."""
         if self.session_bindings is None:
@@ -180,7 +180,7 @@ def _source(source: SessionSource, where: str) -> str | DataKey[str]:
     return DataKey(source.attribute, producer)
 
 
-def _by_key(candidates: Sequence[Candidate], key: str) -> Candidate | None:
+def _by_key(candidates: Candidates, key: str) -> Candidate | None:
     return next((candidate for candidate in candidates if candidate.key == key), None)
 
 

@@ -12,14 +12,13 @@ An endpoint whose load is unknown is neither idle nor cold. (The reference answe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from random import Random
 
 from picker.errors import Code, DropReason, RefusedError
 from picker.framework.attributes import Attributes, latency_predictions_key
 from picker.framework.registry import Parameters, PluginType, configured
 from picker.scheduling.latency_objectives import latency_objectives
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidate, Candidates, InferenceRequest
 
 COLD = 0.02
 
@@ -36,11 +35,7 @@ class LatencySloAdmitter:
         self.consumes = (self._key,)
 
     def admit(
-        self,
-        request: InferenceRequest,
-        candidates: Sequence[Candidate],
-        attributes: Attributes,
-        rng: Random,
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
     ) -> None:
         """Raises `RefusedError` (429) as the module says."""
         if request.priority >= 0 or not latency_objectives(request.headers):

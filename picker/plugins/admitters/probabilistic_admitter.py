@@ -13,7 +13,6 @@ of waiting requests as in queue-scorer; an endpoint whose load is unknown counts
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from random import Random
 
 from picker.errors import Code, DropReason, RefusedError
@@ -27,7 +26,7 @@ from picker.framework.registry import (
     configured,
 )
 from picker.scheduling.load_signals import waiting_requests
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidate, Candidates, InferenceRequest
 
 FULL = 1.0
 
@@ -49,11 +48,7 @@ class ProbabilisticAdmitter:
         self._k = parameters.k
 
     def admit(
-        self,
-        request: InferenceRequest,
-        candidates: Sequence[Candidate],
-        attributes: Attributes,
-        rng: Random,
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
     ) -> None:
         """Raises `RefusedError` (429) as the module says."""
         if request.priority >= 0 or not candidates:
@@ -65,7 +60,7 @@ class ProbabilisticAdmitter:
                 DropReason.SATURATED,
             )
 
-    def refusal_probability(self, candidates: Sequence[Candidate]) -> float:
+    def refusal_probability(self, candidates: Candidates) -> float:
         """See the module's formula; `candidates` are not empty."""
         fullness = sum(map(self._fullness, candidates)) / len(candidates)
         try:

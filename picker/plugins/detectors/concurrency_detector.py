@@ -16,7 +16,7 @@ yet, counts as well.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from random import Random
 from types import MappingProxyType
 from typing import Literal
@@ -36,7 +36,7 @@ from picker.framework.registry import (
     configured,
 )
 from picker.scheduling.load_signals import own_requests, with_headroom
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidate, Candidates, InferenceRequest
 
 FULL = 1.0
 SETTLE_SECONDS = 0.01
@@ -82,7 +82,7 @@ class ConcurrencyDetector:
         self._live = producer
 
     def saturation(
-        self, candidates: Sequence[Candidate], attributes: Attributes, now_seconds: float
+        self, candidates: Candidates, attributes: Attributes, now_seconds: float
     ) -> float:
         if not candidates:
             return FULL
@@ -100,12 +100,8 @@ class ConcurrencyDetector:
         return total / len(candidates)
 
     def filter(
-        self,
-        request: InferenceRequest,
-        candidates: Sequence[Candidate],
-        attributes: Attributes,
-        rng: Random,
-    ) -> Sequence[Candidate]:
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
+    ) -> Candidates:
         """The candidates with room, which may be none."""
         own = self._own(attributes)
         return [one for one in candidates if self._has_room(*_load(one, own))]

@@ -29,7 +29,6 @@ and all of them when there is none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -44,7 +43,7 @@ from picker.framework.registry import (
     configured,
 )
 from picker.scheduling.load_signals import waiting_requests, with_headroom
-from picker.types import Candidate, EndpointMetrics, InferenceRequest
+from picker.types import Candidate, Candidates, EndpointMetrics, InferenceRequest
 
 FULL = 1.0
 FADE_SECONDS = 10.0
@@ -87,7 +86,7 @@ class UtilizationDetector:
         self.settle_seconds = self._tolerated_seconds + SCRAPE_SECONDS
 
     def saturation(
-        self, candidates: Sequence[Candidate], attributes: Attributes, now_seconds: float
+        self, candidates: Candidates, attributes: Attributes, now_seconds: float
     ) -> float:
         if not candidates:
             return FULL
@@ -103,7 +102,7 @@ class UtilizationDetector:
                 total += max(seen[0] / self._queue, seen[1] / self._kv)
         return total / len(candidates)
 
-    def stale(self, candidates: Sequence[Candidate], now_seconds: float) -> int:
+    def stale(self, candidates: Candidates, now_seconds: float) -> int:
         """How many are judged without fresh metrics."""
         return sum(self._seen(one, now_seconds) is None for one in candidates)
 
@@ -112,12 +111,8 @@ class UtilizationDetector:
         self._memories.pop(key, None)
 
     def filter(
-        self,
-        request: InferenceRequest,
-        candidates: Sequence[Candidate],
-        attributes: Attributes,
-        rng: Random,
-    ) -> Sequence[Candidate]:
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
+    ) -> Candidates:
         """The candidates with room, else all; metrics are judged as of the request's arrival."""
         kept: list[Candidate] = []
         for candidate in candidates:

@@ -8,12 +8,12 @@ could keep no endpoint at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from random import Random
 
 from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType, Stability, configured
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidate, Candidates, InferenceRequest
 
 
 class ByLabelParameters(Parameters, frozen=True):
@@ -33,12 +33,8 @@ class LabelValueFilter:
         self._allows_no_label = allows_no_label
 
     def filter(
-        self,
-        request: InferenceRequest,
-        candidates: Sequence[Candidate],
-        attributes: Attributes,
-        rng: Random,
-    ) -> Sequence[Candidate]:
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
+    ) -> Candidates:
         """The candidates with one of the values, or without the label where that is allowed."""
         return [candidate for candidate in candidates if self._keeps(candidate)]
 

@@ -11,14 +11,14 @@ none would be.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 from typing import Literal
 
 from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType, Stability, configured
 from picker.scheduling.endpoint_attributes import attribute_number, check_attribute
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidate, Candidates, InferenceRequest
 
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     "LessThan": operator.lt,
@@ -71,12 +71,8 @@ class EndpointAttributeFilter:
         self._fallback = parameters.fallback_on_empty
 
     def filter(
-        self,
-        request: InferenceRequest,
-        candidates: Sequence[Candidate],
-        attributes: Attributes,
-        rng: Random,
-    ) -> Sequence[Candidate]:
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
+    ) -> Candidates:
         """The candidates whose number compares well, or all."""
         kept = [candidate for candidate in candidates if self._keeps(candidate)]
         return candidates if self._fallback and not kept else kept

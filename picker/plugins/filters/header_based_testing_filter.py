@@ -16,13 +16,13 @@ pools need.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from ipaddress import ip_address
 from random import Random
 
 from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType, plain
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidate, Candidates, InferenceRequest
 
 HEADER = "test-epp-endpoint-selection"
 _MAX_PORT_DIGITS = 5
@@ -32,18 +32,12 @@ class HeaderBasedTestingFilter:
     """Keeps what the client lists. Stateless."""
 
     def filter(
-        self,
-        request: InferenceRequest,
-        candidates: Sequence[Candidate],
-        attributes: Attributes,
-        rng: Random,
-    ) -> Sequence[Candidate]:
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
+    ) -> Candidates:
         """The listed candidates in the list's order, all without a list."""
         return self.narrow(request.headers, candidates)
 
-    def narrow(
-        self, headers: Mapping[str, str], candidates: Sequence[Candidate]
-    ) -> Sequence[Candidate]:
+    def narrow(self, headers: Mapping[str, str], candidates: Candidates) -> Candidates:
         """The same for a request of which no more than the headers is known."""
         listed = headers.get(HEADER)
         if listed is None:

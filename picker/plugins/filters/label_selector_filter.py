@@ -9,13 +9,12 @@ The parameters are the selector itself; without any, every endpoint is kept. The
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from random import Random
 
 from picker.framework.attributes import Attributes
 from picker.framework.label_selector import LabelSelector, LabelSelectorParameters
 from picker.framework.registry import PluginType, configured
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidates, InferenceRequest
 
 
 class LabelSelectorFilter:
@@ -26,12 +25,8 @@ class LabelSelectorFilter:
         self._selector = LabelSelector(parameters)
 
     def filter(
-        self,
-        request: InferenceRequest,
-        candidates: Sequence[Candidate],
-        attributes: Attributes,
-        rng: Random,
-    ) -> Sequence[Candidate]:
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
+    ) -> Candidates:
         """The candidates that the selector selects."""
         matches = self._selector.matches
         return [candidate for candidate in candidates if matches(candidate.endpoint.labels)]

@@ -14,7 +14,7 @@ affinityThreshold ≤ 0 turns the filter off. A single candidate passes without 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 from typing import Annotated, Any, Literal
 
@@ -28,7 +28,7 @@ from picker.framework.attributes import (
 )
 from picker.framework.registry import Parameters, PluginType, Share, configured
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidate, Candidates, InferenceRequest
 
 _MS = 1000.0
 DEFAULT_MATCH_PRODUCER = "approx-prefix-cache-producer"
@@ -79,12 +79,8 @@ class PrefixCacheAffinityFilter:
         return (self._match_key, self._prediction_key if self._predicts else self._load_key)
 
     def filter(
-        self,
-        request: InferenceRequest,
-        candidates: Sequence[Candidate],
-        attributes: Attributes,
-        rng: Random,
-    ) -> Sequence[Candidate]:
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
+    ) -> Candidates:
         """The sticky candidates, or all."""
         parameters = self._parameters
         if len(candidates) <= 1 or parameters.affinity_threshold <= 0:
@@ -105,7 +101,7 @@ class PrefixCacheAffinityFilter:
         return share >= self._parameters.affinity_threshold
 
     def _is_too_slow(
-        self, sticky: Sequence[Candidate], candidates: Sequence[Candidate], attributes: Attributes
+        self, sticky: Candidates, candidates: Candidates, attributes: Attributes
     ) -> bool:
         penalty = self._parameters.max_ttft_penalty_ms
         if penalty <= 0 or len(sticky) == len(candidates):

@@ -10,25 +10,20 @@ and `evictionTtlSeconds` without use. Details: `plugins._shared.session_affinity
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from random import Random
 
 from picker.framework.attributes import Attributes
 from picker.framework.registry import PluginType, Stability, named
 from picker.plugins._shared.session_affinity import SessionAffinity, SessionAffinityParameters
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidates, InferenceRequest
 
 
 class SessionAffinityFilter(SessionAffinity):
     """Narrows to a session's endpoint."""
 
     def filter(
-        self,
-        request: InferenceRequest,
-        candidates: Sequence[Candidate],
-        attributes: Attributes,
-        rng: Random,
-    ) -> Sequence[Candidate]:
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
+    ) -> Candidates:
         """The session's endpoint alone, or all."""
         chosen = self.session_endpoint(request, candidates, attributes)
         return candidates if chosen is None else (chosen,)

@@ -10,7 +10,6 @@ corrected.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from random import Random
 
 from picker.framework.attributes import (
@@ -19,7 +18,7 @@ from picker.framework.attributes import (
     latency_predictions_key,
 )
 from picker.framework.registry import Parameters, PluginType, Share, configured
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidate, Candidates, InferenceRequest
 
 DEFAULT_PREDICTION_PRODUCER = "predicted-latency-producer"
 
@@ -40,12 +39,8 @@ class SloHeadroomTierFilter:
         self.consumes = (self._key,)
 
     def filter(
-        self,
-        request: InferenceRequest,
-        candidates: Sequence[Candidate],
-        attributes: Attributes,
-        rng: Random,
-    ) -> Sequence[Candidate]:
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
+    ) -> Candidates:
         """One tier of the candidates, or all."""
         predictions = attributes.get(self._key) or {}
         positive: list[Candidate] = []

@@ -9,7 +9,6 @@ kept. An endpoint of which nothing is known is near nobody.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from random import Random
 from typing import Literal
 
@@ -23,7 +22,7 @@ from picker.plugins._shared.topology import (
     topology_findings,
     topology_of,
 )
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidates, InferenceRequest
 
 
 class TopologyAffinityFilterParameters(Parameters, frozen=True):
@@ -40,12 +39,8 @@ class TopologyAffinityFilter:
         self.may_consume = topology_findings(self._producer)
 
     def filter(
-        self,
-        request: InferenceRequest,
-        candidates: Sequence[Candidate],
-        attributes: Attributes,
-        rng: Random,
-    ) -> Sequence[Candidate]:
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
+    ) -> Candidates:
         """The candidates near the peer, or all."""
         peer = peer_topology(attributes, self._producer)
         if peer is None:

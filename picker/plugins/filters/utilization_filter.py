@@ -15,7 +15,6 @@ are merely full). Its own count still has to pass. When none is kept, all are wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from random import Random
 from typing import Literal
 
@@ -28,7 +27,7 @@ from picker.framework.registry import (
     configured,
 )
 from picker.scheduling.load_signals import running_requests, waiting_requests
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidate, Candidates, InferenceRequest
 
 _ACTIVE = "active-requests"
 _KV_CACHE = "kv-cache-utilization"
@@ -72,14 +71,10 @@ class UtilizationFilter:
         self.consumes = () if self._max_active is None else (self._key,)
 
     def filter(
-        self,
-        request: InferenceRequest,
-        candidates: Sequence[Candidate],
-        attributes: Attributes,
-        rng: Random,
-    ) -> Sequence[Candidate]:
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
+    ) -> Candidates:
         """The candidates within all limits; see the module for those of unknown load."""
-        active: Sequence[Candidate] = candidates
+        active: Candidates = candidates
         if self._max_active is not None:
             load, limit = attributes.get(self._key), self._max_active
             active = [one for one in candidates if _active_requests(one, load) <= limit]

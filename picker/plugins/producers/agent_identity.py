@@ -10,13 +10,11 @@ for other plugins whatever the fairness id is, e.g. for session affinity with a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from msgspec.structs import replace
 
 from picker.framework.attributes import Attributes, agent_identity_key
 from picker.framework.registry import Parameters, PluginType, Stability, named
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidates, InferenceRequest
 
 # Claude Code, OpenCode, Codex, and older Codex.
 _AGENT_HEADERS = ("x-claude-code-session-id", "x-session-affinity", "session-id", "session_id")
@@ -47,7 +45,7 @@ class AgentIdentity:
         return replace(request, fairness_id=identity) if identity else request
 
     def produce(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
         """Write the identity, if there is one."""
         if identity := self._identity(request):

@@ -37,7 +37,7 @@ from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.block_hash import BlockHashes, block_hashes, root_hash
 from picker.prefix.index import PrefixIndex
 from picker.prefix.match import MATCH_INFO, PrefixCacheMatchInfo, match_info_key
-from picker.types import Candidate, EndpointMetrics, InferenceRequest, SchedulingResult
+from picker.types import Candidates, EndpointMetrics, InferenceRequest, SchedulingResult
 
 MIN_BLOCK_SIZE_TOKENS = 64
 MAX_REPORTED_BLOCK_SIZE_TOKENS = 65_536
@@ -117,7 +117,7 @@ class ApproxPrefixCacheProducer:
         return len(self._index)
 
     def produce(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
         """Write the match info of all endpoints; nothing for a request without prompts."""
         if not request.prompts:
@@ -193,7 +193,7 @@ class ApproxPrefixCacheProducer:
             matched.update(self._index.match(prompt))
         return dict(matched)
 
-    def _block_size(self, candidates: Sequence[Candidate]) -> int:
+    def _block_size(self, candidates: Candidates) -> int:
         configured = self._parameters.block_size_tokens
         if self._parameters.auto_tune:
             for candidate in candidates:

@@ -18,7 +18,6 @@ beyond `maxPrefixTokensToMatch` (0: 2048 blocks) are not looked at.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -30,7 +29,7 @@ from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.block_hash import block_hashes, root_hash
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.scheduling.burst import BurstRequest, BurstRules, assign
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidates, InferenceRequest
 
 MAX_BLOCKS = 2048
 SLACK_SECONDS = 1.0  # for an event loop that has much to do when the window ends
@@ -105,7 +104,7 @@ class BurstPrefixCacheProducer:
         self.produces = (self._key,)
 
     async def look_up(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
         """Wait for the end of the window and write the match info.
 

@@ -52,7 +52,7 @@ from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.match import match_info_key
 from picker.types import (
     DEFAULT_FAIRNESS_ID,
-    Candidate,
+    Candidates,
     FinishCause,
     InferenceRequest,
     ResponseProgress,
@@ -267,7 +267,7 @@ class InflightLoadProducer:
         return self._ledger.by_flow()
 
     def produce(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
         """Write the live load, and what this request would add to each endpoint."""
         tokens = request.num_tokens

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -28,7 +27,7 @@ from picker.framework.attributes import (
 from picker.framework.registry import Parameters, PluginType, named
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.tokenization.multimodal import distinct_items
-from picker.types import Candidate, InferenceRequest, SchedulingResult
+from picker.types import Candidates, InferenceRequest, SchedulingResult
 
 ITEM_MEBIBYTES = 2
 MAX_ITEM = 128
@@ -56,7 +55,7 @@ class MmEmbeddingsCacheProducer:
         return tuple(self._encoded.get(key, ()))
 
     def produce(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
         """Write how many of the items each candidate has; nothing for a request without items."""
         items = _items(request)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from picker.framework.attributes import Attributes, DataKey
 from picker.framework.registry import Parameters, PluginType, PositiveInt, Stability, named
 from picker.prefix.match import match_info_key
-from picker.types import Candidate, InferenceRequest, SchedulingResult
+from picker.types import Candidates, InferenceRequest, SchedulingResult
 
 HEADER = "x-kv-cache-source-host-port"
 TIER = "cpu"
@@ -64,7 +64,7 @@ class P2pSourceProducer:
         self.produces = (self._peers_key,)
 
     def produce(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
         """Note who has what; nothing where no tiers are known."""
         info = attributes.get(self._match_key)

@@ -51,7 +51,7 @@ from picker.prefix.block_keys import BlockKeys, HashAlgorithm
 from picker.prefix.kv_event_codec import EngineType, decode_events, parse_topic
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.prefix.precise_index import PreciseIndex, PreciseMatch
-from picker.types import Candidate, Endpoint, InferenceRequest, SchedulingResult
+from picker.types import Candidates, Endpoint, InferenceRequest, SchedulingResult
 
 PREFILL_PROFILE = "prefill"
 DEFAULT_BLOCK_SIZE_TOKENS = 16
@@ -192,7 +192,7 @@ class PrecisePrefixCacheProducer:
         return len(self._index)
 
     def produce(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
         """Write the match info of all endpoints; nothing for a request without prompts."""
         if not request.prompts:

@@ -65,7 +65,7 @@ from picker.scheduling.latency_predictor import (
 )
 from picker.scheduling.load_signals import own_requests, waiting_requests
 from picker.types import (
-    Candidate,
+    Candidates,
     FinishCause,
     InferenceRequest,
     ResponseHead,
@@ -167,7 +167,7 @@ class PredictedLatencyProducer:
         return (*keys, self._encoder_key) if self._parameters.use_encoder_cache_features else keys
 
     async def look_up(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
         """Write the predictions; none when the server fails or nobody's load is known."""
         if not self._settings.prediction_urls and self._settings.training_url is None:
@@ -299,7 +299,7 @@ class PredictedLatencyProducer:
         return predicted
 
     def _features(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> dict[str, Features]:
         """A row for every candidate whose load is known."""
         match = attributes.get(self._match_key)

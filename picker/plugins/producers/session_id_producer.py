@@ -9,11 +9,9 @@ source `{attribute: SessionID}`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from picker.framework.attributes import Attributes, session_id_key
 from picker.framework.registry import Parameters, PluginType, named
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidates, InferenceRequest
 
 _COOKIES = "cookie"
 
@@ -36,7 +34,7 @@ class SessionIdProducer:
         self.produces = (self._key,)
 
     def produce(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
         """Write the session's id, if there is one."""
         if self._header:

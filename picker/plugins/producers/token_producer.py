@@ -28,7 +28,7 @@ from picker.tokenization.estimate import PromptEstimator
 from picker.tokenization.media import EstimateParameters, MediaTokens
 from picker.tokenization.prompt_stream import Prompt
 from picker.tokenization.render import prompts_of, question_of
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidates, InferenceRequest
 
 TOKENIZED_PROMPT: DataKey[None] = DataKey("TokenizedPrompt", "token-producer")
 
@@ -60,7 +60,7 @@ class TokenProducer:
         self._estimator = PromptEstimator(MediaTokens(parameters))
 
     def produce(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
         """The request with its prompts; as it is when it has some already, or no readable body."""
         body = request.body
@@ -94,7 +94,7 @@ class RenderedTokenProducer:
         return (TOKENIZED_PROMPT,)
 
     async def look_up(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
         """As `TokenProducer.produce`; unchanged for an API that is not rendered.
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from picker.framework.attributes import Attributes, inflight_load_key
 from picker.framework.registry import NonNegativeInt, Parameters, PluginType, Share, configured
 from picker.scheduling.load_signals import own_requests, unknown_among_known
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidates, InferenceRequest
 
 DEFAULT_PRODUCER = "inflight-load-producer"
 
@@ -43,7 +43,7 @@ class ActiveRequestScorer:
         self.consumes = (self._key,)
 
     def score(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
         load = attributes.get(self._key)
         own = None if load is None else load.by_endpoint

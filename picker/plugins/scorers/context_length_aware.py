@@ -24,7 +24,7 @@ from random import Random
 from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType, configured
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidate, Candidates, InferenceRequest
 
 DEFAULT_LABEL = "llm-d.ai/context-length-range"
 UNLABELLED = 0.5
@@ -52,12 +52,8 @@ class ContextLengthAware:
         self._filters = parameters.enable_filtering
 
     def filter(
-        self,
-        request: InferenceRequest,
-        candidates: Sequence[Candidate],
-        attributes: Attributes,
-        rng: Random,
-    ) -> Sequence[Candidate]:
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
+    ) -> Candidates:
         """The candidates that take prompts of this length; all without `enableFiltering`."""
         if not self._filters:
             return candidates
@@ -65,7 +61,7 @@ class ContextLengthAware:
         return [candidate for candidate in candidates if self._takes(candidate, length)]
 
     def score(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
         length = request.num_tokens
         return [self._rate(candidate, length) for candidate in candidates]

@@ -20,7 +20,7 @@ from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType, Stability, configured
 from picker.scheduling.endpoint_attributes import attribute_number, check_attribute
 from picker.scheduling.load_signals import least_first
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidates, InferenceRequest
 
 LOWER = "linear_lower_is_better"
 HIGHER = "linear_higher_is_better"
@@ -75,7 +75,7 @@ class EndpointAttributeScorer:
             )
 
     def score(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
         values = [
             attribute_number(candidate, self._attribute, self._producer) for candidate in candidates

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType, Stability, configured
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidates, InferenceRequest
 
 
 class HeaderLabelAffinityParameters(Parameters, frozen=True):
@@ -33,7 +33,7 @@ class HeaderLabelAffinityScorer:
         self._label = parameters.label_key.strip()
 
     def score(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
         wanted = request.headers.get(self._header)
         if wanted is None:

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType, plain
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidates, InferenceRequest
 
 
 class KvCacheUtilizationScorer:
     """Scores by free KV cache. Stateless."""
 
     def score(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
         return [
             0.0 if candidate.metrics is None else 1.0 - candidate.metrics.kv_cache_usage

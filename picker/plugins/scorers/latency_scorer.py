@@ -43,7 +43,7 @@ from picker.framework.attributes import (
 from picker.framework.registry import NonNegativeFloat, Parameters, PluginType, configured
 from picker.prefix.match import match_info_key
 from picker.scheduling.load_signals import WAITING, loads
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidate, Candidates, InferenceRequest
 
 LEAST = "least"
 NO_RANGE = 1e-9
@@ -84,7 +84,7 @@ class LatencyScorer:
         self.may_consume = (self._match_key,)
 
     def score(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
         predictions = attributes.get(self._predictions_key) or {}
         predicted = [
@@ -133,9 +133,7 @@ class LatencyScorer:
             rated[key] = min((int(share * 100) + 1) / 100, 1.0)
         return rated
 
-    def _composite(
-        self, candidates: Sequence[Candidate], attributes: Attributes
-    ) -> Sequence[float]:
+    def _composite(self, candidates: Candidates, attributes: Attributes) -> Sequence[float]:
         match = attributes.get(self._match_key)
         queues = loads(candidates, WAITING)
         longest = max((queue for queue in queues if queue is not None), default=0)

@@ -17,7 +17,7 @@ import msgspec
 from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType, configured
 from picker.scheduling.load_signals import WAITING, loads
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidates, InferenceRequest
 
 DEFAULT_THRESHOLD = 128
 BEST = 0.5
@@ -39,7 +39,7 @@ class LoadAwareScorer:
         self._threshold = parameters.threshold
 
     def score(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
         limit = self._threshold
         return [

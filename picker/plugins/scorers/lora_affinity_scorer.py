@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType, plain
-from picker.types import Candidate, EndpointMetrics, InferenceRequest
+from picker.types import Candidates, EndpointMetrics, InferenceRequest
 
 ACTIVE = 1.0
 ROOM = 0.8
@@ -26,7 +26,7 @@ class LoraAffinityScorer:
     """Scores by what it takes to serve the adapter. Stateless."""
 
     def score(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
         return [_score(request.target_model, candidate.metrics) for candidate in candidates]
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes, encoder_matches_key
 from picker.framework.registry import Parameters, PluginType, configured
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidates, InferenceRequest
 
 DEFAULT_PRODUCER = "mm-embeddings-cache-producer"
 
@@ -28,7 +28,7 @@ class MmEmbeddingsCacheScorer:
         self.consumes = (self._key,)
 
     def score(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
         match = attributes.get(self._key)
         if match is None or match.requested <= 0:

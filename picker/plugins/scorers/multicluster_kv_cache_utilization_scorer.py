@@ -18,14 +18,14 @@ from picker.scheduling.endpoint_attributes import (
     MULTICLUSTER_METRICS,
     attribute_number,
 )
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidate, Candidates, InferenceRequest
 
 
 class MulticlusterKvCacheUtilizationScorer:
     """Scores pools by free KV cache. Stateless."""
 
     def score(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
         return [_score(candidate) for candidate in candidates]
 

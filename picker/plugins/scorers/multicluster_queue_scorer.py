@@ -19,14 +19,14 @@ from picker.scheduling.endpoint_attributes import (
     attribute_number,
 )
 from picker.scheduling.load_signals import least_first
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidates, InferenceRequest
 
 
 class MulticlusterQueueScorer:
     """Scores pools by relative queue length. Stateless."""
 
     def score(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
         return least_first(
             [

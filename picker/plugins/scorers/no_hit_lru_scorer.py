@@ -23,7 +23,7 @@ from itertools import chain
 from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType, PositiveInt, configured
 from picker.prefix.match import match_info_key
-from picker.types import Candidate, InferenceRequest, SchedulingResult
+from picker.types import Candidate, Candidates, InferenceRequest, SchedulingResult
 
 DEFAULT_PRODUCER = "approx-prefix-cache-producer"
 PREFILL_PROFILE = "prefill"
@@ -58,7 +58,7 @@ class NoHitLruScorer:
         return tuple(self._used)
 
     def score(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
         if not self._is_cold(candidates, attributes):
             return [WARM] * len(candidates)

@@ -18,7 +18,7 @@ from picker.plugins.producers.precise_prefix_cache_producer import (
     PrecisePrefixCacheProducer,
 )
 from picker.plugins.scorers.prefix_cache_scorer import PrefixCacheParameters, PrefixCacheScorer
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidates, InferenceRequest
 
 
 class PrecisePrefixCacheScorer(PrecisePrefixCacheProducer):
@@ -32,7 +32,7 @@ class PrecisePrefixCacheScorer(PrecisePrefixCacheProducer):
         )
 
     def score(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
         return self._scorer.score(request, candidates, attributes)
 

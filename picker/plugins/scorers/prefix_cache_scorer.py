@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType, PositiveInt, Share, configured
 from picker.prefix.match import match_info_key
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidates, InferenceRequest
 
 DEFAULT_PRODUCER = "approx-prefix-cache-producer"
 
@@ -35,7 +35,7 @@ class PrefixCacheScorer:
         self.consumes = (self._key,)
 
     def score(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
         info = attributes.get(self._key)
         if info is None or info.total_blocks == 0 or not info.match_blocks:

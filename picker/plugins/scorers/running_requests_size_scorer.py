@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType, plain
 from picker.scheduling.load_signals import RUNNING, least_first, loads
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidates, InferenceRequest
 
 
 class RunningRequestsSizeScorer:
     """Scores by the relative number of running requests. Stateless."""
 
     def score(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
         return least_first(loads(candidates, RUNNING))
 

@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from picker.framework.attributes import Attributes
 from picker.framework.registry import PluginType, Stability, named
 from picker.plugins._shared.session_affinity import SessionAffinity, SessionAffinityParameters
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidates, InferenceRequest
 
 
 class SessionAffinityScorer(SessionAffinity):
     """Scores by session."""
 
     def score(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
         chosen = self.session_endpoint(request, candidates, attributes)
         return [float(candidate is chosen) for candidate in candidates]

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from picker.framework.attributes import Attributes, InFlightLoad, inflight_load_key
 from picker.framework.registry import Parameters, PluginType, PositiveInt, configured
 from picker.scheduling.load_signals import unknown_among_known
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidates, InferenceRequest
 
 DEFAULT_PRODUCER = "inflight-load-producer"
 
@@ -35,7 +35,7 @@ class TokenLoadScorer:
         self.consumes = (self._key,)
 
     def score(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
         load = attributes.get(self._key)
         if load is None:

@@ -20,7 +20,7 @@ from picker.plugins._shared.topology import (
     topology_findings,
     topology_of,
 )
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidates, InferenceRequest
 
 _SCORES = {Tier.HOST: 1.0, Tier.RACK: 0.2, Tier.ZONE: 0.05, Tier.REGION: 0.02, None: 0.0}
 
@@ -37,7 +37,7 @@ class TopologyAffinityScorer:
         self.may_consume = topology_findings(self._producer)
 
     def score(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
         peer = peer_topology(attributes, self._producer)
         return [

@@ -36,7 +36,7 @@ from typing import Literal
 from picker.framework.interfaces import Flight
 from picker.framework.label_selector import LabelSelector
 from picker.framework.registry import Parameters, PluginType, Stability, configured
-from picker.types import Candidate, InferenceRequest, ResponseHead
+from picker.types import Candidate, Candidates, InferenceRequest, ResponseHead
 
 DEFAULT_REVISION_LABEL = "disaggregatedset.x-k8s.io/revision"
 DEFAULT_ROLE_LABEL = "disaggregatedset.x-k8s.io/role"
@@ -98,9 +98,7 @@ class DisaggregatedSetRolloutScreener:
                 f"revisionGating.requireRoles.values must name roles with mode {gating.mode}"
             )
 
-    def screen(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], rng: Random
-    ) -> Sequence[Candidate]:
+    def screen(self, request: InferenceRequest, candidates: Candidates, rng: Random) -> Candidates:
         """The endpoints of one revision; none when no revision can serve."""
         wanted = [
             (selector.label_key, request.headers[selector.header_name])
@@ -134,14 +132,14 @@ class DisaggregatedSetRolloutScreener:
         """`sum`, `max-role` or `disabled`."""
         return self._mode
 
-    def revision_shares(self, candidates: Sequence[Candidate]) -> Mapping[str, float]:
+    def revision_shares(self, candidates: Candidates) -> Mapping[str, float]:
         """The chance of each complete revision, of requests without a strict header."""
         weights = {} if self._mode == "disabled" else self._weights(candidates)
         total = sum(weights.values())
         return {revision: weight / total for revision, weight in weights.items() if total}
 
     def unmatched_selectors(
-        self, request: InferenceRequest, candidates: Sequence[Candidate]
+        self, request: InferenceRequest, candidates: Candidates
     ) -> Sequence[str]:
         """Those that select nobody on their own."""
         return [
@@ -164,7 +162,7 @@ class DisaggregatedSetRolloutScreener:
     def _revision(self, candidate: Candidate) -> str:
         return candidate.endpoint.labels.get(self._revision_label, "")
 
-    def _weights(self, candidates: Sequence[Candidate]) -> dict[str, int]:
+    def _weights(self, candidates: Candidates) -> dict[str, int]:
         """The weight of each revision that is complete."""
         counts: dict[str, Counter[str]] = {}
         for candidate in candidates:

@@ -19,6 +19,7 @@ from picker.scheduling.scheduler import Profile, Scheduler
 from picker.types import (
     Api,
     Candidate,
+    Candidates,
     Endpoint,
     InferenceRequest,
     ParsedBody,
@@ -37,7 +38,7 @@ class Fixed:
         self.scores = scores
 
     def score(
-        self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
         return self.scores[: len(candidates)]
 
@@ -49,12 +50,8 @@ class Keep:
         self.names, self.calls = names, 0
 
     def filter(
-        self,
-        request: InferenceRequest,
-        candidates: Sequence[Candidate],
-        attributes: Attributes,
-        rng: Random,
-    ) -> Sequence[Candidate]:
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
+    ) -> Candidates:
         self.calls += 1
         return [candidate for candidate in candidates if candidate.endpoint.name in self.names]
 
@@ -85,7 +82,7 @@ def scheduler_of(handler: Any, *profiles: Profile) -> Scheduler:
 
 
 def schedule(
-    scheduler: Scheduler, seed: int = 1, candidates: Sequence[Candidate] = CANDIDATES
+    scheduler: Scheduler, seed: int = 1, candidates: Candidates = CANDIDATES
 ) -> SchedulingResult:
     """A decision."""
     return scheduler.schedule(REQUEST, candidates, Attributes(), Random(seed), [])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -25,6 +24,7 @@ from picker.plugins.scorers import session_affinity_scorer
 from picker.types import (
     Api,
     Candidate,
+    Candidates,
     Endpoint,
     InferenceRequest,
     ParsedBody,
@@ -70,7 +70,7 @@ def token_of(strategy: SessionAffinity, decided: SchedulingResult) -> dict[str, 
 def send(
     strategy: SessionAffinity,
     asked: InferenceRequest,
-    candidates: Sequence[Candidate],
+    candidates: Candidates,
     *to: Candidate,
 ) -> Candidate | None:
     """One request: what was chosen; it goes there, else to `to`."""

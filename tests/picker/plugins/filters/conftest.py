@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import pytest
 
 from picker.framework.attributes import Attributes
-from picker.types import Candidate, InferenceRequest
+from picker.types import Candidates, InferenceRequest
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def kept(request_for: Callable[..., InferenceRequest]) -> Callable[..., list[str
 
     def ask(
         plugin: Any,
-        candidates: Sequence[Candidate],
+        candidates: Candidates,
         attributes: Attributes | None = None,
         *,
         request: InferenceRequest | None = None,

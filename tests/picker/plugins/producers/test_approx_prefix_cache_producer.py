@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from struct import pack
 from typing import Any
 
@@ -22,6 +22,7 @@ from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import (
     Api,
     Candidate,
+    Candidates,
     Endpoint,
     InferenceRequest,
     ParsedBody,
@@ -55,7 +56,7 @@ class Scene:
         )
 
     def find(
-        self, candidates: Sequence[Candidate], *prompts: bytes, **fields: Any
+        self, candidates: Candidates, *prompts: bytes, **fields: Any
     ) -> PrefixCacheMatchInfo | None:
         """Match only."""
         attributes = Attributes()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -20,6 +20,7 @@ from picker.plugins.producers.p2p_source_producer import (
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import (
     Candidate,
+    Candidates,
     Endpoint,
     EndpointMetrics,
     InferenceRequest,
@@ -39,7 +40,7 @@ def endpoint(name: str, queue: int | None = 0) -> Candidate:
 
 def header(
     request: InferenceRequest,
-    candidates: Sequence[Candidate],
+    candidates: Candidates,
     tiers: dict[str, dict[str, int]] | None,
     picked: dict[str, str],
     **parameters: Any,

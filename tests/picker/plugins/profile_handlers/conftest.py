@@ -53,12 +53,8 @@ class Watch:
         self._profile, self._runs, self._peer_key = profile, runs, peer_key
 
     def filter(
-        self,
-        request: InferenceRequest,
-        candidates: Sequence[Candidate],
-        attributes: Attributes,
-        rng: Random,
-    ) -> Sequence[Candidate]:
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
+    ) -> Candidates:
         """All."""
         peer = attributes.get(self._peer_key)
         self._runs.append((self._profile, None if peer is None else peer.endpoint.name))
@@ -97,7 +93,7 @@ def schedule(
     def decide(
         handler: Any,
         profiles: Sequence[str],
-        candidates: Sequence[Candidate],
+        candidates: Candidates,
         request: InferenceRequest | None = None,
     ) -> tuple[SchedulingResult, list[tuple[str, str | None]]]:
         runs: list[tuple[str, str | None]] = []

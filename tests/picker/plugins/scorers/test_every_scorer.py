@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from struct import pack
 from typing import Any
 
@@ -31,6 +31,7 @@ from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import (
     Api,
     Candidate,
+    Candidates,
     Endpoint,
     EndpointMetrics,
     InferenceRequest,
@@ -147,7 +148,7 @@ def _make(name: str) -> Scorer:
 
 
 def _scores(
-    scorer: Scorer, request: InferenceRequest, pool: Sequence[Candidate], found: Attributes
+    scorer: Scorer, request: InferenceRequest, pool: Candidates, found: Attributes
 ) -> list[float]:
     return list(scorer.score(request, pool, found))
 

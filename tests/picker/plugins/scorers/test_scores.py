@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from struct import pack
 from typing import Any
 
@@ -24,7 +24,15 @@ from picker.framework.attributes import (
 from picker.framework.registry import Stability
 from picker.plugins.scorers import precise_prefix_cache_scorer
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
-from picker.types import Api, Candidate, Endpoint, EndpointMetrics, InferenceRequest, ParsedBody
+from picker.types import (
+    Api,
+    Candidate,
+    Candidates,
+    Endpoint,
+    EndpointMetrics,
+    InferenceRequest,
+    ParsedBody,
+)
 
 REQUEST = InferenceRequest("r", {}, ParsedBody(Api.RAW, "a"), "a", "a")
 APPROX = match_info_key("approx-prefix-cache-producer")
@@ -57,7 +65,7 @@ def found(*pairs: tuple[Any, Any]) -> Attributes:
 
 def scores(
     name: str,
-    candidates: Sequence[Candidate],
+    candidates: Candidates,
     attributes: Attributes | None = None,
     parameters: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
