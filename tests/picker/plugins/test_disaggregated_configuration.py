@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from plugin_scenes import placed, request_for
 
 from picker.config.build import Assembly, BuildOptions, build
 from picker.config.catalog import builtin_plugins
@@ -15,7 +16,7 @@ from picker.config.load import load_config
 from picker.framework.attributes import Attributes, Topology
 from picker.framework.interfaces import DataProducer
 from picker.metrics.picker_metrics import PickerMetrics
-from picker.types import Api, Candidate, InferenceRequest, SchedulingResult
+from picker.types import Api, InferenceRequest, SchedulingResult
 
 CONFIG = b"""\
 apiVersion: llm-d.ai/v1alpha1
@@ -65,7 +66,7 @@ def assembly() -> Assembly:
 
 
 @pytest.fixture
-def decide(assembly: Assembly, placed: Callable[..., Candidate]) -> Decide:
+def decide(assembly: Assembly) -> Decide:
     """One request through processors, producers, scheduler and hooks, with a prefill and a decode
     endpoint in each of three racks.
     """
@@ -104,9 +105,7 @@ def completion(
     return replace(request_for(Api.COMPLETIONS, payload), headers=headers)
 
 
-def test_a_long_prompt_is_prefilled_in_the_rack_of_its_decode_endpoint(
-    decide: Decide, request_for: Callable[..., InferenceRequest]
-) -> None:
+def test_a_long_prompt_is_prefilled_in_the_rack_of_its_decode_endpoint(decide: Decide) -> None:
     """Once; what is then cached at the decode endpoint of the session is not prefilled again."""
     racks = set()
     for session in range(12):
@@ -123,18 +122,14 @@ def test_a_long_prompt_is_prefilled_in_the_rack_of_its_decode_endpoint(
     assert len(racks) > 1
 
 
-def test_a_short_prompt_is_not_worth_a_prefill_endpoint(
-    decide: Decide, request_for: Callable[..., InferenceRequest]
-) -> None:
+def test_a_short_prompt_is_not_worth_a_prefill_endpoint(decide: Decide) -> None:
     """Decode does it all."""
     result = decide(completion(request_for, "hello"))
     assert list(result.profiles) == ["decode"]
     assert result.set_headers == {}
 
 
-def test_an_agents_turns_stay_together(
-    decide: Decide, request_for: Callable[..., InferenceRequest]
-) -> None:
+def test_an_agents_turns_stay_together(decide: Decide) -> None:
     """By the header that the agent sends anyhow."""
     for agent in range(6):
         headers = {"x-claude-code-session-id": f"agent-{agent}"}
@@ -143,9 +138,7 @@ def test_an_agents_turns_stay_together(
 
 
 def test_no_plugin_touches_a_finding_that_it_does_not_declare(
-    decide: Decide,
-    request_for: Callable[..., InferenceRequest],
-    caplog: pytest.LogCaptureFixture,
+    decide: Decide, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Undeclared ones would have been dropped, and told."""
     decide(completion(request_for, "long " * 400, cookie="sid=1"))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
 
 import pytest
 from msgspec.structs import replace
+from plugin_scenes import candidate, request_for
 
 from picker.errors import RefusedError
 from picker.framework.attributes import Attributes, LatencyPrediction, latency_predictions_key
@@ -35,12 +35,12 @@ def admitter() -> LatencySloAdmitter:
 
 
 @pytest.fixture
-def sheddable(request_for: Callable[..., InferenceRequest]) -> InferenceRequest:
+def sheddable() -> InferenceRequest:
     return replace(request_for(priority=-1), headers=OBJECTIVE)
 
 
 @pytest.fixture
-def busy(candidate: Callable[..., Candidate]) -> Candidate:
+def busy() -> Candidate:
     return candidate("0", running_requests=3, kv_cache_usage=0.5)
 
 
@@ -55,10 +55,7 @@ def test_a_hopeless_request_is_refused(
 
 
 def test_one_endpoint_that_can_is_enough(
-    admitter: LatencySloAdmitter,
-    sheddable: InferenceRequest,
-    busy: Candidate,
-    candidate: Callable[..., Candidate],
+    admitter: LatencySloAdmitter, sheddable: InferenceRequest, busy: Candidate
 ) -> None:
     """By prediction, by being idle, or by being cold."""
     admitter.admit(sheddable, [busy], _found(True), Random(0))
@@ -69,9 +66,7 @@ def test_one_endpoint_that_can_is_enough(
 
 
 def test_unknown_and_loaded_endpoints_are_neither_idle_nor_cold(
-    admitter: LatencySloAdmitter,
-    sheddable: InferenceRequest,
-    candidate: Callable[..., Candidate],
+    admitter: LatencySloAdmitter, sheddable: InferenceRequest
 ) -> None:
     """Own requests that no scrape has seen count."""
     for other in (

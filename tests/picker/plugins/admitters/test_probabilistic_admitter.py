@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import pytest
+from plugin_scenes import candidate, request_for
 
 from picker.errors import RefusedError
 from picker.framework.attributes import Attributes
@@ -14,7 +14,6 @@ from picker.plugins.admitters.probabilistic_admitter import (
     ProbabilisticAdmitter,
     ProbabilisticAdmitterParameters,
 )
-from picker.types import Candidate, InferenceRequest
 
 
 def _admitter(**parameters: Any) -> ProbabilisticAdmitter:
@@ -36,11 +35,7 @@ def _admitter(**parameters: Any) -> ProbabilisticAdmitter:
     ],
 )
 def test_the_probability_follows_the_curve(
-    candidate: Callable[..., Candidate],
-    parameters: dict[str, Any],
-    waiting: int,
-    usage: float,
-    expected: float,
+    parameters: dict[str, Any], waiting: int, usage: float, expected: float
 ) -> None:
     """min(s ^ power · k, 1) with the worse of queue and cache."""
     pool = [candidate(waiting_requests=waiting, kv_cache_usage=usage)]
@@ -48,16 +43,14 @@ def test_the_probability_follows_the_curve(
     assert probability == pytest.approx(expected)
 
 
-def test_the_pool_is_as_full_as_its_mean(candidate: Callable[..., Candidate]) -> None:
+def test_the_pool_is_as_full_as_its_mean() -> None:
     """An endpoint whose load is unknown counts as full."""
     admitter = _admitter(power=1.0, k=1.0)
     assert admitter.refusal_probability([candidate(known=False), candidate()]) == 0.5
     assert admitter.refusal_probability([candidate(inflight=1), candidate()]) == 0.1
 
 
-def test_sheddable_requests_are_refused_by_chance(
-    candidate: Callable[..., Candidate], request_for: Callable[..., InferenceRequest]
-) -> None:
+def test_sheddable_requests_are_refused_by_chance() -> None:
     """As often as the curve says, with 429; others never are."""
     admitter = _admitter(power=1.0, k=0.5)
     pool = [candidate(waiting_requests=5)]
@@ -73,9 +66,7 @@ def test_sheddable_requests_are_refused_by_chance(
     assert {refusal.status for refusal in refusals} == {429}
 
 
-def test_an_idle_pool_sheds_nothing_and_a_full_one_everything(
-    candidate: Callable[..., Candidate], request_for: Callable[..., InferenceRequest]
-) -> None:
+def test_an_idle_pool_sheds_nothing_and_a_full_one_everything() -> None:
     """Whatever is drawn."""
     admitter = _admitter()
     sheddable = request_for(priority=-1)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from msgspec.structs import replace
+from plugin_scenes import configured, placed, request_for
 
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Decider
@@ -16,9 +14,8 @@ from picker.plugins.deciders import (
     prefix_based_pd_decider,
 )
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
-from picker.types import Candidate, InferenceRequest, MultiModalFeature
+from picker.types import MultiModalFeature
 
-Make = Callable[..., Any]
 IMAGE = MultiModalFeature("image", "hash", 0, 10)
 APPROXIMATE = "approx-prefix-cache-producer"
 
@@ -34,9 +31,7 @@ def matched(
     return attributes
 
 
-def test_the_always_decider_always_wants_it(
-    configured: Make, request_for: Callable[..., InferenceRequest]
-) -> None:
+def test_the_always_decider_always_wants_it() -> None:
     """Whatever is known."""
     decider = configured(always_disagg_pd_decider.PLUGIN)
     assert isinstance(decider, Decider)
@@ -53,10 +48,7 @@ def test_the_always_decider_always_wants_it(
     ],
 )
 def test_the_multimodal_decider_wants_it_for_any_item(
-    configured: Make,
-    request_for: Callable[..., InferenceRequest],
-    features: tuple[tuple[MultiModalFeature, ...], ...],
-    expected: bool,
+    features: tuple[tuple[MultiModalFeature, ...], ...], expected: bool
 ) -> None:
     """In any prompt, known to the tokenizer or to the parser alone."""
     decider = configured(always_disagg_multimodal_decider.PLUGIN)
@@ -87,13 +79,7 @@ def test_the_multimodal_decider_wants_it_for_any_item(
     ],
 )
 def test_the_prefix_decider_wants_it_when_enough_is_not_cached(
-    configured: Make,
-    request_for: Callable[..., InferenceRequest],
-    placed: Callable[..., Candidate],
-    parameters: dict[str, int],
-    tokens: int,
-    blocks: dict[str, int],
-    expected: bool,
+    parameters: dict[str, int], tokens: int, blocks: dict[str, int], expected: bool
 ) -> None:
     """Blocks have ten tokens here; the tokens of all prompts count."""
     decider = configured(prefix_based_pd_decider.PLUGIN, parameters)
@@ -102,11 +88,7 @@ def test_the_prefix_decider_wants_it_when_enough_is_not_cached(
     assert decider.should_run(request, placed("w"), matched(blocks)) is expected
 
 
-def test_the_prefix_decider_needs_an_endpoint_and_a_finding(
-    configured: Make,
-    request_for: Callable[..., InferenceRequest],
-    placed: Callable[..., Candidate],
-) -> None:
+def test_the_prefix_decider_needs_an_endpoint_and_a_finding() -> None:
     """Of the approximate producer: another one's is not looked at."""
     decider = configured(prefix_based_pd_decider.PLUGIN, {"nonCachedTokens": 1})
     request = request_for(prompts=(bytes(400),))

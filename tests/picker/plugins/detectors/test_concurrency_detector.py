@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from random import Random
 from typing import Any
 
 import pytest
+from plugin_scenes import candidate, request_for
 
 from picker.framework.attributes import (
     LET_IN_LOAD_KEY,
@@ -21,7 +22,6 @@ from picker.plugins.detectors.concurrency_detector import (
     ConcurrencyDetector,
     ConcurrencyDetectorParameters,
 )
-from picker.types import Candidate, InferenceRequest
 
 NAME = "inflight-load-producer"
 
@@ -54,10 +54,7 @@ LIMITS: dict[str, Any] = {"max_concurrency": 10, "max_token_concurrency": 1000}
     ],
 )
 def test_saturation_is_the_share_of_the_limits_in_use(
-    candidate: Callable[..., Candidate],
-    mode: str,
-    loads: dict[str, tuple[int, int]],
-    expected: float,
+    mode: str, loads: dict[str, tuple[int, int]], expected: float
 ) -> None:
     """Of requests, of tokens, or the worse of both per endpoint; also before anything is found."""
     detector = _detector(loads, concurrency_mode=mode, **LIMITS)
@@ -76,10 +73,7 @@ def test_saturation_is_the_share_of_the_limits_in_use(
     ],
 )
 def test_what_was_let_in_and_has_not_left_counts(
-    candidate: Callable[..., Candidate],
-    mode: str,
-    loads: dict[str, tuple[int, int]],
-    expected: float,
+    mode: str, loads: dict[str, tuple[int, int]], expected: float
 ) -> None:
     """Once: the candidate's own count knows of it, that of its tokens nobody but flow control."""
     attributes = Attributes()
@@ -93,12 +87,7 @@ def test_what_was_let_in_and_has_not_left_counts(
 @pytest.mark.parametrize(
     ("mode", "kept"), [("requests", "abd"), ("tokens", "abc"), ("hybrid", "ab")]
 )
-def test_the_filter_keeps_endpoints_below_their_limit(
-    candidate: Callable[..., Candidate],
-    request_for: Callable[..., InferenceRequest],
-    mode: str,
-    kept: str,
-) -> None:
+def test_the_filter_keeps_endpoints_below_their_limit(mode: str, kept: str) -> None:
     """int(limit · 1.25) is itself too many."""
     loads = {"b": (11, 1249), "c": (12, 0), "d": (0, 1250)}
     detector = _detector(loads, concurrency_mode=mode, headroom=0.25, **LIMITS)
@@ -107,9 +96,7 @@ def test_the_filter_keeps_endpoints_below_their_limit(
     assert "".join(one.endpoint.name for one in passed) == kept
 
 
-def test_a_full_pool_lets_nothing_through(
-    candidate: Callable[..., Candidate], request_for: Callable[..., InferenceRequest]
-) -> None:
+def test_a_full_pool_lets_nothing_through() -> None:
     """Unlike the utilization-detector; the candidate's own count is a lower bound."""
     detector = _detector({"a": (10, 0)}, **LIMITS)
     candidates = [candidate("a"), candidate("b", inflight=10)]
@@ -117,7 +104,7 @@ def test_a_full_pool_lets_nothing_through(
     assert detector.saturation(candidates, Attributes(), 0.0) == 1.0
 
 
-def test_unconnected_it_takes_what_was_found(candidate: Callable[..., Candidate]) -> None:
+def test_unconnected_it_takes_what_was_found() -> None:
     """The finding of the producer that it names."""
     parameters = ConcurrencyDetectorParameters(in_flight_load_producer_name="mine", **LIMITS)
     detector = ConcurrencyDetector(parameters)

@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from plugin_scenes import candidate, request_for
 
 from picker.framework.attributes import Attributes
 from picker.framework.flow import JudgesStaleness, SettlesLate
@@ -18,7 +19,7 @@ from picker.plugins.detectors.utilization_detector import (
     UtilizationDetector,
     UtilizationDetectorParameters,
 )
-from picker.types import Candidate, Endpoint, EndpointMetrics, InferenceRequest
+from picker.types import Candidate, Endpoint, EndpointMetrics
 
 NOW = 50.0
 STALE = NOW - 0.11
@@ -63,19 +64,14 @@ def detector() -> UtilizationDetector:
     ],
 )
 def test_saturation_is_the_mean_of_the_worse_signal(
-    detector: UtilizationDetector,
-    candidate: Callable[..., Candidate],
-    seen: list[Seen | None],
-    expected: float,
+    detector: UtilizationDetector, seen: list[Seen | None], expected: float
 ) -> None:
     """No endpoints are full; one that is idle and stale is not."""
     candidates = _candidates(candidate, seen)
     assert detector.saturation(candidates, Attributes(), NOW) == pytest.approx(expected, abs=1e-4)
 
 
-def test_an_endpoint_that_is_asked_less_often_is_not_stale(
-    detector: UtilizationDetector, candidate: Callable[..., Candidate]
-) -> None:
+def test_an_endpoint_that_is_asked_less_often_is_not_stale(detector: UtilizationDetector) -> None:
     """An idle pool is not full because nobody asks it every 50 ms."""
     idle = candidate(updated_at_seconds=NOW - 1.05, interval_seconds=1.0)
     late = candidate(updated_at_seconds=NOW - 1.2, interval_seconds=1.0)
@@ -83,9 +79,7 @@ def test_an_endpoint_that_is_asked_less_often_is_not_stale(
     assert detector.stale([late], NOW) == 1
 
 
-def test_own_requests_count_before_a_scrape_sees_them(
-    detector: UtilizationDetector, candidate: Callable[..., Candidate]
-) -> None:
+def test_own_requests_count_before_a_scrape_sees_them(detector: UtilizationDetector) -> None:
     """A burst fills the pool at once."""
     burst = candidate(inflight=10, updated_at_seconds=NOW)
     assert detector.saturation([burst], Attributes(), NOW) == 2.0
@@ -102,10 +96,7 @@ def test_own_requests_count_before_a_scrape_sees_them(
     ],
 )
 def test_the_filter_keeps_fresh_endpoints_with_room(
-    candidate: Callable[..., Candidate],
-    request_for: Callable[..., InferenceRequest],
-    seen: list[Seen | None],
-    kept: list[int],
+    seen: list[Seen | None], kept: list[int]
 ) -> None:
     """Below the thresholds with their headroom; everybody when there is no such endpoint."""
     detector = UtilizationDetector(UtilizationDetectorParameters(headroom=0.2))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from plugin_scenes import configured
 
 from picker.app.pool import KnownPool
 from picker.cli.options import Options
@@ -72,7 +71,7 @@ def test_what_is_neither_an_address_nor_a_name_is_refused(address: str) -> None:
     assert pool_contents(text.encode(), "f", "p", allow_names=True).endpoints == ()
 
 
-def test_only_pools_may_have_names(configured: Callable[..., Any]) -> None:
+def test_only_pools_may_have_names() -> None:
     """A proxy cannot route to the name of a worker."""
     assert not configured(FILE_DISCOVERY, {"path": "f"}).allows_names
     assert configured(PLUGIN, {"path": "f"}).allows_names

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
+from plugin_scenes import configured, queued
 
-from picker.framework.flow import EvictionFilter, EvictionOrder, QueuedRequest
+from picker.framework.flow import EvictionFilter, EvictionOrder
 from picker.plugins.eviction_policies import (
     priority_then_time_eviction_order_policy,
     sheddable_eviction_filter,
@@ -17,21 +15,14 @@ from picker.plugins.eviction_policies import (
 @pytest.mark.parametrize(
     ("priority", "expected"), [(-10, True), (-1, True), (0, False), (7, False)]
 )
-def test_only_negative_priorities_may_be_stopped(
-    configured: Callable[..., Any],
-    queued: Callable[..., QueuedRequest],
-    priority: int,
-    expected: bool,
-) -> None:
+def test_only_negative_priorities_may_be_stopped(priority: int, expected: bool) -> None:
     """Those that would be shed without flow control as well."""
     policy = configured(sheddable_eviction_filter.PLUGIN)
     assert isinstance(policy, EvictionFilter)
     assert policy.is_evictable(queued(priority=priority)) is expected
 
 
-def test_the_lowest_priority_goes_first_and_then_the_youngest(
-    configured: Callable[..., Any], queued: Callable[..., QueuedRequest]
-) -> None:
+def test_the_lowest_priority_goes_first_and_then_the_youngest() -> None:
     """By when it was let in, not by when it came."""
     policy = configured(priority_then_time_eviction_order_policy.PLUGIN)
     assert isinstance(policy, EvictionOrder)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from plugin_scenes import configured, request_for
 
 from picker.framework.attributes import Attributes
 from picker.metrics.picker_metrics import PickerMetrics
@@ -16,11 +16,10 @@ from picker.plugins.scorers.multicluster_queue_scorer import PLUGIN as QUEUE_SCO
 from picker.pool.datastore import Datastore
 from picker.scrape.sources import ExtractError, Extraction, Scrape
 from picker.telemetry.pool_metrics import PoolCollector
-from picker.types import Candidate, Endpoint, EndpointMetrics, InferenceRequest
+from picker.types import Candidate, Endpoint, EndpointMetrics
 
 QUEUE = "llm-d.ai/multicluster-queue-size/multicluster-metrics-extractor"
 USAGE = "llm-d.ai/multicluster-kv-cache-utilization/multicluster-metrics-extractor"
-Make = Callable[..., Any]
 
 
 def findings(plugin: Any, page: str) -> Extraction:
@@ -38,9 +37,7 @@ def page_of(waiting: int, usage: float) -> str:
     return metrics.render().decode()
 
 
-def test_pickers_understand_each_other(
-    configured: Make, request_for: Callable[..., InferenceRequest]
-) -> None:
+def test_pickers_understand_each_other() -> None:
     """One's averages are what the other one scores by."""
     extractor = configured(PLUGIN)
     pools = [
@@ -55,7 +52,7 @@ def test_pickers_understand_each_other(
     assert [list(one) for one in scores] == [[0.0, 1.0], [0.25, 0.75]]
 
 
-def test_other_names_can_be_read(configured: Make) -> None:
+def test_other_names_can_be_read() -> None:
     """With labels; of several samples the greatest."""
     extractor = configured(
         PLUGIN, {"queueSizeMetric": "q{pool=a}", "kvCacheUtilizationMetric": "u"}
@@ -65,7 +62,7 @@ def test_other_names_can_be_read(configured: Make) -> None:
 
 
 @pytest.mark.parametrize("bad", ["NaN", "-1", "+Inf", "1.5"])
-def test_unusable_numbers_are_reported_and_change_nothing(configured: Make, bad: str) -> None:
+def test_unusable_numbers_are_reported_and_change_nothing(bad: str) -> None:
     """The other number counts all the same."""
     page = f"llm_d_epp_average_kv_cache_utilization {bad}\nllm_d_epp_average_queue_size 1\n"
     found = findings(configured(PLUGIN), page)
@@ -73,13 +70,13 @@ def test_unusable_numbers_are_reported_and_change_nothing(configured: Make, bad:
     assert len(found.problems) == 1
 
 
-def test_a_page_without_either_is_an_error(configured: Make) -> None:
+def test_a_page_without_either_is_an_error() -> None:
     """It names what is missing."""
     with pytest.raises(ExtractError, match=r"average_queue_size.*average_kv_cache_utilization"):
         findings(configured(PLUGIN), "up 1\n")
 
 
-def test_the_way_between_clusters_is_guarded(configured: Make) -> None:
+def test_the_way_between_clusters_is_guarded() -> None:
     """https with certificates that are checked, and large pages."""
     location = configured(SOURCE).location
     assert (location.scheme, location.path, location.tls.verify) == ("https", "/metrics", True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
 import pytest
+from band_queue import Queue
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -89,21 +90,17 @@ def served_by(
     slots=st.integers(1, 24),
     seed=st.integers(0, 99),
 )
-def test_equal_tenants_are_served_equally(
-    queue: Callable[..., Any], tenants: list[Tenant], slots: int, seed: int
-) -> None:
+def test_equal_tenants_are_served_equally(tenants: list[Tenant], slots: int, seed: int) -> None:
     """Though the requests of one are 10 times those of another, and estimates 10 times off."""
     named = {f"t{index}": tenant for index, tenant in enumerate(tenants)}
-    served = served_by(queue(_band()), named, slots, 60_000 * len(tenants), seed)
+    served = served_by(Queue(_band()), named, slots, 60_000 * len(tenants), seed)
     assert _jain([served[name] for name in named]) >= 0.95
 
 
-def test_an_estimate_that_is_always_wrong_costs_nobody_anything(
-    queue: Callable[..., Any],
-) -> None:
+def test_an_estimate_that_is_always_wrong_costs_nobody_anything() -> None:
     """It is learned; the first requests are made up for."""
     tenants = {"low": Tenant(1000, 0.1), "right": Tenant(1000), "high": Tenant(1000, 10.0)}
-    served = served_by(queue(_band()), tenants, 16, 600_000)
+    served = served_by(Queue(_band()), tenants, 16, 600_000)
     assert _jain([served[name] for name in tenants]) >= 0.99
 
 
@@ -113,13 +110,11 @@ def test_an_estimate_that_is_always_wrong_costs_nobody_anything(
     sizes=st.lists(st.integers(50, 800), min_size=4, max_size=4),
     slots=st.integers(1, 8),
 )
-def test_shares_are_as_the_weights(
-    queue: Callable[..., Any], weights: list[float], sizes: list[int], slots: int
-) -> None:
+def test_shares_are_as_the_weights(weights: list[float], sizes: list[int], slots: int) -> None:
     """Of what is served, within what is under way and a turn."""
     chosen = {f"t{index}": weight for index, weight in enumerate(weights)}
     tenants = {name: Tenant(size) for name, size in zip(chosen, sizes, strict=False)}
-    band = queue(_band(weights=chosen))
+    band = Queue(_band(weights=chosen))
     served = served_by(band, tenants, slots, 100_000)
     per_weight = [served[name] / weight for name, weight in chosen.items()]
     bound = max((slots * max(sizes)) / weight for weight in weights) + 2 * QUANTUM
@@ -133,11 +128,11 @@ def test_shares_are_as_the_weights(
     )
 )
 def test_no_two_who_wait_are_further_apart_than_a_turn_and_a_request(
-    queue: Callable[..., Any], costs: list[tuple[str, int]]
+    costs: list[tuple[str, int]],
 ) -> None:
     """At any moment at which both have waited from the beginning; so nobody starves."""
     weights = {"a": 1.0, "b": 2.0, "c": 0.5}
-    band, served = queue(_band(weights=weights)), Counter[str]()
+    band, served = Queue(_band(weights=weights)), Counter[str]()
     greatest = dict.fromkeys(weights, 0)
     for flow, cost in costs:
         band.push(flow, cost)
@@ -153,9 +148,9 @@ def test_no_two_who_wait_are_further_apart_than_a_turn_and_a_request(
         backlogged = {flow for flow in backlogged if band.flows[flow]}
 
 
-def test_a_turn_is_worth_a_quantum(queue: Callable[..., Any]) -> None:
+def test_a_turn_is_worth_a_quantum() -> None:
     """Whoever has used it up, or more, is next when the others have had theirs."""
-    band = queue(_band(quantum_tokens=100, weights={"b": 2.0}))
+    band = Queue(_band(quantum_tokens=100, weights={"b": 2.0}))
     for _ in range(6):
         band.push("a", 50)
         band.push("b", 50)
@@ -163,9 +158,9 @@ def test_a_turn_is_worth_a_quantum(queue: Callable[..., Any]) -> None:
     assert band.drain() == "aabbbbcaabbcaacccc"
 
 
-def test_a_debt_holds_nobody_back_who_is_alone(queue: Callable[..., Any]) -> None:
+def test_a_debt_holds_nobody_back_who_is_alone() -> None:
     """Whoever comes later goes first."""
-    band = queue(_band(quantum_tokens=100))
+    band = Queue(_band(quantum_tokens=100))
     for _ in range(5):
         band.push("a", 1_000_000)
     for _ in range(4):
@@ -175,9 +170,9 @@ def test_a_debt_holds_nobody_back_who_is_alone(queue: Callable[..., Any]) -> Non
     assert band.drain() == "bba"
 
 
-def test_nothing_is_saved_up_by_waiting_for_nothing(queue: Callable[..., Any]) -> None:
+def test_nothing_is_saved_up_by_waiting_for_nothing() -> None:
     """A tenant that was away while others were served has one turn, not all it missed."""
-    band = queue(_band(quantum_tokens=100))
+    band = Queue(_band(quantum_tokens=100))
     band.push("a", 1)
     band.dispatch()
     for _ in range(50):
@@ -189,9 +184,9 @@ def test_nothing_is_saved_up_by_waiting_for_nothing(queue: Callable[..., Any]) -
     assert band.drain() in ("ababab", "babaab", "aababb", "abbaab", "abaabb")
 
 
-def test_somebody_who_asks_now_and_then_waits_for_one_request(queue: Callable[..., Any]) -> None:
+def test_somebody_who_asks_now_and_then_waits_for_one_request() -> None:
     """Not for the rest of the others' turns."""
-    band = queue(_band())
+    band = Queue(_band())
     band.push("calm", 10)
     band.dispatch()
     for _ in range(200):
@@ -204,9 +199,9 @@ def test_somebody_who_asks_now_and_then_waits_for_one_request(queue: Callable[..
         assert band.dispatch().flow == "calm"
 
 
-def test_ids_that_are_made_up_keep_nobody_from_their_turn(queue: Callable[..., Any]) -> None:
+def test_ids_that_are_made_up_keep_nobody_from_their_turn() -> None:
     """A tenant who comes under another name each time starts at the end each time."""
-    band = queue(_band(quantum_tokens=100))
+    band = Queue(_band(quantum_tokens=100))
     band.push("zoe", 100)
     served: list[str] = []
     for made_up in range(12):
@@ -217,9 +212,9 @@ def test_ids_that_are_made_up_keep_nobody_from_their_turn(queue: Callable[..., A
     assert served.count("zoe") >= 2
 
 
-def test_a_debt_has_a_limit(queue: Callable[..., Any]) -> None:
+def test_a_debt_has_a_limit() -> None:
     """Whatever a response says it cost, others go first for `maxDebtTokens` at most."""
-    band = queue(_band(quantum_tokens=100, max_debt_tokens=1000))
+    band = Queue(_band(quantum_tokens=100, max_debt_tokens=1000))
     band.push("a", 1)
     item = band.dispatch()
     band.complete(item, Usage(10**9, 10**9))
@@ -230,9 +225,9 @@ def test_a_debt_has_a_limit(queue: Callable[..., Any]) -> None:
     assert 9 <= before <= 11
 
 
-def test_one_cheap_request_does_not_make_the_next_ones_free(queue: Callable[..., Any]) -> None:
+def test_one_cheap_request_does_not_make_the_next_ones_free() -> None:
     """What is learned of a tenant's estimates has limits, or it would be worth pretending."""
-    band = queue(_band(quantum_tokens=100))
+    band = Queue(_band(quantum_tokens=100))
     band.push("a", 100_000)
     band.complete(band.dispatch(), Usage(1, 0))
     for _ in range(40):
@@ -241,9 +236,9 @@ def test_one_cheap_request_does_not_make_the_next_ones_free(queue: Callable[...,
     assert band.drain()[:40].count("a") <= 36
 
 
-def test_no_client_can_make_a_number_that_is_too_large(queue: Callable[..., Any]) -> None:
+def test_no_client_can_make_a_number_that_is_too_large() -> None:
     """They write any number of tokens into their requests."""
-    band = queue(_band())
+    band = Queue(_band())
     band.push("a", 10**400)
     band.push("a", 10**400)
     band.complete(band.dispatch(), Usage(2**63 - 1, 2**63 - 1))
@@ -265,13 +260,10 @@ def test_no_client_can_make_a_number_that_is_too_large(queue: Callable[..., Any]
     ],
 )
 def test_what_counts_is_what_the_response_says(
-    queue: Callable[..., Any],
-    parameters: dict[str, Any],
-    usage: Usage | None,
-    expected: int,
+    parameters: dict[str, Any], usage: Usage | None, expected: int
 ) -> None:
     """The estimate of 100 tokens remains where it says nothing."""
-    band = queue(_band(quantum_tokens=1, **parameters))
+    band = Queue(_band(quantum_tokens=1, **parameters))
     band.push("a", 100)
     band.complete(band.dispatch(), usage)
     band.push("a", 1)
@@ -281,11 +273,9 @@ def test_what_counts_is_what_the_response_says(
         assert band.drain().index("a") == pytest.approx(expected, abs=2)
 
 
-def test_what_is_handed_back_for_requests_of_before_counts_no_more(
-    queue: Callable[..., Any],
-) -> None:
+def test_what_is_handed_back_for_requests_of_before_counts_no_more() -> None:
     """Whoever was away in the meantime has caught up already."""
-    band = queue(_band(quantum_tokens=10))
+    band = Queue(_band(quantum_tokens=10))
     band.push("a", 5000)
     item = band.dispatch()
     for _ in range(60):
@@ -299,9 +289,9 @@ def test_what_is_handed_back_for_requests_of_before_counts_no_more(
     assert "aaa" not in band.drain()[:12]
 
 
-def test_a_forgotten_flow_has_no_debt_and_no_credit(queue: Callable[..., Any]) -> None:
+def test_a_forgotten_flow_has_no_debt_and_no_credit() -> None:
     """Nothing is kept of it."""
-    band = queue(_band(quantum_tokens=100))
+    band = Queue(_band(quantum_tokens=100))
     band.push("a", 10_000)
     item = band.dispatch()
     band.forget("a")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from band_queue import Queue
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,10 +49,10 @@ def _policy(plugin: PluginType[Any]) -> FairnessPolicy:
 @settings(max_examples=40, deadline=None)
 @given(steps=STEPS)
 def test_something_goes_whenever_something_waits(
-    plugin: PluginType[Any], queue: Callable[..., Any], steps: list[tuple[str, str, int]]
+    plugin: PluginType[Any], steps: list[tuple[str, str, int]]
 ) -> None:
     """The flow that is named has somebody waiting, and asked twice it is the same one."""
-    band = queue(_policy(plugin).for_band(0))
+    band = Queue(_policy(plugin).for_band(0))
     for step, flow, value in steps:
         if step == "push":
             band.push(flow, value)
@@ -76,23 +76,19 @@ def test_something_goes_whenever_something_waits(
 
 
 @pytest.mark.parametrize("plugin", POLICIES, ids=lambda plugin: plugin.name)
-def test_bands_know_nothing_of_each_other(
-    plugin: PluginType[Any], queue: Callable[..., Any]
-) -> None:
+def test_bands_know_nothing_of_each_other(plugin: PluginType[Any]) -> None:
     """One policy serves several; what waits in one is not named in another."""
     policy = _policy(plugin)
-    one, other = queue(policy.for_band(1)), queue(policy.for_band(0))
+    one, other = Queue(policy.for_band(1)), Queue(policy.for_band(0))
     one.push("a")
     assert other.dispatch() is None
     assert one.dispatch() is not None
 
 
 @pytest.mark.parametrize("plugin", POLICIES, ids=lambda plugin: plugin.name)
-def test_a_request_of_another_time_may_complete(
-    plugin: PluginType[Any], queue: Callable[..., Any]
-) -> None:
+def test_a_request_of_another_time_may_complete(plugin: PluginType[Any]) -> None:
     """Bands come and go while requests are under way."""
-    before, after = (queue(_policy(plugin).for_band(0)) for _ in range(2))
+    before, after = (Queue(_policy(plugin).for_band(0)) for _ in range(2))
     before.push("a", 100)
     item = before.dispatch()
     after.fairness.completed(item, Usage(10, 10), 5.0)
@@ -101,11 +97,9 @@ def test_a_request_of_another_time_may_complete(
 
 
 @pytest.mark.parametrize("plugin", POLICIES, ids=lambda plugin: plugin.name)
-def test_requests_may_be_let_in_that_never_waited(
-    plugin: PluginType[Any], queue: Callable[..., Any]
-) -> None:
+def test_requests_may_be_let_in_that_never_waited(plugin: PluginType[Any]) -> None:
     """While the pool has room nobody has to queue, but policies are told."""
-    band = queue(_policy(plugin).for_band(0))
+    band = Queue(_policy(plugin).for_band(0))
     item = band.push("a", 50)
     band.cancel("a")
     band.fairness.dispatched(item, 1.0)

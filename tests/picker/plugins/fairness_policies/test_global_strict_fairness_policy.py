@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plugin_scenes import queued
 
-from picker.framework.flow import QueuedRequest
 from picker.plugins.fairness_policies.global_strict_fairness_policy import GlobalStrictBand
 
 
-def test_of_equal_ranks_the_one_that_came_first_goes(
-    queued: Callable[..., QueuedRequest],
-) -> None:
+def test_of_equal_ranks_the_one_that_came_first_goes() -> None:
     """Not the one whose flow is called the least."""
     band = GlobalStrictBand()
     first, second = queued("z"), queued("a")
@@ -31,9 +28,7 @@ def test_of_equal_ranks_the_one_that_came_first_goes(
         st.tuples(st.sampled_from("abcdef"), st.none() | st.integers(0, 5)), max_size=60
     )
 )
-def test_it_is_what_a_search_through_all_would_find(
-    queued: Callable[..., QueuedRequest], changes: list[tuple[str, int | None]]
-) -> None:
+def test_it_is_what_a_search_through_all_would_find(changes: list[tuple[str, int | None]]) -> None:
     """After every change, however often a flow's head changes."""
     band, heads = GlobalStrictBand(), dict[str, Any]()
     for flow, rank in changes:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from band_queue import Queue
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,9 +30,9 @@ def _serve(band: Any, program: str, usage: Usage) -> None:
     band.complete(band.dispatch(), usage)
 
 
-def test_the_program_that_was_served_least_goes_first(queue: Callable[..., Any]) -> None:
+def test_the_program_that_was_served_least_goes_first() -> None:
     """A completion token counts twice."""
-    band = queue(_policy().for_band(0))
+    band = Queue(_policy().for_band(0))
     _serve(band, "a", Usage(100, 10))
     _serve(band, "b", Usage(10, 60))
     _serve(band, "c", Usage(0, 10))
@@ -40,20 +41,18 @@ def test_the_program_that_was_served_least_goes_first(queue: Callable[..., Any])
     assert band.drain() == "cab"
 
 
-def test_without_service_the_longest_wait_decides_and_then_the_id(
-    queue: Callable[..., Any],
-) -> None:
+def test_without_service_the_longest_wait_decides_and_then_the_id() -> None:
     """Nothing depends on the order of a table."""
-    band = queue(_policy().for_band(0))
+    band = Queue(_policy().for_band(0))
     for program, at in (("c", 2.0), ("b", 1.0), ("d", 2.0), ("a", 2.0)):
         band.now = at
         band.push(program)
     assert band.drain() == "bacd"
 
 
-def test_service_fades(queue: Callable[..., Any]) -> None:
+def test_service_fades() -> None:
     """What was served ten half-lives ago counts less than a little now, also after years."""
-    band = queue(_policy().for_band(0))
+    band = Queue(_policy().for_band(0))
     for begun in (0.0, 400.0 * HALF_LIFE, 10_000.0 * HALF_LIFE):
         band.now = begun
         _serve(band, "a", Usage(1000, 0))
@@ -64,20 +63,20 @@ def test_service_fades(queue: Callable[..., Any]) -> None:
         assert band.drain() == "ab"
 
 
-def test_a_program_is_the_same_in_all_bands(queue: Callable[..., Any]) -> None:
+def test_a_program_is_the_same_in_all_bands() -> None:
     """What it was served at one priority counts at another."""
     policy = _policy()
-    one, other = queue(policy.for_band(1)), queue(policy.for_band(0))
+    one, other = Queue(policy.for_band(1)), Queue(policy.for_band(0))
     _serve(one, "a", Usage(100, 0))
     other.push("a")
     other.push("b")
     assert other.drain() == "ba"
 
 
-def test_programs_are_forgotten(queue: Callable[..., Any]) -> None:
+def test_programs_are_forgotten() -> None:
     """Those that faded at the next sweep, the others after their time to live."""
     policy = _policy(las_half_life_seconds=1e6)
-    band = queue(policy.for_band(0))
+    band = Queue(policy.for_band(0))
     _serve(band, "big", Usage(1000, 0))
     band.push("small")
     band.complete(band.dispatch())
@@ -101,10 +100,10 @@ def _take_turns(band: Any, program: str, number: int) -> None:
         _serve(band, program, Usage(100, 100))
 
 
-def test_the_deepest_session_goes_first(queue: Callable[..., Any]) -> None:
+def test_the_deepest_session_goes_first() -> None:
     """Whatever it was served; each turn makes it deeper, in all bands."""
     policy = _turns()
-    band, other = queue(policy.for_band(0)), queue(policy.for_band(-1))
+    band, other = Queue(policy.for_band(0)), Queue(policy.for_band(-1))
     _take_turns(band, "a", 1)
     _take_turns(other, "b", 3)
     for program in "abcb":
@@ -113,11 +112,9 @@ def test_the_deepest_session_goes_first(queue: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize(("weight", "order"), [(0.05, "ba"), (0.5, "ab"), (0.0, "ba")])
-def test_a_shallow_session_that_waits_overtakes_a_deeper_one(
-    queue: Callable[..., Any], weight: float, order: str
-) -> None:
+def test_a_shallow_session_that_waits_overtakes_a_deeper_one(weight: float, order: str) -> None:
     """After turns / turnPriorityTimeWeight seconds."""
-    band = queue(_turns(turn_priority_time_weight=weight).for_band(0))
+    band = Queue(_turns(turn_priority_time_weight=weight).for_band(0))
     _take_turns(band, "b", 5)
     band.push("a")
     band.now = 11.0
@@ -129,11 +126,11 @@ def test_a_shallow_session_that_waits_overtakes_a_deeper_one(
     ("limit", "idle", "order"), [(120.0, 119.0, "ba"), (120.0, 121.0, "ab"), (0.0, 1e3, "ba")]
 )
 def test_a_session_that_was_idle_for_long_begins_again(
-    queue: Callable[..., Any], limit: float, idle: float, order: str
+    limit: float, idle: float, order: str
 ) -> None:
     """From its last end to when the head came; the time that it waits is not idle."""
     policy = _turns(turn_priority_inactivity_seconds=limit)
-    band, other = queue(policy.for_band(0)), queue(policy.for_band(-1))
+    band, other = Queue(policy.for_band(0)), Queue(policy.for_band(-1))
     _take_turns(band, "b", 2)
     band.now = other.now = idle
     band.push("a")
@@ -142,9 +139,9 @@ def test_a_session_that_was_idle_for_long_begins_again(
     assert band.drain() == order
 
 
-def test_requests_of_no_session_have_no_depth(queue: Callable[..., Any]) -> None:
+def test_requests_of_no_session_have_no_depth() -> None:
     """Those without a fairness id share one, and are as many clients."""
-    band = queue(_turns().for_band(0))
+    band = Queue(_turns().for_band(0))
     _take_turns(band, DEFAULT_FAIRNESS_ID, 9)
     _take_turns(band, "a", 1)
     band.push(DEFAULT_FAIRNESS_ID)
@@ -152,10 +149,10 @@ def test_requests_of_no_session_have_no_depth(queue: Callable[..., Any]) -> None
     assert band.drain() == f"a{DEFAULT_FAIRNESS_ID}"
 
 
-def test_a_session_keeps_its_depth_while_it_is_remembered(queue: Callable[..., Any]) -> None:
+def test_a_session_keeps_its_depth_while_it_is_remembered() -> None:
     """Also one whose responses say nothing of tokens."""
     policy = _turns(eviction_ttl_seconds=3600.0)
-    band = queue(policy.for_band(0))
+    band = Queue(policy.for_band(0))
     for at in (0.0, 1000.0, 4100.0):
         band.now = at
         for program in ("a", str(at)):
@@ -165,11 +162,11 @@ def test_a_session_keeps_its_depth_while_it_is_remembered(queue: Callable[..., A
     assert "0.0" not in policy.program_shares()
 
 
-def test_it_says_what_each_program_got(queue: Callable[..., Any]) -> None:
+def test_it_says_what_each_program_got() -> None:
     """Its service, faded as it counts now, and how long its requests waited on average."""
     policy = _policy()
     assert isinstance(policy, SharesByProgram)
-    band = queue(policy.for_band(0))
+    band = Queue(policy.for_band(0))
     for waited in (1.0, 3.0):
         band.push("a")
         band.now += waited
@@ -210,14 +207,11 @@ def _best(
     weights=st.sampled_from([(0.8, 0.2), (1.0, 0.0), (0.0, 1.0), (0.3, 0.7)]),
 )
 def test_it_is_what_the_formula_says(
-    queue: Callable[..., Any],
-    served: list[tuple[str, int, int]],
-    waiting: dict[str, int],
-    weights: tuple[float, float],
+    served: list[tuple[str, int, int]], waiting: dict[str, int], weights: tuple[float, float]
 ) -> None:
     """Service that halves with time, waits, and both among those that wait only."""
     chosen = {"las_weight_service": weights[0], "las_weight_head_wait": weights[1]}
-    band = queue(_policy(**chosen).for_band(0))
+    band = Queue(_policy(**chosen).for_band(0))
     services: dict[str, float] = {}
     for program, tokens, seconds in served:
         band.now += seconds

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from band_queue import Queue
 
 from picker.plugins.fairness_policies.round_robin_fairness_policy import (
     RoundRobinBand,
@@ -14,8 +14,8 @@ from picker.plugins.fairness_policies.round_robin_fairness_policy import (
 
 
 @pytest.fixture
-def band(queue: Callable[..., Any]) -> Any:
-    return queue(RoundRobinFairnessPolicy().for_band(0))
+def band() -> Any:
+    return Queue(RoundRobinFairnessPolicy().for_band(0))
 
 
 def test_a_full_queue_is_shared_equally() -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from plugin_scenes import configured, kept, placed
 
 from picker.plugins.filters.endpoint_attribute_filter import PLUGIN
 from picker.types import Candidate, EndpointMetrics
-
-Make = Callable[..., Any]
 
 
 def threshold(operator: str = "LessThan", value: float = 0.5, **more: Any) -> dict[str, Any]:
@@ -21,7 +19,7 @@ def threshold(operator: str = "LessThan", value: float = 0.5, **more: Any) -> di
 
 
 @pytest.fixture
-def candidates(placed: Callable[..., Candidate]) -> list[Candidate]:
+def candidates() -> list[Candidate]:
     """With the numbers 0.2, 0.5 and 0.8, and one without."""
     numbers = {"low": 0.2, "mid": 0.5, "high": 0.8}
     known = [placed(name, attributes={"gpu/dcgm": value}) for name, value in numbers.items()]
@@ -40,11 +38,7 @@ def candidates(placed: Callable[..., Candidate]) -> list[Candidate]:
     ],
 )
 def test_each_operator_compares_the_number_with_the_value(
-    configured: Make,
-    kept: Make,
-    candidates: list[Candidate],
-    operator: str,
-    expected: list[str],
+    candidates: list[Candidate], operator: str, expected: list[str]
 ) -> None:
     """The endpoint without the number is kept with Pass, the default, and dropped with Fail."""
     assert kept(configured(PLUGIN, threshold(operator)), candidates) == [*expected, "none"]
@@ -52,9 +46,7 @@ def test_each_operator_compares_the_number_with_the_value(
     assert kept(strict, candidates) == expected
 
 
-def test_all_are_kept_instead_of_none_where_that_is_asked_for(
-    configured: Make, kept: Make, candidates: list[Candidate]
-) -> None:
+def test_all_are_kept_instead_of_none_where_that_is_asked_for(candidates: list[Candidate]) -> None:
     """fallbackOnEmpty is off by default."""
     none = threshold("LessThan", -1, onMissing="Fail")
     assert kept(configured(PLUGIN, none), candidates) == []
@@ -64,18 +56,14 @@ def test_all_are_kept_instead_of_none_where_that_is_asked_for(
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, True, "0.1", None, [0.1], object()])
-def test_what_is_no_number_is_missing(
-    configured: Make, kept: Make, placed: Callable[..., Candidate], value: object
-) -> None:
+def test_what_is_no_number_is_missing(value: object) -> None:
     """Whatever an extractor left there."""
     odd = [placed("odd", attributes={"gpu/dcgm": value})]
     assert kept(configured(PLUGIN, threshold("LessThan", 9, onMissing="Fail")), odd) == []
     assert kept(configured(PLUGIN, threshold("LessThan", -9)), odd) == ["odd"]
 
 
-def test_core_metrics_are_known_by_name_while_the_load_is_known(
-    configured: Make, kept: Make, placed: Callable[..., Candidate]
-) -> None:
+def test_core_metrics_are_known_by_name_while_the_load_is_known() -> None:
     """The producer is the core metrics extractor unless another is named."""
     parameters = {**threshold("LessThan", 5, onMissing="Fail"), "attribute": "WaitingQueueSize"}
     del parameters["producer"]
@@ -87,9 +75,7 @@ def test_core_metrics_are_known_by_name_while_the_load_is_known(
     assert kept(configured(PLUGIN, parameters), candidates) == ["short"]
 
 
-def test_a_slash_is_fine_once_the_producer_is_named(
-    configured: Make, kept: Make, placed: Callable[..., Candidate]
-) -> None:
+def test_a_slash_is_fine_once_the_producer_is_named() -> None:
     """The key is the attribute, a slash, the producer."""
     plugin = configured(PLUGIN, {**threshold(onMissing="Fail"), "attribute": "a/b"})
     assert kept(plugin, [placed("w", attributes={"a/b/dcgm": 0.1})]) == ["w"]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from msgspec.structs import replace
+from plugin_scenes import configured, kept, placed, request_for
 
 from picker.plugins.filters.header_based_testing_filter import PLUGIN
-from picker.types import Candidate, InferenceRequest
 
 
 @pytest.mark.parametrize(
@@ -43,14 +40,7 @@ from picker.types import Candidate, InferenceRequest
         (":3000", []),
     ],
 )
-def test_the_header_lists_what_is_kept(
-    configured: Callable[..., Any],
-    kept: Callable[..., list[str]],
-    placed: Callable[..., Candidate],
-    request_for: Callable[..., InferenceRequest],
-    header: str | None,
-    expected: list[str],
-) -> None:
+def test_the_header_lists_what_is_kept(header: str | None, expected: list[str]) -> None:
     """In its order, each once; a bare address is all its ports; no header is no list."""
     candidates = [
         placed("a0", address="10.0.0.1", port=3000),
@@ -64,12 +54,7 @@ def test_the_header_lists_what_is_kept(
     assert kept(configured(PLUGIN), candidates, request=request) == expected
 
 
-def test_an_address_that_is_a_name_is_never_listed(
-    configured: Callable[..., Any],
-    kept: Callable[..., list[str]],
-    placed: Callable[..., Candidate],
-    request_for: Callable[..., InferenceRequest],
-) -> None:
+def test_an_address_that_is_a_name_is_never_listed() -> None:
     """Not even by something that is no address either."""
     request = replace(request_for(), headers={"test-epp-endpoint-selection": "nonsense,host"})
     assert kept(configured(PLUGIN), [placed("n", address="host")], request=request) == []

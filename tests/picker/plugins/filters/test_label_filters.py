@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from plugin_scenes import configured, kept, placed
 
 from picker.framework.registry import PluginType, Stability
 from picker.plugins.filters import (
@@ -16,9 +16,7 @@ from picker.plugins.filters import (
     label_selector_filter,
     prefill_filter,
 )
-from picker.types import Candidate
 
-Make = Callable[..., Any]
 ROLES = (
     "encode",
     "prefill",
@@ -34,9 +32,7 @@ ROLES = (
 
 
 @pytest.mark.parametrize("plugin", [label_selector_filter.PLUGIN, by_label_selector.PLUGIN])
-def test_a_selector_filter_keeps_what_its_parameters_select(
-    configured: Make, kept: Make, placed: Callable[..., Candidate], plugin: PluginType[Any]
-) -> None:
+def test_a_selector_filter_keeps_what_its_parameters_select(plugin: PluginType[Any]) -> None:
     """The parameters are the selector; without any all are kept, in the order given."""
     candidates = [
         placed("h100-new", {"gpu": "h100", "age": "new"}),
@@ -64,13 +60,7 @@ def test_a_selector_filter_keeps_what_its_parameters_select(
         ({"validValues": ["z"]}, []),
     ],
 )
-def test_by_label_keeps_the_listed_values(
-    configured: Make,
-    kept: Make,
-    placed: Callable[..., Candidate],
-    parameters: dict[str, Any],
-    expected: list[str],
-) -> None:
+def test_by_label_keeps_the_listed_values(parameters: dict[str, Any], expected: list[str]) -> None:
     """An empty value is a value; only the absence of the label is "no label"."""
     candidates = [
         placed("a", {"k": "a"}),
@@ -96,11 +86,7 @@ def test_by_label_keeps_the_listed_values(
     ],
 )
 def test_a_role_filter_keeps_the_endpoints_that_can_run_its_stage(
-    configured: Make,
-    kept: Make,
-    placed: Callable[..., Candidate],
-    plugin: PluginType[Any],
-    expected: set[str],
+    plugin: PluginType[Any], expected: set[str]
 ) -> None:
     """Only decode-filter keeps an endpoint that names no role; names are exact."""
     candidates = [placed(role or "blank", {"llm-d.ai/role": role}) for role in ROLES]

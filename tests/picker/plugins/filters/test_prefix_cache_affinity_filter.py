@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from random import Random
-from typing import Any
 
 import pytest
+from plugin_scenes import configured, kept, placed
 
 from picker.framework.attributes import (
     Attributes,
@@ -20,7 +20,6 @@ from picker.plugins.filters.prefix_cache_affinity_filter import PLUGIN
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import Candidate
 
-Make = Callable[..., Any]
 MATCH_KEY = match_info_key("approx-prefix-cache-producer")
 
 
@@ -47,7 +46,7 @@ def found(
 
 
 @pytest.fixture
-def candidates(placed: Callable[..., Candidate]) -> list[Candidate]:
+def candidates() -> list[Candidate]:
     """a, b and c."""
     return [placed(name) for name in "abc"]
 
@@ -68,21 +67,14 @@ def candidates(placed: Callable[..., Candidate]) -> list[Candidate]:
     ],
 )
 def test_endpoints_with_enough_of_the_prompt_are_kept(
-    configured: Make,
-    kept: Make,
-    candidates: list[Candidate],
-    matches: dict[str, int],
-    threshold: float | None,
-    expected: str,
+    candidates: list[Candidate], matches: dict[str, int], threshold: float | None, expected: str
 ) -> None:
     """From 0.8 on by default; nobody sticky keeps all, and so does a threshold of zero."""
     plugin = configured(PLUGIN, {} if threshold is None else {"affinityThreshold": threshold})
     assert "".join(kept(plugin, candidates, found(matches))) == expected
 
 
-def test_without_a_finding_all_are_kept(
-    configured: Make, kept: Make, candidates: list[Candidate]
-) -> None:
+def test_without_a_finding_all_are_kept(candidates: list[Candidate]) -> None:
     """And for an empty prompt."""
     plugin = configured(PLUGIN)
     assert kept(plugin, candidates) == ["a", "b", "c"]
@@ -100,29 +92,21 @@ def test_without_a_finding_all_are_kept(
     ],
 )
 def test_stickiness_ends_when_it_costs_too_much_time(
-    configured: Make,
-    kept: Make,
-    candidates: list[Candidate],
-    tokens: dict[str, int],
-    expected: str,
+    candidates: list[Candidate], tokens: dict[str, int], expected: str
 ) -> None:
     """At 1,000 tokens a second a token takes a millisecond; the best of each side counts."""
     plugin = configured(PLUGIN, {"peakPrefillThroughput": 1000})
     assert "".join(kept(plugin, candidates, found({"a": 10}, tokens))) == expected
 
 
-def test_the_best_sticky_endpoint_decides(
-    configured: Make, kept: Make, candidates: list[Candidate]
-) -> None:
+def test_the_best_sticky_endpoint_decides(candidates: list[Candidate]) -> None:
     """One that waits long does not spoil another."""
     plugin = configured(PLUGIN, {"peakPrefillThroughput": 1000})
     warm = found({"a": 10, "b": 10}, {"a": 99_000, "b": 18_000})
     assert kept(plugin, candidates, warm) == ["a", "b"]
 
 
-def test_the_default_throughput_is_the_published_one(
-    configured: Make, kept: Make, candidates: list[Candidate]
-) -> None:
+def test_the_default_throughput_is_the_published_one(candidates: list[Candidate]) -> None:
     """18 s × 15,928 tokens/s in flight are the limit."""
     plugin = configured(PLUGIN)
     assert kept(plugin, candidates, found({"a": 10}, {"a": 286_704})) == ["a"]
@@ -130,9 +114,7 @@ def test_the_default_throughput_is_the_published_one(
 
 
 @pytest.mark.parametrize("penalty", [0, -5])
-def test_no_penalty_means_always_sticky(
-    configured: Make, kept: Make, candidates: list[Candidate], penalty: float
-) -> None:
+def test_no_penalty_means_always_sticky(candidates: list[Candidate], penalty: float) -> None:
     """However much is in flight; then nothing but matches is asked for."""
     plugin = configured(PLUGIN, {"maxTTFTPenaltyMs": penalty})
     assert kept(plugin, candidates, found({"a": 10}, {"a": 10**12})) == ["a"]
@@ -151,11 +133,7 @@ def test_no_penalty_means_always_sticky(
     ],
 )
 def test_predicted_times_can_decide_instead(
-    configured: Make,
-    kept: Make,
-    candidates: list[Candidate],
-    ttft_ms: dict[str, float],
-    expected: str,
+    candidates: list[Candidate], ttft_ms: dict[str, float], expected: str
 ) -> None:
     """Without a prediction an endpoint is the slowest; nobody is slower than the slowest."""
     plugin = configured(PLUGIN, {"ttftSource": "latencyPredictor", "maxTTFTPenaltyMs": 100})
@@ -164,9 +142,7 @@ def test_predicted_times_can_decide_instead(
     assert plugin.consumes == (MATCH_KEY, latency_predictions_key())
 
 
-def test_exploration_skips_the_gate_at_its_rate(
-    configured: Make, kept: Make, candidates: list[Candidate]
-) -> None:
+def test_exploration_skips_the_gate_at_its_rate(candidates: list[Candidate]) -> None:
     """By the rng it is given; a single candidate takes no draw."""
     warm = found({"a": 10})
     always = configured(PLUGIN, {"explorationProbability": 1})
@@ -180,7 +156,7 @@ def test_exploration_skips_the_gate_at_its_rate(
     assert untouched.random() == Random(7).random()
 
 
-def test_other_producers_can_be_named(configured: Make) -> None:
+def test_other_producers_can_be_named() -> None:
     """Each finding has its own."""
     names = {
         "prefixMatchInfoProducerName": "precise",

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
-from typing import Any
 
 import pytest
+from plugin_scenes import configured, kept, placed
 
 from picker.framework.attributes import Attributes, LatencyPrediction, latency_predictions_key
 from picker.plugins.filters.slo_headroom_tier_filter import PLUGIN
-from picker.types import Candidate
 
-Make = Callable[..., Any]
 Headrooms = dict[str, tuple[float, float]]
 
 
@@ -39,14 +36,7 @@ def predicted(headrooms: Headrooms, producer: str = "predicted-latency-producer"
         ({}, "abc", "abc"),
     ],
 )
-def test_a_tier_is_kept_by_headroom(
-    configured: Make,
-    kept: Make,
-    placed: Callable[..., Candidate],
-    headrooms: Headrooms,
-    positive: str,
-    negative: str,
-) -> None:
+def test_a_tier_is_kept_by_headroom(headrooms: Headrooms, positive: str, negative: str) -> None:
     """Without a prediction: negative. A tier on its own is everybody."""
     candidates = [placed(name) for name in "abc"]
     never = configured(PLUGIN, {"epsilonExploreNeg": 0})
@@ -55,9 +45,7 @@ def test_a_tier_is_kept_by_headroom(
     assert "".join(kept(always, candidates, predicted(headrooms))) == negative
 
 
-def test_the_negative_tier_is_explored_at_its_rate(
-    configured: Make, kept: Make, placed: Callable[..., Candidate]
-) -> None:
+def test_the_negative_tier_is_explored_at_its_rate() -> None:
     """One percent by default."""
     plugin, rng = configured(PLUGIN), Random(3)
     candidates, attributes = [placed("a"), placed("b")], predicted({"a": (1, 1)})
@@ -66,9 +54,7 @@ def test_the_negative_tier_is_explored_at_its_rate(
     assert answers.count(["a"]) + answers.count(["b"]) == 5000
 
 
-def test_without_findings_all_are_kept(
-    configured: Make, kept: Make, placed: Callable[..., Candidate]
-) -> None:
+def test_without_findings_all_are_kept() -> None:
     """Or with findings of another producer."""
     candidates = [placed("a"), placed("b")]
     assert kept(configured(PLUGIN), candidates) == ["a", "b"]

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
+from plugin_scenes import configured, kept, placed
 
 from picker.framework.attributes import PEER_ENDPOINT_KEY, Attributes, Topology
 from picker.plugins.filters.topology_affinity_filter import PLUGIN
 from picker.types import Candidate
 
-Make = Callable[..., Any]
-
 
 @pytest.fixture
-def candidates(placed: Callable[..., Candidate]) -> list[Candidate]:
+def candidates() -> list[Candidate]:
     """One at each distance from `PEER`, and one of which nothing is known."""
     places = {
         "region": Topology("h4", "r3", "z2", "g1"),
@@ -50,12 +48,7 @@ def beside(place: Topology | None, placed: Callable[..., Candidate]) -> Attribut
     ],
 )
 def test_it_keeps_that_tier_and_nearer_ones(
-    configured: Make,
-    kept: Make,
-    placed: Callable[..., Candidate],
-    candidates: list[Candidate],
-    floor: str | None,
-    expected: list[str],
+    candidates: list[Candidate], floor: str | None, expected: list[str]
 ) -> None:
     """Host is the default; the peer itself need not be a candidate."""
     plugin = configured(PLUGIN, {"minAffinity": floor} if floor else {})
@@ -63,9 +56,7 @@ def test_it_keeps_that_tier_and_nearer_ones(
     assert kept(plugin, candidates, attributes) == expected
 
 
-def test_nothing_is_dropped_where_nearness_says_nothing(
-    configured: Make, kept: Make, placed: Callable[..., Candidate], candidates: list[Candidate]
-) -> None:
+def test_nothing_is_dropped_where_nearness_says_nothing(candidates: list[Candidate]) -> None:
     """No peer, a peer nobody knows the place of, nobody near, nobody known."""
     plugin = configured(PLUGIN)
     everybody = [candidate.endpoint.name for candidate in candidates]
@@ -78,9 +69,7 @@ def test_nothing_is_dropped_where_nearness_says_nothing(
     assert kept(plugin, [], near) == []
 
 
-def test_another_extractor_can_be_named(
-    configured: Make, kept: Make, placed: Callable[..., Candidate]
-) -> None:
+def test_another_extractor_can_be_named() -> None:
     """Of the peer and of the candidates alike."""
     plugin = configured(PLUGIN, {"topologyProducerName": "mine"})
     mine = {"Topology/mine": Topology("h1"), "Topology/topology-extractor": Topology("h2")}

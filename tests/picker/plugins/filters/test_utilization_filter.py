@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from plugin_scenes import configured, kept, placed
 
 from picker.framework.attributes import Attributes, EndpointLoad, InFlightLoad, inflight_load_key
 from picker.plugins.filters.utilization_filter import PLUGIN
-from picker.types import Candidate, EndpointMetrics
-
-Make = Callable[..., Any]
+from picker.types import EndpointMetrics
 
 
 def limits(fallback: bool = False, **limits: float) -> dict[str, Any]:
@@ -35,11 +33,7 @@ def limits(fallback: bool = False, **limits: float) -> dict[str, Any]:
     ],
 )
 def test_every_metric_has_to_be_within_its_limit(
-    configured: Make,
-    kept: Make,
-    placed: Callable[..., Candidate],
-    limit: dict[str, float],
-    expected: list[str],
+    limit: dict[str, float], expected: list[str]
 ) -> None:
     """A limit itself is within."""
     candidates = [
@@ -50,9 +44,7 @@ def test_every_metric_has_to_be_within_its_limit(
     assert kept(configured(PLUGIN, limits(**limit)), candidates) == expected
 
 
-def test_own_requests_count_before_a_scrape_sees_them(
-    configured: Make, kept: Make, placed: Callable[..., Candidate]
-) -> None:
+def test_own_requests_count_before_a_scrape_sees_them() -> None:
     """As waiting or as running, beyond what the scrape saw of the other."""
     burst = placed("burst", inflight_requests=4)
     seen = placed("seen", inflight_requests=4, metrics=EndpointMetrics(0, 4))
@@ -62,9 +54,7 @@ def test_own_requests_count_before_a_scrape_sees_them(
 
 
 @pytest.mark.parametrize("metric", ["active-requests", "waiting-queue"])
-def test_of_two_limits_of_one_metric_both_hold(
-    configured: Make, kept: Make, placed: Callable[..., Candidate], metric: str
-) -> None:
+def test_of_two_limits_of_one_metric_both_hold(metric: str) -> None:
     """In whichever order they are written."""
     candidates = [placed("calm", inflight_requests=1), placed("busy", inflight_requests=5)]
     conditions = [{"metric": metric, "maxValue": limit} for limit in (2, 9)]
@@ -72,9 +62,7 @@ def test_of_two_limits_of_one_metric_both_hold(
         assert kept(configured(PLUGIN, {"conditions": written}), candidates) == ["calm"]
 
 
-def test_active_requests_are_the_greater_of_both_counts(
-    configured: Make, kept: Make, placed: Callable[..., Candidate]
-) -> None:
+def test_active_requests_are_the_greater_of_both_counts() -> None:
     """The in-flight finding may know of other pickers' requests; scrapes do not matter."""
     plugin = configured(PLUGIN, limits(active_requests=2))
     candidates = [
@@ -94,9 +82,7 @@ def test_active_requests_are_the_greater_of_both_counts(
     assert configured(PLUGIN, named).consumes == (inflight_load_key("mine"),)
 
 
-def test_unknown_load_is_chosen_only_when_no_known_load_will_do(
-    configured: Make, kept: Make, placed: Callable[..., Candidate]
-) -> None:
+def test_unknown_load_is_chosen_only_when_no_known_load_will_do() -> None:
     """Its own count has to pass all the same."""
     plugin = configured(PLUGIN, limits(waiting_queue=5, active_requests=2))
     calm, unknown = placed("calm"), placed("unknown", metrics=None)
@@ -108,9 +94,7 @@ def test_unknown_load_is_chosen_only_when_no_known_load_will_do(
     assert kept(plugin, [full, busy]) == []
 
 
-def test_all_are_kept_instead_of_none_where_that_is_asked_for(
-    configured: Make, kept: Make, placed: Callable[..., Candidate]
-) -> None:
+def test_all_are_kept_instead_of_none_where_that_is_asked_for() -> None:
     """Otherwise the request is refused."""
     full = [placed(name, metrics=EndpointMetrics(9)) for name in "ab"]
     assert kept(configured(PLUGIN, limits(waiting_queue=5)), full) == []

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import inf
 from typing import Any
 
 import pytest
+from plugin_scenes import configured, queued
 
-from picker.framework.flow import OrderingPolicy, QueuedRequest, Rank
+from picker.framework.flow import OrderingPolicy, Rank
 from picker.framework.registry import PluginType
 from picker.plugins.ordering_policies import (
     edf_ordering_policy,
@@ -38,19 +38,13 @@ TTFT = "x-llm-d-slo-ttft-ms"
     ],
 )
 def test_a_rank_is_what_the_formula_says(
-    configured: Callable[..., Any],
-    queued: Callable[..., QueuedRequest],
-    plugin: PluginType[Any],
-    item: dict[str, Any],
-    expected: Rank,
+    plugin: PluginType[Any], item: dict[str, Any], expected: Rank
 ) -> None:
     """Without a deadline, or with one that makes no sense, a request comes last."""
     assert configured(plugin).rank(queued(**item)) == expected
 
 
 @pytest.mark.parametrize("plugin", [FCFS, EDF, SLO])
-def test_a_policy_fulfils_its_contract(
-    configured: Callable[..., Any], plugin: PluginType[Any]
-) -> None:
+def test_a_policy_fulfils_its_contract(plugin: PluginType[Any]) -> None:
     """So that a configuration may name it."""
     assert isinstance(configured(plugin), OrderingPolicy)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from msgspec.structs import replace
+from plugin_scenes import configured, request_for
 
 from picker.framework.attributes import Attributes, agent_identity_key
 from picker.framework.interfaces import DataProducer, RequestProcessor
 from picker.plugins.producers.agent_identity import PLUGIN
-from picker.types import InferenceRequest
 
 CLAUDE, OPENCODE, CODEX, OLD_CODEX = (
     "x-claude-code-session-id",
@@ -38,11 +35,7 @@ CLAUDE, OPENCODE, CODEX, OLD_CODEX = (
     ],
 )
 def test_the_first_header_with_a_value_is_the_identity(
-    configured: Callable[..., Any],
-    request_for: Callable[..., InferenceRequest],
-    extra: list[str],
-    headers: dict[str, str],
-    expected: str | None,
+    extra: list[str], headers: dict[str, str], expected: str | None
 ) -> None:
     """Additional ones come first; it is the fairness id and a finding."""
     plugin = configured(PLUGIN, {"additionalSessionHeaders": extra}, "mine")
@@ -59,9 +52,7 @@ def test_the_first_header_with_a_value_is_the_identity(
 @pytest.mark.parametrize(
     "header", ["x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id"]
 )
-def test_a_fairness_header_is_left_to_itself(
-    configured: Callable[..., Any], request_for: Callable[..., InferenceRequest], header: str
-) -> None:
+def test_a_fairness_header_is_left_to_itself(header: str) -> None:
     """By either name; the finding is made all the same, and an empty one is none."""
     plugin = configured(PLUGIN)
     named = replace(request_for(), headers={header: "user-123", CLAUDE: "session-abc"})

@@ -7,6 +7,7 @@ from struct import pack
 from typing import Any
 
 import pytest
+from plugin_scenes import candidate, request_for
 
 from picker.framework.attributes import Attributes, DataKey
 from picker.framework.services import NoHttp, Services
@@ -77,13 +78,11 @@ class Scene:
 
 
 @pytest.fixture
-def scene(request_for: Callable[..., InferenceRequest]) -> Callable[..., Scene]:
+def scene() -> Callable[..., Scene]:
     return lambda **parameters: Scene(request_for, **parameters)
 
 
-def test_a_prompt_matches_where_it_was_sent(
-    scene: Callable[..., Scene], candidate: Callable[..., Candidate]
-) -> None:
+def test_a_prompt_matches_where_it_was_sent(scene: Callable[..., Scene]) -> None:
     """The primary profile's first endpoint and that of `prefill` learn; others do not."""
     a, b, c = candidate("a"), candidate("b"), candidate("c")
     s = scene()
@@ -93,9 +92,7 @@ def test_a_prompt_matches_where_it_was_sent(
     assert s.producer.index_size == 4
 
 
-def test_matching_alone_teaches_nothing(
-    scene: Callable[..., Scene], candidate: Callable[..., Candidate]
-) -> None:
+def test_matching_alone_teaches_nothing(scene: Callable[..., Scene]) -> None:
     """Only what is sent is remembered."""
     s = scene()
     s.find([candidate("a")], blocks(1))
@@ -104,9 +101,7 @@ def test_matching_alone_teaches_nothing(
     assert info.match_blocks == {}
 
 
-def test_models_and_salts_do_not_share(
-    scene: Callable[..., Scene], candidate: Callable[..., Candidate]
-) -> None:
+def test_models_and_salts_do_not_share(scene: Callable[..., Scene]) -> None:
     """An adapter's cache, or another tenant's, is no use."""
     a = candidate("a")
     s = scene()
@@ -117,9 +112,7 @@ def test_models_and_salts_do_not_share(
         assert info.match_blocks == {}
 
 
-def test_several_prompts_add_up(
-    scene: Callable[..., Scene], candidate: Callable[..., Candidate]
-) -> None:
+def test_several_prompts_add_up(scene: Callable[..., Scene]) -> None:
     """Matches and totals."""
     a = candidate("a")
     s = scene()
@@ -128,9 +121,7 @@ def test_several_prompts_add_up(
     assert info == PrefixCacheMatchInfo(4, B, {"default/a": 3})
 
 
-def test_an_endpoint_that_left_or_restarted_is_forgotten(
-    scene: Callable[..., Scene], candidate: Callable[..., Candidate]
-) -> None:
+def test_an_endpoint_that_left_or_restarted_is_forgotten(scene: Callable[..., Scene]) -> None:
     """Its cache is empty."""
     a = candidate("a")
     s = scene()
@@ -142,9 +133,7 @@ def test_an_endpoint_that_left_or_restarted_is_forgotten(
     assert s.producer.index_size == 0
 
 
-def test_without_prompts_nothing_is_found_or_learnt(
-    scene: Callable[..., Scene], candidate: Callable[..., Candidate]
-) -> None:
+def test_without_prompts_nothing_is_found_or_learnt(scene: Callable[..., Scene]) -> None:
     """Raw bodies."""
     s = scene()
     assert s.find([candidate("a")]) is None
@@ -164,11 +153,7 @@ def test_without_prompts_nothing_is_found_or_learnt(
     ],
 )
 def test_block_size_is_what_engines_report_but_at_least_64(
-    scene: Callable[..., Scene],
-    candidate: Callable[..., Candidate],
-    parameters: dict[str, Any],
-    reported: int | None,
-    expected: int,
+    scene: Callable[..., Scene], parameters: dict[str, Any], reported: int | None, expected: int
 ) -> None:
     """192 tokens; the first candidate that knows its block size decides."""
     candidates = [candidate("a", known=False), candidate("b", block_size_tokens=reported)]
@@ -177,9 +162,7 @@ def test_block_size_is_what_engines_report_but_at_least_64(
     assert info.total_blocks == expected
 
 
-def test_memory_is_what_the_kv_cache_holds(
-    scene: Callable[..., Scene], candidate: Callable[..., Candidate]
-) -> None:
+def test_memory_is_what_the_kv_cache_holds(scene: Callable[..., Scene]) -> None:
     """Eight engine blocks of 16 tokens hold two blocks of 64."""
     a = candidate("a", block_size_tokens=16, num_kv_blocks=8)
     s = scene()
@@ -189,9 +172,7 @@ def test_memory_is_what_the_kv_cache_holds(
     assert [info.match_blocks.get("default/a", 0) for info in held if info] == [0, 1, 1]
 
 
-def test_memory_is_bounded_whatever_an_engine_reports(
-    scene: Callable[..., Scene], candidate: Callable[..., Candidate]
-) -> None:
+def test_memory_is_bounded_whatever_an_engine_reports(scene: Callable[..., Scene]) -> None:
     """A page with an absurd number of blocks does not make the picker remember without end."""
     a = candidate("a", block_size_tokens=16, num_kv_blocks=10**15 - 1)
     s = scene(max_reported_capacity=10)
@@ -200,9 +181,7 @@ def test_memory_is_bounded_whatever_an_engine_reports(
     assert s.producer.index_size == 10
 
 
-def test_memory_is_the_configured_one_when_engines_do_not_say(
-    scene: Callable[..., Scene], candidate: Callable[..., Candidate]
-) -> None:
+def test_memory_is_the_configured_one_when_engines_do_not_say(scene: Callable[..., Scene]) -> None:
     """Or when auto-tuning is off."""
     a = candidate("a", block_size_tokens=16, num_kv_blocks=8000)
     s = scene(auto_tune=False, lru_capacity_per_server=1)
@@ -222,10 +201,7 @@ def test_memory_is_the_configured_one_when_engines_do_not_say(
     ],
 )
 def test_only_the_beginning_of_a_long_prompt_is_considered(
-    scene: Callable[..., Scene],
-    candidate: Callable[..., Candidate],
-    parameters: dict[str, Any],
-    expected: int,
+    scene: Callable[..., Scene], parameters: dict[str, Any], expected: int
 ) -> None:
     """The cap in tokens wins over the one in blocks; both 0 mean no cap."""
     info = scene(**parameters).find([candidate("a")], blocks(1, 2, 3, 4))
@@ -233,9 +209,7 @@ def test_only_the_beginning_of_a_long_prompt_is_considered(
     assert info.total_blocks == expected
 
 
-def test_a_block_size_of_zero_leaves_it_to_the_engines(
-    scene: Callable[..., Scene], candidate: Callable[..., Candidate]
-) -> None:
+def test_a_block_size_of_zero_leaves_it_to_the_engines(scene: Callable[..., Scene]) -> None:
     """With autoTune, and 64 tokens while they do not say."""
     s = scene(block_size_tokens=0)
     for reported, expected in ((128, 1), (None, 2)):
@@ -244,9 +218,7 @@ def test_a_block_size_of_zero_leaves_it_to_the_engines(
         assert info.total_blocks == expected
 
 
-def test_a_long_prompt_is_remembered_like_a_short_one(
-    scene: Callable[..., Scene], candidate: Callable[..., Candidate]
-) -> None:
+def test_a_long_prompt_is_remembered_like_a_short_one(scene: Callable[..., Scene]) -> None:
     """Prompts of 100 blocks that share 90."""
     a, b = candidate("a"), candidate("b")
     s = scene()
@@ -280,9 +252,7 @@ def _seed_of(plugin: object) -> int:
     )
 
 
-def test_of_very_many_prompts_the_first_are_matched(
-    scene: Callable[..., Scene], candidate: Callable[..., Candidate]
-) -> None:
+def test_of_very_many_prompts_the_first_are_matched(scene: Callable[..., Scene]) -> None:
     """A body of a hundred thousand tiny prompts must not hold up everybody's decisions."""
     s, a = scene(), candidate("a")
     many = [blocks(number) for number in range(MAX_PROMPTS + 50)]
@@ -290,9 +260,7 @@ def test_of_very_many_prompts_the_first_are_matched(
     assert s.find([a], *many) == PrefixCacheMatchInfo(MAX_PROMPTS, B, {"default/a": MAX_PROMPTS})
 
 
-def test_replicas_that_share_a_seed_learn_of_each_other(
-    scene: Callable[..., Scene], candidate: Callable[..., Candidate]
-) -> None:
+def test_replicas_that_share_a_seed_learn_of_each_other(scene: Callable[..., Scene]) -> None:
     """With another seed everything is forgotten, and what is heard is not told on."""
     a, one, other = candidate("a"), scene(), scene()
     heard: list[str] = []
@@ -312,8 +280,6 @@ def test_replicas_that_share_a_seed_learn_of_each_other(
 
 def test_a_seed_that_changes_between_decision_and_departure_teaches_nothing(
     scene: Callable[..., Scene],
-    candidate: Callable[..., Candidate],
-    request_for: Callable[..., InferenceRequest],
 ) -> None:
     """The hashes are of another seed than everybody's by then."""
     s, a, attributes = scene(), candidate("a"), Attributes()
@@ -327,7 +293,7 @@ def test_a_seed_that_changes_between_decision_and_departure_teaches_nothing(
 
 
 def test_a_replica_cannot_make_an_endpoint_remember_more_than_any_has(
-    scene: Callable[..., Scene], candidate: Callable[..., Candidate]
+    scene: Callable[..., Scene],
 ) -> None:
     """And a configured seed stays."""
     s = scene(max_reported_capacity=3, lru_capacity_per_server=2, hash_seed=4)

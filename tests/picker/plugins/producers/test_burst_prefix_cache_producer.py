@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from plugin_scenes import candidate, request_for
 
 from picker.app.in_use import LoopClock
 from picker.framework.attributes import Attributes
@@ -19,7 +20,6 @@ from picker.plugins.producers.burst_prefix_cache_producer import (
     BurstPrefixCacheProducer,
 )
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
-from picker.types import Candidate, InferenceRequest
 
 NAME = "burst-prefix-cache-producer"
 BLOCK = 64 * 4  # bytes
@@ -35,9 +35,7 @@ def producer(**parameters: Any) -> BurstPrefixCacheProducer:
 
 
 @pytest.fixture
-def ask(
-    request_for: Callable[..., InferenceRequest], candidate: Callable[..., Candidate]
-) -> Callable[..., Any]:
+def ask() -> Callable[..., Any]:
     """`await ask(producer, "xy", after=…)`: the match of a prompt whose blocks are letters."""
 
     async def look_up(
@@ -116,11 +114,7 @@ async def test_who_has_no_choice_does_not_wait(ask: Callable[..., Any]) -> None:
 
 
 @pytest.mark.looptime
-async def test_salts_and_models_are_not_alike(
-    ask: Callable[..., Any],
-    request_for: Callable[..., InferenceRequest],
-    candidate: Callable[..., Candidate],
-) -> None:
+async def test_salts_and_models_are_not_alike(ask: Callable[..., Any]) -> None:
     """As in the other prefix caches."""
     one, pool = producer(), [candidate("a"), candidate("b"), candidate("c")]
     every = [Attributes() for _ in range(3)]

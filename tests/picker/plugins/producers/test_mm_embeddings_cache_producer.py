@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
+from plugin_scenes import candidate, request_for
 
 from picker.framework.attributes import Attributes, EncoderMatch, encoder_matches_key
 from picker.framework.registry import PluginType
@@ -27,9 +28,7 @@ NAME = "mm-embeddings-cache-producer"
 
 
 @pytest.fixture
-def request_with(
-    request_for: Callable[..., InferenceRequest],
-) -> Callable[[str], InferenceRequest]:
+def request_with() -> Callable[[str], InferenceRequest]:
     """A request with one item for each letter."""
 
     def make(items: str) -> InferenceRequest:
@@ -40,7 +39,7 @@ def request_with(
 
 
 @pytest.fixture
-def pool(candidate: Callable[..., Candidate]) -> list[Candidate]:
+def pool() -> list[Candidate]:
     return [candidate(name) for name in "abc"]
 
 
@@ -119,9 +118,7 @@ def test_the_size_is_named_as_in_the_reference() -> None:
     assert parameters.cache_size_in_mb_per_server == 2
 
 
-def test_what_clients_call_their_items_does_not_choose_our_memory(
-    request_for: Callable[..., InferenceRequest], pool: list[Candidate]
-) -> None:
+def test_what_clients_call_their_items_does_not_choose_our_memory(pool: list[Candidate]) -> None:
     """Hashes may come from the request itself; a long one is remembered by its digest."""
     producer = _producer()
     items = tuple(MultiModalFeature("image", letter * 100_000, 0, 1) for letter in "pqr")
@@ -133,9 +130,7 @@ def test_what_clients_call_their_items_does_not_choose_our_memory(
     assert sum(map(len, producer.remembered(pool[0].key))) < 1000
 
 
-def test_items_with_characters_of_no_encoding_are_items(
-    request_for: Callable[..., InferenceRequest], pool: list[Candidate]
-) -> None:
+def test_items_with_characters_of_no_encoding_are_items(pool: list[Candidate]) -> None:
     """JSON may say half a surrogate pair; two of them are not the same."""
     producer = _producer()
     one, other = (

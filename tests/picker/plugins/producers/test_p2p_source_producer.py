@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import pytest
+from plugin_scenes import request_for
 
 from picker.framework.attributes import Attributes
 from picker.framework.registry import Stability
@@ -28,8 +28,6 @@ from picker.types import (
     SchedulingResult,
     ScoredEndpoint,
 )
-
-MakeRequest = Callable[..., InferenceRequest]
 
 
 def endpoint(name: str, queue: int | None = 0) -> Candidate:
@@ -82,10 +80,7 @@ def header(
     ],
 )
 def test_a_peer_must_have_enough_more_in_its_cpu_tier(
-    request_for: MakeRequest,
-    tiers: dict[str, dict[str, int]] | None,
-    delta: int,
-    expected: str | None,
+    tiers: dict[str, dict[str, int]] | None, delta: int, expected: str | None
 ) -> None:
     """Than `a`, which computes."""
     candidates = [endpoint("a"), endpoint("b")]
@@ -96,9 +91,7 @@ def test_a_peer_must_have_enough_more_in_its_cpu_tier(
 
 
 @pytest.mark.parametrize(("profile", "expected"), [("prefill", "a"), ("other", "b")])
-def test_with_a_prefill_profile_its_endpoint_computes(
-    request_for: MakeRequest, profile: str, expected: str
-) -> None:
+def test_with_a_prefill_profile_its_endpoint_computes(profile: str, expected: str) -> None:
     """It has most itself, and so has nobody to copy from but `a`."""
     tiers = {"a": {"cpu": 4}, "b": {"cpu": 5}}
     picked = {"decode": "a", "prefill": "b"}
@@ -108,7 +101,7 @@ def test_with_a_prefill_profile_its_endpoint_computes(
     assert chosen == (None if expected == "a" else "b")
 
 
-def test_peers_near_the_best_are_drawn_by_their_queues(request_for: MakeRequest) -> None:
+def test_peers_near_the_best_are_drawn_by_their_queues() -> None:
     """Within one block; the same request always draws the same; an unknown queue is a long one."""
     candidates = [
         endpoint("a"),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from struct import pack
 from typing import Any
 
 import msgspec
 import pytest
+from plugin_scenes import request_for
 
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import KvEventConsumer, KvEventFeed, KvEventSource
@@ -31,7 +31,6 @@ from picker.types import (
 
 REAL_BATCH = Path(__file__).parents[3] / "data/vllm_0.32_kv_event.msgpack"
 TOPIC = "kv@10.0.0.1:8000@m"
-MakeRequest = Callable[..., InferenceRequest]
 
 
 def parameters(text: str = "{}") -> PrecisePrefixCacheParameters:
@@ -84,7 +83,7 @@ def send(plugin: PrecisePrefixCacheProducer, request: InferenceRequest, **picked
     plugin.pre_request(request, result, attributes)
 
 
-def test_a_prompt_matches_what_engines_say_they_hold(request_for: MakeRequest) -> None:
+def test_a_prompt_matches_what_engines_say_they_hold() -> None:
     """Full blocks only; unknown endpoints match nothing."""
     plugin = producer()
     plugin.kv_events("default/a", TOPIC, stored(1, 2))
@@ -101,9 +100,7 @@ def test_a_prompt_matches_what_engines_say_they_hold(request_for: MakeRequest) -
 
 
 @pytest.mark.parametrize(("size", "blocks"), [(128, 3), (16, 24), (256, 1)])
-def test_what_a_real_engine_published_is_matched(
-    request_for: MakeRequest, size: int, blocks: int
-) -> None:
+def test_what_a_real_engine_published_is_matched(size: int, blocks: int) -> None:
     """vLLM 0.32 said that it holds these 384 tokens, in blocks of 128."""
     payload = REAL_BATCH.read_bytes()
     (event,) = decode_events(payload)
@@ -117,7 +114,7 @@ def test_what_a_real_engine_published_is_matched(
     plugin.check_integrity()
 
 
-def test_no_weight_makes_a_match_longer_than_the_prompt(request_for: MakeRequest) -> None:
+def test_no_weight_makes_a_match_longer_than_the_prompt() -> None:
     """Scores stay shares, however much more a tier is to count than another."""
     plugin = producer(
         '{"indexerConfig": {"kvCacheBackendConfigs": [{"name": "gpu", "weight": 1e300}]}}'
@@ -128,7 +125,7 @@ def test_no_weight_makes_a_match_longer_than_the_prompt(request_for: MakeRequest
     assert info.match_blocks == {"default/a": 3}
 
 
-def test_a_slower_tier_counts_less(request_for: MakeRequest) -> None:
+def test_a_slower_tier_counts_less() -> None:
     """Three blocks of 0.8 are two; one is none. The weights are configurable."""
     prompt = request_for(prompts=(tokens(*range(48)),))
     plugin = producer()
@@ -144,7 +141,7 @@ def test_a_slower_tier_counts_less(request_for: MakeRequest) -> None:
     assert find(plugin, prompt) == PrefixCacheMatchInfo(3, 16, {}, {"default/a": {"cpu": 3}})
 
 
-def test_ten_blocks_of_the_slower_tier_are_eight(request_for: MakeRequest) -> None:
+def test_ten_blocks_of_the_slower_tier_are_eight() -> None:
     """Though ten times 0.8 added up is a little less."""
     plugin = producer()
     plugin.kv_events("default/a", TOPIC, stored(1, 10, medium="CPU"))
@@ -153,7 +150,7 @@ def test_ten_blocks_of_the_slower_tier_are_eight(request_for: MakeRequest) -> No
     assert info.match_blocks == {"default/a": 8}
 
 
-def test_models_adapters_salts_and_media_do_not_share(request_for: MakeRequest) -> None:
+def test_models_adapters_salts_and_media_do_not_share() -> None:
     """Each is part of the keys on both sides."""
     plugin = producer()
     plugin.kv_events("default/base", TOPIC, stored(1, 1))
@@ -176,7 +173,7 @@ def test_models_adapters_salts_and_media_do_not_share(request_for: MakeRequest) 
         assert info.match_blocks == {f"default/{expected}": 1}
 
 
-def test_several_prompts_add_up(request_for: MakeRequest) -> None:
+def test_several_prompts_add_up() -> None:
     """Matches and totals."""
     plugin = producer()
     plugin.kv_events("default/a", TOPIC, stored(1, 2))
@@ -185,7 +182,7 @@ def test_several_prompts_add_up(request_for: MakeRequest) -> None:
     assert info == PrefixCacheMatchInfo(4, 16, {"default/a": 3}, {"default/a": {"gpu": 3}})
 
 
-def test_without_prompts_nothing_is_found(request_for: MakeRequest) -> None:
+def test_without_prompts_nothing_is_found() -> None:
     """Raw bodies."""
     plugin = producer('{"speculativeIndexing": true}')
     assert find(plugin, request_for()) is None
@@ -196,9 +193,7 @@ def test_without_prompts_nothing_is_found(request_for: MakeRequest) -> None:
 
 
 @pytest.mark.parametrize("forget", ["endpoint_removed", "kv_events_lost"])
-def test_an_endpoint_that_left_or_lost_its_cache_is_forgotten(
-    request_for: MakeRequest, forget: str
-) -> None:
+def test_an_endpoint_that_left_or_lost_its_cache_is_forgotten(forget: str) -> None:
     """Others are not."""
     plugin = producer()
     for key in ("default/a", "default/b"):
@@ -218,7 +213,7 @@ def test_a_message_that_makes_no_sense_is_refused() -> None:
     assert plugin.index_size == 0
 
 
-def test_speculation_believes_in_what_was_sent_for_a_while(request_for: MakeRequest) -> None:
+def test_speculation_believes_in_what_was_sent_for_a_while() -> None:
     """At the primary profile's endpoint and that of `prefill`, for two seconds of request time."""
     plugin = producer('{"speculativeIndexing": true}')
     prompts = (tokens(*range(16)),)
@@ -229,7 +224,7 @@ def test_speculation_believes_in_what_was_sent_for_a_while(request_for: MakeRequ
         assert info.match_blocks == expected
 
 
-def test_without_speculation_only_engines_are_believed(request_for: MakeRequest) -> None:
+def test_without_speculation_only_engines_are_believed() -> None:
     """The default."""
     plugin = producer()
     prompts = (tokens(*range(16)),)
@@ -241,9 +236,7 @@ def test_without_speculation_only_engines_are_believed(request_for: MakeRequest)
 
 @pytest.mark.parametrize("name", ["", "cbor-fnv", "xxh64"])
 @pytest.mark.parametrize("size", ['"blockSizeTokens": 64', '"blockSize": 64'])
-def test_hash_algorithms_and_block_sizes_of_the_configuration(
-    request_for: MakeRequest, name: str, size: str
-) -> None:
+def test_hash_algorithms_and_block_sizes_of_the_configuration(name: str, size: str) -> None:
     """What was stored with them is found with them, whatever the engine's block size."""
     text = f'{{"tokenProcessorConfig": {{{size}, "hashSeed": "s", "hashAlgorithm": "{name}"}}}}'
     plugin = producer(text)

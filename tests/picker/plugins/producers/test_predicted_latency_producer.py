@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fake_latency_predictor import FakeLatencyPredictor
 from msgspec.structs import replace
+from plugin_scenes import candidate, request_for
 
 from picker.framework.attributes import (
     Attributes,
@@ -78,7 +79,7 @@ def make(predictor: FakeLatencyPredictor) -> Callable[..., PredictedLatencyProdu
 
 
 @pytest.fixture
-def asking(request_for: Callable[..., InferenceRequest]) -> InferenceRequest:
+def asking() -> InferenceRequest:
     """A request of 100 tokens for 150 ms and 12 ms, received at 10 s."""
     headers = {"x-llm-d-slo-ttft-ms": "150", "x-llm-d-slo-tpot-ms": "12"}
     request = request_for(prompts=(bytes(400),), received_at_seconds=10.0)
@@ -140,7 +141,6 @@ async def test_each_known_endpoint_gets_a_row(
     make: Callable[..., PredictedLatencyProducer],
     predictor: FakeLatencyPredictor,
     asking: InferenceRequest,
-    candidate: Callable[..., Candidate],
 ) -> None:
     """With everything that is known of it; unknown load is not asked about."""
     producer = make(endpoint_role_label="role", use_encoder_cache_features=True)
@@ -180,9 +180,7 @@ async def test_each_known_endpoint_gets_a_row(
 
 
 async def test_predictions_are_held_against_the_objectives(
-    make: Callable[..., PredictedLatencyProducer],
-    asking: InferenceRequest,
-    candidate: Callable[..., Candidate],
+    make: Callable[..., PredictedLatencyProducer], asking: InferenceRequest
 ) -> None:
     """TPOT counts in streaming mode only."""
     pool = [candidate("a"), candidate("b")]
@@ -200,9 +198,7 @@ async def test_predictions_are_held_against_the_objectives(
 
 
 async def test_nothing_meets_an_objective_that_is_not_named(
-    make: Callable[..., PredictedLatencyProducer],
-    asking: InferenceRequest,
-    candidate: Callable[..., Candidate],
+    make: Callable[..., PredictedLatencyProducer], asking: InferenceRequest
 ) -> None:
     """It is 0."""
     found = await _look_up(make(), replace(asking, headers={}), candidate("a"))
@@ -211,9 +207,7 @@ async def test_nothing_meets_an_objective_that_is_not_named(
 
 
 async def test_a_stricter_request_under_way_tightens_the_objective(
-    make: Callable[..., PredictedLatencyProducer],
-    asking: InferenceRequest,
-    candidate: Callable[..., Candidate],
+    make: Callable[..., PredictedLatencyProducer], asking: InferenceRequest
 ) -> None:
     """Until it ends, or vanishes, or its endpoint leaves."""
     producer = make(streaming_mode=True)
@@ -243,7 +237,6 @@ async def test_servers_are_asked_in_turn_and_in_batches(
     make: Callable[..., PredictedLatencyProducer],
     predictor: FakeLatencyPredictor,
     asking: InferenceRequest,
-    candidate: Callable[..., Candidate],
 ) -> None:
     """One server a request, as many rows at once as it takes."""
     producer = make()
@@ -263,7 +256,6 @@ async def test_a_server_that_fails_predicts_nothing(
     make: Callable[..., PredictedLatencyProducer],
     predictor: FakeLatencyPredictor,
     asking: InferenceRequest,
-    candidate: Callable[..., Candidate],
     caplog: pytest.LogCaptureFixture,
     failing: bool,
     answer: Any,
@@ -292,7 +284,6 @@ async def test_nobody_is_asked_unless_that_is_wanted(
     make: Callable[..., PredictedLatencyProducer],
     predictor: FakeLatencyPredictor,
     asking: InferenceRequest,
-    candidate: Callable[..., Candidate],
     environment: dict[str, str],
     parameters: dict[str, Any],
 ) -> None:
@@ -310,7 +301,6 @@ async def test_samples_say_what_a_request_saw(
     make: Callable[..., PredictedLatencyProducer],
     predictor: FakeLatencyPredictor,
     asking: InferenceRequest,
-    candidate: Callable[..., Candidate],
     streaming: bool,
     tokens: int,
     ttft_ms: float,
@@ -338,9 +328,7 @@ async def test_samples_say_what_a_request_saw(
 
 
 async def test_failed_requests_are_no_samples(
-    make: Callable[..., PredictedLatencyProducer],
-    asking: InferenceRequest,
-    candidate: Callable[..., Candidate],
+    make: Callable[..., PredictedLatencyProducer], asking: InferenceRequest
 ) -> None:
     """Nor those whose endpoint nothing was known of, nor those that nobody collects."""
     producer = make()
@@ -362,7 +350,6 @@ async def test_samples_wait_for_a_server_that_is_away(
     make: Callable[..., PredictedLatencyProducer],
     predictor: FakeLatencyPredictor,
     asking: InferenceRequest,
-    candidate: Callable[..., Candidate],
 ) -> None:
     """The latest three of them, and go in batches of two."""
     producer = make()

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from msgspec.structs import replace
+from plugin_scenes import configured, request_for
 
 from picker.framework.attributes import Attributes, session_id_key
 from picker.framework.interfaces import DataProducer, ProducesData
 from picker.plugins.producers.session_id_producer import PLUGIN
-from picker.types import InferenceRequest
 
 
 @pytest.mark.parametrize(
@@ -36,11 +33,7 @@ from picker.types import InferenceRequest
     ],
 )
 def test_the_session_is_read_from_its_one_source(
-    configured: Callable[..., Any],
-    request_for: Callable[..., InferenceRequest],
-    parameters: dict[str, str],
-    headers: dict[str, str],
-    expected: str | None,
+    parameters: dict[str, str], headers: dict[str, str], expected: str | None
 ) -> None:
     """Nothing is written without a value; the request stays as it is."""
     producer = configured(PLUGIN, parameters, "mine")

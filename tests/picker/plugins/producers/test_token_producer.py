@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from plugin_scenes import request_for
 
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import AsyncDataProducer, DataProducer, ProducesData
@@ -72,13 +73,13 @@ def test_it_produces_the_tokenized_prompt_whatever_its_name(parameters: dict[str
     assert PLUGIN.deprecated_aliases == ("tokenizer",)
 
 
-def test_text_is_packed_four_bytes_a_token(request_for: RequestFor) -> None:
+def test_text_is_packed_four_bytes_a_token() -> None:
     """Little endian, zero-padded: `hello world` is [1819043176, 1870078063, 6581362]."""
     request = estimated(request_for(Api.COMPLETIONS, {"prompt": "hello world"}))
     assert (request.prompts, request.features) == ((HELLO,), ((),))
 
 
-def test_each_prompt_has_its_features(request_for: RequestFor) -> None:
+def test_each_prompt_has_its_features() -> None:
     """None of its own is an empty tuple, so both can be walked side by side."""
     request = estimated(request_for(Api.COMPLETIONS, {"prompt": ["a", "b"]}))
     assert (request.prompts, request.features) == ((b"a\0\0\0", b"b\0\0\0"), ((), ()))
@@ -87,7 +88,7 @@ def test_each_prompt_has_its_features(request_for: RequestFor) -> None:
     assert (feature.modality, feature.offset, feature.length) == ("image", 1, 225)
 
 
-def test_the_estimate_can_be_tuned(request_for: RequestFor) -> None:
+def test_the_estimate_can_be_tuned() -> None:
     """By the names of the configuration, and by the headers of the request."""
     video = {"type": "video_url", "video_url": {"url": "http://x/v"}}
     chat = {"messages": [{"role": "user", "content": [IMAGE, video]}]}
@@ -112,7 +113,7 @@ def test_tokens_of_the_body_are_taken_as_they_are() -> None:
     assert (request.prompts, request.features) == ((b"abcd", b"efgh"), ((), ()))
 
 
-def test_what_has_no_prompt_stays_as_it_is(request_for: RequestFor) -> None:
+def test_what_has_no_prompt_stays_as_it_is() -> None:
     """Raw bodies, images, and requests that come with tokens."""
     for request in (
         request_for(Api.RAW, None),
@@ -123,7 +124,7 @@ def test_what_has_no_prompt_stays_as_it_is(request_for: RequestFor) -> None:
         assert estimated(request) is request
 
 
-async def test_a_server_is_asked_for_the_tokens_of_its_model(request_for: RequestFor) -> None:
+async def test_a_server_is_asked_for_the_tokens_of_its_model() -> None:
     """With the client's body, by the client's API."""
     server = Server([{"token_ids": [1]}, {"token_ids": [2, 3]}])
     payload = {"model": "alias", "prompt": ["a", "b"]}
@@ -143,7 +144,7 @@ async def test_a_server_is_asked_for_the_tokens_of_its_model(request_for: Reques
     ],
 )
 async def test_a_chat_with_blocks_has_more_time(
-    request_for: RequestFor, content: Any, vllm: dict[str, str], seconds: float
+    content: Any, vllm: dict[str, str], seconds: float
 ) -> None:
     """As a server may have to fetch and look at media."""
     server = Server({"token_ids": [1]})
@@ -153,7 +154,7 @@ async def test_a_chat_with_blocks_has_more_time(
     assert server.asked[0][::2] == ("http://render:8000/v1/chat/completions/render", seconds)
 
 
-async def test_nothing_is_asked_about_tokens_that_are_there(request_for: RequestFor) -> None:
+async def test_nothing_is_asked_about_tokens_that_are_there() -> None:
     """Nor about APIs that are not rendered."""
     server = Server()
     body = ParsedBody(Api.GENERATE, prompts=(b"abcd",))
@@ -169,7 +170,7 @@ async def test_nothing_is_asked_about_tokens_that_are_there(request_for: Request
 
 
 @pytest.mark.parametrize("answer", [HttpError("gone"), [], {}, "x", {"token_ids": []}])
-async def test_a_server_that_fails_makes_no_tokens(request_for: RequestFor, answer: Any) -> None:
+async def test_a_server_that_fails_makes_no_tokens(answer: Any) -> None:
     """The error is the caller's to log; the request has no tokens then."""
     request = request_for(Api.COMPLETIONS, {"prompt": "x"})
     with pytest.raises(HttpError):

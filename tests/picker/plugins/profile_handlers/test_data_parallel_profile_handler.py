@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
+from plugin_scenes import configured, placed, request_for, schedule
 
 from picker.errors import Code, RefusedError
 from picker.plugins.profile_handlers.data_parallel_profile_handler import PLUGIN
-from picker.types import InferenceRequest, ProfileResult
-
-Make = Callable[..., Any]
+from picker.types import ProfileResult
 
 
 @pytest.mark.parametrize(("parameters", "port"), [({}, 8000), ({"primaryPort": 9001}, 9001)])
 def test_the_destination_is_the_sidecar_of_the_picked_rank(
-    configured: Make, schedule: Make, placed: Make, parameters: dict[str, int], port: int
+    parameters: dict[str, int], port: int
 ) -> None:
     """Only the best is named; the other ranks belong to other headers."""
     ranks = [
@@ -33,11 +29,7 @@ def test_the_destination_is_the_sidecar_of_the_picked_rank(
 
 
 @pytest.mark.parametrize("found", [None, ProfileResult(())])
-def test_nothing_picked_is_refused(
-    configured: Make,
-    request_for: Callable[..., InferenceRequest],
-    found: ProfileResult | None,
-) -> None:
+def test_nothing_picked_is_refused(found: ProfileResult | None) -> None:
     """429, as for any other profile handler."""
     with pytest.raises(RefusedError) as refusal:
         configured(PLUGIN).process_results(request_for(), {"default": found})

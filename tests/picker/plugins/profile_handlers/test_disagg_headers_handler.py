@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
+from plugin_scenes import configured, placed, request_for
 
 from picker.framework.attributes import Attributes
 from picker.framework.registry import Stability
 from picker.plugins.profile_handlers.disagg_headers_handler import PLUGIN
 from picker.types import (
-    Candidate,
-    InferenceRequest,
     ProfileResult,
     SchedulingResult,
     ScoredEndpoint,
@@ -38,12 +34,7 @@ PREFILLER, ENCODERS = "x-prefiller-host-port", "x-encoder-hosts-ports"
     ],
 )
 def test_the_stages_that_found_an_endpoint_are_told(
-    configured: Callable[..., Any],
-    placed: Callable[..., Candidate],
-    request_for: Callable[..., InferenceRequest],
-    parameters: dict[str, str],
-    profiles: dict[str, list[int]],
-    expected: dict[str, str],
+    parameters: dict[str, str], profiles: dict[str, list[int]], expected: dict[str, str]
 ) -> None:
     """The first prefill endpoint and all encode endpoints."""
     decode = placed("d")

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from plugin_scenes import SetDecider, configured, placed, pool_of, request_for, schedule
 
 from picker.errors import Code, DropReason, RefusedError
 from picker.framework.attributes import Attributes
 from picker.framework.disaggregation import DISAGGREGATION_DECISION_KEY
 from picker.framework.interfaces import PreRequest, ProfileHandler, UsesPlugins
 from picker.plugins.profile_handlers.disagg_profile_handler import PLUGIN
-from picker.types import Candidate, InferenceRequest, ProfileResult
+from picker.types import InferenceRequest, ProfileResult
 
 Make = Callable[..., Any]
 PROFILES = ("decode", "prefill", "encode")
@@ -20,12 +21,12 @@ ALL_ROLES = ("decode", "prefill", "encode")
 
 
 @pytest.fixture
-def connected(configured: Make, decider: Make) -> Make:
+def connected() -> Make:
     """`connected(order, prefill=…, encode=…)`: a handler and its deciders; None for no decider."""
 
     def make(order: str = "", prefill: bool | None = None, encode: bool | None = None) -> Any:
         answers = {"prefill": prefill, "encode": encode}
-        made = {name: decider(answer) for name, answer in answers.items() if answer is not None}
+        made = {name: SetDecider(answer) for name, answer in answers.items() if answer is not None}
         names = {name: f"{name}-decider" for name in made}
         handler = configured(PLUGIN, {"stageOrder": order, "deciders": names})
         plugins = {f"{name}-decider": plugin for name, plugin in made.items()}
@@ -84,9 +85,6 @@ def counted(handler: Any, result: Any, request: InferenceRequest) -> str:
 )
 def test_decode_first_runs_what_the_deciders_want(
     connected: Make,
-    schedule: Make,
-    pool: Make,
-    request_for: Callable[..., InferenceRequest],
     prefill: bool | None,
     encode: bool | None,
     ran: list[str],
@@ -95,7 +93,7 @@ def test_decode_first_runs_what_the_deciders_want(
 ) -> None:
     """Later stages are near the decode endpoint, which deciders see; no decider means never."""
     handler, deciders = connected("", prefill, encode)
-    result, runs = schedule(handler, PROFILES, pool(*ALL_ROLES, "encode"))
+    result, runs = schedule(handler, PROFILES, pool_of(*ALL_ROLES, "encode"))
     assert [name for name, _ in runs] == ran
     assert [peer for _, peer in runs] == [None] + ["decode0"] * (len(ran) - 1)
     assert result.primary_profile == "decode"
@@ -123,15 +121,13 @@ def test_decode_first_runs_what_the_deciders_want(
 )
 def test_prefill_first_always_prefills_where_there_is_a_profile(
     connected: Make,
-    schedule: Make,
-    pool: Make,
     encode: bool | None,
     profiles: tuple[str, ...],
     runs_expected: list[tuple[str, str | None]],
 ) -> None:
     """Each stage is near the one before; the encode decider sees no endpoint."""
     handler, deciders = connected("prefill-first", None, encode)
-    result, runs = schedule(handler, profiles, pool(*ALL_ROLES))
+    result, runs = schedule(handler, profiles, pool_of(*ALL_ROLES))
     assert runs == runs_expected
     assert [endpoint.name for endpoint in result.endpoints] == ["decode0"]
     assert ("x-prefiller-host-port" in result.set_headers) is ("prefill" in profiles)
@@ -149,16 +145,11 @@ def test_prefill_first_always_prefills_where_there_is_a_profile(
     ],
 )
 def test_a_stage_that_finds_nothing_is_left_to_the_decode_endpoint(
-    connected: Make,
-    schedule: Make,
-    pool: Make,
-    order: str,
-    roles: tuple[str, ...],
-    headers: dict[str, str],
+    connected: Make, order: str, roles: tuple[str, ...], headers: dict[str, str]
 ) -> None:
     """The request is not refused for it."""
     handler, _ = connected(order, None if order else True, True)
-    result, runs = schedule(handler, PROFILES, pool(*roles))
+    result, runs = schedule(handler, PROFILES, pool_of(*roles))
     assert sorted(name for name, _ in runs) == sorted(PROFILES)
     assert [endpoint.name for endpoint in result.endpoints] == ["decode0"]
     assert result.set_headers == headers
@@ -168,21 +159,19 @@ def test_a_stage_that_finds_nothing_is_left_to_the_decode_endpoint(
     ("order", "ran"), [("", ["decode"]), ("prefill-first", ["encode", "prefill", "decode"])]
 )
 def test_without_a_decode_endpoint_the_request_is_refused(
-    connected: Make, schedule: Make, pool: Make, order: str, ran: list[str]
+    connected: Make, order: str, ran: list[str]
 ) -> None:
     """With what the decode profile says; decode-first, no other stage runs."""
     handler, deciders = connected(order, None if order else True, True)
     with pytest.raises(RefusedError) as refusal:
-        schedule(handler, PROFILES, pool("prefill", "encode"))
+        schedule(handler, PROFILES, pool_of("prefill", "encode"))
     assert refusal.value.code is Code.RESOURCE_EXHAUSTED
     assert refusal.value.drop_reason is DropReason.SATURATED
     if not order:
         assert all(not made.shown for made in deciders.values())
 
 
-def test_a_decode_profile_that_picked_nothing_is_refused_too(
-    connected: Make, request_for: Callable[..., InferenceRequest]
-) -> None:
+def test_a_decode_profile_that_picked_nothing_is_refused_too(connected: Make) -> None:
     """Even when its profile did not say why."""
     handler, _ = connected("", True, True)
     results = {"decode": ProfileResult(())}
@@ -193,28 +182,22 @@ def test_a_decode_profile_that_picked_nothing_is_refused_too(
 
 
 @pytest.mark.parametrize("missing", [("decode",), ("decode", "prefill"), ("decode", "encode")])
-def test_a_stage_without_a_profile_never_runs(
-    connected: Make, schedule: Make, pool: Make, missing: tuple[str, ...]
-) -> None:
+def test_a_stage_without_a_profile_never_runs(connected: Make, missing: tuple[str, ...]) -> None:
     """Whatever its decider would say."""
     handler, _ = connected("", True, True)
-    _, runs = schedule(handler, missing, pool(*ALL_ROLES))
+    _, runs = schedule(handler, missing, pool_of(*ALL_ROLES))
     assert [name for name, _ in runs] == list(missing)
 
 
-def test_all_decode_endpoints_are_the_fallback_list(
-    connected: Make, schedule: Make, pool: Make
-) -> None:
+def test_all_decode_endpoints_are_the_fallback_list(connected: Make) -> None:
     """And only the first prefill endpoint is named."""
     handler, _ = connected("", True)
-    result, _ = schedule(handler, PROFILES, pool("decode", "decode", "prefill", "prefill"))
+    result, _ = schedule(handler, PROFILES, pool_of("decode", "decode", "prefill", "prefill"))
     assert [endpoint.name for endpoint in result.endpoints] == ["decode0", "decode1"]
     assert result.set_headers == {"x-prefiller-host-port": "10.0.0.2:8000"}
 
 
-def test_ipv6_endpoints_are_told_in_brackets(
-    connected: Make, schedule: Make, placed: Callable[..., Candidate]
-) -> None:
+def test_ipv6_endpoints_are_told_in_brackets(connected: Make) -> None:
     """As in every host:port."""
     handler, _ = connected("", True)
     label = "llm-d.ai/role"
@@ -226,9 +209,7 @@ def test_ipv6_endpoints_are_told_in_brackets(
     assert result.set_headers == {"x-prefiller-host-port": "[fd00::7]:8200"}
 
 
-def test_profiles_can_have_other_names(
-    configured: Make, decider: Make, schedule: Make, pool: Make
-) -> None:
+def test_profiles_can_have_other_names() -> None:
     """In both forms of the parameters, which mean the same."""
     nested = {
         "profiles": {"decode": "my-decode", "prefill": "my-prefill"},
@@ -241,8 +222,8 @@ def test_profiles_can_have_other_names(
     }
     for parameters in (nested, flat):
         handler = configured(PLUGIN, parameters)
-        handler.connect({"d": decider(True)})
-        result, runs = schedule(handler, ("my-decode", "my-prefill"), pool(*ALL_ROLES))
+        handler.connect({"d": SetDecider(True)})
+        result, runs = schedule(handler, ("my-decode", "my-prefill"), pool_of(*ALL_ROLES))
         assert [name for name, _ in runs] == ["my-decode", "my-prefill"]
         assert result.primary_profile == "my-decode"
         assert result.set_headers == {"x-prefiller-host-port": "10.0.0.1:8000"}
@@ -262,11 +243,9 @@ def test_profiles_can_have_other_names(
         ("-prefill_first-", True),
     ],
 )
-def test_the_order_is_read_loosely(
-    configured: Make, schedule: Make, pool: Make, order: str, is_prefill_first: bool
-) -> None:
+def test_the_order_is_read_loosely(order: str, is_prefill_first: bool) -> None:
     """Case, dashes and underscores do not matter."""
-    _, runs = schedule(configured(PLUGIN, {"stageOrder": order}), PROFILES, pool(*ALL_ROLES))
+    _, runs = schedule(configured(PLUGIN, {"stageOrder": order}), PROFILES, pool_of(*ALL_ROLES))
     assert (runs[0][0] == "prefill") is is_prefill_first
 
 
@@ -286,7 +265,7 @@ def test_the_order_is_read_loosely(
     ],
 )
 def test_deciders_are_asked_for_by_the_parameter_that_names_them(
-    configured: Make, parameters: dict[str, Any], references: dict[str, str]
+    parameters: dict[str, Any], references: dict[str, str]
 ) -> None:
     """So that they may stand anywhere in the configuration."""
     handler = configured(PLUGIN, parameters)
@@ -296,7 +275,7 @@ def test_deciders_are_asked_for_by_the_parameter_that_names_them(
     assert handler.max_profiles is None
 
 
-def test_a_plugin_that_decides_nothing_is_refused(configured: Make) -> None:
+def test_a_plugin_that_decides_nothing_is_refused() -> None:
     """By its name."""
     handler = configured(PLUGIN, {"deciders": {"encode": "queue"}})
     with pytest.raises(ValueError, match="'queue' is not a decider"):

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from plugin_scenes import configured, pool_of, request_for, schedule
 
 from picker.errors import Code, RefusedError
 from picker.framework.attributes import Attributes
 from picker.plugins.profile_handlers.header_profile_handler import PLUGIN
-from picker.types import InferenceRequest, ProfileResult
-
-Make = Callable[..., Any]
+from picker.types import ProfileResult
 
 
 @pytest.mark.parametrize(
@@ -32,20 +30,13 @@ Make = Callable[..., Any]
     ],
 )
 def test_the_header_names_the_profile(
-    configured: Make,
-    schedule: Make,
-    pool: Make,
-    request_for: Callable[..., InferenceRequest],
-    parameters: dict[str, Any],
-    header: str | None,
-    profiles: tuple[str, ...],
-    expected: str | None,
+    parameters: dict[str, Any], header: str | None, profiles: tuple[str, ...], expected: str | None
 ) -> None:
     """The only profile needs no name; a name that is no profile is refused."""
     request = request_for()
     if header is not None:
         request = replace(request, headers={"epp-profile": header})
-    handler, candidates = configured(PLUGIN, parameters), pool("both", "encode")
+    handler, candidates = configured(PLUGIN, parameters), pool_of("both", "encode")
     if expected is None:
         with pytest.raises(RefusedError) as refusal:
             schedule(handler, profiles, candidates, request)
@@ -56,34 +47,23 @@ def test_the_header_names_the_profile(
     assert result.primary_profile == expected
 
 
-def test_another_header_can_be_named(
-    configured: Make,
-    schedule: Make,
-    pool: Make,
-    request_for: Callable[..., InferenceRequest],
-) -> None:
+def test_another_header_can_be_named() -> None:
     """Its case does not matter."""
     request = replace(request_for(), headers={"x-stage": "prefill", "epp-profile": "decode"})
     handler = configured(PLUGIN, {"headerName": "X-Stage"})
-    result, _ = schedule(handler, ("decode", "prefill"), pool("both"), request)
+    result, _ = schedule(handler, ("decode", "prefill"), pool_of("both"), request)
     assert result.primary_profile == "prefill"
 
 
-def test_all_picked_endpoints_are_the_fallback_list(
-    configured: Make, schedule: Make, pool: Make
-) -> None:
+def test_all_picked_endpoints_are_the_fallback_list() -> None:
     """In order."""
-    result, _ = schedule(configured(PLUGIN), ("decode",), pool("decode", "decode"))
+    result, _ = schedule(configured(PLUGIN), ("decode",), pool_of("decode", "decode"))
     assert [endpoint.name for endpoint in result.endpoints] == ["decode0", "decode1"]
     assert result.set_headers == {}
 
 
 @pytest.mark.parametrize("found", [None, ProfileResult(())])
-def test_nothing_picked_is_refused(
-    configured: Make,
-    request_for: Callable[..., InferenceRequest],
-    found: ProfileResult | None,
-) -> None:
+def test_nothing_picked_is_refused(found: ProfileResult | None) -> None:
     """429; and no other profile is tried."""
     handler = configured(PLUGIN)
     assert not handler.pick_profiles(request_for(), ("a", "b"), {"a": found}, Attributes())

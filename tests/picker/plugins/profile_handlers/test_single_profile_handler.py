@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
+from plugin_scenes import candidate, request_for
 
 from picker.errors import Code, RefusedError
 from picker.framework.attributes import Attributes
 from picker.plugins.profile_handlers.single_profile_handler import SingleProfileHandler
-from picker.types import Candidate, InferenceRequest, ProfileResult, ScoredEndpoint
+from picker.types import ProfileResult, ScoredEndpoint
 
 
-def test_the_only_profile_runs_once_and_is_primary(
-    candidate: Callable[..., Candidate], request_for: Callable[..., InferenceRequest]
-) -> None:
+def test_the_only_profile_runs_once_and_is_primary() -> None:
     """Its picked endpoints, in order, are the fallback list."""
     handler, request = SingleProfileHandler(), request_for()
     assert handler.max_profiles == 1
@@ -29,9 +26,7 @@ def test_the_only_profile_runs_once_and_is_primary(
 
 
 @pytest.mark.parametrize("found", [None, ProfileResult(())])
-def test_a_profile_that_found_nothing_is_refused(
-    request_for: Callable[..., InferenceRequest], found: ProfileResult | None
-) -> None:
+def test_a_profile_that_found_nothing_is_refused(found: ProfileResult | None) -> None:
     """429: there is no destination."""
     with pytest.raises(RefusedError) as refusal:
         SingleProfileHandler().process_results(request_for(), {"default": found})

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
+from plugin_scenes import placed, request_for
 
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Flight
-from picker.types import Candidate, InferenceRequest, SchedulingResult
+from picker.types import SchedulingResult
 
 
 @pytest.fixture
-def flight(
-    placed: Callable[..., Candidate], request_for: Callable[..., InferenceRequest]
-) -> Flight:
+def flight() -> Flight:
     """To one endpoint."""
     return Flight(request_for(), SchedulingResult((placed().endpoint,), "default"), Attributes())

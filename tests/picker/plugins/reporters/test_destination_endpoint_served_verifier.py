@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
+from plugin_scenes import configured
 
 from picker.framework.interfaces import Flight, ResponseHeadHook
 from picker.plugins.reporters.destination_endpoint_served_verifier import PLUGIN
@@ -30,7 +28,7 @@ from picker.types import ResponseHead
     ],
 )
 def test_every_response_says_who_has_served(
-    configured: Callable[..., Any], flight: Flight, head: ResponseHead, expected: str
+    flight: Flight, head: ResponseHead, expected: str
 ) -> None:
     """Or what the proxy left out."""
     plugin = configured(PLUGIN)

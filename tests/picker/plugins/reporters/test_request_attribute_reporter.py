@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from plugin_scenes import configured
 
 from picker.framework.interfaces import Flight, ResponseProgressHook
 from picker.plugins.reporters.request_attribute_reporter import PLUGIN
 from picker.types import ResponseProgress, Usage
 
-Make = Callable[..., Any]
 COST = "x-gateway-inference-request-cost"
 
 
@@ -30,7 +29,7 @@ def last(usage: Usage | None) -> ResponseProgress:
     return ResponseProgress(1.0, 100, usage, is_last=True)
 
 
-def test_the_last_piece_carries_the_number(configured: Make, flight: Flight) -> None:
+def test_the_last_piece_carries_the_number(flight: Flight) -> None:
     """And only the last, in the namespace envoy.lb."""
     reporter = configured(PLUGIN, reporting("usage.completion_tokens"))
     assert isinstance(reporter, ResponseProgressHook)
@@ -39,7 +38,7 @@ def test_the_last_piece_carries_the_number(configured: Make, flight: Flight) -> 
     assert reporter.response_progress(flight, last(usage)) == {"envoy.lb": {COST: 10}}
 
 
-def test_the_namespace_can_be_another(configured: Make, flight: Flight) -> None:
+def test_the_namespace_can_be_another(flight: Flight) -> None:
     """As the key says."""
     reporter = configured(PLUGIN, reporting("usage.total_tokens", namespace="billing"))
     answer = reporter.response_progress(flight, last(Usage(7, 10, 17)))
@@ -56,9 +55,7 @@ def test_the_namespace_can_be_another(configured: Make, flight: Flight) -> None:
         ("  ", True),
     ],
 )
-def test_a_condition_has_to_hold(
-    configured: Make, flight: Flight, condition: str, reported: bool
-) -> None:
+def test_a_condition_has_to_hold(flight: Flight, condition: str, reported: bool) -> None:
     """An empty one always does."""
     reporter = configured(PLUGIN, reporting("usage.completion_tokens", condition))
     answer = reporter.response_progress(flight, last(Usage(7, 10, 17)))
@@ -66,16 +63,14 @@ def test_a_condition_has_to_hold(
 
 
 @pytest.mark.parametrize("usage", [None, Usage(7, 0, 7)])
-def test_zero_and_silence_are_not_reported(
-    configured: Make, flight: Flight, usage: Usage | None
-) -> None:
+def test_zero_and_silence_are_not_reported(flight: Flight, usage: Usage | None) -> None:
     """A response that tells no usage costs nobody knows what."""
     reporter = configured(PLUGIN, reporting("usage.completion_tokens"))
     assert reporter.response_progress(flight, last(usage)) is None
 
 
 def test_an_expression_that_fails_is_logged(
-    configured: Make, flight: Flight, caplog: pytest.LogCaptureFixture
+    flight: Flight, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And nothing is reported; the response goes on."""
     reporter = configured(PLUGIN, reporting("100 / usage.completion_tokens"))
@@ -84,16 +79,14 @@ def test_an_expression_that_fails_is_logged(
     assert "attributes[0].expression" in caplog.text
 
 
-def test_a_value_of_another_kind_is_not_reported(configured: Make, flight: Flight) -> None:
+def test_a_value_of_another_kind_is_not_reported(flight: Flight) -> None:
     """Whatever it was for the sample."""
     odd = "usage.completion_tokens < 100 ? dyn(1) : dyn(usage.completion_tokens > 5)"
     reporter = configured(PLUGIN, reporting(odd))
     assert reporter.response_progress(flight, last(Usage(0, 500, 0))) is None
 
 
-def test_without_the_library_the_configuration_is_refused(
-    configured: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_library_the_configuration_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the way to install it."""
     blocked: Any = None
     monkeypatch.setitem(sys.modules, "cel", blocked)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
+from plugin_scenes import request_for
 
 from picker.framework.attributes import Attributes
 from picker.plugins.scorers.context_length_aware import (
@@ -29,7 +30,7 @@ def _candidates(ranges: list[str | None], label: str = LABEL) -> list[Candidate]
 
 
 @pytest.fixture
-def request_of(request_for: Callable[..., InferenceRequest]) -> Callable[[int], InferenceRequest]:
+def request_of() -> Callable[[int], InferenceRequest]:
     return lambda tokens: request_for(prompts=(bytes(4 * tokens),))
 
 

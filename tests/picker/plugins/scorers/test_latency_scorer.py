@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from plugin_scenes import candidate, request_for
 
 from picker.framework.attributes import Attributes, LatencyPrediction, latency_predictions_key
 from picker.plugins.scorers.latency_scorer import LatencyScorer, LatencyScorerParameters
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
-from picker.types import Candidate, InferenceRequest
 
 Score = Callable[..., list[float]]
 
@@ -31,9 +31,7 @@ def _found(headrooms: Mapping[str, tuple[float, float]], dispatched: int = 1) ->
 
 
 @pytest.fixture
-def score(
-    candidate: Callable[..., Candidate], request_for: Callable[..., InferenceRequest]
-) -> Score:
+def score() -> Score:
     """Scores of the endpoints a, b, c… that the headrooms are given of."""
 
     def go(
@@ -76,9 +74,7 @@ def test_positive_endpoints_shut_out_negative_ones(score: Score) -> None:
     assert score(_scorer(), headrooms) == [0.0, 0.51, 0.0]
 
 
-def test_of_negative_endpoints_the_idle_ones_are_rated(
-    candidate: Callable[..., Candidate], request_for: Callable[..., InferenceRequest]
-) -> None:
+def test_of_negative_endpoints_the_idle_ones_are_rated() -> None:
     """However they miss; the candidate's own count may say that one is busy."""
     found = _found({"a": (-10.0, 5.0), "b": (-20.0, -5.0), "c": (5.0, -5.0)}, dispatched=0)
     candidates = [candidate("a"), candidate("b"), candidate("c", inflight=1)]
@@ -101,9 +97,7 @@ def test_of_busy_negative_endpoints_the_least_bad_group_is_rated(
     assert score(_scorer(headroomSelectionStrategy="most"), headrooms) == expected
 
 
-def test_an_endpoint_without_a_prediction_scores_nothing(
-    candidate: Callable[..., Candidate], request_for: Callable[..., InferenceRequest]
-) -> None:
+def test_an_endpoint_without_a_prediction_scores_nothing() -> None:
     """As does one whose prediction is no number."""
     candidates = [candidate(name) for name in "abc"]
     found = _found({"a": (5.0, 5.0), "b": (float("nan"), 5.0)})
@@ -123,10 +117,7 @@ def test_an_endpoint_without_a_prediction_scores_nothing(
     ],
 )
 def test_without_predictions_load_and_cache_decide(
-    candidate: Callable[..., Candidate],
-    request_for: Callable[..., InferenceRequest],
-    parameters: dict[str, Any],
-    expected: list[float],
+    parameters: dict[str, Any], expected: list[float]
 ) -> None:
     """The mean of free cache, short queue and cached prompt; unknown load contributes nothing."""
     attributes = Attributes()
@@ -141,9 +132,7 @@ def test_without_predictions_load_and_cache_decide(
     assert list(scores) == expected
 
 
-def test_without_anything_queues_are_equal(
-    candidate: Callable[..., Candidate], request_for: Callable[..., InferenceRequest]
-) -> None:
+def test_without_anything_queues_are_equal() -> None:
     """No match, no queues: free cache and equal queues, two thirds."""
     candidates = [candidate("a"), candidate("b")]
     assert list(_scorer().score(request_for(), candidates, Attributes())) == [0.67, 0.67]

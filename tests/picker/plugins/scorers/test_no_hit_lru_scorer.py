@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from plugin_scenes import candidate, request_for
 
 from picker.framework.attributes import Attributes
 from picker.plugins.scorers.no_hit_lru_scorer import NoHitLruParameters, NoHitLruScorer
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import (
     Candidate,
-    InferenceRequest,
     ProfileResult,
     SchedulingResult,
     ScoredEndpoint,
@@ -34,12 +34,12 @@ def _picked(*candidates: Candidate) -> ProfileResult:
 
 
 @pytest.fixture
-def pool(candidate: Callable[..., Candidate]) -> list[Candidate]:
+def pool() -> list[Candidate]:
     return [candidate(name) for name in "abc"]
 
 
 @pytest.fixture
-def send(request_for: Callable[..., InferenceRequest]) -> Callable[..., None]:
+def send() -> Callable[..., None]:
     """`send(scorer, attributes, default=result, …)`: a decision leaves; its first profile leads."""
 
     def go(scorer: NoHitLruScorer, found: Attributes, **profiles: ProfileResult) -> None:
@@ -52,9 +52,7 @@ def send(request_for: Callable[..., InferenceRequest]) -> Callable[..., None]:
 
 
 def test_cold_prompts_go_to_whoever_waited_longest(
-    pool: list[Candidate],
-    request_for: Callable[..., InferenceRequest],
-    send: Callable[..., None],
+    pool: list[Candidate], send: Callable[..., None]
 ) -> None:
     """Never used first, in order; then the one used longest ago."""
     scorer = NoHitLruScorer(NoHitLruParameters())
@@ -70,9 +68,7 @@ def test_cold_prompts_go_to_whoever_waited_longest(
     assert list(scorer.used) == ["default/a", "default/c", "default/b"]
 
 
-def test_ranks_count_candidates_only(
-    pool: list[Candidate], request_for: Callable[..., InferenceRequest], send: Callable[..., None]
-) -> None:
+def test_ranks_count_candidates_only(pool: list[Candidate], send: Callable[..., None]) -> None:
     """Endpoints outside of the decision leave no gap; one candidate is the best there is."""
     scorer = NoHitLruScorer(NoHitLruParameters())
     a, b, c = pool
@@ -84,7 +80,7 @@ def test_ranks_count_candidates_only(
 
 
 def test_a_hit_anywhere_makes_all_equal_and_nothing_is_remembered(
-    pool: list[Candidate], request_for: Callable[..., InferenceRequest], send: Callable[..., None]
+    pool: list[Candidate], send: Callable[..., None]
 ) -> None:
     """The prefix decides then; a hit outside of the candidates is none."""
     scorer = NoHitLruScorer(NoHitLruParameters())
@@ -98,7 +94,7 @@ def test_a_hit_anywhere_makes_all_equal_and_nothing_is_remembered(
 
 
 def test_without_a_finding_every_prompt_is_cold(
-    pool: list[Candidate], request_for: Callable[..., InferenceRequest], send: Callable[..., None]
+    pool: list[Candidate], send: Callable[..., None]
 ) -> None:
     """As is one that matches nothing."""
     scorer = NoHitLruScorer(NoHitLruParameters(lru_size=2, prefix_plugin_name="ignored"))
@@ -122,8 +118,8 @@ def test_the_order_is_bounded_and_forgets_who_left(
 ) -> None:
     """The longest unused goes first."""
     scorer = NoHitLruScorer(NoHitLruParameters(lru_size=2))
-    for candidate in pool:
-        send(scorer, _found(), default=_picked(candidate))
+    for one in pool:
+        send(scorer, _found(), default=_picked(one))
     assert list(scorer.used) == ["default/b", "default/c"]
     scorer.endpoint_removed("default/b")
     scorer.endpoint_removed("default/never")

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from plugin_scenes import configured, placed, request_for
 
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Flight, ResponseHeadHook, Screener
 from picker.plugins.screeners.disaggregatedset_rollout_screener import PLUGIN
-from picker.types import Candidate, InferenceRequest, ResponseHead, SchedulingResult
+from picker.types import Candidate, ResponseHead, SchedulingResult
 
 Make = Callable[..., Any]
 NAME, REVISION, ROLE, SLICE = (
@@ -35,7 +36,7 @@ def parameters(mode: str = "sum", *roles: str, **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def rollout(placed: Callable[..., Candidate]) -> Callable[..., list[Candidate]]:
+def rollout() -> Callable[..., list[Candidate]]:
     """`rollout(a=(2, 9), b=(1, 1))`: so many prefill and decode endpoints of each revision."""
 
     def make(**revisions: tuple[int, int]) -> list[Candidate]:
@@ -50,7 +51,7 @@ def rollout(placed: Callable[..., Candidate]) -> Callable[..., list[Candidate]]:
 
 
 @pytest.fixture
-def shares(request_for: Callable[..., InferenceRequest]) -> Callable[..., dict[str, float]]:
+def shares() -> Callable[..., dict[str, float]]:
     """How often each revision is chosen; each time whole and alone."""
 
     def draw(screener: Any, candidates: list[Candidate], times: int = 2000) -> dict[str, float]:
@@ -79,7 +80,6 @@ def shares(request_for: Callable[..., InferenceRequest]) -> Callable[..., dict[s
     ],
 )
 def test_complete_revisions_are_drawn_by_weight(
-    configured: Make,
     rollout: Make,
     shares: Make,
     mode: str,
@@ -95,9 +95,7 @@ def test_complete_revisions_are_drawn_by_weight(
     assert drawn == pytest.approx(expected, abs=0.04)
 
 
-def test_without_a_complete_revision_nobody_remains(
-    configured: Make, rollout: Make, request_for: Callable[..., InferenceRequest]
-) -> None:
+def test_without_a_complete_revision_nobody_remains(rollout: Make) -> None:
     """So that the request is refused rather than split."""
     screener = configured(PLUGIN, parameters())
     split = rollout(a=(2, 0), b=(0, 2))
@@ -105,9 +103,7 @@ def test_without_a_complete_revision_nobody_remains(
     assert not screener.screen(request_for(), [], Random(1))
 
 
-def test_a_strict_header_chooses_its_revision(
-    configured: Make, rollout: Make, request_for: Callable[..., InferenceRequest]
-) -> None:
+def test_a_strict_header_chooses_its_revision(rollout: Make) -> None:
     """If it is complete; an unknown one leaves nobody, an empty header asks for nothing."""
     screener, candidates = configured(PLUGIN, parameters()), rollout(a=(2, 9), b=(1, 1), c=(0, 3))
 
@@ -122,18 +118,14 @@ def test_a_strict_header_chooses_its_revision(
     assert len(kept("")) == 1
 
 
-def test_a_preferred_header_narrows_nothing(
-    configured: Make, rollout: Make, request_for: Callable[..., InferenceRequest]
-) -> None:
+def test_a_preferred_header_narrows_nothing(rollout: Make) -> None:
     """A scorer does the preferring."""
     screener = configured(PLUGIN, parameters())
     request = replace(request_for(), headers={"x-disagg-slice": "7"})
     assert len(screener.screen(request, rollout(a=(2, 3)), Random(1))) == 5
 
 
-def test_other_strict_labels_narrow_within_the_revision(
-    configured: Make, placed: Callable[..., Candidate], request_for: Callable[..., InferenceRequest]
-) -> None:
+def test_other_strict_labels_narrow_within_the_revision() -> None:
     """The revision is drawn among those that have such an endpoint, by their whole weight."""
     selectors = [{**SELECTORS[1], "mode": "strict"}]
     screener = configured(PLUGIN, {**parameters(), "headerSelectors": selectors})
@@ -149,9 +141,7 @@ def test_other_strict_labels_narrow_within_the_revision(
         assert [one.endpoint.name for one in kept] == ["aprefill1", "adecode1"]
 
 
-def test_two_strict_headers_about_one_label_have_to_agree(
-    configured: Make, rollout: Make, request_for: Callable[..., InferenceRequest]
-) -> None:
+def test_two_strict_headers_about_one_label_have_to_agree(rollout: Make) -> None:
     """Neither is passed over; an endpoint cannot be of two revisions."""
     other = {**SELECTORS[0], "name": "other", "headerName": "x-other-revision"}
     screener = configured(PLUGIN, {**parameters(), "headerSelectors": [*SELECTORS, other]})
@@ -166,9 +156,7 @@ def test_two_strict_headers_about_one_label_have_to_agree(
     assert kept("a", "b") == kept("b", "a") == set()
 
 
-def test_disabled_gating_leaves_selectors_alone(
-    configured: Make, rollout: Make, request_for: Callable[..., InferenceRequest]
-) -> None:
+def test_disabled_gating_leaves_selectors_alone(rollout: Make) -> None:
     """Without a header everybody remains, complete or not."""
     screener = configured(PLUGIN, parameters("disabled"))
     candidates = rollout(a=(2, 0), b=(0, 1))
@@ -177,12 +165,7 @@ def test_disabled_gating_leaves_selectors_alone(
     assert screener.screen(request, candidates, Random(1)) == candidates[2:]
 
 
-def test_only_the_scope_is_counted(
-    configured: Make,
-    rollout: Make,
-    placed: Callable[..., Candidate],
-    request_for: Callable[..., InferenceRequest],
-) -> None:
+def test_only_the_scope_is_counted(rollout: Make) -> None:
     """An endpoint outside of it, or one that names no revision, makes no revision complete."""
     outside = placed("outside", {NAME: "other", REVISION: "b", ROLE: "prefill"})
     nameless = placed("nameless", {NAME: "s", ROLE: "prefill"})
@@ -193,9 +176,7 @@ def test_only_the_scope_is_counted(
         assert [one.endpoint.name for one in kept] == ["a-prefill-0", "a-decode-0"]
 
 
-def test_labels_can_have_other_keys(
-    configured: Make, placed: Callable[..., Candidate], request_for: Callable[..., InferenceRequest]
-) -> None:
+def test_labels_can_have_other_keys() -> None:
     """As revisionGating says."""
     gating = {
         "mode": "sum",
@@ -209,9 +190,7 @@ def test_labels_can_have_other_keys(
     assert [one.endpoint.name for one in kept] == ["x"]
 
 
-def test_responses_tell_the_labels_of_their_endpoint(
-    configured: Make, placed: Callable[..., Candidate], request_for: Callable[..., InferenceRequest]
-) -> None:
+def test_responses_tell_the_labels_of_their_endpoint() -> None:
     """Of both modes, whatever the gating; a label it has not is not told."""
     screener = configured(PLUGIN, parameters("disabled"))
     assert isinstance(screener, ResponseHeadHook)

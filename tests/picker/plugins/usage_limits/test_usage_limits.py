@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plugin_scenes import configured
 
 from picker.framework.flow import UsageLimitPolicy
 from picker.framework.registry import PluginType
@@ -38,7 +38,6 @@ VALUE = {"minCeiling": 0.5, "domain": "value"}
     ],
 )
 def test_ceilings_are_what_the_formula_says(
-    configured: Callable[..., Any],
     plugin: PluginType[Any],
     parameters: dict[str, Any],
     priorities: list[int],

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from itertools import count
-
-import pytest
 
 from picker.framework.flow import BandFairness, QueuedRequest, Rank
 from picker.types import Api, InferenceRequest, ParsedBody, Usage
@@ -80,9 +77,3 @@ class Queue:
         head = items[0] if items else None
         rank: Rank = () if head is None else (head.enqueued_at_seconds,)
         self.fairness.head_changed(flow, head, rank)
-
-
-@pytest.fixture(scope="session")
-def queue() -> Callable[[BandFairness], Queue]:
-    """`queue(fairness)`: an empty one."""
-    return Queue

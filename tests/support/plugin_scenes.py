@@ -1,0 +1,181 @@
+"""Candidates, requests and plugins for the tests of plugins, each by one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from random import Random
+from typing import Any
+
+import msgspec
+
+from picker.decisions.steps import BoundPlugin
+from picker.framework.attributes import PEER_ENDPOINT_KEY, Attributes
+from picker.framework.disaggregation import (
+    DECODE_ROLES,
+    ENCODE_ROLES,
+    PREFILL_ROLES,
+    ROLE_LABEL,
+)
+from picker.framework.flow import QueuedRequest
+from picker.framework.registry import PluginType
+from picker.plugins.filters.by_label import LabelValueFilter
+from picker.scheduling.scheduler import Profile, Scheduler
+from picker.types import (
+    Api,
+    Candidate,
+    Candidates,
+    Endpoint,
+    EndpointMetrics,
+    InferenceRequest,
+    ParsedBody,
+    SchedulingResult,
+    ScoredEndpoint,
+)
+
+_SEQUENCES = count(1)
+_ROLES = {"decode": DECODE_ROLES, "prefill": PREFILL_ROLES, "encode": ENCODE_ROLES}
+
+
+def candidate(
+    name: str = "w", *, inflight: int = 0, known: bool = True, **metrics: Any
+) -> Candidate:
+    """With these metrics; `known=False` for unknown load."""
+    endpoint = Endpoint(name, "10.0.0.1", 8000)
+    return Candidate(endpoint, EndpointMetrics(**metrics) if known else None, inflight)
+
+
+def placed(
+    name: str = "w",
+    labels: dict[str, str] | None = None,
+    *,
+    address: str = "10.0.0.1",
+    port: int = 8000,
+    **fields: Any,
+) -> Candidate:
+    """A candidate with labels, at an address."""
+    fields.setdefault("metrics", EndpointMetrics())
+    return Candidate(Endpoint(name, address, port, labels=labels or {}), **fields)
+
+
+def request_for(
+    api: Api = Api.RAW, payload: dict[str, Any] | None = None, **fields: Any
+) -> InferenceRequest:
+    """A parsed request for the model `m`."""
+    body = ParsedBody(api, "m", payload=payload, cache_salt=fields.pop("salt", ""))
+    headers, model = fields.pop("headers", {}), fields.pop("model", "m")
+    return InferenceRequest("r", headers, body, "m", model, **fields)
+
+
+def configured(
+    plugin: PluginType[Any], parameters: dict[str, Any] | None = None, name: str = ""
+) -> Any:
+    """An instance from its parameters as YAML has them.
+
+    Raises what the configuration reports as an error: `ValueError` or `msgspec.ValidationError`.
+    """
+    decoded = msgspec.convert(parameters or {}, plugin.parameters)
+    return plugin.make(name or plugin.name, decoded)
+
+
+def queued(
+    flow: str = "f",
+    *,
+    at: float = 0.0,
+    tokens: int = 0,
+    ttl: float | None = None,
+    **fields: Any,
+) -> QueuedRequest:
+    """A request of `flow` that came at that time, each with its own sequence."""
+    request = request_for(fairness_id=flow, **fields)
+    return QueuedRequest(request, next(_SEQUENCES), at, tokens=tokens, ttl_seconds=ttl)
+
+
+def kept(
+    plugin: Any,
+    candidates: Candidates,
+    attributes: Attributes | None = None,
+    *,
+    request: InferenceRequest | None = None,
+    rng: Random | None = None,
+) -> list[str]:
+    """The names of what a filter keeps, in its order."""
+    answer = plugin.filter(
+        request or request_for(), candidates, attributes or Attributes(), rng or Random(1)
+    )
+    return [one.endpoint.name for one in answer]
+
+
+# Decisions with a real scheduler, and deciders that say what they are made to say.
+
+
+class EverybodyPicker:
+    """Picks all, in the order given."""
+
+    def pick(self, scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
+        return scored
+
+
+class SetDecider:
+    """Says what it was made to say, and remembers what it was shown."""
+
+    def __init__(self, answer: bool) -> None:
+        self.answer = answer
+        self.shown: list[str | None] = []
+
+    def should_run(
+        self, request: InferenceRequest, picked: Candidate | None, attributes: Attributes
+    ) -> bool:
+        self.shown.append(None if picked is None else picked.endpoint.name)
+        return self.answer
+
+
+class Watch:
+    """A filter that keeps all and writes down that its profile ran, and with which peer."""
+
+    def __init__(self, profile: str, runs: list[tuple[str, str | None]]) -> None:
+        self._profile, self._runs = profile, runs
+
+    def filter(
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
+    ) -> Candidates:
+        peer = attributes.get(PEER_ENDPOINT_KEY)
+        self._runs.append((self._profile, None if peer is None else peer.endpoint.name))
+        return candidates
+
+
+def pool_of(*names: str) -> list[Candidate]:
+    """An endpoint per role, called `role0`, `role1`, …"""
+    return [
+        placed(f"{role}{index}", {ROLE_LABEL: role}, address=f"10.0.0.{index}")
+        for index, role in enumerate(names)
+    ]
+
+
+def schedule(
+    handler: Any,
+    profiles: Sequence[str],
+    candidates: Candidates,
+    request: InferenceRequest | None = None,
+) -> tuple[SchedulingResult, list[tuple[str, str | None]]]:
+    """The decision, and the profiles that ran in order, each with the peer that it saw. A profile
+    filters by the role that it is called after.
+    """
+    runs: list[tuple[str, str | None]] = []
+    made = [
+        Profile(
+            name,
+            BoundPlugin(EverybodyPicker()),
+            (
+                BoundPlugin(Watch(name, runs)),
+                BoundPlugin(
+                    LabelValueFilter(ROLE_LABEL, _ROLES.get(name.removeprefix("my-"), ()))
+                ),
+            ),
+            clock=lambda: 0.0,
+        )
+        for name in profiles
+    ]
+    bound, asked = BoundPlugin(handler), request or request_for()
+    scheduler = Scheduler(made, bound, bound, lambda: 0.0)
+    return scheduler.schedule(asked, candidates, Attributes(), Random(1), []), runs
