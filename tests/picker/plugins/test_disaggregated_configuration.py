@@ -97,9 +97,7 @@ def decide(assembly: Assembly) -> Decide:
     return run
 
 
-def completion(
-    request_for: Callable[..., InferenceRequest], prompt: str, **headers: str
-) -> InferenceRequest:
+def completion(prompt: str, **headers: str) -> InferenceRequest:
     """A completion request."""
     payload: dict[str, Any] = {"model": "m", "prompt": prompt}
     return replace(request_for(Api.COMPLETIONS, payload), headers=headers)
@@ -109,7 +107,7 @@ def test_a_long_prompt_is_prefilled_in_the_rack_of_its_decode_endpoint(decide: D
     """Once; what is then cached at the decode endpoint of the session is not prefilled again."""
     racks = set()
     for session in range(12):
-        first = completion(request_for, f"{session} " * 400, cookie=f"sid={session}")
+        first = completion(f"{session} " * 400, cookie=f"sid={session}")
         result = decide(first)
         _, rack = result.endpoints[0].name.split("-")
         racks.add(rack)
@@ -124,7 +122,7 @@ def test_a_long_prompt_is_prefilled_in_the_rack_of_its_decode_endpoint(decide: D
 
 def test_a_short_prompt_is_not_worth_a_prefill_endpoint(decide: Decide) -> None:
     """Decode does it all."""
-    result = decide(completion(request_for, "hello"))
+    result = decide(completion("hello"))
     assert list(result.profiles) == ["decode"]
     assert result.set_headers == {}
 
@@ -133,7 +131,7 @@ def test_an_agents_turns_stay_together(decide: Decide) -> None:
     """By the header that the agent sends anyhow."""
     for agent in range(6):
         headers = {"x-claude-code-session-id": f"agent-{agent}"}
-        turns = [decide(completion(request_for, f"turn {turn}", **headers)) for turn in range(4)]
+        turns = [decide(completion(f"turn {turn}", **headers)) for turn in range(4)]
         assert len({turn.endpoints[0].key for turn in turns}) == 1
 
 
@@ -141,5 +139,5 @@ def test_no_plugin_touches_a_finding_that_it_does_not_declare(
     decide: Decide, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Undeclared ones would have been dropped, and told."""
-    decide(completion(request_for, "long " * 400, cookie="sid=1"))
+    decide(completion("long " * 400, cookie="sid=1"))
     assert "declared" not in caplog.text

@@ -14,7 +14,6 @@ from picker.plugins.admitters.latency_slo_admitter import (
     LatencySloAdmitter,
     LatencySloAdmitterParameters,
 )
-from picker.types import Candidate, InferenceRequest
 
 OBJECTIVE = {"x-llm-d-slo-ttft-ms": "100"}
 
@@ -29,45 +28,33 @@ def _found(*valid: bool) -> Attributes:
     return attributes
 
 
-@pytest.fixture
-def admitter() -> LatencySloAdmitter:
-    return LatencySloAdmitter(LatencySloAdmitterParameters())
+ADMITTER = LatencySloAdmitter(LatencySloAdmitterParameters())
 
 
-@pytest.fixture
-def sheddable() -> InferenceRequest:
-    return replace(request_for(priority=-1), headers=OBJECTIVE)
+SHEDDABLE = replace(request_for(priority=-1), headers=OBJECTIVE)
 
 
-@pytest.fixture
-def busy() -> Candidate:
-    return candidate("0", running_requests=3, kv_cache_usage=0.5)
+BUSY = candidate("0", running_requests=3, kv_cache_usage=0.5)
 
 
-def test_a_hopeless_request_is_refused(
-    admitter: LatencySloAdmitter, sheddable: InferenceRequest, busy: Candidate
-) -> None:
+def test_a_hopeless_request_is_refused() -> None:
     """With 429, and as saturation."""
     with pytest.raises(RefusedError) as refused:
-        admitter.admit(sheddable, [busy], _found(False), Random(0))
+        ADMITTER.admit(SHEDDABLE, [BUSY], _found(False), Random(0))
     assert refused.value.status == 429
     assert refused.value.headers == (("x-llm-d-request-dropped-reason", "rejected-saturated"),)
 
 
-def test_one_endpoint_that_can_is_enough(
-    admitter: LatencySloAdmitter, sheddable: InferenceRequest, busy: Candidate
-) -> None:
+def test_one_endpoint_that_can_is_enough() -> None:
     """By prediction, by being idle, or by being cold."""
-    admitter.admit(sheddable, [busy], _found(True), Random(0))
+    ADMITTER.admit(SHEDDABLE, [BUSY], _found(True), Random(0))
     idle = candidate("1", kv_cache_usage=0.5)
     cold = candidate("1", running_requests=3, kv_cache_usage=0.019)
     for other in (idle, cold):
-        admitter.admit(sheddable, [busy, other], _found(False, False), Random(0))
+        ADMITTER.admit(SHEDDABLE, [BUSY, other], _found(False, False), Random(0))
 
 
-def test_unknown_and_loaded_endpoints_are_neither_idle_nor_cold(
-    admitter: LatencySloAdmitter, sheddable: InferenceRequest
-) -> None:
+def test_unknown_and_loaded_endpoints_are_neither_idle_nor_cold() -> None:
     """Own requests that no scrape has seen count."""
     for other in (
         candidate("0", known=False),
@@ -75,15 +62,13 @@ def test_unknown_and_loaded_endpoints_are_neither_idle_nor_cold(
         candidate("0", running_requests=1, kv_cache_usage=0.02),
     ):
         with pytest.raises(RefusedError):
-            admitter.admit(sheddable, [other], _found(False), Random(0))
+            ADMITTER.admit(SHEDDABLE, [other], _found(False), Random(0))
 
 
-def test_others_are_not_asked_about(
-    admitter: LatencySloAdmitter, sheddable: InferenceRequest, busy: Candidate
-) -> None:
+def test_others_are_not_asked_about() -> None:
     """Critical requests, those without an objective, and all while there are no predictions."""
-    admitter.admit(replace(sheddable, priority=0), [busy], _found(False), Random(0))
-    admitter.admit(replace(sheddable, headers={}), [busy], _found(False), Random(0))
-    admitter.admit(sheddable, [busy], Attributes(), Random(0))
-    admitter.admit(sheddable, [busy], _found(), Random(0))
-    assert admitter.consumes == (latency_predictions_key(),)
+    ADMITTER.admit(replace(SHEDDABLE, priority=0), [BUSY], _found(False), Random(0))
+    ADMITTER.admit(replace(SHEDDABLE, headers={}), [BUSY], _found(False), Random(0))
+    ADMITTER.admit(SHEDDABLE, [BUSY], Attributes(), Random(0))
+    ADMITTER.admit(SHEDDABLE, [BUSY], _found(), Random(0))
+    assert ADMITTER.consumes == (latency_predictions_key(),)

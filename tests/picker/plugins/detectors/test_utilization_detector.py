@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -30,11 +29,11 @@ def _fresh(waiting: int, usage: float) -> Seen:
     return waiting, usage, NOW - 0.09
 
 
-def _candidates(make: Callable[..., Candidate], seen: list[Seen | None]) -> list[Candidate]:
+def _candidates(seen: list[Seen | None]) -> list[Candidate]:
     return [
-        make(known=False)
+        candidate(known=False)
         if one is None
-        else make(
+        else candidate(
             str(index), waiting_requests=one[0], kv_cache_usage=one[1], updated_at_seconds=one[2]
         )
         for index, one in enumerate(seen)
@@ -67,7 +66,7 @@ def test_saturation_is_the_mean_of_the_worse_signal(
     detector: UtilizationDetector, seen: list[Seen | None], expected: float
 ) -> None:
     """No endpoints are full; one that is idle and stale is not."""
-    candidates = _candidates(candidate, seen)
+    candidates = _candidates(seen)
     assert detector.saturation(candidates, Attributes(), NOW) == pytest.approx(expected, abs=1e-4)
 
 
@@ -100,7 +99,7 @@ def test_the_filter_keeps_fresh_endpoints_with_room(
 ) -> None:
     """Below the thresholds with their headroom; everybody when there is no such endpoint."""
     detector = UtilizationDetector(UtilizationDetectorParameters(headroom=0.2))
-    candidates = _candidates(candidate, seen)
+    candidates = _candidates(seen)
     request = request_for(received_at_seconds=NOW)
     passed = detector.filter(request, candidates, Attributes(), Random(0))
     assert list(passed) == [candidates[index] for index in kept]

@@ -18,7 +18,6 @@ from picker.framework.attributes import (
 )
 from picker.plugins.filters.prefix_cache_affinity_filter import PLUGIN
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
-from picker.types import Candidate
 
 MATCH_KEY = match_info_key("approx-prefix-cache-producer")
 
@@ -45,10 +44,8 @@ def found(
     return attributes
 
 
-@pytest.fixture
-def candidates() -> list[Candidate]:
-    """a, b and c."""
-    return [placed(name) for name in "abc"]
+# a, b and c.
+CANDIDATES = [placed(name) for name in "abc"]
 
 
 @pytest.mark.parametrize(
@@ -67,18 +64,18 @@ def candidates() -> list[Candidate]:
     ],
 )
 def test_endpoints_with_enough_of_the_prompt_are_kept(
-    candidates: list[Candidate], matches: dict[str, int], threshold: float | None, expected: str
+    matches: dict[str, int], threshold: float | None, expected: str
 ) -> None:
     """From 0.8 on by default; nobody sticky keeps all, and so does a threshold of zero."""
     plugin = configured(PLUGIN, {} if threshold is None else {"affinityThreshold": threshold})
-    assert "".join(kept(plugin, candidates, found(matches))) == expected
+    assert "".join(kept(plugin, CANDIDATES, found(matches))) == expected
 
 
-def test_without_a_finding_all_are_kept(candidates: list[Candidate]) -> None:
+def test_without_a_finding_all_are_kept() -> None:
     """And for an empty prompt."""
     plugin = configured(PLUGIN)
-    assert kept(plugin, candidates) == ["a", "b", "c"]
-    assert kept(plugin, candidates, found({}, total=0)) == ["a", "b", "c"]
+    assert kept(plugin, CANDIDATES) == ["a", "b", "c"]
+    assert kept(plugin, CANDIDATES, found({}, total=0)) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -91,33 +88,31 @@ def test_without_a_finding_all_are_kept(candidates: list[Candidate]) -> None:
         ({}, "a"),
     ],
 )
-def test_stickiness_ends_when_it_costs_too_much_time(
-    candidates: list[Candidate], tokens: dict[str, int], expected: str
-) -> None:
+def test_stickiness_ends_when_it_costs_too_much_time(tokens: dict[str, int], expected: str) -> None:
     """At 1,000 tokens a second a token takes a millisecond; the best of each side counts."""
     plugin = configured(PLUGIN, {"peakPrefillThroughput": 1000})
-    assert "".join(kept(plugin, candidates, found({"a": 10}, tokens))) == expected
+    assert "".join(kept(plugin, CANDIDATES, found({"a": 10}, tokens))) == expected
 
 
-def test_the_best_sticky_endpoint_decides(candidates: list[Candidate]) -> None:
+def test_the_best_sticky_endpoint_decides() -> None:
     """One that waits long does not spoil another."""
     plugin = configured(PLUGIN, {"peakPrefillThroughput": 1000})
     warm = found({"a": 10, "b": 10}, {"a": 99_000, "b": 18_000})
-    assert kept(plugin, candidates, warm) == ["a", "b"]
+    assert kept(plugin, CANDIDATES, warm) == ["a", "b"]
 
 
-def test_the_default_throughput_is_the_published_one(candidates: list[Candidate]) -> None:
+def test_the_default_throughput_is_the_published_one() -> None:
     """18 s × 15,928 tokens/s in flight are the limit."""
     plugin = configured(PLUGIN)
-    assert kept(plugin, candidates, found({"a": 10}, {"a": 286_704})) == ["a"]
-    assert len(kept(plugin, candidates, found({"a": 10}, {"a": 286_720}))) == 3
+    assert kept(plugin, CANDIDATES, found({"a": 10}, {"a": 286_704})) == ["a"]
+    assert len(kept(plugin, CANDIDATES, found({"a": 10}, {"a": 286_720}))) == 3
 
 
 @pytest.mark.parametrize("penalty", [0, -5])
-def test_no_penalty_means_always_sticky(candidates: list[Candidate], penalty: float) -> None:
+def test_no_penalty_means_always_sticky(penalty: float) -> None:
     """However much is in flight; then nothing but matches is asked for."""
     plugin = configured(PLUGIN, {"maxTTFTPenaltyMs": penalty})
-    assert kept(plugin, candidates, found({"a": 10}, {"a": 10**12})) == ["a"]
+    assert kept(plugin, CANDIDATES, found({"a": 10}, {"a": 10**12})) == ["a"]
     assert plugin.consumes == (MATCH_KEY,)
 
 
@@ -132,27 +127,25 @@ def test_no_penalty_means_always_sticky(candidates: list[Candidate], penalty: fl
         ({"a": float("nan"), "b": 1.0}, "abc"),
     ],
 )
-def test_predicted_times_can_decide_instead(
-    candidates: list[Candidate], ttft_ms: dict[str, float], expected: str
-) -> None:
+def test_predicted_times_can_decide_instead(ttft_ms: dict[str, float], expected: str) -> None:
     """Without a prediction an endpoint is the slowest; nobody is slower than the slowest."""
     plugin = configured(PLUGIN, {"ttftSource": "latencyPredictor", "maxTTFTPenaltyMs": 100})
-    answer = kept(plugin, candidates, found({"a": 10}, {"a": 10**12}, ttft_ms))
+    answer = kept(plugin, CANDIDATES, found({"a": 10}, {"a": 10**12}, ttft_ms))
     assert "".join(answer) == expected
     assert plugin.consumes == (MATCH_KEY, latency_predictions_key())
 
 
-def test_exploration_skips_the_gate_at_its_rate(candidates: list[Candidate]) -> None:
+def test_exploration_skips_the_gate_at_its_rate() -> None:
     """By the rng it is given; a single candidate takes no draw."""
     warm = found({"a": 10})
     always = configured(PLUGIN, {"explorationProbability": 1})
-    assert kept(always, candidates, warm) == ["a", "b", "c"]
+    assert kept(always, CANDIDATES, warm) == ["a", "b", "c"]
     sometimes, rng = configured(PLUGIN, {"explorationProbability": 0.25}), Random(7)
-    explored = sum(len(kept(sometimes, candidates, warm, rng=rng)) == 3 for _ in range(2000))
+    explored = sum(len(kept(sometimes, CANDIDATES, warm, rng=rng)) == 3 for _ in range(2000))
     assert 430 < explored < 570
     untouched = Random(7)
-    assert kept(always, candidates[:1], warm, rng=untouched) == ["a"]
-    assert kept(configured(PLUGIN), candidates, warm, rng=untouched) == ["a"]
+    assert kept(always, CANDIDATES[:1], warm, rng=untouched) == ["a"]
+    assert kept(configured(PLUGIN), CANDIDATES, warm, rng=untouched) == ["a"]
     assert untouched.random() == Random(7).random()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from plugin_scenes import configured, kept, placed
 
@@ -29,7 +27,7 @@ def candidates() -> list[Candidate]:
     return [*known, placed("unknown")]
 
 
-def beside(place: Topology | None, placed: Callable[..., Candidate]) -> Attributes:
+def beside(place: Topology | None) -> Attributes:
     """The findings after a stage that was given an endpoint at `place`."""
     attributes = Attributes()
     known = {} if place is None else {"Topology/topology-extractor": place}
@@ -52,7 +50,7 @@ def test_it_keeps_that_tier_and_nearer_ones(
 ) -> None:
     """Host is the default; the peer itself need not be a candidate."""
     plugin = configured(PLUGIN, {"minAffinity": floor} if floor else {})
-    attributes = beside(Topology("h1", "r1", "z1", "g1"), placed)
+    attributes = beside(Topology("h1", "r1", "z1", "g1"))
     assert kept(plugin, candidates, attributes) == expected
 
 
@@ -61,10 +59,10 @@ def test_nothing_is_dropped_where_nearness_says_nothing(candidates: list[Candida
     plugin = configured(PLUGIN)
     everybody = [candidate.endpoint.name for candidate in candidates]
     assert kept(plugin, candidates) == everybody
-    assert kept(plugin, candidates, beside(None, placed)) == everybody
-    assert kept(plugin, candidates, beside(Topology(), placed)) == everybody
-    assert kept(plugin, candidates, beside(Topology("h9", "r1"), placed)) == everybody
-    near = beside(Topology("h1"), placed)
+    assert kept(plugin, candidates, beside(None)) == everybody
+    assert kept(plugin, candidates, beside(Topology())) == everybody
+    assert kept(plugin, candidates, beside(Topology("h9", "r1"))) == everybody
+    near = beside(Topology("h1"))
     assert kept(plugin, [placed("a"), placed("b")], near) == ["a", "b"]
     assert kept(plugin, [], near) == []
 

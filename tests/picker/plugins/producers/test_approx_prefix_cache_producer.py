@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from struct import pack
 from typing import Any
 
@@ -44,12 +43,8 @@ class Scene:
     """A producer and how the director uses it."""
 
     def __init__(
-        self,
-        request_for: Callable[..., InferenceRequest],
-        max_reported_capacity: int = MAX_REPORTED_CAPACITY,
-        **parameters: Any,
+        self, max_reported_capacity: int = MAX_REPORTED_CAPACITY, **parameters: Any
     ) -> None:
-        self.request_for = request_for
         self.producer = ApproxPrefixCacheProducer(
             "p",
             ApproxPrefixCacheParameters(**parameters),
@@ -61,13 +56,13 @@ class Scene:
     ) -> PrefixCacheMatchInfo | None:
         """Match only."""
         attributes = Attributes()
-        self.producer.produce(self.request_for(prompts=prompts, **fields), candidates, attributes)
+        self.producer.produce(request_for(prompts=prompts, **fields), candidates, attributes)
         return attributes.get(match_info_key("p"))
 
     def send(self, candidate: Candidate, *prompts: bytes, prefill: Candidate | None = None) -> None:
         """Match, then send to `candidate`."""
         attributes = Attributes()
-        request = self.request_for(prompts=prompts)
+        request = request_for(prompts=prompts)
         request = self.producer.produce(request, [candidate], attributes)
         profiles = {"default": ProfileResult((ScoredEndpoint(candidate, 1.0),))}
         if prefill is not None:
@@ -77,34 +72,29 @@ class Scene:
         self.producer.check_integrity()
 
 
-@pytest.fixture
-def scene() -> Callable[..., Scene]:
-    return lambda **parameters: Scene(request_for, **parameters)
-
-
-def test_a_prompt_matches_where_it_was_sent(scene: Callable[..., Scene]) -> None:
+def test_a_prompt_matches_where_it_was_sent() -> None:
     """The primary profile's first endpoint and that of `prefill` learn; others do not."""
     a, b, c = candidate("a"), candidate("b"), candidate("c")
-    s = scene()
+    s = Scene()
     s.send(a, blocks(1, 2), prefill=b)
     info = s.find([a, b, c], blocks(1, 3))
     assert info == PrefixCacheMatchInfo(2, B, {"default/a": 1, "default/b": 1})
     assert s.producer.index_size == 4
 
 
-def test_matching_alone_teaches_nothing(scene: Callable[..., Scene]) -> None:
+def test_matching_alone_teaches_nothing() -> None:
     """Only what is sent is remembered."""
-    s = scene()
+    s = Scene()
     s.find([candidate("a")], blocks(1))
     info = s.find([candidate("a")], blocks(1))
     assert info is not None
     assert info.match_blocks == {}
 
 
-def test_models_and_salts_do_not_share(scene: Callable[..., Scene]) -> None:
+def test_models_and_salts_do_not_share() -> None:
     """An adapter's cache, or another tenant's, is no use."""
     a = candidate("a")
-    s = scene()
+    s = Scene()
     s.send(a, blocks(1))
     for fields in ({"model": "adapter"}, {"salt": "tenant"}):
         info = s.find([a], blocks(1), **fields)
@@ -112,19 +102,19 @@ def test_models_and_salts_do_not_share(scene: Callable[..., Scene]) -> None:
         assert info.match_blocks == {}
 
 
-def test_several_prompts_add_up(scene: Callable[..., Scene]) -> None:
+def test_several_prompts_add_up() -> None:
     """Matches and totals."""
     a = candidate("a")
-    s = scene()
+    s = Scene()
     s.send(a, blocks(1, 2), blocks(5))
     info = s.find([a], blocks(1, 2, 3), blocks(5))
     assert info == PrefixCacheMatchInfo(4, B, {"default/a": 3})
 
 
-def test_an_endpoint_that_left_or_restarted_is_forgotten(scene: Callable[..., Scene]) -> None:
+def test_an_endpoint_that_left_or_restarted_is_forgotten() -> None:
     """Its cache is empty."""
     a = candidate("a")
-    s = scene()
+    s = Scene()
     s.send(a, blocks(1))
     s.producer.endpoint_removed("default/a")
     info = s.find([a], blocks(1))
@@ -133,9 +123,9 @@ def test_an_endpoint_that_left_or_restarted_is_forgotten(scene: Callable[..., Sc
     assert s.producer.index_size == 0
 
 
-def test_without_prompts_nothing_is_found_or_learnt(scene: Callable[..., Scene]) -> None:
+def test_without_prompts_nothing_is_found_or_learnt() -> None:
     """Raw bodies."""
-    s = scene()
+    s = Scene()
     assert s.find([candidate("a")]) is None
     s.send(candidate("a"))
     assert s.producer.index_size == 0
@@ -153,38 +143,38 @@ def test_without_prompts_nothing_is_found_or_learnt(scene: Callable[..., Scene])
     ],
 )
 def test_block_size_is_what_engines_report_but_at_least_64(
-    scene: Callable[..., Scene], parameters: dict[str, Any], reported: int | None, expected: int
+    parameters: dict[str, Any], reported: int | None, expected: int
 ) -> None:
     """192 tokens; the first candidate that knows its block size decides."""
     candidates = [candidate("a", known=False), candidate("b", block_size_tokens=reported)]
-    info = scene(**parameters).find(candidates, blocks(1, 2, 3))
+    info = Scene(**parameters).find(candidates, blocks(1, 2, 3))
     assert info is not None
     assert info.total_blocks == expected
 
 
-def test_memory_is_what_the_kv_cache_holds(scene: Callable[..., Scene]) -> None:
+def test_memory_is_what_the_kv_cache_holds() -> None:
     """Eight engine blocks of 16 tokens hold two blocks of 64."""
     a = candidate("a", block_size_tokens=16, num_kv_blocks=8)
-    s = scene()
+    s = Scene()
     for number in (1, 2, 3):
         s.send(a, blocks(number))
     held = [s.find([a], blocks(number)) for number in (1, 2, 3)]
     assert [info.match_blocks.get("default/a", 0) for info in held if info] == [0, 1, 1]
 
 
-def test_memory_is_bounded_whatever_an_engine_reports(scene: Callable[..., Scene]) -> None:
+def test_memory_is_bounded_whatever_an_engine_reports() -> None:
     """A page with an absurd number of blocks does not make the picker remember without end."""
     a = candidate("a", block_size_tokens=16, num_kv_blocks=10**15 - 1)
-    s = scene(max_reported_capacity=10)
+    s = Scene(max_reported_capacity=10)
     for number in range(0, 40, 4):
         s.send(a, blocks(*range(number, number + 4)))
     assert s.producer.index_size == 10
 
 
-def test_memory_is_the_configured_one_when_engines_do_not_say(scene: Callable[..., Scene]) -> None:
+def test_memory_is_the_configured_one_when_engines_do_not_say() -> None:
     """Or when auto-tuning is off."""
     a = candidate("a", block_size_tokens=16, num_kv_blocks=8000)
-    s = scene(auto_tune=False, lru_capacity_per_server=1)
+    s = Scene(auto_tune=False, lru_capacity_per_server=1)
     s.send(a, blocks(1, 2))
     info = s.find([a], blocks(1, 2))
     assert info is not None
@@ -201,27 +191,27 @@ def test_memory_is_the_configured_one_when_engines_do_not_say(scene: Callable[..
     ],
 )
 def test_only_the_beginning_of_a_long_prompt_is_considered(
-    scene: Callable[..., Scene], parameters: dict[str, Any], expected: int
+    parameters: dict[str, Any], expected: int
 ) -> None:
     """The cap in tokens wins over the one in blocks; both 0 mean no cap."""
-    info = scene(**parameters).find([candidate("a")], blocks(1, 2, 3, 4))
+    info = Scene(**parameters).find([candidate("a")], blocks(1, 2, 3, 4))
     assert info is not None
     assert info.total_blocks == expected
 
 
-def test_a_block_size_of_zero_leaves_it_to_the_engines(scene: Callable[..., Scene]) -> None:
+def test_a_block_size_of_zero_leaves_it_to_the_engines() -> None:
     """With autoTune, and 64 tokens while they do not say."""
-    s = scene(block_size_tokens=0)
+    s = Scene(block_size_tokens=0)
     for reported, expected in ((128, 1), (None, 2)):
         info = s.find([candidate("a", block_size_tokens=reported)], blocks(1, 2))
         assert info is not None
         assert info.total_blocks == expected
 
 
-def test_a_long_prompt_is_remembered_like_a_short_one(scene: Callable[..., Scene]) -> None:
+def test_a_long_prompt_is_remembered_like_a_short_one() -> None:
     """Prompts of 100 blocks that share 90."""
     a, b = candidate("a"), candidate("b")
-    s = scene()
+    s = Scene()
     s.send(a, blocks(*range(100)))
     s.send(b, blocks(*range(40)))
     info = s.find([a, b], blocks(*range(90), *range(200, 210)))
@@ -252,17 +242,17 @@ def _seed_of(plugin: object) -> int:
     )
 
 
-def test_of_very_many_prompts_the_first_are_matched(scene: Callable[..., Scene]) -> None:
+def test_of_very_many_prompts_the_first_are_matched() -> None:
     """A body of a hundred thousand tiny prompts must not hold up everybody's decisions."""
-    s, a = scene(), candidate("a")
+    s, a = Scene(), candidate("a")
     many = [blocks(number) for number in range(MAX_PROMPTS + 50)]
     s.send(a, *many)
     assert s.find([a], *many) == PrefixCacheMatchInfo(MAX_PROMPTS, B, {"default/a": MAX_PROMPTS})
 
 
-def test_replicas_that_share_a_seed_learn_of_each_other(scene: Callable[..., Scene]) -> None:
+def test_replicas_that_share_a_seed_learn_of_each_other() -> None:
     """With another seed everything is forgotten, and what is heard is not told on."""
-    a, one, other = candidate("a"), scene(), scene()
+    a, one, other = candidate("a"), Scene(), Scene()
     heard: list[str] = []
     one.producer.tell_placements(other.producer.placed_elsewhere)
     other.producer.tell_placements(lambda key, hashes, capacity: heard.append(key))
@@ -278,11 +268,9 @@ def test_replicas_that_share_a_seed_learn_of_each_other(scene: Callable[..., Sce
     assert other.producer.index_size == 0
 
 
-def test_a_seed_that_changes_between_decision_and_departure_teaches_nothing(
-    scene: Callable[..., Scene],
-) -> None:
+def test_a_seed_that_changes_between_decision_and_departure_teaches_nothing() -> None:
     """The hashes are of another seed than everybody's by then."""
-    s, a, attributes = scene(), candidate("a"), Attributes()
+    s, a, attributes = Scene(), candidate("a"), Attributes()
     request = s.producer.produce(request_for(prompts=(blocks(1),)), [a], attributes)
     s.producer.use_hash_seed(5)
     profiles = {"default": ProfileResult((ScoredEndpoint(a, 1.0),))}
@@ -292,11 +280,9 @@ def test_a_seed_that_changes_between_decision_and_departure_teaches_nothing(
     assert s.producer.index_size == 0
 
 
-def test_a_replica_cannot_make_an_endpoint_remember_more_than_any_has(
-    scene: Callable[..., Scene],
-) -> None:
+def test_a_replica_cannot_make_an_endpoint_remember_more_than_any_has() -> None:
     """And a configured seed stays."""
-    s = scene(max_reported_capacity=3, lru_capacity_per_server=2, hash_seed=4)
+    s = Scene(max_reported_capacity=3, lru_capacity_per_server=2, hash_seed=4)
     s.producer.use_hash_seed(9)
     assert s.producer.hash_seed == 4
     s.producer.placed_elsewhere("default/a", block_hashes(blocks(*range(9)), 1, B), 2**31)

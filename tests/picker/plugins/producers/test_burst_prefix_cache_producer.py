@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -34,22 +33,17 @@ def producer(**parameters: Any) -> BurstPrefixCacheProducer:
     return made
 
 
-@pytest.fixture
-def ask() -> Callable[..., Any]:
+async def ask(
+    one: BurstPrefixCacheProducer, prompt: str, after: float = 0.0, endpoints: str = "abc"
+) -> PrefixCacheMatchInfo | None:
     """`await ask(producer, "xy", after=…)`: the match of a prompt whose blocks are letters."""
-
-    async def look_up(
-        one: BurstPrefixCacheProducer, prompt: str, after: float = 0.0, endpoints: str = "abc"
-    ) -> PrefixCacheMatchInfo | None:
-        await asyncio.sleep(after)
-        attributes = Attributes()
-        tokens = b"".join(letter.encode() * BLOCK for letter in prompt)
-        request = request_for(prompts=(tokens,) if prompt else ())
-        pool = [candidate(name) for name in endpoints]
-        assert await one.look_up(request, pool, attributes) is request
-        return attributes.get(match_info_key(NAME))
-
-    return look_up
+    await asyncio.sleep(after)
+    attributes = Attributes()
+    tokens = b"".join(letter.encode() * BLOCK for letter in prompt)
+    request = request_for(prompts=(tokens,) if prompt else ())
+    pool = [candidate(name) for name in endpoints]
+    assert await one.look_up(request, pool, attributes) is request
+    return attributes.get(match_info_key(NAME))
 
 
 def where(info: PrefixCacheMatchInfo | None) -> str:
@@ -60,7 +54,7 @@ def where(info: PrefixCacheMatchInfo | None) -> str:
 
 
 @pytest.mark.looptime
-async def test_requests_of_one_window_go_together(ask: Callable[..., Any]) -> None:
+async def test_requests_of_one_window_go_together() -> None:
     """Alike ones to one endpoint, when the window of the first one ends."""
     one, loop = producer(), asyncio.get_running_loop()
     began = loop.time()
@@ -74,7 +68,7 @@ async def test_requests_of_one_window_go_together(ask: Callable[..., Any]) -> No
 
 
 @pytest.mark.looptime
-async def test_a_later_request_opens_the_next_window(ask: Callable[..., Any]) -> None:
+async def test_a_later_request_opens_the_next_window() -> None:
     """It waits its own time, and nothing is remembered."""
     one, loop = producer(windowDurationMs=50), asyncio.get_running_loop()
     began = loop.time()
@@ -83,7 +77,7 @@ async def test_a_later_request_opens_the_next_window(ask: Callable[..., Any]) ->
 
 
 @pytest.mark.looptime
-async def test_a_full_window_takes_no_more(ask: Callable[..., Any]) -> None:
+async def test_a_full_window_takes_no_more() -> None:
     """Six alike requests in windows of three: each window is distributed by itself."""
     one = producer(maxBatchSize=3, maxPerReplica=2)
     found = await asyncio.gather(*(ask(one, "x") for _ in range(6)))
@@ -91,7 +85,7 @@ async def test_a_full_window_takes_no_more(ask: Callable[..., Any]) -> None:
 
 
 @pytest.mark.looptime
-async def test_who_leaves_is_not_counted(ask: Callable[..., Any]) -> None:
+async def test_who_leaves_is_not_counted() -> None:
     """A client that is gone takes nobody's place."""
     one = producer(maxPerReplica=1)
     gone = asyncio.create_task(ask(one, "x"))
@@ -104,7 +98,7 @@ async def test_who_leaves_is_not_counted(ask: Callable[..., Any]) -> None:
 
 
 @pytest.mark.looptime
-async def test_who_has_no_choice_does_not_wait(ask: Callable[..., Any]) -> None:
+async def test_who_has_no_choice_does_not_wait() -> None:
     """One candidate, or nothing to compare."""
     one, loop = producer(), asyncio.get_running_loop()
     began = loop.time()
@@ -114,7 +108,7 @@ async def test_who_has_no_choice_does_not_wait(ask: Callable[..., Any]) -> None:
 
 
 @pytest.mark.looptime
-async def test_salts_and_models_are_not_alike(ask: Callable[..., Any]) -> None:
+async def test_salts_and_models_are_not_alike() -> None:
     """As in the other prefix caches."""
     one, pool = producer(), [candidate("a"), candidate("b"), candidate("c")]
     every = [Attributes() for _ in range(3)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -64,26 +64,22 @@ def predictor() -> FakeLatencyPredictor:
     return FakeLatencyPredictor()
 
 
-@pytest.fixture
-def make(predictor: FakeLatencyPredictor) -> Callable[..., PredictedLatencyProducer]:
-    def build(
-        environment: Mapping[str, str] = ENVIRONMENT, **parameters: Any
-    ) -> PredictedLatencyProducer:
-        plugin = PLUGIN.make(
-            NAME, PredictedLatencyParameters(**parameters), Services(predictor, environment)
-        )
-        assert isinstance(plugin, PredictedLatencyProducer)
-        return plugin
-
-    return build
+def make(
+    predictor: FakeLatencyPredictor, environment: Mapping[str, str] = ENVIRONMENT, **parameters: Any
+) -> PredictedLatencyProducer:
+    plugin = PLUGIN.make(
+        NAME, PredictedLatencyParameters(**parameters), Services(predictor, environment)
+    )
+    assert isinstance(plugin, PredictedLatencyProducer)
+    return plugin
 
 
-@pytest.fixture
-def asking() -> InferenceRequest:
-    """A request of 100 tokens for 150 ms and 12 ms, received at 10 s."""
-    headers = {"x-llm-d-slo-ttft-ms": "150", "x-llm-d-slo-tpot-ms": "12"}
-    request = request_for(prompts=(bytes(400),), received_at_seconds=10.0)
-    return replace(request, headers=headers)
+# 100 tokens for 150 ms and 12 ms, received at 10 s.
+ASKING = request_for(
+    prompts=(bytes(400),),
+    received_at_seconds=10.0,
+    headers={"x-llm-d-slo-ttft-ms": "150", "x-llm-d-slo-tpot-ms": "12"},
+)
 
 
 async def _look_up(
@@ -114,11 +110,9 @@ def _answer(producer: PredictedLatencyProducer, flight: Flight, tokens: int = 5)
     producer.request_ended(flight, FinishCause.COMPLETED, Usage(100, tokens, 100 + tokens), 11.5)
 
 
-def test_it_fulfils_the_contracts_it_needs(
-    make: Callable[..., PredictedLatencyProducer],
-) -> None:
+def test_it_fulfils_the_contracts_it_needs(predictor: FakeLatencyPredictor) -> None:
     """It asks, measures, and flushes; it is no synchronous producer."""
-    plugin = make()
+    plugin = make(predictor)
     for contract in (
         AsyncDataProducer,
         PreRequest,
@@ -134,16 +128,14 @@ def test_it_fulfils_the_contracts_it_needs(
     assert latency_predictions_key() in plugin.produces
     assert inflight_load_key() in plugin.consumes
     assert encoder_matches_key() not in plugin.consumes
-    assert encoder_matches_key() in make(use_encoder_cache_features=True).consumes
+    assert encoder_matches_key() in make(predictor, use_encoder_cache_features=True).consumes
 
 
 async def test_each_known_endpoint_gets_a_row(
-    make: Callable[..., PredictedLatencyProducer],
     predictor: FakeLatencyPredictor,
-    asking: InferenceRequest,
 ) -> None:
     """With everything that is known of it; unknown load is not asked about."""
-    producer = make(endpoint_role_label="role", use_encoder_cache_features=True)
+    producer = make(predictor, endpoint_role_label="role", use_encoder_cache_features=True)
     attributes = Attributes()
     loads = {"default/a": EndpointLoad(3, 70), "default/b": EndpointLoad(1, 30)}
     attributes.put(inflight_load_key(), InFlightLoad(loads, {}))
@@ -153,7 +145,7 @@ async def test_each_known_endpoint_gets_a_row(
     a = candidate("a", kv_cache_usage=0.5, waiting_requests=2)
     b = candidate("b")
     b = replace(b, endpoint=replace(b.endpoint, labels={"role": "decode"}))
-    await producer.look_up(asking, [a, candidate("c", known=False), b], attributes)
+    await producer.look_up(ASKING, [a, candidate("c", known=False), b], attributes)
     [(url, body)] = predictor.asked
     assert url == "http://p1/predict/bulk/strict"
     first, second = body["requests"]
@@ -179,18 +171,16 @@ async def test_each_known_endpoint_gets_a_row(
     assert predictions["default/a"].dispatched == 3
 
 
-async def test_predictions_are_held_against_the_objectives(
-    make: Callable[..., PredictedLatencyProducer], asking: InferenceRequest
-) -> None:
+async def test_predictions_are_held_against_the_objectives(predictor: FakeLatencyPredictor) -> None:
     """TPOT counts in streaming mode only."""
     pool = [candidate("a"), candidate("b")]
-    whole = (await _look_up(make(), asking, *pool)).get(latency_predictions_key())
+    whole = (await _look_up(make(predictor), ASKING, *pool)).get(latency_predictions_key())
     assert whole == {
         "default/a": LatencyPrediction(100.0, 10.0, 50.0, 0.0, True),
         "default/b": LatencyPrediction(200.0, 20.0, -50.0, 0.0, False),
     }
-    producer = make(streaming_mode=True, slo_buffer_factor=0.5)
-    streamed = (await _look_up(producer, asking, *pool)).get(latency_predictions_key())
+    producer = make(predictor, streaming_mode=True, slo_buffer_factor=0.5)
+    streamed = (await _look_up(producer, ASKING, *pool)).get(latency_predictions_key())
     assert streamed == {
         "default/a": LatencyPrediction(100.0, 10.0, 50.0, -4.0, False),
         "default/b": LatencyPrediction(200.0, 20.0, -50.0, -14.0, False),
@@ -198,23 +188,23 @@ async def test_predictions_are_held_against_the_objectives(
 
 
 async def test_nothing_meets_an_objective_that_is_not_named(
-    make: Callable[..., PredictedLatencyProducer], asking: InferenceRequest
+    predictor: FakeLatencyPredictor,
 ) -> None:
     """It is 0."""
-    found = await _look_up(make(), replace(asking, headers={}), candidate("a"))
+    found = await _look_up(make(predictor), replace(ASKING, headers={}), candidate("a"))
     predictions = found.get(latency_predictions_key())
     assert predictions == {"default/a": LatencyPrediction(100.0, 10.0, -100.0, 0.0, False)}
 
 
 async def test_a_stricter_request_under_way_tightens_the_objective(
-    make: Callable[..., PredictedLatencyProducer], asking: InferenceRequest
+    predictor: FakeLatencyPredictor,
 ) -> None:
     """Until it ends, or vanishes, or its endpoint leaves."""
-    producer = make(streaming_mode=True)
-    strict = replace(asking, headers={**asking.headers, "x-llm-d-slo-tpot-ms": "11"})
+    producer = make(predictor, streaming_mode=True)
+    strict = replace(ASKING, headers={**ASKING.headers, "x-llm-d-slo-tpot-ms": "11"})
 
     async def headroom() -> float:
-        found = (await _look_up(producer, asking, candidate("a"))).get(latency_predictions_key())
+        found = (await _look_up(producer, ASKING, candidate("a"))).get(latency_predictions_key())
         assert found is not None
         return found["default/a"].tpot_headroom_ms
 
@@ -234,17 +224,15 @@ async def test_a_stricter_request_under_way_tightens_the_objective(
 
 
 async def test_servers_are_asked_in_turn_and_in_batches(
-    make: Callable[..., PredictedLatencyProducer],
     predictor: FakeLatencyPredictor,
-    asking: InferenceRequest,
 ) -> None:
     """One server a request, as many rows at once as it takes."""
-    producer = make()
-    found = await _look_up(producer, asking, *(candidate(name) for name in "abc"))
+    producer = make(predictor)
+    found = await _look_up(producer, ASKING, *(candidate(name) for name in "abc"))
     predictions = found.get(latency_predictions_key())
     assert predictions is not None
     assert [predictions[f"default/{name}"].ttft_ms for name in "abc"] == [100.0, 200.0, 100.0]
-    await _look_up(producer, asking, candidate("a"))
+    await _look_up(producer, ASKING, candidate("a"))
     urls = [url.partition("/predict")[0] for url, _ in predictor.asked]
     assert urls == ["http://p1", "http://p1", "http://p2"]
 
@@ -253,21 +241,19 @@ async def test_servers_are_asked_in_turn_and_in_batches(
     ("failing", "answer"), [(True, None), (False, {"predictions": []}), (False, ["?"])]
 )
 async def test_a_server_that_fails_predicts_nothing(
-    make: Callable[..., PredictedLatencyProducer],
     predictor: FakeLatencyPredictor,
-    asking: InferenceRequest,
     caplog: pytest.LogCaptureFixture,
     failing: bool,
     answer: Any,
 ) -> None:
     """And says so once, until it answers again."""
-    producer = make()
+    producer = make(predictor)
     predictor.failing, predictor.answer = failing, answer
     for _ in range(2):
-        found = await _look_up(producer, asking, candidate("a"))
+        found = await _look_up(producer, ASKING, candidate("a"))
         assert found.get(latency_predictions_key()) is None
     predictor.failing, predictor.answer = False, None
-    found = await _look_up(producer, asking, candidate("a"))
+    found = await _look_up(producer, ASKING, candidate("a"))
     assert found.get(latency_predictions_key()) is not None
     assert ["fail from now on" in text for text in caplog.messages] == [True, False]
 
@@ -281,14 +267,12 @@ async def test_a_server_that_fails_predicts_nothing(
     ],
 )
 async def test_nobody_is_asked_unless_that_is_wanted(
-    make: Callable[..., PredictedLatencyProducer],
     predictor: FakeLatencyPredictor,
-    asking: InferenceRequest,
     environment: dict[str, str],
     parameters: dict[str, Any],
 ) -> None:
     """Without a prediction server, or with `predictInProduce: false`."""
-    found = await _look_up(make(environment, **parameters), asking, candidate("a"))
+    found = await _look_up(make(predictor, environment, **parameters), ASKING, candidate("a"))
     assert found.get(latency_predictions_key()) is None
     assert predictor.asked == []
 
@@ -298,19 +282,17 @@ async def test_nobody_is_asked_unless_that_is_wanted(
     [(True, 5, 200.0, 200.0), (True, 1, 200.0, 0.0), (False, 5, 1500.0, 0.0)],
 )
 async def test_samples_say_what_a_request_saw(
-    make: Callable[..., PredictedLatencyProducer],
     predictor: FakeLatencyPredictor,
-    asking: InferenceRequest,
     streaming: bool,
     tokens: int,
     ttft_ms: float,
     tpot_ms: float,
 ) -> None:
     """Sent in the background, once, with the features of its endpoint."""
-    producer = make(streaming_mode=streaming)
+    producer = make(predictor, streaming_mode=streaming)
     endpoint = candidate("a", kv_cache_usage=0.5)
-    attributes = await _look_up(producer, asking, endpoint)
-    flight = _leave(producer, asking, endpoint, attributes)
+    attributes = await _look_up(producer, ASKING, endpoint)
+    flight = _leave(producer, ASKING, endpoint, attributes)
     _answer(producer, flight, tokens)
     _answer(producer, flight, tokens)
     predictor.asked.clear()
@@ -327,36 +309,32 @@ async def test_samples_say_what_a_request_saw(
     assert len(predictor.asked) == 1
 
 
-async def test_failed_requests_are_no_samples(
-    make: Callable[..., PredictedLatencyProducer], asking: InferenceRequest
-) -> None:
+async def test_failed_requests_are_no_samples(predictor: FakeLatencyPredictor) -> None:
     """Nor those whose endpoint nothing was known of, nor those that nobody collects."""
-    producer = make()
+    producer = make(predictor)
     known, unknown = candidate("a"), candidate("b", known=False)
-    refused = _leave(producer, asking, known, await _look_up(producer, asking, known))
+    refused = _leave(producer, ASKING, known, await _look_up(producer, ASKING, known))
     producer.response_head(refused, ResponseHead(503))
     producer.request_ended(refused, FinishCause.COMPLETED, None, 11.0)
-    reset = _leave(producer, asking, known, await _look_up(producer, asking, known))
+    reset = _leave(producer, ASKING, known, await _look_up(producer, ASKING, known))
     producer.request_ended(reset, FinishCause.RESET, None, 11.0)
-    _answer(producer, _leave(producer, asking, unknown, await _look_up(producer, asking, known)))
-    _answer(producer, Flight(asking, reset.result, Attributes()))
+    _answer(producer, _leave(producer, ASKING, unknown, await _look_up(producer, ASKING, known)))
+    _answer(producer, Flight(ASKING, reset.result, Attributes()))
     assert producer.take_training_samples() == []
-    deaf = make({"PREDICTION_SERVER_URL": "http://p1"})
-    _answer(deaf, _leave(deaf, asking, known, await _look_up(deaf, asking, known)))
+    deaf = make(predictor, {"PREDICTION_SERVER_URL": "http://p1"})
+    _answer(deaf, _leave(deaf, ASKING, known, await _look_up(deaf, ASKING, known)))
     assert deaf.take_training_samples() == []
 
 
 async def test_samples_wait_for_a_server_that_is_away(
-    make: Callable[..., PredictedLatencyProducer],
     predictor: FakeLatencyPredictor,
-    asking: InferenceRequest,
 ) -> None:
     """The latest three of them, and go in batches of two."""
-    producer = make()
+    producer = make(predictor)
     for index in range(5):
         endpoint = candidate("a", waiting_requests=index)
-        attributes = await _look_up(producer, asking, endpoint)
-        _answer(producer, _leave(producer, asking, endpoint, attributes))
+        attributes = await _look_up(producer, ASKING, endpoint)
+        _answer(producer, _leave(producer, ASKING, endpoint, attributes))
         if index == 1:
             predictor.failing = True
             await producer.flush(12.0, 0.0)

@@ -20,20 +20,15 @@ PROFILES = ("decode", "prefill", "encode")
 ALL_ROLES = ("decode", "prefill", "encode")
 
 
-@pytest.fixture
-def connected() -> Make:
+def connected(order: str = "", prefill: bool | None = None, encode: bool | None = None) -> Any:
     """`connected(order, prefill=…, encode=…)`: a handler and its deciders; None for no decider."""
-
-    def make(order: str = "", prefill: bool | None = None, encode: bool | None = None) -> Any:
-        answers = {"prefill": prefill, "encode": encode}
-        made = {name: SetDecider(answer) for name, answer in answers.items() if answer is not None}
-        names = {name: f"{name}-decider" for name in made}
-        handler = configured(PLUGIN, {"stageOrder": order, "deciders": names})
-        plugins = {f"{name}-decider": plugin for name, plugin in made.items()}
-        handler.connect({**plugins, "something-else": object()})
-        return handler, made
-
-    return make
+    answers = {"prefill": prefill, "encode": encode}
+    made = {name: SetDecider(answer) for name, answer in answers.items() if answer is not None}
+    names = {name: f"{name}-decider" for name in made}
+    handler = configured(PLUGIN, {"stageOrder": order, "deciders": names})
+    plugins = {f"{name}-decider": plugin for name, plugin in made.items()}
+    handler.connect({**plugins, "something-else": object()})
+    return handler, made
 
 
 def counted(handler: Any, result: Any, request: InferenceRequest) -> str:
@@ -84,7 +79,6 @@ def counted(handler: Any, result: Any, request: InferenceRequest) -> str:
     ],
 )
 def test_decode_first_runs_what_the_deciders_want(
-    connected: Make,
     prefill: bool | None,
     encode: bool | None,
     ran: list[str],
@@ -120,10 +114,7 @@ def test_decode_first_runs_what_the_deciders_want(
     ],
 )
 def test_prefill_first_always_prefills_where_there_is_a_profile(
-    connected: Make,
-    encode: bool | None,
-    profiles: tuple[str, ...],
-    runs_expected: list[tuple[str, str | None]],
+    encode: bool | None, profiles: tuple[str, ...], runs_expected: list[tuple[str, str | None]]
 ) -> None:
     """Each stage is near the one before; the encode decider sees no endpoint."""
     handler, deciders = connected("prefill-first", None, encode)
@@ -145,7 +136,7 @@ def test_prefill_first_always_prefills_where_there_is_a_profile(
     ],
 )
 def test_a_stage_that_finds_nothing_is_left_to_the_decode_endpoint(
-    connected: Make, order: str, roles: tuple[str, ...], headers: dict[str, str]
+    order: str, roles: tuple[str, ...], headers: dict[str, str]
 ) -> None:
     """The request is not refused for it."""
     handler, _ = connected(order, None if order else True, True)
@@ -158,9 +149,7 @@ def test_a_stage_that_finds_nothing_is_left_to_the_decode_endpoint(
 @pytest.mark.parametrize(
     ("order", "ran"), [("", ["decode"]), ("prefill-first", ["encode", "prefill", "decode"])]
 )
-def test_without_a_decode_endpoint_the_request_is_refused(
-    connected: Make, order: str, ran: list[str]
-) -> None:
+def test_without_a_decode_endpoint_the_request_is_refused(order: str, ran: list[str]) -> None:
     """With what the decode profile says; decode-first, no other stage runs."""
     handler, deciders = connected(order, None if order else True, True)
     with pytest.raises(RefusedError) as refusal:
@@ -171,7 +160,7 @@ def test_without_a_decode_endpoint_the_request_is_refused(
         assert all(not made.shown for made in deciders.values())
 
 
-def test_a_decode_profile_that_picked_nothing_is_refused_too(connected: Make) -> None:
+def test_a_decode_profile_that_picked_nothing_is_refused_too() -> None:
     """Even when its profile did not say why."""
     handler, _ = connected("", True, True)
     results = {"decode": ProfileResult(())}
@@ -182,14 +171,14 @@ def test_a_decode_profile_that_picked_nothing_is_refused_too(connected: Make) ->
 
 
 @pytest.mark.parametrize("missing", [("decode",), ("decode", "prefill"), ("decode", "encode")])
-def test_a_stage_without_a_profile_never_runs(connected: Make, missing: tuple[str, ...]) -> None:
+def test_a_stage_without_a_profile_never_runs(missing: tuple[str, ...]) -> None:
     """Whatever its decider would say."""
     handler, _ = connected("", True, True)
     _, runs = schedule(handler, missing, pool_of(*ALL_ROLES))
     assert [name for name, _ in runs] == list(missing)
 
 
-def test_all_decode_endpoints_are_the_fallback_list(connected: Make) -> None:
+def test_all_decode_endpoints_are_the_fallback_list() -> None:
     """And only the first prefill endpoint is named."""
     handler, _ = connected("", True)
     result, _ = schedule(handler, PROFILES, pool_of("decode", "decode", "prefill", "prefill"))
@@ -197,7 +186,7 @@ def test_all_decode_endpoints_are_the_fallback_list(connected: Make) -> None:
     assert result.set_headers == {"x-prefiller-host-port": "10.0.0.2:8000"}
 
 
-def test_ipv6_endpoints_are_told_in_brackets(connected: Make) -> None:
+def test_ipv6_endpoints_are_told_in_brackets() -> None:
     """As in every host:port."""
     handler, _ = connected("", True)
     label = "llm-d.ai/role"

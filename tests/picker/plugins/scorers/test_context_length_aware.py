@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -29,9 +28,8 @@ def _candidates(ranges: list[str | None], label: str = LABEL) -> list[Candidate]
     ]
 
 
-@pytest.fixture
-def request_of() -> Callable[[int], InferenceRequest]:
-    return lambda tokens: request_for(prompts=(bytes(4 * tokens),))
+def request_of(tokens: int) -> InferenceRequest:
+    return request_for(prompts=(bytes(4 * tokens),))
 
 
 @pytest.mark.parametrize(
@@ -53,18 +51,14 @@ def request_of() -> Callable[[int], InferenceRequest]:
         ("100", 100, 0.0),
     ],
 )
-def test_the_score_follows_the_formula(
-    request_of: Callable[[int], InferenceRequest], text: str | None, length: int, expected: float
-) -> None:
+def test_the_score_follows_the_formula(text: str | None, length: int, expected: float) -> None:
     """In range, out of range, without a range, with a bad one."""
     plugin = ContextLengthAware(ContextLengthAwareParameters())
     scores = plugin.score(request_of(length), _candidates([text]), Attributes())
     assert list(scores) == pytest.approx([expected])
 
 
-def test_specialists_come_before_generalists_before_strangers(
-    request_of: Callable[[int], InferenceRequest],
-) -> None:
+def test_specialists_come_before_generalists_before_strangers() -> None:
     """Whatever is out of range scores below everything in range."""
     plugin = ContextLengthAware(ContextLengthAwareParameters())
     candidates = _candidates(["0-20", "0-10000", "11-20"])
@@ -72,9 +66,7 @@ def test_specialists_come_before_generalists_before_strangers(
     assert special > general > 0.3 > stranger
 
 
-def test_filtering_is_off_until_it_is_asked_for(
-    request_of: Callable[[int], InferenceRequest],
-) -> None:
+def test_filtering_is_off_until_it_is_asked_for() -> None:
     """Then ranges count, the label's absence does not, and nobody may be left."""
     candidates = _candidates(["0-20", None, "11-20", "bad", "10-10"])
     request = request_of(10)
@@ -86,7 +78,7 @@ def test_filtering_is_off_until_it_is_asked_for(
     assert active.filter(request, candidates[2:4], Attributes(), Random(0)) == []
 
 
-def test_the_label_may_be_another(request_of: Callable[[int], InferenceRequest]) -> None:
+def test_the_label_may_be_another() -> None:
     plugin = ContextLengthAware(ContextLengthAwareParameters(label="range"))
     assert list(plugin.score(request_of(1), _candidates(["1-1"], "range"), Attributes())) == [1.0]
 

@@ -30,17 +30,12 @@ def _found(headrooms: Mapping[str, tuple[float, float]], dispatched: int = 1) ->
     return attributes
 
 
-@pytest.fixture
-def score() -> Score:
+def score(
+    scorer: LatencyScorer, headrooms: Mapping[str, tuple[float, float]], dispatched: int = 1
+) -> list[float]:
     """Scores of the endpoints a, b, c… that the headrooms are given of."""
-
-    def go(
-        scorer: LatencyScorer, headrooms: Mapping[str, tuple[float, float]], dispatched: int = 1
-    ) -> list[float]:
-        candidates = [candidate(name) for name in sorted(headrooms)]
-        return list(scorer.score(request_for(), candidates, _found(headrooms, dispatched)))
-
-    return go
+    candidates = [candidate(name) for name in sorted(headrooms)]
+    return list(scorer.score(request_for(), candidates, _found(headrooms, dispatched)))
 
 
 @pytest.mark.parametrize(
@@ -52,14 +47,14 @@ def score() -> Score:
     ],
 )
 def test_positive_endpoints_are_rated_by_the_strategy(
-    score: Score, parameters: dict[str, Any], expected: list[float]
+    parameters: dict[str, Any], expected: list[float]
 ) -> None:
     """c = 0.8 · n_ttft + 0.2 · n_tpot, in steps of a hundredth."""
     headrooms = {"a": (0.0, 0.0), "b": (50.0, 0.0), "c": (100.0, 10.0)}
     assert score(_scorer(**parameters), headrooms) == pytest.approx(expected)
 
 
-def test_a_dimension_without_a_range_has_no_weight(score: Score) -> None:
+def test_a_dimension_without_a_range_has_no_weight() -> None:
     """Beside one that has; when none has, all are in the middle."""
     scorer = _scorer()
     assert score(scorer, {"a": (5.0, 1.0), "b": (5.0, 2.0)}) == [1.0, 0.01]
@@ -68,7 +63,7 @@ def test_a_dimension_without_a_range_has_no_weight(score: Score) -> None:
     assert score(scorer, {"a": (5.0, 5.0)}) == [0.51]
 
 
-def test_positive_endpoints_shut_out_negative_ones(score: Score) -> None:
+def test_positive_endpoints_shut_out_negative_ones() -> None:
     """One missed objective makes an endpoint negative."""
     headrooms = {"a": (-1.0, 5.0), "b": (5.0, 5.0), "c": (5.0, -1.0)}
     assert score(_scorer(), headrooms) == [0.0, 0.51, 0.0]
@@ -91,7 +86,7 @@ def test_of_negative_endpoints_the_idle_ones_are_rated() -> None:
     ],
 )
 def test_of_busy_negative_endpoints_the_least_bad_group_is_rated(
-    score: Score, headrooms: dict[str, tuple[float, float]], expected: list[float]
+    headrooms: dict[str, tuple[float, float]], expected: list[float]
 ) -> None:
     """TPOT only, TTFT only, both; within it the least miss, whatever the strategy."""
     assert score(_scorer(headroomSelectionStrategy="most"), headrooms) == expected

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import pytest
 from plugin_scenes import candidate, request_for
 
 from picker.framework.attributes import Attributes
@@ -33,92 +30,75 @@ def _picked(*candidates: Candidate) -> ProfileResult:
     return ProfileResult(scored[:1], scored)
 
 
-@pytest.fixture
-def pool() -> list[Candidate]:
-    return [candidate(name) for name in "abc"]
+POOL = [candidate(name) for name in "abc"]
 
 
-@pytest.fixture
-def send() -> Callable[..., None]:
+def send(scorer: NoHitLruScorer, found: Attributes, **profiles: ProfileResult) -> None:
     """`send(scorer, attributes, default=result, …)`: a decision leaves; its first profile leads."""
-
-    def go(scorer: NoHitLruScorer, found: Attributes, **profiles: ProfileResult) -> None:
-        primary = next(iter(profiles))
-        endpoint = profiles[primary].picked[0].candidate.endpoint
-        result = SchedulingResult((endpoint,), primary, profiles)
-        scorer.pre_request(request_for(), result, found)
-
-    return go
+    primary = next(iter(profiles))
+    endpoint = profiles[primary].picked[0].candidate.endpoint
+    result = SchedulingResult((endpoint,), primary, profiles)
+    scorer.pre_request(request_for(), result, found)
 
 
-def test_cold_prompts_go_to_whoever_waited_longest(
-    pool: list[Candidate], send: Callable[..., None]
-) -> None:
+def test_cold_prompts_go_to_whoever_waited_longest() -> None:
     """Never used first, in order; then the one used longest ago."""
     scorer = NoHitLruScorer(NoHitLruParameters())
     request, cold = request_for(), _found()
-    a, b, c = pool
-    assert list(scorer.score(request, pool, cold)) == [1.0, 0.5, 0.0]
+    a, b, c = POOL
+    assert list(scorer.score(request, POOL, cold)) == [1.0, 0.5, 0.0]
     send(scorer, cold, default=_picked(a, b, c))
-    assert list(scorer.score(request, pool, cold)) == [0.0, 1.0, 0.5]
+    assert list(scorer.score(request, POOL, cold)) == [0.0, 1.0, 0.5]
     send(scorer, cold, default=_picked(c, a, b))
-    assert list(scorer.score(request, pool, cold)) == [0.5, 1.0, 0.0]
+    assert list(scorer.score(request, POOL, cold)) == [0.5, 1.0, 0.0]
     send(scorer, cold, default=_picked(b, a, c))
-    assert list(scorer.score(request, pool, cold)) == [1.0, 0.0, 0.5]
+    assert list(scorer.score(request, POOL, cold)) == [1.0, 0.0, 0.5]
     assert list(scorer.used) == ["default/a", "default/c", "default/b"]
 
 
-def test_ranks_count_candidates_only(pool: list[Candidate], send: Callable[..., None]) -> None:
+def test_ranks_count_candidates_only() -> None:
     """Endpoints outside of the decision leave no gap; one candidate is the best there is."""
     scorer = NoHitLruScorer(NoHitLruParameters())
-    a, b, c = pool
-    for first in pool:
+    a, b, c = POOL
+    for first in POOL:
         send(scorer, _found(), default=_picked(first))
     assert list(scorer.score(request_for(), [c, b], _found())) == [0.0, 1.0]
     assert list(scorer.score(request_for(), [a], _found())) == [1.0]
     assert list(scorer.score(request_for(), [], _found())) == []
 
 
-def test_a_hit_anywhere_makes_all_equal_and_nothing_is_remembered(
-    pool: list[Candidate], send: Callable[..., None]
-) -> None:
+def test_a_hit_anywhere_makes_all_equal_and_nothing_is_remembered() -> None:
     """The prefix decides then; a hit outside of the candidates is none."""
     scorer = NoHitLruScorer(NoHitLruParameters())
     warm = _found(b=1)
-    assert list(scorer.score(request_for(), pool, warm)) == [0.5, 0.5, 0.5]
-    send(scorer, warm, default=_picked(*pool))
+    assert list(scorer.score(request_for(), POOL, warm)) == [0.5, 0.5, 0.5]
+    send(scorer, warm, default=_picked(*POOL))
     assert list(scorer.used) == []
-    assert list(scorer.score(request_for(), pool[:1], warm)) == [1.0]
-    send(scorer, warm, default=_picked(pool[0]))
+    assert list(scorer.score(request_for(), POOL[:1], warm)) == [1.0]
+    send(scorer, warm, default=_picked(POOL[0]))
     assert list(scorer.used) == ["default/a"]
 
 
-def test_without_a_finding_every_prompt_is_cold(
-    pool: list[Candidate], send: Callable[..., None]
-) -> None:
+def test_without_a_finding_every_prompt_is_cold() -> None:
     """As is one that matches nothing."""
     scorer = NoHitLruScorer(NoHitLruParameters(lru_size=2, prefix_plugin_name="ignored"))
-    assert list(scorer.score(request_for(), pool, Attributes())) == [1.0, 0.5, 0.0]
-    assert list(scorer.score(request_for(), pool, _found(a=0))) == [1.0, 0.5, 0.0]
+    assert list(scorer.score(request_for(), POOL, Attributes())) == [1.0, 0.5, 0.0]
+    assert list(scorer.score(request_for(), POOL, _found(a=0))) == [1.0, 0.5, 0.0]
     assert scorer.consumes == (MATCH,)
 
 
-def test_the_prefill_endpoint_is_used_as_well(
-    pool: list[Candidate], send: Callable[..., None]
-) -> None:
+def test_the_prefill_endpoint_is_used_as_well() -> None:
     """After the primary one; other profiles' endpoints are not."""
     scorer = NoHitLruScorer(NoHitLruParameters())
-    a, b, c = pool
+    a, b, c = POOL
     send(scorer, _found(), decode=_picked(b), prefill=_picked(a), encode=_picked(c))
     assert list(scorer.used) == ["default/b", "default/a"]
 
 
-def test_the_order_is_bounded_and_forgets_who_left(
-    pool: list[Candidate], send: Callable[..., None]
-) -> None:
+def test_the_order_is_bounded_and_forgets_who_left() -> None:
     """The longest unused goes first."""
     scorer = NoHitLruScorer(NoHitLruParameters(lru_size=2))
-    for one in pool:
+    for one in POOL:
         send(scorer, _found(), default=_picked(one))
     assert list(scorer.used) == ["default/b", "default/c"]
     scorer.endpoint_removed("default/b")

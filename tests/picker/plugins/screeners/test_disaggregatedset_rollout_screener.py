@@ -35,35 +35,25 @@ def parameters(mode: str = "sum", *roles: str, **more: Any) -> dict[str, Any]:
     return {"scope": scope, "headerSelectors": SELECTORS, "revisionGating": gating, **more}
 
 
-@pytest.fixture
-def rollout() -> Callable[..., list[Candidate]]:
+def rollout(**revisions: tuple[int, int]) -> list[Candidate]:
     """`rollout(a=(2, 9), b=(1, 1))`: so many prefill and decode endpoints of each revision."""
-
-    def make(**revisions: tuple[int, int]) -> list[Candidate]:
-        return [
-            placed(f"{revision}-{role}-{index}", {NAME: "s", REVISION: revision, ROLE: role})
-            for revision, counts in revisions.items()
-            for role, count in zip(("prefill", "decode"), counts, strict=True)
-            for index in range(count)
-        ]
-
-    return make
+    return [
+        placed(f"{revision}-{role}-{index}", {NAME: "s", REVISION: revision, ROLE: role})
+        for revision, counts in revisions.items()
+        for role, count in zip(("prefill", "decode"), counts, strict=True)
+        for index in range(count)
+    ]
 
 
-@pytest.fixture
-def shares() -> Callable[..., dict[str, float]]:
+def shares(screener: Any, candidates: list[Candidate], times: int = 2000) -> dict[str, float]:
     """How often each revision is chosen; each time whole and alone."""
-
-    def draw(screener: Any, candidates: list[Candidate], times: int = 2000) -> dict[str, float]:
-        rng, counts = Random(5), Counter[str]()
-        for _ in range(times):
-            kept = screener.screen(request_for(), candidates, rng)
-            (revision,) = {one.endpoint.labels[REVISION] for one in kept}
-            assert kept == [one for one in candidates if one.endpoint.labels[REVISION] == revision]
-            counts[revision] += 1
-        return {revision: count / times for revision, count in counts.items()}
-
-    return draw
+    rng, counts = Random(5), Counter[str]()
+    for _ in range(times):
+        kept = screener.screen(request_for(), candidates, rng)
+        (revision,) = {one.endpoint.labels[REVISION] for one in kept}
+        assert kept == [one for one in candidates if one.endpoint.labels[REVISION] == revision]
+        counts[revision] += 1
+    return {revision: count / times for revision, count in counts.items()}
 
 
 @pytest.mark.parametrize(
@@ -80,8 +70,6 @@ def shares() -> Callable[..., dict[str, float]]:
     ],
 )
 def test_complete_revisions_are_drawn_by_weight(
-    rollout: Make,
-    shares: Make,
     mode: str,
     roles: tuple[str, ...],
     revisions: dict[str, tuple[int, int]],
@@ -95,7 +83,7 @@ def test_complete_revisions_are_drawn_by_weight(
     assert drawn == pytest.approx(expected, abs=0.04)
 
 
-def test_without_a_complete_revision_nobody_remains(rollout: Make) -> None:
+def test_without_a_complete_revision_nobody_remains() -> None:
     """So that the request is refused rather than split."""
     screener = configured(PLUGIN, parameters())
     split = rollout(a=(2, 0), b=(0, 2))
@@ -103,7 +91,7 @@ def test_without_a_complete_revision_nobody_remains(rollout: Make) -> None:
     assert not screener.screen(request_for(), [], Random(1))
 
 
-def test_a_strict_header_chooses_its_revision(rollout: Make) -> None:
+def test_a_strict_header_chooses_its_revision() -> None:
     """If it is complete; an unknown one leaves nobody, an empty header asks for nothing."""
     screener, candidates = configured(PLUGIN, parameters()), rollout(a=(2, 9), b=(1, 1), c=(0, 3))
 
@@ -118,7 +106,7 @@ def test_a_strict_header_chooses_its_revision(rollout: Make) -> None:
     assert len(kept("")) == 1
 
 
-def test_a_preferred_header_narrows_nothing(rollout: Make) -> None:
+def test_a_preferred_header_narrows_nothing() -> None:
     """A scorer does the preferring."""
     screener = configured(PLUGIN, parameters())
     request = replace(request_for(), headers={"x-disagg-slice": "7"})
@@ -141,7 +129,7 @@ def test_other_strict_labels_narrow_within_the_revision() -> None:
         assert [one.endpoint.name for one in kept] == ["aprefill1", "adecode1"]
 
 
-def test_two_strict_headers_about_one_label_have_to_agree(rollout: Make) -> None:
+def test_two_strict_headers_about_one_label_have_to_agree() -> None:
     """Neither is passed over; an endpoint cannot be of two revisions."""
     other = {**SELECTORS[0], "name": "other", "headerName": "x-other-revision"}
     screener = configured(PLUGIN, {**parameters(), "headerSelectors": [*SELECTORS, other]})
@@ -156,7 +144,7 @@ def test_two_strict_headers_about_one_label_have_to_agree(rollout: Make) -> None
     assert kept("a", "b") == kept("b", "a") == set()
 
 
-def test_disabled_gating_leaves_selectors_alone(rollout: Make) -> None:
+def test_disabled_gating_leaves_selectors_alone() -> None:
     """Without a header everybody remains, complete or not."""
     screener = configured(PLUGIN, parameters("disabled"))
     candidates = rollout(a=(2, 0), b=(0, 1))
@@ -165,7 +153,7 @@ def test_disabled_gating_leaves_selectors_alone(rollout: Make) -> None:
     assert screener.screen(request, candidates, Random(1)) == candidates[2:]
 
 
-def test_only_the_scope_is_counted(rollout: Make) -> None:
+def test_only_the_scope_is_counted() -> None:
     """An endpoint outside of it, or one that names no revision, makes no revision complete."""
     outside = placed("outside", {NAME: "other", REVISION: "b", ROLE: "prefill"})
     nameless = placed("nameless", {NAME: "s", ROLE: "prefill"})
