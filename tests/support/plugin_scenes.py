@@ -29,6 +29,7 @@ from picker.types import (
     EndpointMetrics,
     InferenceRequest,
     ParsedBody,
+    ProfileResult,
     SchedulingResult,
     ScoredEndpoint,
 )
@@ -89,6 +90,16 @@ def queued(
     """A request of `flow` that came at that time, each with its own sequence."""
     request = request_for(fairness_id=flow, **fields)
     return QueuedRequest(request, next(_SEQUENCES), at, tokens=tokens, ttl_seconds=ttl)
+
+
+def decided(**profiles: Candidates) -> SchedulingResult:
+    """Each profile picked those, best first; the first profile is primary."""
+    made = {
+        name: ProfileResult(tuple(ScoredEndpoint(one, 1.0) for one in picked))
+        for name, picked in profiles.items()
+    }
+    primary = next(iter(profiles))
+    return SchedulingResult(tuple(one.endpoint for one in profiles[primary]), primary, made)
 
 
 def kept(

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plugin_scenes import decided
 
 from picker.framework.attributes import Attributes, DataKey, agent_identity_key, session_id_key
 from picker.framework.interfaces import Flight
@@ -28,10 +29,8 @@ from picker.types import (
     Endpoint,
     InferenceRequest,
     ParsedBody,
-    ProfileResult,
     ResponseHead,
     SchedulingResult,
-    ScoredEndpoint,
 )
 
 A, B, C = (Candidate(Endpoint(name, "10.0.0.1", 8000)) for name in "abc")
@@ -55,10 +54,7 @@ def request(at: float = 0.0, **headers: str) -> InferenceRequest:
 
 def went_to(*picked: Candidate, **others: Candidate) -> SchedulingResult:
     """A decision whose primary profile is `decode`."""
-    profiles = {"decode": ProfileResult(tuple(ScoredEndpoint(each, 1.0) for each in picked))}
-    for name, candidate in others.items():
-        profiles[name] = ProfileResult((ScoredEndpoint(candidate, 1.0),))
-    return SchedulingResult(tuple(each.endpoint for each in picked), "decode", profiles)
+    return decided(decode=picked, **{name: [one] for name, one in others.items()})
 
 
 def token_of(strategy: SessionAffinity, decided: SchedulingResult) -> dict[str, str]:
@@ -68,10 +64,7 @@ def token_of(strategy: SessionAffinity, decided: SchedulingResult) -> dict[str, 
 
 
 def send(
-    strategy: SessionAffinity,
-    asked: InferenceRequest,
-    candidates: Candidates,
-    *to: Candidate,
+    strategy: SessionAffinity, asked: InferenceRequest, candidates: Candidates, *to: Candidate
 ) -> Candidate | None:
     """One request: what was chosen; it goes there, else to `to`."""
     attributes = Attributes()

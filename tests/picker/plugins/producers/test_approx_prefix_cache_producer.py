@@ -6,7 +6,7 @@ from struct import pack
 from typing import Any
 
 import pytest
-from plugin_scenes import candidate, request_for
+from plugin_scenes import candidate, decided, request_for
 
 from picker.framework.attributes import Attributes, DataKey
 from picker.framework.services import NoHttp, Services
@@ -26,9 +26,6 @@ from picker.types import (
     Endpoint,
     InferenceRequest,
     ParsedBody,
-    ProfileResult,
-    SchedulingResult,
-    ScoredEndpoint,
 )
 
 B = 64
@@ -64,10 +61,8 @@ class Scene:
         attributes = Attributes()
         request = request_for(prompts=prompts)
         request = self.producer.produce(request, [candidate], attributes)
-        profiles = {"default": ProfileResult((ScoredEndpoint(candidate, 1.0),))}
-        if prefill is not None:
-            profiles["prefill"] = ProfileResult((ScoredEndpoint(prefill, 1.0),))
-        result = SchedulingResult((candidate.endpoint,), "default", profiles)
+        profiles = {"default": [candidate], **({"prefill": [prefill]} if prefill else {})}
+        result = decided(**profiles)
         self.producer.pre_request(request, result, attributes)
         self.producer.check_integrity()
 
@@ -273,10 +268,7 @@ def test_a_seed_that_changes_between_decision_and_departure_teaches_nothing() ->
     s, a, attributes = Scene(), candidate("a"), Attributes()
     request = s.producer.produce(request_for(prompts=(blocks(1),)), [a], attributes)
     s.producer.use_hash_seed(5)
-    profiles = {"default": ProfileResult((ScoredEndpoint(a, 1.0),))}
-    s.producer.pre_request(
-        request, SchedulingResult((a.endpoint,), "default", profiles), attributes
-    )
+    s.producer.pre_request(request, decided(default=[a]), attributes)
     assert s.producer.index_size == 0
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plugin_scenes import candidate, decided
 
 from picker.framework.attributes import Attributes, EndpointLoad, LiveLoad, inflight_load_key
 from picker.framework.interfaces import (
@@ -29,15 +30,11 @@ from picker.plugins.producers.inflight_load_producer import (
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import (
     Api,
-    Candidate,
-    Endpoint,
     FinishCause,
     InferenceRequest,
     ParsedBody,
-    ProfileResult,
     ResponseProgress,
     SchedulingResult,
-    ScoredEndpoint,
 )
 
 NAME = "inflight-load-producer"
@@ -57,12 +54,7 @@ def _request(tokens: int, limit: int | None = None) -> InferenceRequest:
 
 def _result(**profiles: str) -> SchedulingResult:
     """Each profile's first endpoint; the first profile is the primary one."""
-    made = {
-        name: ProfileResult((ScoredEndpoint(Candidate(Endpoint(key, "10.0.0.1", 1)), 1.0),))
-        for name, key in profiles.items()
-    }
-    primary = next(iter(made))
-    return SchedulingResult((made[primary].picked[0].candidate.endpoint,), primary, made)
+    return decided(**{name: [candidate(key)] for name, key in profiles.items()})
 
 
 def _leave(

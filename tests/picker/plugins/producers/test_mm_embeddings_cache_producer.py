@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from plugin_scenes import candidate, request_for
+from plugin_scenes import candidate, decided, request_for
 
 from picker.framework.attributes import Attributes, EncoderMatch, encoder_matches_key
 from picker.framework.registry import PluginType
@@ -16,9 +16,6 @@ from picker.types import (
     Candidate,
     InferenceRequest,
     MultiModalFeature,
-    ProfileResult,
-    SchedulingResult,
-    ScoredEndpoint,
 )
 
 NAME = "mm-embeddings-cache-producer"
@@ -44,9 +41,7 @@ def _found(
 def _send(
     producer: MmEmbeddingsCacheProducer, request: InferenceRequest, *picked: Candidate
 ) -> None:
-    profile = ProfileResult(tuple(ScoredEndpoint(candidate, 1.0) for candidate in picked))
-    result = SchedulingResult((picked[0].endpoint,), "default", {"default": profile})
-    producer.pre_request(request, result, Attributes())
+    producer.pre_request(request, decided(default=picked), Attributes())
 
 
 def _producer(megabytes: int = 4096) -> MmEmbeddingsCacheProducer:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from plugin_scenes import request_for
+from plugin_scenes import candidate, decided, request_for
 
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import KvEventConsumer, KvEventFeed, KvEventSource
@@ -20,13 +20,9 @@ from picker.plugins.producers.precise_prefix_cache_producer import (
 from picker.prefix.kv_event_codec import BlocksStored, KvEventError, decode_events
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import (
-    Candidate,
     Endpoint,
     InferenceRequest,
     MultiModalFeature,
-    ProfileResult,
-    SchedulingResult,
-    ScoredEndpoint,
 )
 
 REAL_BATCH = Path(__file__).parents[3] / "data/vllm_0.32_kv_event.msgpack"
@@ -73,13 +69,7 @@ def send(plugin: PrecisePrefixCacheProducer, request: InferenceRequest, **picked
     """Decide that each profile picks the endpoint of that name; the first one is primary."""
     attributes = Attributes()
     plugin.produce(request, [], attributes)
-    candidates = {name: Candidate(Endpoint(one, "10.0.0.1", 8000)) for name, one in picked.items()}
-    profiles = {
-        name: ProfileResult((ScoredEndpoint(candidate, 1.0),))
-        for name, candidate in candidates.items()
-    }
-    primary = next(iter(picked))
-    result = SchedulingResult((candidates[primary].endpoint,), primary, profiles)
+    result = decided(**{name: [candidate(one)] for name, one in picked.items()})
     plugin.pre_request(request, result, attributes)
 
 

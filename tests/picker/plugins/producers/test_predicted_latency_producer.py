@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fake_latency_predictor import FakeLatencyPredictor
 from msgspec.structs import replace
-from plugin_scenes import candidate, request_for
+from plugin_scenes import candidate, decided, request_for
 
 from picker.framework.attributes import (
     Attributes,
@@ -42,11 +42,8 @@ from picker.types import (
     Candidate,
     FinishCause,
     InferenceRequest,
-    ProfileResult,
     ResponseHead,
     ResponseProgress,
-    SchedulingResult,
-    ScoredEndpoint,
     Usage,
 )
 
@@ -96,8 +93,7 @@ def _leave(
     candidate: Candidate,
     attributes: Attributes,
 ) -> Flight:
-    profile = ProfileResult((ScoredEndpoint(candidate, 1.0),))
-    result = SchedulingResult((candidate.endpoint,), "default", {"default": profile})
+    result = decided(default=[candidate])
     producer.pre_request(request, result, attributes)
     return Flight(request, result, attributes)
 
@@ -131,9 +127,7 @@ def test_it_fulfils_the_contracts_it_needs(predictor: FakeLatencyPredictor) -> N
     assert encoder_matches_key() in make(predictor, use_encoder_cache_features=True).consumes
 
 
-async def test_each_known_endpoint_gets_a_row(
-    predictor: FakeLatencyPredictor,
-) -> None:
+async def test_each_known_endpoint_gets_a_row(predictor: FakeLatencyPredictor) -> None:
     """With everything that is known of it; unknown load is not asked about."""
     producer = make(predictor, endpoint_role_label="role", use_encoder_cache_features=True)
     attributes = Attributes()
@@ -223,9 +217,7 @@ async def test_a_stricter_request_under_way_tightens_the_objective(
     assert await headroom() == 2.0
 
 
-async def test_servers_are_asked_in_turn_and_in_batches(
-    predictor: FakeLatencyPredictor,
-) -> None:
+async def test_servers_are_asked_in_turn_and_in_batches(predictor: FakeLatencyPredictor) -> None:
     """One server a request, as many rows at once as it takes."""
     producer = make(predictor)
     found = await _look_up(producer, ASKING, *(candidate(name) for name in "abc"))
@@ -241,10 +233,7 @@ async def test_servers_are_asked_in_turn_and_in_batches(
     ("failing", "answer"), [(True, None), (False, {"predictions": []}), (False, ["?"])]
 )
 async def test_a_server_that_fails_predicts_nothing(
-    predictor: FakeLatencyPredictor,
-    caplog: pytest.LogCaptureFixture,
-    failing: bool,
-    answer: Any,
+    predictor: FakeLatencyPredictor, caplog: pytest.LogCaptureFixture, failing: bool, answer: Any
 ) -> None:
     """And says so once, until it answers again."""
     producer = make(predictor)
@@ -267,9 +256,7 @@ async def test_a_server_that_fails_predicts_nothing(
     ],
 )
 async def test_nobody_is_asked_unless_that_is_wanted(
-    predictor: FakeLatencyPredictor,
-    environment: dict[str, str],
-    parameters: dict[str, Any],
+    predictor: FakeLatencyPredictor, environment: dict[str, str], parameters: dict[str, Any]
 ) -> None:
     """Without a prediction server, or with `predictInProduce: false`."""
     found = await _look_up(make(predictor, environment, **parameters), ASKING, candidate("a"))
@@ -282,11 +269,7 @@ async def test_nobody_is_asked_unless_that_is_wanted(
     [(True, 5, 200.0, 200.0), (True, 1, 200.0, 0.0), (False, 5, 1500.0, 0.0)],
 )
 async def test_samples_say_what_a_request_saw(
-    predictor: FakeLatencyPredictor,
-    streaming: bool,
-    tokens: int,
-    ttft_ms: float,
-    tpot_ms: float,
+    predictor: FakeLatencyPredictor, streaming: bool, tokens: int, ttft_ms: float, tpot_ms: float
 ) -> None:
     """Sent in the background, once, with the features of its endpoint."""
     producer = make(predictor, streaming_mode=streaming)
@@ -326,9 +309,7 @@ async def test_failed_requests_are_no_samples(predictor: FakeLatencyPredictor) -
     assert deaf.take_training_samples() == []
 
 
-async def test_samples_wait_for_a_server_that_is_away(
-    predictor: FakeLatencyPredictor,
-) -> None:
+async def test_samples_wait_for_a_server_that_is_away(predictor: FakeLatencyPredictor) -> None:
     """The latest three of them, and go in batches of two."""
     producer = make(predictor)
     for index in range(5):
