@@ -69,14 +69,12 @@ def test_where_an_endpoint_is_asked_about(
 ) -> None:
     """At its metrics address; a port of the source's replaces the endpoint's."""
     where = location(metrics_data_source.PLUGIN, **parameters)
-    assert where is not None
     assert where.address(endpoint) == address
 
 
 def test_an_exporter_on_the_node_needs_the_node() -> None:
     """Its address, or the endpoint cannot be asked about."""
     where = location(dcgm_data_source.PLUGIN, useNodeAddress=True)
-    assert where is not None
     assert where.address(Endpoint("a", "10.0.0.1", 1, node_address="10.9.0.1")) == "10.9.0.1:9400"
     assert where.address(Endpoint("a", "10.0.0.1", 1, node_address="fd00::1")) == "[fd00::1]:9400"
     assert where.address(Endpoint("a", "10.0.0.1", 1)) is None

@@ -55,7 +55,6 @@ async def test_saturation_follows_tokens_from_departure_to_first_piece() -> None
     assert destinations == {"10.0.0.1:1", "10.0.0.2:1"}
     assert saturation() == 1.0
     tap = exchanges[0][1].response
-    assert tap is not None
     tap.head(ResponseHead(200))
     tap.body(b"data: {}\n\n", False)
     assert saturation() == 0.5

@@ -59,7 +59,6 @@ def test_pools_are_found_by_name(tmp_path: Path) -> None:
     assert sorted(found) == ["east", "west"]
     assert found["east"].host_port == "gateway.east.example:80"
     location = assembly.data_layer.bindings[0].source.location
-    assert location is not None
     assert location.address(found["east"]) == "picker.east.example:9090"
     assert metrics.registry.get_sample_value("pointsman_discovery_errors_total") == 1
 

@@ -82,7 +82,6 @@ def test_matching_alone_teaches_nothing() -> None:
     s = Scene()
     s.find([candidate("a")], blocks(1))
     info = s.find([candidate("a")], blocks(1))
-    assert info is not None
     assert info.match_blocks == {}
 
 
@@ -93,7 +92,6 @@ def test_models_and_salts_do_not_share() -> None:
     s.send(a, blocks(1))
     for fields in ({"model": "adapter"}, {"salt": "tenant"}):
         info = s.find([a], blocks(1), **fields)
-        assert info is not None
         assert info.match_blocks == {}
 
 
@@ -113,7 +111,6 @@ def test_an_endpoint_that_left_or_restarted_is_forgotten() -> None:
     s.send(a, blocks(1))
     s.producer.endpoint_removed("default/a")
     info = s.find([a], blocks(1))
-    assert info is not None
     assert info.match_blocks == {}
     assert s.producer.index_size == 0
 
@@ -143,7 +140,6 @@ def test_block_size_is_what_engines_report_but_at_least_64(
     """192 tokens; the first candidate that knows its block size decides."""
     candidates = [candidate("a", known=False), candidate("b", block_size_tokens=reported)]
     info = Scene(**parameters).find(candidates, blocks(1, 2, 3))
-    assert info is not None
     assert info.total_blocks == expected
 
 
@@ -172,7 +168,6 @@ def test_memory_is_the_configured_one_when_engines_do_not_say() -> None:
     s = Scene(auto_tune=False, lru_capacity_per_server=1)
     s.send(a, blocks(1, 2))
     info = s.find([a], blocks(1, 2))
-    assert info is not None
     assert info.match_blocks == {"default/a": 1}
 
 
@@ -190,7 +185,6 @@ def test_only_the_beginning_of_a_long_prompt_is_considered(
 ) -> None:
     """The cap in tokens wins over the one in blocks; both 0 mean no cap."""
     info = Scene(**parameters).find([candidate("a")], blocks(1, 2, 3, 4))
-    assert info is not None
     assert info.total_blocks == expected
 
 
@@ -199,7 +193,6 @@ def test_a_block_size_of_zero_leaves_it_to_the_engines() -> None:
     s = Scene(block_size_tokens=0)
     for reported, expected in ((128, 1), (None, 2)):
         info = s.find([candidate("a", block_size_tokens=reported)], blocks(1, 2))
-        assert info is not None
         assert info.total_blocks == expected
 
 

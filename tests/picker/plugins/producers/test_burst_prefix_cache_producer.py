@@ -48,7 +48,6 @@ async def ask(
 
 def where(info: PrefixCacheMatchInfo | None) -> str:
     """The endpoint that everything is said to be at."""
-    assert info is not None
     assert list(info.match_blocks.values()) == [info.total_blocks]
     return next(iter(info.match_blocks))
 

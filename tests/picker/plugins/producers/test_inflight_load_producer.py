@@ -97,7 +97,6 @@ def test_the_finding_says_what_a_request_would_add() -> None:
     producer = _producer()
     flight = _leave(producer, _request(200), _result(decode="a"), {"default/b": 2, "default/c": 4})
     load = flight.attributes.get(inflight_load_key())
-    assert load is not None
     assert [load.uncached(f"default/{key}") for key in "abc"] == [200, 72, 0]
     assert load.requests("default/a") == 1
     assert load.tokens("default/a") == 200

@@ -102,7 +102,6 @@ def test_what_clients_call_their_items_does_not_choose_our_memory() -> None:
     request = request_for(features=(items,))
     _send(producer, request, POOL[0])
     found = _found(producer, request, POOL)
-    assert found is not None
     assert found.matched == {"default/a": 3.0}
     assert sum(map(len, producer.remembered(POOL[0].key))) < 1000
 
@@ -116,8 +115,6 @@ def test_items_with_characters_of_no_encoding_are_items() -> None:
     )
     _send(producer, one, POOL[0])
     found = _found(producer, one, POOL)
-    assert found is not None
     assert found.matched == {"default/a": 1.0}
     missed = _found(producer, other, POOL)
-    assert missed is not None
     assert missed.matched == {}

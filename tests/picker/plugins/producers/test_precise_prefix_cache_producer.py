@@ -98,7 +98,6 @@ def test_what_a_real_engine_published_is_matched(size: int, blocks: int) -> None
     plugin = producer(f'{{"tokenProcessorConfig": {{"blockSizeTokens": {size}}}}}')
     plugin.kv_events("default/a", TOPIC, payload)
     info = find(plugin, request_for(prompts=(event.tokens + tokens(*range(size)),)))
-    assert info is not None
     assert info.match_blocks == {"default/a": blocks}
     assert info.tier_blocks == {"default/a": {"gpu": blocks}}
     plugin.check_integrity()
@@ -111,7 +110,6 @@ def test_no_weight_makes_a_match_longer_than_the_prompt() -> None:
     )
     plugin.kv_events("default/a", TOPIC, stored(1, 2))
     info = find(plugin, request_for(prompts=(tokens(*range(48)),)))
-    assert info is not None
     assert info.match_blocks == {"default/a": 3}
 
 
@@ -122,7 +120,6 @@ def test_a_slower_tier_counts_less() -> None:
     plugin.kv_events("default/a", TOPIC, stored(1, 3, medium="CPU"))
     plugin.kv_events("default/b", TOPIC, stored(1, 1, medium="CPU"))
     info = find(plugin, prompt)
-    assert info is not None
     assert info.match_blocks == {"default/a": 2}
     assert info.tier_blocks == {"default/a": {"cpu": 3}, "default/b": {"cpu": 1}}
     weights = '{"indexerConfig": {"kvCacheBackendConfigs": [{"name": "CPU", "weight": 0.1}]}}'
@@ -136,7 +133,6 @@ def test_ten_blocks_of_the_slower_tier_are_eight() -> None:
     plugin = producer()
     plugin.kv_events("default/a", TOPIC, stored(1, 10, medium="CPU"))
     info = find(plugin, request_for(prompts=(tokens(*range(160)),)))
-    assert info is not None
     assert info.match_blocks == {"default/a": 8}
 
 
@@ -159,7 +155,6 @@ def test_models_adapters_salts_and_media_do_not_share() -> None:
     ]
     for expected, fields in asked:
         info = find(plugin, request_for(prompts=prompts, **fields))
-        assert info is not None
         assert info.match_blocks == {f"default/{expected}": 1}
 
 
@@ -190,7 +185,6 @@ def test_an_endpoint_that_left_or_lost_its_cache_is_forgotten(forget: str) -> No
         plugin.kv_events(key, TOPIC, stored(1, 1))
     getattr(plugin, forget)("default/a")
     info = find(plugin, request_for(prompts=(tokens(*range(16)),)))
-    assert info is not None
     assert info.match_blocks == {"default/b": 1}
 
 
@@ -210,7 +204,6 @@ def test_speculation_believes_in_what_was_sent_for_a_while() -> None:
     send(plugin, request_for(prompts=prompts, received_at_seconds=10.0), decode="a", prefill="b")
     for now, expected in ((11.9, {"default/a": 1, "default/b": 1}), (12.0, {})):
         info = find(plugin, request_for(prompts=prompts, received_at_seconds=now))
-        assert info is not None
         assert info.match_blocks == expected
 
 
@@ -220,7 +213,6 @@ def test_without_speculation_only_engines_are_believed() -> None:
     prompts = (tokens(*range(16)),)
     send(plugin, request_for(prompts=prompts), default="a")
     info = find(plugin, request_for(prompts=prompts))
-    assert info is not None
     assert info.match_blocks == {}
 
 
@@ -232,7 +224,6 @@ def test_hash_algorithms_and_block_sizes_of_the_configuration(name: str, size: s
     plugin = producer(text)
     plugin.kv_events("default/a", TOPIC, stored(1, 8))
     info = find(plugin, request_for(prompts=(tokens(*range(130)),)))
-    assert info is not None
     assert (info.total_blocks, info.block_size_tokens) == (2, 64)
     assert info.match_blocks == {"default/a": 2}
 

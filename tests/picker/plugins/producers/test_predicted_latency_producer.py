@@ -199,7 +199,6 @@ async def test_a_stricter_request_under_way_tightens_the_objective(
 
     async def headroom() -> float:
         found = (await _look_up(producer, ASKING, candidate("a"))).get(latency_predictions_key())
-        assert found is not None
         return found["default/a"].tpot_headroom_ms
 
     assert await headroom() == 2.0
@@ -222,7 +221,6 @@ async def test_servers_are_asked_in_turn_and_in_batches(predictor: FakeLatencyPr
     producer = make(predictor)
     found = await _look_up(producer, ASKING, *(candidate(name) for name in "abc"))
     predictions = found.get(latency_predictions_key())
-    assert predictions is not None
     assert [predictions[f"default/{name}"].ttft_ms for name in "abc"] == [100.0, 200.0, 100.0]
     await _look_up(producer, ASKING, candidate("a"))
     urls = [url.partition("/predict")[0] for url, _ in predictor.asked]

@@ -36,7 +36,6 @@ def counted(handler: Any, result: Any, request: InferenceRequest) -> str:
     attributes = Attributes()
     assert handler.pre_request(request, result, attributes) is None
     found = attributes.get(DISAGGREGATION_DECISION_KEY)
-    assert found is not None
     return found.value
 
 
