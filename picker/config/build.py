@@ -35,7 +35,7 @@ from picker.framework.interfaces import (
     EndpointObserver,
     Filter,
     Parser,
-    Picker,
+    PickerPlugin,
     PreRequest,
     ProfileHandler,
     RequestEndHook,
@@ -259,7 +259,7 @@ class _Builder:
 
     def _profile(self, plan: ProfilePlan) -> Profile:
         part, name = plan.picker, plan.name
-        if part is None or not isinstance(part.instance.plugin, Picker):
+        if part is None or not isinstance(part.instance.plugin, PickerPlugin):
             raise TypeError(f"the profile '{name}' has no picker")
         filters = [
             self._bound("Filter", one.instance, one.instance.plugin, profile=name)

@@ -1,4 +1,4 @@
-"""Plain values → typed structs, strictly, telling everything that is wrong at once.
+"""Plain values → typed structs, strictly, reporting everything that is wrong at once.
 
 msgspec decides what is valid. Only when it has refused a value is the value walked through, field
 by field, for all mistakes and for the parts that are valid: with these the rest of the

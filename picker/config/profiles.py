@@ -13,7 +13,7 @@ from picker.config.source import Path
 from picker.framework.interfaces import (
     Filter,
     NamesProfiles,
-    Picker,
+    PickerPlugin,
     ProfileHandler,
     SaturationDetector,
     Scorer,
@@ -116,7 +116,7 @@ class ProfilePlanner:
             names.add(spec.name)
 
     def _plan(self, name: str, parts: Sequence[ProfilePart], path: Path) -> ProfilePlan:
-        pickers = [part for part in parts if isinstance(part.instance.plugin, Picker)]
+        pickers = [part for part in parts if isinstance(part.instance.plugin, PickerPlugin)]
         for second in pickers[1:]:
             text = f"'{second.instance.name}' is a second picker of the profile '{name}'"
             self._findings.error(second.path, text)
@@ -136,7 +136,7 @@ class ProfilePlanner:
                 yield ProfilePart(instance, 1.0 if part.weight is None else part.weight, path)
 
     def _fits(self, instance: Instance, weight: float | None, path: Path) -> bool:
-        if not isinstance(instance.plugin, Filter | Scorer | Picker):
+        if not isinstance(instance.plugin, Filter | Scorer | PickerPlugin):
             text = f"'{instance.name}' is neither a filter, a scorer nor a picker"
             self._findings.warn((*path, "pluginRef"), f"{text}: a profile makes no use of it")
             return False
@@ -148,7 +148,7 @@ class ProfilePlanner:
         return True
 
     def _default_picker(self) -> ProfilePart | None:
-        configured = [one for one in self._plugins if isinstance(one.plugin, Picker)]
+        configured = [one for one in self._plugins if isinstance(one.plugin, PickerPlugin)]
         instance = configured[0] if configured else self._plugins.default(DEFAULT_PICKER)
         return ProfilePart(instance) if instance is not None else None
 

@@ -59,7 +59,7 @@ class Attributes:
         return self._values.items()
 
     def of_type(self, data_type: str) -> tuple[Any, ...]:
-        """The findings of one type, of whichever producers, in the order they were made."""
+        """The findings of one type, of all producers, in the order they were made."""
         return tuple([one for key, one in self._values.items() if key.data_type == data_type])
 
 
@@ -91,7 +91,7 @@ class EndpointFlow:
 
 @runtime_checkable
 class FlowLoads(Protocol):
-    """A plugin that knows who has what under way. For whoever looks now and then: it adds up."""
+    """A plugin that knows the load of each flow; asking adds it up."""
 
     def flow_loads(self) -> Mapping[EndpointFlow, EndpointLoad]:
         """The load of each flow that has anything under way."""

@@ -1,7 +1,7 @@
 """The contracts of flow control's plugins: who goes next, and how far a priority may fill a pool.
 
 All methods are synchronous; `now_seconds` is on the clock of the requests. A policy is one object
-of the configuration and may serve several priority bands; what it remembers of one band lives in
+of the configuration and may serve several priority bands; what it remembers of one band is in
 the `BandFairness` that it makes for it.
 """
 
@@ -61,7 +61,7 @@ class BandFairness(Protocol):
         """
 
     def dispatched(self, item: QueuedRequest, now_seconds: float) -> None:
-        """`item` was let in; told before the `head_changed` that follows from it."""
+        """`item` was let in; called before the `head_changed` that follows from it."""
 
     def completed(self, item: QueuedRequest, usage: Usage | None, now_seconds: float) -> None:
         """A request that was let in is over; `usage` is what its response said, if anything. Its
@@ -85,7 +85,7 @@ class SharesCapacity(Protocol):
 @runtime_checkable
 class KeepsHeadroom(Protocol):
     """A band's fairness that keeps the last places in the pool for flows that ask for little, so
-    that they need not wait for somebody's end.
+    that they need not wait until another request ends.
     """
 
     def headroom(self, place: float, now_seconds: float) -> float:

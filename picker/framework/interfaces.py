@@ -37,7 +37,7 @@ from picker.types import (
 class Parser(Protocol):
     """Understands the bodies of some paths."""
 
-    claims: tuple[str, ...]  # path suffixes; empty: takes every path nobody else claims
+    claims: tuple[str, ...]  # path suffixes; empty: takes every path that no other parser claims
 
     def parse(self, path: str, headers: Mapping[str, str], body: bytes) -> ParsedBody:
         """Decode `body`. Raises `RefusedError` (400) naming the field that is wrong."""
@@ -199,7 +199,7 @@ class Scorer(Protocol):
 
 
 @runtime_checkable
-class Picker(Protocol):
+class PickerPlugin(Protocol):
     """Chooses among scored candidates."""
 
     def pick(self, scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
@@ -233,7 +233,7 @@ class ProfileHandler(Protocol):
 
 @runtime_checkable
 class PreRequest(Protocol):
-    """Told of each decision right before the request leaves for its endpoint."""
+    """Called with each decision right before the request leaves for its endpoint."""
 
     def pre_request(
         self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
@@ -254,7 +254,7 @@ class Flight(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class ResponseHeadHook(Protocol):
-    """Told when the response to a routed request begins."""
+    """Called when the response to a routed request begins."""
 
     def response_head(self, flight: Flight, head: ResponseHead) -> Mapping[str, str] | None:
         """Headers to set on the response, if any."""
@@ -262,7 +262,7 @@ class ResponseHeadHook(Protocol):
 
 @runtime_checkable
 class ResponseProgressHook(Protocol):
-    """Told of the pieces of a response, where the proxy shows bodies."""
+    """Called with the pieces of a response, where the proxy shows bodies."""
 
     def response_progress(self, flight: Flight, progress: ResponseProgress) -> Metadata | None:
         """Metadata for the proxy, if any; it is sent with the last piece only."""
@@ -270,7 +270,7 @@ class ResponseProgressHook(Protocol):
 
 @runtime_checkable
 class RequestEndHook(Protocol):
-    """Told of the end of each request that `PreRequest` hooks were told of, exactly once.
+    """Called at the end of each request that `PreRequest` hooks were called with, exactly once.
 
     Whatever ended it: also when one of those hooks refused it.
     """
@@ -283,7 +283,7 @@ class RequestEndHook(Protocol):
 
 @runtime_checkable
 class BackgroundFlush(Protocol):
-    """Gathers things that another server is told in batches, beside the requests.
+    """Gathers what is sent to another server in batches, beside the requests.
 
     The picker awaits `flush` every `flush_interval_seconds`, one call at a time, and once more
     before it ends.
@@ -300,7 +300,7 @@ class BackgroundFlush(Protocol):
 
 @runtime_checkable
 class EndpointObserver(Protocol):
-    """Told when endpoints leave the pool or restart, so that state about them can be dropped."""
+    """Called when endpoints leave the pool or restart, so that state about them can be dropped."""
 
     def endpoint_removed(self, key: str) -> None:
         """Forget everything about the endpoint `key`."""
@@ -328,7 +328,7 @@ class KvEventSource:
 
 @runtime_checkable
 class KvEventConsumer(Protocol):
-    """Learns from what engines say about their KV caches; `datalayer.kv_events` does the listening.
+    """Learns from what engines say about their KV caches; `kvevents` does the listening.
 
     Calls for one endpoint come in the order in which its engine spoke.
     """

@@ -69,7 +69,7 @@ class PluginType(Generic[P]):
     `name` is what the configuration calls the type (kebab case). `create(name, parameters,
     services)` makes an instance that the configuration calls `name`; it may raise `ValueError` for
     values that are well-typed but make no sense. `default_for` lists the data types for which this
-    producer is created by itself when a plugin needs them and nobody configured a producer.
+    producer is created by itself when a plugin needs them and no producer is configured.
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""What a plugin that learns from decisions tells the same plugin of other replicas, as contracts.
+"""What a plugin that learns from decisions exchanges with the same plugin of other replicas.
 
-A plugin is told whom to tell (`None`: there is nobody), and is told what it would have learned by
-itself, had the other replica's decisions been its own. The same plugin is the one of the same name.
-What comes from elsewhere is never told on.
+It gets a function to call with what it learns (`None`: there is no other replica), and is called
+with what it would have learned by itself, had the other replica's decisions been its own. The same
+plugin is the one of the same name. What comes from elsewhere is never passed on.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class SharesLoads(Protocol):
 
     @property
     def own_loads(self) -> Mapping[str, EndpointLoad] | None:
-        """By endpoint key, what this replica has under way; None: it is not to be told."""
+        """By endpoint key, what this replica has under way; None: it is not to be shared."""
 
     def set_loads_elsewhere(self, loads: Mapping[str, EndpointLoad]) -> None:
         """What the other replicas have under way now, all of them together."""

@@ -34,7 +34,7 @@ class HttpClient(Protocol):
 
 
 class NoHttp:
-    """An `HttpClient` for configurations that ask nobody."""
+    """An `HttpClient` for configurations that ask no server."""
 
     async def post_json(self, url: str, body: Any, **_: Any) -> Any:
         """Refuse."""
@@ -52,7 +52,7 @@ class Clock(Protocol):
 
 
 class NoClock:
-    """A `Clock` on which no time passes and nobody waits."""
+    """A `Clock` on which no time passes and nothing waits."""
 
     def now(self) -> float:
         """The beginning."""

@@ -1,3 +1,1 @@
-"""How an endpoint is chosen: profiles of filters, scorers and a picker, and what plugins of those
-kinds share. Pure: candidates and a random source in, endpoints out.
-"""
+"""The scheduler, and the arithmetic of loads and latencies that plugins share. No I/O."""

@@ -14,7 +14,7 @@ from picker.decisions.decision import FilteredOutError
 from picker.decisions.steps import BoundPlugin, PluginStep
 from picker.errors import Code, RefusedError, no_endpoints
 from picker.framework.attributes import Attributes
-from picker.framework.interfaces import Filter, Picker, ProfileHandler, Scorer
+from picker.framework.interfaces import Filter, PickerPlugin, ProfileHandler, Scorer
 from picker.types import (
     Candidates,
     InferenceRequest,
@@ -32,7 +32,7 @@ class Profile:
     def __init__(
         self,
         name: str,
-        picker: BoundPlugin[Picker],
+        picker: BoundPlugin[PickerPlugin],
         filters: Sequence[BoundPlugin[Filter]] = (),
         scorers: Sequence[BoundPlugin[Scorer]] = (),
         *,
@@ -60,7 +60,7 @@ class Profile:
         """
         clock = self._clock
         began = clock()
-        bound: BoundPlugin[Filter] | BoundPlugin[Scorer] | BoundPlugin[Picker] = self.picker
+        bound: BoundPlugin[Filter] | BoundPlugin[Scorer] | BoundPlugin[PickerPlugin] = self.picker
         try:
             for bound in self.filters:
                 seen = attributes if bound.scope is None else bound.scoped(attributes)

@@ -15,8 +15,8 @@ they came in, so the newest time seen counts as now. A binding older than the ti
 used; the next sweep drops it, and a sweep happens at most every sweep interval. Beyond
 `MAX_BINDINGS` sessions the one that was used longest ago is dropped.
 
-Replicas send each other what they bind. Two may bind one session to two endpoints before they have
-heard of each other; so that all end with the same one, a binding counts how often its session has
+Replicas send each other what they bind. Two may bind one session to two endpoints before they
+have exchanged them; so that all end with the same one, a binding counts how often its session has
 moved: the higher count is right, and of two equal ones that of the endpoint whose key is less.
 """
 

@@ -2,7 +2,7 @@
 
 The tiers, nearest first: host, rack, zone, region. Two endpoints share a tier when both name the
 same value there; a value that is missing equals nothing, another missing one included. The nearest
-shared tier counts: whoever shares a host is near, whatever the labels say about racks.
+shared tier counts: an endpoint of the same host is near, whatever the labels say about racks.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Refuse requests once producers have looked at them (`Admitter`)."""

@@ -1,0 +1,1 @@
+"""Where pages about endpoints are (`scrape.sources.DataSource`); settings only."""

@@ -1,4 +1,4 @@
-"""metrics-data-source: where an endpoint's metrics page is. Settings only; `datalayer.scrape` asks.
+"""metrics-data-source: where an endpoint's metrics page is. Settings only; `scrape` asks.
 
 `scheme` http or https, `path` /metrics, `port` (none: the endpoint's own), `interval` (none: that
 of `--refresh-metrics-interval`, of which it is rounded to a multiple). For https:

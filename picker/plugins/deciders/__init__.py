@@ -1,0 +1,1 @@
+"""Whether a stage of a disaggregated request is worth its profile (`Decider`)."""

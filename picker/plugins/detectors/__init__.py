@@ -1,0 +1,1 @@
+"""How full the pool is (`SaturationDetector`)."""

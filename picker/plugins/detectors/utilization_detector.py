@@ -10,8 +10,8 @@ endpoint whose metrics are stale, or were never read, is neither full nor idle; 
     (own + others · ½^(age / 10 s)) / room
 
     own      what this picker has under way there
-    others   what the last metrics told beyond what was its own then
-    room     the most that it was ever told to have running and, up to queueDepthThreshold, waiting,
+    others   what the last metrics showed beyond what was its own then
+    room     the most that it was ever seen to have running and, up to queueDepthThreshold, waiting,
              with no more of the KV cache in use than kvCacheUtilThreshold (of what used more, the
              part that would not have). Until it was seen full by one of the thresholds in 20
              scrapes, at least `assumedConcurrency` (64)
@@ -61,7 +61,7 @@ class UtilizationDetectorParameters(Parameters, frozen=True):
 
 @dataclass(slots=True)
 class _Memory:
-    """What the metrics of one endpoint have told so far; `latest` are the last of them."""
+    """What the metrics of one endpoint have shown so far; `latest` are the last of them."""
 
     latest: EndpointMetrics | None = None
     most: float = 0.0

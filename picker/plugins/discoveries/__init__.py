@@ -1,0 +1,1 @@
+"""Where the endpoints are listed; settings only."""

@@ -1,4 +1,4 @@
-"""file-discovery: endpoints from a file. Settings only; the work is `datalayer.discovery`.
+"""file-discovery: endpoints from a file. Settings only; the work is `pool.endpoints_file`.
 
 `path` is required; `watchFile` (false) follows changes of the file.
 """

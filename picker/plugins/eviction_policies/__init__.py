@@ -1,0 +1,1 @@
+"""Which requests under way flow control may stop, and in which order."""

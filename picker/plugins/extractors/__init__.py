@@ -1,0 +1,1 @@
+"""Read pages about endpoints (`scrape.sources.Extractor`, `EndpointExtractor`)."""

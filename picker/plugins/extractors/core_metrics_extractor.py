@@ -2,11 +2,11 @@
 
 Which names apply is decided by the endpoint's engine: its label `engineLabelKey`
 (`llm-d.ai/engine-type`, else the legacy `inference.networking.k8s.io/engine-type`), else
-`defaultEngine` (vllm), which is also assumed for a label nobody knows. `engineConfigs` adds engines
+`defaultEngine` (vllm), which is also assumed for an unknown label. `engineConfigs` adds engines
 or redefines built-in ones by name. A spec is `name` or `name{label=value,…}`, empty for what the
 engine does not say; the labels of `cacheInfoSpec` are vLLM's unless they are named.
 `customMetrics` become attributes `<attributeKey>/core-metrics-extractor`. The extraction is
-`datalayer.extract`.
+`scrape.extract`.
 """
 
 from __future__ import annotations

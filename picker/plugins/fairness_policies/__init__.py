@@ -1,0 +1,1 @@
+"""Choose among the flows of a priority band (`framework.flow.FairnessPolicy`)."""

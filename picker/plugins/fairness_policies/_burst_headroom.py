@@ -1,14 +1,14 @@
 # Apart: a learned quantity, tested without a policy.
-"""How much room tenants need who stay within their share: as much as their bursts have taken.
+"""How much room flows within their share need: as much as their bursts have taken.
 
-Theory of operation. Of whom requests come independently of each other has about `mean` of them
+Theory of operation. A flow whose requests come independently of each other has about `mean` of them
 under way, and now and then some roots of that more. So
 
     places kept  =  1 + z · √(what calm flows have under way)
 
 A flow is calm while it is within its share. What it has under way is its mean of the last seconds
 (of a new flow, since it came), and at least what it has now. How large z has to be depends on how
-soon others make room, which nobody knows beforehand; so it is learned. Of each request of a calm
+soon others make room, which is not known beforehand; so it is learned. Of each request of a calm
 flow that goes while others are held back it is seen whether it had to wait:
 
     it waited     z grows by what two more places come to
@@ -18,7 +18,7 @@ Where that balances, one request in five hundred waits. z begins so large that t
 room, and is never larger than `MOST_DEVIATIONS`. And no more is kept than calm flows leave: else
 those who ask for more than half of a pool would have all of it.
 
-Nothing is kept for a flow that has gone: of which nothing has come or ended for `PATIENCE` times
+Nothing is kept for a flow that has gone: of which nothing has come or ended for `MOST_GAPS` times
 the gap between two requests that one would usually be in (Σ gap² / Σ gap, of its last hundred or
 so, so that pauses between bursts count as what they are), or for ten seconds. Of few gaps less is
 known than of many: of n it is (1 + `UNSURE_GAPS` / n) times as long. Everything takes amortised
@@ -36,10 +36,10 @@ MEAN_SECONDS = 3.0
 MEMORY_SECONDS = 10.0
 FIRST_DEVIATIONS = 3.0
 MOST_DEVIATIONS = 4.0
-PATIENCE = 4.0
+MOST_GAPS = 4.0
 UNSURE_GAPS = 5.0
 UNSEEN_SECONDS = 0.5  # for which a new flow is taken to have asked for nothing before it came
-GRACE_SECONDS = 0.001  # whoever waits no longer than that has found room
+GRACE_SECONDS = 0.001  # one that waits no longer has found room
 _STEP_PLACES = 2.0
 _MISSED = 0.002  # the part of requests that may have to wait
 _REMEMBERED = 0.99  # of gaps, with each one
@@ -103,8 +103,8 @@ class _Flow(_Load):
         """After which it is taken to have gone."""
         if not self.gaps:
             return MEMORY_SECONDS
-        patience = PATIENCE * (1.0 + UNSURE_GAPS / self.num_gaps)
-        return min(MEMORY_SECONDS, patience * self.squared_gaps / self.gaps)
+        most_gaps = MOST_GAPS * (1.0 + UNSURE_GAPS / self.num_gaps)
+        return min(MEMORY_SECONDS, most_gaps * self.squared_gaps / self.gaps)
 
 
 class CalmLoad:

@@ -1,5 +1,5 @@
 # Apart: an account of its own, tested without a policy.
-"""Who has used how much of a pool lately, and who of them uses more than a fair share.
+"""How much of a pool each flow has used lately, and which flows use more than a fair share.
 
 Theory of operation. What a flow used counts the less the longer ago it was, by exp(−age / 3 s).
 Everything fades alike, so nothing is faded: what comes later counts more instead. A flow is active
@@ -16,8 +16,8 @@ not wait for so long may be a quarter above it: a burst is no flood.
 A flow that becomes active while others wait has used nothing, and so may catch up. One that comes
 to a pool with room starts where the others are, as if it had used its share: else a flood that
 begins would have the whole pool before it has used as much as those who were there. Everything
-takes amortised O(log n) of the active flows; those that have changed are put in order when somebody
-asks for the least.
+takes amortised O(log n) of the active flows; those that have changed are put in order when the
+least is asked for.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Use:
 class RecentUse:
     """Owns what the active flows used lately. Times never go back.
 
-    `forgotten` is told the name of each flow that is active no more.
+    `forgotten` is called with each flow that is active no more.
     """
 
     def __init__(self, forgotten: Callable[[str], None] = lambda flow: None) -> None:

@@ -26,13 +26,13 @@ when something waits, and a flow that is alone is never held back by its debt.
     always          position − the round under way is at most maxDebtTokens / (quantumTokens ·
                     weight), and at least the negative of that
 
-A flow that was there before goes to the front of its round, so that somebody who asks now and then
-waits for one request, not for everybody's turn; but once a round at most. One that is new starts in
-the next round, so that ids which are made up as the round goes on keep nobody from their turn.
+A flow that was there before goes to the front of its round, so that one that asks now and then
+waits for one request, not for every turn; but once a round at most. One that is new starts in
+the next round, so that ids which are made up as the round goes on keep no flow from its turn.
 
 The last places in the pool are for flows that were charged no more than their share of the last
-seconds' tokens (`RecentUse`); these go out of turn if need be. So somebody who asks for little
-finds a place, and need not wait for the end of a request of somebody who asks for much. How many
+seconds' tokens (`RecentUse`); these go out of turn if need be. So a flow that asks for little
+finds a place, and need not wait for the end of a request of one that asks for much. How many
 places follows the bursts of such flows (`CalmLoad`), from `minHeadroom` to `maxHeadroom` of the
 band's ceiling and no more than such flows leave, and none while none of them is there. A tenant
 that is alone is never held back; of tenants who all want more than they get, the one that had less
@@ -250,7 +250,7 @@ class DeficitRoundRobinFairnessPolicy:
         self._parameters = parameters
 
     def for_band(self, priority: int) -> DeficitRoundRobinBand:
-        """A band in which nobody had a turn."""
+        """A band in which no flow had a turn."""
         return DeficitRoundRobinBand(self._parameters)
 
 

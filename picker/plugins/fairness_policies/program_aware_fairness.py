@@ -18,7 +18,7 @@ and with turn-priority, where a program is a session whose prompt grows with eve
 so that deep sessions go first, whose prompts are probably cached. Requests without a fairness id
 are no session: all of them count as first turns.
 
-The greatest score goes first, of equal ones the least id. A program of which nothing was heard for
+The greatest score goes first, of equal ones the least id. A program that sent nothing for
 `evictionTtlSeconds`, or with las whose service has faded to less than a token, is forgotten at one
 of the sweeps, `evictionSweepSeconds` apart. Of more than 50,000 the one that was not seen for
 longest is, at once.
@@ -188,7 +188,7 @@ class ProgramLedger:
 
 
 class ProgramAwareBand:
-    """Who waits in one band since when. Owns that."""
+    """The flows that wait in one band, and since when. Owns that."""
 
     def __init__(self, parameters: ProgramAwareFairnessParameters, ledger: ProgramLedger) -> None:
         self._parameters = parameters
@@ -271,11 +271,11 @@ class ProgramAwareFairness:
         self._ledger = ProgramLedger(parameters)
 
     def for_band(self, priority: int) -> ProgramAwareBand:
-        """A band in which nobody waits."""
+        """A band in which nothing waits."""
         return ProgramAwareBand(self._parameters, self._ledger)
 
     def program_shares(self) -> Mapping[str, ProgramShare]:
-        """What each program got, for whoever asks now and then."""
+        """What each program got; looks at all of them."""
         return self._ledger.shares()
 
 

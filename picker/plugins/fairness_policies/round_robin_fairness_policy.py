@@ -2,8 +2,8 @@
 
 A round goes through the flows that wait by their ids; after the last one it begins again with the
 first. A flow that comes back while a round is under way has its turn in it unless its place is
-past. One that was never seen before starts with the next round, so that nobody can be kept from
-their turn by ids that are made up as the round goes on.
+past. One that was never seen before starts with the next round, so that no flow can be kept from
+its turn by ids that are made up as the round goes on.
 
 A selection takes amortised O(log n) of the flows that wait; a flow waits for two turns of each
 other flow at most.
@@ -68,7 +68,7 @@ class RoundRobinFairnessPolicy:
     """Turns by request. Stateless."""
 
     def for_band(self, priority: int) -> RoundRobinBand:
-        """A band in which nobody had a turn."""
+        """A band in which no flow had a turn."""
         return RoundRobinBand()
 
 

@@ -1,0 +1,1 @@
+"""Narrow the candidates of a profile (`Filter`)."""

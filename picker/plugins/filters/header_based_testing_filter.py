@@ -4,14 +4,14 @@
 
 An entry with a port is one endpoint; without one it is every endpoint of that address, in the
 candidates' order. IPv6 addresses may stand in brackets, and have to before a port. An endpoint is
-kept once, however often it is listed; an entry that is no address, or nobody's, keeps nothing.
+kept once, however often it is listed; an entry that is no endpoint's address keeps nothing.
 
 Requests without a body are filtered, too (the reference sends those anywhere).
 
 Without the header all are kept: the conformance suite expects that any endpoint may serve then (the
 reference keeps none, and so refuses). A header that is present but blank keeps none. The reference
-takes ports of one address for one endpoint; here they are told apart, as the suite's data-parallel
-pools need.
+takes ports of one address for one endpoint; here they are distinguished, as the suite's
+data-parallel pools need.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class HeaderBasedTestingFilter:
 def _entry(text: str) -> tuple[str, int | None] | None:
     """The address and the port, if one is named; None for what is no address."""
     text = text.strip()
-    bare = _canonical(text.removeprefix("[").removesuffix("]"))
-    if bare is not None:
-        return bare, None
+    alone = _canonical(text.removeprefix("[").removesuffix("]"))
+    if alone is not None:
+        return alone, None
     host, _, port = text.rpartition(":")
     if not (port.isascii() and port.isdecimal() and len(port) <= _MAX_PORT_DIGITS):
         return None

@@ -3,8 +3,8 @@
     keep ⇔ nearest tier shared with the peer is minAffinity or nearer (host > rack > zone > region)
 
 Meant for the second stage of a disaggregated request, whose KV cache travels between the two. It is
-a preference: without a peer, without knowing where it stands, and when nobody is near, all are
-kept. An endpoint of which nothing is known is near nobody.
+a preference: without a peer, without knowing where it stands, and when none is near, all are
+kept. An endpoint of which nothing is known is near to none.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ class EdfOrderingPolicy:
     """Ranks by deadline. Stateless."""
 
     def rank(self, item: QueuedRequest) -> Rank:
-        lives = math.inf if item.ttl_seconds is None else item.ttl_seconds
-        return (item.enqueued_at_seconds + lives, item.enqueued_at_seconds)
+        ttl_seconds = math.inf if item.ttl_seconds is None else item.ttl_seconds
+        return (item.enqueued_at_seconds + ttl_seconds, item.enqueued_at_seconds)
 
 
 PLUGIN = PluginType("edf-ordering-policy", Parameters, plain(EdfOrderingPolicy))

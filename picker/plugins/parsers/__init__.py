@@ -1,0 +1,1 @@
+"""Understand the bodies of some paths (`Parser`)."""

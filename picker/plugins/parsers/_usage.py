@@ -33,11 +33,11 @@ def merge(known: Usage | None, said: Usage) -> Usage:
     """
     prompt = said.prompt_tokens or (known.prompt_tokens if known else 0)
     completion = said.completion_tokens or (known.completion_tokens if known else 0)
-    told = said.prompt_tokens and said.completion_tokens and said.total_tokens
+    total = said.prompt_tokens and said.completion_tokens and said.total_tokens
     cached = said.cached_tokens
     if not cached and known is not None and known.cached_tokens is not None:
         cached = known.cached_tokens
-    return Usage(prompt, completion, told or prompt + completion, cached)
+    return Usage(prompt, completion, total or prompt + completion, cached)
 
 
 class _Counts(msgspec.Struct):
@@ -289,11 +289,11 @@ class SseUsage:
 
     def _read_lines(self, lines: list[bytes]) -> bool:
         """Whether a line alone said something: some servers end events by a single newline."""
-        told = False
+        found = False
         for line in lines:
             if self._marker in line:
-                told = self._take(_read(self._shape, line)) or told
-        return told
+                found = self._take(_read(self._shape, line)) or found
+        return found
 
     def _take(self, said: Usage | None) -> bool:
         if said is None:

@@ -1,7 +1,7 @@
 """anthropic-parser: understands the request bodies of Anthropic's Messages API.
 
 `messages`: must be there and not empty; a content is a text or a list of blocks, and so is
-`system`. `messages/count_tokens`: the body goes on raw, and its response is nobody's business.
+`system`. `messages/count_tokens`: the body goes on raw, and its response is not read.
 
 A response tells its usage in `usage`; a stream in its `message_start` and `message_delta`.
 """

@@ -1,0 +1,1 @@
+"""Choose among scored candidates (`PickerPlugin`)."""

@@ -1,0 +1,1 @@
+"""Write findings about request and candidates before scheduling (`DataProducer`)."""

@@ -4,7 +4,7 @@
 It remembers, per endpoint, the hashes of the prompt blocks it sent there (`pre_request`, before the
 endpoint answers) and matches each new prompt against that memory. Nothing is asked of the engines.
 A request that fails after all is not unlearnt: most that fail have been read, and its blocks would
-have to be told from those that others have sent meanwhile.
+have to be distinguished from those that others have sent meanwhile.
 
 Block size: with `autoTune` what the first candidate that knows reports, else `blockSizeTokens`, and
 never below 64 tokens. Memory per endpoint: with `autoTune` as many blocks as fit into its KV cache,
@@ -18,7 +18,7 @@ added (a request may bring a hundred thousand of one token each). Models,
 adapters and salts share nothing: the model that the endpoint is asked for and the request's cache
 salt are part of every hash. So is a seed, a random one for each process unless `hashSeed` is given.
 
-Replicas of the picker tell each other what they sent where, and agree on a seed for that
+Replicas of the picker report to each other what they sent where, and agree on a seed for that
 (`picker.framework.replicas`).
 """
 
@@ -85,7 +85,7 @@ class _Hashed(msgspec.Struct, frozen=True):
 
 
 class ApproxPrefixCacheProducer:
-    """Owns one `PrefixIndex`; also hears of decisions and of endpoints that left or restarted."""
+    """Owns one `PrefixIndex`; also follows decisions, and endpoints that left or restarted."""
 
     consumes = (TOKENIZED_PROMPT,)
 

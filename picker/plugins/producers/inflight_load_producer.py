@@ -18,7 +18,7 @@ to the end.
 
 What a request holds travels in its `Attributes`, not under its id: ids repeat. Each part is given
 back once, in whatever order the hooks are called. A request that vanishes without an end gives
-everything back as soon as nobody refers to it. When an endpoint leaves or restarts, its account is
+everything back as soon as nothing refers to it. When an endpoint leaves or restarts, its account is
 closed: what comes back later goes to the closed account and changes nothing.
 
 With `syncCrossReplicaState` replicas of the picker tell each other what they have under way, and
@@ -133,7 +133,7 @@ class Ledger:
         self._add(part.account, -requests, -tokens)
 
     def by_flow(self) -> dict[EndpointFlow, EndpointLoad]:
-        """Who has what under way; made by looking at every part."""
+        """The load of each flow; looks at every part."""
         flows: dict[EndpointFlow, EndpointLoad] = {}
         for key, account in self._accounts.items():
             for part in account.parts:
@@ -231,7 +231,7 @@ class _Hold:
 
 
 class InflightLoadProducer:
-    """Owns a `Ledger`; hears of decisions, of responses, of ends, and of endpoints that left."""
+    """Owns a `Ledger`; follows decisions, responses, ends, and endpoints that left."""
 
     consumes = (TOKENIZED_PROMPT,)
 
@@ -262,7 +262,7 @@ class InflightLoadProducer:
             self._ledger.set_elsewhere(loads)
 
     def flow_loads(self) -> Mapping[EndpointFlow, EndpointLoad]:
-        """Who has what under way."""
+        """The load of each flow."""
         self._ledger.sweep()
         return self._ledger.by_flow()
 

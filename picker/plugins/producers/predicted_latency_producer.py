@@ -169,7 +169,7 @@ class PredictedLatencyProducer:
     async def look_up(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
-        """Write the predictions; none when the server fails or nobody's load is known."""
+        """Write the predictions; none when the server fails or no load is known."""
         if not self._settings.prediction_urls and self._settings.training_url is None:
             return request
         features = self._features(request, candidates, attributes)

@@ -1,0 +1,1 @@
+"""Decide which profiles run, and which result is primary (`ProfileHandler`)."""

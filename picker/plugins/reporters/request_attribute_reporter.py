@@ -5,7 +5,7 @@
 `expression` (a whole number) and `condition` (true or false; empty: always) are CEL over `usage`,
 e.g. `usage.prompt_tokens + usage.completion_tokens`; see `UsageExpression` for its fields.
 Exactly one entry in `attributes`. Nothing is reported for the value 0, for a response that does not
-tell its usage, and when an expression fails on it, which is logged. Expressions are tried on a
+report its usage, and when an expression fails on it, which is logged. Expressions are tried on a
 sample when the configuration is read. The
 library is behind the extra `cel` and is imported when the first expression is compiled.
 """

@@ -1,0 +1,1 @@
+"""Rate the candidates of a profile (`Scorer`)."""

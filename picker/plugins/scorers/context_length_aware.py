@@ -12,7 +12,7 @@ prompt's length n (0 while its tokens are unknown):
             0.0                                 for a label that is no range
 
 As a filter, with `enableFiltering`, it keeps the endpoints without the label and those whose range
-holds n; nobody may be left.
+holds n, which may be none.
 """
 
 from __future__ import annotations

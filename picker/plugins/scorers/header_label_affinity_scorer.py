@@ -2,7 +2,7 @@
 
     score = 1.0 if labels[labelKey] = headers[headerName], else 0.0
 
-Without the header, 0.0 for everybody; an endpoint without the label never matches. Both parameters
+Without the header, 0.0 for all; an endpoint without the label never matches. Both parameters
 are needed.
 """
 

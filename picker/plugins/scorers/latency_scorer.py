@@ -8,7 +8,7 @@ Theory of operation. A headroom is an objective less its prediction, for the tim
 3. All are negative and busy: of those that miss TPOT only, TTFT only, or both, the first group that
    has any is rated, by the strategy `least`.
 
-Everybody else, also an endpoint without a prediction, scores 0. Rating a group:
+Every other endpoint, also one without a prediction, scores 0. Rating a group:
 
     n_d   = (|h_d| − min) / (max − min)     for d = TTFT, TPOT; 0.5 without a range
     c     = w_ttft · n_ttft + w_tpot · n_tpot

@@ -1,6 +1,6 @@
 """load-aware-scorer: prefer endpoints without a queue, up to a threshold.
 
-    score = 0.5                              when nobody waits
+    score = 0.5                              when nothing waits
             0.5 · (1 − min(q, T) / T)        else, with T = `threshold` (128; ≤ 0 means 128)
 
 `q` is the number of waiting requests as in queue-scorer, own requests that no scrape has seen

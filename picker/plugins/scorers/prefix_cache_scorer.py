@@ -4,7 +4,7 @@
 
 with match and total in blocks of B tokens as the prefix producer found them, w =
 `matchLengthWeight` (0) and scale = `matchLengthScaleTokens` (8192). No finding, or an empty prompt:
-0.0 for everybody.
+0.0 for all.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     score = 1.0 for the session's endpoint, 0.0 for every other
 
-Without a session, or while its endpoint is no candidate, 0.0 for everybody. Parameters, strategies
+Without a session, or while its endpoint is no candidate, 0.0 for all. Parameters, strategies
 and what is remembered are those of session-affinity-filter; a filter and a scorer that both
 remember sessions do so apart from each other.
 """

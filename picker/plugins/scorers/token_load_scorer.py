@@ -3,7 +3,7 @@
     t     = tokens under way there + tokens of this request that are not cached there
     score = 1 − min(t, T) / T        with T = `queueThresholdTokens` (4194304)
 
-Tokens are those of an inflight-load-producer; without its finding nobody scores anything. An
+Tokens are those of an inflight-load-producer; without its finding all score 0.0. An
 endpoint whose load is unknown (never scraped, or scrapes went stale) scores 0.0 beside others whose
 load is known: one that fails every request has nothing under way either. When no candidate's load
 is known, the tokens decide.

@@ -3,7 +3,7 @@
     score = 1.0 same host, 0.2 same rack, 0.05 same zone, 0.02 same region, else 0.0
 
 The nearest shared tier counts. Without a peer, or without knowing where it stands, 0.0 for
-everybody.
+every endpoint.
 """
 
 from __future__ import annotations

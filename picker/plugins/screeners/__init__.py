@@ -1,0 +1,1 @@
+"""Narrow the candidates of all profiles (`Screener`)."""

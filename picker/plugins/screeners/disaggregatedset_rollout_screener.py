@@ -4,7 +4,7 @@ While a set is rolled out, endpoints of two revisions stand side by side, whose 
 understand each other. So:
 
 1. For each header selector of mode `strict` whose header the request has, those remain whose label
-   equals it; when that is nobody, nobody remains and the request is refused (503). Selectors of
+   equals it; when there is none, none remains and the request is refused (503). Selectors of
    mode `prefer` narrow nothing: header-label-affinity-scorer prefers by the same header and label.
 2. Unless `revisionGating.mode` is `disabled`, the revisions remain that have an endpoint of every
    role in `requireRoles.values`, among the endpoints that `scope.labelSelector` selects. An
@@ -141,7 +141,7 @@ class DisaggregatedSetRolloutScreener:
     def unmatched_selectors(
         self, request: InferenceRequest, candidates: Candidates
     ) -> Sequence[str]:
-        """Those that select nobody on their own."""
+        """Those that select none on their own."""
         return [
             selector.name
             for selector in self._asked(request)

@@ -1,0 +1,1 @@
+"""How full the pool may be for each priority (`framework.flow.UsageLimitPolicy`)."""

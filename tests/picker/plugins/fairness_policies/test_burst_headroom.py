@@ -17,7 +17,7 @@ from picker.plugins.fairness_policies._burst_headroom import (
     MEAN_SECONDS,
     MEMORY_SECONDS,
     MOST_DEVIATIONS,
-    PATIENCE,
+    MOST_GAPS,
     UNSEEN_SECONDS,
     UNSURE_GAPS,
     CalmLoad,
@@ -190,7 +190,7 @@ class Known:
         weighed = [(gap, 0.99 ** (len(gaps) - 1 - at)) for at, gap in enumerate(gaps)]
         total, number = sum(gap * weight for gap, weight in weighed), sum(one for _, one in weighed)
         squares = sum(gap * gap * weight for gap, weight in weighed)
-        patience = PATIENCE * (1 + UNSURE_GAPS / number) if number else 0.0
+        patience = MOST_GAPS * (1 + UNSURE_GAPS / number) if number else 0.0
         longest = patience * squares / total if total else MEMORY_SECONDS
         self.gone_at = now + min(MEMORY_SECONDS, longest)
 

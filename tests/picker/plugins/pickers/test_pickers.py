@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from picker.framework.interfaces import Picker
+from picker.framework.interfaces import PickerPlugin
 from picker.plugins.pickers.max_score_picker import MaxScorePicker, PickerParameters
 from picker.plugins.pickers.random_picker import RandomPicker
 from picker.plugins.pickers.weighted_random_picker import WeightedRandomPicker
 from picker.types import Candidate, Endpoint, ScoredEndpoint
 
-Make = Callable[[PickerParameters], Picker]
+Make = Callable[[PickerParameters], PickerPlugin]
 ALL: list[Make] = [MaxScorePicker, RandomPicker, WeightedRandomPicker]
 
 
