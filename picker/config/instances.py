@@ -19,7 +19,7 @@ from picker.config.decode import decode
 from picker.config.findings import Findings, nearest_name
 from picker.config.schema import PluginSpec
 from picker.config.source import Path
-from picker.config.unsupported import PLUGIN_TYPES, reason
+from picker.config.unsupported import PLUGIN_TYPES
 from picker.errors import ConfigError
 from picker.framework.interfaces import UsesPlugins
 from picker.framework.registry import Parameters, PluginType, Registry, Stability
@@ -196,7 +196,7 @@ class PluginInstances:
             return None
         if type_name not in self._registry:
             if type_name in PLUGIN_TYPES:
-                text = f"the plugin type '{type_name}' is {reason(PLUGIN_TYPES[type_name])}"
+                text = f"the plugin type '{type_name}' is {PLUGIN_TYPES[type_name]}"
                 self._findings.error(at, text)
             else:
                 known = self._registry.names

@@ -14,25 +14,15 @@ from picker.config.schema import CrossReplica, DataLayer, Discovery, EndpointPic
 
 FLOW_CONTROL_GATE = "flowControl"
 STANDBY_GATE = "haPopulateNonLeaderDatastore"  # standbys know the pool, too
-KUBERNETES = "Kubernetes"
-
-_TYPES = {
-    KUBERNETES: "k8s-notification-source",
-}
-# Type → what it waits for ("": itself).
+# Type → why a configuration with it is refused.
 PLUGIN_TYPES: Mapping[str, str] = MappingProxyType(
-    {name: feature for feature, names in _TYPES.items() for name in names.split()}
+    {"k8s-notification-source": "not supported yet: Kubernetes is not there"}
 )
 # Gate → its default.
 GATES: Mapping[str, bool] = MappingProxyType({FLOW_CONTROL_GATE: False, STANDBY_GATE: True})
 
 _ON = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 _OFF = frozenset({"0", "f", "F", "FALSE", "false", "False"})
-
-
-def reason(feature: str) -> str:
-    """The end of a sentence about something that waits for `feature`."""
-    return f"not supported yet: {feature} is not there" if feature else "not supported yet"
 
 
 def check_supported(config: EndpointPickerConfig, findings: Findings) -> None:

@@ -179,9 +179,7 @@ def schedule(
             BoundPlugin(EverybodyPicker()),
             (
                 BoundPlugin(Watch(name, runs)),
-                BoundPlugin(
-                    LabelValueFilter(ROLE_LABEL, _ROLES.get(name.removeprefix("my-"), ()))
-                ),
+                BoundPlugin(LabelValueFilter(ROLE_LABEL, _ROLES.get(name.removeprefix("my-"), ()))),
             ),
             clock=lambda: 0.0,
         )

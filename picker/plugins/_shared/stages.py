@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol, runtime_checkable
 
 from msgspec.structs import replace
@@ -30,6 +30,16 @@ def first_picked(results: Results, profile: str) -> Candidate | None:
     """The best endpoint that `profile` picked; None when it did not run or found nothing."""
     result = results.get(profile)
     return result.picked[0].candidate if result is not None and result.picked else None
+
+
+def prompt_readers(result: SchedulingResult) -> Iterator[tuple[ProfileResult, Candidate]]:
+    """The endpoints that compute the prompt, each with its profile's result: the first ones of the
+    primary profile and of `prefill`.
+    """
+    for name in dict.fromkeys((result.primary_profile, PREFILL_PROFILE)):
+        picked = first_picked(result.profiles, name)
+        if picked is not None:
+            yield result.profiles[name], picked
 
 
 def disaggregation_decision(results: Results, prefill: str, encode: str) -> DisaggregationDecision:

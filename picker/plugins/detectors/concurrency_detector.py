@@ -40,7 +40,6 @@ from picker.types import Candidate, Candidates, InferenceRequest
 
 FULL = 1.0
 SETTLE_SECONDS = 0.01
-DEFAULT_PRODUCER = "inflight-load-producer"
 _NOTHING = EndpointLoad()
 _NOBODY: Mapping[str, EndpointLoad] = MappingProxyType({})
 
@@ -50,7 +49,7 @@ class ConcurrencyDetectorParameters(Parameters, frozen=True):
     headroom: NonNegativeFloat = 0.0
     concurrency_mode: Literal["requests", "tokens", "hybrid"] = "requests"
     max_token_concurrency: PositiveInt = 1_000_000
-    in_flight_load_producer_name: str = DEFAULT_PRODUCER
+    in_flight_load_producer_name: str = "inflight-load-producer"
 
 
 class ConcurrencyDetector:

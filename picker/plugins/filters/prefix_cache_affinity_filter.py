@@ -31,9 +31,6 @@ from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import Candidate, Candidates, InferenceRequest
 
 _MS = 1000.0
-DEFAULT_MATCH_PRODUCER = "approx-prefix-cache-producer"
-DEFAULT_PREDICTION_PRODUCER = "predicted-latency-producer"
-DEFAULT_INFLIGHT_PRODUCER = "inflight-load-producer"
 
 
 class PrefixCacheAffinityParameters(Parameters, frozen=True):
@@ -43,9 +40,9 @@ class PrefixCacheAffinityParameters(Parameters, frozen=True):
     ttft_source: Literal["prefillThroughput", "latencyPredictor"] = "prefillThroughput"
     # Measured with Qwen 32B on two H100 (tensor parallel) and vLLM 0.19.
     peak_prefill_throughput: float = 15928.0
-    prefix_match_info_producer_name: str = DEFAULT_MATCH_PRODUCER
-    latency_prediction_info_producer_name: str = DEFAULT_PREDICTION_PRODUCER
-    in_flight_load_producer_name: str = DEFAULT_INFLIGHT_PRODUCER
+    prefix_match_info_producer_name: str = "approx-prefix-cache-producer"
+    latency_prediction_info_producer_name: str = "predicted-latency-producer"
+    in_flight_load_producer_name: str = "inflight-load-producer"
 
 
 class PrefixCacheAffinityFilter:
@@ -58,14 +55,10 @@ class PrefixCacheAffinityFilter:
             if throughput <= 0:
                 raise ValueError(f"peakPrefillThroughput must be positive, got {throughput}")
         self._parameters = parameters
-        self._match_key = match_info_key(
-            parameters.prefix_match_info_producer_name or DEFAULT_MATCH_PRODUCER
-        )
-        self._load_key = inflight_load_key(
-            parameters.in_flight_load_producer_name or DEFAULT_INFLIGHT_PRODUCER
-        )
+        self._match_key = match_info_key(parameters.prefix_match_info_producer_name)
+        self._load_key = inflight_load_key(parameters.in_flight_load_producer_name)
         self._prediction_key = latency_predictions_key(
-            parameters.latency_prediction_info_producer_name or DEFAULT_PREDICTION_PRODUCER
+            parameters.latency_prediction_info_producer_name
         )
         self._predicts = parameters.ttft_source == "latencyPredictor"
 

@@ -20,12 +20,10 @@ from picker.framework.attributes import (
 from picker.framework.registry import Parameters, PluginType, Share, configured
 from picker.types import Candidate, Candidates, InferenceRequest
 
-DEFAULT_PREDICTION_PRODUCER = "predicted-latency-producer"
-
 
 class SloHeadroomTierParameters(Parameters, frozen=True):
     epsilon_explore_neg: Share = 0.01
-    latency_prediction_info_producer_name: str = DEFAULT_PREDICTION_PRODUCER
+    latency_prediction_info_producer_name: str = "predicted-latency-producer"
 
 
 class SloHeadroomTierFilter:
@@ -33,9 +31,7 @@ class SloHeadroomTierFilter:
 
     def __init__(self, parameters: SloHeadroomTierParameters) -> None:
         self._epsilon = parameters.epsilon_explore_neg
-        self._key = latency_predictions_key(
-            parameters.latency_prediction_info_producer_name or DEFAULT_PREDICTION_PRODUCER
-        )
+        self._key = latency_predictions_key(parameters.latency_prediction_info_producer_name)
         self.consumes = (self._key,)
 
     def filter(

@@ -35,7 +35,7 @@ class TopologyAffinityFilter:
 
     def __init__(self, parameters: TopologyAffinityFilterParameters) -> None:
         self._floor = Tier[parameters.min_affinity.upper()]
-        self._producer = parameters.topology_producer_name or DEFAULT_TOPOLOGY_PRODUCER
+        self._producer = parameters.topology_producer_name
         self.may_consume = topology_findings(self._producer)
 
     def filter(

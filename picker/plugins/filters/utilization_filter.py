@@ -31,7 +31,6 @@ from picker.types import Candidate, Candidates, InferenceRequest
 
 _ACTIVE = "active-requests"
 _KV_CACHE = "kv-cache-utilization"
-DEFAULT_INFLIGHT_PRODUCER = "inflight-load-producer"
 
 
 class Condition(Parameters, frozen=True):
@@ -44,7 +43,7 @@ class Condition(Parameters, frozen=True):
 class UtilizationFilterParameters(Parameters, frozen=True):
     conditions: tuple[Condition, ...]
     fallback_on_empty: bool = False
-    in_flight_load_producer_name: str = DEFAULT_INFLIGHT_PRODUCER
+    in_flight_load_producer_name: str = "inflight-load-producer"
 
 
 class UtilizationFilter:
@@ -65,9 +64,7 @@ class UtilizationFilter:
             (one.max_value for one in parameters.conditions if one.metric == _ACTIVE), default=None
         )
         self._fallback = parameters.fallback_on_empty
-        self._key = inflight_load_key(
-            parameters.in_flight_load_producer_name or DEFAULT_INFLIGHT_PRODUCER
-        )
+        self._key = inflight_load_key(parameters.in_flight_load_producer_name)
         self.consumes = () if self._max_active is None else (self._key,)
 
     def filter(

@@ -33,6 +33,7 @@ from picker.framework.attributes import Attributes, DataKey
 from picker.framework.registry import NonNegativeInt, Parameters, PluginType, PositiveInt
 from picker.framework.replicas import TellPlacement
 from picker.framework.services import Services
+from picker.plugins._shared.stages import prompt_readers
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.block_hash import BlockHashes, block_hashes, root_hash
 from picker.prefix.index import PrefixIndex
@@ -43,7 +44,6 @@ MIN_BLOCK_SIZE_TOKENS = 64
 MAX_REPORTED_BLOCK_SIZE_TOKENS = 65_536
 MAX_REPORTED_CAPACITY = 2**20  # blocks, 64 MiB of memory
 MAX_PROMPTS = 256
-PREFILL_PROFILE = "prefill"
 
 
 class ApproxPrefixCacheParameters(Parameters, frozen=True):
@@ -146,11 +146,7 @@ class ApproxPrefixCacheProducer:
         hashed = attributes.get(self._hashed_key)
         if hashed is None or hashed.seed != self._seed:
             return
-        for name in dict.fromkeys((result.primary_profile, PREFILL_PROFILE)):
-            profile = result.profiles.get(name)
-            if profile is None or not profile.picked:
-                continue
-            candidate = profile.picked[0].candidate
+        for _, candidate in prompt_readers(result):
             capacity = self._capacity(candidate.metrics, hashed.block_size_tokens)
             for prompt in hashed.prompts:
                 self._index.record(candidate.key, prompt, capacity)

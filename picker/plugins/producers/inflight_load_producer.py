@@ -60,7 +60,6 @@ from picker.types import (
     Usage,
 )
 
-DEFAULT_PREFIX_PRODUCER = "approx-prefix-cache-producer"
 _NOBODY = (DEFAULT_FAIRNESS_ID, 0)
 _NOTHING = EndpointLoad()
 _MOST_OUTPUT = 1e15  # beyond it, and at infinity, an estimate is no number of tokens
@@ -70,7 +69,7 @@ class InflightLoadParameters(Parameters, frozen=True):
     add_estimated_output_tokens: bool = False
     output_ratio: NonNegativeFloat = 1.5
     max_estimated_output_tokens: NonNegativeInt | None = None
-    prefix_match_info_producer_name: str = DEFAULT_PREFIX_PRODUCER
+    prefix_match_info_producer_name: str = "approx-prefix-cache-producer"
     sync_cross_replica_state: bool = True
 
 

@@ -20,19 +20,19 @@ from dataclasses import dataclass
 
 from picker.framework.attributes import Attributes, DataKey
 from picker.framework.registry import Parameters, PluginType, PositiveInt, Stability, named
+from picker.plugins._shared.stages import first_picked
 from picker.prefix.match import match_info_key
 from picker.types import Candidates, InferenceRequest, SchedulingResult
 
 HEADER = "x-kv-cache-source-host-port"
 TIER = "cpu"
-DEFAULT_PRODUCER = "precise-prefix-cache-producer"
 _FNV_OFFSET, _FNV_PRIME, _MASK = 0x811C_9DC5, 0x0100_0193, 2**32 - 1
 
 
 class P2pSourceParameters(Parameters, frozen=True):
     min_cached_token_delta: PositiveInt = 1
     prefill_profile_name: str = "prefill"
-    prefix_match_info_producer_name: str = DEFAULT_PRODUCER
+    prefix_match_info_producer_name: str = "precise-prefix-cache-producer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,11 @@ class P2pSourceProducer:
     ) -> Mapping[str, str] | None:
         """The header, when a peer has enough more than the endpoint that computes."""
         known = attributes.get(self._peers_key)
-        computing = self._computing(result)
-        if known is None or computing is None:
+        found = first_picked(result.profiles, self._parameters.prefill_profile_name)
+        found = found or first_picked(result.profiles, result.primary_profile)
+        if known is None or found is None:
             return None
+        computing = found.key
         own = next((one.tokens for one in known.peers if one.key == computing), 0)
         least = own + self._parameters.min_cached_token_delta
         better = [one for one in known.peers if one.key != computing and one.tokens >= least]
@@ -97,13 +99,6 @@ class P2pSourceProducer:
         best = max(one.tokens for one in better) - known.block_size_tokens
         chosen = _drawn([one for one in better if one.tokens >= best], request.request_id)
         return {HEADER: chosen.host_port}
-
-    def _computing(self, result: SchedulingResult) -> str | None:
-        for name in (self._parameters.prefill_profile_name, result.primary_profile):
-            profile = result.profiles.get(name)
-            if profile is not None and profile.picked:
-                return profile.picked[0].candidate.key
-        return None
 
 
 def _drawn(peers: Sequence[_Peer], request_id: str) -> _Peer:

@@ -46,6 +46,7 @@ from picker.framework.registry import (
     PositiveInt,
     named,
 )
+from picker.plugins._shared.stages import prompt_readers
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.block_keys import BlockKeys, HashAlgorithm
 from picker.prefix.kv_event_codec import EngineType, decode_events, parse_topic
@@ -53,7 +54,6 @@ from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.prefix.precise_index import PreciseIndex, PreciseMatch
 from picker.types import Candidates, Endpoint, InferenceRequest, SchedulingResult
 
-PREFILL_PROFILE = "prefill"
 DEFAULT_BLOCK_SIZE_TOKENS = 16
 DEFAULT_TIER_WEIGHTS = {"gpu": 1.0, "cpu": 0.8}
 DEFAULT_SELECTOR = "llm-d.ai/inference-serving=true"
@@ -214,13 +214,10 @@ class PrecisePrefixCacheProducer:
         prompts = attributes.get(self._keys_key)
         if prompts is None or not self._is_speculative:
             return
-        for name in dict.fromkeys((result.primary_profile, PREFILL_PROFILE)):
-            profile = result.profiles.get(name)
-            if profile is None or not profile.picked:
-                continue
-            key = profile.picked[0].candidate.key
+        now = request.received_at_seconds
+        for _, candidate in prompt_readers(result):
             for keys in prompts:
-                self._index.expect(key, keys, request.received_at_seconds, self._ttl_seconds)
+                self._index.expect(candidate.key, keys, now, self._ttl_seconds)
 
     def endpoint_removed(self, key: str) -> None:
         """Forget what its engine said."""

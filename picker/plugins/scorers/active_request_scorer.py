@@ -18,14 +18,12 @@ from picker.framework.registry import NonNegativeInt, Parameters, PluginType, Sh
 from picker.scheduling.load_signals import own_requests, unknown_among_known
 from picker.types import Candidates, InferenceRequest
 
-DEFAULT_PRODUCER = "inflight-load-producer"
-
 
 class ActiveRequestParameters(Parameters, frozen=True):
     idle_threshold: NonNegativeInt = 0
     max_busy_score: Share = 1.0
     request_timeout: str = ""
-    in_flight_load_producer_name: str = DEFAULT_PRODUCER
+    in_flight_load_producer_name: str = "inflight-load-producer"
 
     @property
     def without_effect(self) -> Mapping[str, str]:

@@ -13,11 +13,9 @@ from picker.framework.attributes import Attributes, encoder_matches_key
 from picker.framework.registry import Parameters, PluginType, configured
 from picker.types import Candidates, InferenceRequest
 
-DEFAULT_PRODUCER = "mm-embeddings-cache-producer"
-
 
 class MmEmbeddingsCacheScorerParameters(Parameters, frozen=True):
-    producer_name: str = DEFAULT_PRODUCER
+    producer_name: str = "mm-embeddings-cache-producer"
 
 
 class MmEmbeddingsCacheScorer:

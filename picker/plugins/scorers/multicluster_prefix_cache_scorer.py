@@ -9,11 +9,9 @@ from __future__ import annotations
 from picker.framework.registry import PluginType, Stability, configured
 from picker.plugins.scorers.prefix_cache_scorer import PrefixCacheParameters, PrefixCacheScorer
 
-DEFAULT_PRODUCER = "multicluster-approx-prefix-cache-producer"
-
 
 class MulticlusterPrefixCacheParameters(PrefixCacheParameters, frozen=True):
-    prefix_match_info_producer_name: str = DEFAULT_PRODUCER
+    prefix_match_info_producer_name: str = "multicluster-approx-prefix-cache-producer"
 
 
 PLUGIN = PluginType(

@@ -22,17 +22,16 @@ from itertools import chain
 
 from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType, PositiveInt, configured
+from picker.plugins._shared.stages import prompt_readers
 from picker.prefix.match import match_info_key
 from picker.types import Candidate, Candidates, InferenceRequest, SchedulingResult
 
-DEFAULT_PRODUCER = "approx-prefix-cache-producer"
-PREFILL_PROFILE = "prefill"
 WARM = 0.5
 
 
 class NoHitLruParameters(Parameters, frozen=True):
     lru_size: PositiveInt = 1024
-    prefix_match_info_producer_name: str = DEFAULT_PRODUCER
+    prefix_match_info_producer_name: str = "approx-prefix-cache-producer"
     prefix_plugin_type: str = ""
     prefix_plugin_name: str = ""
 
@@ -75,13 +74,10 @@ class NoHitLruScorer:
         self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
     ) -> None:
         """Remember where a cold request goes; cold among those that its profile scored."""
-        for name in dict.fromkeys((result.primary_profile, PREFILL_PROFILE)):
-            profile = result.profiles.get(name)
-            if profile is None or not profile.picked:
-                continue
+        for profile, picked in prompt_readers(result):
             seen = (scored.candidate for scored in chain(profile.picked, profile.scored))
             if self._is_cold(seen, attributes):
-                self._use(profile.picked[0].candidate.key)
+                self._use(picked.key)
 
     def endpoint_removed(self, key: str) -> None:
         """Forget that the endpoint was used."""

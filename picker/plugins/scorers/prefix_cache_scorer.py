@@ -16,13 +16,11 @@ from picker.framework.registry import Parameters, PluginType, PositiveInt, Share
 from picker.prefix.match import match_info_key
 from picker.types import Candidates, InferenceRequest
 
-DEFAULT_PRODUCER = "approx-prefix-cache-producer"
-
 
 class PrefixCacheParameters(Parameters, frozen=True):
     match_length_weight: Share = 0.0
     match_length_scale_tokens: PositiveInt = 8192
-    prefix_match_info_producer_name: str = DEFAULT_PRODUCER
+    prefix_match_info_producer_name: str = "approx-prefix-cache-producer"
 
 
 class PrefixCacheScorer:

@@ -18,12 +18,10 @@ from picker.framework.registry import Parameters, PluginType, PositiveInt, confi
 from picker.scheduling.load_signals import unknown_among_known
 from picker.types import Candidates, InferenceRequest
 
-DEFAULT_PRODUCER = "inflight-load-producer"
-
 
 class TokenLoadParameters(Parameters, frozen=True):
     queue_threshold_tokens: PositiveInt = 4_194_304
-    in_flight_load_producer_name: str = DEFAULT_PRODUCER
+    in_flight_load_producer_name: str = "inflight-load-producer"
 
 
 class TokenLoadScorer:

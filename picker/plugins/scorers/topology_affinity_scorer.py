@@ -33,7 +33,7 @@ class TopologyAffinityScorer:
     """Scores by nearness to the peer. Stateless."""
 
     def __init__(self, parameters: TopologyAffinityScorerParameters) -> None:
-        self._producer = parameters.topology_producer_name or DEFAULT_TOPOLOGY_PRODUCER
+        self._producer = parameters.topology_producer_name
         self.may_consume = topology_findings(self._producer)
 
     def score(
