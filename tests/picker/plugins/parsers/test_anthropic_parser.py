@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from picker.errors import RefusedError
-from picker.framework.interfaces import Parser, ReadsResponses
-from picker.plugins.parsers.anthropic_parser import PLUGIN, AnthropicParser
+from picker.plugins.parsers.anthropic_parser import AnthropicParser
 from picker.types import Api, ParsedBody, Usage
 
 MESSAGES = "/v1/messages"
@@ -20,15 +19,6 @@ def parse(path: str, body: object) -> ParsedBody:
     """Parse a JSON value, or bytes as they are."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     return AnthropicParser().parse(path, {}, data)
-
-
-def test_it_is_a_parser_of_its_config_type() -> None:
-    """It reads responses, too."""
-    parser = PLUGIN.make("mine", PLUGIN.parameters())
-    assert PLUGIN.name == "anthropic-parser"
-    assert isinstance(parser, Parser)
-    assert isinstance(parser, ReadsResponses)
-    assert parser.claims == ("messages", "messages/count_tokens")
 
 
 def test_a_request_is_read() -> None:

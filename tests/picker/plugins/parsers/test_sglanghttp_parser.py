@@ -8,22 +8,13 @@ from typing import Any
 import pytest
 
 from picker.errors import RefusedError
-from picker.framework.interfaces import Parser, ReadsResponses
-from picker.plugins.parsers.sglanghttp_parser import PLUGIN, SglangHttpParser
+from picker.plugins.parsers.sglanghttp_parser import SglangHttpParser
 from picker.types import Api, ParsedBody, Usage
 
 
 def parse(body: object, path: str = "/generate") -> ParsedBody:
     """Parse a JSON value."""
     return SglangHttpParser().parse(path, {}, json.dumps(body).encode())
-
-
-def test_it_is_a_parser_of_its_config_type() -> None:
-    """It reads responses, too."""
-    parser = PLUGIN.make("mine", PLUGIN.parameters())
-    assert PLUGIN.name == "sglanghttp-parser"
-    assert isinstance(parser, Parser)
-    assert isinstance(parser, ReadsResponses)
 
 
 def test_a_request_is_read_and_its_body_kept_raw() -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from picker.errors import RefusedError
-from picker.framework.interfaces import Parser, ReadsResponses
-from picker.plugins.parsers.vllmhttp_parser import PLUGIN, VllmHttpParser
+from picker.plugins.parsers.vllmhttp_parser import VllmHttpParser
 from picker.types import Api, MultiModalFeature, ParsedBody, Usage
 
 PATH = "/inference/v1/generate"
@@ -18,14 +17,6 @@ PATH = "/inference/v1/generate"
 def parse(body: object) -> ParsedBody:
     """Parse a JSON value."""
     return VllmHttpParser().parse(PATH, {}, json.dumps(body).encode())
-
-
-def test_it_is_a_parser_of_its_config_type() -> None:
-    """It reads responses, too."""
-    parser = PLUGIN.make("mine", PLUGIN.parameters())
-    assert PLUGIN.name == "vllmhttp-parser"
-    assert isinstance(parser, Parser)
-    assert isinstance(parser, ReadsResponses)
 
 
 def test_a_request_is_read() -> None:
