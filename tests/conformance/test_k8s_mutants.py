@@ -363,6 +363,7 @@ def with_followers(
 
 
 @pytest.mark.envoy
+@pytest.mark.soak
 async def test_cases_fail_for_those_that_err_and_for_nobody_else(tmp_path: Path) -> None:
     """First a follower that is right plays all, then each misreading those that are about it, and
     one that is about something else.
