@@ -132,11 +132,11 @@ def guarding(check: HostCheck, failures: Counter, names: PageNames) -> Middlewar
             return as_error(405, f"{request.method[:20]} is not possible here", allowed)
         except web.HTTPNotFound:
             return as_error(404, "there is no such page")
-        except Exception:  # so that whoever asks gets an answer, and the log the reason
+        except Exception:  # the client gets an answer, the log the reason
             page = _page_of(request)
             failures.labels(page).inc()
             log.exception("%s cannot be answered", page)
-            return as_error(500, "this cannot be told; the picker's log says why")
+            return as_error(500, "the page failed; the picker's log has the reason")
 
     return guard
 
