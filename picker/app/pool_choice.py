@@ -84,7 +84,7 @@ class _Refusing:
     def __init__(self, message: str, refused: Counter) -> None:
         self._message, self._refused = message, refused
 
-    def begin(self) -> _Refusing:
+    def begin(self, evict: object, /) -> _Refusing:
         """A request has started to arrive."""
         return self
 

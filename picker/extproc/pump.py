@@ -46,13 +46,7 @@ _ENDINGS = {
 
 
 class RequestExchange(Protocol):
-    """One request as its stream sees it; see `requestcontrol.director`.
-
-    One whose request may be stopped while it is under way has a method `allow_eviction(evict)`
-    besides, which is called once, before anything else. `evict` may be called at any time from the
-    same event loop, more than once too; it returns at once. The client is then told, unless its
-    response is already complete, and the exchange finishes as usual.
-    """
+    """One request as its stream sees it; see `requestcontrol.director`."""
 
     @property
     def decides_at_once(self) -> bool:
@@ -76,8 +70,13 @@ class RequestExchange(Protocol):
 class ExchangeSource(Protocol):
     """Opens an exchange for each stream; the director."""
 
-    def begin(self) -> RequestExchange:
-        """A request has started to arrive."""
+    def begin(self, evict: Evict, /) -> RequestExchange:
+        """A request has started to arrive.
+
+        `evict` stops the request while it is under way. It may be called at any time from the same
+        event loop, more than once too, and returns at once. The client is then answered, unless its
+        response is already complete, and the exchange finishes as usual.
+        """
         ...
 
 
@@ -108,22 +107,18 @@ class StreamPump:
     def __init__(
         self,
         call: Call,
-        exchange: RequestExchange,
+        exchanges: ExchangeSource,
         limits: Limits,
         streams: StreamMetrics | None = None,
     ) -> None:
         self._call = call
-        self._exchange = exchange
         self._machine = StreamMachine(limits)
         self._routing: asyncio.Task[RouteDecision | RefusedError] | None = None
         # How the stream ended, and what the call ends with (None: it has ended already).
         self._closing: tuple[Ending, Status, str | None] | None = None
         self._streams = streams
         self._begun = 0.0 if streams is None else streams.begin()
-        # Not by `isinstance`, which costs a protocol more than the whole call.
-        allow_eviction = getattr(exchange, "allow_eviction", None)
-        if allow_eviction is not None:
-            allow_eviction(self._evict)
+        self._exchange = exchanges.begin(self._evict)
 
     # What the proxy does; see `Receiver`
 

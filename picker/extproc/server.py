@@ -59,6 +59,6 @@ def processing(
         chosen = exchanges
         if isinstance(chosen, ExchangesByMetadata):
             chosen = chosen.choose(metadata)
-        return StreamPump(call, chosen.begin(), limits, streams)
+        return StreamPump(call, chosen, limits, streams)
 
     return serve

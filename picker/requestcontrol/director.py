@@ -67,9 +67,9 @@ class Director:
         """Route new requests with `pipeline`; those under way finish on what they began with."""
         self.pipeline = pipeline
 
-    def begin(self) -> Exchange:
-        """A request has started to arrive."""
-        return Exchange(self)
+    def begin(self, evict: Callable[[DropReason], None] | None = None, /) -> Exchange:
+        """A request has started to arrive; `evict` stops it while it is under way."""
+        return Exchange(self, evict)
 
 
 class Exchange:
@@ -94,7 +94,7 @@ class Exchange:
         "_visit",
     )
 
-    def __init__(self, director: Director) -> None:
+    def __init__(self, director: Director, evict: Callable[[DropReason], None] | None) -> None:
         context = director.context
         self._director = director
         self._pipeline = director.pipeline
@@ -102,7 +102,7 @@ class Exchange:
         self._log = director.log
         self._decision = Decision(next(context.numbers), context.clock())
         self._span: Span | None = None
-        self._evict: Callable[[DropReason], None] | None = None
+        self._evict = evict
         self._goes_at_once = False
         self._queued_at: float | None = None  # set when flow control was asked to let it in
         self._ticket: Ticket | None = None  # set once it has
@@ -123,10 +123,6 @@ class Exchange:
             and (gate is None or gate.is_open)
         )
         return self._goes_at_once
-
-    def allow_eviction(self, evict: Callable[[DropReason], None]) -> None:
-        """From now on `evict` stops the request while it is under way."""
-        self._evict = evict
 
     async def route(self, raw: RawRequest) -> RouteDecision:
         """Decide where `raw` goes and count it as under way there.

@@ -28,13 +28,14 @@ class MessageSplitter:
     whole. Where that does not fit, `lacks_room` is true; what is fed then is held all the same.
     """
 
-    __slots__ = ("_held", "_max_message_bytes", "_share", "_wanted", "lacks_room")
+    __slots__ = ("_budget", "_held", "_max_message_bytes", "_share", "_wanted", "lacks_room")
 
     def __init__(self, max_message_bytes: int, budget: ByteBudget) -> None:
         self.lacks_room = False
         self._held: bytearray | None = None  # of what is not a whole message
         self._max_message_bytes = max_message_bytes
-        self._share = ByteShare(budget)
+        self._budget = budget
+        self._share: ByteShare | None = None  # once a message has come in part, as few do
         self._wanted: int | None = None  # bytes of the message whose prefix has been read
 
     @property
@@ -56,6 +57,7 @@ class MessageSplitter:
         if self._held is None:
             self._held = bytearray()
         held = self._held
+        share = self._share = self._share or ByteShare(self._budget)
         held += data
         messages: list[bytes] = []
         start = 0
@@ -66,13 +68,13 @@ class MessageSplitter:
                 self._wanted = self._check(*PREFIX.unpack_from(held, start))
                 start += PREFIX_BYTES
                 if len(held) - start < self._wanted:
-                    self.lacks_room = not self._share.grow(self._wanted)
+                    self.lacks_room = not share.grow(self._wanted)
             if len(held) - start < self._wanted:
                 break
             messages.append(bytes(memoryview(held)[start : start + self._wanted]))
             start += self._wanted
             self._wanted, self.lacks_room = None, False
-            self._share.release()
+            share.release()
         del held[:start]
         if not held and self._wanted is None:
             self._held = None
@@ -81,11 +83,12 @@ class MessageSplitter:
     def make_room(self) -> None:
         """Hold the message under way although it does not fit."""
         self.lacks_room = False
-        self._share.grow_beyond(self._wanted or 0)
+        if self._share is not None:
+            self._share.grow_beyond(self._wanted or 0)
 
     def discard(self) -> None:
         """Hold nothing: what comes is not wanted any more."""
-        if self._held is not None:
+        if self._share is not None:
             self._held, self._wanted, self.lacks_room = None, None, False
             self._share.release()
 

@@ -180,13 +180,10 @@ class Exchange:
         """As the play says; sometimes a decision that need not wait gets a task all the same."""
         return not self.play.waits and self.play.patience > 0
 
-    def begin(self) -> Exchange:
+    def begin(self, evict: Callable[[DropReason], None]) -> Exchange:
         """There is one stream."""
-        return self
-
-    def allow_eviction(self, evict: Callable[[DropReason], None]) -> None:
-        """Remember how."""
         self.evict = evict
+        return self
 
     async def route(self, raw: RawRequest) -> RouteDecision:
         """Decide as the play says."""

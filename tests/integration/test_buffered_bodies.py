@@ -87,7 +87,7 @@ class Renaming:
         self.destination = ""
         self.causes: list[FinishCause] = []
 
-    def begin(self) -> Renaming:
+    def begin(self, evict: object) -> Renaming:
         """Itself: one stream at a time."""
         return self
 

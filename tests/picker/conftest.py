@@ -58,7 +58,7 @@ class RecordingDirector:
     exchanges: list[RecordingExchange] = field(default_factory=list)
     opened: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def begin(self) -> RecordingExchange:
+    def begin(self, evict: object = None) -> RecordingExchange:
         """One exchange per stream."""
         exchange = RecordingExchange(self.routing)
         self.exchanges.append(exchange)

@@ -88,7 +88,7 @@ class RequestPhase:
         self._subset_hint: tuple[str, ...] | None = None
         self._body: list[bytes] = []
         self._body_bytes = 0
-        self._share = ByteShare(limits.budget)
+        self._share: ByteShare | None = None  # once a piece of the body is held
         self._trailers_end_body = False
 
     @property
@@ -122,8 +122,10 @@ class RequestPhase:
         if self._body_bytes > self._limits.max_body_bytes:
             limit = f"the request body exceeds {self._limits.max_body_bytes} bytes"
             raise RefusedError(Code.PAYLOAD_TOO_LARGE, limit)
-        if not is_last and not self._share.grow(len(event.data)):
-            raise no_room()
+        if not is_last:
+            share = self._share = self._share or ByteShare(self._limits.budget)
+            if not share.grow(len(event.data)):
+                raise no_room()
         if event.data:
             self._body.append(event.data)
 
@@ -133,7 +135,7 @@ class RequestPhase:
 
     def complete(self) -> RawRequest:
         """Everything that came, as the director wants it; it arrives no more."""
-        if self._share.held_bytes:
+        if self._share is not None:
             self._share.release()
         body = b"".join(self._body) if self.has_body else None
         self._body = [body] if body else []
@@ -141,7 +143,7 @@ class RequestPhase:
 
     def drop_body(self) -> None:
         """Nothing will be sent back."""
-        if self._share.held_bytes:
+        if self._share is not None:
             self._share.release()
         self._body = []
 

@@ -16,7 +16,7 @@ The tests compare it with the `h2` library. Source: RFC 9113.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from struct import Struct
 from typing import Protocol
 
@@ -41,7 +41,6 @@ from picker.rpc.http2.frames import (
     Setting,
     frame,
     goaway,
-    header_frames,
 )
 from picker.rpc.http2.headers import HeaderBlocks
 
@@ -51,8 +50,9 @@ MAX_CONCURRENT_STREAMS = 4096
 MAX_HEADER_LIST_BYTES = 64 * 1024
 MAX_CONTINUATIONS = 64
 _SETTING = Struct(">HI")
-_DATA, _SETTINGS, _CONTINUATION = (
+_DATA, _HEADERS, _SETTINGS, _CONTINUATION = (
     int(FrameType.DATA),
+    int(FrameType.HEADERS),
     int(FrameType.SETTINGS),
     int(FrameType.CONTINUATION),
 )
@@ -183,7 +183,12 @@ class Http2Engine:
         """Queue a header block; ignored on a closed stream."""
         if stream.output_closed:
             return
-        self.out.append(header_frames(stream.stream_id, block, end_stream))
+        flags = END_STREAM if end_stream else 0
+        if len(block) <= MAX_FRAME_BYTES:
+            head = FRAME_HEADER.pack(0, len(block), _HEADERS, flags | END_HEADERS, stream.stream_id)
+            self.out += (head, block)
+        else:
+            self.out += _split_headers(stream.stream_id, block, flags)
         if end_stream:
             stream.output_closed = True
             if stream.input_closed:
@@ -202,7 +207,9 @@ class Http2Engine:
             return False
         stream.send_window -= length
         self._send_window -= length
-        self.out.append(FRAME_HEADER.pack(length >> 16, length & 0xFFFF, 0, 0, stream.stream_id))
+        self.out.append(
+            FRAME_HEADER.pack(length >> 16, length & 0xFFFF, _DATA, 0, stream.stream_id)
+        )
         self.out += pieces
         return True
 
@@ -477,3 +484,12 @@ class Http2Engine:
     def _broken(self, code: ErrorCode, text: str) -> Http2Error:
         self.close(code)
         return Http2Error(text)
+
+
+def _split_headers(stream_id: int, block: bytes, flags: int) -> Iterator[bytes]:
+    """A block in as many frames as it needs, none longer than every peer must take."""
+    pieces = [block[at : at + MAX_FRAME_BYTES] for at in range(0, len(block), MAX_FRAME_BYTES)]
+    yield frame(FrameType.HEADERS, flags, stream_id, pieces[0])
+    for piece in pieces[1:-1]:
+        yield frame(FrameType.CONTINUATION, 0, stream_id, piece)
+    yield frame(FrameType.CONTINUATION, END_HEADERS, stream_id, pieces[-1])

@@ -70,15 +70,3 @@ def goaway(last_stream_id: int, code: ErrorCode) -> bytes:
 def graceful_goaway() -> bytes:
     """Asks the peer to open no more streams here, and gives up none that is under way."""
     return goaway(MAX_WINDOW_BYTES, ErrorCode.NO_ERROR)
-
-
-def header_frames(stream_id: int, block: bytes, end_stream: bool) -> bytes:
-    """A header block in as many frames as it needs, none longer than every peer must take."""
-    flags = END_STREAM if end_stream else 0
-    if len(block) <= MAX_FRAME_BYTES:
-        return FRAME_HEADER.pack(0, len(block), 1, flags | END_HEADERS, stream_id) + block
-    pieces = [block[at : at + MAX_FRAME_BYTES] for at in range(0, len(block), MAX_FRAME_BYTES)]
-    frames = [frame(FrameType.HEADERS, flags, stream_id, pieces[0])]
-    frames += [frame(FrameType.CONTINUATION, 0, stream_id, piece) for piece in pieces[1:-1]]
-    frames.append(frame(FrameType.CONTINUATION, END_HEADERS, stream_id, pieces[-1]))
-    return b"".join(frames)

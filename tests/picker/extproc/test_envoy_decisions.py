@@ -54,13 +54,10 @@ class Scripted:
     evict: Callable[[DropReason], None] | None = None
     ends: asyncio.Queue[tuple[FinishCause, int | None]] = field(default_factory=asyncio.Queue)
 
-    def begin(self) -> Scripted:
+    def begin(self, evict: Callable[[DropReason], None]) -> Scripted:
         """Itself."""
-        return self
-
-    def allow_eviction(self, evict: Callable[[DropReason], None]) -> None:
-        """Remember how."""
         self.evict = evict
+        return self
 
     decides_at_once = True
 

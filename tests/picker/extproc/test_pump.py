@@ -249,13 +249,10 @@ class EvictableDirector:
         self.exchange = exchange
         self.evict: Callable[[DropReason], None] = lambda reason: None
 
-    def begin(self) -> EvictableDirector:
+    def begin(self, evict: Callable[[DropReason], None]) -> EvictableDirector:
         """Itself, for there is one stream."""
-        return self
-
-    def allow_eviction(self, evict: Callable[[DropReason], None]) -> None:
-        """Remember how."""
         self.evict = evict
+        return self
 
     async def route(self, raw: RawRequest) -> RouteDecision:
         """As the exchange does."""

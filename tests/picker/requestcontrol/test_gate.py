@@ -186,8 +186,7 @@ async def test_the_gate_is_given_the_means_to_stop_a_request(house: Any, gate: H
     stopped: list[DropReason] = []
     house.use(gate=gate)
     gate.is_open = True
-    exchange = house.director.begin()
-    exchange.allow_eviction(stopped.append)
+    exchange = house.director.begin(stopped.append)
     await exchange.route(ASKED)
     evict = gate.evictions["id-1"]
     assert evict is not None

@@ -156,8 +156,9 @@ async def test_a_request_that_is_over_is_free_at_once(house: Any, is_open: bool)
     gc.collect()
     gc.disable()
     try:
-        exchange = house.director.begin()
-        exchange.allow_eviction(exchange.finish)  # a stream holds its exchange
+        stream: list[Any] = []
+        exchange = house.director.begin(stream.append)
+        stream.append(exchange)  # a stream holds its exchange
         if is_open:
             decision = await exchange.route(RawRequest(PATH, BODY))
         else:
@@ -169,7 +170,7 @@ async def test_a_request_that_is_over_is_free_at_once(house: Any, is_open: bool)
         exchange.finish(FinishCause.COMPLETED, 200)
         for kept in (*vars(house.recorder).values(), house.scheduler.calls, gate.evictions):
             kept.clear()
-        del exchange, decision
+        del exchange, decision, stream
         assert gc.collect() == 0
     finally:
         gc.enable()

@@ -33,7 +33,6 @@ from picker.rpc.http2.frames import (
     ErrorCode,
     FrameType,
     frame,
-    header_frames,
 )
 from picker.rpc.http2.headers import encode_fields
 
@@ -271,9 +270,14 @@ def test_a_smaller_window_of_the_peer_may_leave_streams_in_debt(
     assert engine.window(heard.streams[1]) == 1000
 
 
-def test_long_header_blocks_go_out_in_frames_that_every_peer_takes() -> None:
+def test_long_header_blocks_go_out_in_frames_that_every_peer_takes(
+    engine: Http2Engine, heard: Heard
+) -> None:
     """One HEADERS and as many CONTINUATION as it needs; only the last ends the block."""
-    sent = frames(header_frames(3, bytes(40_000), end_stream=True))
+    engine.receive(HEADERS)
+    sent_by(engine)
+    engine.send_headers(heard.streams[1], bytes(40_000), end_stream=True)
+    sent = frames(sent_by(engine))
     assert [(kind, flags, len(payload)) for kind, flags, _, payload in sent] == [
         (FrameType.HEADERS, END_STREAM, 16_384),
         (FrameType.CONTINUATION, 0, 16_384),
