@@ -120,10 +120,8 @@ class ServedPool:
             return None, None
         settings = OutlierSettings(failures=failures)
         watcher = HealthMetrics(self.metrics, time.monotonic)
-        detector = OutlierDetector(settings, watcher, Random(), lambda: settling.wake())
-        settling = BurstWait(
-            lambda: detector.is_unsure(time.monotonic()), settings.burst_wait_seconds
-        )
+        settling = BurstWait(settings.burst_wait_seconds)
+        detector = OutlierDetector(settings, watcher, Random(), settling.wake)
         self.datastore.subscribe(detector.pool_changed)
         return detector, settling
 

@@ -7,26 +7,17 @@ fails everything, its share of the burst would be lost.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 
 class BurstWait:
     """Owns the requests that wait, each for `longest_seconds` at most."""
 
-    def __init__(self, is_unsure: Callable[[], bool], longest_seconds: float) -> None:
-        self._is_unsure = is_unsure
+    def __init__(self, longest_seconds: float) -> None:
         self._longest_seconds = longest_seconds
         self._event = asyncio.Event()
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether no request needs to wait now."""
-        return not self._is_unsure()
-
     async def settled(self) -> None:
-        """Wait for `wake`, or for `longest_seconds`; not at all while it `is_settled`."""
-        if self.is_settled:
-            return
+        """Wait for `wake`, or for `longest_seconds`."""
         event = self._event
         try:
             async with asyncio.timeout(self._longest_seconds):

@@ -158,7 +158,8 @@ class Attempt:
 class OutlierDetector:
     """Sole owner of the breakers of a pool's endpoints. Event-loop thread only.
 
-    `settled` is called when `is_unsure` turns false.
+    `held` has the keys of the endpoints that are held back, ejected ones among them. `settled` is
+    called when `is_unsure` turns false.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class OutlierDetector:
         self._keys: dict[str, str] = {}  # of the endpoints in the pool, by their address
         self._members: set[str] = set()  # the same keys
         self._breakers: dict[str, Breaker] = {}  # of those that have received a request
-        self._held: set[str] = set()
+        self.held: set[str] = set()  # read-only for others
         self._ejected: dict[str, Breaker] = {}
         self._settled = settled
         self._filled: dict[str, Breaker] = {}  # unproven ones that should answer any moment
@@ -201,7 +202,7 @@ class OutlierDetector:
 
     def usable(self, candidates: Sequence[Candidate], now_seconds: float) -> Sequence[Candidate]:
         """The candidates that should receive requests, in their order; never none of some."""
-        held = self._held
+        held = self.held
         if not held:
             return candidates
         # Not by `candidate.key`, which takes as long again.
@@ -325,11 +326,13 @@ class OutlierDetector:
         """Raise `AssertionError` when the state contradicts itself."""
         if not self._filled.keys() <= self._breakers.keys() or self._is_burst > bool(self._filled):
             raise AssertionError("answers are awaited of no endpoint")
+        if not self._filled.keys() <= self.held:
+            raise AssertionError("an endpoint is filled and not held back")
         for breaker in self._breakers.values():
             breaker.check_integrity()
         held = {key for key, one in self._breakers.items() if one.is_held_back(self._sees)}
-        if held != self._held:
-            raise AssertionError(f"{self._held} are held back instead of {held}")
+        if held != self.held:
+            raise AssertionError(f"{self.held} are held back instead of {held}")
         ejected = {
             key: one for key, one in self._breakers.items() if one.state is EndpointState.EJECTED
         }
@@ -402,12 +405,12 @@ class OutlierDetector:
         if self._breakers.get(key) is not breaker:
             return
         if breaker.is_held_back(self._sees):
-            self._held.add(key)
+            self.held.add(key)
         else:
-            self._held.discard(key)
+            self.held.discard(key)
         if self._sees and breaker.is_filled:
             self._filled[key] = breaker
-            self._is_burst |= 1 < len(self._members) <= len(self._held)
+            self._is_burst |= 1 < len(self._members) <= len(self.held)
         else:
             self._not_filled(key)
         if (breaker.state is EndpointState.EJECTED) != (key in self._ejected):
@@ -426,6 +429,6 @@ class OutlierDetector:
         self._not_filled(key)
         self._breakers.pop(key, None)
         self._probes.pop(key, None)
-        self._held.discard(key)
+        self.held.discard(key)
         if self._ejected.pop(key, None) is not None:
             self._watcher.counted(len(self._ejected))

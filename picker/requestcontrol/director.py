@@ -115,11 +115,10 @@ class Exchange:
     @property
     def decides_at_once(self) -> bool:
         """Whether `route`, called right now, waits for nothing."""
-        pipeline, settling = self._pipeline, self._context.settling
-        gate = pipeline.gate
+        pipeline, gate = self._pipeline, self._pipeline.gate
         self._goes_at_once = (
             not pipeline.asks_others
-            and (settling is None or settling.is_settled)
+            and not self._awaits_answers()
             and (gate is None or gate.is_open)
         )
         return self._goes_at_once
@@ -196,7 +195,7 @@ class Exchange:
     async def _route(self, raw: RawRequest, body: bytes, begun_at: float) -> RouteDecision:
         decision, settling = self._decision, self._context.settling
         parser, parsed, request = await self._enter(raw, body)
-        if settling is not None and not self._goes_at_once:
+        if settling is not None and not self._goes_at_once and self._awaits_answers():
             await settling.settled()
         candidates = self._candidates(raw)  # of the pool as it is after the wait
         if self._pipeline.saturation is not None and request.priority < 0:
@@ -214,6 +213,13 @@ class Exchange:
             self._pipeline.hooks, flight, decision.steps, self._context.clock, self._log
         )
         return self._leave(raw, parser, parsed, headers, begun_at)
+
+    def _awaits_answers(self) -> bool:
+        """Whether the first answers of a burst should arrive before this is decided."""
+        context, health = self._context, self._context.health
+        if context.settling is None or health is None or not health.held:
+            return False
+        return health.is_unsure(context.clock())
 
     async def _enter(
         self, raw: RawRequest, body: bytes
@@ -372,11 +378,12 @@ class Exchange:
         than nowhere, when the scheduler refuses all that are usable (the only decode endpoint is
         ejected, say).
         """
-        health, now = self._context.health, self._context.clock()
-        usable = candidates if health is None else health.usable(candidates, now)
+        health, usable, due = self._context.health, candidates, None
+        if health is not None and health.held:
+            now = self._context.clock()
+            usable, due = health.usable(candidates, now), health.probe(candidates, now)
         if self._pipeline.admitters:
             self._ask_admitters(request, usable, attributes)
-        due = None if health is None else health.probe(candidates, now)
         if due is not None:
             try:
                 result = self._schedule(request, (due,), attributes)

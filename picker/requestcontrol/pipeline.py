@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
@@ -174,7 +174,19 @@ class EndpointVisit(Protocol):
 
 
 class EndpointHealth(Protocol):
-    """Remembers which endpoints have failed lately. Times are on the clock of the requests."""
+    """Remembers which endpoints have failed lately. Times are on the clock of the requests.
+
+    While it holds none back, all are usable, no probe is due and nothing is unsure.
+    """
+
+    @property
+    def held(self) -> Collection[str]:
+        """The keys of the endpoints that it holds back."""
+        ...
+
+    def is_unsure(self, now_seconds: float) -> bool:
+        """Whether a burst has just filled the pool and no answer has arrived yet."""
+        ...
 
     def usable(self, candidates: Sequence[Candidate], now_seconds: float) -> Sequence[Candidate]:
         """Those that should be sent requests, in their order; never none of some."""
@@ -321,8 +333,8 @@ class RequestPolicies:
 class RequestContext:
     """What requests share beyond the configuration; `clock` is monotonic, in seconds.
 
-    Without `health` nothing is held against endpoints, and nothing is waited for. `numbers` tells
-    the requests of a process apart.
+    Without `health` nothing is held against endpoints; without `settling` none of their answers is
+    waited for. `numbers` tells the requests of a process apart.
     """
 
     datastore: SnapshotSource

@@ -98,8 +98,14 @@ class Unwatched:
 class MoodyHealth:
     """Ejects some endpoints and wants some tried out, as it likes."""
 
+    held = ("some",)
+
     def __init__(self, seed: int) -> None:
         self._draw = Random(seed)
+
+    def is_unsure(self, now_seconds: float) -> bool:
+        """Never."""
+        return False
 
     def usable(self, candidates: Sequence[Candidate], now_seconds: float) -> Sequence[Candidate]:
         """Not all."""

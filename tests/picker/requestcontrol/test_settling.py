@@ -7,25 +7,29 @@ from dataclasses import replace
 from typing import Any
 
 from picker.outliers.burst_wait import BurstWait
+from picker.outliers.detector import OutlierDetector
 from picker.requestcontrol.director import Director
 from picker.types import Candidate, Endpoint, FinishCause, RawRequest
 
 COMPLETION = RawRequest({":path": "/v1/completions"}, b'{"model":"m","prompt":"p"}')
 
 
-class Unsure:
-    """Says what it is set to say."""
+class Unsure(OutlierDetector):
+    """Is as sure as it is set to be."""
 
     unsure = True
 
-    def __call__(self) -> bool:
+    def __init__(self) -> None:
+        super().__init__()
+        self.held.add("another endpoint")
+
+    def is_unsure(self, now_seconds: float) -> bool:
         return self.unsure
 
 
 async def test_all_that_wait_go_on_when_the_answers_are_there() -> None:
     """A request that comes later waits for the next ones."""
-    unsure = Unsure()
-    burst = BurstWait(unsure, 1e6)
+    burst = BurstWait(1e6)
     waiting = [asyncio.create_task(burst.settled()) for _ in range(3)]
     await asyncio.sleep(0)
     burst.wake()
@@ -33,25 +37,21 @@ async def test_all_that_wait_go_on_when_the_answers_are_there() -> None:
     later = asyncio.create_task(burst.settled())
     await asyncio.sleep(0)
     assert not later.done()
-    unsure.unsure = False
-    await burst.settled()
     burst.wake()
     await later
 
 
 async def test_a_wait_ends() -> None:
     """An answer may take long."""
-    burst = BurstWait(Unsure(), 0.001)
-    await burst.settled()
-    assert not burst.is_settled
+    await BurstWait(0.001).settled()
 
 
 async def test_a_request_that_would_wait_is_not_decided_at_once(house: Any) -> None:
     """It leaves after the wait; one that is cancelled meanwhile holds nothing."""
     house.pool_of(Candidate(Endpoint("pod-0", "10.0.0.1", 8000)))
     unsure = Unsure()
-    burst = BurstWait(unsure, 1e6)
-    around = replace(house.director.context, settling=burst)
+    burst = BurstWait(1e6)
+    around = replace(house.director.context, health=unsure, settling=burst)
     director = Director(house.pipeline(), around)
     waits, gone = director.begin(), director.begin()
     assert not waits.decides_at_once
