@@ -35,7 +35,6 @@ from msgspec.structs import replace
 from result_files import RESULTS, write_results
 from scheduling import SEED, pool
 
-from picker.admin.traffic import EndpointTraffic
 from picker.app.in_use import pipeline_of
 from picker.config.build import build, default_config
 from picker.config.catalog import builtin_plugins
@@ -47,6 +46,7 @@ from picker.pool.inflight import InflightLoad
 from picker.requestcontrol.director import Director, Exchange
 from picker.requestcontrol.pipeline import RequestContext
 from picker.telemetry.request_metrics import RequestMetrics
+from picker.telemetry.traffic import EndpointTraffic
 from picker.types import (
     FinishCause,
     RawRequest,

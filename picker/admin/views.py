@@ -8,12 +8,12 @@ from typing import Final, Protocol
 import msgspec
 
 from picker.admin.history import HistoryView
-from picker.admin.traffic import Recent
 from picker.decisions.views import RecordSummary, RecordView
 from picker.flowcontrol.views import QueuesView
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
+from picker.telemetry.traffic import Recent
 from picker.types import EndpointMetrics
 
 LIST: Final = "/pools"

@@ -14,7 +14,6 @@ from random import Random
 
 from picker.admin.history import INTERVAL_SECONDS
 from picker.admin.metrics_page import RememberedCollector
-from picker.admin.traffic import EndpointTraffic, Recent
 from picker.admin.views import ConfigView, HealthView
 from picker.app.cluster import ClusterAccess, target_of
 from picker.app.in_use import Outbound, config_in_use, pipeline_of, read_config
@@ -64,6 +63,7 @@ from picker.telemetry.plugin_metrics import PluginCollector
 from picker.telemetry.pool_metrics import PoolCollector
 from picker.telemetry.request_metrics import RequestMetrics
 from picker.telemetry.spans import RequestTracer
+from picker.telemetry.traffic import EndpointTraffic, Recent
 from picker.types import Candidate
 
 log = logging.getLogger(__name__)

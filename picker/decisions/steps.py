@@ -13,7 +13,7 @@ produces itself needs no declaration.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, ItemsView, Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -23,6 +23,8 @@ from picker.framework.interfaces import ConsumesData, MayConsumeData, ProducesDa
 from picker.metrics.series import Counter, Histogram
 
 if TYPE_CHECKING:
+    from _collections_abc import dict_items
+
     from picker.decisions.decision import Decision
 
 log = logging.getLogger(__name__)
@@ -162,6 +164,7 @@ class _ScopedAttributes(Attributes):
     __slots__ = ("_inner", "_scope")
 
     def __init__(self, inner: Attributes, scope: Scope) -> None:
+        super().__init__()
         self._inner = inner
         self._scope = scope
 
@@ -169,10 +172,10 @@ class _ScopedAttributes(Attributes):
         if self._scope.may_write(key):
             self._inner.put(key, value)
 
-    def get(self, key: DataKey[T]) -> T | None:
+    def get(self, key: DataKey[T], /) -> T | None:  # type: ignore[override]
         return self._inner.get(key) if self._scope.may_read(key) else None
 
-    def items(self) -> ItemsView[DataKey[Any], Any]:
+    def items(self) -> dict_items[DataKey[Any], Any]:
         return {key: one for key, one in self._inner.items() if self._scope.may_read(key)}.items()
 
     def of_type(self, data_type: str) -> tuple[Any, ...]:

@@ -6,10 +6,10 @@ What a prefix cache holds is in `prefix.match`; the tokens of a prompt travel in
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from picker.types import Candidate
 
@@ -38,29 +38,27 @@ class DataKey(Generic[T]):
         return f"{self.data_type}/{self.producer}"
 
 
-class Attributes:
-    """The findings of one decision. Owned by the director for the length of that decision."""
+class Attributes(dict[DataKey[Any], Any]):
+    """The findings of one decision by their keys, in the order in which producers made them.
 
-    __slots__ = ("_values",)
+    Owned by the director for the length of that decision. A dict, so that to look one up is no call
+    of ours; plugins use `get`, `put`, `items` and `of_type` alone.
+    """
 
-    def __init__(self) -> None:
-        self._values: dict[DataKey[Any], Any] = {}
+    __slots__ = ()
+
+    if TYPE_CHECKING:  # as that of a dict, but a key knows the type of what is found under it
+
+        def get(self, key: DataKey[T], /) -> T | None:  # type: ignore[override]
+            """The finding, or None when no producer made it."""
 
     def put(self, key: DataKey[T], value: T) -> None:
         """Store a finding; a second one under the same key replaces the first."""
-        self._values[key] = value
-
-    def get(self, key: DataKey[T]) -> T | None:
-        """The finding, or None when no producer made it."""
-        return cast("T | None", self._values.get(key))
-
-    def items(self) -> ItemsView[DataKey[Any], Any]:
-        """All findings with their keys, in the order they were made."""
-        return self._values.items()
+        self[key] = value
 
     def of_type(self, data_type: str) -> tuple[Any, ...]:
         """The findings of one type, of all producers, in the order they were made."""
-        return tuple([one for key, one in self._values.items() if key.data_type == data_type])
+        return tuple([one for key, one in self.items() if key.data_type == data_type])
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from picker.json_bodies import decoded, unmarked
+from picker.plugins.parsers._json_bodies import decoded, unmarked
 from picker.types import InferenceRequest, ParsedBody, RawRequest
 
 # Upper estimates of what the process holds, in bytes; a test measures them.

@@ -1,1 +1,1 @@
-"""The scheduler, and the arithmetic of loads and latencies that plugins share. No I/O."""
+"""The scheduler, and the arithmetic of bursts and latencies that plugins share. No I/O."""

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from picker.admin.routes import PoolPages
 from picker.admin.server import AdminServer
-from picker.admin.traffic import EndpointTraffic, Recent
 from picker.admin.views import ConfigView, HealthView
 from picker.decisions.decision import Decision
 from picker.decisions.reasons import reasons
@@ -31,6 +30,7 @@ from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
+from picker.telemetry.traffic import EndpointTraffic, Recent
 from picker.types import (
     Api,
     Endpoint,

@@ -25,7 +25,7 @@ from picker.framework.registry import (
     PositiveShare,
     configured,
 )
-from picker.scheduling.load_signals import waiting_requests
+from picker.plugins._shared.load_signals import waiting_requests
 from picker.types import Candidate, Candidates, InferenceRequest
 
 FULL = 1.0

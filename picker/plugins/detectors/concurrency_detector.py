@@ -35,7 +35,7 @@ from picker.framework.registry import (
     PositiveInt,
     configured,
 )
-from picker.scheduling.load_signals import own_requests, with_headroom
+from picker.plugins._shared.load_signals import own_requests, with_headroom
 from picker.types import Candidate, Candidates, InferenceRequest
 
 FULL = 1.0

@@ -42,7 +42,7 @@ from picker.framework.registry import (
     PositiveShare,
     configured,
 )
-from picker.scheduling.load_signals import waiting_requests, with_headroom
+from picker.plugins._shared.load_signals import waiting_requests, with_headroom
 from picker.types import Candidate, Candidates, EndpointMetrics, InferenceRequest
 
 FULL = 1.0

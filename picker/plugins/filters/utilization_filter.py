@@ -26,7 +26,7 @@ from picker.framework.registry import (
     Stability,
     configured,
 )
-from picker.scheduling.load_signals import running_requests, waiting_requests
+from picker.plugins._shared.load_signals import running_requests, waiting_requests
 from picker.types import Candidate, Candidates, InferenceRequest
 
 _ACTIVE = "active-requests"

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from picker.json_bodies import UNREADABLE
+from picker.plugins.parsers._json_bodies import UNREADABLE
 from picker.types import Usage
 
 USAGE = b"usage"

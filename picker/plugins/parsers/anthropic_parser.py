@@ -16,7 +16,7 @@ import msgspec
 from picker.errors import bad_request
 from picker.framework.interfaces import ResponseReader
 from picker.framework.registry import Parameters, PluginType, plain
-from picker.json_bodies import (
+from picker.plugins.parsers._json_bodies import (
     check_shape,
     json_object,
     model_of,

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from picker.errors import bad_request
 from picker.framework.interfaces import ResponseReader
 from picker.framework.registry import Parameters, PluginType, plain
-from picker.json_bodies import json_object, text_member, whole_number
+from picker.plugins.parsers._json_bodies import json_object, text_member, whole_number
 from picker.plugins.parsers._usage import META_INFO, sglang_event_usage, sglang_usage, usage_reader
 from picker.tokenization.token_ids import pack_token_ids
 from picker.types import Api, ParsedBody

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from picker.errors import bad_request
 from picker.framework.interfaces import ResponseReader
 from picker.framework.registry import Parameters, PluginType, plain
-from picker.json_bodies import json_object, model_of, text_member, whole_number
+from picker.plugins.parsers._json_bodies import json_object, model_of, text_member, whole_number
 from picker.plugins.parsers._usage import openai_usage, usage_reader
 from picker.tokenization.multimodal import read_features
 from picker.tokenization.token_ids import pack_token_ids

@@ -49,6 +49,7 @@ from picker.framework.attributes import (
 from picker.framework.interfaces import Flight
 from picker.framework.registry import Parameters, PluginType, PositiveFloat
 from picker.framework.services import HttpError, Services
+from picker.plugins._shared.load_signals import own_requests, waiting_requests
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.scheduling.latency_objectives import LatencyObjectives, latency_objectives
@@ -63,7 +64,6 @@ from picker.scheduling.latency_predictor import (
     predictor_settings,
     read_predictions,
 )
-from picker.scheduling.load_signals import own_requests, waiting_requests
 from picker.types import (
     Candidates,
     FinishCause,

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from picker.framework.attributes import Attributes, inflight_load_key
 from picker.framework.registry import NonNegativeInt, Parameters, PluginType, Share, configured
-from picker.scheduling.load_signals import own_requests, unknown_among_known
+from picker.plugins._shared.load_signals import own_requests, unknown_among_known
 from picker.types import Candidates, InferenceRequest
 
 

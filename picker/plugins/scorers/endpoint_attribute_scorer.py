@@ -18,8 +18,8 @@ from typing import Literal
 
 from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType, Stability, configured
+from picker.plugins._shared.load_signals import least_first
 from picker.scheduling.endpoint_attributes import attribute_number, check_attribute
-from picker.scheduling.load_signals import least_first
 from picker.types import Candidates, InferenceRequest
 
 LOWER = "linear_lower_is_better"

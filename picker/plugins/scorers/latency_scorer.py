@@ -41,8 +41,8 @@ from picker.framework.attributes import (
     latency_predictions_key,
 )
 from picker.framework.registry import NonNegativeFloat, Parameters, PluginType, configured
+from picker.plugins._shared.load_signals import WAITING, loads
 from picker.prefix.match import match_info_key
-from picker.scheduling.load_signals import WAITING, loads
 from picker.types import Candidate, Candidates, InferenceRequest
 
 LEAST = "least"

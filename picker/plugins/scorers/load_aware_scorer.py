@@ -16,7 +16,7 @@ import msgspec
 
 from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType, configured
-from picker.scheduling.load_signals import WAITING, loads
+from picker.plugins._shared.load_signals import WAITING, loads
 from picker.types import Candidates, InferenceRequest
 
 DEFAULT_THRESHOLD = 128

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType, Stability, plain
+from picker.plugins._shared.load_signals import least_first
 from picker.scheduling.endpoint_attributes import (
     MULTICLUSTER_METRICS,
     MULTICLUSTER_QUEUE_SIZE,
     attribute_number,
 )
-from picker.scheduling.load_signals import least_first
 from picker.types import Candidates, InferenceRequest
 
 

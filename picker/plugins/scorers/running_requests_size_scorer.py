@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType, plain
-from picker.scheduling.load_signals import RUNNING, least_first, loads
+from picker.plugins._shared.load_signals import RUNNING, least_first, loads
 from picker.types import Candidates, InferenceRequest
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes, InFlightLoad, inflight_load_key
 from picker.framework.registry import Parameters, PluginType, PositiveInt, configured
-from picker.scheduling.load_signals import unknown_among_known
+from picker.plugins._shared.load_signals import unknown_among_known
 from picker.types import Candidates, InferenceRequest
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from picker.framework.attributes import EndpointLoad
-from picker.scheduling.load_signals import (
+from picker.plugins._shared.load_signals import (
     WAITING,
     least_first,
     loads,

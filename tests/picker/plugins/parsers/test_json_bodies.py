@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.errors import RefusedError
-from picker.json_bodies import json_object, model_of, text_member, whole_number
+from picker.plugins.parsers._json_bodies import json_object, model_of, text_member, whole_number
 
 
 def test_an_object_is_decoded() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from admin_scene import decision
 from msgspec.structs import replace
 
-from picker.admin.traffic import WINDOW_SAMPLES, EndpointTraffic, Recent, expected_hits
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
+from picker.telemetry.traffic import WINDOW_SAMPLES, EndpointTraffic, Recent, expected_hits
 
 
 def test_rates_and_hits_are_those_of_the_last_ten_seconds() -> None:
