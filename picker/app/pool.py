@@ -132,7 +132,7 @@ class ServedPool:
             self.known.snapshots,
             self.inflight,
             Random(),
-            Watchers(self._requests, self._traffic, *ring),
+            Watchers(self._traffic, self._requests, *ring),
             policies=RequestPolicies(
                 objectives=rules,
                 rewrites=rules,

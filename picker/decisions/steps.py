@@ -13,7 +13,7 @@ produces itself needs no declaration.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -33,8 +33,10 @@ P = TypeVar("P", covariant=True)
 
 WATCHED_CALLS = 1000
 SCHEDULER = "Scheduler"  # the extension point, so to speak, of a whole attempt to schedule
-# Counts what a plugin left behind in a decision, when its step is counted.
-Meter: TypeAlias = "Callable[[Decision, PluginStep], None]"
+# Counts what a plugin left behind in a decision, when its step is counted; returns what is to be
+# observed with the step's duration, if anything.
+Observed: TypeAlias = "Sequence[tuple[Histogram | None, float]]"
+Meter: TypeAlias = "Callable[[Decision, PluginStep], Observed | None]"
 
 
 class BoundPlugin(Generic[P]):

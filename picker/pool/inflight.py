@@ -13,11 +13,22 @@ from types import MappingProxyType
 class InflightLoad:
     """Sole owner of the in-flight counters, keyed by endpoint key.
 
+    `counts` and `own_counts` are live, read-only views of the non-zero counters: of all replicas
+    together, and of this one alone.
+
     Every `acquire` is matched by exactly one `release`, also when the endpoint has left the pool
     meanwhile. An endpoint without requests has no entry. Event-loop thread only.
     """
 
-    __slots__ = ("_counts", "_others", "_others_total", "_sums", "_total")
+    __slots__ = (
+        "_counts",
+        "_others",
+        "_others_total",
+        "_sums",
+        "_total",
+        "counts",
+        "own_counts",
+    )
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
@@ -25,16 +36,8 @@ class InflightLoad:
         self._others: Mapping[str, int] = {}
         self._others_total = 0
         self._sums: dict[str, int] = {}
-
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """A live, read-only view of the non-zero counters, all replicas together."""
-        return MappingProxyType(self._sums)
-
-    @property
-    def own_counts(self) -> Mapping[str, int]:
-        """The same of this replica alone."""
-        return MappingProxyType(self._counts)
+        self.counts: Mapping[str, int] = MappingProxyType(self._sums)
+        self.own_counts: Mapping[str, int] = MappingProxyType(self._counts)
 
     @property
     def total(self) -> int:

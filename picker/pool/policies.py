@@ -298,9 +298,6 @@ class RewriteRules:
         return None if rule is None else Rewritten(rule.draw(rng), rule.name)
 
 
-NO_REWRITES = RewriteRules()
-
-
 @dataclass(frozen=True, slots=True)
 class RuleSet:
     """All objectives, no two of the same name, and all rules of all rewrites."""
@@ -334,7 +331,7 @@ class RequestRules:
     def __init__(self) -> None:
         self._current = NO_RULES
         self._priorities: dict[str, int | None] = {}
-        self._rules = NO_REWRITES
+        self.rules: RewriteRules | None = None  # by which models are rewritten now
         self._listeners: list[Callable[[RuleSet], None]] = []
 
     @property
@@ -352,7 +349,7 @@ class RequestRules:
             return False
         self._current = rules
         self._priorities = {one.name: one.priority for one in rules.objectives}
-        self._rules = RewriteRules(rules.rewrites)
+        self.rules = RewriteRules(rules.rewrites) if rules.rewrites else None
         for listener in self._listeners:
             listener(rules)
         return True
@@ -360,7 +357,3 @@ class RequestRules:
     def priority(self, objective: str) -> int | None:
         """Its priority; None: there is no such objective, or it names no priority."""
         return self._priorities.get(objective)
-
-    def rules(self) -> RewriteRules:
-        """The rules by which models are rewritten now."""
-        return self._rules

@@ -13,6 +13,7 @@ other. These hashes are internal to the picker and need not equal an engine's. T
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from struct import Struct
 
 import numpy as np
@@ -22,6 +23,21 @@ import xxhash
 BYTES_PER_TOKEN = 4
 BlockHashes = npt.NDArray[np.uint64]
 _LINK = Struct("<QQ")
+
+
+def prompt_hashes(
+    prompts: Iterable[bytes],
+    model: str,
+    salt: str,
+    block_size_tokens: int,
+    max_blocks: int | None = None,
+    seed: int = 0,
+) -> tuple[BlockHashes, ...]:
+    """The `block_hashes` of each prompt of a request for `model`."""
+    root = root_hash(model, salt, seed)
+    return tuple(
+        [block_hashes(prompt, root, block_size_tokens, max_blocks, seed) for prompt in prompts]
+    )
 
 
 def root_hash(model: str, salt: str = "", seed: int = 0) -> int:

@@ -25,7 +25,7 @@ class PrefixCacheMatchInfo(msgspec.Struct, frozen=True):
     total_blocks: int
     block_size_tokens: int
     match_blocks: Mapping[str, int]
-    tier_blocks: Mapping[str, Mapping[str, int]] = msgspec.field(default_factory=lambda: _NO_TIERS)
+    tier_blocks: Mapping[str, Mapping[str, int]] = _NO_TIERS
 
 
 def match_info_key(producer: str) -> DataKey[PrefixCacheMatchInfo]:

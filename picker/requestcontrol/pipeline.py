@@ -116,8 +116,9 @@ class ObjectiveSource(Protocol):
 class RewriteSource(Protocol):
     """Knows the rules by which models are rewritten."""
 
-    def rules(self) -> RewriteRules:
-        """The rules now."""
+    @property
+    def rules(self) -> RewriteRules | None:
+        """The rules now; None: there are none."""
         ...
 
 

@@ -111,12 +111,12 @@ class Response:
     def head(self, head: ResponseHead) -> tuple[tuple[str, str], ...]:
         """The response begins; the headers that the hooks want on it, a later hook's last."""
         clock = self._context.clock
-        if self.visit is not None:
-            self.visit.responded(answer_of(head), clock())
         self._content_type = head.headers.get("content-type", "").lower()
         self._is_readable = _is_plain(head.headers)
         if EVENT_STREAM in self._content_type:
             self._is_streaming = True
+        if self.visit is not None:
+            self.visit.responded(answer_of(head), clock())
         headers: dict[str, str] = {}
         for bound in self._pipeline.response_heads:
             began, said, log = clock(), None, self._log

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from picker.decisions.decision import Decision
-from picker.decisions.steps import Meter, PluginStep
+from picker.decisions.steps import Meter, Observed, PluginStep
 from picker.errors import PickerError
 from picker.framework.attributes import (
     ENCODER_MATCHES,
@@ -54,18 +54,21 @@ class PrefixMatches:
     hit_bytes: Histogram
     index: KvSeries | None = None
 
-    def __call__(self, decision: Decision, step: PluginStep) -> None:
-        """Observe the match; nothing for a request without prompts."""
+    def __call__(self, decision: Decision, step: PluginStep) -> Observed:
+        """The match; nothing for a request without prompts."""
         info = _found(decision, self.key)
-        if info is not None and info.total_blocks:
-            best = max(info.match_blocks.values(), default=0)
-            self.hit_ratio.observe(best / info.total_blocks)
-            self.hit_bytes.observe(best * info.block_size_tokens * BYTES_PER_TOKEN)
-            if self.index is not None:
-                self.index.lookup_requests_total.inc()
-                self.index.lookup_hits_total.inc(best)
-                self.index.max_pod_hit_count_total.inc(best)
-                self.index.lookup_latency_seconds.observe(step.seconds)
+        if info is None or not info.total_blocks:
+            return ()
+        best = max(info.match_blocks.values(), default=0)
+        if self.index is not None:
+            self.index.lookup_requests_total.inc()
+            self.index.lookup_hits_total.inc(best)
+            self.index.max_pod_hit_count_total.inc(best)
+            self.index.lookup_latency_seconds.observe(step.seconds)
+        return (
+            (self.hit_ratio, best / info.total_blocks),
+            (self.hit_bytes, best * info.block_size_tokens * BYTES_PER_TOKEN),
+        )
 
 
 @dataclass(frozen=True, slots=True)

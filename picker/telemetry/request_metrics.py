@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TypeAlias
 
 from picker.decisions.decision import Decision, ResponseTimes
@@ -13,6 +14,8 @@ from picker.types import FinishCause, Usage
 
 MODEL_SERVER_ERROR = "ModelServerError"
 Labels: TypeAlias = tuple[str, str, str, str]
+# What the labels of its series are made of.
+_asked = attrgetter("incoming_model", "target_model", "fairness_id", "priority")
 _CODES = {status: code.value for code, status in HTTP_STATUS.items()}
 
 
@@ -39,8 +42,8 @@ class RequestMetrics:
     def decided(self, decision: Decision) -> None:
         """Count a routed request, and what plugins did for it."""
         self._decisions += 1
-        metrics = self._metrics
-        labels = self._labels(decision)
+        metrics, observed = self._metrics, _of_steps(decision)
+        labels = metrics.labels.of(*_asked(decision))
         total, size, running, _ = self._routed.get(labels) or self._series(labels)
         total.inc()
         running.inc()
@@ -50,17 +53,22 @@ class RequestMetrics:
             rule, target = decision.rewritten.rule, decision.rewritten.model
             metrics.model_rewrite_decisions_total.labels(rule, labels[0], target).inc()
         durations = (metrics.request_processing_duration_seconds, seconds)
-        _count_steps(decision, (size, decision.size_bytes), durations)
+        observe_each([(size, decision.size_bytes), durations, *observed])
 
     def streamed(self, decision: Decision, gap_seconds: float) -> None:
         """Count the time between two pieces of a response."""
-        labels = self._labels(decision)
+        labels = self._metrics.labels.of(*_asked(decision))
         self._metrics.request_streaming_itl_seconds.labels(*labels).observe(gap_seconds)
 
     def finished(self, decision: Decision) -> None:
         """Count how a request ended."""
         metrics, cause, seconds = self._metrics, decision.cause, decision.seconds
-        labels = self._running.pop(decision.number, None) or self._labels(decision)
+        error = _error_code(decision)
+        if decision.steps:
+            observe_each(_of_steps(decision))
+        labels = self._running.pop(decision.number, None)
+        if labels is None:
+            labels = metrics.labels.of(*_asked(decision))
         if cause is not None:
             metrics.request_outcomes_total.labels(cause.value).inc()
         if decision.endpoint_key is not None:
@@ -71,20 +79,12 @@ class RequestMetrics:
             self._count_response(labels, decision.response)
         if decision.usage is not None:
             self._count_usage(labels, decision, decision.usage)
-        error = _error_code(decision)
         if error is not None:
             metrics.request_error_total.labels(*labels, error).inc()
-        if decision.steps:
-            _count_steps(decision)
 
     def plugin_failed(self, plugin: str) -> None:
         """Count a plugin that raised by mistake."""
         self._metrics.plugin_failures_total.labels(plugin).inc()
-
-    def _labels(self, decision: Decision) -> Labels:
-        return self._metrics.labels.of(
-            decision.incoming_model, decision.target_model, decision.fairness_id, decision.priority
-        )
 
     def _series(self, labels: Labels) -> tuple[Counter, Histogram, Gauge, Histogram]:
         """The series of every routed request, found once; there are as many as label sets."""
@@ -125,15 +125,16 @@ class RequestMetrics:
             metrics.request_streaming_tpot_seconds.labels(*labels).observe(each)
 
 
-def _count_steps(decision: Decision, *observed: tuple[Histogram, float]) -> None:
-    """Count how long plugins took and what they left behind, and what else was `observed`."""
-    observe_each([*observed, *[(one.bound.durations, one.seconds) for one in decision.steps]])
+def _of_steps(decision: Decision) -> list[tuple[Histogram | None, float]]:
+    """How long plugins took and what meters observed; what else meters count is counted."""
+    observed: list[tuple[Histogram | None, float]] = []
     for step in decision.steps:
-        meter = step.bound.meter
-        if meter is not None and (
-            step.bound.point == SCHEDULER or not isinstance(step.said, Exception)
-        ):
-            meter(decision, step)
+        bound = step.bound
+        observed.append((bound.durations, step.seconds))
+        meter = bound.meter
+        if meter is not None and (bound.point == SCHEDULER or not isinstance(step.said, Exception)):
+            observed += meter(decision, step) or ()
+    return observed
 
 
 def _error_code(decision: Decision) -> str | None:

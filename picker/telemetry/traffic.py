@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import msgspec
 
 from picker.decisions.decision import Decision
-from picker.prefix.match import MATCH_INFO, PrefixCacheMatchInfo
+from picker.prefix.match import MATCH_INFO
 
 WINDOW_SAMPLES = 10
 
@@ -94,12 +94,14 @@ def expected_hits(decision: Decision, key: str) -> tuple[int, int]:
     """
     if decision.attributes is None or decision.request is None:
         return 0, 0
-    found: tuple[PrefixCacheMatchInfo, ...] = decision.attributes.of_type(MATCH_INFO)
-    if not found:
-        return 0, 0
     matched = whole = 0
-    for one in found:
-        matched = max(matched, one.match_blocks.get(key, 0) * one.block_size_tokens)
-        whole = max(whole, one.total_blocks * one.block_size_tokens)
+    is_known = False
+    for data_key, found in decision.attributes.items():
+        if data_key.data_type == MATCH_INFO:
+            is_known = True
+            matched = max(matched, found.match_blocks.get(key, 0) * found.block_size_tokens)
+            whole = max(whole, found.total_blocks * found.block_size_tokens)
+    if not is_known:
+        return 0, 0
     prompt = decision.request.num_tokens or whole
     return prompt, min(matched, prompt)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol, runtime_checkable
 
 from msgspec.structs import replace
@@ -32,14 +32,16 @@ def first_picked(results: Results, profile: str) -> Candidate | None:
     return result.picked[0].candidate if result is not None and result.picked else None
 
 
-def prompt_readers(result: SchedulingResult) -> Iterator[tuple[ProfileResult, Candidate]]:
+def prompt_readers(result: SchedulingResult) -> list[tuple[ProfileResult, Candidate]]:
     """The endpoints that compute the prompt, each with its profile's result: the first ones of the
     primary profile and of `prefill`.
     """
+    readers = []
     for name in dict.fromkeys((result.primary_profile, PREFILL_PROFILE)):
-        picked = first_picked(result.profiles, name)
-        if picked is not None:
-            yield result.profiles[name], picked
+        profile = result.profiles.get(name)
+        if profile is not None and profile.picked:
+            readers.append((profile, profile.picked[0].candidate))
+    return readers
 
 
 def disaggregation_decision(results: Results, prefill: str, encode: str) -> DisaggregationDecision:

@@ -25,7 +25,7 @@ Replicas of the picker report to each other what they sent where, and agree on a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -35,7 +35,7 @@ from picker.framework.replicas import TellPlacement
 from picker.framework.services import Services
 from picker.plugins._shared.stages import prompt_readers
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
-from picker.prefix.block_hash import BlockHashes, block_hashes, root_hash
+from picker.prefix.block_hash import BlockHashes, prompt_hashes
 from picker.prefix.index import PrefixIndex
 from picker.prefix.match import MATCH_INFO, PrefixCacheMatchInfo, match_info_key
 from picker.types import Candidates, EndpointMetrics, InferenceRequest, SchedulingResult
@@ -123,20 +123,17 @@ class ApproxPrefixCacheProducer:
         if not request.prompts:
             return request
         block_size = self._block_size(candidates)
-        root = root_hash(request.target_model, request.body.cache_salt, self._seed)
         limit = self._max_blocks or None
         if self._max_tokens:
             limit = max(1, self._max_tokens // block_size)
-        prompts = tuple(
-            [
-                block_hashes(prompt, root, block_size, limit, self._seed)
-                for prompt in request.prompts[:MAX_PROMPTS]
-            ]
-        )
-        attributes.put(self._hashed_key, _Hashed(prompts, block_size, self._seed))
+        model, salt = request.target_model, request.body.cache_salt
+        asked = request.prompts[:MAX_PROMPTS]
+        prompts = prompt_hashes(asked, model, salt, block_size, limit, self._seed)
+        match = self._index.match
+        matched = match(prompts[0]) if len(prompts) == 1 else _sums(map(match, prompts))
         total = sum(map(len, prompts))
-        info = PrefixCacheMatchInfo(total, block_size, self._matches(prompts))
-        attributes.put(self._match_key, info)
+        attributes.put(self._hashed_key, _Hashed(prompts, block_size, self._seed))
+        attributes.put(self._match_key, PrefixCacheMatchInfo(total, block_size, matched))
         return request
 
     def pre_request(
@@ -148,10 +145,11 @@ class ApproxPrefixCacheProducer:
             return
         for _, candidate in prompt_readers(result):
             capacity = self._capacity(candidate.metrics, hashed.block_size_tokens)
+            key = candidate.endpoint.key
             for prompt in hashed.prompts:
-                self._index.record(candidate.key, prompt, capacity)
+                self._index.record(key, prompt, capacity)
                 if self._tell is not None:
-                    self._tell(candidate.key, prompt, capacity)
+                    self._tell(key, prompt, capacity)
 
     def endpoint_removed(self, key: str) -> None:
         """Forget what the endpoint was sent."""
@@ -181,14 +179,6 @@ class ApproxPrefixCacheProducer:
         """Raise `AssertionError` when the index contradicts itself."""
         self._index.check_integrity()
 
-    def _matches(self, prompts: Sequence[BlockHashes]) -> dict[str, int]:
-        if len(prompts) == 1:
-            return self._index.match(prompts[0])
-        matched: Counter[str] = Counter()
-        for prompt in prompts:
-            matched.update(self._index.match(prompt))
-        return dict(matched)
-
     def _block_size(self, candidates: Candidates) -> int:
         configured = self._parameters.block_size_tokens
         if self._parameters.auto_tune:
@@ -210,6 +200,13 @@ class ApproxPrefixCacheProducer:
             held = metrics.num_kv_blocks * reported // block_size
             return min(max(1, held), self._max_reported_capacity)
         return self._parameters.lru_capacity_per_server
+
+
+def _sums(matches: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    summed: Counter[str] = Counter()
+    for one in matches:
+        summed.update(one)
+    return dict(summed)
 
 
 def _reported_block_size(metrics: EndpointMetrics | None) -> int | None:

@@ -18,6 +18,7 @@ beyond `maxPrefixTokensToMatch` (0: 2048 blocks) are not looked at.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Annotated, Literal
 
 import msgspec
@@ -26,7 +27,7 @@ from picker.framework.attributes import Attributes
 from picker.framework.registry import NonNegativeInt, Parameters, PluginType, PositiveInt, Stability
 from picker.framework.services import Clock, Services
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
-from picker.prefix.block_hash import block_hashes, root_hash
+from picker.prefix.block_hash import prompt_hashes
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.scheduling.burst import BurstRequest, BurstRules, assign
 from picker.types import Candidates, InferenceRequest
@@ -144,12 +145,10 @@ class BurstPrefixCacheProducer:
 
     def _blocks(self, request: InferenceRequest) -> tuple[int, ...]:
         """The hashes of all prompts, one prompt after the other."""
-        root = root_hash(request.target_model, request.body.cache_salt, self._seed)
-        return tuple(
-            int(one)
-            for prompt in request.prompts
-            for one in block_hashes(prompt, root, self._block_size, self._max_blocks, self._seed)
-        )
+        model, salt = request.target_model, request.body.cache_salt
+        sizes = (self._block_size, self._max_blocks, self._seed)
+        prompts = prompt_hashes(request.prompts, model, salt, *sizes)
+        return tuple(chain.from_iterable(prompt.tolist() for prompt in prompts))
 
 
 def _check(parameters: BurstPrefixCacheParameters) -> None:

@@ -44,7 +44,8 @@ class PrefixCacheScorer:
             length: self._rate(length, info.total_blocks, info.block_size_tokens)
             for length in {0, *matched.values()}
         }
-        return [rated[matched.get(candidate.key, 0)] for candidate in candidates]
+        # Not by `candidate.key`, which takes as long again.
+        return [rated[matched.get(candidate.endpoint.key, 0)] for candidate in candidates]
 
     def _rate(self, match: int, total: int, block_size_tokens: int) -> float:
         length = min(1.0, match * block_size_tokens / self._scale_tokens)

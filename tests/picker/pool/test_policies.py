@@ -11,7 +11,6 @@ import pytest
 
 from picker.pool.policies import (
     KINDS,
-    NO_REWRITES,
     NO_RULES,
     InferenceModelRewrite,
     InferenceObjective,
@@ -167,7 +166,7 @@ def test_targets_are_drawn_by_weight_and_evenly_where_there_is_none(
 
 def test_no_rules_match_nothing() -> None:
     """Not even a missing model."""
-    assert NO_REWRITES.apply("", Random(1)) is None
+    assert RewriteRules().apply("", Random(1)) is None
 
 
 RULES = RuleSet(
@@ -185,7 +184,8 @@ def test_requests_are_heard_what_names_stand_for() -> None:
     assert rules.use(RULES)
     asked = ("batch", "chat", "plain", "unknown", "")
     assert [rules.priority(name) for name in asked] == [-1, 5, None, None, None]
-    rewritten = rules.rules().apply("m", Random(1))
+    assert rules.rules is not None
+    rewritten = rules.rules.apply("m", Random(1))
     assert rewritten is not None
     assert (rewritten.model, rewritten.rule) == ("m1", "a")
 
@@ -201,7 +201,7 @@ def test_a_change_replaces_everything_and_is_notified_once() -> None:
     assert rules.current is RULES
     assert rules.use(RuleSet((Objective("new", 1),)))
     assert rules.priority("chat") is None
-    assert rules.rules().apply("m", Random(1)) is None
+    assert rules.rules is None
     assert heard == [RULES, rules.current]
     assert found == [5, None]
 

@@ -63,11 +63,7 @@ class Decides:
 class Rewrites:
     """Rules that do not change."""
 
-    all: RewriteRules
-
-    def rules(self) -> RewriteRules:
-        """These."""
-        return self.all
+    rules: RewriteRules | None
 
 
 def rewriting(*rules: RewriteRule) -> RequestPolicies:
