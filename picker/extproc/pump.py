@@ -53,7 +53,7 @@ class RequestExchange(Protocol):
         """Whether `route` never waits for anything; then it needs no task of its own."""
         ...
 
-    async def route(self, raw: RawRequest) -> RouteDecision:
+    def route(self, raw: RawRequest) -> Coroutine[Any, Any, RouteDecision]:
         """Decide. Raises `RefusedError`; may be cancelled."""
         ...
 
@@ -181,13 +181,27 @@ class StreamPump:
             self._close(Ending.END_OF_STREAM, Status.OK, "")
 
     def _route(self, action: Route) -> None:
-        if self._exchange.decides_at_once:
-            self._perform(self._answer(_at_once(self._ask(action.request))))
-        else:
+        if not self._exchange.decides_at_once:
             if action.is_timed:
                 self._call.send(_WAIT_LONGER)
             self._routing = self._call.spawn(self._ask(action.request))
             self._routing.add_done_callback(self._routed)
+            return
+        routing = self._exchange.route(action.request)
+        answer: RouteDecision | RefusedError
+        try:
+            routing.send(None)  # what never waits needs no task: it runs to its end
+        except StopIteration as done:
+            answer = done.value
+        except RefusedError as refusal:
+            answer = refusal.with_traceback(None)  # see `_ask`
+        except Exception:
+            log.exception("routing failed")
+            answer = _our_failure()
+        else:
+            routing.close()
+            raise RuntimeError("a decision waited that was said to be made at once")
+        self._perform(self._answer(answer))
 
     def _routed(self, task: asyncio.Task[RouteDecision | RefusedError]) -> None:
         self._routing = None  # one that was cancelled holds its frames, and so this
@@ -205,7 +219,7 @@ class StreamPump:
             return refusal.with_traceback(None)
         except Exception:
             log.exception("routing failed")
-            return RefusedError(Code.INTERNAL, "the endpoint picker failed; see its log")
+            return _our_failure()
 
     def _answer(self, answer: RouteDecision | RefusedError) -> list[Action]:
         if isinstance(answer, RefusedError):
@@ -241,15 +255,8 @@ class StreamPump:
             self._streams.end(self._begun, status)
 
 
-def _at_once(asking: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that never waits. Raises `RuntimeError` for one that does."""
-    try:
-        asking.send(None)
-    except StopIteration as done:
-        result: T = done.value
-        return result
-    asking.close()
-    raise RuntimeError("a decision waited that was said to be made at once")
+def _our_failure() -> RefusedError:
+    return RefusedError(Code.INTERNAL, "the endpoint picker failed; see its log")
 
 
 def code_name(status: Status) -> str:

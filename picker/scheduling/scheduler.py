@@ -73,6 +73,7 @@ class Profile:
             if not candidates:
                 raise FilteredOutError(self.name)
             totals = [0.0] * len(candidates)
+            scored = ScoredCandidates(candidates, totals)  # as they are once all have scored
             for bound in self.scorers:
                 seen = attributes if bound.scope is None else bound.scoped(attributes)
                 scores = bound.plugin.score(request, candidates, seen)
@@ -84,7 +85,6 @@ class Profile:
                     # False for NaN, which thereby counts 0.
                     if score > 0.0:
                         totals[index] += weight if score >= 1.0 else score * weight
-            scored = ScoredCandidates(candidates, totals)
             bound = self.picker
             picked = tuple(bound.plugin.pick(scored, rng))
             now = clock()

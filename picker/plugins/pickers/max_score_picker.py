@@ -32,21 +32,27 @@ class MaxScorePicker:
 
     def pick(self, scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
         """The best ones, best first."""
-        if self._max_endpoints == 1 and (totals := _totals(scored)):
-            # Same distribution as sorting all, without sorting all.
-            best = max(totals)
-            if totals.count(best) == 1:
-                return (scored[totals.index(best)],)
-            return (scored[rng.choice([i for i, total in enumerate(totals) if total == best])],)
+        if self._max_endpoints == 1:
+            return _best(scored, rng)
         shuffled = rng.sample(scored, len(scored))
         shuffled.sort(key=lambda endpoint: -endpoint.score)
         return shuffled[: self._max_endpoints]
 
 
-def _totals(scored: Sequence[ScoredEndpoint]) -> Sequence[float]:
+def _best(scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
+    """One of the best, none of none: same distribution as sorting all, without sorting all."""
     if isinstance(scored, ScoredCandidates):
-        return scored.totals
-    return [endpoint.score for endpoint in scored]
+        candidates, totals = scored.candidates, scored.totals
+    else:
+        candidates = [one.candidate for one in scored]
+        totals = [one.score for one in scored]
+    if not totals:
+        return ()
+    best = max(totals)
+    index = totals.index(best)
+    if totals.count(best) > 1:
+        index = rng.choice([i for i, total in enumerate(totals) if total == best])
+    return (ScoredEndpoint(candidates[index], best),)
 
 
 PLUGIN = PluginType("max-score-picker", PickerParameters, configured(MaxScorePicker))
