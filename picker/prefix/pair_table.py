@@ -95,13 +95,14 @@ class PairTable:
     def positions_held(self, keys: Sequence[int]) -> list[int]:
         """Which of a few keys are there: `find_one` of each, without a call for each."""
         held: list[int] = []
+        num_buckets, frontier, find = self._num_buckets, self._frontier, self._bytes.find
         for position, key in enumerate(keys):
             high = key >> 32
-            home = high * self._num_buckets >> 32
-            if home >= self._frontier:
+            home = high * num_buckets >> 32
+            if home >= frontier:
                 home = high * self._num_larger >> 32
             start = home * BUCKET_BYTES
-            at = self._bytes.find(key.to_bytes(8, _ORDER), start, start + BUCKET_BYTES)
+            at = find(key.to_bytes(8, _ORDER), start, start + BUCKET_BYTES)
             if key in self._spill if at < 0 else not at & 7 or self.find_one(key):
                 held.append(position)
         return held

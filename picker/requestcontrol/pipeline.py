@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import count
 from random import Random
 from typing import Protocol, runtime_checkable
@@ -45,6 +46,7 @@ from picker.types import (
     Usage,
 )
 
+MAX_REMEMBERED = 64  # paths, which clients choose
 DEFAULT_PATH = "/v1/completions"
 _PATH_HEADERS = (":path", "x-original-path", "x-forwarded-path")
 log = logging.getLogger(__name__)
@@ -251,9 +253,10 @@ class ParserTable:
         claims.sort(key=lambda pair: -len(pair[0]))
         self._claims = tuple(((f"/{claim}", f".{claim}"), parser) for claim, parser in claims)
         self._fallback = next((parser for parser in used if not parser.claims), None)
+        # The parser of a path; raises `RefusedError` (400) when nobody takes it.
+        self.select: Callable[[str], Parser] = lru_cache(MAX_REMEMBERED)(self._select)
 
-    def select(self, path: str) -> Parser:
-        """The parser of `path`. Raises `RefusedError` (400) when nobody takes it."""
+    def _select(self, path: str) -> Parser:
         trimmed = path.rstrip("/")
         if not trimmed.startswith("/"):
             trimmed = f"/{trimmed}"

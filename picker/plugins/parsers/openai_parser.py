@@ -12,6 +12,7 @@ A response tells its usage in its `usage`, or in that of an event.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -30,6 +31,7 @@ from picker.plugins.parsers._usage import openai_usage, usage_reader
 from picker.tokenization.token_ids import pack_token_ids
 from picker.types import Api, ParsedBody
 
+MAX_REMEMBERED = 64  # paths, which clients choose
 # A check returns the prompts that are token ids already, None for what is not acceptable.
 _Check = Callable[[object], "tuple[bytes, ...] | None"]
 
@@ -119,6 +121,7 @@ class OpenAIParser:
         return usage_reader(content_type, openai_usage)
 
 
+@lru_cache(MAX_REMEMBERED)
 def api_of(path: str) -> Api:
     """The API that `path` belongs to; completions when none is recognised."""
     trimmed = path.rstrip("/").removesuffix("/render")

@@ -149,7 +149,7 @@ class Http2Engine:
         self._headers = HeaderBlocks(Decoder(max_header_list_size=MAX_HEADER_LIST_BYTES))
         self._block: list[bytes] | None = None  # of HEADERS that go on in CONTINUATION
         self._block_stream_id = self._block_flags = self._block_bytes = 0
-        self._receivers: tuple[Callable[[int, int, bytes], None], ...] = (
+        self._receivers: tuple[Callable[[int, int, bytes], None], ...] = (  # by type
             self._data,
             self._header_frame,
             self._ignore,
@@ -160,6 +160,7 @@ class Http2Engine:
             self._goaway,
             self._window_update,
             self._continuation,
+            *[self._ignore] * (256 - len(FrameType)),
         )
 
     # Out
@@ -198,9 +199,7 @@ class Http2Engine:
         """Queue content as one frame. False, and nothing is queued, where a window or the largest
         frame does not allow all of it.
         """
-        length = 0
-        for piece in pieces:
-            length += len(piece)
+        length = sum(map(len, pieces))
         if length > self.max_frame_bytes or length > self._send_window:
             return False
         if length > stream.send_window or stream.output_closed:
@@ -252,9 +251,9 @@ class Http2Engine:
         receivers, unpack = self._receivers, FRAME_HEADER.unpack_from
         while end - at >= 9:
             high, low, kind, flags, stream_id = unpack(buffer, at)
-            start = at + 9
-            stop = start + (high << 16 | low)
-            if stop - start > MAX_FRAME_BYTES:
+            start, length = at + 9, high << 16 | low
+            stop = start + length
+            if length > MAX_FRAME_BYTES:
                 raise self._broken(ErrorCode.FRAME_SIZE_ERROR, "a frame is too long")
             if stop > end:
                 break
@@ -263,8 +262,7 @@ class Http2Engine:
                 raise self._broken(ErrorCode.PROTOCOL_ERROR, "settings must come first")
             if self._block is not None and kind != _CONTINUATION:
                 raise self._broken(ErrorCode.PROTOCOL_ERROR, "a header block is interrupted")
-            receive = receivers[kind] if kind < len(receivers) else self._ignore
-            receive(stream_id & MAX_WINDOW_BYTES, flags, buffer[start:stop])
+            receivers[kind](stream_id & MAX_WINDOW_BYTES, flags, buffer[start:stop])
         self._rest = buffer[at:]
 
     def _take_preface(self, buffer: bytes) -> int:
