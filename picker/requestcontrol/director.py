@@ -178,8 +178,7 @@ class Exchange:
             self._visit.ended(cause, Answer(response_status, served_by), now)
         if response is not None and response.has_body:
             decision.usage, decision.response = response.usage, response.times
-        pipeline = self._pipeline
-        if self._flight is not None and (pipeline.request_ends or pipeline.recorder is not None):
+        if self._flight is not None and self._pipeline.has_ends:
             self._report_end(self._flight, cause, now)
         if self._ticket is not None:
             self._ticket.closed(cause, decision.usage)
@@ -265,9 +264,8 @@ class Exchange:
         if not parsed.can_rewrite or parsed.payload is None:
             return
         rewrites = self._context.policies.rewrites
-        rules = None if rewrites is None else rewrites.rules
-        if rules is not None:
-            decision.rewritten = rules.apply(parsed.model, self._context.rng)
+        if rewrites is not None and rewrites.rules is not None:
+            decision.rewritten = rewrites.rules.apply(parsed.model, self._context.rng)
             if decision.rewritten is not None:
                 decision.target_model = decision.rewritten.model
         if not decision.target_model:

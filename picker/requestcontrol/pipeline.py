@@ -312,10 +312,13 @@ class RequestPipeline:
     bodyless: BodylessRequests = field(default_factory=BodylessRequests)
     recorder: DecisionRecorder | None = None
     asks_others: bool = field(init=False)  # whether a decision may have to wait for a producer
+    has_ends: bool = field(init=False)  # whether anything is called when a request is over
 
     def __post_init__(self) -> None:
         asking = any(hasattr(producer.plugin, "look_up") for producer in self.producers)
         object.__setattr__(self, "asks_others", asking)
+        has_ends = bool(self.request_ends) or self.recorder is not None
+        object.__setattr__(self, "has_ends", has_ends)
 
 
 @dataclass(frozen=True, slots=True)
