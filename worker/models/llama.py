@@ -11,23 +11,9 @@ from torch.nn import functional
 from worker.models.config import ModelConfig
 from worker.ops.linear import Linear
 from worker.ops.norm import rms_norm
-from worker.ops.paged_attention import AttentionPlan, paged_attention, write_kv
+from worker.ops.paged_attention import paged_attention, write_kv
 from worker.ops.rope import RopeTable, apply_rope_
-
-
-@dataclass(frozen=True, slots=True)
-class StepTensors:
-    """One step as tensors. T rows, one a token; the attention plan says which rows are whose.
-
-    `token_ids`, `positions` [T] int64; `slots` [T · 2 · kv_heads] as `write_kv` takes them;
-    `sample_rows` [R] int64 are the rows whose next token is wanted.
-    """
-
-    token_ids: Tensor
-    positions: Tensor
-    slots: Tensor
-    attention: AttentionPlan
-    sample_rows: Tensor
+from worker.ops.step import StepTensors as StepTensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +62,7 @@ def attention_block(
         apply_rope_(rotated, rope)
     write_kv(cache, qkv[:, queries_end:], step.slots)
     queries = qkv[:, :queries_end].view(-1, heads, head_dim)
-    return layer.output(paged_attention(queries, cache, step.attention), residual=x)
+    return layer.output(paged_attention(queries, cache, step), residual=x)
 
 
 def mlp_block(x: Tensor, layer: LayerWeights, config: ModelConfig) -> Tensor:
