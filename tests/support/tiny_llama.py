@@ -11,7 +11,7 @@ from worker.executor.input_batch import InputBatch
 from worker.models.config import ModelConfig
 from worker.models.llama import LayerWeights, LlamaModel, StepTensors
 from worker.models.loader import model_rope_table
-from worker.ops.linear import make_linear
+from worker.ops.linear import DenseLinear, make_linear
 from worker.types import ScheduledSequence
 
 BLOCK_SIZE = 4
@@ -58,11 +58,13 @@ def tiny_llama(seed: int = 0, config: ModelConfig = TINY) -> LlamaModel:
     head = embedding if config.tied_head else draw(config.vocab_size, hidden, scale=1.0)
     return LlamaModel(
         config=config,
-        embedding=embedding,
+        embedding=DenseLinear(embedding),
         layers=layers,
         final_norm=1 + draw(hidden),
         head=make_linear(head),
         rope=model_rope_table(config, config.max_context, torch.device("cpu")),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
     )
 
 

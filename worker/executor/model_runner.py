@@ -42,6 +42,7 @@ from worker.executor.kv_cache import (
 from worker.models.config import ModelConfig
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
+from worker.ops.cpu.native import open_kernels
 from worker.ops.draft import PROBABILISTIC
 from worker.ops.linear import can_pack, supported_dtype
 from worker.ops.rejection import STANDARD, Sums, choose_sums
@@ -63,6 +64,9 @@ def build_executor(config: EngineConfig) -> tuple[ModelRunner, int]:
         torch.set_num_threads(config.num_threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = choose_dtype(config.dtype, device, can_pack(torch.bfloat16))
+    kernels = None
+    if device.type == "cpu" and dtype is torch.float32:
+        kernels = open_kernels(torch.get_num_threads())
     max_model_len = config.scheduler.max_model_len
 
     def check(shape: ModelConfig) -> None:
@@ -70,11 +74,11 @@ def build_executor(config: EngineConfig) -> tuple[ModelRunner, int]:
         choose_num_blocks(config, shape, dtype, device, room_bytes(config, device))
 
     def load() -> LlamaModel:
-        return load_model(path, dtype, device, max_model_len)
+        return load_model(path, dtype, device, max_model_len, kernels=kernels)
 
     load_network = network_loader(config.speculative, max_model_len)
     with torch.inference_mode():
-        model = load_model(path, dtype, device, max_model_len, check)
+        model = load_model(path, dtype, device, max_model_len, check, kernels)
         network = load_network(model) if load_network is not None else None
         extra = drafter_bytes_per_token(network, model) if network is not None else 0
         room = room_bytes(config, device)

@@ -24,7 +24,7 @@ from worker.models.draft_head import (
     shipped_head,
 )
 from worker.models.llama import LlamaModel
-from worker.ops.linear import Linear, make_linear
+from worker.ops.linear import DenseLinear, Linear, make_linear
 from worker.training.twin import HeadTwin, teacher_of
 
 SHAPE = HeadShape(intermediate_size=40, draft_vocab_size=23)
@@ -124,7 +124,8 @@ def in_dtype(target: LlamaModel, dtype: torch.dtype) -> LlamaModel:
         dataclasses.replace(layer, qkv=cast(layer.qkv, 64), down=cast(layer.down, 32))
         for layer in target.layers
     )
-    return dataclasses.replace(target, embedding=target.embedding.to(dtype), layers=layers)
+    words = DenseLinear(target.embedding.weight.to(dtype))
+    return dataclasses.replace(target, embedding=words, layers=layers, dtype=dtype)
 
 
 def test_the_fingerprint_tells_models_apart_but_not_dtypes() -> None:
@@ -132,7 +133,7 @@ def test_the_fingerprint_tells_models_apart_but_not_dtypes() -> None:
     weights are another.
     """
     target = tiny_llama()
-    target.embedding[0, :3] = torch.tensor([1e-9, -1e-9, 1e-30])
+    target.embedding.weight[0, :3] = torch.tensor([1e-9, -1e-9, 1e-30])
     for dtype in (torch.bfloat16, torch.float16):
         assert fingerprint(in_dtype(target, dtype)) == fingerprint(target)
     assert fingerprint(tiny_llama(seed=1)) != fingerprint(target)
