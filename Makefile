@@ -3,7 +3,7 @@
 # `make soak` runs the tests that take longer than 20 seconds each, which `make test` leaves out,
 # `make fuzz` throws nonsense at everything that reads what others send, a minute for each, and
 # `make conformance` asks the picker, from outside, what the protocol asks of it.
-# Each makes its own .venv first and re-uses it while pyproject.toml and constraints.txt stay the same.
+# Each makes its own .venv first and re-uses it while pyproject.toml, constraints.txt and the kernels stay the same.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -16,7 +16,9 @@ ARITHMETIC_TESTS := $(addprefix tests/worker/,ops models executor training test_
 .PHONY: up test test-avx2 soak check fuzz conformance format clean
 .DEFAULT_GOAL := up
 
-$(VENV)/ready: pyproject.toml constraints.txt
+KERNELS := $(wildcard worker/ops/cpu/*.cpp worker/ops/cpu/*.h worker/ops/cpu/*.inc)
+
+$(VENV)/ready: pyproject.toml constraints.txt $(KERNELS)
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "pointsman needs Python 3.11 or newer: make PYTHON=python3.11 …")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (the first time takes a minute or two) …"
@@ -32,11 +34,12 @@ test: $(VENV)/ready
 soak: $(VENV)/ready
 	@$(BIN)/python -m pytest -n $(JOBS) -m soak $(ARGS)
 
-# Torch, oneDNN and MKL each have a word of their own for it.
+# Torch, oneDNN, MKL and the kernels of worker/ops/cpu each have a word of their own for it.
 test-avx2: export ATEN_CPU_CAPABILITY = avx2
 test-avx2: export ONEDNN_MAX_CPU_ISA = AVX2
 test-avx2: export DNNL_MAX_CPU_ISA = AVX2
 test-avx2: export MKL_ENABLE_INSTRUCTIONS = AVX2
+test-avx2: export POINTSMAN_CPU_ISA = avx2
 test-avx2: $(VENV)/ready
 	@$(BIN)/python -m pytest -n $(JOBS) $(ARITHMETIC_TESTS) $(ARGS)
 

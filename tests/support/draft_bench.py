@@ -69,7 +69,7 @@ def drafts_of_head(
     found: list[int] = []
     for _ in drafts:
         start = len(token_ids) - 1 + len(found) - len(rows)
-        hidden = head.forward(features, step_of(head.config, rows, start, table), cache)
+        hidden = head.forward(features, step_of(rows, start, table), cache)
         best = int(head.logits(hidden[-1:]).argmax())
         found.append(int(head.draft_vocab[best]))
         features, rows = hidden[-1:], found[-1:]
@@ -94,7 +94,7 @@ class Bench:
     target: LlamaModel
     runner: ModelRunner
     drafter: CachedDrafter
-    free: list[int] = field(default_factory=lambda: list(range(NUM_BLOCKS - 1)))
+    free: list[int] = field(default_factory=lambda: list(range(NUM_BLOCKS)))
     owners: dict[int, int] = field(default_factory=dict)
     full: dict[tuple[int, ...], int] = field(default_factory=dict)
     copies: list[tuple[int, int]] = field(default_factory=list)

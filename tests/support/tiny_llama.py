@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from worker.executor.input_batch import CacheLayout, InputBatch
+from worker.executor.input_batch import InputBatch
 from worker.models.config import ModelConfig
 from worker.models.llama import LayerWeights, LlamaModel, StepTensors
 from worker.models.loader import model_rope_table
-from worker.ops.linear import make_linear
+from worker.ops.linear import DenseLinear, make_linear
 from worker.types import ScheduledSequence
 
 BLOCK_SIZE = 4
@@ -58,33 +58,31 @@ def tiny_llama(seed: int = 0, config: ModelConfig = TINY) -> LlamaModel:
     head = embedding if config.tied_head else draw(config.vocab_size, hidden, scale=1.0)
     return LlamaModel(
         config=config,
-        embedding=embedding,
+        embedding=DenseLinear(embedding),
         layers=layers,
         final_norm=1 + draw(hidden),
         head=make_linear(head),
         rope=model_rope_table(config, config.max_context, torch.device("cpu")),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
     )
 
 
 def empty_cache(config: ModelConfig) -> Tensor:
-    """A paged cache for a model; its last block is no sequence's."""
+    """A paged cache for a model."""
     shape = (config.num_layers, NUM_BLOCKS, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
     return torch.zeros(shape)
 
 
-def step_of(
-    config: ModelConfig, token_ids: Sequence[int], start: int, table: Sequence[int]
-) -> StepTensors:
+def step_of(token_ids: Sequence[int], start: int, table: Sequence[int]) -> StepTensors:
     """One sequence's tokens from position `start` on, as a step."""
-    sharing = config.num_heads // config.num_kv_heads
-    layout = CacheLayout(BLOCK_SIZE, config.num_kv_heads, NUM_BLOCKS - 1, sharing=sharing)
     sequence = ScheduledSequence(1, list(token_ids), start, list(table))
-    return InputBatch([sequence], layout, torch.float32, torch.device("cpu")).tensors
+    return InputBatch([sequence], BLOCK_SIZE, torch.device("cpu")).tensors
 
 
 def states_of(model: LlamaModel, token_ids: Sequence[int]) -> Tensor:
     """The hidden states [T, H] of a text, run through the paged engine's forward."""
     table = range(-(-len(token_ids) // BLOCK_SIZE))
-    step = step_of(model.config, token_ids, 0, table)
+    step = step_of(token_ids, 0, table)
     with torch.inference_mode():
         return model.states(step, empty_cache(model.config)).clone()

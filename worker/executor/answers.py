@@ -80,23 +80,6 @@ def answer(
     )
 
 
-def unsound(batch: InputBatch, hidden: Tensor) -> list[ScheduledSequence]:
-    """Of the sequences with drafts, those that have a row in hidden [R, hidden_size] which is not
-    all finite numbers, failed or not: keys and values of drafts that fell may not be either.
-    """
-    if not any(sequence.num_drafts for sequence in batch.sampled):
-        return []
-    finite = hidden.isfinite().all(dim=-1).tolist()
-    found: list[ScheduledSequence] = []
-    first = 0
-    for sequence in batch.sampled:
-        last = first + 1 + sequence.num_drafts
-        if sequence.num_drafts and not all(finite[first:last]):
-            found.append(sequence)
-        first = last
-    return found
-
-
 def _failed_silent(batch: InputBatch, hidden: Tensor) -> dict[int, str]:
     """Those that draw nothing and whose last row is not finite: all keys and values of a sequence
     go into that row, so that it is finite only if they are.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -14,7 +14,6 @@ from torch import Tensor
 from worker.config import EngineConfig
 from worker.errors import ConfigError
 from worker.models.config import ModelConfig
-from worker.types import ScheduledSequence
 
 # On a CPU the cache is this much, or what the context needs, up to a share of the memory.
 _CPU_DEFAULT_BYTES = 1 << 30
@@ -109,10 +108,7 @@ def _too_small(config: EngineConfig, num_blocks: int, block_bytes: int, least: i
 def allocate(
     num_blocks: int, block_size: int, model: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """The cache [layers, num_blocks, 2 (K, V), kv_heads, block_size, head_dim], all zero.
-
-    Zero matters: a masked key weighs 0, and 0 times whatever memory held before may be NaN.
-    """
+    """The cache [layers, num_blocks, 2 (K, V), kv_heads, block_size, head_dim], all zero."""
     shape = (model.num_layers, num_blocks, 2, model.num_kv_heads, block_size, model.head_dim)
     return zeros(shape, dtype, device)
 
@@ -129,59 +125,6 @@ def copy_blocks(cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
     """Copy blocks (source, destination) over all layers; all are read before any is written."""
     pairs = torch.tensor(copies, dtype=torch.int64, device=cache.device)
     cache[:, pairs[:, 1]] = cache[:, pairs[:, 0]]
-
-
-class SuspectBlocks:
-    """Blocks that may hold keys or values that are not finite numbers, since a sequence that had
-    them failed. The only owner of that knowledge.
-
-    A sequence reads blocks in which it has tokens, and behind its last token what its last block
-    held before: masked, but 0 times nan is nan. So before a sequence writes to a suspect block, all
-    that it does not hold in it is set to zero. Costs nothing while there are none.
-    """
-
-    def __init__(self) -> None:
-        self._blocks: set[int] = set()
-
-    def __len__(self) -> int:
-        return len(self._blocks)
-
-    def add(self, sequence: ScheduledSequence, block_size: int) -> None:
-        """Suspect every block in which the sequence has tokens after this step."""
-        num_tokens = sequence.start + len(sequence.token_ids)
-        self._blocks.update(sequence.block_table[: -(-num_tokens // block_size)])
-
-    def follow(self, copies: Sequence[tuple[int, int]]) -> None:
-        """A copy of a suspect block is as suspect as the block."""
-        sources = self._blocks.copy()
-        for source, destination in copies:
-            if source in sources:
-                self._blocks.add(destination)
-            else:
-                self._blocks.discard(destination)
-
-    def clean(self, cache: Tensor, sequences: Sequence[ScheduledSequence]) -> None:
-        """Before a step: zero, in suspect blocks that it writes to, the slots from the first it
-        writes on. cache [layers, num_blocks, 2, kv_heads, block_size, head_dim].
-        """
-        if not self._blocks:
-            return
-        block_size = cache.shape[4]
-        for sequence in sequences:
-            end = sequence.start + len(sequence.token_ids)
-            first = sequence.start // block_size
-            for index in range(first, -(-end // block_size)):
-                block = sequence.block_table[index]
-                if block not in self._blocks:
-                    continue
-                kept = sequence.start % block_size if index == first else 0
-                cache[:, block, :, :, kept:].zero_()
-                if kept == 0:
-                    self._blocks.discard(block)
-
-    def clear(self) -> None:
-        """Suspect nothing: the cache is new."""
-        self._blocks.clear()
 
 
 Read = Callable[[str], str | None]

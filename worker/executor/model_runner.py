@@ -28,13 +28,12 @@ from torch import Tensor
 
 from worker.config import EngineConfig
 from worker.errors import ConfigError
-from worker.executor.answers import answer, unsound
+from worker.executor.answers import answer
 from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.interface import draft_requests
 from worker.executor.drafting.loading import drafter_bytes_per_token, network_loader
-from worker.executor.input_batch import CacheLayout, InputBatch
+from worker.executor.input_batch import InputBatch
 from worker.executor.kv_cache import (
-    SuspectBlocks,
     allocate,
     choose_num_blocks,
     copy_blocks,
@@ -43,6 +42,7 @@ from worker.executor.kv_cache import (
 from worker.models.config import ModelConfig
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
+from worker.ops.cpu.native import open_kernels
 from worker.ops.draft import PROBABILISTIC
 from worker.ops.linear import can_pack, supported_dtype
 from worker.ops.rejection import STANDARD, Sums, choose_sums
@@ -64,6 +64,9 @@ def build_executor(config: EngineConfig) -> tuple[ModelRunner, int]:
         torch.set_num_threads(config.num_threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = choose_dtype(config.dtype, device, can_pack(torch.bfloat16))
+    kernels = None
+    if device.type == "cpu" and dtype is torch.float32:
+        kernels = open_kernels(torch.get_num_threads())
     max_model_len = config.scheduler.max_model_len
 
     def check(shape: ModelConfig) -> None:
@@ -71,17 +74,16 @@ def build_executor(config: EngineConfig) -> tuple[ModelRunner, int]:
         choose_num_blocks(config, shape, dtype, device, room_bytes(config, device))
 
     def load() -> LlamaModel:
-        return load_model(path, dtype, device, max_model_len)
+        return load_model(path, dtype, device, max_model_len, kernels=kernels)
 
     load_network = network_loader(config.speculative, max_model_len)
     with torch.inference_mode():
-        model = load_model(path, dtype, device, max_model_len, check)
+        model = load_model(path, dtype, device, max_model_len, check, kernels)
         network = load_network(model) if load_network is not None else None
         extra = drafter_bytes_per_token(network, model) if network is not None else 0
         room = room_bytes(config, device)
         num_blocks = choose_num_blocks(config, model.config, dtype, device, room, extra)
-    # One block more than the engine knows of, which stays zero.
-    blocks, shape = (num_blocks + 1, config.block_size), model.config
+    blocks, shape = (num_blocks, config.block_size), model.config
 
     def allocate_cache() -> Tensor:
         return allocate(*blocks, shape, dtype, device)
@@ -118,7 +120,7 @@ class ModelRunner:
     `Executor`.
 
     `load` gives the model again after it was dropped; `allocate_cache` a cache [layers,
-    num_blocks + 1, 2, kv_heads, block_size, head_dim] of zeros, whose last block no sequence has.
+    num_blocks, 2, kv_heads, block_size, head_dim] of zeros.
     `drafter` guesses what comes next, where a step asks it to; drafts that it drew from a
     distribution are verified by `rejection_method` with `sums` (None: those for the device).
     """
@@ -136,14 +138,12 @@ class ModelRunner:
         self._allocate_cache = allocate_cache
         self._model: LlamaModel | None = model
         self._offloaded: OffloadedWeights | None = None
-        self._suspects = SuspectBlocks()
         self._drafter = drafter
         self._rejection_method = rejection_method
         self._sums = sums
         with torch.inference_mode():
             self._cache: Tensor | None = allocate_cache()
-        num_blocks, block_size = self._cache.shape[1], self._cache.shape[4]
-        self._layout = CacheLayout.of(model.config, num_blocks, block_size)
+        self._block_size = self._cache.shape[4]
         self._is_shut_down = False
 
     @torch.inference_mode()
@@ -152,46 +152,28 @@ class ModelRunner:
         model, cache = self._awake()
         if step.block_copies:
             copy_blocks(cache, step.block_copies)
-            self._suspects.follow(step.block_copies)
             if self._drafter is not None:
                 self._drafter.copy_blocks(step.block_copies)
         if not step.sequences:
             return ModelOutput({})
         output = self._run(step.sequences, model, cache)
-        # A draft that the model cannot take spoils the rows before it too, which see it masked: 0
-        # times nan is nan. Plain decoding would not have come to it, so go on without drafts.
-        plain = [
-            _without_drafts(s) for s in step.sequences if s.num_drafts and s.seq_id in output.failed
-        ]
-        if plain:
-            output = _corrected(output, self._run(plain, model, cache))
         return output if self._drafter is None else _with_drafts(self._drafter, step, output)
 
     def _run(
         self, sequences: Sequence[ScheduledSequence], model: LlamaModel, cache: Tensor
     ) -> ModelOutput:
         """Run sequences once; all but new drafts."""
-        self._suspects.clean(cache, sequences)
-        batch = InputBatch(sequences, self._layout, model.dtype, model.device)
+        batch = InputBatch(sequences, self._block_size, model.device)
         drafter = self._drafter
         if drafter is None:
             hidden = model.hidden(batch.tensors, cache)
-            output = answer(batch, hidden, model.logits)
-        else:
-            proposals = drafter.proposals(sequences)
-            states = model.states(batch.tensors, cache)
-            drafter.record(batch, states)
-            hidden = states.index_select(0, batch.tensors.sample_rows)
-            method = self._rejection_method
-            output = answer(batch, hidden, model.logits, proposals, method, self._sums)
-        self._suspect(batch, hidden, output)
-        return output
-
-    def _suspect(self, batch: InputBatch, hidden: Tensor, output: ModelOutput) -> None:
-        """What failed, and drafts that fell and might have, may have spoiled its blocks."""
-        suspects = [s for s in batch.order if s.seq_id in output.failed] if output.failed else []
-        for sequence in [*suspects, *unsound(batch, hidden)]:
-            self._suspects.add(sequence, self._layout.block_size)
+            return answer(batch, hidden, model.logits)
+        proposals = drafter.proposals(sequences)
+        states = model.states(batch.tensors, cache)
+        drafter.record(batch, states)
+        hidden = states.index_select(0, batch.tensors.sample_rows)
+        method = self._rejection_method
+        return answer(batch, hidden, model.logits, proposals, method, self._sums)
 
     def _awake(self) -> tuple[LlamaModel, Tensor]:
         if self._is_shut_down:
@@ -230,7 +212,6 @@ class ModelRunner:
             self._model = self._model or self._load()
         if "kv_cache" in tags and self._cache is None:
             self._cache = self._allocate_cache()
-            self._suspects.clear()
         if self._drafter is not None:
             self._drafter.wake(tags, self._model)
 
@@ -238,19 +219,6 @@ class ModelRunner:
         """Drop the weights and the cache. Idempotent."""
         self._is_shut_down = True
         self._model = self._cache = self._offloaded = self._drafter = None
-
-
-def _without_drafts(sequence: ScheduledSequence) -> ScheduledSequence:
-    known = sequence.token_ids[: len(sequence.token_ids) - sequence.num_drafts]
-    return dataclasses.replace(sequence, token_ids=known, num_drafts=0)
-
-
-def _corrected(output: ModelOutput, again: ModelOutput) -> ModelOutput:
-    """What a step gave, with what those gave that were run again, and failed or not anew."""
-    failed = {i: reason for i, reason in output.failed.items() if i not in again.sampled}
-    return dataclasses.replace(
-        output, sampled=output.sampled | again.sampled, failed=failed | again.failed
-    )
 
 
 def _with_drafts(drafter: CachedDrafter, step: SchedulerOutput, output: ModelOutput) -> ModelOutput:

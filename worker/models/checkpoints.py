@@ -30,6 +30,7 @@ from worker.errors import ModelError
 from worker.models import config as model_config
 from worker.models.config import ModelConfig
 from worker.models.gguf import GgufFile, TensorInfo
+from worker.ops.cpu.native import GGML_TYPES, Stored, stored
 
 # Elements decoded at a time: little enough to stay in a core's cache, and for torch to copy them in
 # the thread that decoded them (it shares larger copies out, which costs more than it gains).
@@ -76,6 +77,10 @@ class WeightFile(Protocol):
         """Decode one tensor into contiguous memory of its shape, of any float dtype and device."""
         ...
 
+    def stored(self, name: str) -> Stored | None:
+        """A weight [rows, cols] as it is stored; None: in an encoding that has to be decoded."""
+        ...
+
 
 def open_checkpoint(path: Path) -> WeightFile:
     """Open a GGUF file or a safetensors directory; raise `ModelError` saying what is wrong."""
@@ -120,6 +125,13 @@ class GgufCheckpoint:
             piece = parts[start : start + step]
             values = read_part(self._file, self._stored[name], start, start + len(piece), count)
             piece.copy_(torch.from_numpy(values).view(piece.shape))
+
+    def stored(self, name: str) -> Stored | None:
+        info = self._file.tensors[self._stored[name]]
+        if info.type.name not in GGML_TYPES or len(info.shape) != 2:
+            return None
+        data = np.frombuffer(self._file.tensor_bytes(self._stored[name]), np.uint8)
+        return Stored(info.type.name, *info.shape, data, self._rotary_heads(name) or 0)
 
     def _parts(self, name: str, destination: Tensor) -> Tensor:
         """The destination as a row of parts in the order the file has them: rows, or, where rotary
@@ -175,13 +187,21 @@ class SafetensorsCheckpoint:
         return name
 
     def read_into(self, name: str, destination: Tensor) -> None:
+        destination.copy_(self._tensor(name))
+
+    def stored(self, name: str) -> Stored | None:
+        tensor = self._tensor(name)
+        return None if tensor.dtype is torch.float64 else stored(tensor)
+
+    def _tensor(self, name: str) -> Tensor:
         shard = self._shard_of[name]
         dtype = shard.get_slice(name).get_dtype()
         if dtype not in _SAFE_FLOATS:
             raise ModelError(
                 f"{self.source}: tensor {name} is {dtype}; supported are {', '.join(_SAFE_FLOATS)}"
             )
-        destination.copy_(shard.get_tensor(name))
+        tensor: Tensor = shard.get_tensor(name)
+        return tensor
 
 
 def _shard_names(path: Path) -> list[str]:

@@ -14,6 +14,7 @@ trained for in the file's metadata; whether it fits is checked before anything o
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
@@ -25,11 +26,17 @@ import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torch.nn import functional
 
 from worker.errors import ModelError
 from worker.models.config import ModelConfig
-from worker.models.llama import LayerWeights, LlamaModel, StepTensors, attention_block, mlp_block
+from worker.models.llama import (
+    LayerWeights,
+    LlamaModel,
+    StepTensors,
+    attention_block,
+    mlp_block,
+    with_native,
+)
 from worker.ops.linear import Linear, make_linear, make_rounded_linear
 from worker.ops.norm import rms_norm
 from worker.ops.rope import RopeTable
@@ -90,7 +97,7 @@ class DraftHead:
 
     config: ModelConfig
     draft_vocab: Tensor
-    embedding: Tensor
+    embedding: Linear
     feature_norm: Tensor
     embedding_norm: Tensor
     fuse: Linear
@@ -108,12 +115,10 @@ class DraftHead:
         kv_heads, block_size, head_dim] is read and written.
         """
         eps = self.config.rms_norm_eps
-        words = rms_norm(
-            functional.embedding(step.token_ids, self.embedding), self.embedding_norm, eps
-        )
+        words = rms_norm(self.embedding.rows(step.token_ids), self.embedding_norm, eps)
         thoughts = rms_norm(features, self.feature_norm, eps)
         x = self.fuse(torch.cat((words, thoughts), dim=-1))
-        rope = self.rope.rows(step.positions)
+        rope = self.rope if self.layer.native is not None else self.rope.rows(step.positions)
         x = attention_block(x, self.layer, self.config, rope, kv_cache[0], step)
         return mlp_block(x, self.layer, self.config)
 
@@ -133,7 +138,10 @@ def fingerprint(target: LlamaModel) -> str:
     digest = hashlib.sha256()
     sizes = (config.hidden_size, config.num_layers, config.num_heads, config.num_kv_heads)
     digest.update(f"{config.architecture} {config.vocab_size} {sizes} {config.head_dim}".encode())
-    digest.update(_signs(target.embedding[:: max(1, config.vocab_size // _EMBEDDING_ROWS)]))
+    words = torch.arange(
+        0, config.vocab_size, max(1, config.vocab_size // _EMBEDDING_ROWS), device=target.device
+    )
+    digest.update(_signs(target.embedding.rows(words)))
     num_qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     qkv, hidden = (_spread(size, target.device) for size in (num_qkv, config.hidden_size))
     for layer in target.layers:
@@ -202,23 +210,28 @@ def assemble(
     is_rounded: bool = False,
 ) -> DraftHead:
     """A head of tensors named and shaped as `HeadShape.tensor_shapes` says."""
-    linear = make_rounded_linear if is_rounded else make_linear
+    make = make_rounded_linear if is_rounded else make_linear
+    linear = functools.partial(make, kernels=target.kernels)
     names = shape.tensor_shapes(target.config)
     given = {name: tensors[name].to(target.device, target.dtype) for name in names}
+    config = shape.config(target.config)
     return DraftHead(
-        config=shape.config(target.config),
+        config=config,
         draft_vocab=draft_vocab,
         embedding=target.embedding,
         feature_norm=given["feature_norm"],
         embedding_norm=given["embedding_norm"],
         fuse=linear(given["fuse"]),
-        layer=LayerWeights(
-            input_norm=given["input_norm"],
-            qkv=linear(given["qkv"]),
-            output=linear(given["output"]),
-            mlp_norm=given["mlp_norm"],
-            gate_up=linear(given["gate_up"]),
-            down=linear(given["down"]),
+        layer=with_native(
+            LayerWeights(
+                input_norm=given["input_norm"],
+                qkv=linear(given["qkv"]),
+                output=linear(given["output"]),
+                mlp_norm=given["mlp_norm"],
+                gate_up=linear(given["gate_up"]),
+                down=linear(given["down"]),
+            ),
+            config,
         ),
         output_norm=given["output_norm"],
         head=linear(target.head.rows(draft_vocab)),

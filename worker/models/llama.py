@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -9,25 +10,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker.models.config import ModelConfig
+from worker.ops.cpu.native import BlockLinear, CpuKernels, LayerShape, NativeLayer
 from worker.ops.linear import Linear
 from worker.ops.norm import rms_norm
-from worker.ops.paged_attention import AttentionPlan, paged_attention, write_kv
+from worker.ops.paged_attention import paged_attention, write_kv
 from worker.ops.rope import RopeTable, apply_rope_
-
-
-@dataclass(frozen=True, slots=True)
-class StepTensors:
-    """One step as tensors. T rows, one a token; the attention plan says which rows are whose.
-
-    `token_ids`, `positions` [T] int64; `slots` [T · 2 · kv_heads] as `write_kv` takes them;
-    `sample_rows` [R] int64 are the rows whose next token is wanted.
-    """
-
-    token_ids: Tensor
-    positions: Tensor
-    slots: Tensor
-    attention: AttentionPlan
-    sample_rows: Tensor
+from worker.ops.step import StepTensors as StepTensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +23,8 @@ class LayerWeights:
     """One decoder layer. `qkv` and `gate_up` are fused along their outputs.
 
     `query_norm` and `key_norm` [head_dim] normalise each head before it is rotated, where the
-    architecture does so; `rotates` is off for layers without rotary embedding.
+    architecture does so; `rotates` is off for layers without rotary embedding. With `native`, the
+    kernels for a CPU run the layer.
     """
 
     input_norm: Tensor
@@ -47,6 +36,24 @@ class LayerWeights:
     query_norm: Tensor | None = None
     key_norm: Tensor | None = None
     rotates: bool = True
+    native: NativeLayer | None = None
+
+
+def layer_shape(config: ModelConfig) -> LayerShape:
+    """What the native layers of a model have in common."""
+    return LayerShape(config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps)
+
+
+def with_native(layer: LayerWeights, config: ModelConfig) -> LayerWeights:
+    """The layer, run by native kernels if all its products are native."""
+    products = (layer.qkv, layer.output, layer.gate_up, layer.down)
+    native = [product for product in products if isinstance(product, BlockLinear)]
+    if len(native) < len(products):
+        return layer
+    norms = (layer.input_norm, layer.mlp_norm, layer.query_norm, layer.key_norm)
+    return dataclasses.replace(
+        layer, native=NativeLayer(layer_shape(config), native, norms, layer.rotates)
+    )
 
 
 def attention_block(
@@ -60,8 +67,10 @@ def attention_block(
     """x [T, hidden] + attention(norm(x)); writes the step's keys and values into `cache`.
 
     cache [num_blocks, 2, kv_heads, block_size, head_dim] is this layer's; `rope` holds the rows of
-    the step's positions.
+    the step's positions, or of all for a native layer, which changes x itself.
     """
+    if layer.native is not None:
+        return layer.native.attention(x, rope, cache, step)
     heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
     qkv = layer.qkv(rms_norm(x, layer.input_norm, config.rms_norm_eps))
     queries_end, keys_end = heads * head_dim, (heads + kv_heads) * head_dim
@@ -76,35 +85,36 @@ def attention_block(
         apply_rope_(rotated, rope)
     write_kv(cache, qkv[:, queries_end:], step.slots)
     queries = qkv[:, :queries_end].view(-1, heads, head_dim)
-    return layer.output(paged_attention(queries, cache, step.attention), residual=x)
+    return layer.output(paged_attention(queries, cache, step), residual=x)
 
 
 def mlp_block(x: Tensor, layer: LayerWeights, config: ModelConfig) -> Tensor:
-    """x [T, hidden] + down(silu(gate) · up) of norm(x) (Shazeer, arXiv:2002.05202)."""
+    """x [T, hidden] + down(silu(gate) · up) of norm(x) (Shazeer, arXiv:2002.05202). A native layer
+    changes x itself.
+    """
+    if layer.native is not None:
+        return layer.native.mlp(x)
     gate, up = layer.gate_up(rms_norm(x, layer.mlp_norm, config.rms_norm_eps)).chunk(2, dim=-1)
     return layer.down(functional.silu(gate).mul_(up), residual=x)
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaModel:
-    """Weights on one device in one dtype, and how to run them. Holds no state between steps."""
+    """Weights on one device, and how to run them. Holds no state between steps.
+
+    `embedding` is read by rows only. `dtype` is that of activations and of the KV cache. With
+    `kernels`, all products and layers are native.
+    """
 
     config: ModelConfig
-    embedding: Tensor
+    embedding: Linear
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor
     head: Linear
     rope: RopeTable
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of activations and of the KV cache."""
-        return self.embedding.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights live and steps run."""
-        return self.embedding.device
+    dtype: torch.dtype
+    device: torch.device
+    kernels: CpuKernels | None = None
 
     def forward(self, step: StepTensors, kv_cache: Tensor) -> Tensor:
         """Run a step; logits [R, vocab_size] float32 of the step's `sample_rows`.
@@ -121,8 +131,8 @@ class LlamaModel:
         """As `forward`, but of all rows what the final norm and the head have not seen yet:
         [T, hidden_size].
         """
-        x = functional.embedding(step.token_ids, self.embedding)
-        rope = self.rope.rows(step.positions)
+        x = self.embedding.rows(step.token_ids)
+        rope = self.rope if self.kernels is not None else self.rope.rows(step.positions)
         for layer, cache in zip(self.layers, kv_cache.unbind(0), strict=True):
             x = attention_block(x, layer, self.config, rope, cache, step)
             x = mlp_block(x, layer, self.config)
@@ -130,4 +140,5 @@ class LlamaModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [R, vocab_size] float32 of hidden states [R, hidden_size]; each row on its own."""
-        return self.head(rms_norm(hidden, self.final_norm, self.config.rms_norm_eps)).float()
+        norm = rms_norm if self.kernels is None else self.kernels.norm
+        return self.head(norm(hidden, self.final_norm, self.config.rms_norm_eps)).float()

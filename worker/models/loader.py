@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -19,8 +19,9 @@ from torch import Tensor
 from worker.errors import ModelError
 from worker.models.checkpoints import GgufCheckpoint, WeightFile, open_checkpoint
 from worker.models.config import ModelConfig, RopeScaling
-from worker.models.llama import LayerWeights, LlamaModel
-from worker.ops.linear import Linear, make_linear
+from worker.models.llama import LayerWeights, LlamaModel, layer_shape, with_native
+from worker.ops.cpu.native import CpuKernels
+from worker.ops.linear import DenseLinear, Linear, make_linear
 from worker.ops.rope import RopeTable, make_rope_table
 
 __all__ = ["GgufCheckpoint", "WeightFile", "load_model"]
@@ -41,17 +42,21 @@ def load_model(
     device: torch.device,
     max_positions: int | None = None,
     check: Callable[[ModelConfig], object] | None = None,
+    kernels: CpuKernels | None = None,
 ) -> LlamaModel:
     """Load a GGUF file or a safetensors directory; raise `ModelError` saying what is wrong.
 
     `max_positions` is how many a sequence may have, if not all that the model can attend to.
-    `check` is called with the model's shape before any weight is read, and may raise.
+    `check` is called with the model's shape before any weight is read, and may raise. With
+    `kernels`, and a `dtype` of float32, weights stay as they are stored and layers are native.
     """
     checkpoint = open_checkpoint(Path(path))
     _check_tensors(checkpoint)
     if check is not None:
         check(checkpoint.config)
-    return _Assembly(checkpoint, dtype, device).model(max_positions)
+    if not layer_shape(checkpoint.config).is_supported:
+        kernels = None
+    return _Assembly(checkpoint, dtype, device, kernels).model(max_positions)
 
 
 def _check_tensors(checkpoint: WeightFile) -> None:
@@ -148,7 +153,14 @@ def _projections(config: ModelConfig) -> dict[str, _Projection]:
 class _Assembly:
     """Builds the model from a checked checkpoint, one product at a time."""
 
-    def __init__(self, checkpoint: WeightFile, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        checkpoint: WeightFile,
+        dtype: torch.dtype,
+        device: torch.device,
+        kernels: CpuKernels | None,
+    ) -> None:
+        self._kernels = kernels
         self._checkpoint = checkpoint
         self._config = checkpoint.config
         self._dtype = dtype
@@ -157,19 +169,36 @@ class _Assembly:
     def model(self, max_positions: int | None) -> LlamaModel:
         config = self._config
         table = (config.vocab_size, config.hidden_size)
-        embedding = self._read(_EMBEDDING, table)
+        embedding, head = self._tables(table)
         # Decoding is most of a start, and layers do not wait for each other.
         with ThreadPoolExecutor(min(_MAX_READERS, torch.get_num_threads())) as readers:
             layers = tuple(readers.map(self._layer, range(config.num_layers)))
         final_norm = self._read(_FINAL_NORM, (config.hidden_size,))
-        head = make_linear(embedding if config.tied_head else self._read(_HEAD, table))
         factors = None
         if _ROPE_FACTORS in self._checkpoint.shapes():
             factors = torch.empty(config.head_dim // 2)
             self._checkpoint.read_into(_ROPE_FACTORS, factors)
         length = min(config.max_context, max_positions or config.max_context)
         rope = model_rope_table(config, length, self._device, factors)
-        return LlamaModel(config, embedding, layers, final_norm, head, rope)
+        return LlamaModel(
+            *(config, embedding, layers, final_norm, head, rope),
+            *(self._dtype, self._device, self._kernels),
+        )
+
+    def _tables(self, shape: tuple[int, int]) -> tuple[Linear, Linear]:
+        """The embedding and the head [vocab_size, hidden], which may be one."""
+        native = self._native([_EMBEDDING])
+        if native is None:
+            weight = self._read(_EMBEDDING, shape)
+            embedding = make_linear(weight, kernels=self._kernels)
+            if self._kernels is None:  # it is read by rows, which takes the plain layout
+                embedding, native = DenseLinear(weight), embedding
+        else:
+            embedding = native
+        if self._config.tied_head:
+            return embedding, native or embedding
+        head = self._native([_HEAD])
+        return embedding, head or make_linear(self._read(_HEAD, shape), kernels=self._kernels)
 
     def _layer(self, index: int) -> LayerWeights:
         config, prefix = self._config, f"model.layers.{index}."
@@ -178,7 +207,7 @@ class _Assembly:
             name: self._read(f"{prefix}{name}.weight", (size,))
             for name, size in _norms(config).items()
         }
-        return LayerWeights(
+        layer = LayerWeights(
             input_norm=norms["input_layernorm"],
             qkv=parts["qkv"],
             output=parts["output"],
@@ -189,19 +218,37 @@ class _Assembly:
             key_norm=norms.get("self_attn.k_norm"),
             rotates=index not in config.no_rope_layers,
         )
+        return with_native(layer, config)
 
     def _linear(self, prefix: str, part: _Projection) -> Linear:
-        """The fused product, its parts decoded side by side into one matrix."""
+        """The fused product, its parts below each other."""
         size = sum(part.outputs.values())
-        weight = self._empty((size, part.inputs))
-        bias = self._empty((size,)) if part.bias else None
-        start = 0
-        for name, rows in part.outputs.items():
-            self._checkpoint.read_into(f"{prefix}{name}.weight", weight[start : start + rows])
-            if bias is not None:
-                self._checkpoint.read_into(f"{prefix}{name}.bias", bias[start : start + rows])
-            start += rows
-        return make_linear(weight, bias)
+        bias = None
+        if part.bias:
+            bias = self._joined([f"{prefix}{name}.bias" for name in part.outputs], (size,))
+        weights = [f"{prefix}{name}.weight" for name in part.outputs]
+        native = self._native(weights, bias)
+        if native is not None:
+            return native
+        return make_linear(self._joined(weights, (size, part.inputs)), bias, self._kernels)
+
+    def _native(self, names: Sequence[str], bias: Tensor | None = None) -> Linear | None:
+        """The product with weights as they are stored, below each other; None: not with kernels, or
+        one of them has to be decoded.
+        """
+        if self._kernels is None:
+            return None
+        parts = [part for name in names if (part := self._checkpoint.stored(name)) is not None]
+        return self._kernels.linear(parts, bias) if len(parts) == len(names) else None
+
+    def _joined(self, names: Sequence[str], shape: tuple[int, ...]) -> Tensor:
+        """Tensors decoded below each other."""
+        joined, start = self._empty(shape), 0
+        for name in names:
+            end = start + self._checkpoint.shapes()[name][0]
+            self._checkpoint.read_into(name, joined[start:end])
+            start = end
+        return joined
 
     def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         tensor = self._empty(shape)

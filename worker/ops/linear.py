@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from worker.ops.cpu.native import CpuKernels, stored
+
 logger = logging.getLogger(__name__)
 
 # The row count the layout is chosen for. A hint of 1 chooses a matrix-vector layout, whose sums run
@@ -38,8 +40,16 @@ class Linear(Protocol):
         ...
 
 
-def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """Prepare weight [out, in] and bias [out] for the fastest product of their device and dtype."""
+def make_linear(
+    weight: Tensor, bias: Tensor | None = None, kernels: CpuKernels | None = None
+) -> Linear:
+    """Prepare weight [out, in] and bias [out] for the fastest product of their device and dtype;
+    with `kernels`, a native one of float32 activations.
+    """
+    if kernels is not None:
+        linear = kernels.linear([stored(weight)], None if bias is None else bias.float())
+        if linear is not None:
+            return linear
     if weight.device.type == "cpu" and can_pack(weight.dtype):
         return PackedLinear(weight, bias)
     return DenseLinear(weight, bias)
@@ -67,10 +77,13 @@ def supported_dtype(asked: torch.dtype, device: torch.device, packs_bfloat16: bo
     return torch.float32
 
 
-def make_rounded_linear(weight: Tensor) -> Linear:
+def make_rounded_linear(weight: Tensor, kernels: CpuKernels | None = None) -> Linear:
     """The same without a bias, in bfloat16 where weight is float32 and a CPU multiplies bfloat16:
-    half as much memory is read, and inputs and results are rounded.
+    half as much memory is read, and inputs and results are rounded. With `kernels`, only the weight
+    is rounded.
     """
+    if kernels is not None:
+        return make_linear(weight.to(torch.bfloat16), kernels=kernels)
     is_slow = weight.device.type == "cpu" and weight.dtype is torch.float32
     if is_slow and fast_dtype(weight.device) is torch.bfloat16:
         return RoundedLinear(weight)
@@ -90,15 +103,15 @@ class DenseLinear:
     """The product as the device's own library does it."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._weight = weight
+        self.weight = weight
         self._bias = bias
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        y = functional.linear(x, self._weight, self._bias)
+        y = functional.linear(x, self.weight, self._bias)
         return y if residual is None else y.add_(residual)
 
     def rows(self, indices: Tensor) -> Tensor:
-        return self._weight.index_select(0, indices)
+        return self.weight.index_select(0, indices)
 
 
 class PackedLinear:

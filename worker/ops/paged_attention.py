@@ -1,27 +1,30 @@
 """Causal attention over a paged cache: a batch of single tokens and chunks of prompts together.
 
-Theory of operation. A step is cut into three kinds of work. Sequences that run one token are
-grouped by padded context length, and a group is one call: its blocks are gathered into [B, S] keys,
-and the query heads that share a KV head become the rows of one product. Sequences that run a few
-tokens (drafts to verify, ends of prompts) are grouped likewise: each query has a row for each head
-that shares. A sequence that runs more tokens is cut into tiles of queries, each attending from the
-start of the sequence to the tile's end.
+Theory of operation. Sequences attend one after the other. The blocks of a sequence are gathered
+into its keys and values [kv_heads, S, head_dim], and its queries are taken in tiles; the query
+heads that share a KV head become rows of one product. Keys and values of a chunk are written to the
+cache first and read back from it, so prompts, chunks and prefix hits are one path.
 
-Masked keys weigh exactly zero, so padding does not change a result. What could change it is the
-shape of the products inside the fused kernel, so shapes are kept to a class in which a row's sums
-always run in the same order: never fewer than `MIN_ROWS` query rows (`padded_rows`), and contexts
-of lengths at which sums are split alike (`padded_context`). Keys and values of a chunk are
-written to the cache first and read back from it, so prompts, chunks and prefix hits are one path.
+A row never depends on what it does not see. What a sequence has not written is replaced by zeros
+when it is gathered. Of its own tokens a row of a tile does not see the later ones, which weigh
+zero; but zero times nan is nan, so those that are not finite are zeroed as well, and the rows that
+do see one are nan.
+
+Nor does a row depend on what is computed with it. What could change it is the shape of the products
+inside the fused kernel, so shapes are kept to a class in which a row's sums always run in the same
+order: never fewer than `MIN_ROWS` query rows (`padded_rows`), and contexts of lengths at which sums
+are split alike (`padded_context`).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from worker.ops.step import StepTensors
 
 MIN_ROWS = 4
 TILE_ROWS = 128
@@ -61,158 +64,99 @@ def padded_context(length: int, block_size: int) -> int:
     return -(-padded // granule) * granule
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeGroup:
-    """Sequences that run one token each and share a padded context length S.
-
-    `planes` [B · 2 · kv_heads · S / block_size] int64 are the planes of the cache to gather: for
-    each sequence, then keys and values, then each head, one a block. `mask` [B, 1, 1, S] is 0
-    or -inf.
-    """
-
-    num_sequences: int
-    planes: Tensor
-    mask: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class SpanGroup:
-    """Sequences that run up to n consecutive tokens each, `num_rows` together, and share a padded
-    context length S.
-
-    `planes` as a decode group's. `mask` [B, 1, rows, S] is 0 or -inf; `rows` is n times the heads
-    that share a KV head, query by query, and the first of these again up to `padded_rows`. Where a
-    sequence has fewer than n queries, `fill` [B · n] are the group's rows that make them n, and
-    `take` [num_rows] says which of these are wanted; None: all have n.
-    """
-
-    num_sequences: int
-    num_rows: int
-    planes: Tensor
-    mask: Tensor
-    fill: Tensor | None = None
-    take: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class QueryTile:
-    """Consecutive queries of a chunk, `num_queries` real ones among `mask.shape[-2]` rows.
-
-    `mask` [1, 1, rows, S], 0 or -inf; keys 0 to S-1 of the sequence are read.
-    """
-
-    num_queries: int
-    mask: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A sequence that runs several tokens; `planes` as a group's, over the whole context."""
-
-    planes: Tensor
-    tiles: tuple[QueryTile, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionPlan:
-    """A step's attention. The rows of the step are the groups' sequences in order, then the
-    spans' tokens in order, then the chunks'.
-    """
-
-    groups: tuple[DecodeGroup, ...]
-    spans: tuple[SpanGroup, ...]
-    chunks: tuple[Chunk, ...]
-
-
-def paged_attention(queries: Tensor, cache: Tensor, plan: AttentionPlan) -> Tensor:
+def paged_attention(queries: Tensor, cache: Tensor, step: StepTensors) -> Tensor:
     """queries [T, heads, head_dim] over one layer's cache → [T, heads · head_dim].
 
     cache [num_blocks, 2, kv_heads, block_size, head_dim] holds the step's own keys already.
     Softmax scale is 1 / sqrt(head_dim). Twin: `reference_ops.paged_attention`.
     """
-    outputs: list[Tensor] = []
-    start = 0
-    for group in plan.groups:
-        end = start + group.num_sequences
-        outputs.append(_decode(queries[start:end], cache, group))
-        start = end
-    for span in plan.spans:
-        end = start + span.num_rows
-        outputs.append(_attend_spans(queries[start:end], cache, span))
-        start = end
-    for chunk in plan.chunks:
-        keys, values = _gather(cache, chunk.planes, 1)
-        for tile in chunk.tiles:
-            end = start + tile.num_queries
-            outputs.append(_attend_tile(queries[start:end], keys, values, tile))
-            start = end
+    planes = _planes(cache, step.block_tables)
+    starts: list[int] = step.query_starts.tolist()
+    outputs = []
+    for index, context in enumerate(step.context_lens.tolist()):
+        rows = queries[starts[index] : starts[index + 1]]
+        keys, values = _gather(cache, planes[index], context)
+        keys[:, : step.first_position] = values[:, : step.first_position] = 0
+        outputs.append(_attend(rows, keys, values, context - len(rows), step.first_position))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
-def _gather(cache: Tensor, planes: Tensor, num_sequences: int) -> tuple[Tensor, Tensor]:
-    """Keys and values [B, kv_heads, S, head_dim] of B sequences with equally many blocks.
+def _planes(cache: Tensor, block_tables: Tensor) -> Tensor:
+    """Of block tables [S, W], the planes [S, 2 · kv_heads, padded W] of their blocks' head rows."""
+    num_planes, block_size = 2 * cache.shape[2], cache.shape[3]
+    width = block_tables.shape[1]
+    padded = padded_context(width * block_size, block_size) // block_size
+    tables = functional.pad(block_tables, (0, padded - width)).unsqueeze(1)
+    return tables * num_planes + torch.arange(num_planes, device=tables.device).unsqueeze(1)
+
+
+def _gather(cache: Tensor, planes: Tensor, context: int) -> tuple[Tensor, Tensor]:
+    """Keys and values [kv_heads, S, head_dim] of a sequence with `context` tokens, then zeros.
 
     The keys of a head end up side by side, which halves the time of attention at 512 keys against
     a layout that has the heads of a token side by side.
     """
     _, _, kv_heads, block_size, head_dim = cache.shape
-    gathered = cache.view(-1, block_size * head_dim).index_select(0, planes)
-    keys, values = gathered.view(num_sequences, 2, kv_heads, -1, head_dim).unbind(1)
-    return keys, values
+    num_blocks = padded_context(context, block_size) // block_size
+    rows = cache.view(-1, block_size * head_dim)
+    gathered = rows.index_select(0, planes[:, :num_blocks].flatten())
+    gathered = gathered.view(2, kv_heads, -1, head_dim)
+    gathered[:, :, context:] = 0
+    return gathered[0], gathered[1]
 
 
-def _decode(queries: Tensor, cache: Tensor, group: DecodeGroup) -> Tensor:
-    """queries [B, heads, head_dim] → [B, heads · head_dim]."""
-    batch, heads, head_dim = queries.shape
-    keys, values = _gather(cache, group.planes, batch)
-    sharing = heads // keys.shape[1]
-    rows = queries.view(batch, keys.shape[1], sharing, head_dim)
-    wanted = padded_rows(sharing, keys.shape[1])
-    if sharing < wanted:
-        rows = torch.cat([rows] * -(-wanted // sharing), dim=2)[:, :, :wanted]
-    out = functional.scaled_dot_product_attention(rows, keys, values, attn_mask=group.mask)
-    return out[:, :, :sharing].reshape(batch, heads * head_dim)
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, start: int, first_seen: int) -> Tensor:
+    """queries [Q, heads, head_dim] at positions from `start` on → [Q, heads · head_dim]."""
+    sharing = queries.shape[1] // len(keys)
+    spoiled = _take_spoiled(keys, values, start, len(queries)) if len(queries) > 1 else None
+    outputs = []
+    size = max(1, TILE_ROWS // sharing)
+    for first in range(0, len(queries), size):
+        tile = queries[first : first + size]
+        outputs.append(_attend_tile(tile, keys, values, start + first, first_seen))
+    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return output if spoiled is None else output.masked_fill_(spoiled, torch.nan)
 
 
-def _attend_spans(queries: Tensor, cache: Tensor, group: SpanGroup) -> Tensor:
-    """queries [num_rows, heads, head_dim] → [num_rows, heads · head_dim]."""
-    if group.fill is not None:
-        queries = queries.index_select(0, group.fill)
-    batch, (_, heads, head_dim) = group.num_sequences, queries.shape
-    keys, values = _gather(cache, group.planes, batch)
-    kv_heads = keys.shape[1]
-    rows = queries.view(batch, -1, kv_heads, heads // kv_heads, head_dim).transpose(1, 2)
-    rows = rows.reshape(batch, kv_heads, -1, head_dim)
-    count, padded = rows.shape[2], group.mask.shape[2]
-    if padded > count:
-        rows = torch.cat((rows, rows[:, :, : padded - count]), dim=2)
-    out = functional.scaled_dot_product_attention(rows, keys, values, attn_mask=group.mask)
-    out = out[:, :, :count].reshape(batch, kv_heads, -1, heads // kv_heads, head_dim)
-    out = out.transpose(1, 2).reshape(-1, heads * head_dim)
-    return out if group.take is None else out.index_select(0, group.take)
+def _take_spoiled(keys: Tensor, values: Tensor, start: int, count: int) -> Tensor:
+    """Zero what is not finite at the `count` positions from `start` on; which of these rows
+    [count, 1] see any of it.
+    """
+    own = torch.cat((keys, values), dim=-1)[:, start : start + count]
+    bad = ~own.isfinite().all(dim=-1).all(dim=0)
+    for part in (keys, values):
+        part[:, start : start + count].masked_fill_(bad.unsqueeze(-1), 0)
+    return bad.cummax(dim=0).values.unsqueeze(-1)
 
 
-def _attend_tile(queries: Tensor, keys: Tensor, values: Tensor, tile: QueryTile) -> Tensor:
-    """queries [Q, heads, head_dim] → [Q, heads · head_dim]."""
+def _attend_tile(
+    queries: Tensor, keys: Tensor, values: Tensor, start: int, first_seen: int
+) -> Tensor:
+    """As `_attend`, for so few queries that they are rows of one product for each KV head."""
     num_queries, heads, head_dim = queries.shape
-    rows, context = tile.mask.shape[-2:]
-    if rows > num_queries:
-        queries = torch.cat((queries, queries[-1:].expand(rows - num_queries, -1, -1)))
+    kv_heads, sharing = len(keys), heads // len(keys)
+    count = num_queries * sharing
+    order = torch.arange(padded_rows(count, kv_heads), device=queries.device) % count
+    rows = queries.view(num_queries, kv_heads, sharing, head_dim).transpose(0, 1)
+    rows = rows.reshape(kv_heads, count, head_dim).index_select(1, order)
+    context = padded_context(start + num_queries, _KEY_VECTOR)
+    positions = torch.arange(context, device=queries.device)
+    seen = positions <= start + (order // sharing).unsqueeze(1)
+    if first_seen:
+        seen &= positions >= first_seen
     out = functional.scaled_dot_product_attention(
-        queries.transpose(0, 1).unsqueeze(0),
-        keys[:, :, :context],
-        values[:, :, :context],
-        attn_mask=tile.mask,
-        enable_gqa=heads != keys.shape[1],
+        rows.unsqueeze(0), keys[None, :, :context], values[None, :, :context], attn_mask=seen
     )
-    return out[0].transpose(0, 1)[:num_queries].reshape(num_queries, heads * head_dim)
+    out = out[0, :, :count].reshape(kv_heads, num_queries, sharing * head_dim)
+    return out.transpose(0, 1).reshape(num_queries, heads * head_dim)
 
 
 def write_kv(cache: Tensor, kv: Tensor, slots: Tensor) -> None:
     """Write kv [T, 2·kv_heads·head_dim] (keys, then values) into one layer's cache.
 
-    cache [num_blocks, 2, kv_heads, block_size, head_dim]; `slots` [T · 2 · kv_heads] int64 say
-    where each head of each token goes among the cache's rows of head_dim values; none twice.
+    cache [num_blocks, 2, kv_heads, block_size, head_dim]; `slots` [T] int32 are block · block_size
+    + offset of each token; none twice.
     """
-    head_dim = cache.shape[-1]
-    cache.view(-1, head_dim).index_copy_(0, slots, kv.reshape(-1, head_dim))
+    _, _, kv_heads, block_size, head_dim = cache.shape
+    blocks, offsets = slots // block_size, slots % block_size
+    cache[blocks, :, :, offsets] = kv.view(-1, 2, kv_heads, head_dim)

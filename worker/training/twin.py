@@ -52,7 +52,9 @@ def teacher_of(target: LlamaModel, draft_vocab: Tensor) -> Teacher:
     """Take a target's part in training from it."""
     return Teacher(
         config=target.config,
-        embedding=target.embedding,
+        embedding=target.embedding.rows(
+            torch.arange(target.config.vocab_size, device=target.device)
+        ),
         lm_rows=target.head.rows(draft_vocab),
         final_norm=target.final_norm.float(),
         rope=target.rope,

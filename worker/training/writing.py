@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from worker.engine.policies import is_repeating
-from worker.executor.input_batch import CacheLayout, InputBatch
+from worker.executor.input_batch import InputBatch
 from worker.executor.kv_cache import allocate
 from worker.models.llama import LlamaModel
 from worker.training.conversations import Continuation, Conversation
@@ -121,8 +121,7 @@ class TextWriter:
         self._rows: list[_Row | None] = [None] * num_rows
         self._ended: dict[int, TrainingSample | None] = {}
         self._row_blocks = -(-self._max_tokens // _BLOCK_TOKENS)
-        blocks = (num_rows * self._row_blocks + 1, _BLOCK_TOKENS)
-        self._layout = CacheLayout.of(model.config, *blocks)
+        blocks = (num_rows * self._row_blocks, _BLOCK_TOKENS)
         self._cache = allocate(*blocks, model.config, model.dtype, model.device)
 
     def write(
@@ -177,15 +176,14 @@ class TextWriter:
         """Run what every row has not run yet, and draw where a row has come to its end."""
         batch = InputBatch(
             [self._scheduled(seat, row) for seat, row in enumerate(self._rows) if row is not None],
-            self._layout,
-            self._model.dtype,
+            _BLOCK_TOKENS,
             self._model.device,
         )
         states = self._model.states(batch.tensors, self._cache)
         on_host = states.cpu()
         drawing: list[tuple[int, _Row, Continuation]] = []
         last = 0
-        for sequence in batch.order:
+        for sequence in batch.sequences:
             first, last = last, last + len(sequence.token_ids)
             seat, row = sequence.seq_id, self._rows[sequence.seq_id]
             if row is None:

@@ -26,8 +26,8 @@ class Bench:
     def __init__(self, checkpoint: Path) -> None:
         model = load_model(checkpoint, torch.float32, torch.device("cpu"))
         config = model.config
-        self.embedding = model.embedding
-        shape = (config.num_layers, NUM_BLOCKS + 1, 2, config.num_kv_heads, 16, config.head_dim)
+        self.embedding = model.embedding.weight
+        shape = (config.num_layers, NUM_BLOCKS, 2, config.num_kv_heads, 16, config.head_dim)
         self.cache = torch.zeros(shape)
         self.runner = ModelRunner(model, self._refuse, lambda: self.cache)
 

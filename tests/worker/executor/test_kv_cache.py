@@ -9,13 +9,11 @@ import torch
 from worker.config import EngineConfig, SchedulerConfig
 from worker.errors import ConfigError
 from worker.executor.kv_cache import (
-    SuspectBlocks,
     choose_num_blocks,
     copy_blocks,
     gpu_room_bytes,
 )
 from worker.models.config import ModelConfig
-from worker.types import ScheduledSequence
 
 CPU = torch.device("cpu")
 MODEL = ModelConfig(
@@ -146,55 +144,3 @@ def test_copies_read_every_source_before_they_write() -> None:
     cache = torch.arange(3 * 4).view(3, 4, 1, 1, 1, 1).float()
     copy_blocks(cache, ((0, 1), (1, 0)))
     assert cache[:, :, 0, 0, 0, 0].tolist() == [[1, 0, 2, 3], [5, 4, 6, 7], [9, 8, 10, 11]]
-
-
-def run(start: int, count: int, *table: int) -> ScheduledSequence:
-    """A sequence that runs `count` tokens from `start` in blocks of 4."""
-    return ScheduledSequence(1, [0] * count, start, table)
-
-
-def spoiled(num_blocks: int = 6) -> torch.Tensor:
-    """A cache of blocks of 4 tokens that hold anything but numbers."""
-    return torch.full((2, num_blocks, 2, 1, 4, 8), torch.nan)
-
-
-def clean_slots(cache: torch.Tensor) -> dict[int, list[int]]:
-    """Slots that are zero everywhere, by block."""
-    zero = (cache == 0).all(dim=-1).all(dim=3).all(dim=2).all(dim=0)
-    return {block: row.nonzero().flatten().tolist() for block, row in enumerate(zero) if row.any()}
-
-
-def test_a_suspect_block_is_zeroed_when_it_is_written_afresh() -> None:
-    """Its whole content is dead then, and after that it is like any other; others stay."""
-    suspects, cache = SuspectBlocks(), spoiled()
-    suspects.add(run(3, 2, 4, 5), 4)
-    suspects.clean(cache, [run(0, 3, 5), run(0, 2, 1)])
-    assert clean_slots(cache) == {5: [0, 1, 2, 3]}
-    assert len(suspects) == 1
-    cache.fill_(torch.nan)
-    suspects.clean(cache, [run(0, 3, 5)])
-    assert clean_slots(cache) == {}
-
-
-def test_of_a_suspect_block_that_goes_on_only_the_rest_is_zeroed() -> None:
-    """Tokens that a sequence has there are its own, and a block not written to is left alone."""
-    suspects, cache = SuspectBlocks(), spoiled()
-    suspects.add(run(0, 8, 2, 3), 4)
-    suspects.clean(cache, [run(6, 1, 2, 3)])
-    assert clean_slots(cache) == {3: [2, 3]}
-    suspects.clean(cache, [run(7, 6, 2, 3, 4, 5)])
-    assert clean_slots(cache) == {3: [2, 3]}
-    assert len(suspects) == 2
-
-
-def test_suspicion_follows_copies() -> None:
-    """A copy is as suspect as its source was, also when the same list overwrites that source."""
-    suspects = SuspectBlocks()
-    suspects.add(run(0, 1, 1), 4)
-    suspects.follow(((1, 2), (3, 1)))
-    cache = spoiled()
-    suspects.clean(cache, [run(0, 8, 1, 2)])
-    assert clean_slots(cache) == {2: [0, 1, 2, 3]}
-    suspects.add(run(0, 1, 1), 4)
-    suspects.clear()
-    assert len(suspects) == 0

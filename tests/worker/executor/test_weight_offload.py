@@ -19,13 +19,13 @@ def test_weights_come_back_to_the_bit(tiny_checkpoint: Path) -> None:
     """While they are away their memory is given back; tied ones are held once."""
     model, twin = dense_model(tiny_checkpoint), dense_model(tiny_checkpoint)
     away = OffloadedWeights(model)
-    storage = model.embedding.untyped_storage()
+    storage = model.embedding.weight.untyped_storage()
     assert storage.nbytes() == 0
     num_weights = 96 * 64 + 64 + 2 * (64 * (64 + 32 + 32 + 64 + 80 + 80 + 80) + 2 * 64)
     rope_bytes = 2 * 512 * 16 * 4
     assert away.num_bytes == 2 * num_weights + rope_bytes
     away.restore()
     hidden = torch.randn(5, 64, generator=torch.Generator().manual_seed(0)).half()
-    assert torch.equal(model.embedding, twin.embedding)
+    assert torch.equal(model.embedding.weight, twin.embedding.weight)
     assert torch.equal(model.logits(hidden), twin.logits(hidden))
-    assert model.embedding.untyped_storage().data_ptr() == storage.data_ptr()
+    assert model.embedding.weight.untyped_storage().data_ptr() == storage.data_ptr()

@@ -24,7 +24,7 @@ from worker.models.draft_head import (
     shipped_head,
 )
 from worker.models.llama import LlamaModel
-from worker.ops.linear import Linear, make_linear
+from worker.ops.linear import DenseLinear, Linear, make_linear
 from worker.training.twin import HeadTwin, teacher_of
 
 SHAPE = HeadShape(intermediate_size=40, draft_vocab_size=23)
@@ -67,9 +67,7 @@ def test_the_paged_head_gives_what_the_trained_one_gives() -> None:
     for cuts in ([0, 17], [0, 5, 6, 7, 13, 17]):
         cache = empty_cache(head.config)
         parts = [
-            head.forward(
-                features[a:b], step_of(head.config, TOKENS[a + 1 : b + 1], a, TABLE), cache
-            )
+            head.forward(features[a:b], step_of(TOKENS[a + 1 : b + 1], a, TABLE), cache)
             for a, b in itertools.pairwise(cuts)
         ]
         torch.testing.assert_close(torch.cat(parts), wanted, rtol=1e-4, atol=1e-5)
@@ -86,11 +84,11 @@ def test_drafting_on_gives_what_later_passes_were_trained_to_give() -> None:
     passes = twin.passes(features[None, :-1], torch.tensor(TOKENS[1:])[None], 4)
     for known in (1, 6, 13):
         cache = empty_cache(head.config)
-        step = step_of(head.config, TOKENS[1 : known + 1], 0, TABLE)
+        step = step_of(TOKENS[1 : known + 1], 0, TABLE)
         hidden = head.forward(features[:known], step, cache)[-1:]
         for number in range(1, 4):
             row = known - 1 + number
-            step = step_of(head.config, [TOKENS[row + 1]], row, TABLE)
+            step = step_of([TOKENS[row + 1]], row, TABLE)
             hidden = head.forward(hidden, step, cache)
             torch.testing.assert_close(hidden[0], passes[number][0, row], rtol=1e-4, atol=1e-5)
 
@@ -126,7 +124,8 @@ def in_dtype(target: LlamaModel, dtype: torch.dtype) -> LlamaModel:
         dataclasses.replace(layer, qkv=cast(layer.qkv, 64), down=cast(layer.down, 32))
         for layer in target.layers
     )
-    return dataclasses.replace(target, embedding=target.embedding.to(dtype), layers=layers)
+    words = DenseLinear(target.embedding.weight.to(dtype))
+    return dataclasses.replace(target, embedding=words, layers=layers, dtype=dtype)
 
 
 def test_the_fingerprint_tells_models_apart_but_not_dtypes() -> None:
@@ -134,7 +133,7 @@ def test_the_fingerprint_tells_models_apart_but_not_dtypes() -> None:
     weights are another.
     """
     target = tiny_llama()
-    target.embedding[0, :3] = torch.tensor([1e-9, -1e-9, 1e-30])
+    target.embedding.weight[0, :3] = torch.tensor([1e-9, -1e-9, 1e-30])
     for dtype in (torch.bfloat16, torch.float16):
         assert fingerprint(in_dtype(target, dtype)) == fingerprint(target)
     assert fingerprint(tiny_llama(seed=1)) != fingerprint(target)

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from worker.errors import ModelError
-from worker.executor.input_batch import CacheLayout, InputBatch
+from worker.executor.input_batch import InputBatch
 from worker.executor.kv_cache import allocate
 from worker.models.checkpoints import GgufCheckpoint
 from worker.models.config import from_gguf, from_hf
@@ -101,7 +101,7 @@ def logits_of(path: Path, token_ids: list[int], dtype: torch.dtype = torch.float
         model = load_model(path, dtype, CPU)
         cache = allocate(20, 16, model.config, dtype, CPU)
         sequence = ScheduledSequence(0, token_ids, 0, range(20))
-        step = InputBatch([sequence], CacheLayout.of(model.config, 20, 16), dtype, CPU).tensors
+        step = InputBatch([sequence], 16, CPU).tensors
         step = dataclasses.replace(step, sample_rows=torch.arange(len(token_ids)))
         return model.forward(step, cache)
 

@@ -35,13 +35,13 @@ def test_the_shipped_head_foresees_the_default_model(model_path: Path, tmp_path:
     tokens = build_tokenizer(read_checkpoint(model_path)).encode(PROMPT, add_special_tokens=False)
     num_prompt, cache = len(tokens), empty_cache(target.config)
     table = range(-(-(num_prompt + ANSWER_TOKENS) // BLOCK_SIZE))
-    parts = [target.states(step_of(target.config, tokens, 0, table), cache)]
+    parts = [target.states(step_of(tokens, 0, table), cache)]
     for _ in range(ANSWER_TOKENS):
         tokens.append(int(target.logits(parts[-1][-1:]).argmax()))
-        step = step_of(target.config, tokens[-1:], len(tokens) - 1, table)
+        step = step_of(tokens[-1:], len(tokens) - 1, table)
         parts.append(target.states(step, cache))
     head = load_draft_head(path, target)
-    step = step_of(head.config, tokens[1:], 0, table)
+    step = step_of(tokens[1:], 0, table)
     hidden = head.forward(torch.cat(parts)[:-1], step, empty_cache(head.config))
     drafts = head.draft_vocab[head.logits(hidden).argmax(dim=-1)].tolist()
     pairs = list(zip(drafts, tokens[2:], strict=False))[num_prompt - 1 :]

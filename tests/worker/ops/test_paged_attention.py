@@ -3,7 +3,6 @@
 import random
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 import reference_ops as reference
 import torch
@@ -11,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from measured_sums import assert_alike
 
-from worker.executor.input_batch import CacheLayout, InputBatch
-from worker.ops.paged_attention import MIN_ROWS, padded_context, paged_attention, write_kv
+from worker.executor.input_batch import InputBatch
+from worker.ops.paged_attention import padded_context, paged_attention, write_kv
 from worker.types import ScheduledSequence
 
 BLOCK_SIZE = 8
@@ -62,16 +61,12 @@ def run(
     sequences: list[ScheduledSequence], queries: dict[int, torch.Tensor], cache: torch.Tensor
 ) -> dict[int, torch.Tensor]:
     """Attention of one step; queries and results by sequence id."""
-    sharing = next(iter(queries.values())).shape[1] // cache.shape[2]
-    batch = InputBatch(
-        sequences, CacheLayout(BLOCK_SIZE, cache.shape[2], sharing=sharing), cache.dtype, CPU
-    )
-    rows = torch.cat([queries[sequence.seq_id] for sequence in batch.order])
+    step = InputBatch(sequences, BLOCK_SIZE, CPU).tensors
+    rows = torch.cat([queries[sequence.seq_id] for sequence in sequences])
     with torch.inference_mode():
-        out = paged_attention(rows, cache, batch.tensors.attention)
-    lengths = [len(sequence.token_ids) for sequence in batch.order]
-    parts = out.split(lengths)
-    return {s.seq_id: part for s, part in zip(batch.order, parts, strict=True)}
+        out = paged_attention(rows, cache, step)
+    parts = out.split([len(sequence.token_ids) for sequence in sequences])
+    return {s.seq_id: part for s, part in zip(sequences, parts, strict=True)}
 
 
 @given(works)
@@ -151,13 +146,39 @@ def test_a_padded_context_is_whole_blocks_and_never_splits_unevenly(
     assert padded - length < max(block_size, 16) + 320
 
 
-def test_tiny_spans_are_filled_up_to_the_least_rows() -> None:
-    """A chunk of two tokens still runs at the row count whose sums are stable."""
-    layout = CacheLayout(BLOCK_SIZE, 1, sharing=1)
-    batch = InputBatch([ScheduledSequence(0, [1, 2], 0, [0])], layout, torch.float32, CPU)
-    (span,) = batch.tensors.attention.spans
-    assert span.num_rows == 2
-    assert span.mask.shape[2] == MIN_ROWS
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("plane", [0, 1])
+def test_what_a_row_does_not_see_cannot_spoil_it(value: float, plane: int) -> None:
+    """Of a chunk over several tiles, the rows before a token that is no number are as if it were
+    one, and those from it on are nan; what others wrote, or nobody, is never read.
+    """
+    table, end = list(range(0, 60, 2)), 230
+    cache = draw(60, 2, 3, BLOCK_SIZE, 16, seed=1)
+    queries = draw(end - 40, 9, 16, seed=2)
+    chunk = ScheduledSequence(0, [0] * len(queries), 40, table)
+    expected = run([chunk], {0: queries}, cache)[0]
+    cache[1::2] = value
+    cache[table[-1], :, :, end % BLOCK_SIZE :] = value
+    assert torch.equal(run([chunk], {0: queries}, cache)[0], expected)
+    cache[table[100 // BLOCK_SIZE], plane, 1, 100 % BLOCK_SIZE, 3] = value
+    found = run([chunk], {0: queries}, cache)[0]
+    assert torch.equal(found[:60], expected[:60])
+    assert found[60:].isnan().all()
+
+
+def test_rows_see_nothing_below_the_first_position() -> None:
+    """Whatever stands there; the rest is seen as by a sequence that is one token shorter."""
+    cache = draw(9, 2, 2, BLOCK_SIZE, 16, seed=1)
+    queries = draw(50, 4, 16, seed=2)
+    step = InputBatch([ScheduledSequence(0, [0] * 50, 1, range(9))], BLOCK_SIZE, CPU, 1).tensors
+    keys = cache.transpose(0, 1).transpose(1, 2).reshape(2, 2, -1, 16)[:, :, 1:51]
+    mask = torch.ones(50, 50, dtype=torch.bool).tril()
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        queries.transpose(0, 1), *keys.repeat_interleave(2, dim=1), attn_mask=mask
+    )
+    cache[0, :, :, 0] = torch.nan
+    found = paged_attention(queries, cache, step)
+    torch.testing.assert_close(found, expected.transpose(0, 1).reshape(50, -1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -202,8 +223,7 @@ def test_write_kv_puts_every_token_into_its_slot() -> None:
     """Keys and values land at block and offset of their slot, and nowhere else."""
     cache = torch.zeros(3, 2, 2, BLOCK_SIZE, 4)
     kv = draw(2, 16, seed=1)
-    slots = CacheLayout(BLOCK_SIZE, 2, sharing=1).slots(np.array([0, 2]), np.array([5, 1]))
-    write_kv(cache, kv, torch.from_numpy(slots))
+    write_kv(cache, kv, torch.tensor([5, 2 * BLOCK_SIZE + 1], dtype=torch.int32))
     assert torch.equal(cache[0, :, :, 5].flatten(), kv[0])
     assert torch.equal(cache[2, :, :, 1].flatten(), kv[1])
     assert int(cache.count_nonzero()) == 32

@@ -33,8 +33,7 @@ from worker.executor.drafting.rounds import (
     most_rows,
     plan_catch_up,
 )
-from worker.executor.input_batch import CacheLayout, InputBatch, Ints
-from worker.executor.kv_cache import SuspectBlocks
+from worker.executor.input_batch import InputBatch, Ints
 from worker.models.llama import LlamaModel
 from worker.ops.draft import PROBABILISTIC
 from worker.types import Drafts, ScheduledSequence
@@ -67,7 +66,7 @@ class CachedDrafter:
     or fails to do changes what the target answers.
 
     `load` gives the network for a target, as it gave `network` for `target`. `blocks` is how many
-    the caches have, the last for padding, and the tokens of one. `method` is how drafts are chosen
+    the caches have, and the tokens of one. `method` is how drafts are chosen
     (`ops.draft`).
     """
 
@@ -92,10 +91,8 @@ class CachedDrafter:
             target.dtype,
             target.device,
         )
-        layout = CacheLayout.of(network.config, *blocks)
+        self._block_size = blocks[1]
         self._first_position = 1 if network.reads_states else 0
-        self._layout = dataclasses.replace(layout, first_position=self._first_position)
-        self._suspects = SuspectBlocks()
         self._ahead: dict[int, _Ahead] = {}
         self._proposals: dict[int, _Proposal] = {}
         self._cache: DraftCache | None = self._new_cache()
@@ -110,9 +107,8 @@ class CachedDrafter:
         """Copy what is kept for blocks; nothing is ahead in what was written over."""
         _, cache = self._awake()
         cache.copy_blocks(copies)
-        self._suspects.follow(copies)
         written = {destination for _, destination in copies}
-        size = self._layout.block_size
+        size = self._block_size
         self._ahead = {
             seq_id: ahead
             for seq_id, ahead in self._ahead.items()
@@ -140,22 +136,22 @@ class CachedDrafter:
         before the final norm. What of them is ahead stays synced.
         """
         _, cache = self._awake()
-        cache.record(batch.token_slots, batch.tensors.token_ids, states)
+        cache.record(batch.tensors, states)
         ahead, self._ahead = self._ahead, {}
         if ahead:
             kept = [*self._still_ahead(batch, ahead)]
-            cache.mark(np.concatenate([batch.token_slots[:0], *kept]), True)
+            cache.mark(np.concatenate([batch.slots[:0], *kept]), True)
 
     def _still_ahead(self, batch: InputBatch, ahead: dict[int, _Ahead]) -> Iterable[Ints]:
         """The slots of rows that the network has run already, with the same tokens before them."""
         first = 0
-        for sequence in batch.order:
+        for sequence in batch.sequences:
             last = first + len(sequence.token_ids)
             mine = ahead.get(sequence.seq_id)
             if mine is not None and mine.start == sequence.start:
                 pairs = zip(
                     zip(mine.token_ids, mine.slots.tolist(), strict=True),
-                    zip(sequence.token_ids, batch.token_slots[first:last].tolist(), strict=True),
+                    zip(sequence.token_ids, batch.slots[first:last].tolist(), strict=True),
                     strict=False,
                 )
                 yield mine.slots[: _num_equal(pairs)]
@@ -184,17 +180,15 @@ class CachedDrafter:
     def _prepare(
         self, requests: Sequence[DraftRequest], max_rows: int
     ) -> tuple[DraftRounds, CatchUp]:
-        """What is to be run, in blocks that can be read."""
+        """What is to be run."""
         network, cache = self._awake()
         fitting = [self._fit(request, network) for request in requests]
         fitting = [request for request in fitting if request.num_drafts > 0]
         if self._method == PROBABILISTIC:
             fitting = bound_drawn(fitting, self._vocab_size)
         plan = plan_catch_up(cache, fitting, self._first_position, max_rows)
-        self._suspects.clean(
-            cache.kv, [self._written(span) for span in [*plan.behind, *plan.ready]]
-        )
-        return DraftRounds(network, cache, self._layout, self._method), plan
+        rounds = DraftRounds(network, cache, (self._block_size, self._first_position), self._method)
+        return rounds, plan
 
     def _catch_up(self, rounds: DraftRounds, plan: CatchUp) -> tuple[float, list[RowSpan]]:
         """Read what is behind; how long that took, and who can draft. It is a pass of its own: so
@@ -204,9 +198,6 @@ class CachedDrafter:
             return 0.0, plan.ready
         started = time.perf_counter()
         failed = rounds.read(plan.behind)
-        for span in plan.behind:
-            if span.request.seq_id in failed:
-                self._suspects.add(self._written(span), self._layout.block_size)
         ready = [span for span in plan.ready if span.request.seq_id not in failed]
         return time.perf_counter() - started, ready
 
@@ -228,27 +219,17 @@ class CachedDrafter:
         """No more drafts than there is room for: the last draft is never run, so its position may
         be the first without a block, or beyond the network's context.
         """
-        positions = len(request.block_table) * self._layout.block_size
+        positions = len(request.block_table) * self._block_size
         room = min(positions, network.max_positions) - (request.position - 1)
         return dataclasses.replace(request, num_drafts=min(request.num_drafts, room))
 
-    def _written(self, span: RowSpan) -> ScheduledSequence:
-        """All slots that may be written for a span, and position 0, which is read though masked."""
-        start = 0 if span.start <= self._first_position else span.start
-        request = span.request
-        end = request.position + request.num_drafts - 1 if span.is_complete else span.end
-        return ScheduledSequence(request.seq_id, range(end - start), start, request.block_table)
-
     def _note(self, line: DraftedRun, cache: DraftCache) -> None:
-        """Remember what the next step may make use of, or that the blocks are spoiled."""
+        """Remember what the next step may make use of."""
         request, start = line.request, line.request.position - 1
         # First of all: how drawn drafts are judged must not depend on what became of them.
         if line.proposals:
             self._proposals[request.seq_id] = _Proposal(_drafts(line), torch.stack(line.proposals))
         if not line.is_sound:
-            rows = range(line.num_rows)
-            spoiled = ScheduledSequence(request.seq_id, rows, start, request.block_table)
-            self._suspects.add(spoiled, self._layout.block_size)
             return
         count = min(1, line.num_rows) if self._reads_states else line.num_rows
         token_ids = [request.last_token, *line.token_ids][:count]
@@ -260,7 +241,6 @@ class CachedDrafter:
         if level < 1:
             return
         self._cache = None
-        self._suspects.clear()
         self._ahead, self._proposals = {}, {}
         if level > 1:
             self._network = None

@@ -26,12 +26,13 @@ from torch import Tensor
 from worker.executor.input_batch import Ints
 from worker.executor.kv_cache import allocate, copy_blocks, zeros
 from worker.models.config import ModelConfig
+from worker.models.llama import StepTensors
 
 
 def bytes_per_token(model: ModelConfig, state_size: int, dtype: torch.dtype) -> int:
     """What a `DraftCache` takes for each token."""
     elements = model.kv_elements_per_token + state_size
-    return elements * dtype.itemsize + torch.int64.itemsize + torch.bool.itemsize
+    return elements * dtype.itemsize + torch.int32.itemsize + torch.bool.itemsize
 
 
 class DraftCache:
@@ -54,7 +55,7 @@ class DraftCache:
         self._device = device
         self.kv = allocate(num_blocks, self._block_size, model, dtype, device)
         num_slots = num_blocks * self._block_size
-        self._token_ids = zeros((num_slots,), torch.int64, device)
+        self._token_ids = zeros((num_slots,), torch.int32, device)
         self._is_synced = zeros((num_slots,), torch.bool, device)
         self._states = zeros((num_slots, state_size), dtype, device) if state_size else None
 
@@ -67,10 +68,10 @@ class DraftCache:
                 blocks = kept.view(-1, self._block_size, *kept.shape[1:])
                 blocks[pairs[:, 1]] = blocks[pairs[:, 0]]
 
-    def record(self, slots: Ints, token_ids: Tensor, states: Tensor) -> None:
-        """The target has run tokens [T] at slots [T] and made states [T, hidden_size] of them."""
-        places = self._ints(slots)
-        self._token_ids.index_copy_(0, places, token_ids)
+    def record(self, step: StepTensors, states: Tensor) -> None:
+        """The target has run a step and made states [T, hidden_size] of its rows."""
+        places = step.slots.long()
+        self._token_ids.index_copy_(0, places, step.token_ids)
         self._is_synced.index_fill_(0, places, False)
         if self._states is not None:
             self._states.index_copy_(0, places, states)
@@ -88,7 +89,7 @@ class DraftCache:
         """
         size = self._block_size
         counts = [-(-length // size) for length in lengths]
-        blocks = np.zeros((len(tables), max(counts, default=0)), np.int64)
+        blocks = np.zeros((len(tables), max(counts, default=0)), np.int32)
         for row, (table, count) in zip(blocks, zip(tables, counts, strict=True), strict=True):
             row[:count] = table[:count]
         synced = self._is_synced.view(-1, size)[self._ints(blocks)].flatten(1)
@@ -112,11 +113,11 @@ class DraftCache:
     def slots(self, table: Sequence[int], first: int, last: int) -> Ints:
         """Where positions `first` to `last` - 1 of a sequence are."""
         size = self._block_size
-        positions = np.arange(first, last)
+        positions = np.arange(first, last, dtype=np.int32)
         home = first // size
-        blocks = np.asarray(table[home : -(-last // size)], np.int64)
+        blocks = np.asarray(table[home : -(-last // size)], np.int32)
         found: Ints = blocks[positions // size - home] * size + positions % size
         return found
 
     def _ints(self, values: Ints) -> Tensor:
-        return torch.from_numpy(values).to(self._device)
+        return torch.from_numpy(values).to(self._device, torch.int64)

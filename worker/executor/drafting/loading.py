@@ -112,7 +112,8 @@ def _draft_model(path: str | None, target: LlamaModel, max_positions: int) -> Mo
     if path is None:
         raise ConfigError("--speculative-config: method draft_model needs model, a path")
     try:
-        model = load_model(path, target.dtype, target.device, max_positions)
+        kernels = target.kernels
+        model = load_model(path, target.dtype, target.device, max_positions, kernels=kernels)
     except ModelError as error:
         raise ModelError(f"--speculative-config: model {error}") from error
     if model.config.vocab_size != target.config.vocab_size:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from worker.executor.drafting.draft_cache import DraftCache
 from worker.executor.drafting.interface import DraftNetwork, DraftRequest
-from worker.executor.input_batch import CacheLayout, InputBatch, Ints
+from worker.executor.input_batch import InputBatch, Ints
 from worker.ops.draft import choose_drafts
 from worker.types import SampleSpec, ScheduledSequence
 
@@ -123,11 +123,12 @@ class DraftRounds:
     """One run of drafting with a network on its cache; used once."""
 
     def __init__(
-        self, network: DraftNetwork, cache: DraftCache, layout: CacheLayout, method: str
+        self, network: DraftNetwork, cache: DraftCache, layout: tuple[int, int], method: str
     ) -> None:
+        """`layout`: the tokens of a block, and the first position that rows attend to."""
         self._network = network
         self._cache = cache
-        self._layout = layout
+        self._block_size, self._first_position = layout
         self._method = method
         self._lines: dict[int, DraftedRun] = {}
 
@@ -143,10 +144,9 @@ class DraftRounds:
         batch, known = self._begin(spans)
         states = self._network.run(self._recorded(batch), batch.tensors, self._cache.kv)
         # What is no number in any row is seen by all after it.
-        lasts = np.cumsum([len(sequence.token_ids) for sequence in batch.order]) - 1
-        rows = states[torch.from_numpy(lasts).to(states.device)]
+        rows = states[batch.tensors.query_starts[1:] - 1]
         sound = torch.isfinite(rows).all(dim=-1).tolist()
-        failed = {s.seq_id for s, good in zip(batch.order, sound, strict=True) if not good}
+        failed = {s.seq_id for s, good in zip(batch.sequences, sound, strict=True) if not good}
         read = [s.known_slots for s in spans if s.request.seq_id not in failed]
         self._cache.mark(np.concatenate([known[:0], *read]), True)
         return failed
@@ -163,8 +163,8 @@ class DraftRounds:
         while sequences := [_next_row(line) for line in lines.values() if _wants_more(line)]:
             places = {s.seq_id: place for place, s in enumerate(batch.sampled)}
             batch = self._batch(sequences)
-            order = [places[sequence.seq_id] for sequence in batch.order]
-            features = hidden[order] if self._network.reads_states else None
+            going_on = [places[sequence.seq_id] for sequence in sequences]
+            features = hidden[going_on] if self._network.reads_states else None
             hidden = self._round(batch, features, vocab_size)
 
     def _begin(self, spans: Sequence[RowSpan]) -> tuple[InputBatch, Ints]:
@@ -182,7 +182,7 @@ class DraftRounds:
 
     def _batch(self, sequences: Sequence[ScheduledSequence]) -> InputBatch:
         kv = self._cache.kv
-        return InputBatch(sequences, self._layout, kv.dtype, kv.device)
+        return InputBatch(sequences, self._block_size, kv.device, self._first_position)
 
     def _recorded(self, batch: InputBatch) -> Tensor | None:
         """What the target made of the positions before the rows of `batch`, if it is read."""
@@ -190,7 +190,7 @@ class DraftRounds:
             return None
         before = [
             self._cache.slots(s.block_table, s.start - 1, s.start - 1 + len(s.token_ids))
-            for s in batch.order
+            for s in batch.sequences
         ]
         return self._cache.states(np.concatenate(before))
 

@@ -104,9 +104,9 @@ def test_blocks_have_room_for_what_the_drafter_keeps(tiny_checkpoint: Path) -> N
     """The same memory holds fewer blocks with a draft model, and a head pays for states."""
     target = load_model(tiny_checkpoint, torch.float32, CPU)
     per_token = drafter_bytes_per_token(ModelNetwork(target), target)
-    assert per_token == target.config.kv_elements_per_token * 4 + 9
+    assert per_token == target.config.kv_elements_per_token * 4 + 5
     head = drafter_bytes_per_token(HeadNetwork(tiny_head(target)), target)
-    assert head == (target.config.kv_elements_per_token // 2 + target.config.hidden_size) * 4 + 9
+    assert head == (target.config.kv_elements_per_token // 2 + target.config.hidden_size) * 4 + 5
     memory = replace(
         config(tiny_checkpoint, None), num_blocks_override=None, kv_cache_memory_bytes=1 << 20
     )

@@ -1,0 +1,19 @@
+// The kernels for x86 with AVX2, FMA and F16C.
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "kernels.h"
+#if defined(__x86_64__)
+#define WITH_AVX2
+#pragma GCC target("avx2,fma,f16c")
+#include <immintrin.h>
+
+namespace {
+#include "vec.h"
+#include "kernels.inc"
+}  // namespace
+
+const Kernels kAvx2 = {"avx2", linear, quantize, norm, swiglu, write, attend};
+
+#endif

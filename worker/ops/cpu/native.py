@@ -1,0 +1,345 @@
+"""The library of kernels: found, checked against the CPU, and called by ctypes.
+
+Whoever builds the package builds the library too, if there is a C++ compiler; none is needed to run
+it. One set of kernels is chosen when the library is opened: AVX-512, AVX2, or four lanes elsewhere.
+All of them compute the same numbers to the bit, and a row's do not depend on its batch, so a worker
+answers alike on every CPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import os
+from collections.abc import Callable, Sequence
+from ctypes import c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from worker.ops.rope import RopeTable
+from worker.ops.step import StepTensors
+
+logger = logging.getLogger(__name__)
+
+# "avx512", "avx2" or "portable": the kernels to use instead of the best ones for the CPU.
+ISA_VARIABLE = "POINTSMAN_CPU_ISA"
+_ALIGNMENT = 64  # bytes: a line of the cache, and a vector
+_MAX_HEAD_DIM = 256
+_MAX_SHARING = 64
+
+# The types of GGML that can be repacked, by name; docs: ggml's `enum ggml_type`.
+GGML_TYPES = {
+    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12,
+    "Q5_K": 13, "Q6_K": 14, "BF16": 30,
+}  # fmt: skip
+_DENSE = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+
+
+class _Matrix(ctypes.Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("format", "rows", "cols", "first")),
+        *((name, c_void_p) for name in ("data", "bias")),
+    )
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = (
+        ("parts", _Matrix * 3),
+        *((name, c_int32) for name in ("count", "rows", "cols", "reserved")),
+    )
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("input_norm", "mlp_norm", "query_norm", "key_norm")),
+        *((name, _Linear) for name in ("qkv", "output", "gate_up", "down")),
+        *((name, c_int32) for name in ("rotates", "reserved")),
+    )
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("hidden", "heads", "kv_heads", "head_dim", "inner")),
+        *((name, c_int32) for name in ("block_size", "is_bfloat16", "int8")),
+        ("eps", c_float),
+    )
+
+
+class _Step(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("positions", "slots", "query_starts", "context_lens")),
+        ("block_tables", c_void_p),
+        *((name, c_int32) for name in ("tokens", "sequences", "table_width", "first_position")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Rows [rows, cols] as a file has them: bytes of blocks of a GGML type, row by row. With
+    `heads`, the rows of each head's two halves take turns in the file.
+    """
+
+    type_name: str
+    rows: int
+    cols: int
+    data: npt.NDArray[np.uint8]
+    heads: int = 0
+
+
+def stored(weight: Tensor) -> Stored:
+    """A dense weight [rows, cols] on the CPU, in its own precision."""
+    rows, cols = weight.shape
+    data = weight.contiguous().view(torch.uint8).numpy().reshape(-1)
+    return Stored(_DENSE[weight.dtype], rows, cols, data)
+
+
+def open_kernels(num_threads: int, int8_activations: bool = False) -> CpuKernels | None:
+    """The kernels for this CPU, on as many threads; None, and a line in the log, without them."""
+    library, isa = _library(), os.environ.get(ISA_VARIABLE, "")
+    if library is None:
+        logger.warning("the native kernels are not built (that takes a C++ compiler): using torch")
+        return None
+    engine = library.pointsman_open(num_threads, isa.encode())
+    if engine is None:
+        wanted = f"{ISA_VARIABLE}={isa}" if isa else "kernels"
+        logger.warning("there are no native kernels for this CPU (%s): using torch", wanted)
+        return None
+    name = library.pointsman_isa(isa.encode()).decode()
+    return CpuKernels(library, engine, name, int8_activations)
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    folder = Path(__file__).parent
+    path = next((p for s in EXTENSION_SUFFIXES if (p := folder / f"_kernels{s}").exists()), None)
+    if path is None:
+        return None
+    library = ctypes.CDLL(str(path))
+    results = {"open": c_void_p, "isa": c_char_p, "packed_bytes": c_int64}
+    for name, arguments in {
+        "isa": (c_char_p,),
+        "open": (c_int, c_char_p),
+        "close": (c_void_p,),
+        "packed_bytes": (c_int, c_int, c_int),
+        "format": (c_int,),
+        "pack": (c_int, c_void_p, c_int, c_int, c_void_p, c_int, c_int),
+        "rows": (c_void_p, c_void_p, c_int, c_void_p),
+        "linear": (*(c_void_p,) * 3, c_int, c_void_p, c_void_p, c_int),
+        "norm": (*(c_void_p,) * 4, c_int, c_int, c_float),
+        "attention": (c_void_p,) * 8,
+        "mlp": (*(c_void_p,) * 3, c_int, c_void_p),
+    }.items():
+        function = getattr(library, f"pointsman_{name}")
+        function.argtypes, function.restype = arguments, results.get(name, c_int)
+    return library
+
+
+class CpuKernels:
+    """Kernels with their threads, which sleep between steps; sole owner of both. Calls from several
+    threads wait for each other.
+    """
+
+    def __init__(self, library: ctypes.CDLL, engine: int, isa: str, int8_activations: bool) -> None:
+        self.isa = isa
+        self.library = library
+        self.engine = engine
+        self.int8 = int(int8_activations)
+        self._step: tuple[StepTensors, _Step] | None = None
+
+    def __del__(self) -> None:
+        self.library.pointsman_close(self.engine)
+
+    def linear(self, parts: Sequence[Stored], bias: Tensor | None = None) -> BlockLinear | None:
+        """A product with `parts` below each other and bias [rows] float32. None: a part is of a
+        type, or has a scale, that cannot be repacked.
+        """
+        joined = _Linear(count=0, rows=sum(p.rows for p in parts), cols=parts[0].cols)
+        held: list[object] = [bias]
+        for part in _joined(parts):
+            matrix = self._pack(part, held)
+            if matrix is None:
+                return None
+            matrix.first = sum(m.rows for m in joined.parts[: joined.count])
+            matrix.bias = None if bias is None else bias.data_ptr() + 4 * matrix.first
+            joined.parts[joined.count] = matrix
+            joined.count += 1
+        return BlockLinear(self, joined, held)
+
+    def _pack(self, parts: Sequence[Stored], held: list[object]) -> _Matrix | None:
+        """Parts of one type in one matrix."""
+        code = GGML_TYPES.get(parts[0].type_name, -1)
+        rows, cols = sum(p.rows for p in parts), parts[0].cols
+        size = self.library.pointsman_packed_bytes(code, rows, cols)
+        if size < 0:
+            return None
+        memory = np.zeros(size + _ALIGNMENT, np.uint8)
+        data = memory.ctypes.data + -memory.ctypes.data % _ALIGNMENT
+        held.append(memory)
+        first = 0
+        for part in parts:
+            source = part.data.ctypes.data
+            good = self.library.pointsman_pack(
+                code, source, part.rows, cols, data, first, part.heads
+            )
+            if not good:
+                return None
+            first += part.rows
+        return _Matrix(self.library.pointsman_format(code), rows, cols, 0, data, None)
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x [T, H] / rms(x) · weight [H], float32. Twin: `norm.rms_norm`."""
+        x = x.contiguous()
+        y = torch.empty_like(x)
+        self.library.pointsman_norm(
+            self.engine, x.data_ptr(), weight.data_ptr(), y.data_ptr(), *x.shape, eps
+        )
+        return y
+
+    def step(self, step: StepTensors) -> _Step:
+        """The addresses of a step, kept while its layers run."""
+        if self._step is None or self._step[0] is not step:
+            arrays = (
+                *(step.positions, step.slots, step.query_starts, step.context_lens),
+                step.block_tables,
+            )
+            native = _Step(
+                *(array.data_ptr() for array in arrays),
+                len(step.token_ids),
+                *step.block_tables.shape,
+                step.first_position,
+            )
+            self._step = (step, native)
+        return self._step[1]
+
+
+def _joined(parts: Sequence[Stored]) -> list[list[Stored]]:
+    """Consecutive parts of one type."""
+    runs: list[list[Stored]] = []
+    for part in parts:
+        if runs and runs[-1][0].type_name == part.type_name:
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    return runs
+
+
+class BlockLinear:
+    """A product with weights in blocks and float32 activations; implements `Linear`. The weights
+    are exactly those of the blocks, and a row's sum runs over the columns in order.
+    """
+
+    def __init__(self, kernels: CpuKernels, layer: _Linear, held: list[object]) -> None:
+        self.kernels = kernels
+        self.layer = layer
+        self._held = held
+        self._address = ctypes.addressof(layer)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Output and input features."""
+        return self.layer.rows, self.layer.cols
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the weights take."""
+        return sum(held.nbytes for held in self._held if isinstance(held, np.ndarray))
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        x = x.contiguous()
+        y = torch.empty(len(x), self.layer.rows)
+        added = None if residual is None else residual.contiguous()
+        self.kernels.library.pointsman_linear(
+            self.kernels.engine,
+            self._address,
+            x.data_ptr(),
+            len(x),
+            None if added is None else added.data_ptr(),
+            y.data_ptr(),
+            self.kernels.int8,
+        )
+        return y
+
+    def rows(self, indices: Tensor) -> Tensor:
+        numbers = indices.to(torch.int32).contiguous()
+        rows = torch.empty(*numbers.shape, self.layer.cols)
+        self.kernels.library.pointsman_rows(
+            self._address, numbers.data_ptr(), numbers.numel(), rows.data_ptr()
+        )
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """Sizes of a decoder layer, and the epsilon of its norms."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether the attention kernel has room for such heads."""
+        return self.head_dim <= _MAX_HEAD_DIM and self.heads // self.kv_heads <= _MAX_SHARING
+
+
+class NativeLayer:
+    """A decoder layer, each half of which is one call. Keys lie in the cache as [head_dim,
+    block_size], so that one vector holds an element of many positions; nothing but these kernels
+    may read or write such a cache.
+    """
+
+    def __init__(
+        self,
+        shape: LayerShape,
+        linears: Sequence[BlockLinear],
+        norms: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
+        rotates: bool,
+    ) -> None:
+        """`linears` are qkv, output, gate_up and down; `norms`, all float32, of the input, the
+        MLP's input, queries and keys.
+        """
+        self._kernels = linears[0].kernels
+        self._held = (linears, norms)
+        pointers = (None if norm is None else norm.data_ptr() for norm in norms)
+        self._layer = _Layer(*pointers, *(linear.layer for linear in linears), rotates, 0)
+        self._shape = _Shape(
+            linears[0].layer.cols,
+            *(shape.heads, shape.kv_heads, shape.head_dim),
+            linears[3].layer.cols,
+            *(0, 0, self._kernels.int8),
+            shape.eps,
+        )
+
+    def attention(self, x: Tensor, rope: RopeTable, cache: Tensor, step: StepTensors) -> Tensor:
+        """x [T, hidden] + attention(norm(x)), in place; writes the step's keys and values into
+        cache [num_blocks, 2, kv_heads, block_size, head_dim], float32 or bfloat16. `rope` is the
+        table of all positions.
+        """
+        shape = self._shape
+        shape.block_size, shape.is_bfloat16 = cache.shape[3], cache.dtype is torch.bfloat16
+        self._call(
+            self._kernels.library.pointsman_attention,
+            ctypes.addressof(self._kernels.step(step)),
+            rope.cos.data_ptr(),
+            rope.sin.data_ptr(),
+            cache.data_ptr(),
+            x.data_ptr(),
+        )
+        return x
+
+    def mlp(self, x: Tensor) -> Tensor:
+        """x [T, hidden] + down(silu(gate) · up) of norm(x), in place."""
+        self._call(self._kernels.library.pointsman_mlp, len(x), x.data_ptr())
+        return x
+
+    def _call(self, function: Callable[..., int], *arguments: int) -> None:
+        layer, shape = ctypes.addressof(self._layer), ctypes.addressof(self._shape)
+        function(self._kernels.engine, layer, shape, *arguments)

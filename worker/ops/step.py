@@ -1,0 +1,28 @@
+"""What a model and its attention read of one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """One step of S sequences and T rows, one row a token, as int32 tensors without gaps.
+
+    `token_ids`, `positions` and `slots` [T] are of the rows; the keys and values of a row belong in
+    slot block · block_size + offset. Rows `query_starts[s]` to `query_starts[s + 1]` - 1 ([S + 1])
+    are those of sequence s, which has keys and values at `context_lens[s]` ([S]) positions after
+    this step, in the blocks `block_tables[s]` ([S, W], 0 where it has no more). `sample_rows` [R]
+    are the rows whose hidden states are wanted. No row sees positions below `first_position`.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    query_starts: Tensor
+    context_lens: Tensor
+    block_tables: Tensor
+    sample_rows: Tensor
+    first_position: int = 0
