@@ -1,10 +1,16 @@
 """Tokens per second of the model runner, by dtype, batch size and threads, beside transformers.
 
     python benchmarks/worker_engine.py [--model FILE.gguf] [--threads 2,1] [--steps 32]
+    python benchmarks/worker_engine.py --peers [--llama-bin DIR] [--vllm-python PYTHON]
 
 Steps are made by hand, so this is the model alone: no scheduler, no HTTP. Prompts are random token
 ids from a fixed seed. Each measurement is the median over repeats, transformers in the same run on
 the same dequantised weights. Results go to benchmarks/results/worker_engine.json.
+
+With --peers other engines decode the same file in turns with ours: llama.cpp (`--llama-bin` is the
+folder of its `llama-batched-bench`), vLLM's CPU build (`--vllm-python` is an interpreter that can
+import it) and transformers. One that is absent is skipped with a line. A ratio is the median over
+turns of ours over the peer's in the same turn; results go to worker_engine_peers.json.
 """
 
 from __future__ import annotations
@@ -14,11 +20,14 @@ import os
 import platform
 import random
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from engine_peers import Llama, Turn, Vllm
 from result_files import RESULTS, write_results
 
 # Before torch is imported: waiting threads must not spin on a shared machine.
@@ -32,15 +41,24 @@ from worker.executor.interface import Executor
 from worker.executor.model_runner import build_executor, choose_dtype
 from worker.models.loader import GgufCheckpoint
 from worker.ops.linear import can_pack
-from worker.types import SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
+from worker.types import (
+    ModelOutput,
+    SampleSpec,
+    SamplingParams,
+    ScheduledSequence,
+    SchedulerOutput,
+)
 
 BATCHES = (1, 4, 16)
+PEER_BATCHES = (1, 4, 16, 32)
 PROMPT_TOKENS = 128
 PREFILL_TOKENS = 512
-BLOCK_SIZE = 16
+BLOCKS_EACH = 64
+MAX_SEQUENCES = 32
 REPEATS = 3
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 RESULTS_FILE = RESULTS / "worker_engine.json"
+PEERS_FILE = RESULTS / "worker_engine_peers.json"
 DEFAULT_MODEL = Path.home() / ".cache/pointsman/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -56,13 +74,19 @@ def median_seconds(measure: Callable[[], float]) -> float:
     return statistics.median(measure() for _ in range(REPEATS))
 
 
+def run_step(executor: Executor, step: SchedulerOutput) -> ModelOutput:
+    """One step of the model runner from its plan to its tokens."""
+    return executor.execute(step)
+
+
 class Ours:
     """The model runner behind the two measurements."""
 
     def __init__(self, path: Path, dtype: str) -> None:
         limits = SchedulerConfig(max_model_len=1024)
+        blocks = MAX_SEQUENCES * BLOCKS_EACH + 1
         self.executor: Executor = build_executor(
-            EngineConfig("torch", str(path), dtype, num_blocks_override=1200, scheduler=limits)
+            EngineConfig("torch", str(path), dtype, num_blocks_override=blocks, scheduler=limits)
         )[0]
 
     def _run(self, chunks: list[list[int]], start: int) -> list[int]:
@@ -71,12 +95,12 @@ class Ours:
                 index,
                 tokens,
                 start,
-                range(index * 64, index * 64 + 64),
+                range(index * BLOCKS_EACH, (index + 1) * BLOCKS_EACH),
                 (SampleSpec(GREEDY, start + len(tokens)),),
             )
             for index, tokens in enumerate(chunks)
         )
-        sampled = self.executor.execute(SchedulerOutput(0, sequences)).sampled
+        sampled = run_step(self.executor, SchedulerOutput(0, sequences)).sampled
         return [sampled[index][0].token_id for index in range(len(chunks))]
 
     def prefill(self, prompt: list[int]) -> float:
@@ -85,12 +109,20 @@ class Ours:
         self._run([prompt], 0)
         return time.perf_counter() - started
 
-    def decode(self, batch: list[list[int]], steps: int) -> float:
-        """Seconds of `steps` decode steps after the prompts are in the cache."""
-        tokens = self._run(batch, 0)
-        started = time.perf_counter()
+    def fill(self, batch: list[list[int]]) -> list[int]:
+        """Prompts into the cache; the first token of each answer."""
+        return self._run(batch, 0)
+
+    def continue_with(self, tokens: list[int], steps: int) -> None:
+        """`steps` decode steps from those tokens."""
         for step in range(steps):
             tokens = self._run([[t] for t in tokens], PROMPT_TOKENS + step)
+
+    def decode(self, batch: list[list[int]], steps: int) -> float:
+        """Seconds of `steps` decode steps after the prompts are in the cache."""
+        tokens = self.fill(batch)
+        started = time.perf_counter()
+        self.continue_with(tokens, steps)
         return time.perf_counter() - started
 
 
@@ -167,13 +199,138 @@ def print_table(rows: list[dict[str, Any]]) -> None:
         print(f"{row['engine']:14}{row['dtype']:10}{row['threads']:7}{rates}")
 
 
-def main() -> None:
-    """Measure everything, print the table and write the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, default=DEFAULT_MODEL)
-    parser.add_argument("--threads", default="2,1")
-    parser.add_argument("--steps", type=int, default=32)
-    options = parser.parse_args()
+def timed(seconds: Callable[[], float], tokens: int) -> Turn:
+    """Of an engine in this process, whose own measure leaves its preparation out."""
+    return Turn(tokens / seconds())
+
+
+def ours_decode(ours: Ours, batch: list[list[int]], steps: int) -> Turn:
+    """Both rates; the CPU time of the prompts drops out."""
+    tokens = ours.fill(batch)
+    before, started = time.process_time(), time.perf_counter()
+    ours.continue_with(tokens, steps)
+    wall, spent = time.perf_counter() - started, time.process_time() - before
+    return Turn(len(batch) * steps / wall, len(batch) * steps / spent)
+
+
+Peer = tuple[str, Callable[[int], Turn], Callable[[], Turn]]
+
+
+def find_peers(options: argparse.Namespace, threads: int) -> list[Peer]:
+    """Those present: a name, decode by batch size, prefill."""
+    steps, [prompt] = options.steps, prompts(1, PREFILL_TOKENS)
+    peers: list[Peer] = []
+    try:
+        llama = Llama(options.llama_bin or Path("llama"), options.model, threads)
+        decode = partial(llama.decode, prompt=PROMPT_TOKENS, steps=steps)
+        peers.append(("llama.cpp", decode, partial(llama.prefill, PREFILL_TOKENS)))
+    except FileNotFoundError as error:
+        print(f"llama.cpp skipped: {error}")
+    if options.vllm_python is None:
+        print("vLLM skipped: no --vllm-python")
+    else:
+        vllm = Vllm(options.vllm_python, options.model, threads)
+        peers.append(
+            (
+                "vllm",
+                lambda size: vllm.decode(prompts(size, PROMPT_TOKENS), steps),
+                lambda: vllm.prefill(prompt),
+            )
+        )
+    try:
+        hugging = Transformers(options.model)
+    except (ImportError, KeyError) as error:
+        print(f"transformers skipped: {error!r}")
+    else:
+        peers.append(
+            (
+                "transformers",
+                lambda size: timed(
+                    lambda: hugging.decode(prompts(size, PROMPT_TOKENS), steps), size * steps
+                ),
+                lambda: timed(lambda: hugging.prefill(prompt), PREFILL_TOKENS),
+            )
+        )
+    return peers
+
+
+def take_turns(ours: Callable[[], Turn], peers: dict[str, Callable[[], Turn]]) -> dict[str, Any]:
+    """Medians of every engine, and of our rate over each peer's of the same turn."""
+    ours()
+    own: list[Turn] = []
+    pairs: dict[str, list[tuple[Turn, Turn]]] = {name: [] for name in peers}
+    for _ in range(REPEATS):
+        for name, run in peers.items():
+            own.append(ours())
+            try:
+                pairs[name].append((own[-1], run()))
+            except (RuntimeError, subprocess.CalledProcessError) as error:
+                print(f"{name} failed: {error}")
+        if not peers:
+            own.append(ours())
+    measured = {"pointsman": summary(own)}
+    for name, both in pairs.items():
+        measured[name] = summary([peer for _, peer in both])
+        walls = [a.tokens_per_second / b.tokens_per_second for a, b in both]
+        measured[name]["ratio"] = median_of(walls)
+        measured[name]["cpu_ratio"] = median_of(
+            [
+                a.per_cpu_second / b.per_cpu_second
+                for a, b in both
+                if a.per_cpu_second and b.per_cpu_second
+            ]
+        )
+    return measured
+
+
+def summary(turns: list[Turn]) -> dict[str, float | None]:
+    """Medians of one engine."""
+    cpu = [turn.per_cpu_second for turn in turns if turn.per_cpu_second is not None]
+    return {
+        "per_second": median_of([turn.tokens_per_second for turn in turns]),
+        "per_cpu_second": median_of(cpu),
+    }
+
+
+def median_of(values: list[float]) -> float | None:
+    return round(statistics.median(values), 3) if values else None
+
+
+def compare_with_peers(options: argparse.Namespace) -> None:
+    """Print a table for each number of threads, and write them all."""
+    ours = Ours(options.model, options.dtype)
+    [prompt] = prompts(1, PREFILL_TOKENS)
+    document: dict[str, Any] = {"model": options.model.name, "cores": os.cpu_count()}
+    for threads in [int(t) for t in options.threads.split(",")]:
+        torch.set_num_threads(threads)
+        peers = find_peers(options, threads)
+        rows = {}
+        for size in PEER_BATCHES:
+            rows[f"decode {size}"] = take_turns(
+                partial(ours_decode, ours, prompts(size, PROMPT_TOKENS), options.steps),
+                {name: partial(decode, size) for name, decode, _ in peers},
+            )
+            print_turns(threads, f"decode {size}", rows[f"decode {size}"])
+        rows["prefill"] = take_turns(
+            lambda: timed(lambda: ours.prefill(prompt), PREFILL_TOKENS),
+            {name: prefill for name, _, prefill in peers},
+        )
+        print_turns(threads, "prefill", rows["prefill"])
+        document[f"{threads} threads"] = rows
+    write_results(PEERS_FILE, document)
+
+
+def print_turns(threads: int, title: str, measured: dict[str, Any]) -> None:
+    """Tokens a second, of wall and of CPU time, and our rate over the peer's."""
+    for name, row in measured.items():
+        names = ("per_second", "per_cpu_second", "ratio", "cpu_ratio")
+        numbers = [row.get(name) for name in names]
+        columns = "".join(f"{'–' if n is None else format(n, '.2f'):>12}" for n in numbers)
+        print(f"{threads} threads  {title:12}{name:14}{columns}", flush=True)
+
+
+def measure_dtypes(options: argparse.Namespace) -> None:
+    """Ours by dtype, and transformers: print the table and write the JSON."""
     subjects: dict[tuple[str, str], Ours | Transformers] = {
         ("pointsman", "float32"): Ours(options.model, "float32"),
         ("pointsman", "bfloat16"): Ours(options.model, "bfloat16"),
@@ -191,6 +348,24 @@ def main() -> None:
     machine = {"cpu": platform.processor(), "cores": os.cpu_count(), "torch": torch.__version__}
     document = {"machine": machine, "auto_dtype": str(auto), "tokens_per_second": rows}
     write_results(RESULTS_FILE, document)
+
+
+def main() -> None:
+    """Measure by dtype, or beside peers."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, default=DEFAULT_MODEL)
+    parser.add_argument("--threads", default="2,1")
+    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--peers", action="store_true", help="compare with other engines")
+    parser.add_argument("--dtype", default="float32", help="ours, with --peers")
+    parser.add_argument("--llama-bin", type=Path, help="the folder of llama-batched-bench")
+    parser.add_argument("--vllm-python", type=Path, help="an interpreter that imports vllm")
+    options = parser.parse_args()
+    if options.peers:
+        print(f"{'tokens a second':37}{'wall':>12}{'CPU':>12}{'ours/peer':>12}{'by CPU':>12}")
+        compare_with_peers(options)
+    else:
+        measure_dtypes(options)
 
 
 if __name__ == "__main__":
