@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -116,13 +115,3 @@ def pods(*pages: str | None, labels: Iterable[Mapping[str, str]] = ()) -> list[P
         Pod(f"pod-{index}", f"127.0.{100 + next(_numbers) // 250}.{index + 1}", text, labels_)
         for index, (text, labels_) in enumerate(zip(pages, given, strict=True))
     ]
-
-
-def has_ipv6() -> bool:
-    """Whether `::1` can be listened on."""
-    try:
-        with socket.socket(socket.AF_INET6) as probe:
-            probe.bind(("::1", 0))
-    except OSError:
-        return False
-    return True

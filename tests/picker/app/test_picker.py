@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -48,32 +47,6 @@ async def fleet(tmp_path: Path) -> AsyncIterator[WholePicker]:
         yield picker
 
 
-async def test_a_prompt_goes_where_its_prefix_is(fleet: WholePicker) -> None:
-    """The same long prompt returns to the same worker each time."""
-    destinations: list[str] = []
-    for turn in range(4):
-        async with opened(fleet, "tell me a story " * 100 + str(turn)) as destination:
-            destinations.append(destination)
-        await until(fleet.is_idle)
-    assert len(set(destinations)) == 1
-    _, text = await fleet.get("/metrics")
-    assert "llm_d_epp_prefix_indexer_size{" in text
-
-
-async def test_a_burst_spreads_before_any_scrape_sees_it(fleet: WholePicker) -> None:
-    """Workers report no load at all, yet own counts keep the balance."""
-    streams = [GatewayStream(fleet.channel) for _ in range(20)]
-    routed = [
-        destination_of(await stream.ask(completion(prompt=f"{number} question")))
-        for number, stream in enumerate(streams)
-    ]
-    assert sorted(Counter(routed).values()) == [10, 10]
-    rows = (await fleet.endpoints()).values()
-    assert sorted(row["inflight_requests"] for row in rows) == [10, 10]
-    for stream in streams:
-        stream.call.cancel()
-
-
 async def test_readiness_health_and_metrics_are_served(fleet: WholePicker) -> None:
     """On the HTTP port and on the gRPC health port."""
     assert await fleet.get("/healthz") == (200, "ok\n")
@@ -116,13 +89,6 @@ async def test_a_drain_refuses_readiness_and_waits_for_streams(tmp_path: Path) -
             return False
 
         await until(is_over)
-
-
-async def test_an_empty_pool_is_ready_and_refuses_requests(tmp_path: Path) -> None:
-    """503 with the reason, as an immediate response."""
-    async with whole_picker(tmp_path, (), None) as fleet:
-        assert (await fleet.get("/readyz"))[0] == 200
-        assert await refused(fleet.channel) == 503
 
 
 async def refused(channel: grpc.aio.Channel) -> int:

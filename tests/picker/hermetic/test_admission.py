@@ -23,14 +23,9 @@ FULL, FREE = page(10, 0.95), page(1, 0.1)
     [
         ([FULL, FULL], "sheddable", True),
         ([FULL, FULL], "standard", False),
-        ([FULL, FULL], "critical", False),
-        ([FULL, FULL], "nobody-knows-it", False),
         ([FULL, FULL], "", False),
         ([FREE, FREE], "sheddable", False),
         ([FULL, FREE], "sheddable", True),  # (2.0 + 0.2) / 2 of the pool
-        ([page(5, 0.1)], "sheddable", True),
-        ([page(4, 0.1)], "sheddable", False),
-        ([page(1, 0.8)], "sheddable", True),
     ],
 )
 @pytest.mark.parametrize("header", ["x-llm-d-inference-objective", "x-gateway-inference-objective"])
@@ -69,16 +64,7 @@ async def test_a_request_is_somebodys(tmp_path: Path, fairness: str | None) -> N
 
 
 @pytest.mark.parametrize(
-    ("prefer", "is_conditional"),
-    [
-        ("if-available", True),
-        ("IF-Available; wait=5", True),
-        ("respond-async, if-available", True),
-        ("respond-async", False),
-        ("if-available-2", False),
-        ('x="if-available"', False),
-        ("", False),
-    ],
+    ("prefer", "is_conditional"), [("respond-async, if-available", True), ("if-available-2", False)]
 )
 async def test_a_conditional_request_is_served_only_from_a_cache(
     tmp_path: Path, prefer: str, is_conditional: bool
@@ -97,13 +83,3 @@ async def test_a_conditional_request_is_served_only_from_a_cache(
             assert await picker.is_idle()
         assert await picker.ask(body) == served
         assert await picker.ask(body, {"prefer": prefer}) == served
-
-
-async def test_an_admitter_sheds_before_the_pool_is_full(tmp_path: Path) -> None:
-    """With the code of the refusal, which the reference turns into a 500."""
-    config = HEAD + "plugins: [{type: probabilistic-admitter, parameters: {k: 1000000}}]"
-    async with whole_picker(tmp_path, pods(page(3, 0.5)), config, objectives=PRIORITIES) as picker:
-        headers = {"x-llm-d-inference-objective": "sheddable"}
-        text = "ResourceExhausted - the pool is filling up, sheddable request dropped"
-        assert await picker.ask(completion(), headers) == refused(429, text, "rejected-saturated")
-        assert (await picker.ask(completion()))[0].WhichOneof("response") == "request_headers"

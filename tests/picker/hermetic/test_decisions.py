@@ -117,20 +117,6 @@ async def test_however_it_ends_a_request_leaves_one_record(
         assert (summary["outcome"], summary["status"]) == (outcome, status)
 
 
-async def test_what_is_not_known_is_said_so(tmp_path: Path) -> None:
-    """404; also of what was remembered once."""
-    flags = ExplainFlags(decision_records=1)
-    async with whole_picker(tmp_path, pods(page()), explain=flags) as picker:
-        await picker.ask(completion(), {"x-request-id": "first"})
-        await picker.ask(completion(), {"x-request-id": "second"})
-
-        async def is_forgotten() -> bool:
-            return (await picker.get("/decisions/first"))[0] == 404
-
-        await until(is_forgotten)
-        assert (await found(picker))["summary"]["request_id"] == "second"
-
-
 @pytest.mark.parametrize("served", [None, "the other", "10.9.9.9:1"])
 async def test_clients_are_told_who_served_them_where_that_is_wanted(
     tmp_path: Path, served: str | None

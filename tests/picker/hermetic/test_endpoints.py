@@ -37,9 +37,6 @@ async def known(picker: WholePicker, name: str) -> Mapping[str, object]:
     return load
 
 
-FOUR, THREE = {"waiting_requests": 4, "kv_cache_usage": 0.5}, {"running_requests": 3}
-
-
 async def test_two_engines_serve_one_pool(tmp_path: Path) -> None:
     """Each is read by its own names and they are compared by what these mean."""
     labels = [{"llm-d.ai/engine-type": "sglang"}, {}]
@@ -90,16 +87,6 @@ async def test_an_endpoint_that_falls_silent_is_unknown_after_a_while(tmp_path: 
         assert await picker.series("llm_d_epp_datalayer_poll_errors_total")
 
 
-@pytest.mark.parametrize("value", ["NaN", "-1", "+Inf", "1e300"])
-async def test_impossible_numbers_are_not_believed(tmp_path: Path, value: str) -> None:
-    """The last good one stays, and the page is counted as faulty."""
-    (one,) = pods(page(3, 0.5))
-    async with whole_picker(tmp_path, [one], QUEUES) as picker:
-        one.page = load_page(7, 0.25).replace("waiting 7", f"waiting {value}")
-        await picker.knows("pod-0", waiting_requests=3, kv_cache_usage=0.25)
-        assert await picker.series("llm_d_epp_datalayer_extract_errors_total")
-
-
 async def test_a_restart_makes_an_endpoint_forget_its_prefixes(tmp_path: Path) -> None:
     """Its process has another start time: its cache is gone, and so is the picker's idea of it."""
     config = (
@@ -124,17 +111,6 @@ schedulingProfiles:
         await picker.knows("pod-0", process_start_time_seconds=started)
         assert await picker.series("llm_d_epp_prefix_indexer_size") == 0
         assert await picker.destination(body) == empty.host_port
-
-
-async def test_a_prefix_cache_of_real_size_bounds_what_is_remembered(tmp_path: Path) -> None:
-    """An endpoint with four blocks cannot hold a hundred."""
-    text = page().replace('num_gpu_blocks="4096"', 'num_gpu_blocks="4"')
-    async with whole_picker(tmp_path, pods(text), None) as picker:
-        for number in range(20):
-            await picker.destination(completion(prompt=f"{number} story " * 40))
-        size = await picker.series("llm_d_epp_prefix_indexer_size")
-        assert size is not None
-        assert 0 < size <= 4
 
 
 async def test_endpoints_come_and_go_with_the_file(tmp_path: Path) -> None:

@@ -15,8 +15,6 @@ from waiting_requests import (
 )
 from whole_picker import until
 
-from picker.errors import ConfigError
-
 PRIORITIES = {"critical": 10, "sheddable": -5}
 REASON = "x-llm-d-request-dropped-reason"
 
@@ -45,19 +43,6 @@ async def test_flow_control_that_is_turned_on_counts_what_is_under_way(tmp_path:
         await before[1].end()
         await waiter.destination()
         await waiter.end()
-        await scene.is_at_rest()
-
-
-async def test_a_configuration_that_cannot_be_used_changes_nothing(tmp_path: Path) -> None:
-    """Whoever waits goes on waiting."""
-    async with waiting_scene(tmp_path, config()) as scene:
-        requests = [await scene.serve(), await scene.wait(1)]
-        with pytest.raises(ConfigError):
-            scene.use(config("  maxRequests: -1"))
-        assert requests[1].waits
-        for waiter in requests:
-            await waiter.destination()
-            await waiter.end()
         await scene.is_at_rest()
 
 

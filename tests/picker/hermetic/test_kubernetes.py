@@ -149,32 +149,6 @@ async def test_the_api_server_goes_away_under_requests(tmp_path: Path) -> None:
         await scene.serves("127.0.0.12:8080", "127.0.0.14:8080")
 
 
-async def test_a_server_that_was_restarted_has_no_prefix(tmp_path: Path) -> None:
-    """Under the same IP after a kill for memory, the index holds nothing of it any more."""
-    async with following(tmp_path) as scene:
-        scene.kubelet.delete("b")
-        await scene.serves("127.0.0.11:8000")
-        prompt = completion(prompt="a long prompt " * 100)
-        await scene.picker.ask(prompt)
-        blocks = await scene.picker.series("llm_d_epp_prefix_indexer_size")
-        assert blocks is not None
-        assert blocks > 5  # those of the long prompt alone
-        before = (await scene.picker.endpoints())["a-rank-0"]
-        scene.traffic.picker = scene.picker
-        scene.kubelet.run("c", "127.0.0.13", APP)
-        await scene.serves("127.0.0.11:8000", "127.0.0.13:8000")
-        scene.kubelet.restart_container("a")
-        scene.kubelet.set_ready("a", True)
-
-        async def is_forgotten() -> bool:
-            size = await scene.picker.series("llm_d_epp_prefix_indexer_size")
-            return size is not None and size < blocks
-
-        await until(is_forgotten)
-        await scene.serves("127.0.0.11:8000", "127.0.0.13:8000")
-        assert (await scene.picker.endpoints())["a-rank-0"]["address"] == before["address"]
-
-
 async def test_without_a_pool_requests_are_refused_until_there_is_one(tmp_path: Path) -> None:
     """503, and the picker is not ready; it is when the pool comes, and is not when it goes."""
     async with running_kube_api(None, *sorted(CRDS.glob("*.yaml"))) as api:

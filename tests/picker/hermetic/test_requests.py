@@ -88,18 +88,6 @@ async def test_the_adapter_of_a_rewrite_decides(tmp_path: Path) -> None:
         assert await picker.ask(completion()) == directed(two[1].host_port, completion())
 
 
-async def test_a_body_in_two_messages_leaves_as_one(tmp_path: Path) -> None:
-    """H8: joined, to the endpoint with room in its cache."""
-    two = pods(page(4, 0.2, ("T",)), page(4, 0.85, ("T",)))
-    body = completion("T")
-    async with whole_picker(tmp_path, two) as picker, picker.stream() as stream:
-        await stream.request_headers({"x-llm-d-inference-objective": "sql-lora-sheddable"})
-        await stream.request_body(body[:20], ends=False)
-        await stream.request_body(body[20:])
-        assert await stream.read_request() == directed(two[0].host_port, body)
-        assert await picker.requests(model_name="T", target_model_name="T", priority="0") == 1
-
-
 async def test_a_request_without_body_needs_an_endpoint(tmp_path: Path) -> None:
     """H5, with the status that the protocol names: 503 instead of the reference's 500."""
     async with whole_picker(tmp_path) as picker, picker.stream() as stream:
@@ -107,33 +95,6 @@ async def test_a_request_without_body_needs_an_endpoint(tmp_path: Path) -> None:
         expected = refused(503, f"ServiceUnavailable - {DROPPED}", "rejected-no-endpoints")
         assert await stream.rest() == expected
         assert await picker.series("llm_d_epp_request_error_total") == 1
-
-
-async def test_a_request_without_body_goes_anywhere(tmp_path: Path) -> None:
-    """H14: at once, and nobody has to wait for its response."""
-    one = pods(page())
-    async with whole_picker(tmp_path, one) as picker, picker.stream() as stream:
-        await stream.request_headers(path="/v1/models", ends=True)
-        assert await stream.read(1) == directed(one[0].host_port)
-
-
-async def test_what_is_not_json_is_refused(tmp_path: Path) -> None:
-    """H7: 400, in the words of this picker's JSON reader."""
-    async with whole_picker(tmp_path, pods(page())) as picker:
-        (said,) = await picker.ask(b"no healthy upstream")
-        assert said.immediate_response.status.code == 400
-        begin = b"inference error: BadRequest - error unmarshaling request bodyMap: "
-        assert said.immediate_response.body.startswith(begin)
-        assert not said.immediate_response.headers.set_headers
-        assert await picker.series("llm_d_epp_request_error_total", error_code="BadRequest") == 1
-        assert await picker.is_idle()
-
-
-async def test_a_pool_without_endpoints_serves_nobody(tmp_path: Path) -> None:
-    """503, with the reason beside it."""
-    async with whole_picker(tmp_path) as picker:
-        expected = refused(503, f"ServiceUnavailable - {DROPPED}", "rejected-no-endpoints")
-        assert await picker.ask(completion()) == expected
 
 
 async def test_a_list_of_fallbacks(tmp_path: Path) -> None:
@@ -154,16 +115,3 @@ plugins:
             await stream.ask(completion())
             assert (await picker.endpoints())["pod-1"]["inflight_requests"] == 1
             assert (await picker.endpoints())["pod-0"]["inflight_requests"] == 0
-
-
-async def test_repeated_ends_of_a_body_are_ignored(tmp_path: Path) -> None:
-    """Envoy has been seen to send the last message of large bodies twice."""
-    one = pods(page())
-    async with whole_picker(tmp_path, one) as picker, picker.stream() as stream:
-        await stream.request_headers()
-        await stream.request_body(completion())
-        await stream.request_body(b"")
-        assert await stream.read_request() == directed(one[0].host_port, completion())
-        await stream.request_body(completion("other"))
-        assert await stream.respond([b"{}"]) == b"{}"
-        assert await picker.requests() == 1

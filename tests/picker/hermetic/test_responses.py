@@ -35,20 +35,6 @@ async def tokens_of(picker: WholePicker) -> tuple[float | None, float | None]:
     return asked, await picker.series("llm_d_epp_request_output_tokens_sum")
 
 
-async def test_a_json_response_in_two_chunks(tmp_path: Path) -> None:
-    """H16: each chunk goes on as it is, the last one with the end; its usage is counted once."""
-    async with whole_picker(tmp_path, pods(page())) as picker, picker.stream() as stream:
-        await stream.ask(completion())
-        assert await stream.response_headers({"x-went-into-req-headers": "true"}) == response_head()
-        await stream.response_body(ANSWER[:30])
-        assert await stream.read(1) == response_pieces(ANSWER[:30], ends=False)
-        await stream.response_body(ANSWER[30:], ends=True)
-        assert await stream.read(1) == response_pieces(ANSWER[30:])
-        assert await tokens_of(picker) == (7, 10)
-        assert await picker.series("llm_d_epp_response_size_bytes_sum") == len(ANSWER)
-        assert await picker.is_idle()
-
-
 async def test_a_stream_of_events(tmp_path: Path) -> None:
     """H19: every chunk is echoed, the last one with the end; usage is counted once."""
     async with whole_picker(tmp_path, pods(page())) as picker, picker.stream() as stream:
@@ -74,15 +60,6 @@ async def test_errors_of_endpoints_are_counted_and_passed_on(tmp_path: Path) -> 
         code = "ModelServerError"
         assert await picker.series("llm_d_epp_request_error_total", error_code=code) == 1
         assert await picker.outcomes() == {"completed": 1}
-
-
-async def test_a_response_without_body(tmp_path: Path) -> None:
-    """Its headers are its end."""
-    async with whole_picker(tmp_path, pods(page())) as picker, picker.stream() as stream:
-        await stream.ask(completion())
-        assert await stream.response_headers({":status": "204"}, ends=True) == response_head()
-        assert await picker.outcomes() == {"completed": 1}
-        assert await picker.is_idle()
 
 
 async def test_the_response_of_a_request_without_body_passes(tmp_path: Path) -> None:

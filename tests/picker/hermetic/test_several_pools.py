@@ -79,17 +79,6 @@ async def test_requests_go_to_the_pool_that_the_proxy_names(tmp_path: Path) -> N
         assert not await scene.common.series(UNKNOWN)
 
 
-@pytest.mark.parametrize("name", ["llama", "nobody", "x/qwen"])
-async def test_a_pools_own_port_is_its_alone(tmp_path: Path, name: str) -> None:
-    """Whatever the proxy says there: the port has said it."""
-    async with several_pools(tmp_path, three(1)) as scene:
-        assert len({scene.ports.grpc, *scene.ports.pools.values()}) == len(KEYS) + 1
-        async with scene.at_its_port("x/qwen", name) as picker:
-            assert await picker.destination(completion()) in places(scene["x/qwen"].pods)
-        assert [await scene[key].requests() for key in KEYS] == [None, 1, None]
-        assert not await scene.common.series(UNKNOWN)
-
-
 async def samples(picker: WholePicker) -> dict[tuple[str, str], float]:
     """What is told of requests: not of scrapes, which go on."""
     text = (await picker.get("/metrics"))[1]
@@ -331,22 +320,6 @@ async def test_the_drain_waits_for_the_requests_of_all_pools(tmp_path: Path) -> 
             await asyncio.sleep(2 * QUIET_SECONDS)  # only one pool has anything to do now
             assert await scene["llama"].destination(completion())
             assert await other.respond([b"{}"]) == b"{}"
-
-
-async def test_who_waits_until_the_end_of_the_drain_is_told(tmp_path: Path) -> None:
-    """In every pool, and by its own port too; those under way have had their time."""
-    changes = {"drain_timeout_seconds": 0.2}
-    async with (
-        several_pools(tmp_path, shared(1), config(), **changes) as scene,
-        scene.at_its_port("a") as own,
-    ):
-        waiters = []
-        for picker in (own, scene["b"]):
-            pool = Scene(picker)
-            await pool.serve()
-            waiters.append(await pool.wait(1))
-        scene.picker.stop()
-        assert [status_of(await one.answer()) for one in waiters] == [503, 503]
 
 
 async def test_what_one_pool_cannot_begin_with_is_told_with_its_name(tmp_path: Path) -> None:
