@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from running_fleet import Fleet, free_base_port, running_fleet, until
+from running_fleet import Fleet, free_base_port, running_fleet
+from waiting import until
 
 from fleet.doctor.command import FINE, WRONG
 
@@ -48,7 +49,7 @@ async def test_a_running_fleet_is_explained_and_examined(
         await explained(fleet)
         await examined(fleet)
         fleet.process.terminate()
-        await until(lambda: fleet.process.returncode is not None, "the end")
+        await until(lambda: fleet.process.returncode is not None, what="the end")
     gone = await pointsman("explain", "--last", "--picker", fleet.picker_url)
     assert (gone.returncode, "no picker answers" in gone.stderr) == (1, True)
     assert not list((tmp_path / "pointsman").iterdir())

@@ -197,28 +197,6 @@ async def test_many_asynchronous_chats_run_at_once(async_client: openai.AsyncOpe
     assert together == [await ask(seed) for seed in range(8)]
 
 
-async def test_leaving_a_stream_aborts_it(url: str, async_client: openai.AsyncOpenAI) -> None:
-    """Closing the stream in the middle ends the request in the engine, counted as an abort."""
-
-    async def aborted(http: httpx.AsyncClient) -> float:
-        page = (await http.get(f"{url}/metrics")).text
-        (line,) = [li for li in page.splitlines() if 'finished_reason="abort"' in li]
-        return float(line.rsplit(" ", 1)[1])
-
-    async with httpx.AsyncClient(timeout=60) as http:
-        before = await aborted(http)
-        stream = await async_client.completions.create(
-            model=MODEL, prompt="foko", max_tokens=400, stream=True, n=2, extra_body=LONG
-        )
-        assert (await anext(aiter(stream))).choices[0].text
-        await stream.close()
-        async with asyncio.timeout(30):
-            while await aborted(http) == before:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        running = (await http.get(f"{url}/metrics")).text
-    assert 'vllm:num_requests_running{model_name="sim",engine="0"} 0' in running
-
-
 async def bench_request(url: str, path: str, payload: dict[str, Any]) -> dict[str, Any]:
     """One request as `vllm bench serve` sends and reads it: SSE messages split at blank lines, a
     timestamp for every chunk with choices, the usage from the chunk that has one.

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from running_fleet import LIMIT_SECONDS, Fleet, command, free_base_port, running_fleet, until
+from running_fleet import LIMIT_SECONDS, Fleet, command, free_base_port, running_fleet
 from steady_load import PATH, STREAM_TOKENS, Load, body, steady_load
+from waiting import until
 
 pytestmark = pytest.mark.envoy
 FLAGS = ("--decision-header", "--drain-timeout", "5")
@@ -89,7 +90,7 @@ async def is_gone(processes: dict[int, str]) -> None:
     def remaining() -> list[int]:
         return [pid for pid, line in processes.items() if line and command(pid) == line]
 
-    await until(lambda: not remaining(), "all processes are gone")
+    await until(lambda: not remaining(), what="all processes are gone")
 
 
 async def test_a_restart_of_everything_costs_no_request(port: int) -> None:
@@ -101,9 +102,9 @@ async def test_a_restart_of_everything_costs_no_request(port: int) -> None:
         before = parts_of(fleet)
         assert len(before) == 5
         async with steady_load(port) as load:
-            await until(lambda: load.total > 20, "load")
+            await until(lambda: load.total > 20, what="load")
             first = await restart(fleet, "all")
-            await until(lambda: "picker: starting" in fleet.output, "the restart begins")
+            await until(lambda: "picker: starting" in fleet.output, what="the restart begins")
             second = await restart(fleet, "workers")
             assert await second.ended() == 1
             assert "a restart of picker, envoy, workers is under way" in second.output
@@ -111,7 +112,7 @@ async def test_a_restart_of_everything_costs_no_request(port: int) -> None:
             # At once, when the Envoy before this one is hardly gone.
             assert await (await restart(fleet, "envoy")).ended() == 0
             so_far = load.total
-            await until(lambda: load.total > so_far + 20, "load afterwards")
+            await until(lambda: load.total > so_far + 20, what="load afterwards")
         assert_nothing_was_lost(load)
         after = parts_of(fleet)
         assert after.keys() == before.keys()
@@ -125,8 +126,8 @@ async def test_a_restart_of_everything_costs_no_request(port: int) -> None:
             assert (await reply.json())["decisions"]
         os.kill(after["picker"], signal.SIGKILL)
         os.kill(after["envoy"], signal.SIGKILL)
-        await until(lambda: "picker is back" in fleet.output, "the picker is back")
-        await until(lambda: "envoy is back" in fleet.output, "Envoy is back")
+        await until(lambda: "picker is back" in fleet.output, what="the picker is back")
+        await until(lambda: "envoy is back" in fleet.output, what="Envoy is back")
         assert await fleet.say_hello() == 4
         assert await (await restart(fleet, "envoy")).ended() == 0  # also of one that was reborn
         assert await fleet.say_hello() == 4
@@ -158,7 +159,7 @@ async def test_a_worker_that_dies_meanwhile_does_not_stop_a_restart(port: int) -
             rolling = await restart(fleet, "workers")
             first, second, _ = sorted(name for name in before if "worker" in name)
             await until(
-                lambda: parts_of(fleet).get(first) != before[first], "the first worker goes"
+                lambda: parts_of(fleet).get(first) != before[first], what="the first worker goes"
             )
             os.killpg(before[second], signal.SIGKILL)
             assert await rolling.ended() == 0, rolling.output
@@ -178,7 +179,7 @@ async def test_the_only_worker_is_replaced_by_one_beside_it(port: int) -> None:
         await fleet.ready()
         before = parts_of(fleet)
         async with steady_load(port) as load:
-            await until(lambda: load.total > 10, "load")
+            await until(lambda: load.total > 10, what="load")
             rolling = await restart(fleet, "workers")
             assert await rolling.ended() == 0, rolling.output
         assert_nothing_was_lost(load)
@@ -187,7 +188,7 @@ async def test_the_only_worker_is_replaced_by_one_beside_it(port: int) -> None:
         assert {name for name in after if "worker" in name}.isdisjoint(before)
 
         cut = await restart(fleet, "picker")
-        await until(lambda: "picker: starting" in fleet.output, "the restart begins")
+        await until(lambda: "picker: starting" in fleet.output, what="the restart begins")
         processes = fleet.descendants()
         fleet.process.send_signal(signal.SIGINT)
         assert await cut.ended() == 1

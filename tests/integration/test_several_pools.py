@@ -283,32 +283,6 @@ def _at(document: Document, pool: str, picker: PickerProcess) -> Document:
     return by_cluster(cluster)
 
 
-async def test_a_killed_picker_costs_no_request_of_any_pool(tmp_path: Path) -> None:
-    """Where Envoy keeps bodies: requests to all pools go on while their one picker is killed, gone
-    and back; none fails, each is served by its own pool, and with the picker back by who is picked.
-    """
-    async with pools_scene(tmp_path, *POOLS) as scene:
-        picker = of_all(scene)
-        document = bootstrap(scene, picker, Mechanism.OVERRIDE_HOST, buffer_request_body=True)
-        async with running(picker):
-            await scene.start_envoy(document)
-            for pool in POOLS:
-                await scene.until_picked(pool)
-            async with scene.clients(POOLS) as answers:
-                await scene.answered(answers, 30)
-                await picker.kill()
-                await scene.until_healthy("picker", 0)
-                await scene.answered(answers, 60)
-                assert {one.told for _, one in answers[-30:]} == {None}  # nobody picks
-                await picker.start()
-                await scene.until_healthy("picker", 1)
-                await scene.answered(answers, 60)
-            assert [(pool, one) for pool, one in answers if one.pool != pool] == []
-            for pool in POOLS:
-                await scene.until_picked(pool)
-            assert crossed(await scene.crowd(POOLS, 20)) == []
-
-
 def page_block() -> str:
     """What docs/several-pools.md has a newcomer copy."""
     text = (ROOT / "docs" / "several-pools.md").read_text().partition("## Configure Envoy")[2]
@@ -361,7 +335,7 @@ async def test_the_bootstrap_that_comes_along_serves_the_page_s_picker(tmp_path:
             await picker.kill()
             answers = [(pools[0], await scene.ask(pools[0]))]
             # Envoy ejects it on another thread than the one that meets the failure.
-            await scene.until_healthy("picker", 0)
+            await scene.envoy.until_healthy("picker", 0)
             answers += [(pool, await scene.ask(pool)) for pool in pools * 10]
             lost = [one.status for _, one in answers if one.status != 200]
             assert lost in ([], [500])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from kube_api.kubelet import Kubelet
 from kube_api.server import KubeApi, running_kube_api
 from kubernetes_objects import CRDS, pool
 from local_ports import free_port
+from waiting import until
 
 LIMIT_SECONDS = 60.0
 LEASE = "epp-default-pool.llm-d.ai"
@@ -96,13 +96,6 @@ class Election:
         return found
 
 
-async def until(check: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until `check` says yes."""
-    async with asyncio.timeout(LIMIT_SECONDS):
-        while not await check():  # noqa: ASYNC110 - it is about other processes
-            await asyncio.sleep(0.05)
-
-
 async def until_ready(one: ElectedPicker) -> None:
     """It leads."""
     await until(one.is_ready)
@@ -110,11 +103,7 @@ async def until_ready(one: ElectedPicker) -> None:
 
 async def until_not_ready(one: ElectedPicker) -> None:
     """It leads no more, or is no more."""
-
-    async def is_not() -> bool:
-        return not await one.is_ready()
-
-    await until(is_not)
+    await until(one.is_ready, lambda found: not found)
 
 
 @contextmanager

@@ -8,20 +8,20 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
 from aiohttp import web
 from eds_scene import CONFIG, STEERING
+from envoy_process import EnvoyProcess
 from local_ports import free_port
 from prometheus_client.parser import text_string_to_metric_families
+from waiting import until
 
-from fleet.envoy.binary import find_envoy
 from fleet.envoy.settings import DESTINATION_KEY
 
 LIMIT_SECONDS = 60.0
@@ -98,36 +98,20 @@ class PoolsScene:
     def __init__(self, folder: Path, workers: Mapping[str, Sequence[PoolWorker]]) -> None:
         self.folder, self.workers = folder, workers
         self.listen, self.admin = free_port(), free_port()
-        self._envoy: asyncio.subprocess.Process | None = None
+        self.envoy = EnvoyProcess(folder, self.admin)
         self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(LIMIT_SECONDS))
 
     async def start_envoy(self, document: Mapping[str, Any] | str, threads: int = 2) -> None:
         """Listen, with a bootstrap that has the scene's ports; of pickers that tell of endpoints
         one has to run.
         """
-        path = self.folder / "bootstrap.yaml"
-        path.write_text(document if isinstance(document, str) else json.dumps(document))
-        self._envoy = await asyncio.create_subprocess_exec(
-            str(find_envoy()),
-            *("-c", str(path), "--disable-hot-restart", "--concurrency", str(threads)),
-            *("--log-level", "warn", "--log-path", str(self.folder / "envoy.log")),
-        )
-        await self.until(self._is_ready, "Envoy listens")
-
-    async def _is_ready(self) -> bool:
-        assert self._envoy is not None
-        assert self._envoy.returncode is None, (self.folder / "envoy.log").read_text()[-2000:]
-        try:
-            async with self._http.get(f"http://127.0.0.1:{self.admin}/ready") as reply:
-                return reply.status == 200
-        except aiohttp.ClientError:
-            return False
+        text = document if isinstance(document, str) else json.dumps(document)
+        await self.envoy.start(text, threads)
+        await self.envoy.until_ready()
 
     async def close(self) -> None:
         """End it."""
-        if self._envoy is not None and self._envoy.returncode is None:
-            self._envoy.kill()
-            await self._envoy.wait()
+        await self.envoy.stop()
         await self._http.close()
 
     async def ask(
@@ -160,35 +144,6 @@ class PoolsScene:
 
         return await asyncio.gather(*(one(at) for at in range(count * len(places))))
 
-    @asynccontextmanager
-    async def clients(self, places: Sequence[str]) -> AsyncIterator[list[tuple[str, Answer]]]:
-        """Two for each place that ask one thing after the other, for the length of the block; what
-        they got.
-        """
-        answers: list[tuple[str, Answer]] = []
-        stop = asyncio.Event()
-
-        async def go_on(place: str) -> None:
-            while not stop.is_set():
-                answers.append((place, await self.ask(place)))
-
-        async with asyncio.TaskGroup() as group:
-            for place in (*places, *places):
-                group.create_task(go_on(place))
-            try:
-                yield answers
-            finally:
-                stop.set()
-
-    async def answered(self, answers: Sequence[object], count: int) -> None:
-        """Return once the clients got so many more answers."""
-        enough = len(answers) + count
-
-        async def have_they() -> bool:
-            return len(answers) >= enough
-
-        await self.until(have_they, f"{count} more answers")
-
     async def until_picked(self, place: str, pool: str | None = None) -> None:
         """Return once what is picked for a worker arrives there, for each worker of the pool; each
         of Envoy's threads learns of the picker and of endpoints by itself.
@@ -203,27 +158,7 @@ class PoolsScene:
                 in_a_row = in_a_row + 1 if right else 0
                 return in_a_row == 10
 
-            await self.until(does_it, f"{place} is picked for")
-
-    async def until_healthy(self, cluster: str, count: int) -> None:
-        """Return once Envoy uses exactly so many members of a cluster."""
-
-        async def does_it() -> bool:
-            return await self.healthy(cluster) == count
-
-        await self.until(does_it, f"{count} members of {cluster}")
-
-    async def healthy(self, cluster: str) -> int:
-        """How many members of a cluster Envoy uses; -1: it does not say."""
-        name = f"cluster.{cluster}.membership_healthy"
-        asked = {"filter": f"^{name}$", "format": "json"}
-        try:
-            url = f"http://127.0.0.1:{self.admin}/stats"
-            async with self._http.get(url, params=asked) as reply:
-                found = (await reply.json())["stats"]
-        except aiohttp.ClientError:
-            return -1
-        return next((one["value"] for one in found if one.get("name") == name), -1)
+            await until(does_it, what=f"{place} is picked for")
 
     async def counted(self, picker: PickerProcess, name: str) -> dict[str, float]:
         """A counter of a picker by pool; "" where it is of the process."""
@@ -235,15 +170,6 @@ class PoolsScene:
                 if sample.name == name:
                     found[sample.labels.get("inference_pool", "")] += sample.value
         return dict(found)
-
-    async def until(self, condition: Callable[[], Awaitable[bool]], what: str) -> None:
-        """Return once `condition` holds; fail naming `what` after a generous limit."""
-        try:
-            async with asyncio.timeout(LIMIT_SECONDS):
-                while not await condition():  # noqa: ASYNC110 - it is about other processes
-                    await asyncio.sleep(0.02)
-        except TimeoutError:
-            pytest.fail(f"never happened: {what}")
 
 
 def served_pool(name: str, *more: str) -> str:

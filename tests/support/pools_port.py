@@ -14,7 +14,8 @@ import grpc
 import yarl
 from admin_scene import Scene
 from ext_proc_stream import GatewayStream, completion, destination_of
-from whole_picker import started_picker, until
+from waiting import until
+from whole_picker import started_picker
 
 from picker.admin.server import SeveralPools
 from picker.cli.options import Options, PoolFlags, Ports
@@ -120,9 +121,5 @@ async def whole_pools(
     )
     async with started_picker(options) as (_, ports):
         running = WholePools(ports)
-
-        async def is_ready() -> bool:
-            return (await asked(running.url, "/readyz")).status == 200
-
-        await until(is_ready)
+        await until(lambda: asked(running.url, "/readyz"), lambda found: found.status == 200)
         yield running

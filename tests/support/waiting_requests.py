@@ -11,7 +11,8 @@ from typing import Any
 
 from ext_proc_stream import GatewayStream, Message, completion, destination_of
 from metrics_pages import Pod, page, pods
-from whole_picker import HEAD, WholePicker, until, whole_picker
+from waiting import until
+from whole_picker import HEAD, WholePicker, whole_picker
 
 from picker.config.load import load_config
 
@@ -99,11 +100,7 @@ class Scene:
 
     async def has_waiting(self, number: int) -> None:
         """Return once so many wait."""
-
-        async def is_so() -> bool:
-            return await self.waiting() == number
-
-        await until(is_so)
+        await until(self.waiting, lambda found: found == number)
 
     async def is_at_rest(self) -> None:
         """Return once nothing waits and nothing is held, as it has to be in the end."""

@@ -170,21 +170,6 @@ async def test_every_answer_is_guarded(port: Port, path: str) -> None:
     assert "Access-Control-Allow-Origin" not in headers
 
 
-@pytest.mark.parametrize("path", DATA)
-async def test_a_name_that_points_here_is_not_answered(port: Port, path: str) -> None:
-    """A page from elsewhere could let its own name point to 127.0.0.1, and read everything."""
-    answer = await port.get(path, Host="evil.example")
-    assert answer.status == 403
-    assert "localhost" in answer.json["error"]
-    assert (await port.get(path, Host="localhost:1234")).status == 200
-
-
-@pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz"])
-async def test_monitoring_may_use_names_of_its_own(port: Port, path: str) -> None:
-    """Scrapers and probes do, and there is nothing of a request in what they get."""
-    assert (await port.get(path, Host="picker.monitoring.example")).status == 200
-
-
 async def test_the_page_is_whole_and_small() -> None:
     """Everything that it loads is here, under 100 KB, and nothing is from elsewhere."""
     files = page_files()

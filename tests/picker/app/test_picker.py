@@ -14,7 +14,8 @@ import pytest
 from ext_proc_stream import GatewayStream, completion, destination_of
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from metrics_pages import Pod, page, pods
-from whole_picker import WholePicker, started_picker, until, whole_picker, write_endpoints
+from waiting import until
+from whole_picker import WholePicker, started_picker, whole_picker, write_endpoints
 
 from picker.app.picker import Options, StartError, compose
 from picker.cli.options import MetricsTls, TlsFlags
@@ -71,11 +72,7 @@ async def test_a_drain_refuses_readiness_and_waits_for_streams(tmp_path: Path) -
         stream = GatewayStream(channel)
         await stream.ask(completion(prompt="long answer"))
         picker.stop()
-
-        async def not_ready() -> bool:
-            return (await fleet.get("/readyz"))[0] == 503
-
-        await until(not_ready)
+        await until(lambda: fleet.get("/readyz"), lambda found: found[0] == 503)
         async with opened(fleet, "sent before the proxy noticed"):
             pass
         assert (await fleet.get("/healthz"))[0] == 200

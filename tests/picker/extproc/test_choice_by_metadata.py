@@ -17,7 +17,7 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as pb_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from whole_picker import until
+from waiting import until
 
 from picker.app.pool_choice import PoolChoice
 from picker.extproc.pump import StreamMetrics
@@ -207,11 +207,7 @@ async def test_streams_are_counted_whoever_they_are_for(director: MakeDirector) 
     async with serving(director) as scene:
         for name in ("llama", "x/qwen", "nobody"):
             await scene.ask(("x-pointsman-pool", name))
-
-        async def all_have_ended() -> bool:
-            return scene.value("streams_total", code="OK") == 3
-
-        await until(all_have_ended)
+        await until(lambda: scene.value("streams_total", code="OK") == 3)
         assert scene.value("streams_inflight") == 0
         assert scene.value("stream_duration_seconds_count") == 3
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from ext_proc_stream import REQUEST_ID, GatewayStream, completion, response_head
 from metrics_pages import page, pods
-from whole_picker import WholePicker, until, whole_picker
+from waiting import until
+from whole_picker import WholePicker, whole_picker
 
 from picker.cli.options import ExplainFlags
 

@@ -14,7 +14,8 @@ from ext_proc_stream import (
     completion,
 )
 from metrics_pages import page, pods
-from whole_picker import HEAD, WholePicker, until, whole_picker
+from waiting import until
+from whole_picker import HEAD, WholePicker, whole_picker
 
 # Everything that holds something for a request while it is under way.
 HOLDING = (

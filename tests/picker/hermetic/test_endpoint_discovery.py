@@ -12,7 +12,8 @@ import grpc
 import pytest
 from envoy.service.discovery.v3 import discovery_pb2
 from metrics_pages import load_page, pods
-from whole_picker import WholePicker, until, whole_picker
+from waiting import until
+from whole_picker import WholePicker, whole_picker
 from xds_call import assignments
 
 from picker.app.picker import StartError
@@ -54,11 +55,10 @@ async def test_a_client_is_sent_every_change_of_the_endpoints(tmp_path: Path) ->
         assert await told(call) == [two.host_port]
         picker.list_endpoints([])
         assert await told(call) == []
-
-        async def is_counted() -> bool:
-            return await picker.series("pointsman_xds_acks_total", variant="sotw") == 3
-
-        await until(is_counted)
+        await until(
+            lambda: picker.series("pointsman_xds_acks_total", variant="sotw"),
+            lambda found: found == 3,
+        )
         assert await picker.series("pointsman_xds_clients") == 1
         assert await picker.series("pointsman_xds_version") == 3
 

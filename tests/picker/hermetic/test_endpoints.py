@@ -20,7 +20,8 @@ from metrics_pages import (
     pods,
     serving,
 )
-from whole_picker import HEAD, WholePicker, until, whole_picker, write_endpoints
+from waiting import until
+from whole_picker import HEAD, WholePicker, whole_picker, write_endpoints
 
 QUEUES = HEAD + "plugins: [{type: queue-scorer}, {type: max-score-picker}]"
 
@@ -59,11 +60,7 @@ async def test_an_endpoint_without_metrics_is_not_idle(tmp_path: Path, broken: s
         await stack.enter_async_context(serving(bad))
         async with whole_picker(tmp_path, [good]) as picker:
             write_endpoints(picker.endpoints_file, [bad, good])
-
-            async def is_asked() -> bool:
-                return bad.asked >= 2 and "bad" in await picker.endpoints()
-
-            await until(is_asked)
+            await until(picker.endpoints, lambda found: bad.asked >= 2 and "bad" in found)
             assert (await picker.endpoints())["bad"]["metrics"] is None
             for _ in range(4):
                 assert await picker.destination(completion()) == good.host_port
@@ -119,41 +116,23 @@ async def test_endpoints_come_and_go_with_the_file(tmp_path: Path) -> None:
     async with whole_picker(tmp_path, two, QUEUES) as picker:
         assert await picker.destination(completion()) == one.host_port
         before = one.asked
-
-        async def has_asked_more() -> bool:
-            return one.asked >= before + 3
-
-        await until(has_asked_more)
+        await until(lambda: one.asked >= before + 3)
         picker.list_endpoints([other])
-
-        async def is_gone() -> bool:
-            return list(await picker.endpoints()) == ["pod-1"]
-
-        await until(is_gone)
+        await until(picker.endpoints, lambda found: list(found) == ["pod-1"])
         asked, asked_other = one.asked, other.asked
         for _ in range(3):
             assert await picker.destination(completion()) == other.host_port
-
-        async def goes_on() -> bool:
-            return other.asked >= asked_other + 4
-
-        await until(goes_on)
+        await until(lambda: other.asked >= asked_other + 4)
         assert one.asked <= asked + 1  # one may have been under way
         bad = Pod("bad", "a-name.example", None, port=80)
         write_endpoints(picker.endpoints_file, [bad, one])
-
-        async def is_back() -> bool:
-            return list(await picker.endpoints()) == ["pod-0"]
-
-        await until(is_back)
+        await until(picker.endpoints, lambda found: list(found) == ["pod-0"])
         assert await picker.series("pointsman_discovery_errors_total") == 1
         assert await picker.destination(completion()) == one.host_port
         picker.endpoints_file.write_text("endpoints: 7")
-
-        async def is_counted() -> bool:
-            return await picker.series("pointsman_discovery_errors_total") == 2
-
-        await until(is_counted)
+        await until(
+            lambda: picker.series("pointsman_discovery_errors_total"), lambda found: found == 2
+        )
         assert await picker.destination(completion()) == one.host_port
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from waiting import until
 from waiting_requests import (
     FAIRNESS,
     OBJECTIVE,
@@ -13,7 +14,6 @@ from waiting_requests import (
     status_of,
     waiting_scene,
 )
-from whole_picker import until
 
 PRIORITIES = {"critical": 10, "sheddable": -5}
 REASON = "x-llm-d-request-dropped-reason"
@@ -51,11 +51,7 @@ async def test_a_drain_serves_those_that_wait(tmp_path: Path) -> None:
     async with waiting_scene(tmp_path, config()) as scene:
         requests = [await scene.serve(), await scene.wait(1)]
         scene.picker.picker.stop()
-
-        async def is_draining() -> bool:
-            return (await scene.picker.get("/readyz"))[0] == 503
-
-        await until(is_draining)
+        await until(lambda: scene.picker.get("/readyz"), lambda found: found[0] == 503)
         assert requests[1].waits
         for waiter in requests:
             await waiter.destination()

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ext_proc_stream import Message, completion, destination_of
 from metrics_pages import page, pods
-from whole_picker import objective, rewrite, rule, until, whole_picker
+from waiting import until
+from whole_picker import objective, rewrite, rule, whole_picker
 
 OBJECTIVE = "x-llm-d-inference-objective"
 
@@ -93,11 +94,9 @@ async def test_what_is_broken_changes_nothing(tmp_path: Path) -> None:
     one = pods(page())
     async with whole_picker(tmp_path, one, objectives={"o": 4}) as picker:
         picker.endpoints_file.write_text(json.dumps(objective("o", 5)))
-
-        async def is_told() -> bool:
-            return await picker.series("pointsman_discovery_errors_total") == 1
-
-        await until(is_told)
+        await until(
+            lambda: picker.series("pointsman_discovery_errors_total"), lambda found: found == 1
+        )
         await picker.ask(completion(), {OBJECTIVE: "o"})
         assert await picker.requests(priority="4") == 1
         bad = objective("o", 6)

@@ -11,7 +11,8 @@ import pytest
 from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from ext_proc_stream import GatewayStream, directed, refused
 from metrics_pages import page, pods
-from whole_picker import HEAD, until, whole_picker
+from waiting import until
+from whole_picker import HEAD, whole_picker
 
 from fleet.cli import main
 from picker.cli.options import RecordFlags

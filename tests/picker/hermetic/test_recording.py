@@ -11,7 +11,8 @@ from random import Random
 import pytest
 from ext_proc_stream import GatewayStream, completion
 from metrics_pages import START_SECONDS, Pod, page, pods
-from whole_picker import HEAD, WholePicker, until, whole_picker
+from waiting import until
+from whole_picker import HEAD, WholePicker, whole_picker
 
 from fleet.cli import main
 from picker.app.picker import compose

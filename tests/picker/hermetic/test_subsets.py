@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from ext_proc_stream import completion, destination_of, directed, refused
 from metrics_pages import Pod, page, pods
-from whole_picker import FOUR_SCORERS, until, whole_picker
+from waiting import until
+from whole_picker import FOUR_SCORERS, whole_picker
 
 PREFIX = "  - {pluginRef: prefix-cache-scorer}\n"
 

@@ -16,8 +16,8 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.settings import SettingCodes
+from waiting import until
 from waiting_requests import Scene, config, waiting_scene
-from whole_picker import until
 
 from picker.requestcontrol.bodies import REQUEST_BYTES
 from picker.rpc.framing import prefix

@@ -13,7 +13,7 @@ import grpc
 import pytest
 from replica_mesh import KEYS, Node, node
 from replicas_scene import LOOPBACK
-from whole_picker import until
+from waiting import until
 
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.peers.server import MAX_CALLS, PeerServer, PoolReports, peer_port
@@ -89,11 +89,7 @@ async def test_a_call_is_about_the_pool_that_it_names() -> None:
         message = caller.exchange.next(cursor, 0.0)
         assert message is not None
         await calling.write(message)
-
-        async def counts() -> bool:
-            return here.pools["b"].node.inflight.requests(KEYS[0]) == 1
-
-        await until(counts)
+        await until(lambda: here.pools["b"].node.inflight.requests(KEYS[0]) == 1)
         assert here.pools["a"].node.inflight.requests(KEYS[0]) == 0
         assert (here.pools["a"].heard, here.pools["b"].heard) == (0, 1)
         received = here.pools["b"].series.messages_total.numbers()

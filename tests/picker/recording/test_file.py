@@ -7,11 +7,11 @@ import fcntl
 import logging
 import os
 import stat
-from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
+from waiting import until
 
 from picker.errors import ConfigError
 from picker.metrics.families import RecordingSeries
@@ -41,14 +41,6 @@ def value(one: Counter | Gauge) -> float:
 def lines(path: Path) -> list[AnyLine]:
     """All of a file."""
     return [decoded(line) for line in path.read_bytes().splitlines()]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that happens soon."""
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
 
 
 async def write(path: Path, *texts: bytes, max_bytes: int = 10**6) -> RecordingSeries:
