@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from manifests import (
-    BUILDS,
-    NAMESPACE,
-    Object,
-    charted,
-    kustomized,
-    of_kind,
-    pod_of,
-    workloads,
-)
+from manifests import BUILDS, NAMESPACE, Object, charted, kustomized, of_kind, pod_of, workloads
 
 from picker.k8s.reviews import ACCESS_REVIEWS, TOKEN_REVIEWS
 

@@ -8,15 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from deploy_wiring import loose_ends
-from manifests import (
-    BUILDS,
-    Object,
-    containers,
-    kustomized,
-    of_kind,
-    pod_of,
-    workloads,
-)
+from manifests import BUILDS, Object, containers, kustomized, of_kind, pod_of, workloads
 
 import picker.__main__
 import worker.flags

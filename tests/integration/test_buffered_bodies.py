@@ -18,9 +18,7 @@ from picker.requestcontrol.director import Director
 from picker.requestcontrol.pipeline import RequestContext
 from picker.rpc.health import HealthService
 from picker.rpc.options import ServerOptions
-from picker.types import (
-    Endpoint,
-)
+from picker.types import Endpoint
 
 pytestmark = pytest.mark.envoy
 BOTH = pytest.mark.parametrize("mechanism", list(Mechanism), ids=lambda m: m.value)

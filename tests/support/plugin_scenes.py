@@ -11,12 +11,7 @@ import msgspec
 
 from picker.decisions.steps import BoundPlugin
 from picker.framework.attributes import PEER_ENDPOINT_KEY, Attributes
-from picker.framework.disaggregation import (
-    DECODE_ROLES,
-    ENCODE_ROLES,
-    PREFILL_ROLES,
-    ROLE_LABEL,
-)
+from picker.framework.disaggregation import DECODE_ROLES, ENCODE_ROLES, PREFILL_ROLES, ROLE_LABEL
 from picker.framework.flow import QueuedRequest
 from picker.framework.registry import PluginType
 from picker.plugins.filters.by_label import LabelValueFilter

@@ -8,16 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from spoilt_bootstraps import (
-    CASES,
-    Break,
-    Document,
-    bootstrap,
-    cluster,
-    manager,
-    processor,
-    route,
-)
+from spoilt_bootstraps import CASES, Break, Document, bootstrap, cluster, manager, processor, route
 
 from fleet.doctor.cluster_look import ClusterFacts
 from fleet.doctor.command import CHECKS, diagnose

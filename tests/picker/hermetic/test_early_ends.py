@@ -9,10 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from ext_proc_stream import (
-    GatewayStream,
-    completion,
-)
+from ext_proc_stream import GatewayStream, completion
 from metrics_pages import page, pods
 from waiting import until
 from whole_picker import HEAD, WholePicker, whole_picker

@@ -11,15 +11,7 @@ from pathlib import Path
 
 import pytest
 from ext_proc_stream import DESTINATION, completion, destination_of
-from metrics_pages import (
-    SGLANG,
-    START_SECONDS,
-    Pod,
-    load_page,
-    page,
-    pods,
-    serving,
-)
+from metrics_pages import SGLANG, START_SECONDS, Pod, load_page, page, pods, serving
 from waiting import until
 from whole_picker import HEAD, WholePicker, whole_picker, write_endpoints
 

@@ -6,14 +6,7 @@ from pathlib import Path
 
 import pytest
 from waiting import until
-from waiting_requests import (
-    FAIRNESS,
-    OBJECTIVE,
-    config,
-    headers_of,
-    status_of,
-    waiting_scene,
-)
+from waiting_requests import FAIRNESS, OBJECTIVE, config, headers_of, status_of, waiting_scene
 
 PRIORITIES = {"critical": 10, "sheddable": -5}
 REASON = "x-llm-d-request-dropped-reason"

@@ -11,12 +11,7 @@ from pathlib import Path
 from struct import pack
 
 import pytest
-from ext_proc_stream import (
-    RESPONSE_TRAILERS,
-    directed,
-    response_head,
-    response_pieces,
-)
+from ext_proc_stream import RESPONSE_TRAILERS, directed, response_head, response_pieces
 from metrics_pages import page, pods
 from whole_picker import FOUR_SCORERS, WholePicker, whole_picker
 

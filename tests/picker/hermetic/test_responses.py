@@ -10,11 +10,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ext_proc_stream import (
-    completion,
-    response_head,
-    response_pieces,
-)
+from ext_proc_stream import completion, response_head, response_pieces
 from metrics_pages import page, pods
 from whole_picker import WholePicker, whole_picker
 

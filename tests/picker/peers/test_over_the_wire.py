@@ -11,12 +11,7 @@ from certificates import certificates
 from ext_proc_stream import completion, destination_of
 from local_ports import free_ports
 from metrics_pages import page, pods
-from replicas_scene import (
-    LOOPBACK,
-    peer_flags,
-    replica,
-    two_replicas,
-)
+from replicas_scene import LOOPBACK, peer_flags, replica, two_replicas
 from waiting import until
 from whole_picker import WholePicker
 

@@ -18,14 +18,7 @@ from hypothesis import strategies as st
 from picker.errors import Code, RefusedError
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Flight
-from picker.types import (
-    Candidate,
-    FinishCause,
-    InferenceRequest,
-    RawRequest,
-    ResponseHead,
-    Usage,
-)
+from picker.types import Candidate, FinishCause, InferenceRequest, RawRequest, ResponseHead, Usage
 
 PATH = {":path": "/v1/completions"}
 REQUESTS = (

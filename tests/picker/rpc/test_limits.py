@@ -11,12 +11,7 @@ from h2.errors import ErrorCodes
 from http2_peer import PATH, REQUEST, Held, Peer, echo
 from hyperframe.frame import GoAwayFrame
 
-from picker.rpc.connection import (
-    DRAIN_SECONDS,
-    KEEPALIVE_SECONDS,
-    WASTE_BURST,
-    WASTE_PER_SECOND,
-)
+from picker.rpc.connection import DRAIN_SECONDS, KEEPALIVE_SECONDS, WASTE_BURST, WASTE_PER_SECOND
 from picker.rpc.http2.frames import END_HEADERS, NUMBER, PREFACE, FrameType, frame
 from picker.rpc.http2.headers import encode_fields
 from picker.rpc.options import ServerOptions, TlsOptions

@@ -5,16 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from flow_scene import (
-    Ceilings,
-    GlobalStrict,
-    Pool,
-    Scene,
-    Slots,
-    band,
-    inference_request,
-    settle,
-)
+from flow_scene import Ceilings, GlobalStrict, Pool, Scene, Slots, band, inference_request, settle
 
 from picker.errors import RefusedError
 from picker.flowcontrol.core import MOST_PER_LOOK

@@ -19,14 +19,7 @@ from picker.plugins.producers.approx_prefix_cache_producer import (
 )
 from picker.prefix.block_hash import block_hashes, root_hash
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
-from picker.types import (
-    Api,
-    Candidate,
-    Candidates,
-    Endpoint,
-    InferenceRequest,
-    ParsedBody,
-)
+from picker.types import Api, Candidate, Candidates, Endpoint, InferenceRequest, ParsedBody
 
 B = 64
 

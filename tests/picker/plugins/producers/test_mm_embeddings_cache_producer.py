@@ -12,11 +12,7 @@ from picker.plugins.producers.mm_embeddings_cache_producer import (
     MmEmbeddingsCacheParameters,
     MmEmbeddingsCacheProducer,
 )
-from picker.types import (
-    Candidate,
-    InferenceRequest,
-    MultiModalFeature,
-)
+from picker.types import Candidate, InferenceRequest, MultiModalFeature
 
 NAME = "mm-embeddings-cache-producer"
 
