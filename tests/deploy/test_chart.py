@@ -44,21 +44,14 @@ SAME: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "base": (QUIET, ("deploy/k8s/base",)),
     "gateway": ((), (f"{OVERLAYS}/gateway",)),
     "standalone": (("mode=standalone",), (f"{OVERLAYS}/standalone",)),
-    "ha": (
-        ("picker.highAvailability=leader-election", "picker.replicas=2"),
-        (f"{OVERLAYS}/ha",),
-    ),
+    "ha": (("picker.highAvailability=leader-election", "picker.replicas=2"), (f"{OVERLAYS}/ha",)),
     "active-active": (
         ("picker.highAvailability=active-active", "picker.replicas=2"),
         (f"{OVERLAYS}/active-active",),
     ),
     "several pools": (
         (*POOLS[:4], "networkPolicy.enabled=true"),
-        (
-            f"{OVERLAYS}/several-pools",
-            f"{ADDONS}/network-policy",
-            f"{ADDONS}/network-policy-pools",
-        ),
+        (f"{OVERLAYS}/several-pools", f"{ADDONS}/network-policy", f"{ADDONS}/network-policy-pools"),
     ),
     "several namespaces": (POOLS, (f"{OVERLAYS}/several-namespaces",)),
     "workers": (
@@ -156,11 +149,7 @@ def test_both_use_certificates_alike(settings: tuple[str, ...], folders: tuple[s
 
 def test_probes_of_a_port_with_a_certificate_speak_tls() -> None:
     """Beside Envoy the kubelet asks the HTTP port, which has no plain text then."""
-    settings = (
-        "mode=standalone",
-        "picker.metrics.certificateSecret=c",
-        "picker.metrics.auth=true",
-    )
+    settings = ("mode=standalone", "picker.metrics.certificateSecret=c", "picker.metrics.auth=true")
     [workload] = workloads(charted(*settings))
     [picker] = pod_of(workload)["initContainers"]
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):

@@ -110,13 +110,7 @@ def test_logprobs_are_aligned_with_the_answer(client: openai.OpenAI) -> None:
 def test_completion_logprobs_count_characters(client: openai.OpenAI) -> None:
     """The legacy shape: offsets into the text, and the echoed prompt in front."""
     answer = client.completions.create(
-        model=MODEL,
-        prompt=[300, 301],
-        max_tokens=4,
-        logprobs=2,
-        echo=True,
-        seed=1,
-        extra_body=LONG,
+        model=MODEL, prompt=[300, 301], max_tokens=4, logprobs=2, echo=True, seed=1, extra_body=LONG
     ).choices[0]
     logprobs = answer.logprobs
     assert logprobs is not None

@@ -40,10 +40,7 @@ class RecordingExchange:
             raise
 
     def finish(
-        self,
-        cause: FinishCause,
-        response_status: int | None = None,
-        served_by: str | None = None,
+        self, cause: FinishCause, response_status: int | None = None, served_by: str | None = None
     ) -> None:
         """Record the end."""
         self.finish_calls += 1

@@ -197,12 +197,7 @@ def make_bench(target: LlamaModel, network: DraftNetwork, method: str = "greedy"
     """A bench with an empty cache."""
     blocks = (NUM_BLOCKS, BLOCK_SIZE)
     drafter = CachedDrafter(lambda _: network, network, target, blocks, method)
-    runner = ModelRunner(
-        target,
-        lambda: target,
-        lambda: empty_cache(target.config),
-        drafter,
-    )
+    runner = ModelRunner(target, lambda: target, lambda: empty_cache(target.config), drafter)
     return Bench(target, runner, drafter)
 
 

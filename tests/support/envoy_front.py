@@ -133,9 +133,7 @@ def _bootstrap(front: Front, listeners: Mapping[str, Asking]) -> dict[str, Any]:
 
 def _protocol(options: dict[str, Any]) -> dict[str, Any]:
     kind = f"{_EXTENSIONS}.upstreams.http.v3.HttpProtocolOptions"
-    return {
-        "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {"@type": kind, **options},
-    }
+    return {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {"@type": kind, **options}}
 
 
 def _overridden() -> dict[str, Any]:

@@ -75,12 +75,7 @@ def configured(
 
 
 def queued(
-    flow: str = "f",
-    *,
-    at: float = 0.0,
-    tokens: int = 0,
-    ttl: float | None = None,
-    **fields: Any,
+    flow: str = "f", *, at: float = 0.0, tokens: int = 0, ttl: float | None = None, **fields: Any
 ) -> QueuedRequest:
     """A request of `flow` that came at that time, each with its own sequence."""
     request = request_for(fairness_id=flow, **fields)

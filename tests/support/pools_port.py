@@ -113,11 +113,7 @@ async def whole_pools(
         path.write_text(json.dumps({"endpoints": listed}))
         flags.append(PoolFlags(name, namespace, grpc_port=0, endpoints_file=path))
     options = Options(
-        pools=tuple(flags),
-        bind_address=HOST,
-        grpc_port=0,
-        grpc_health_port=0,
-        metrics_port=0,
+        pools=tuple(flags), bind_address=HOST, grpc_port=0, grpc_health_port=0, metrics_port=0
     )
     async with started_picker(options) as (_, ports):
         running = WholePools(ports)

@@ -51,8 +51,4 @@ class HoldingTap:
 
 def taps() -> st.SearchStrategy[HoldingTap]:
     """Such taps, most of which fail never or late."""
-    return st.builds(
-        HoldingTap,
-        st.sampled_from([0, 1, 5, 100_000]),
-        st.none() | st.integers(1, 4),
-    )
+    return st.builds(HoldingTap, st.sampled_from([0, 1, 5, 100_000]), st.none() | st.integers(1, 4))

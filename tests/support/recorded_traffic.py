@@ -155,11 +155,7 @@ class Traffic:
             tuple(self.assembly.profiles),
         )
         around = RequestContext(
-            self.datastore,
-            self.inflight,
-            Random(seed + 1),
-            clock=lambda: self.now,
-            health=health,
+            self.datastore, self.inflight, Random(seed + 1), clock=lambda: self.now, health=health
         )
         self.director = Director(self.recorder.recorded(pipeline_of(self.assembly)), around)
         self.names = [f"pod-{number}" for number in range(endpoints)]

@@ -117,11 +117,7 @@ OVERRIDE: list[tuple[str, str, Break]] = [
     ("override-host", "no fallback_policy", without("policy", "fallback_policy")),
     ("override-host", "override_host_sources", without("policy", "override_host_sources")),
     ("outlier-detection", "'pool' of workers", without("pool", "outlier_detection")),
-    (
-        "destination",
-        "balances by itself (ROUND_ROBIN)",
-        without("pool", "load_balancing_policy"),
-    ),
+    ("destination", "balances by itself (ROUND_ROBIN)", without("pool", "load_balancing_policy")),
 ]
 ORIGINAL: list[tuple[str, str, Break]] = [
     ("original-dst", "without use_http_header", without("pool", "original_dst_lb_config")),

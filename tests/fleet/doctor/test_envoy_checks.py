@@ -89,11 +89,7 @@ def test_a_client_that_can_name_its_endpoint_is_an_error_where_that_is_followed(
 
 @pytest.mark.parametrize(
     "matcher",
-    [
-        {"prefix": "X-"},
-        {"safe_regex": {"regex": "x-.*"}},
-        {"contains": "-"},
-    ],
+    [{"prefix": "X-"}, {"safe_regex": {"regex": "x-.*"}}, {"contains": "-"}],
     ids=lambda matcher: next(iter(matcher)),
 )
 def test_headers_may_be_stripped_in_any_way(matcher: dict[str, object]) -> None:
@@ -101,10 +97,7 @@ def test_headers_may_be_stripped_in_any_way(matcher: dict[str, object]) -> None:
     document = bootstrap()
     manager(document).pop("early_header_mutation_extensions")
     mutation = {"remove_on_match": {"key_matcher": matcher}}
-    stripping = {
-        "name": "strip",
-        "typed_config": {"mutations": {"request_mutations": [mutation]}},
-    }
+    stripping = {"name": "strip", "typed_config": {"mutations": {"request_mutations": [mutation]}}}
     filters = manager(document)["http_filters"]
     filters.insert(0, stripping)
     assert told_of(document) == ()

@@ -249,9 +249,7 @@ async def test_a_pool_called_as_a_page_hides_nothing(keys: tuple[str, ...]) -> N
     assert decisions.asked == ["/decisions/"]
 
 
-async def test_what_goes_wrong_is_counted_for_the_process_by_pool_and_page(
-    port: PoolsPort,
-) -> None:
+async def test_what_goes_wrong_is_counted_for_the_process_by_pool_and_page(port: PoolsPort) -> None:
 
     def fail() -> Mapping[str, object]:
         raise RuntimeError("a secret")

@@ -70,8 +70,7 @@ def weight_of(text: str) -> float:
 
 
 @pytest.mark.parametrize(
-    "value",
-    ["!!timestamp x", "!!bool x", "!!int ''", "!!float x", "!!int " + "9" * 5000],
+    "value", ["!!timestamp x", "!!bool x", "!!int ''", "!!float x", "!!int " + "9" * 5000]
 )
 def test_a_value_that_does_not_fit_its_tag_is_refused(value: str) -> None:
     """Not an error of the program, which would end a running picker."""

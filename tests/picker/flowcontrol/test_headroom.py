@@ -126,10 +126,7 @@ async def test_a_band_that_keeps_places_free_holds_back_those_below() -> None:
 async def test_places_are_a_part_of_the_bands_ceiling() -> None:
     """Of a band that may fill half of the pool, half as many."""
     pool = Scene(
-        Pool(1),
-        detector=Slots(20),
-        default_band=turns(),
-        usage_limits=Ceilings(default=0.5),
+        Pool(1), detector=Slots(20), default_band=turns(), usage_limits=Ceilings(default=0.5)
     )
     await pool.done((await arrive(pool, "calm", 1))[0])
     assert let_in(await arrive(pool, "flood", 15)) == SLOTS - KEPT

@@ -125,10 +125,7 @@ async def test_clients_are_told_who_served_them_where_that_is_wanted(
     """By the name of the endpoint; by its address when nobody knows its name."""
     backends = pods(page(), page(queue=9))
     flags = ExplainFlags(decision_header=True)
-    async with (
-        whole_picker(tmp_path, backends, explain=flags) as picker,
-        picker.stream() as stream,
-    ):
+    async with whole_picker(tmp_path, backends, explain=flags) as picker, picker.stream() as stream:
         await stream.ask(completion())
         second = backends[1].host_port
         address = second if served == "the other" else served

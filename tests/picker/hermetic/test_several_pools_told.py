@@ -59,11 +59,7 @@ async def test_replicas_share_the_pools_that_both_have(tmp_path: Path) -> None:
             await stack.enter_async_context(serving(pod))
         first, second = [
             await stack.enter_async_context(
-                several(
-                    tmp_path / keys,
-                    dict.fromkeys(keys, some),
-                    peers=peer_flags(port, ports),
-                )
+                several(tmp_path / keys, dict.fromkeys(keys, some), peers=peer_flags(port, ports))
             )
             for keys, port in zip(("ab", "bc"), ports, strict=True)
         ]

@@ -453,11 +453,7 @@ async def test_an_answer_that_breaks_off(pieces: tuple[bytes, ...], why: str) ->
 
 
 @pytest.mark.parametrize(
-    ("has_tls", "why"),
-    [
-        (True, "the certificate is not accepted: "),
-        (False, "TLS failed: "),
-    ],
+    ("has_tls", "why"), [(True, "the certificate is not accepted: "), (False, "TLS failed: ")]
 )
 async def test_a_server_that_cannot_be_trusted(tmp_path: Path, has_tls: bool, why: str) -> None:
     """Its certificate is of an unknown authority, or it has none; in OpenSSL's plain words."""

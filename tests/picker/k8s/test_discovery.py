@@ -116,10 +116,7 @@ async def test_a_change_of_mind_about_pods_is_followed_to_its_end() -> None:
 @pytest.mark.looptime
 @pytest.mark.parametrize(
     "spec",
-    [
-        {"selector": {"matchLabels": {"bad key!": "x"}}, "targetPorts": [{"number": 8000}]},
-        {},
-    ],
+    [{"selector": {"matchLabels": {"bad key!": "x"}}, "targetPorts": [{"number": 8000}]}, {}],
 )
 async def test_an_invalid_pool_is_reported_and_not_obeyed(
     spec: dict[str, Any], caplog: pytest.LogCaptureFixture

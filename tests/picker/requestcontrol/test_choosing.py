@@ -47,10 +47,7 @@ class FirstThatMay:
     fails_on: str | None = None
 
     def schedule(
-        self,
-        request: InferenceRequest,
-        candidates: Sequence[Candidate],
-        *_: object,
+        self, request: InferenceRequest, candidates: Sequence[Candidate], *_: object
     ) -> SchedulingResult:
         """The first; refuses when there is none."""
         self.asked.append([one.endpoint.name for one in candidates])

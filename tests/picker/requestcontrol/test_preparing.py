@@ -85,11 +85,7 @@ async def test_headers_of_the_profile_handler_and_of_all_hooks_are_set(house: An
     house.scheduler = Decides(result(set_headers={"x-prefiller-host-port": "p", "x-a": "handler"}))
     house.use(hooks=[Sets({"x-a": "first", "x-b": "b"}), Sets(None), Sets({"x-a": "second"})])
     _, decision = await house.route(RAW)
-    assert dict(decision.set_headers) == {
-        "x-prefiller-host-port": "p",
-        "x-a": "second",
-        "x-b": "b",
-    }
+    assert dict(decision.set_headers) == {"x-prefiller-host-port": "p", "x-a": "second", "x-b": "b"}
     assert len(decision.set_headers) == 3
     assert house.recorder.decisions[0].set_headers == decision.set_headers
 

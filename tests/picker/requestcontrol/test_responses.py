@@ -306,9 +306,7 @@ async def test_hooks_are_told_of_the_end_once_whatever_ended_it(
     assert now == house.now
 
 
-async def test_hooks_that_were_told_of_a_request_are_told_that_it_did_not_leave(
-    house: Any,
-) -> None:
+async def test_hooks_that_were_told_of_a_request_are_told_that_it_did_not_leave(house: Any) -> None:
     """One of them refused it; the others hold something of it."""
 
     class Refuses:

@@ -357,8 +357,7 @@ def test_a_spec_that_is_none_is_refused(text: str, reason: str) -> None:
 def test_custom_numbers_become_attributes() -> None:
     """The labels choose the sample; of equals the first; what is missing is told."""
     engine = EngineSeries(
-        waiting=Series("w"),
-        custom=(("A/x", Series("c", {"kind": "b"})), ("B/x", Series("none"))),
+        waiting=Series("w"), custom=(("A/x", Series("c", {"kind": "b"})), ("B/x", Series("none")))
     )
     page = b'w 1\nc{kind="a"} 5\nc{kind="b",n="1"} -2.5\nc{kind="b",n="2"} 9\n'
     findings = read(page, engine)

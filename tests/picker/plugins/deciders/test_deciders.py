@@ -40,12 +40,7 @@ def test_the_always_decider_always_wants_it() -> None:
 
 @pytest.mark.parametrize(
     ("features", "expected"),
-    [
-        ((), False),
-        (((),), False),
-        (((), (IMAGE,)), True),
-        (((IMAGE, IMAGE),), True),
-    ],
+    [((), False), (((),), False), (((), (IMAGE,)), True), (((IMAGE, IMAGE),), True)],
 )
 def test_the_multimodal_decider_wants_it_for_any_item(
     features: tuple[tuple[MultiModalFeature, ...], ...], expected: bool

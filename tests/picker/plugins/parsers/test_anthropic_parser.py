@@ -33,12 +33,7 @@ def test_a_request_is_read() -> None:
         "cache_salt": "s",
     }
     assert parse(MESSAGES, body) == ParsedBody(
-        api=Api.MESSAGES,
-        model="m",
-        stream=True,
-        payload=body,
-        max_output_tokens=9,
-        cache_salt="s",
+        api=Api.MESSAGES, model="m", stream=True, payload=body, max_output_tokens=9, cache_salt="s"
     )
 
 

@@ -76,10 +76,7 @@ def test_a_prompt_matches_what_engines_say_they_hold() -> None:
     plugin.kv_events("default/b", TOPIC, stored(1, 1))
     info = find(plugin, request_for(prompts=(tokens(*range(40)),)))
     assert info == PrefixCacheMatchInfo(
-        2,
-        16,
-        {"default/a": 2, "default/b": 1},
-        {"default/a": {"gpu": 2}, "default/b": {"gpu": 1}},
+        2, 16, {"default/a": 2, "default/b": 1}, {"default/a": {"gpu": 2}, "default/b": {"gpu": 1}}
     )
     assert plugin.index_size == 2
     plugin.check_integrity()

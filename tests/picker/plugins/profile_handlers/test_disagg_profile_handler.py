@@ -103,11 +103,7 @@ def test_decode_first_runs_what_the_deciders_want(
     [
         (None, PROFILES, [("prefill", None), ("decode", "prefill1")]),
         (False, PROFILES, [("prefill", None), ("decode", "prefill1")]),
-        (
-            True,
-            PROFILES,
-            [("encode", None), ("prefill", "encode2"), ("decode", "prefill1")],
-        ),
+        (True, PROFILES, [("encode", None), ("prefill", "encode2"), ("decode", "prefill1")]),
         (True, ("decode", "encode"), [("encode", None), ("decode", "encode2")]),
         (True, ("decode",), [("decode", None)]),
     ],
@@ -203,11 +199,7 @@ def test_profiles_can_have_other_names() -> None:
         "profiles": {"decode": "my-decode", "prefill": "my-prefill"},
         "deciders": {"prefill": "d"},
     }
-    flat = {
-        "decodeProfile": "my-decode",
-        "prefillProfile": "my-prefill",
-        "deciderPluginName": "d",
-    }
+    flat = {"decodeProfile": "my-decode", "prefillProfile": "my-prefill", "deciderPluginName": "d"}
     for parameters in (nested, flat):
         handler = configured(PLUGIN, parameters)
         handler.connect({"d": SetDecider(True)})
