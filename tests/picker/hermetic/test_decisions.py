@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ext_proc_stream import REQUEST_ID, GatewayStream, completion, response_head
+from ext_proc_stream import REQUEST_ID, completion, response_head
 from metrics_pages import page, pods
 from waiting import until
 from whole_picker import WholePicker, whole_picker
@@ -75,47 +75,6 @@ async def test_a_request_is_told_with_its_decision_and_its_response(tmp_path: Pa
             ),
             1.0,
         )
-
-
-async def refused_by_its_body(stream: GatewayStream) -> None:
-    await stream.ask(b"{")
-
-
-async def left_before_its_body(stream: GatewayStream) -> None:
-    await stream.request_headers()
-
-
-async def left_after_its_decision(stream: GatewayStream) -> None:
-    await stream.ask(completion())
-
-
-async def without_a_body(stream: GatewayStream) -> None:
-    await stream.request_headers(path="/v1/models", ends=True)
-    await stream.read(1)
-
-
-@pytest.mark.parametrize(
-    ("request_of", "outcome", "status"),
-    [
-        (refused_by_its_body, "refused", 400),
-        (left_before_its_body, "client-gone", None),
-        (left_after_its_decision, "client-gone", None),
-        (without_a_body, "client-gone", None),
-    ],
-)
-async def test_however_it_ends_a_request_leaves_one_record(
-    tmp_path: Path, request_of: Any, outcome: str, status: int | None
-) -> None:
-    """Whether it was decided or not; a proxy that resets the stream ends it in the middle."""
-    async with whole_picker(tmp_path, pods(page())) as picker:
-        stream = GatewayStream(picker.channel)
-        await request_of(stream)
-        if status is None:
-            stream.call.cancel()
-        else:
-            await stream.rest()
-        summary = await over(picker)
-        assert (summary["outcome"], summary["status"]) == (outcome, status)
 
 
 @pytest.mark.parametrize("served", [None, "the other", "10.9.9.9:1"])

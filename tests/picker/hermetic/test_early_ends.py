@@ -112,17 +112,3 @@ async def test_whatever_ends_a_stream_nothing_stays_held(
             return await picker.outcomes() == {cause: 1} and await picker.is_idle()
 
         await until(is_over)
-
-
-async def test_many_streams_that_are_cut_leave_nothing(tmp_path: Path) -> None:
-    """A hundred at once, at different places."""
-    steps = [reach for reach, _, _ in PHASES]
-    async with whole_picker(tmp_path, pods(page(), page(), page()), HOLDING) as picker:
-        streams = []
-        for number in range(100):
-            stream = GatewayStream(picker.channel)
-            await steps[number % len(steps)](stream)
-            streams.append(stream)
-        for stream in streams:
-            stream.call.cancel()
-        await until(picker.is_idle)

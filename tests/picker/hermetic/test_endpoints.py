@@ -59,23 +59,6 @@ async def test_an_endpoint_without_metrics_is_not_idle(tmp_path: Path, broken: s
             assert await picker.destination(completion(), metadata=hint(bad)) == bad.host_port
 
 
-async def test_an_endpoint_that_falls_silent_is_unknown_after_a_while(tmp_path: Path) -> None:
-    """Until then its last numbers count; it comes back with the next page."""
-    one, other = two = pods(page(0), page(5))
-    async with whole_picker(
-        tmp_path, two, QUEUES, metrics_staleness_threshold_seconds=0.2
-    ) as picker:
-        assert await picker.destination(completion()) == one.host_port
-        one.page = None
-        await picker.knows("pod-0")
-        for _ in range(3):
-            assert await picker.destination(completion()) == other.host_port
-        one.page = page(1)
-        await picker.knows("pod-0", waiting_requests=1)
-        assert await picker.destination(completion()) == one.host_port
-        assert await picker.series("llm_d_epp_datalayer_poll_errors_total")
-
-
 async def test_a_restart_makes_an_endpoint_forget_its_prefixes(tmp_path: Path) -> None:
     """Its process has another start time: its cache is gone, and so is the picker's idea of it."""
     config = (

@@ -23,31 +23,6 @@ def model_of(said: list[Message]) -> str:
     return model
 
 
-async def test_an_objective_gives_requests_its_priority(tmp_path: Path) -> None:
-    """Whatever its namespace; none without a priority, and none for a name that nobody knows."""
-    elsewhere = objective("far", 7)
-    elsewhere["metadata"]["namespace"] = "elsewhere"
-    some = [objective("near", -3), elsewhere, objective("plain", None)]
-    async with whole_picker(tmp_path, pods(page()), rewrites=some) as picker:
-        for name in ("near", "far", "plain", "elsewhere/far", "nobody"):
-            await picker.ask(completion(name), {OBJECTIVE: name})
-        expected = {"near": "-3", "far": "7", "plain": "0", "elsewhere/far": "0", "nobody": "0"}
-        for name, priority in expected.items():
-            assert await picker.requests(model_name=name, priority=priority) == 1
-
-
-async def test_targets_are_drawn_by_weight(tmp_path: Path) -> None:
-    """One without a weight beside weighted ones is never drawn."""
-    rewrites = [rewrite("canary", rule("m", v1=3, v2=1, v3=None))]
-    async with whole_picker(tmp_path, pods(page()), rewrites=rewrites) as picker:
-        drawn = Counter([model_of(await picker.ask(completion("m"))) for _ in range(200)])
-        assert drawn.keys() == {"v1", "v2"}
-        assert 100 < drawn["v1"] < 190
-        counted = "llm_d_epp_model_rewrite_decisions_total"
-        told = {"model_rewrite_name": "canary", "model_name": "m"}
-        assert await picker.series(counted, **told, target_model="v2") == drawn["v2"]
-
-
 async def test_changes_apply_whole_and_fail_nobody(tmp_path: Path) -> None:
     """Endpoints, priorities and rules change together, again and again, while requests come: each
     request sees one state of the file.

@@ -40,17 +40,6 @@ async def token_in(stream: GatewayStream) -> str:
 # H32: scores
 
 
-async def test_scores_are_told_for_every_endpoint(tmp_path: Path) -> None:
-    """H32: also of those that were not picked; each is not negative."""
-    config = HEAD + "plugins: [{type: queue-scorer}, {type: kv-cache-utilization-scorer}]"
-    two = pods(page(2, 0.5), page(0, 0.25))
-    async with whole_picker(tmp_path, two, config, emit_endpoint_scores=True) as picker:
-        scores = {two[0].host_port: 0.5, two[1].host_port: 1.75}
-        told = {f"{DESTINATION}-scores": scores}
-        expected = directed(two[1].host_port, completion(), metadata=told)
-        assert await picker.ask(completion()) == expected
-
-
 # H34–H40: sessions
 
 

@@ -1,26 +1,22 @@
-"""Requests and their decisions, message by message: of the reference's cases H1–H14 those that need
+"""Requests and their responses, message by message: of the reference's cases H1–H19 those that need
 the whole picker.
 
 The whole picker runs in this process; its endpoints are real HTTP servers. Where the reference
 repeats a client's headers and leaves out only its own, this picker removes its own and repeats
-none; see `docs/protocol.md`. Objectives and rewrites (H1, H8, H20) stand in the endpoints
-file; H43 belongs to flow control, and H49 to the room that watches Kubernetes objects. H44 and H46
-are `test_known_configurations`, H47 is `test_endpoints`.
+none, and passes pieces of a response on as they come; see `docs/protocol.md`. Cases of the protocol
+itself are those of `conformance.epp`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-from ext_proc_stream import completion, directed, refused
+from ext_proc_stream import completion, directed, refused, response_head, response_pieces
 from metrics_pages import page, pods
-from whole_picker import whole_picker
+from whole_picker import WholePicker, whole_picker
 
 DROPPED = "failed to find endpoint candidates for serving the request"
-Load = tuple[float, float, Sequence[str]]
 
 
 def sorted_body(model: str) -> bytes:
@@ -41,42 +37,6 @@ async def test_a_rewritten_request_goes_to_the_idlest_endpoint(tmp_path: Path) -
         assert await picker.requests() == 1
         assert await picker.series("llm_d_epp_ready_endpoints", name="default") == 3
         assert await picker.series("inference_pool_ready_pods", name="default") == 3
-
-
-@pytest.mark.parametrize(
-    ("loads", "model", "expected"),
-    [
-        pytest.param(
-            [(0, 0.2, ("foo", "bar")), (0, 0.1, ("foo", "T")), (10, 0.2, ("foo", "bar"))],
-            "T",
-            1,
-            id="H2: the adapter is loaded",
-        ),
-        pytest.param(
-            [(6, 0.2, ("foo", "bar", "T")), (0, 0.85, ("foo",)), (10, 0.9, ("foo",))],
-            "T",
-            0,
-            id="H4: a queue is better than a full cache",
-        ),
-        pytest.param(
-            [(0, 0.1, ("a", "b", "c", "d")), (0, 0.1, ("a", "b", "c"))],
-            "T",
-            1,
-            id="room for one more adapter",
-        ),
-        pytest.param(
-            [(6, 0.0, ()), (3, 0.1, ()), (0, 0.99, ())], "T", 1, id="two signals make one sum"
-        ),
-    ],
-)
-async def test_load_and_adapters_decide(
-    tmp_path: Path, loads: Sequence[Load], model: str, expected: int
-) -> None:
-    """Queue, KV cache and adapters, with equal weights."""
-    some = pods(*(page(*load) for load in loads))
-    async with whole_picker(tmp_path, some) as picker:
-        body = completion(model)
-        assert await picker.ask(body) == directed(some[expected].host_port, body)
 
 
 async def test_the_adapter_of_a_rewrite_decides(tmp_path: Path) -> None:
@@ -115,3 +75,42 @@ plugins:
             await stream.ask(completion())
             assert (await picker.endpoints())["pod-1"]["inflight_requests"] == 1
             assert (await picker.endpoints())["pod-0"]["inflight_requests"] == 0
+
+
+USAGE = {"prompt_tokens": 7, "total_tokens": 17, "completion_tokens": 10}
+EVENTS = [
+    b'data: {"id":"1","choices":[{"text":"a"}],"usage":null}\n\n',
+    b'data: {"id":"1","choices":[],"usage":'
+    + json.dumps(USAGE).encode()
+    + b"}\n\ndata: [DONE]\n\n",
+]
+STREAM = {"content-type": "text/event-stream; charset=utf-8"}
+
+
+async def tokens_of(picker: WholePicker) -> tuple[float | None, float | None]:
+    """Sums of the tokens that responses have told."""
+    asked = await picker.series("llm_d_epp_request_input_tokens_sum")
+    return asked, await picker.series("llm_d_epp_request_output_tokens_sum")
+
+
+async def test_a_stream_of_events(tmp_path: Path) -> None:
+    """H19: every chunk is echoed, the last one with the end; usage is counted once."""
+    async with whole_picker(tmp_path, pods(page())) as picker, picker.stream() as stream:
+        await stream.ask(completion(stream=True))
+        assert await stream.response_headers(STREAM) == response_head()
+        for event in EVENTS:
+            await stream.response_body(event)
+            assert await stream.read(1) == response_pieces(event, ends=False)
+        await stream.response_body(b"", ends=True)
+        assert await stream.read(1) == response_pieces(b"")
+        assert await tokens_of(picker) == (7, 10)
+        assert await picker.series("llm_d_epp_request_ttft_seconds_count", streaming="true") == 1
+        assert await picker.series("llm_d_epp_request_streaming_tpot_seconds_count") == 1
+
+
+async def test_names_that_clients_invent_do_no_harm(tmp_path: Path) -> None:
+    """The page of metrics stays readable."""
+    model, who = 'm"\n\\{}', 'a"b\\'
+    async with whole_picker(tmp_path, pods(page())) as picker:
+        await picker.ask(completion(model), {"x-llm-d-inference-fairness-id": who})
+        assert await picker.requests(model_name=model, fairness_id=who) == 1
