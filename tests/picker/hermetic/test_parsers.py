@@ -240,60 +240,6 @@ async def test_bad_bodies_are_refused(tmp_path: Path) -> None:
         assert await picker.is_idle()
 
 
-ANTHROPIC_EVENTS = (
-    b'event: message_start\ndata: {"type":"message_start","message":{"usage":'
-    b'{"input_tokens":7,"cache_read_input_tokens":3}}}\n\n'
-    b'event: message_delta\ndata: {"type":"message_delta","usage":{"output_tokens":10}}\n\n'
-)
-RESPONSES_EVENTS = (
-    b'event: x\ndata: {"type":"response.created","response":{"usage":null}}\n\n'
-    b'event: y\ndata: {"type":"response.completed","response":{"usage":'
-    b'{"input_tokens":7,"output_tokens":10,"total_tokens":17}}}\n\n'
-)
-SGLANG_EVENTS = (
-    b'data: {"meta_info":{"prompt_tokens":7,"completion_tokens":2,"finish_reason":null}}\n\n'
-    b'data: {"meta_info":{"prompt_tokens":7,"completion_tokens":10,'
-    b'"finish_reason":{"type":"stop"}}}\n\ndata: [DONE]\n\n'
-)
-TOLD: list[tuple[str, dict[str, Any], dict[str, str], bytes]] = [
-    (
-        "/v1/messages",
-        {"model": "m", **CHAT},
-        JSON,
-        b'{"usage":{"input_tokens":7,"output_tokens":10,"cache_read_input_tokens":3}}',
-    ),
-    ("/v1/messages", {"model": "m", "stream": True, **CHAT}, EVENTS, ANTHROPIC_EVENTS),
-    ("/v1/responses", {"model": "m", "input": "x", "stream": True}, EVENTS, RESPONSES_EVENTS),
-    (
-        "/inference/v1/generate",
-        {"model": "m", "token_ids": [1]},
-        JSON,
-        b'{"usage":{"prompt_tokens":7,"completion_tokens":10}}',
-    ),
-    (
-        "/generate",
-        {"input_ids": [1]},
-        JSON,
-        b'{"text":"x","meta_info":{"prompt_tokens":7,"completion_tokens":10}}',
-    ),
-    ("/generate", {"input_ids": [1], "stream": True}, EVENTS, SGLANG_EVENTS),
-]
-
-
-async def test_usage_is_read_as_each_api_tells_it(tmp_path: Path) -> None:
-    """Whole, and cut into threes."""
-    async with whole_picker(tmp_path, pods(page()), EVERY_PARSER) as picker:
-        for number, (path, members, headers, answer) in enumerate(TOLD, 1):
-            cut = [answer[at : at + 3] for at in range(0, len(answer), 3)]
-            for pieces in ([answer], cut):
-                async with picker.stream() as stream:
-                    await stream.ask(bytes_of(members), path=path)
-                    assert await stream.respond(pieces, headers) == answer
-            for name, tokens in (("input", 14), ("output", 20)):
-                series = f"llm_d_epp_request_{name}_tokens_sum"
-                assert await picker.series(series) == tokens * number, path
-
-
 async def test_nobody_looks_at_the_response_of_a_token_count(tmp_path: Path) -> None:
     """It passes in full duplex; a gateway that shows no bodies is left when the request leaves."""
     one = pods(page())
