@@ -36,6 +36,11 @@ class Queue:
             self._tell(flow)
         return item
 
+    def push_all(self, flows: str, tokens: int = 1) -> None:
+        """Requests of flows of one letter come, each of so many tokens."""
+        for flow in flows:
+            self.push(flow, tokens)
+
     def cancel(self, flow: str) -> None:
         """The client of the flow's head has gone."""
         if self.flows.get(flow):

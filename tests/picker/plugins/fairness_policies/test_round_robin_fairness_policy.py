@@ -39,8 +39,7 @@ def test_a_flow_that_comes_back_has_its_turn_unless_its_place_is_past(band: Any)
     for flow in "bb":
         band.push(flow)
     assert band.dispatch().flow == "b"
-    band.push("a")
-    band.push("c")
+    band.push_all("ac")
     assert band.drain() == "cab"
 
 
@@ -67,8 +66,7 @@ def test_a_flow_waits_for_two_turns_of_each_other_at_most(band: Any) -> None:
     turns = 1
     while band.dispatch().flow != "aa":
         turns += 1
-        band.push("b")
-        band.push("c")
+        band.push_all("bc")
     assert turns <= 2 * 9
 
 
