@@ -342,7 +342,6 @@ def with_followers(
     """The case, during which the followers err; before and after they put everything right."""
 
     def limit(scene: ClusterScene, seconds: float) -> None:
-        assert scene.several is not None
         for part in (scene, *scene.sides.values(), *scene.several.sides.values()):
             part.follow_seconds = seconds
 

@@ -41,7 +41,6 @@ class Workers:
         if body["prompt"] == "slow":
             self.arrived.set()
             await self.hold.wait()
-        assert request.transport is not None
         self.served.append(request.transport.get_extra_info("sockname")[0])
         return web.json_response({"choices": []})
 

@@ -134,7 +134,6 @@ def printed(view: RecordView, page: Layout | None = None, width: int = 80) -> st
 
 
 def why(view: RecordView) -> str:
-    """The sentences."""
     return " ".join(reasons(view))
 
 

@@ -69,5 +69,5 @@ async def test_asking_goes_on_until_the_answer_will_do(server) -> None:
     canned, address = server
     good = canned.answers[0]
     canned.answers = [b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n", b"rubbish\r\n", good]
-    assert await until(address, what="/") == Reply(200, b"ok")
+    assert await until(address, "/") == Reply(200, b"ok")
     assert len(canned.asked) == 3

@@ -136,13 +136,3 @@ def test_a_configuration_that_cannot_be_used_is_told(
     assert main(["replay", str(recording), "--config", str(bad)]) == 2
     assert f"{bad}:4:" in capsys.readouterr().err
     assert main(["replay", str(recording), "--config", str(tmp_path / "none.yaml")]) == 2
-
-
-def test_a_half_written_end_is_tolerated_and_told(
-    recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The picker was killed while it wrote."""
-    path = tmp_path / "r.jsonl"
-    path.write_bytes(recording.read_bytes()[:-30])
-    assert main(["replay", str(path)]) == 0
-    assert "was only half written" in capsys.readouterr().out

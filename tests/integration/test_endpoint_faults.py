@@ -32,7 +32,6 @@ class FailingFleet:
         self._fleet, self._http = fleet, http
         line = next(line for line in fleet.descendants().values() if "envoy.yaml" in line)
         found = re.search(r"-c (\S+)/envoy\.yaml", line)
-        assert found is not None
         self._folder = Path(found[1])
         self._numbers = count()
         self.statuses: Counter[int] = Counter()

@@ -51,7 +51,6 @@ class Watcher(PrecisePrefixCacheProducer):
         request = InferenceRequest("r", {}, body, MODEL, MODEL, prompts=prompts)
         self.produce(request, [], attributes)
         info = attributes.get(match_info_key("p"))
-        assert info is not None
         return dict(info.match_blocks)
 
     async def until(self, expected: dict[str, int], prompt: list[int], salt: str = "") -> None:

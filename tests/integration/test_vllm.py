@@ -49,7 +49,6 @@ class Pair:
         self.door, self.picker = door, picker
 
     async def ask(self, url: str, prompt: str, max_tokens: int = 2) -> None:
-        """One completion."""
         body = {"model": NAME, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
         answer = await self.http.post(f"{url}/v1/completions", json=body)
         assert answer.status_code == 200, answer.text

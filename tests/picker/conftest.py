@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from picker.errors import DropReason
 from picker.types import FinishCause, RawRequest, RouteDecision
 
 Routing = Callable[[RawRequest], Awaitable[RouteDecision]]
@@ -48,16 +49,25 @@ class RecordingExchange:
 
 
 @dataclass
+class EvictableExchange(RecordingExchange):
+    """One that may be stopped while it is under way, by `evict`."""
+
+    def allow_eviction(self, evict: Callable[[DropReason], None]) -> None:
+        self.evict = evict
+
+
+@dataclass
 class RecordingDirector:
     """Opens recording exchanges that all route with `routing`."""
 
     routing: Routing
+    kind: type[RecordingExchange] = RecordingExchange
     exchanges: list[RecordingExchange] = field(default_factory=list)
     opened: asyncio.Event = field(default_factory=asyncio.Event)
 
     def begin(self) -> RecordingExchange:
         """One exchange per stream."""
-        exchange = RecordingExchange(self.routing)
+        exchange = self.kind(self.routing)
         self.exchanges.append(exchange)
         self.opened.set()
         return exchange
@@ -86,8 +96,9 @@ class HeldRouting:
 def director() -> Callable[..., RecordingDirector]:
     """Makes directors; without an argument they route at once."""
 
-    def make(routing: Routing = route_at_once) -> RecordingDirector:
-        return RecordingDirector(routing)
+    def make(routing: Routing = route_at_once, *, is_evictable: bool = False) -> RecordingDirector:
+        kind = EvictableExchange if is_evictable else RecordingExchange
+        return RecordingDirector(routing, kind)
 
     return make
 

@@ -51,7 +51,6 @@ class Sink(asyncio.Transport):
         """Drop it."""
 
     def is_closing(self) -> bool:
-        """Never."""
         return False
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
@@ -133,7 +132,6 @@ def endpoints(tmp_path: Path) -> Path:
 
 
 async def serve(connection: Any, pieces: Sequence[bytes]) -> None:
-    """One request."""
     for piece in pieces:
         connection.data_received(piece)
         for _ in range(3):

@@ -23,7 +23,6 @@ class Queue:
 
     @property
     def waiting(self) -> list[QueuedRequest]:
-        """All heads."""
         return [items[0] for items in self.flows.values() if items]
 
     def push(self, flow: str, tokens: int = 1) -> QueuedRequest:

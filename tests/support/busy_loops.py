@@ -41,7 +41,6 @@ def busy_loops(number: int) -> Iterator[list[int]]:
             stack.callback(process.kill)
             running.append(process)
         for process in running:
-            assert process.stdout is not None
             process.stdout.readline()
         yield [process.pid for process in running]
 

@@ -53,7 +53,6 @@ def pool() -> Object:
 
 
 def service() -> Object:
-    """The picker's."""
     ports = [{"name": "grpc", "port": 9002, "appProtocol": "http2"}]
     return made("v1", "Service", "picker", spec={"selector": PICKERS, "ports": ports})
 

@@ -45,8 +45,7 @@ def tiny_head(target: LlamaModel) -> DraftHead:
 @torch.inference_mode()
 def likeliest(model: LlamaModel, token_ids: Sequence[int]) -> list[int]:
     """What the model holds for likeliest after each token."""
-    found: list[int] = model.logits(states_of(model, token_ids)).argmax(dim=-1).tolist()
-    return found
+    return model.logits(states_of(model, token_ids)).argmax(dim=-1).tolist()
 
 
 def drafts_of_model(
@@ -299,7 +298,6 @@ def _check_drafts(walker: Walker, share: ScheduledSequence, oracle: Oracle) -> N
     if count == 0:
         assert walker.kept is None
         return
-    assert walker.kept is not None
     assert walker.kept.position == len(walker.tokens)
     drafts = list(walker.kept.token_ids)
     assert len(drafts) == count

@@ -93,8 +93,7 @@ def exact(target: LlamaModel = TARGET) -> list[float]:
         ]
         shares = (torch.stack(rows).double() / PARAMS.temperature).softmax(-1)
         whole = (whole[:, None] * shares).flatten()
-    result: list[float] = whole.tolist()
-    return result
+    return whole.tolist()
 
 
 class DrawnBench:

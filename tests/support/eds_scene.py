@@ -123,12 +123,10 @@ class DiscoveryScene:
 
     async def kill_picker(self) -> None:
         """As the system does when memory is short."""
-        assert self._picker is not None
         os.kill(self._picker.pid, signal.SIGKILL)
         await self._picker.wait()
 
     async def close(self) -> None:
-        """End both."""
         await self.envoy.stop()
         if self._picker is not None and self._picker.returncode is None:
             await self.kill_picker()

@@ -92,12 +92,10 @@ class Election:
     @property
     def transitions(self) -> int:
         """How often the Lease went to another holder."""
-        found: int = self.api.read("leases", LEASE)["spec"]["leaseTransitions"]
-        return found
+        return self.api.read("leases", LEASE)["spec"]["leaseTransitions"]
 
 
 async def until_ready(one: ElectedPicker) -> None:
-    """It leads."""
     await until(one.is_ready)
 
 

@@ -34,7 +34,6 @@ class EnvoyProcess:
         await until(self._is_ready, what="Envoy listens")
 
     async def _is_ready(self) -> bool:
-        assert self._process is not None
         assert self._process.returncode is None, (self._folder / "envoy.log").read_text()[-2000:]
         try:
             async with (
@@ -46,7 +45,6 @@ class EnvoyProcess:
             return False
 
     async def stop(self) -> None:
-        """Kill it."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()

@@ -29,6 +29,5 @@ class FirstCandidate:
 
 
 def first_candidate() -> RequestPipeline:
-    """The pipeline."""
     parsers = ParserTable([OpenAIParser(), PassthroughParser()])
     return RequestPipeline(parsers, BoundPlugin(FirstCandidate()))

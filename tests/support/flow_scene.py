@@ -36,7 +36,6 @@ class FirstOfAll:
         self.told: list[tuple[Any, ...]] = []
 
     def head_changed(self, flow: str, head: QueuedRequest | None, rank: Rank) -> None:
-        """Remember it."""
         self.told.append(("head", flow, None if head is None else head.sequence))
         if head is None:
             self.heads.pop(flow, None)
@@ -44,19 +43,15 @@ class FirstOfAll:
             self.heads[flow] = (rank, head.sequence)
 
     def select(self, now_seconds: float) -> str | None:
-        """The least."""
         return min(self.heads, key=self.heads.__getitem__, default=None)
 
     def dispatched(self, item: QueuedRequest, now_seconds: float) -> None:
-        """Note it."""
         self.told.append(("dispatched", item.flow, item.sequence))
 
     def completed(self, item: QueuedRequest, usage: Usage | None, now_seconds: float) -> None:
-        """Note it."""
         self.told.append(("completed", item.flow, item.sequence, usage))
 
     def forget(self, flow: str) -> None:
-        """Note it."""
         self.told.append(("forget", flow))
 
 
@@ -76,7 +71,6 @@ class FirstOfEqual(FirstOfAll):
     """The same for flows that share a full queue; `b` may hold twice as much as others."""
 
     def weight(self, flow: str) -> float:
-        """By name."""
         return 2.0 if flow == "b" else 1.0
 
 
@@ -97,7 +91,6 @@ class Ceilings:
     asked: int = 0
 
     def ceilings(self, saturation: float, priorities: Sequence[int]) -> Sequence[float]:
-        """As configured."""
         self.asked += 1
         return [self.by_priority.get(priority, self.default) for priority in priorities]
 

@@ -42,7 +42,6 @@ class HeldGate:
     on_pool_changed: Callable[[], None] | None = None
 
     def pool_changed(self) -> None:
-        """Report it."""
         if self.on_pool_changed is not None:
             self.on_pool_changed()
 

@@ -53,7 +53,6 @@ class BufferTransport(asyncio.Transport):
         return self.unread_bytes
 
     def write(self, data: Any) -> None:
-        """Keep it."""
         assert not self.closed
         self.written.append(bytes(data))
 
@@ -150,6 +149,13 @@ class Peer:
     def saw(self, kind: type[events.Event]) -> list[Any]:
         """Events of one kind."""
         return [event for event in self.seen if isinstance(event, kind)]
+
+
+def connected(*args: Any, **options: Any) -> Peer:
+    """One that has exchanged the first bytes."""
+    peer = Peer(*args, **options)
+    peer.connect()
+    return peer
 
 
 async def echo(read: Read, write: Write) -> None:

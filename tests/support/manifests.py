@@ -67,8 +67,7 @@ def workloads(objects: Sequence[Object]) -> list[Object]:
 
 def pod_of(workload: Object) -> Object:
     """The specification of a workload's Pods."""
-    spec: Object = workload["spec"]["template"]["spec"]
-    return spec
+    return workload["spec"]["template"]["spec"]
 
 
 def containers(pod: Object) -> Iterator[Object]:

@@ -65,7 +65,6 @@ class OddEndpoint:
                 body += event.data
             else:
                 return None
-        assert request is not None
         headers = {name.decode(): value.decode() for name, value in request.headers}
         trailers = {name.decode(): value.decode() for name, value in event.headers}
         return Got(request.target.decode(), headers, bytes(body), trailers)

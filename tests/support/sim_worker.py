@@ -51,7 +51,6 @@ def sim_worker(*flags: str, max_files: int | None = None) -> Iterator[SimWorker]
         preexec_fn=None if max_files is None else partial(_limit_files, max_files),
     )
     try:
-        assert process.stdout is not None
         ready = re.match(r"worker ready on http://[^:]+:(\d+)", process.stdout.readline())
         assert ready
         yield SimWorker(process, int(ready[1]))

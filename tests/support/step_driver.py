@@ -23,7 +23,6 @@ def scheduler(
 
 def plan(step: SchedulerOutput | None) -> dict[int, int]:
     """Tokens by sequence id."""
-    assert step is not None
     return {s.seq_id: s.num_tokens for s in step.sequences}
 
 

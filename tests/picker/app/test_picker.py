@@ -219,18 +219,6 @@ def show_pair(folder: Path, made: TlsMaterial) -> None:
     (folder / "tls.key").write_bytes(made.private_key)
 
 
-async def test_ext_proc_can_listen_on_a_unix_socket(tmp_path: Path) -> None:
-    """Next to Envoy in a pod; health stays on TCP, where the kubelet can reach it."""
-    socket = tmp_path / "epp.sock"
-    chosen = options(tmp_path, bind_address=f"unix://{socket}")
-    write_endpoints(tmp_path / "endpoints.yaml", ())
-    async with started_picker(chosen) as (_, ports):
-        assert ports.grpc == 0
-        assert ports.health != 0
-        async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
-            assert await refused(channel) == 503
-
-
 @pytest.mark.parametrize("counted", [True, False])
 async def test_streams_are_counted_where_that_was_asked_for(tmp_path: Path, counted: bool) -> None:
     """By the port that serves them."""

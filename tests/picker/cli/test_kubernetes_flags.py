@@ -56,7 +56,6 @@ def test_all_of_them() -> None:
 def test_the_namespace_is_that_of_the_environment_unless_given() -> None:
     """The variable that the charts set; empty flags are flags not given."""
     flags = parsed("--pool-name=p", "--pool-namespace=", "--kubeconfig=", NAMESPACE="team-a")
-    assert flags is not None
     assert (flags.pool_namespace, flags.kubeconfig) == ("team-a", None)
 
 
@@ -70,11 +69,9 @@ def test_selected_pods_are_called_after_the_pickers_deployment() -> None:
         "--endpoint-target-ports=8000",
         **POD,
     )
-    assert flags is not None
     assert flags.pool_name == "my-epp"
     assert flags.endpoint_target_ports == (8000, 8001)
     target = target_of(flags)
-    assert target.pods is not None
     assert target.pods.selector == "app in (a,b), !old"
     assert target.pods.selects({"app": "b"})
 

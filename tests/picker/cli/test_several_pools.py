@@ -291,6 +291,5 @@ def test_the_lease_is_called_after_the_first_pool_of_the_cluster() -> None:
         "--pool=x/a",
         "--pool=b",
     )
-    assert given.election is not None
     assert given.election.lease.namespace == "home"
     assert given.election.lease.name == "epp-home-a.llm-d.ai"

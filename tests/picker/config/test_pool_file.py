@@ -28,13 +28,11 @@ def read(*documents: str | dict[str, Any]) -> PoolFile:
 
 
 def objective(name: str = "o", spec: dict[str, Any] | None = None, **others: Any) -> dict[str, Any]:
-    """An InferenceObjective."""
     head = {"apiVersion": API, "kind": "InferenceObjective", "metadata": {"name": name}}
     return head | {"spec": POOL | {"priority": 1} if spec is None else spec} | others
 
 
 def rewrite(*rules: dict[str, Any], name: str = "r", **metadata: Any) -> dict[str, Any]:
-    """An InferenceModelRewrite."""
     return {
         "apiVersion": API,
         "kind": "InferenceModelRewrite",

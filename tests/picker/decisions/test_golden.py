@@ -178,7 +178,6 @@ async def decisions() -> dict[str, Any]:
         house.append(scene.house)
     scene = Scene(GATED, gated=True)
     await scene.ask("let in", x_llm_d_inference_fairness_id="tenant")
-    assert scene.house.gate is not None
     scene.house.gate.shut_down()
     await scene.ask("refused")
     found["flow control"] = scene.told()
@@ -192,12 +191,11 @@ async def decisions() -> dict[str, Any]:
 def replay_of(path: Path) -> dict[str, Any]:
     """What a replay says."""
     report = report_of(path, None, 10, True)
-    found: dict[str, Any] = {
+    return {
         "comparison": msgspec.to_builtins(report.comparison),
         "notes": report.notes,
         "outcomes": [msgspec.to_builtins(one.outcome) for one in replayed(path).decisions],
     }
-    return found
 
 
 def ordered(value: dict[str, Any]) -> dict[str, Any]:
@@ -209,8 +207,7 @@ def ordered(value: dict[str, Any]) -> dict[str, Any]:
 
 def golden() -> Mapping[str, Any]:
     """What was said before."""
-    found: Mapping[str, Any] = json.loads(DECISIONS.read_text())
-    return found
+    return json.loads(DECISIONS.read_text())
 
 
 def test_a_recording_made_before_is_decided_the_same() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from h2 import events
-from http2_peer import PATH, Peer
+from http2_peer import PATH, Peer, connected
 from stream_ways import HEADERS, REFUSAL, feed
 
 from picker.errors import DropReason
@@ -132,8 +132,7 @@ async def upload(peer: Peer, stream_id: int, size: int) -> int:
 async def test_a_large_message_needs_room_until_it_is_whole() -> None:
     """A proxy that keeps a body shows it as one; what does not fit is not even received."""
     bodies, reader = ByteBudget(3_000_000), Reader(takes_all=False)
-    peer = Peer({}, 2**23, {PATH: reader}, budget=bodies)
-    peer.connect()
+    peer = connected({}, 2**23, {PATH: reader}, budget=bodies)
     await peer.settle()
     first, second = peer.call(), peer.call()
     half = prefix(bytes(2_000_000)) + LARGE
@@ -158,8 +157,7 @@ async def test_a_large_message_needs_room_until_it_is_whole() -> None:
 async def test_a_receiver_that_takes_it_gets_its_message_without_room() -> None:
     """As one does whose message is no body of a request; it counts all the same."""
     bodies, reader = ByteBudget(1000), Reader(takes_all=True)
-    peer = Peer({}, 2**23, {PATH: reader}, budget=bodies)
-    peer.connect()
+    peer = connected({}, 2**23, {PATH: reader}, budget=bodies)
     await peer.settle()
     size = 3 * 2**20  # more than a window
     assert await upload(peer, peer.call(), size) == size + 5
@@ -171,8 +169,7 @@ async def test_a_receiver_that_takes_it_gets_its_message_without_room() -> None:
 async def test_the_room_of_half_a_message_is_given_back(end: str) -> None:
     """Whatever becomes of its stream."""
     bodies = ByteBudget(2_000_000)
-    peer = Peer({}, 2**23, {PATH: Reader(takes_all=False)}, budget=bodies)
-    peer.connect()
+    peer = connected({}, 2**23, {PATH: Reader(takes_all=False)}, budget=bodies)
     stream_id = peer.call()
     peer.http2.send_data(stream_id, prefix(bytes(1_000_000)) + bytes(10_000))
     peer.push()

@@ -55,21 +55,17 @@ class Scripted:
     ends: asyncio.Queue[tuple[FinishCause, int | None]] = field(default_factory=asyncio.Queue)
 
     def begin(self) -> Scripted:
-        """Itself."""
         return self
 
     def allow_eviction(self, evict: Callable[[DropReason], None]) -> None:
-        """Remember how."""
         self.evict = evict
 
     decides_at_once = True
 
     async def route(self, raw: RawRequest) -> RouteDecision:
-        """As told."""
         return self.decision
 
     def finish(self, cause: FinishCause, status: int | None = None, *_: object) -> None:
-        """Remember."""
         self.ends.put_nowait((cause, status))
 
     async def end(self) -> tuple[FinishCause, int | None]:
@@ -184,7 +180,6 @@ async def test_an_evicted_request_is_answered_by_the_picker(front: Front, name: 
     async with picking(front) as (script, endpoint):
         asking = asyncio.ensure_future(exchange(front.ports[name], Ask("/hang", [b"{}"])))
         await endpoint.arrived.wait()
-        assert script.evict is not None
         script.evict(DropReason.EVICTED)
         answer = await asking
         assert (answer.status, answer.body) == (429, b"request evicted by flow control")
@@ -199,7 +194,6 @@ async def test_a_stream_that_is_evicted_breaks_off(front: Front, name: str) -> N
         ask = Ask("/half", [b"{}"])
         asking = asyncio.ensure_future(exchange(front.ports[name], ask))
         await ask.begun.wait()
-        assert script.evict is not None
         script.evict(DropReason.EVICTED)
         answer = await asking
         assert not answer.complete

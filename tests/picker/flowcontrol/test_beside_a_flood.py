@@ -16,7 +16,6 @@ SECONDS, SEEDS = 12.0, range(3)
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
     spec = importlib.util.spec_from_file_location("headroom", SCRIPT)
-    assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module

@@ -216,5 +216,4 @@ async def test_whoever_is_let_in_on_arrival_has_not_waited() -> None:
     flood = await arrive(pool, "flood", 30)
     assert any(client.waits for client in flood)
     (calm,) = await arrive(pool, "calm", 1)
-    assert calm.ticket is not None
     assert calm.ticket.queue_seconds == 0

@@ -264,7 +264,6 @@ class Walk(Scene):
     def let_in(self, client: Client) -> None:
         """Nobody waits in a band above, whatever the ceilings are."""
         ticket, view = client.ticket, self.gate.queues()
-        assert ticket is not None
         assert not any(one.queued_requests for one in view.bands if one.priority > ticket.priority)
 
     def waiting(self) -> list[Client]:

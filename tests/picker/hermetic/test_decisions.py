@@ -20,16 +20,14 @@ ANSWER = json.dumps({"id": "cmpl-1", "model": "my-model", "usage": USAGE}).encod
 
 async def listed(picker: WholePicker) -> list[dict[str, Any]]:
     """The requests that are remembered, the newest first."""
-    decisions: list[dict[str, Any]] = json.loads((await picker.get("/decisions"))[1])["decisions"]
-    return decisions
+    return json.loads((await picker.get("/decisions"))[1])["decisions"]
 
 
 async def found(picker: WholePicker, request_id: str = "last") -> dict[str, Any]:
     """One of them."""
     status, text = await picker.get(f"/decisions/{request_id}")
     assert status == 200, text
-    record: dict[str, Any] = json.loads(text)
-    return record
+    return json.loads(text)
 
 
 async def over(picker: WholePicker) -> dict[str, Any]:

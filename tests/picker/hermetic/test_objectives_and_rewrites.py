@@ -18,9 +18,7 @@ OBJECTIVE = "x-llm-d-inference-objective"
 def model_of(said: list[Message]) -> str:
     """The model that the endpoint is asked for."""
     pieces = [one.request_body.response.body_mutation.streamed_response.body for one in said[1:]]
-    model = json.loads(b"".join(pieces))["model"]
-    assert isinstance(model, str)
-    return model
+    return json.loads(b"".join(pieces))["model"]
 
 
 async def test_changes_apply_whole_and_fail_nobody(tmp_path: Path) -> None:
@@ -62,27 +60,3 @@ async def test_changes_apply_whole_and_fail_nobody(tmp_path: Path) -> None:
 
 async def _only(picker, name: str) -> bool:  # type: ignore[no-untyped-def]
     return list(await picker.endpoints()) == [name]
-
-
-async def test_what_is_broken_changes_nothing(tmp_path: Path) -> None:
-    """Neither a file that is none, nor an object with an error; a metric counts both."""
-    one = pods(page())
-    async with whole_picker(tmp_path, one, objectives={"o": 4}) as picker:
-        picker.endpoints_file.write_text(json.dumps(objective("o", 5)))
-        await until(
-            lambda: picker.series("pointsman_discovery_errors_total"), lambda found: found == 1
-        )
-        await picker.ask(completion(), {OBJECTIVE: "o"})
-        assert await picker.requests(priority="4") == 1
-        bad = objective("o", 6)
-        bad["spec"]["surprise"] = True
-        picker.list_policies([bad, objective("p", 6)])
-
-        async def is_known() -> bool:
-            await picker.ask(completion(), {OBJECTIVE: "p"})
-            return await picker.requests(priority="6") is not None
-
-        await until(is_known)
-        assert await picker.series("pointsman_discovery_errors_total") == 2
-        await picker.ask(completion("last"), {OBJECTIVE: "o"})
-        assert await picker.requests(model_name="last", priority="0") == 1

@@ -15,9 +15,7 @@ from waiting import until
 from whole_picker import HEAD, WholePicker, whole_picker
 
 from fleet.cli import main
-from picker.app.picker import compose
-from picker.cli.options import Options, RecordFlags
-from picker.errors import ConfigError
+from picker.cli.options import RecordFlags
 from picker.recording.reading import read_recording
 from picker.recording.replay import Redecided, Replay
 
@@ -183,12 +181,3 @@ async def test_the_end_of_the_recording_is_not_the_end_of_the_picker(tmp_path: P
     found = decided(path)
     assert 0 < len(found) < 20
     assert all(one.is_identical for one in found)
-
-
-def test_a_picker_does_not_start_when_it_cannot_record(tmp_path: Path) -> None:
-    """Rather than serve without what was asked for."""
-    path = tmp_path / "notes.txt"
-    path.write_text("mine\n")
-    with pytest.raises(ConfigError, match="is no recording"):
-        compose(Options(endpoints_file=tmp_path / "e.yaml", record=RecordFlags(path)))
-    assert path.read_text() == "mine\n"

@@ -37,13 +37,6 @@ async def shown(scene: SeveralPools) -> list[str]:
     ]
 
 
-async def test_all_ports_show_one_certificate_that_was_made_on_the_spot(tmp_path: Path) -> None:
-    """It is the picker's, whichever pool is asked for."""
-    async with showing(tmp_path, TlsFlags()) as scene:
-        first, *others = await shown(scene)
-        assert others == [first, first]
-
-
 async def test_a_renewed_certificate_is_shown_at_all_ports(tmp_path: Path) -> None:
     """As soon as it is there."""
     folder = tmp_path / "certificates"

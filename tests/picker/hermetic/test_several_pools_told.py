@@ -10,8 +10,6 @@ from typing import Any
 import grpc
 from envoy.service.discovery.v3 import discovery_pb2
 from ext_proc_stream import completion
-from kube_api.server import running_kube_api
-from kubernetes_objects import CRDS, pool
 from local_ports import free_ports
 from metrics_pages import Pod, page, pods, serving
 from pools_scene import SeveralPools, file_of, pool_flags, pools_picker
@@ -20,8 +18,7 @@ from waiting import until
 from whole_picker import WholePicker, write_endpoints
 from xds_call import assignments
 
-from picker.cli.options import KubernetesFlags, PeerFlags, PoolFlags, XdsFlags
-from picker.peers.discovery import PeerName
+from picker.cli.options import PoolFlags, XdsFlags
 from picker.xds import wire
 
 PROMPT = "the same beginning " * 100
@@ -86,49 +83,6 @@ async def test_replicas_share_the_pools_that_both_have(tmp_path: Path) -> None:
         for lonely in (first["a"], second["c"]):
             assert not await lonely.series("pointsman_peers_connected")
             assert not await lonely.series("pointsman_peers_heard")
-
-
-async def test_replicas_of_a_pool_of_a_file_are_found_in_the_cluster(tmp_path: Path) -> None:
-    """By the slices of the picker's namespace, as those of a pool of any namespace are."""
-    async with running_kube_api(None, *sorted(CRDS.glob("*.yaml"))) as api:
-        made = pool(name="a")
-        made["metadata"]["namespace"] = "x"
-        api.write(made)
-        ports = free_ports(2)
-        api.write(
-            {
-                "apiVersion": "discovery.k8s.io/v1",
-                "kind": "EndpointSlice",
-                "metadata": {
-                    "name": "replicas-x",
-                    "namespace": "home",
-                    "labels": {"kubernetes.io/service-name": "replicas"},
-                },
-                "addressType": "IPv4",
-                "endpoints": [{"addresses": [LOOPBACK]}],
-            }
-        )
-        path = api.write_kubeconfig(tmp_path / "kubeconfig")
-        async with AsyncExitStack() as stack:
-            both = []
-            for own, other in (ports, ports[::-1]):
-                slices = PeerName("replicas", other)
-                folder = tmp_path / str(own)
-                folder.mkdir()
-                write_endpoints(file_of(folder, "f"), [])
-                given = {
-                    "pools": (
-                        pool_flags("x/a"),
-                        pool_flags("f", endpoints_file=file_of(folder, "f")),
-                    ),
-                    "config_text": CONFIG,
-                    "kubernetes": KubernetesFlags("a", "home", kubeconfig=path),
-                    "peers": PeerFlags((), own, slices=slices),
-                }
-                both.append(await stack.enter_async_context(pools_picker(folder, given)))
-            for scene in both:
-                for key in ("a", "f"):
-                    await until_connected(scene[key])
 
 
 @asynccontextmanager

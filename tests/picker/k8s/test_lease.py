@@ -83,8 +83,7 @@ class LeaseScene:
     @property
     def spec(self) -> dict[str, Any]:
         """What the Lease says."""
-        found: dict[str, Any] = self.server.read("leases", LEASE.name)["spec"]
-        return found
+        return self.server.read("leases", LEASE.name)["spec"]
 
     def write(self, spec: Any) -> None:
         """A Lease of somebody else's."""

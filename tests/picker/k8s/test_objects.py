@@ -20,7 +20,6 @@ from picker.pool.policies import InferenceModelRewrite, InferenceObjective, Rewr
 def referred(found: Pool) -> tuple[Any, ...]:
     """The picker that a pool names."""
     one = found.picker
-    assert one is not None
     return one.group, one.kind, one.name, one.service_port, one.failure_mode
 
 

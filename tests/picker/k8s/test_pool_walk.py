@@ -117,7 +117,6 @@ class PoolWalk(RuleBasedStateMachine):
 
     @rule(name=NAMES, ip=IPS.filter(bool))
     def move(self, name: str, ip: str) -> None:
-        """Its IP."""
         if name in self.how:
             self.tell(name, ip=ip)
 
@@ -130,7 +129,6 @@ class PoolWalk(RuleBasedStateMachine):
 
     @rule(name=NAMES, app=APPS)
     def relabel(self, name: str, app: str) -> None:
-        """Its labels."""
         if name in self.how:
             self.tell(name, labels={"app": app})
 
@@ -195,7 +193,6 @@ class PoolWalk(RuleBasedStateMachine):
             for rank, port in enumerate(self.ports):
                 endpoint = shown.pop(f"{name}-rank-{rank}", None)
                 if should:
-                    assert endpoint is not None
                     assert endpoint.host_port == f"{told.last.address}:{port}"
                     assert endpoint.incarnation == told.last.incarnation(port)
                 elif endpoint is not None:

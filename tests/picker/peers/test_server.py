@@ -31,7 +31,6 @@ class Clock:
 
 @asynccontextmanager
 async def listening(one: Node, clock: Clock) -> AsyncIterator[int]:
-    """Its port."""
     series = PickerMetrics().peers
     server = PeerServer({"pool": PoolReports(one.exchange, series, lambda: clock.is_ready)}, clock)
     try:

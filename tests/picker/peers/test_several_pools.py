@@ -49,7 +49,6 @@ class Scene:
     server: PeerServer
 
     def caller(self, pool: str) -> Node:
-        """Another replica."""
         return node(self.rng, pool=pool)
 
     def call(self) -> Any:

@@ -34,12 +34,10 @@ class Heard:
         self.store.subscribe(self.note)
 
     def note(self, changes: EndpointChanges) -> None:
-        """A listener."""
         parts = (changes.added, changes.removed, changes.updated)
         self.changes.append(tuple(frozenset(one.key for one in part) for part in parts))
 
     def endpoint_removed(self, key: str) -> None:
-        """An observer."""
         self.removed.append(key)
 
     @property

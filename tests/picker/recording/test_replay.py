@@ -205,7 +205,6 @@ def test_another_weight_moves_what_it_should(tmp_path: Path) -> None:
         outcome = one.outcome
         assert isinstance(outcome, ResultLine)
         assert outcome.profiles["default"].totals == pytest.approx((2.5, 4.5))
-        assert one.recorded.result is not None
         assert one.recorded.result.profiles["default"].totals == pytest.approx((2.1, 0.9))
     told = tally.result()
     assert (told.decisions, told.moved, told.rescored, told.identical) == (10, 10, 10, 0)

@@ -50,7 +50,6 @@ class FixedPool:
     candidates: Sequence[Candidate] = POOL
 
     def snapshot(self) -> FixedPool:
-        """Itself."""
         return self
 
 
@@ -95,7 +94,6 @@ class Recorder:
     )
 
     def waits(self, decision: Decision) -> None:
-        """Keep it."""
         self.waiting.append(copy(decision))
 
     def decided(self, decision: Decision) -> None:
@@ -137,13 +135,11 @@ class Failing:
     def produce(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> InferenceRequest:
-        """Raise."""
         raise self.error
 
     def pre_request(
         self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
     ) -> None:
-        """Raise."""
         raise self.error
 
 

@@ -25,7 +25,6 @@ class Tells:
     """Sets a header to the status of the response."""
 
     def bare_response_head(self, head: ResponseHead) -> Mapping[str, str] | None:
-        """The header."""
         return {"told": str(head.status)}
 
 
@@ -33,7 +32,6 @@ class Silent:
     """Has nothing to set."""
 
     def bare_response_head(self, head: ResponseHead) -> Mapping[str, str] | None:
-        """No header."""
         return None
 
 
@@ -41,7 +39,6 @@ class Broken:
     """Raises."""
 
     def bare_response_head(self, head: ResponseHead) -> Mapping[str, str] | None:
-        """Raise."""
         raise ValueError("odd")
 
 

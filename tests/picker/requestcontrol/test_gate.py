@@ -190,7 +190,6 @@ async def test_the_gate_is_given_the_means_to_stop_a_request(house: Any, gate: H
     exchange.allow_eviction(stopped.append)
     await exchange.route(ASKED)
     evict = gate.evictions["id-1"]
-    assert evict is not None
     evict(DropReason.EVICTED)
     exchange.finish(FinishCause.EVICTED, 429)
     assert stopped == [DropReason.EVICTED]

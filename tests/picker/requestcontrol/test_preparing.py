@@ -42,7 +42,6 @@ class Sets:
     def pre_request(
         self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
     ) -> Mapping[str, str] | None:
-        """These."""
         return self.headers
 
 
@@ -55,7 +54,6 @@ class Decides:
     def schedule(
         self, request: object, candidates: object, attributes: object, rng: object, steps: object
     ) -> SchedulingResult:
-        """The answer."""
         return self.result
 
 
@@ -66,7 +64,6 @@ class Rewrites:
     all: RewriteRules
 
     def rules(self) -> RewriteRules:
-        """These."""
         return self.all
 
 

@@ -24,8 +24,7 @@ USAGE = "llm-d.ai/multicluster-kv-cache-utilization/multicluster-metrics-extract
 
 def findings(plugin: Any, page: str) -> Extraction:
     """What the page says about a pool."""
-    found: Extraction = plugin.extract(Scrape(page.encode(), Endpoint("p", "10.0.0.1", 80), 0.0))
-    return found
+    return plugin.extract(Scrape(page.encode(), Endpoint("p", "10.0.0.1", 80), 0.0))
 
 
 def page_of(waiting: int, usage: float) -> str:

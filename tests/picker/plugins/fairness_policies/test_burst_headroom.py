@@ -177,7 +177,6 @@ class Known:
     gone_at: float = 0.0
 
     def passes(self, seconds: float) -> None:
-        """Time."""
         remembered = math.exp(-seconds / MEAN_SECONDS)
         self.faded = self.number + (self.faded - self.number) * remembered
         self.mean = self.number + (self.mean - self.number) * remembered

@@ -29,7 +29,6 @@ class Account:
         self.used.setdefault(flow, []).append((self.now, tokens))
 
     def wait(self, flow: str) -> None:
-        """Something waits."""
         self.use.waits(flow, WEIGHTS[flow], self.now)
         self.used.setdefault(flow, [])
         self.waiting.add(flow)

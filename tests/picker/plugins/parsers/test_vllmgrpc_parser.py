@@ -33,7 +33,6 @@ def field(number: int, value: int | bytes | str) -> bytes:
 
 
 def message(*members: tuple[int, int | bytes | str]) -> bytes:
-    """A message."""
     return b"".join(field(number, value) for number, value in members)
 
 

@@ -31,9 +31,7 @@ def parameters(text: str = "{}") -> PrecisePrefixCacheParameters:
 
 
 def producer(text: str = "{}") -> PrecisePrefixCacheProducer:
-    made = PLUGIN.make("p", parameters(text))
-    assert isinstance(made, PrecisePrefixCacheProducer)
-    return made
+    return PLUGIN.make("p", parameters(text))
 
 
 def tokens(*ids: int) -> bytes:

@@ -54,11 +54,9 @@ def predictor() -> FakeLatencyPredictor:
 def make(
     predictor: FakeLatencyPredictor, environment: Mapping[str, str] = ENVIRONMENT, **parameters: Any
 ) -> PredictedLatencyProducer:
-    plugin = PLUGIN.make(
+    return PLUGIN.make(
         NAME, PredictedLatencyParameters(**parameters), Services(predictor, environment)
     )
-    assert isinstance(plugin, PredictedLatencyProducer)
-    return plugin
 
 
 # 100 tokens for 150 ms and 12 ms, received at 10 s.
