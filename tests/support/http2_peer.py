@@ -181,3 +181,12 @@ class Held:
             self.ended.append("cancelled")
             raise
         self.ended.append("returned")
+
+
+async def holding(*messages: bytes, **how: Any) -> tuple[Peer, Held, int]:
+    """A peer that is connected, with a call that is under way: its method and its stream."""
+    held = Held()
+    peer = connected({PATH: held})
+    stream_id = peer.call(*messages, **how)
+    await held.started.wait()
+    return peer, held, stream_id

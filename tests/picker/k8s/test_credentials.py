@@ -383,6 +383,9 @@ async def test_a_source_that_hangs_leaves_the_old_credentials_in_use(
 # Kubeconfig files
 
 
+ONE = "contexts: [{name: one, context: {cluster: c}}]\ncurrent-context: one\n"
+
+
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
@@ -395,25 +398,21 @@ async def test_a_source_that_hangs_leaves_the_old_credentials_in_use(
         ("contexts: 3\ncurrent-context: one", "no context 'one'"),
         ("contexts: [{name: one, context: {cluster: c}}]\ncurrent-context: one", "not usable"),
         (
-            "contexts: [{name: one, context: {cluster: c}}]\ncurrent-context: one\n"
-            "clusters: [{name: c, cluster: {server: 'https://10.0.0.1', "
+            ONE + "clusters: [{name: c, cluster: {server: 'https://10.0.0.1', "
             "certificate-authority-data: '!!'}}]",
             "not usable|no certificates",
         ),
         (
-            "contexts: [{name: one, context: {cluster: c}}]\ncurrent-context: one\n"
-            "clusters: [{name: c, cluster: {server: 'https://10.0.0.1', "
+            ONE + "clusters: [{name: c, cluster: {server: 'https://10.0.0.1', "
             "certificate-authority: missing.pem}}]",
             "missing.pem",
         ),
         (
-            "contexts: [{name: one, context: {cluster: c}}]\ncurrent-context: one\n"
-            "clusters: [{name: c, cluster: {server: '10.0.0.1:6443'}}]",
+            ONE + "clusters: [{name: c, cluster: {server: '10.0.0.1:6443'}}]",
             "begin it with https://",
         ),
         (
-            "contexts: [{name: one, context: {cluster: c}}]\ncurrent-context: one\n"
-            "clusters: [{name: c, cluster: {server: 'http://a', proxy-url: 'socks5://b'}}]",
+            ONE + "clusters: [{name: c, cluster: {server: 'http://a', proxy-url: 'socks5://b'}}]",
             "proxy 'socks5://b' cannot be used",
         ),
         (
@@ -470,14 +469,12 @@ def test_without_the_extra_it_is_said_how_to_get_it(
     [
         ("users:\n- name: a\n  user:\n    token: top-secret: x\n", "in line 4, column 22"),
         (
-            "contexts: [{name: one, context: {cluster: c}}]\ncurrent-context: one\n"
-            "clusters: [{name: c, cluster: {server: 'http://a', "
+            ONE + "clusters: [{name: c, cluster: {server: 'http://a', "
             "proxy-url: 'socks5://me:top-secret@b'}}]",
             "proxy 'socks5://b' cannot be used",
         ),
         (
-            "contexts: [{name: one, context: {cluster: c}}]\ncurrent-context: one\n"
-            "clusters: [{name: c, cluster: {server: 'me:top-secret@b'}}]",
+            ONE + "clusters: [{name: c, cluster: {server: 'me:top-secret@b'}}]",
             "server 'b' is no address",
         ),
     ],

@@ -10,7 +10,7 @@ import pytest
 from h2 import events
 from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
-from http2_peer import PATH, REQUEST, Held, Peer, connected, echo
+from http2_peer import PATH, REQUEST, Held, Peer, connected, echo, holding
 from hyperframe.frame import GoAwayFrame, SettingsFrame
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -80,10 +80,7 @@ async def test_a_stream_that_ends_within_a_message_is_an_error(peer: Peer) -> No
 
 async def test_a_reset_cancels_the_call_and_frees_it() -> None:
     """Nothing of it stays; the connection serves on."""
-    held = Held()
-    peer = connected({PATH: held})
-    stream_id = peer.call(b"one")
-    await held.started.wait()
+    peer, held, stream_id = await holding(b"one")
     peer.http2.reset_stream(stream_id, ErrorCodes.CANCEL)
     peer.push()
     await peer.settle()
@@ -107,10 +104,7 @@ async def test_a_reset_before_the_call_has_begun_is_no_trouble(
 
 async def test_a_lost_connection_cancels_its_calls_and_is_reported_after_them() -> None:
     """Whoever waits for it to be gone may rely on no task running any more."""
-    held = Held()
-    peer = connected({PATH: held})
-    peer.call()
-    await held.started.wait()
+    peer, held, _ = await holding()
     peer.connection.connection_lost(ConnectionResetError())
     assert not peer.gone
     await peer.settle()
@@ -120,10 +114,7 @@ async def test_a_lost_connection_cancels_its_calls_and_is_reported_after_them() 
 
 async def test_draining_says_so_and_waits_for_the_calls_under_way() -> None:
     """GOAWAY without error, the answer, then the end of the connection."""
-    held = Held()
-    peer = connected({PATH: held})
-    stream_id = peer.call(end=True)
-    await held.started.wait()
+    peer, held, stream_id = await holding(end=True)
     peer.connection.drain()
     goaway = GoAwayFrame(0, last_stream_id=2**31 - 1).serialize()
     await asyncio.sleep(0)
@@ -186,10 +177,7 @@ async def test_a_connection_that_drains_as_it_is_made_sends_its_settings_first()
 
 async def test_a_half_closed_connection_ends_its_calls() -> None:
     """Even when what they wrote cannot be sent, and the transport would try for ever."""
-    held = Held()
-    peer = connected({PATH: held})
-    peer.call()
-    await held.started.wait()
+    peer, held, _ = await holding()
     peer.connection.pause_writing()
     assert not peer.connection.eof_received()
     for _ in range(3):
