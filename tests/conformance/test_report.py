@@ -92,7 +92,6 @@ def test_a_row_is_one_line() -> None:
 
 
 def test_broken_cases_are_those_that_failed_or_were_warned_of() -> None:
-    """Skipped ones are not."""
     every = [result(outcome.value, outcome) for outcome in Outcome]
     assert broken(every) == ["failed", "warned"]
 

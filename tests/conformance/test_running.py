@@ -104,5 +104,4 @@ async def test_a_scene_that_cannot_be_put_in_order_fails_the_case() -> None:
     ],
 )
 def test_cases_are_chosen_by_patterns(patterns: list[str], expected: list[str]) -> None:
-    """In their own order."""
     assert [one.id for one in chosen(CASES, patterns)] == expected

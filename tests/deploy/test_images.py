@@ -26,7 +26,6 @@ HEAVY = {"torch", "triton", "transformers", "safetensors", "tokenizers", "gguf",
 
 @pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.stem)
 def test_hadolint_has_nothing_to_say(path: Path) -> None:
-    """Of any severity."""
     done = subprocess.run([HADOLINT, path], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 

@@ -43,7 +43,6 @@ class _Answer(BaseHTTPRequestHandler):
         self._send(json.dumps({"data": [{"id": "canned"}]}).encode())
 
     def do_POST(self) -> None:
-        """A chat completion."""
         length = int(self.headers["content-length"])
         self.server.asked.append(json.loads(self.rfile.read(length)))
         if self.server.status != 200:
@@ -82,7 +81,6 @@ class Terminal:
         self.shown += text
 
     def read_line(self, prompt: str) -> str:
-        """The next line."""
         if not self.lines:
             raise EOFError
         return self.lines.pop(0)

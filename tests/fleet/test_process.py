@@ -217,7 +217,6 @@ async def test_a_retired_child_ends_with_its_process(child) -> None:
 
 
 async def test_after_a_death_another_program_may_take_its_place(tmp_path, guard) -> None:
-    """From then on."""
     log = tmp_path / "thing.log"
 
     async def is_ready() -> None:

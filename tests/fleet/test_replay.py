@@ -34,7 +34,6 @@ def other(tmp_path: Path) -> Path:
 def test_identical_decisions_are_counted_and_status_0(
     recording: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing else is said."""
     assert main(["replay", str(recording)]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     number, _, rest = line.partition(" ")
@@ -136,3 +135,13 @@ def test_a_configuration_that_cannot_be_used_is_told(
     assert main(["replay", str(recording), "--config", str(bad)]) == 2
     assert f"{bad}:4:" in capsys.readouterr().err
     assert main(["replay", str(recording), "--config", str(tmp_path / "none.yaml")]) == 2
+
+
+def test_a_half_written_end_is_tolerated_and_told(
+    recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The picker was killed while it wrote."""
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(recording.read_bytes()[:-30])
+    assert main(["replay", str(path)]) == 0
+    assert "was only half written" in capsys.readouterr().out

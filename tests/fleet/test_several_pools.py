@@ -115,7 +115,6 @@ async def test_top_does_not_wait_for_a_picker_to_become_another(whole: WholePool
 
 
 async def test_explain_finds_a_request_in_whichever_pool_it_is(whole: WholePools) -> None:
-    """And says in which."""
     for request_id, key in (("r-1", "there/qwen"), ("r-2", "llama"), (None, "llama")):
         text = await _explained(whole.url, request_id)
         first, second = text.splitlines()[:2]

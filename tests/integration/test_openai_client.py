@@ -35,7 +35,6 @@ def client(url: str) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 async def async_client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
-    """The asynchronous one."""
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="sk-two", max_retries=0) as client:
         yield client
 

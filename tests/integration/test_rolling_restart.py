@@ -76,7 +76,6 @@ class _Connection:
         writer.write(_PREFACE + settings.serialize() + window.serialize())
 
     def send(self, path: str, body: bytes) -> Answer:
-        """Begin a POST."""
         number, self._next = self._next, self._next + 2
         answer = self._answers[number] = Answer()
         headers = HeadersFrame(number, flags=["END_HEADERS"])
@@ -213,7 +212,6 @@ class Load:
     def judge(
         self, kind: str, stream: bool, status: int, headers: Mapping[str, str], text: bytes
     ) -> None:
-        """Count one answer."""
         kind = f"{kind} {'stream' if stream else 'short'}"
         if status != 200:
             self.faults[f"{kind}: {status} {text[:200]!r}"] += 1
@@ -303,7 +301,6 @@ class Restart:
         self.output = ""
 
     async def ended(self) -> int:
-        """Its exit status."""
         assert self.process.stdout is not None
         async with asyncio.timeout(2 * LIMIT_SECONDS):
             async for line in self.process.stdout:

@@ -329,7 +329,6 @@ def routes(document: Document) -> list[Document]:
 
 
 def ext_proc(document: Document) -> Document:
-    """The filter's settings."""
     (listener,) = document["static_resources"]["listeners"]
     manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
     return manager["http_filters"][0]["typed_config"]

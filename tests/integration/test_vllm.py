@@ -124,7 +124,6 @@ async def until_well(url: str) -> None:
 
 
 def vllm_command(port: int) -> list[str]:
-    """A small vLLM."""
     flags = ["--host", HOST, "--port", str(port), "--served-model-name", NAME]
     flags += ["--max-model-len", "1024", "--max-num-seqs", str(SLOTS), "--enforce-eager"]
     return [str(VLLM), "serve", str(MODEL), *flags]

@@ -43,7 +43,6 @@ class RecordingExchange:
     def finish(
         self, cause: FinishCause, response_status: int | None = None, served_by: str | None = None
     ) -> None:
-        """Record the end."""
         self.finish_calls += 1
         self.finished.set_result((cause, response_status, served_by))
 

@@ -26,7 +26,6 @@ class Queue:
         return [items[0] for items in self.flows.values() if items]
 
     def push(self, flow: str, tokens: int = 1) -> QueuedRequest:
-        """A request comes."""
         request = InferenceRequest("r", {}, BODY, "m", "m", fairness_id=flow)
         item = QueuedRequest(request, next(self.sequences), self.now, tokens=tokens)
         items = self.flows.setdefault(flow, deque())

@@ -77,7 +77,6 @@ class BreaksLate:
         return states
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The sound one's."""
         self.rounds += 1
         return self.network.logits(hidden)
 

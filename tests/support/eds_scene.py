@@ -110,7 +110,6 @@ class DiscoveryScene:
     async def start_picker(self) -> None:
         """Begin, on the ports it always has."""
         health = self.config.picker_health
-        assert health is not None
         (self._folder / "config.yaml").write_text(CONFIG)
         self._picker = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "picker", "--bind-address", "127.0.0.1"),
@@ -203,7 +202,6 @@ class DiscoveryScene:
 
 @asynccontextmanager
 async def running_worker(name: str) -> AsyncIterator[Worker]:
-    """One that serves."""
     worker = Worker(name)
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", worker.answer)

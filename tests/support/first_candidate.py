@@ -24,7 +24,6 @@ class FirstCandidate:
         rng: Random,
         steps: list[PluginStep],
     ) -> SchedulingResult:
-        """The first candidate."""
         return SchedulingResult((candidates[0].endpoint,), "default")
 
 

@@ -62,7 +62,6 @@ class GlobalStrict:
         self.bands: dict[int, FirstOfAll] = {}
 
     def for_band(self, priority: int) -> FirstOfAll:
-        """A new one."""
         band = self.bands[priority] = FirstOfAll()
         return band
 
@@ -78,7 +77,6 @@ class Sharing:
     """Makes `FirstOfEqual`."""
 
     def for_band(self, priority: int) -> FirstOfEqual:
-        """A new one."""
         return FirstOfEqual()
 
 
@@ -120,7 +118,6 @@ class Pool:
         self.under_way: Counter[str] = Counter()
 
     def __call__(self) -> Sequence[Candidate]:
-        """All of them."""
         return [
             Candidate(one, None, self.under_way[one.key] if self.under_way else 0)
             for one in self.endpoints
@@ -128,7 +125,6 @@ class Pool:
 
 
 def endpoint(index: int, labels: Mapping[str, str] | None = None) -> Endpoint:
-    """One of many."""
     return Endpoint(f"e{index}", "10.0.0.1", 8000 + index, labels=labels or {})
 
 
@@ -238,7 +234,6 @@ class Scene:
         client.ticket.left(client.endpoint_key)
 
     def close(self, client: Client, usage: Usage | None = None) -> None:
-        """It is over."""
         if client.ticket is None or client.is_over:
             return
         client.is_over = True

@@ -71,7 +71,6 @@ class Scene:
         return None if due is None else self.pool.index(due.endpoint)
 
     def send(self, number: int, is_bare: bool = False) -> Attempt:
-        """A request leaves."""
         return self.memory.left(self.pool[number], self.now, is_bare)
 
     def answers(

@@ -68,5 +68,4 @@ class HeldGate:
         self.waiting[request_id].set_result(Pass(queue_seconds))
 
     def refuse(self, request_id: str, refusal: RefusedError) -> None:
-        """It may not."""
         self.waiting[request_id].set_exception(refusal)

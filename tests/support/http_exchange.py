@@ -147,7 +147,6 @@ class _Http2Stream:
         return http.data_to_send()
 
     def receive(self, data: bytes) -> None:
-        """Take what came."""
         answer = self.answer
         for event in self._http.receive_data(data):
             if isinstance(event, events.ResponseReceived):

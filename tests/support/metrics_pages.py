@@ -79,7 +79,6 @@ class Pod:
         return {"name": self.name, "address": self.address, "port": self.port, **labels, **ranked}
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection."""
         try:
             while await reader.readuntil(b"\r\n\r\n"):
                 self.asked += 1

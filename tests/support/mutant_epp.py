@@ -128,7 +128,6 @@ class MutantEpp:
 
     @property
     def health_address(self) -> str | None:
-        """The same port."""
         return self.address
 
     async def start(self) -> None:

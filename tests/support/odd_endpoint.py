@@ -117,7 +117,6 @@ class OddEndpoint:
 
 @asynccontextmanager
 async def odd_endpoint() -> AsyncIterator[OddEndpoint]:
-    """A running one."""
     endpoint = OddEndpoint()
     server = await asyncio.start_server(endpoint.serve, "127.0.0.1", 0)
     host, endpoint.port = server.sockets[0].getsockname()

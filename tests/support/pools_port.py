@@ -88,7 +88,6 @@ class WholePools:
 
     @property
     def url(self) -> str:
-        """Its HTTP port."""
         return f"http://127.0.0.1:{self.ports.metrics}"
 
     async def ask(self, key: str, request_id: str) -> str:

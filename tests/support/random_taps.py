@@ -44,7 +44,6 @@ class HoldingTap:
         return out, ({"envoy.lb": {"x-cost": len(out)}} if is_last else {})
 
     def end(self) -> bytes:
-        """What is held."""
         out, self._held = self._held, b""
         return out
 

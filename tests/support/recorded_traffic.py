@@ -72,7 +72,6 @@ class ListSink:
         self.lost += 1
 
     def write_to(self, path: Path) -> Path:
-        """As a file."""
         path.write_bytes(b"".join(self.lines))
         return path
 
@@ -107,7 +106,6 @@ class MoodyHealth:
         return kept or candidates
 
     def probe(self, candidates: Sequence[Candidate], now_seconds: float) -> Candidate | None:
-        """Now and then."""
         return self._draw.choice(candidates) if self._draw.random() < 0.3 else None
 
     def left(

@@ -84,7 +84,6 @@ class Scene:
         self.server.write(config(name, value, app, uid))
 
     def erase(self, name: str) -> None:
-        """Take one away."""
         self.server.erase("configmaps", name)
 
     async def until(self, condition: Callable[[], bool], seconds: float) -> float:

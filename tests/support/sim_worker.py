@@ -25,7 +25,6 @@ class SimWorker:
 
     @property
     def url(self) -> str:
-        """Where it serves."""
         return f"http://127.0.0.1:{self.port}"
 
     def connect(self) -> socket.socket:

@@ -27,7 +27,6 @@ class Noted:
         self.ends += 1
 
     def propagation(self) -> Mapping[str, str]:
-        """One header."""
         return {"traceparent": f"of {self.name}"}
 
     def tree(self) -> dict[str, object] | str:

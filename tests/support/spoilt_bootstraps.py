@@ -14,13 +14,11 @@ Document = dict[str, Any]
 
 
 def bootstrap(**changes: object) -> Document:
-    """One of ours."""
     settings = {"listen": LOCAL, "admin": LOCAL, "picker": LOCAL, "endpoints": (LOCAL,), **changes}
     return json.loads(to_json(build(BootstrapConfig(**settings))))
 
 
 def manager(document: Document) -> Document:
-    """The connection manager."""
     chain = document["static_resources"]["listeners"][0]["filter_chains"][0]
     return chain["filters"][0]["typed_config"]
 
@@ -31,7 +29,6 @@ def processor(document: Document) -> Document:
 
 
 def route(document: Document) -> Document:
-    """The only route."""
     return manager(document)["route_config"]["virtual_hosts"][0]["routes"][0]
 
 

@@ -53,7 +53,6 @@ class Waiter:
         return await self.said
 
     async def destination(self) -> str:
-        """Where it goes."""
         return destination_of(await self.said)
 
     async def end(self) -> None:
@@ -95,7 +94,6 @@ class Scene:
         return waiter
 
     async def waiting(self) -> int:
-        """How many wait."""
         return int(await self.picker.series(WAITING) or 0)
 
     async def has_waiting(self, number: int) -> None:

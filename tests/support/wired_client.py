@@ -19,7 +19,6 @@ class Accesses:
         self.loads: list[bool] = []
 
     def load(self, *, anew: bool) -> Access:
-        """The next one."""
         self.loads.append(anew)
         return self._left.pop(0) if len(self._left) > 1 else self._left[0]
 

@@ -49,7 +49,6 @@ def test_committed_bootstraps_are_in_order(path: Path) -> None:
     ids=lambda changes: "+".join(changes),
 )
 def test_whatever_we_generate_is_in_order(changes: dict[str, object]) -> None:
-    """In every variant."""
     assert told_of(bootstrap(**changes)) == ()
 
 

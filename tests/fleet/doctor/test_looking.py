@@ -138,7 +138,6 @@ async def test_a_worker_that_is_well() -> None:
     ],
 )
 async def test_what_is_no_picker_is_one_finding(pages: Pages) -> None:
-    """Whatever answers there."""
     async with site(pages) as url:
         facts = await ask_picker(url)
     assert [one.check for one in diagnose(Facts(picker=facts))] == ["picker-reachable"]
@@ -153,7 +152,6 @@ async def test_a_clock_that_is_off_is_seen() -> None:
 
 
 async def test_nobody_there_is_no_crash() -> None:
-    """Of every gatherer."""
     async with site({}) as gone:
         pass
     facts = Facts(

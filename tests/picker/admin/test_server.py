@@ -167,6 +167,15 @@ async def test_every_answer_is_guarded(port: Port, path: str) -> None:
     assert "Access-Control-Allow-Origin" not in headers
 
 
+async def test_a_name_that_points_here_is_answered_only_to_monitoring(port: Port) -> None:
+    """A page from elsewhere could let its own name point to 127.0.0.1, and read everything."""
+    answer = await port.get("/decisions", Host="evil.example")
+    assert answer.status == 403
+    assert "localhost" in answer.json["error"]
+    assert (await port.get("/decisions", Host="localhost:1234")).status == 200
+    assert (await port.get("/metrics", Host="picker.monitoring.example")).status == 200
+
+
 async def test_the_page_is_whole_and_small() -> None:
     """Everything that it loads is here, under 100 KB, and nothing is from elsewhere."""
     files = page_files()

@@ -35,7 +35,6 @@ class Pool:
         self.datastore.set_endpoints([Endpoint(name, "10.0.0.1", 1) for name in names])
 
     def vanish(self) -> None:
-        """It is deleted."""
         self.datastore.forget_pool()
         self.absent = True
 

@@ -28,7 +28,6 @@ def test_the_lease_is_called_as_by_the_reference(monkeypatch: pytest.MonkeyPatch
     """In the pool's namespace; the holder is the Pod, and this life of it."""
     monkeypatch.setenv("POD_NAME", "picker-abc-xyz")
     first, second = _parsed(*ELECTS).election, _parsed(*ELECTS).election
-    assert second is not None
     assert str(first.lease) == "team/epp-team-pool.llm-d.ai"
     assert first.timings == Timings(15.0, 10.0, 2.0)
     assert re.fullmatch(r"picker-abc-xyz_[0-9a-f-]{36}", first.identity)

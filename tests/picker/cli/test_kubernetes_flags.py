@@ -77,7 +77,6 @@ def test_selected_pods_are_called_after_the_pickers_deployment() -> None:
 
 
 def test_options_go_by_the_name_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever it comes from."""
     monkeypatch.setenv("POD_NAME", POD["POD_NAME"])
     options: Options = options_of(build_parser().parse_args(SELECTED))
     assert options.pool_name == "my-epp"

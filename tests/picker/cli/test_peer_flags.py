@@ -55,7 +55,6 @@ def test_the_port_is_open_to_others_only_with_certificates_or_when_asked_for() -
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(argv: list[str], reason: str) -> None:
-    """Each with what would."""
     with pytest.raises(ConfigError, match=reason):
         parsed(*argv)
 

@@ -187,7 +187,6 @@ def test_pools_take_namespace_and_group_of_the_picker_unless_they_have_their_own
 
 
 def test_the_namespace_is_the_pickers_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As its environment says."""
     monkeypatch.setenv("NAMESPACE", "home")
     assert pools("a", "b/c")[0].namespace == "home"
     assert set(parts("--pool=a")["a"].names) == {"a", "home/a"}

@@ -153,7 +153,6 @@ def test_checking_says_everything_at_once() -> None:
 
 
 def test_checking_what_is_no_yaml_is_one_finding() -> None:
-    """With its position."""
     (finding,) = check_config(b"a: [", "c.yaml", builtin_plugins(), OPTIONS)
     assert finding.where.startswith("c.yaml:")
     with pytest.raises(InvalidConfigError):

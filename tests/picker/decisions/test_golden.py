@@ -117,7 +117,6 @@ class Scene:
         found = []
         for summary, span in zip(reversed(self.records.last(50)), self.notes.requests, strict=True):
             record = self.records.find(summary.request_id)
-            assert record is not None
             out = io.StringIO()
             console = Console(file=out, width=120)
             for part in explained(record, Layout(zone=UTC)):

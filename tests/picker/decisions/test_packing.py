@@ -147,7 +147,6 @@ def test_totals_are_those_of_the_profile(data: st.DataObject) -> None:
     expected = {one.candidate.endpoint.name: one.score for one in scored}
     for decided_at in (0.0, 10.0):
         record = _remembered(decision, decided_at)
-        assert record is not None
         told = msgspec.json.decode(msgspec.json.encode(record), type=RecordView)
         assert told == record  # whatever a scorer has said
         (profile,) = record.profiles
@@ -173,7 +172,6 @@ def test_totals_are_those_of_the_profile(data: st.DataObject) -> None:
 def test_scores_may_be_numbers_of_any_kind(scores: Sequence[float], decided_at: float) -> None:
     """The scheduler takes them, and remembering a request is no reason to refuse it."""
     record = _remembered(_decision(_pool(2), [scores], [2.0]), decided_at)  # type: ignore[list-item]
-    assert record is not None
     told = msgspec.json.decode(msgspec.json.encode(record), type=RecordView)
     best, other = told.profiles[0].candidates
     assert (best.total, best.scores[0].raw, other.total) == (2.0, 1.0, 0.0)

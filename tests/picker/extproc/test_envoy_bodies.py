@@ -58,7 +58,6 @@ RENAMED = (("x-llm-d-model-name-rewrite", "big"),)
 
 @pytest.fixture(scope="module")
 def front() -> Iterator[Front]:
-    """The one Envoy."""
     with tempfile.TemporaryDirectory() as folder, envoy_front(Path(folder), LISTENERS) as running:
         yield running
 

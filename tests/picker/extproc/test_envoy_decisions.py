@@ -41,7 +41,6 @@ LIMIT_SECONDS = 30.0
 
 @pytest.fixture(scope="module")
 def front() -> Iterator[Front]:
-    """The one Envoy."""
     with tempfile.TemporaryDirectory() as folder, envoy_front(Path(folder), LISTENERS) as running:
         yield running
 

@@ -34,7 +34,6 @@ SMALL, LARGE = [b'{"model": "m"}'], [bytes(1_000_000)]
 
 @pytest.fixture(scope="module")
 def front() -> Iterator[Front]:
-    """The one Envoy."""
     with tempfile.TemporaryDirectory() as folder, envoy_front(Path(folder), LISTENERS) as running:
         yield running
 

@@ -45,7 +45,6 @@ class Shouting:
         return out, {}
 
     def end(self) -> bytes:
-        """What is left."""
         self.seen.append("end")
         if self.fails_at == "end":
             raise ZeroDivisionError
@@ -272,7 +271,6 @@ def test_a_tap_that_fails_at_a_piece_loses_no_byte(caplog: pytest.LogCaptureFixt
 
 
 def test_a_tap_that_fails_at_the_end_does_not_break_the_stream() -> None:
-    """The trailers are answered."""
     machine = responding(Shouting("end"))
     machine.receive(m.ResponseBody(b"ab"))
     assert machine.receive(m.ResponseTrailers())[-1] == m.SendResponseTrailers()

@@ -190,7 +190,6 @@ def test_a_decision_is_answered_in_the_order_headers_body_trailers(
 
 
 def test_trailers_during_routing_wait_for_the_body_replies() -> None:
-    """Whenever the trailers came."""
     kinds = [type(action) for action in said(BEGUN, BODY, TRAILERS, m.Routed(DECISION))[1:]]
     assert kinds == [m.SendRequestHeaders, m.SendRequestBody, m.SendRequestTrailers]
 

@@ -24,7 +24,6 @@ async def listed(picker: WholePicker) -> list[dict[str, Any]]:
 
 
 async def found(picker: WholePicker, request_id: str = "last") -> dict[str, Any]:
-    """One of them."""
     status, text = await picker.get(f"/decisions/{request_id}")
     assert status == 200, text
     return json.loads(text)

@@ -83,7 +83,6 @@ PHASES: list[tuple[Step, bool, str]] = [
 
 
 def ids(value: object) -> str | None:
-    """Names of steps."""
     return getattr(value, "__name__", None)
 
 

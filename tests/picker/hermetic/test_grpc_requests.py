@@ -30,7 +30,6 @@ def field(number: int, value: int | bytes) -> bytes:
 
 
 def frame(message: bytes) -> bytes:
-    """A gRPC frame."""
     return pack(">BI", 0, len(message)) + message
 
 

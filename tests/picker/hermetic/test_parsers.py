@@ -48,7 +48,6 @@ EVENTS = {"content-type": "text/event-stream"}
 
 
 def bytes_of(members: dict[str, Any]) -> bytes:
-    """A JSON body."""
     return json.dumps(members).encode()
 
 

@@ -86,13 +86,11 @@ class Gateway:
         self._reading: asyncio.Task[None] | None = None
 
     async def connect(self, port: int) -> None:
-        """Open the connection."""
         reader, self._writer = await asyncio.open_connection("127.0.0.1", port)
         self._writer.write(self._opening)
         self._reading = asyncio.create_task(_drop(reader))
 
     async def send(self, first: int, last: int) -> None:
-        """Send these requests."""
         assert self._writer is not None
         for stream in self._streams[first:last]:
             self._writer.write(stream)

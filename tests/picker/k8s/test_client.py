@@ -52,7 +52,6 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 
 @pytest_asyncio.fixture
 async def api() -> AsyncIterator[KubeApi]:
-    """The fake server."""
     async with asyncio.timeout(PATIENCE_SECONDS), running_kube_api() as running:
         yield running
 
@@ -207,6 +206,14 @@ async def test_a_server_that_is_gone_is_unreachable(api: KubeApi, client: Kubern
     api.faults.add(Fault(drops=True))
     with pytest.raises(UnreachableError):
         await client.list(CONFIGS, ALL)
+
+
+async def test_a_name_that_does_not_exist_is_unreachable() -> None:
+    """As is an address that is none."""
+    for url in ("http://no-such-host.invalid:1", "http://127.0.0.1:99999", "http://"):
+        async with client_of(Access(url), limits=QUICK) as client:
+            with pytest.raises(UnreachableError):
+                await client.list(CONFIGS, ALL)
 
 
 async def test_a_kind_that_is_not_served_is_a_404_in_text(
@@ -431,7 +438,6 @@ async def test_a_port_that_nobody_listens_on(tls: ssl.SSLContext | None) -> None
 
 
 async def test_a_name_that_nobody_knows() -> None:
-    """By the resolver's words."""
     said = await refused(Access("https://nowhere.invalid", tls=ssl.create_default_context()))
     assert said.startswith("no connection to nowhere.invalid:443: ")
     assert "<" not in said

@@ -295,7 +295,6 @@ async def test_a_plugin_that_fails_later_leaves_the_old_token_in_use(
 
 
 def test_a_plugin_that_fails_at_the_start_is_an_error(tmp_path: Path, clock: Clock) -> None:
-    """It names the plugin."""
     plugin = Plugin(tmp_path, failing=(1, 2))
     path = kubeconfig(tmp_path / "config", plugin.user)
     with pytest.raises(ConfigError, match=r"plugin '.*python.*' .* gave no credentials"):

@@ -142,7 +142,6 @@ async def test_an_invalid_pool_is_reported_and_not_obeyed(
 
 @pytest.mark.looptime
 async def test_a_pool_that_was_never_valid_is_waited_for() -> None:
-    """It says why."""
     async with following() as scene:
         scene.server.write(pool_object({"targetPorts": []}))
         await scene.settled()

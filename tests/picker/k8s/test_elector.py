@@ -56,7 +56,6 @@ class ElectionWalk:
             self.replicas.append(replica)
 
     def clock(self, replica: Replica) -> float:
-        """Its own time."""
         return self.now * replica.rate + replica.offset
 
     def leaders(self) -> list[str]:

@@ -57,7 +57,6 @@ class LeaseScene:
     most: int = 0
 
     def start(self, name: str, token: str = "", timings: Timings = TIMINGS) -> Replica:
-        """One more replica."""
         api, metrics = InProcessKubeApi(self.server, Random(1), token), PickerMetrics()
 
         @asynccontextmanager
@@ -196,7 +195,6 @@ async def test_a_server_that_is_away_ends_leading_and_begins_it_again() -> None:
         assert scene.leaders == ["a"]
         await scene.until(lambda: not scene.leaders, TIMINGS.renew_seconds + SOON)
         problem = scene.replicas["a"].keeper.problem()
-        assert problem is not None
         assert "connection refused" in problem
         await asyncio.sleep(60.0)
         for one in scene.replicas.values():
@@ -269,7 +267,6 @@ async def test_missing_rights_name_the_rule(caplog: pytest.LogCaptureFixture) ->
         told = [record.message for record in caplog.records]
         assert len(told) == 1
         problem = one.keeper.problem()
-        assert problem is not None
         for text in (LEASE.name, "get, update", "create", "coordination.k8s.io"):
             assert text in problem
         assert len(one.api.requests) < 60, "it is not asked all the time"
@@ -294,7 +291,6 @@ async def test_series_tell_who_leads() -> None:
 
 
 async def test_what_is_no_lease_reads_as_nothing() -> None:
-    """Whatever a server sends."""
     for document in ({}, {"spec": None, "metadata": 3}, {"spec": [1], "metadata": {}}):
         record = record_of(document)
         assert (record.holder, record.transitions, record.stated_seconds) == ("", 0, 0.0)

@@ -33,7 +33,6 @@ def put(objects: ObjectMap[int], name: str, value: Any = 1, uid: str = "u") -> b
     """An event that adds or changes."""
     given_raw = raw(name, value, uid)
     metadata = metadata_of(given_raw)
-    assert metadata is not None
     return objects.put(metadata, given_raw)
 
 
@@ -155,7 +154,6 @@ def test_a_decoder_that_fails_is_a_malformed_object(error: Exception) -> None:
 
 @pytest.mark.parametrize("text", [b"{}", b"[]", b"null", b'{"metadata":3}', b'{"metadata":{}}'])
 def test_what_has_no_name_in_a_list_is_left_out(objects: ObjectMap[int], text: bytes) -> None:
-    """The others are taken."""
     assert settle(objects, msgspec.Raw(text), raw("a"))
     assert shown(objects) == {"a": 1}
 

@@ -185,7 +185,6 @@ def test_a_bad_pool_is_reported_and_not_followed(
     ],
 )
 def test_a_bad_policy_is_reported_and_not_followed(document: Any, path: str) -> None:
-    """As a pool is."""
     reading = read_policy(document)
     assert reading.value is None
     assert errors(reading.problems) == [path]

@@ -31,12 +31,10 @@ class Scene:
 
     @property
     def names(self) -> set[str]:
-        """The endpoints now."""
         return {endpoint.name for endpoint in self.endpoints}
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """The endpoints now."""
         self.view.look(self.now)
         return self.view.endpoints
 
@@ -46,7 +44,6 @@ class Scene:
         return {name[0] for name in self.names}
 
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
         self.now += seconds
 
 

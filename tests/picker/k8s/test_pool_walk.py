@@ -41,7 +41,6 @@ class Told:
 
     @property
     def last(self) -> PodRecord:
-        """How it is."""
         return self.states[-1][1]
 
 
@@ -146,7 +145,6 @@ class PoolWalk(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def vanish(self, name: str) -> None:
-        """It is gone."""
         if self.told.pop(name, None):
             self.how.pop(name)
             assert self.view.remove(("default", name))

@@ -77,7 +77,6 @@ def test_a_configured_seed_is_neither_told_nor_changed() -> None:
 
 
 def test_replicas_of_one_configured_seed_understand_each_other() -> None:
-    """By its fingerprint."""
     rng = Random(4)
     nodes = [node(rng, seed=7), node(rng, seed=7)]
     round_of(nodes, 0.1)
@@ -102,7 +101,6 @@ def test_the_loads_of_a_replica_that_falls_silent_are_dropped() -> None:
 
 
 def test_the_loads_of_a_replica_that_ends_in_order_are_dropped_at_once() -> None:
-    """It has said goodbye."""
     one, other = two()
     one.inflight.acquire(KEYS[0])
     round_of([one, other], 1.0)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import grpc
 from certificates import certificates
 from ext_proc_stream import completion, destination_of
 from local_ports import free_ports
-from metrics_pages import page, pods
-from replicas_scene import LOOPBACK, peer_flags, replica, two_replicas
+from metrics_pages import page, pods, serving
+from replicas_scene import LOOPBACK, peer_flags, replica, two_replicas, until_connected
 from waiting import until
 from whole_picker import WholePicker
 
@@ -60,6 +61,31 @@ async def test_what_one_has_under_way_is_load_for_the_other_until_it_ends(tmp_pa
             await until(sees_it)
             assert await ask(second, "something else " * 100) != busy
         await until(second.is_idle)
+
+
+async def test_a_replica_that_joins_learns_what_was_sent_where_before(tmp_path: Path) -> None:
+    """And one that leaves is not waited for."""
+    endpoints, ports = pods(*PAGES), free_ports(2)
+    flags = [peer_flags(port, ports) for port in ports]
+    async with AsyncExitStack() as stack:
+        for pod in endpoints:
+            await stack.enter_async_context(serving(pod))
+        first = await stack.enter_async_context(replica(tmp_path / "a", endpoints, flags[0]))
+        sent = [await ask(first, f"{number} " + PROMPT) for number in range(8)]
+        for life in range(2):
+            async with replica(tmp_path / f"b{life}", endpoints, flags[1]) as second:
+                await until_counted(second, "placement", 8)
+                assert [await ask(second, f"{n} " + PROMPT) for n in range(8)] == sent
+                async with second.stream() as stream:
+                    await stream.ask(completion())
+                    await until(first.endpoints, is_loaded)
+            await until(first.endpoints, lambda rows: not is_loaded(rows))  # it said goodbye
+            await until_connected(first, 0)
+
+
+def is_loaded(rows: dict[str, Any]) -> bool:
+    """Whether anything is under way at these endpoints."""
+    return any(row["inflight_requests"] for row in rows.values())
 
 
 async def test_nonsense_on_the_port_is_refused_and_disturbs_nobody(tmp_path: Path) -> None:

@@ -86,7 +86,6 @@ async def test_a_call_is_about_the_pool_that_it_names() -> None:
         caller.inflight.acquire(KEYS[0])
         caller.exchange.tick(0.0)
         message = caller.exchange.next(cursor, 0.0)
-        assert message is not None
         await calling.write(message)
         await until(lambda: here.pools["b"].node.inflight.requests(KEYS[0]) == 1)
         assert here.pools["a"].node.inflight.requests(KEYS[0]) == 0

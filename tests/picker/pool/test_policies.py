@@ -132,7 +132,6 @@ def test_exact_rules_come_before_generic_ones_and_old_ones_before_young_ones(
 
 
 def test_within_a_resource_the_order_of_the_rules_decides() -> None:
-    """However many there are."""
     rules = [rule("one", RewriteTarget(f"t{n}"), position=n) for n in range(20)]
     made = RewriteRules(reversed(rules)).apply("m", Random(1))
     assert made.model == "t0"

@@ -28,7 +28,6 @@ JOIN_SECONDS = 30.0
 
 
 def series() -> RecordingSeries:
-    """Of a picker."""
     return PickerMetrics().recording
 
 

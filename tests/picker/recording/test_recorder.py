@@ -35,7 +35,6 @@ COUNTING = CONFIG.replace("- {type: prefix-cache-scorer}", "- {type: token-load-
 
 
 def lines(sink: ListSink) -> list[AnyLine]:
-    """What was written."""
     return [decoded(line) for line in sink.lines]
 
 
@@ -45,7 +44,6 @@ def decisions(sink: ListSink) -> list[DecisionLine]:
 
 
 async def leave(traffic: Traffic, requests: int = 1) -> None:
-    """Requests that leave."""
     before = len(traffic.under_way)
     while len(traffic.under_way) < before + requests:
         await traffic.request()
@@ -172,7 +170,6 @@ async def test_a_line_that_cannot_be_made_costs_no_request(
 
 
 async def test_nothing_is_looked_at_once_the_recording_has_ended() -> None:
-    """Requests go on."""
     traffic = Traffic([CONFIG], 1)
     traffic.sink.is_open = False
     before = len(traffic.sink.lines)

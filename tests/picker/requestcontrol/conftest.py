@@ -97,19 +97,15 @@ class Recorder:
         self.waiting.append(copy(decision))
 
     def decided(self, decision: Decision) -> None:
-        """Keep the decision."""
         self.decisions.append(copy(decision))
 
     def finished(self, decision: Decision) -> None:
-        """Keep the outcome."""
         self.outcomes.append(copy(decision))
 
     def streamed(self, decision: Decision, gap_seconds: float) -> None:
-        """Keep the gap."""
         self.gaps.append(gap_seconds)
 
     def plugin_failed(self, plugin: str) -> None:
-        """Keep the name."""
         self.failed.append(plugin)
 
     def produce(
@@ -202,7 +198,6 @@ class House:
         self.director.use(self.pipeline(**{place: failing}))
 
     async def route(self, raw: RawRequest) -> tuple[Exchange, RouteDecision]:
-        """Begin and route."""
         exchange = self.director.begin()
         return exchange, await exchange.route(raw)
 

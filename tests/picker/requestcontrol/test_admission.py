@@ -282,7 +282,6 @@ async def test_a_refusing_processor_is_the_answer(house: Any) -> None:
 
 
 def test_findings_are_found_by_their_type() -> None:
-    """Whoever made them."""
     attributes = Attributes()
     attributes.put(DataKey("A", "one"), 1)
     attributes.put(DataKey("B", "one"), 2)

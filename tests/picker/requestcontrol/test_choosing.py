@@ -66,7 +66,6 @@ class Admits:
     shown: list[list[str]] = field(default_factory=list)
 
     def admit(self, request: object, candidates: Sequence[Candidate], *_: object) -> None:
-        """Let it in."""
         self.shown.append([one.endpoint.name for one in candidates])
 
 

@@ -307,7 +307,6 @@ def test_data_of_closed_streams_is_given_back_to_the_connection(
 
 
 def test_one_stream_too_many_is_refused_alone(engine: Http2Engine, heard: Heard) -> None:
-    """The others go on."""
     for stream_id in range(1, 2 * MAX_CONCURRENT_STREAMS + 2, 2):
         engine.receive(frame(FrameType.HEADERS, END_HEADERS, stream_id, BLOCK))
     assert len(heard.events) == MAX_CONCURRENT_STREAMS

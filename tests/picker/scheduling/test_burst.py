@@ -21,7 +21,6 @@ def requests(*prompts: str, pool: tuple[tuple[str, int], ...] = POOL) -> list[Bu
 
 
 def test_requests_that_begin_alike_go_together() -> None:
-    """And others elsewhere."""
     found = assign(requests("xab", "yab", "xcd", "zab", "yef"), BurstRules())
     assert found[0] == found[2]
     assert found[1] == found[4]

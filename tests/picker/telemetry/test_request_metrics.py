@@ -181,7 +181,6 @@ def test_a_rewrite_is_counted_by_its_rule() -> None:
 
 
 def test_a_failed_plugin_is_counted() -> None:
-    """By its name."""
     metrics = PickerMetrics()
     RequestMetrics(metrics).plugin_failed("TokenProducer")
     assert value(metrics, "pointsman_plugin_failures_total", plugin="TokenProducer") == 1

@@ -53,7 +53,6 @@ async def test_the_steps_of_a_decision_are_its_parts() -> None:
 
 
 async def test_steps_say_what_they_saw_and_decided() -> None:
-    """Under the reference's names."""
     notes = Notes()
     await routing(CONFIG, POOL, tracer=notes).route()
     said = {

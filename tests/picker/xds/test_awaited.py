@@ -85,7 +85,6 @@ def test_who_asks_again_is_told_when_it_is_known() -> None:
 
 
 def test_what_was_known_and_is_gone_is_said() -> None:
-    """As it always was."""
     session = DeltaSession()
     session.receive(delta.DeltaRequest(("a", "b")))
     cache = Cache(("a", "b"))

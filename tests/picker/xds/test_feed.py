@@ -33,7 +33,6 @@ class Followed:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """While it follows."""
         task = asyncio.create_task(self.feed.run())
         try:
             yield
@@ -92,7 +91,6 @@ async def test_what_does_not_concern_proxies_is_not_told() -> None:
 async def test_an_endpoint_with_a_name_for_an_address_is_named_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The others are sent."""
     followed = Followed()
     named = Endpoint("named", "worker.example", 8000)
     followed.datastore.set_endpoints([named, ONE])

@@ -32,7 +32,6 @@ def matched(
 
 
 def test_the_always_decider_always_wants_it() -> None:
-    """Whatever is known."""
     decider = configured(always_disagg_pd_decider.PLUGIN)
     assert isinstance(decider, Decider)
     assert decider.should_run(request_for(), None, Attributes())

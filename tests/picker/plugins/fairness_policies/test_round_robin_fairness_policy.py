@@ -19,7 +19,6 @@ def band() -> Any:
 
 
 def test_a_full_queue_is_shared_equally() -> None:
-    """Whoever asks."""
     policy = RoundRobinFairnessPolicy().for_band(0)
     assert policy.weight("a") == policy.weight("b") == 1.0
 

@@ -37,7 +37,6 @@ def message(*members: tuple[int, int | bytes | str]) -> bytes:
 
 
 def frame(data: bytes) -> bytes:
-    """A gRPC frame."""
     return pack(">BI", 0, len(data)) + data
 
 
@@ -122,7 +121,6 @@ def test_an_empty_text_is_a_prompt() -> None:
 
 
 def test_other_methods_are_not_read() -> None:
-    """Nor are their responses."""
     parsed = VllmGrpcParser().parse("/vllm.grpc.engine.VllmEngine/GetModelInfo", {}, b"anything")
     assert parsed == ParsedBody(Api.RAW, can_rewrite=False, skip_response=True)
 

@@ -76,7 +76,6 @@ ENDLESS = {
     ],
 )
 def test_members_of_wrong_types_are_refused(member: str, value: Any, message: str) -> None:
-    """By name."""
     with pytest.raises(RefusedError, match=message):
         parse({"token_ids": [1], member: value})
 

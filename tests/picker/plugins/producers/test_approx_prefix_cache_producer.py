@@ -98,7 +98,6 @@ def test_several_prompts_add_up() -> None:
 
 
 def test_an_endpoint_that_left_or_restarted_is_forgotten() -> None:
-    """Its cache is empty."""
     a = candidate("a")
     s = Scene()
     s.send(a, blocks(1))
@@ -109,7 +108,6 @@ def test_an_endpoint_that_left_or_restarted_is_forgotten() -> None:
 
 
 def test_without_prompts_nothing_is_found_or_learnt() -> None:
-    """Raw bodies."""
     s = Scene()
     assert s.find([candidate("a")]) is None
     s.send(candidate("a"))

@@ -76,7 +76,6 @@ def test_the_memory_of_an_endpoint_is_bounded() -> None:
 
 
 def test_endpoints_that_left_are_forgotten() -> None:
-    """Or restarted."""
     producer = _producer()
     _send(producer, request_with("x"), POOL[0])
     producer.endpoint_removed("default/a")

@@ -159,7 +159,6 @@ def test_several_prompts_add_up() -> None:
 
 
 def test_without_prompts_nothing_is_found() -> None:
-    """Raw bodies."""
     plugin = producer('{"speculativeIndexing": true}')
     assert find(plugin, request_for()) is None
     send(plugin, request_for(), default="a")
@@ -170,7 +169,6 @@ def test_without_prompts_nothing_is_found() -> None:
 
 @pytest.mark.parametrize("forget", ["endpoint_removed", "kv_events_lost"])
 def test_an_endpoint_that_left_or_lost_its_cache_is_forgotten(forget: str) -> None:
-    """Others are not."""
     plugin = producer()
     for key in ("default/a", "default/b"):
         plugin.kv_events(key, TOPIC, stored(1, 1))

@@ -137,7 +137,6 @@ async def test_each_known_endpoint_gets_a_row(predictor: FakeLatencyPredictor) -
     assert second["encoder_matched_size"] == 2.0
     assert (second["prefill_tokens_in_flight"], second["decode_tokens_in_flight"]) == (0, 30)
     predictions = attributes.get(latency_predictions_key())
-    assert predictions is not None
     assert set(predictions) == {"default/a", "default/b"}
     assert predictions["default/a"].dispatched == 3
 

@@ -256,7 +256,6 @@ def test_deciders_are_asked_for_by_the_parameter_that_names_them(
 
 
 def test_a_plugin_that_decides_nothing_is_refused() -> None:
-    """By its name."""
     handler = configured(PLUGIN, {"deciders": {"encode": "queue"}})
     with pytest.raises(ValueError, match="'queue' is not a decider"):
         handler.connect({"queue": object()})

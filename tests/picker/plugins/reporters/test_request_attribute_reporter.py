@@ -39,7 +39,6 @@ def test_the_last_piece_carries_the_number(flight: Flight) -> None:
 
 
 def test_the_namespace_can_be_another(flight: Flight) -> None:
-    """As the key says."""
     reporter = configured(PLUGIN, reporting("usage.total_tokens", namespace="billing"))
     answer = reporter.response_progress(flight, last(Usage(7, 10, 17)))
     assert answer == {"billing": {COST: 17}}

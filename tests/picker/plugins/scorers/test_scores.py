@@ -56,7 +56,6 @@ def unknown(name: str = "u", inflight: int = 0) -> Candidate:
 
 
 def found(*pairs: tuple[Any, Any]) -> Attributes:
-    """What producers found."""
     attributes = Attributes()
     for key, value in pairs:
         attributes.put(key, value)

@@ -165,7 +165,6 @@ def test_only_the_scope_is_counted() -> None:
 
 
 def test_labels_can_have_other_keys() -> None:
-    """As revisionGating says."""
     gating = {
         "mode": "sum",
         "revisionLabelKey": "rev",
