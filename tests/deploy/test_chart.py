@@ -140,7 +140,6 @@ CERTIFIED = {
 
 @pytest.mark.parametrize(("settings", "folders"), CERTIFIED.values(), ids=CERTIFIED.keys())
 def test_both_use_certificates_alike(settings: tuple[str, ...], folders: tuple[str, ...]) -> None:
-    """But for the certificates themselves."""
     theirs = [one for folder in folders for one in kustomized(folder)]
     made = of_kind(theirs, "Certificate") + of_kind(theirs, "Issuer")
     assert made
@@ -250,7 +249,6 @@ def test_names_follow_the_release(mode: str) -> None:
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_a_shared_claim_takes_the_place_of_volumes_of_their_own(kind: str) -> None:
-    """Models are fetched once then."""
     settings = (f"workers.{kind}.enabled=true", f"workers.{kind}.cache.existingClaim=models")
     [found] = [w for w in workloads(charted(*settings)) if w["metadata"]["name"].endswith(kind)]
     volumes = {volume["name"]: volume for volume in pod_of(found)["volumes"]}

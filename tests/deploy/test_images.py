@@ -115,7 +115,6 @@ def test_a_lock_has_all_that_its_image_needs(name: str) -> None:
 
 
 def test_what_images_are_built_with_will_do() -> None:
-    """The build itself fetches nothing."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     pinned = [Requirement(one) for one in locked("build")]
     versions = {one.name: str(one.specifier).removeprefix("==") for one in pinned}

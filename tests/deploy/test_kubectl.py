@@ -73,7 +73,6 @@ class Kubectl:
 
 @pytest.fixture
 def run(kubectl: Path, cluster: KubeApi, tmp_path: Path) -> Kubectl:
-    """kubectl of that server."""
     return Kubectl(kubectl, cluster.write_kubeconfig(tmp_path / "config"))
 
 

@@ -51,9 +51,7 @@ def _given(folder: str, name: str) -> list[Object]:
 
 
 def _arguments(container: Object) -> list[str]:
-    """As the kubelet gives them: with `$(NAME)` of its environment. Flags that wait for a feature
-    are left out.
-    """
+    """As the kubelet gives them, without flags that wait for a feature."""
     names = {entry["name"] for entry in container.get("env", ())}
 
     def value(found: re.Match[str]) -> str:

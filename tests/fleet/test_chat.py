@@ -39,7 +39,6 @@ class _Answer(BaseHTTPRequestHandler):
         """Say nothing."""
 
     def do_GET(self) -> None:
-        """The list of models."""
         self._send(json.dumps({"data": [{"id": "canned"}]}).encode())
 
     def do_POST(self) -> None:
@@ -60,7 +59,6 @@ class _Answer(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[Canned]:
-    """A running canned server."""
     with Canned() as canned:
         thread = threading.Thread(target=canned.serve_forever, args=(0.01,))
         thread.start()

@@ -292,7 +292,6 @@ def test_json_is_the_whole_record() -> None:
 
 
 def test_a_request_that_is_not_known_any_more_is_an_error_with_the_pickers_words() -> None:
-    """One line for the user."""
     with pytest.raises(FleetError, match="not any more"):
         asked(404, {"error": "nothing is known of request 'x', or not any more"}, request_id="x")
     with pytest.raises(FleetError, match="is not this picker"):

@@ -46,9 +46,7 @@ async def test_a_retry_walks_the_pickers_list(bench) -> None:
 
 
 async def test_a_worker_that_dies_before_answering_is_replaced(bench) -> None:
-    """A request whose worker vanishes before response headers is served by another one, body
-    intact.
-    """
+    """Another one serves the request, body intact."""
     async with bench() as b:
         first, _ = b.workers
         await b.until_healthy("pool", 2)

@@ -60,9 +60,7 @@ async def picked(bench, mechanism: Mechanism = Mechanism.OVERRIDE_HOST) -> Async
 
 @BOTH
 async def test_the_picked_endpoint_serves_bodies_up_to_the_limit(bench, mechanism) -> None:
-    """The decision beside the body is followed, by its metadata (override-host) and by its header
-    (original-dst); what Envoy does not keep is a 413.
-    """
+    """By metadata (override-host) and by header (original-dst); what is larger is a 413."""
     async with picked(bench, mechanism) as (b, picker):
         for worker in b.workers:
             picker.pick(worker.port)

@@ -33,7 +33,6 @@ async def pointsman(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 async def complete(fleet: Fleet, request_id: str, prompt: str) -> None:
-    """One completion through Envoy."""
     await fleet.openai.completions.create(
         model="sim", prompt=prompt, max_tokens=4, extra_headers={"x-request-id": request_id}
     )
@@ -56,9 +55,7 @@ async def test_a_running_fleet_is_explained_and_examined(
 
 
 async def explained(fleet: Fleet) -> None:
-    """The last request and one by its id; the second of a kind went where the first one left its
-    prompt.
-    """
+    """The last request and one by its id; a second of a kind went where the first one did."""
     prompt = "tell me a long story about a railway " * 40
     await complete(fleet, "first", prompt)
     await complete(fleet, "second", prompt)

@@ -151,9 +151,7 @@ async def has_received(failing: FailingFleet, number: int, requests: int) -> boo
 
 
 async def test_a_worker_that_fails_everything_spoils_few_requests() -> None:
-    """It joins while 32 clients ask, gets no more than five, then a probe a second at most; once it
-    is well, the next probe brings it back.
-    """
+    """Five at most, then a probe a second; once it is well, the next one brings it back."""
     async with failing_fleet("--routing", "original-dst") as (_, failing):
         failing.list_workers(0, 1)
         await until(lambda: knows_two(failing))
@@ -179,9 +177,7 @@ async def test_a_worker_that_fails_everything_spoils_few_requests() -> None:
 
 
 async def test_a_crowd_risks_little_on_an_idle_pool_with_a_broken_worker() -> None:
-    """All come at once, before any worker has answered: those beyond a few wait a moment. The
-    worker itself has seen no more than what the clients have been told.
-    """
+    """Those beyond a few wait a moment, before any worker has answered."""
     async with failing_fleet() as (_, failing):
         await failing.configure(0, FAILS_ALL)
         received = await failing.received(0)

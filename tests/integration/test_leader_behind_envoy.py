@@ -62,9 +62,7 @@ def _bootstrap(folder: Path, ports: list[int], worker: int, *pickers: ElectedPic
 
 
 async def test_no_request_fails_while_a_leader_is_killed(tmp_path: Path) -> None:
-    """Until the standby leads Envoy balances by itself, as it fails open; then that decides. A
-    SIGKILL gives nothing back, so the standby waits for the end of the lease.
-    """
+    """Envoy balances by itself until the lease ends and the standby leads."""
     runner, worker = await _worker()
     ports = [free_port(), free_port()]
     async with elected_pickers(tmp_path, pods=(LOOPBACK,), port=worker) as scene:

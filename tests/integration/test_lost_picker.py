@@ -65,10 +65,7 @@ async def hurry(fleet: Fleet) -> None:
 async def test_a_picker_that_is_killed_or_hangs_costs_no_request_and_cuts_no_stream(
     port: int,
 ) -> None:
-    """SIGKILL while answers stream and requests keep coming: all are served, none is cut, and the
-    picker comes back by itself. While it is stopped (SIGSTOP) requests are served after a wait, and
-    with it again once it goes on.
-    """
+    """SIGKILL and SIGSTOP under load; it comes back by itself, or goes on."""
     async with running_fleet(port, "--workers", "2") as fleet:
         await fleet.ready()
         streams = Streams(fleet)

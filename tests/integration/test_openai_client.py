@@ -185,9 +185,7 @@ async def test_many_asynchronous_chats_run_at_once(async_client: openai.AsyncOpe
 
 
 async def bench_request(url: str, path: str, payload: dict[str, Any]) -> dict[str, Any]:
-    """One request as `vllm bench serve` sends and reads it: SSE messages split at blank lines, a
-    timestamp for every chunk with choices, the usage from the chunk that has one.
-    """
+    """One request as `vllm bench serve` sends and reads it: SSE, timestamps, usage."""
     headers = {"Content-Type": "application/json", "Authorization": "Bearer sk-one"}
     text, usage, stamps, buffer, done = "", None, [], "", False
     async with httpx.AsyncClient(timeout=60) as http:

@@ -206,7 +206,6 @@ class Load:
 
     @property
     def total(self) -> int:
-        """Requests that were served."""
         return self.served.total()
 
     def judge(
@@ -349,9 +348,7 @@ async def is_gone(processes: dict[int, str]) -> None:
 
 
 async def test_a_restart_of_everything_costs_no_request(port: int) -> None:
-    """From the first request that gets in to the last one: nothing fails, nothing passes the picker
-    by; every part is a new process, `explain` finds the new picker, and supervision goes on.
-    """
+    """Every part is a new process, and `explain` and supervision go on."""
     async with running_fleet(port, "--workers", "3", *FLAGS) as fleet:
         await fleet.ready()
         before = parts_of(fleet)
@@ -427,9 +424,7 @@ async def test_a_worker_that_dies_meanwhile_does_not_stop_a_restart(port: int) -
 
 
 async def test_the_only_worker_is_replaced_by_one_beside_it(port: int) -> None:
-    """With one worker nothing fails either. Then Ctrl-C in the middle of another restart ends all,
-    and whoever asked for it is told.
-    """
+    """And Ctrl-C in the middle of another restart ends all, and is told."""
     async with running_fleet(port, "--workers", "1", *FLAGS) as fleet:
         await fleet.ready()
         before = parts_of(fleet)
@@ -453,10 +448,7 @@ async def test_the_only_worker_is_replaced_by_one_beside_it(port: int) -> None:
 
 
 async def test_who_waits_or_streams_at_the_end_is_told(port: int, tmp_path: Path) -> None:
-    """Before the fleet is ready nobody passes the picker by; a new picker that cannot start leaves
-    the old one in its place; when the drain is over, a request in the picker's queue is refused and
-    a stream ends with an error: nobody is just cut off.
-    """
+    """Nobody is cut off, nobody passes the picker by, and a new one that fails changes nothing."""
     config = tmp_path / "config.yaml"
     config.write_text(QUEUE)
     flags = ("--decision-header", "--workers", "1", "--drain-timeout", "0.5", "--config")

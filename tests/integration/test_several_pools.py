@@ -45,9 +45,7 @@ BODY = {"model": "m", "prompt": "hello", "max_tokens": 1}
 
 @dataclass(frozen=True)
 class Answer:
-    """What a client got: of which pool the worker says that it is, which endpoint the picker had
-    named to it, and which pool Envoy says that it has chosen.
-    """
+    """What a client got: the worker's pool, the endpoint picked, and the pool Envoy chose."""
 
     status: int
     text: str
@@ -67,7 +65,6 @@ class PoolWorker:
 
     @property
     def host_port(self) -> str:
-        """As destinations name it."""
         return f"127.0.0.1:{self.port}"
 
     async def answer(self, request: web.Request) -> web.Response:
@@ -115,9 +112,7 @@ class PoolsScene:
         self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(LIMIT_SECONDS))
 
     async def start_envoy(self, document: Mapping[str, Any] | str, threads: int = 2) -> None:
-        """Listen, with a bootstrap that has the scene's ports; of pickers that tell of endpoints
-        one has to run.
-        """
+        """Listen, with the scene's ports; of pickers that tell of endpoints one has to run."""
         text = document if isinstance(document, str) else json.dumps(document)
         await self.envoy.start(text, threads)
         await self.envoy.until_ready()
@@ -144,9 +139,7 @@ class PoolsScene:
     async def crowd(
         self, places: Sequence[str], count: int, at_once: int = 12
     ) -> list[tuple[str, Answer]]:
-        """So many requests to each place, so many at a time, every other one with a body; each
-        client asks for another pool by a header of its own, which means nothing.
-        """
+        """So many requests to each place; the pool that each client asks for means nothing."""
         room = asyncio.Semaphore(at_once)
 
         async def one(at: int) -> tuple[str, Answer]:
@@ -157,9 +150,7 @@ class PoolsScene:
         return await asyncio.gather(*(one(at) for at in range(count * len(places))))
 
     async def until_picked(self, place: str, pool: str | None = None) -> None:
-        """Return once what is picked for a worker arrives there, for each worker of the pool; each
-        of Envoy's threads learns of the picker and of endpoints by itself.
-        """
+        """Return once what is picked for each worker of the pool arrives there."""
         for worker in self.workers[pool or place]:
             in_a_row = 0
 
@@ -245,9 +236,7 @@ def bootstrap(
     mechanism: Mechanism = Mechanism.ORIGINAL_DST,
     **changes: Any,
 ) -> Document:
-    """As it is generated for one picker of all pools, but with patience: a machine that is busy is
-    not to look like a picker that is gone.
-    """
+    """As generated for one picker of all pools, but with patience for a busy machine."""
     config = BootstrapConfig(
         listen=SocketAddress(HOST, scene.listen),
         admin=SocketAddress(HOST, scene.admin),
@@ -322,7 +311,6 @@ def add_split(document: Document, place: str, shares: dict[str, tuple[int, Docum
 
 
 def routes(document: Document) -> list[Document]:
-    """Of the one listener."""
     (listener,) = document["static_resources"]["listeners"]
     manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
     return manager["route_config"]["virtual_hosts"][0]["routes"]
@@ -345,9 +333,7 @@ SIGMAS = 4.5  # of a share: missed by chance once in 150,000 runs
 
 
 def crossed(answers: Iterable[tuple[str, Answer]]) -> list[tuple[str, Answer]]:
-    """Those not served by a worker of the pool that was asked for, or not by the one picked, or
-    whose path does not begin where the worker's does.
-    """
+    """Those served by another pool than asked for, or another worker than picked."""
     return [
         (pool, one)
         for pool, one in answers
@@ -366,10 +352,7 @@ def of_all(scene: PoolsScene, *flags: str) -> PickerProcess:
 
 
 async def test_one_picker_keeps_three_pools_apart(tmp_path: Path) -> None:
-    """Routes that name their pool by metadata: under load each request is served by the worker
-    that was picked, of the pool of its route, whatever its client says; a route that names no pool
-    or an unknown one gets a 500 that says so.
-    """
+    """By the route's metadata, whatever clients say; a route with no known pool is a 500."""
     async with pools_scene(tmp_path, *POOLS) as scene:
         picker = of_all(scene)
         document = bootstrap(scene, picker, Mechanism.OVERRIDE_HOST)
@@ -412,9 +395,7 @@ async def test_what_a_route_names_counts_and_not_what_the_filter_names(tmp_path:
 
 
 async def test_each_pool_may_have_a_port_of_its_own(tmp_path: Path) -> None:
-    """One cluster of the picker for each pool, as Gateways make them: no metadata is needed there,
-    and a pool that has no endpoints is refused alone.
-    """
+    """As Gateways do it, without metadata; a pool without endpoints is refused alone."""
     async with pools_scene(tmp_path, *POOLS, "empty") as scene:
         (tmp_path / "empty.yaml").write_text('{"endpoints": []}')
         ports = {pool: free_port() for pool in scene.workers}
@@ -505,9 +486,7 @@ def test_the_page_s_files_are_those_that_its_picker_reads(tmp_path: Path) -> Non
 
 
 async def test_the_bootstrap_that_comes_along_serves_the_page_s_picker(tmp_path: Path) -> None:
-    """deploy/envoy/several-pools.yaml and the flags of the page go together. While the picker is
-    gone requests stay within their pools; in full duplex at most the first of them is lost.
-    """
+    """Also while the picker is gone: requests stay within their pools, one at most is lost."""
     (line,) = (one for one in page_block().splitlines() if one.startswith("pointsman picker "))
     text = (ROOT / "deploy" / "envoy" / "several-pools.yaml").read_text()
     async with pools_scene(tmp_path, "llama", "qwen", "mixtral") as scene:

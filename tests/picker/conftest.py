@@ -65,7 +65,6 @@ class RecordingDirector:
     opened: asyncio.Event = field(default_factory=asyncio.Event)
 
     def begin(self) -> RecordingExchange:
-        """One exchange per stream."""
         exchange = self.kind(self.routing)
         self.exchanges.append(exchange)
         self.opened.set()

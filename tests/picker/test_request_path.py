@@ -139,9 +139,7 @@ async def serve(connection: Any, pieces: Sequence[bytes]) -> None:
 
 
 async def traced(path: Path) -> Trace:
-    """One of the last of many requests through a whole picker, with its default configuration: the
-    one with the fewest calls, since of one that comes alone more is remembered.
-    """
+    """Of many requests through a whole default picker the last with the fewest calls."""
     pool = next(iter(compose(Options(endpoints_file=path)).pools.values()))
     pool.load()
     for candidate in pool.datastore.snapshot().candidates:

@@ -58,7 +58,6 @@ def service() -> Object:
 
 
 def slices() -> Object:
-    """Of the picker's Service."""
     endpoints = [{"addresses": ["10.0.0.9"], "conditions": {"ready": True}}]
     fields = {"addressType": "IPv4", "endpoints": endpoints}
     one = made("discovery.k8s.io/v1", "EndpointSlice", "picker-1", **fields)
@@ -92,7 +91,6 @@ def lease(
 
 
 def objective(**changes: object) -> Object:
-    """One about the pool."""
     spec = {"poolRef": {"name": "it"}, "priority": 1, **changes}
     return made("llm-d.ai/v1alpha2", "InferenceObjective", "chat", spec=spec)
 

@@ -220,7 +220,6 @@ class Walk:
     copied: int = 0
 
     def run(self, num_steps: int) -> None:
-        """Take so many steps."""
         rng = self.rng
         stems = [[rng.randrange(VOCABULARY) for _ in range(24)] for _ in range(2)]
         for number in range(num_steps):

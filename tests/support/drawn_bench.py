@@ -45,22 +45,18 @@ class BreaksLate:
 
     @property
     def config(self) -> ModelConfig:
-        """As the sound one's."""
         return self.network.config
 
     @property
     def reads_states(self) -> bool:
-        """As the sound one's."""
         return self.network.reads_states
 
     @property
     def max_positions(self) -> int:
-        """As the sound one's."""
         return self.network.max_positions
 
     @property
     def draft_vocab(self) -> Tensor | None:
-        """As the sound one's."""
         return self.network.draft_vocab
 
     def run(self, features: Tensor | None, step: StepTensors, kv_cache: Tensor) -> Tensor:

@@ -50,7 +50,6 @@ class Worker:
 
     @property
     def host_port(self) -> str:
-        """As destinations name it."""
         return f"127.0.0.1:{self.port}"
 
     @property
@@ -140,9 +139,7 @@ class DiscoveryScene:
             return text if response.status == 200 else f"{response.status}: {text}"
 
     async def until_serves(self, worker: Worker) -> None:
-        """Return once what is picked for `worker` arrives there; each of Envoy's threads learns of
-        it by itself.
-        """
+        """Return once what is picked for `worker` arrives there, by any of Envoy's threads."""
         in_a_row = 0
 
         async def does_it() -> bool:

@@ -50,7 +50,6 @@ class ElectedPicker:
     http: int
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
         self.process.send_signal(number)
 
     async def page(self, path: str) -> tuple[int, str]:
@@ -125,9 +124,7 @@ def _running(name: str, environment: dict[str, str], *flags: str) -> Iterator[El
 async def elected_pickers(
     folder: Path, *flags: str, pods: tuple[str, ...] = (), port: int = 8000
 ) -> AsyncIterator[Election]:
-    """Two pickers that may do what they need and nothing else, one of which leads; `pods` are
-    addresses of the pool's servers.
-    """
+    """Two pickers with the rights they need, one of which leads; `pods` serve the pool."""
     async with running_kube_api(None, *sorted(CRDS.glob("*.yaml"))) as api:
         api.write(pool(name="pool", targetPorts=[{"number": port}]))
         for number, address in enumerate(pods):

@@ -153,7 +153,6 @@ def inference_request(
     size_bytes: int = 100,
     held_bytes: int = 0,
 ) -> InferenceRequest:
-    """A request of somebody."""
     return InferenceRequest(
         name,
         {},
@@ -253,7 +252,6 @@ class Scene:
         await settle()
 
     def gauge(self, name: str, **labels: str) -> float | None:
-        """What a page says."""
         return self.metrics.registry.get_sample_value(f"llm_d_epp_flow_control_{name}", labels)
 
 

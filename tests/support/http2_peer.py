@@ -49,7 +49,6 @@ class BufferTransport(asyncio.Transport):
         """The test decides when to pause."""
 
     def get_write_buffer_size(self) -> int:
-        """What the test pretends."""
         return self.unread_bytes
 
     def write(self, data: Any) -> None:
@@ -57,7 +56,6 @@ class BufferTransport(asyncio.Transport):
         self.written.append(bytes(data))
 
     def is_closing(self) -> bool:
-        """Whether it was closed."""
         return self.closed
 
     def close(self) -> None:
@@ -70,9 +68,7 @@ class BufferTransport(asyncio.Transport):
 
 
 class Peer:
-    """An HTTP/2 client made of the library's other half, joined to a connection under test that
-    serves `methods` and `served`.
-    """
+    """An HTTP/2 client made of the library's other half, joined to a connection under test."""
 
     def __init__(
         self,
@@ -147,7 +143,6 @@ class Peer:
         return found
 
     def saw(self, kind: type[events.Event]) -> list[Any]:
-        """Events of one kind."""
         return [event for event in self.seen if isinstance(event, kind)]
 
 

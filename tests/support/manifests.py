@@ -56,12 +56,10 @@ def name_of(obj: Object) -> tuple[str, str]:
 
 
 def of_kind(objects: Sequence[Object], kind: str) -> list[Object]:
-    """Those of one kind."""
     return [one for one in objects if one["kind"] == kind]
 
 
 def workloads(objects: Sequence[Object]) -> list[Object]:
-    """Those that make Pods."""
     return [one for one in objects if "template" in one.get("spec", {})]
 
 

@@ -67,7 +67,6 @@ class Pod:
 
     @property
     def host_port(self) -> str:
-        """As destinations name it."""
         host = f"[{self.address}]" if ":" in self.address else self.address
         return f"{host}:{self.port}"
 

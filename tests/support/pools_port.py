@@ -26,9 +26,7 @@ HOST = "127.0.0.1"
 
 @dataclass
 class PoolsPort:
-    """A port over the scenes of several pools, by what they are called; what is in `away` is not
-    ready.
-    """
+    """A port over the scenes of several pools by name; what is in `away` is not ready."""
 
     pools: dict[str, Scene]
     process: PickerMetrics = field(default_factory=PickerMetrics)
@@ -53,7 +51,6 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        """Of a JSON answer."""
         assert self.headers["Content-Type"].startswith("application/json"), self.body
         return json.loads(self.body)
 
@@ -71,7 +68,6 @@ async def asked(url: str, path: str, method: str = "GET", **headers: str) -> Ans
 
 @asynccontextmanager
 async def serving_pools(pools: Mapping[str, Scene], **wishes: Any) -> AsyncIterator[PoolsPort]:
-    """Behind a real port."""
     port = PoolsPort(dict(pools), **wishes)
     port.url = f"http://127.0.0.1:{await port.server.start(HOST, 0)}"
     try:

@@ -190,7 +190,6 @@ class Traffic:
             self.scraped(name)
 
     def scraped(self, name: str) -> None:
-        """A page was read."""
         draw, key = self.draw, f"default/{name}"
         adapters = frozenset(draw.sample(ADAPTERS, 2))
         metrics = EndpointMetrics(

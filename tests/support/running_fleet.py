@@ -67,7 +67,6 @@ class Fleet:
 
     @property
     def picker_url(self) -> str:
-        """The picker's HTTP port."""
         listed = re.search(r"metrics (\d+)", self.output)
         assert listed is not None, self.output
         return f"http://127.0.0.1:{listed[1]}"

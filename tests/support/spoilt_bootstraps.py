@@ -24,7 +24,6 @@ def manager(document: Document) -> Document:
 
 
 def processor(document: Document) -> Document:
-    """The settings of ext_proc."""
     return manager(document)["http_filters"][0]["typed_config"]
 
 

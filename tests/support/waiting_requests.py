@@ -49,19 +49,16 @@ class Waiter:
         return not self.said.done()
 
     async def answer(self) -> list[Message]:
-        """What it is told."""
         return await self.said
 
     async def destination(self) -> str:
         return destination_of(await self.said)
 
     async def end(self) -> None:
-        """Its endpoint has answered."""
         await self.stream.respond([b"{}"])
         assert await self.stream.rest() == []
 
     async def leave(self) -> None:
-        """Its client has gone."""
         self.said.cancel()
         self.stream.call.cancel()
         await asyncio.wait([self.said])

@@ -83,7 +83,6 @@ class WholePicker:
             return await stream.ask(body, *args, **kwargs)
 
     async def destination(self, body: bytes, *args: Any, **kwargs: Any) -> str:
-        """Where a request goes."""
         return destination_of(await self.ask(body, *args, **kwargs))
 
     async def get(self, path: str) -> tuple[int, str]:

@@ -29,7 +29,6 @@ class _Line:
         self.send = self.responses.put_nowait
 
     def end(self, status: Status = Status.OK, text: str = "") -> None:
-        """The method is over."""
         if status is Status.OK:
             self.ended.set_result(None)
         elif not self.ended.done():

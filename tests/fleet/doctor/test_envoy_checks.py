@@ -60,9 +60,7 @@ def test_whatever_we_generate_is_in_order(changes: dict[str, object]) -> None:
 def test_what_is_taken_out_is_told_of(
     changes: dict[str, object], check: str, text: str, take_out: Break
 ) -> None:
-    """By the check that is meant, with the value, a reason and a fix; nothing else is blamed for
-    it, but what hangs together with it.
-    """
+    """By the check that is meant, with value, reason and fix; nothing else is blamed."""
     document = bootstrap(**changes)
     take_out(document)
     found = told_of(document)
@@ -241,7 +239,6 @@ def test_what_is_no_configuration_is_told(
 
 
 def test_yaml_and_json_are_read_alike(tmp_path: Path) -> None:
-    """A bootstrap may be either."""
     document = bootstrap()
     for text in (json.dumps(document), yaml.safe_dump(document)):
         path = tmp_path / "envoy"

@@ -195,7 +195,6 @@ async def test_a_running_envoy_is_read(tmp_path: Path) -> None:
 
 
 async def test_the_days_of_a_certificate_are_counted(tmp_path: Path) -> None:
-    """Of whatever port speaks TLS."""
     material, pair = self_signed(), tmp_path / "pair.pem"
     pair.write_bytes(material.private_key + material.certificate_chain)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

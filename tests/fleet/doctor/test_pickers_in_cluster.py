@@ -131,7 +131,6 @@ async def test_a_lease_that_none_of_them_holds(
 
 
 async def test_a_lease_that_is_not_there(api: KubeApi) -> None:
-    """As one that nobody holds."""
     elect(api)
     api.erase("leases", "epp-default-it.llm-d.ai")
     (found,) = await told(api)

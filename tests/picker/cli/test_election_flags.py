@@ -19,7 +19,6 @@ def _parsed(*argv: str) -> Options:
 
 
 def test_without_the_flag_nobody_is_elected() -> None:
-    """Nor when it says false."""
     assert _parsed("--pool-name=pool").election is None
     assert _parsed("--pool-name=pool", "--ha-enable-leader-election=false").election is None
 

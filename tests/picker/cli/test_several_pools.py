@@ -159,9 +159,7 @@ def test_a_selector_is_for_one_pool(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_may_stand_together() -> None:
-    """As many pools as there may be, with free ports, and the peers' default port while nobody
-    listens there.
-    """
+    """As many pools as there may be, and the peers' default port while nobody listens there."""
     assert len(pools(*(f"p{n}:0" for n in range(MAX_POOLS)))) == MAX_POOLS
     assert pools("a:9005", "b:9006")[0].grpc_port == 9005
 
@@ -263,9 +261,7 @@ def test_each_pool_has_a_recording_and_a_cluster_of_its_own() -> None:
 
 
 def test_replicas_are_those_of_the_picker_wherever_a_pool_is() -> None:
-    """The Service of replicas is in the picker's namespace, also for a pool of a file; they know
-    each pool by its full name, whatever it is called here.
-    """
+    """Their Service is in the picker's namespace; they know each pool by its full name."""
     found = parts(
         "--pool-namespace=home",
         "--peer-slices=replicas",

@@ -39,7 +39,6 @@ def test_a_mangled_configuration_is_refused_or_built(edits: list[tuple[int, str]
 
 @pytest.mark.parametrize("content", [b"\xff\xff", b"a: \x00", b"x" * (MAX_CONFIG_BYTES + 1)])
 def test_bytes_that_are_no_text_are_refused(content: bytes) -> None:
-    """Also too many of them."""
     with pytest.raises(ConfigError, match="f: "):
         load_config(content, "f")
 

@@ -188,7 +188,6 @@ async def decisions() -> dict[str, Any]:
 
 
 def replay_of(path: Path) -> dict[str, Any]:
-    """What a replay says."""
     report = report_of(path, None, 10, True)
     return {
         "comparison": msgspec.to_builtins(report.comparison),
@@ -205,7 +204,6 @@ def ordered(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def golden() -> Mapping[str, Any]:
-    """What was said before."""
     return json.loads(DECISIONS.read_text())
 
 

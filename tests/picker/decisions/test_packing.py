@@ -109,16 +109,13 @@ def _decision(
 
 
 def _end(records: DecisionRing, decision: Decision) -> None:
-    """The request is over."""
     decision.cause, decision.seconds = FinishCause.COMPLETED, 1.0
     records.finished(decision)
     decision.condense()
 
 
 def _remembered(decision: Decision, decided_at: float) -> RecordView | None:
-    """What is shown of a request when it is over: as much of its decision as while it was under
-    way, whether that was packed in the meantime or not.
-    """
+    """What is shown of a request when it is over, packed in the meantime or not."""
     decision = copy(decision)
     records = DecisionRing(5, lambda: 11.0, lambda: 20.0)
     records._decided_at = decided_at

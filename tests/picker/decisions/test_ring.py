@@ -93,11 +93,9 @@ async def test_a_decision_is_told_with_filters_scores_loads_and_ages() -> None:
     exchange.finish(FinishCause.COMPLETED, 200, "10.0.0.2:8000")
     record = scene.records.find("r")
     (profile,) = record.profiles
-    assert (profile.is_primary, profile.picked, profile.picker) == (
-        True,
-        ("b",),
-        "max-score-picker",
-    )
+    assert profile.is_primary is True
+    assert profile.picked == ("b",)
+    assert profile.picker == "max-score-picker"
     (narrowed,) = profile.filters
     assert (narrowed.before, narrowed.after, narrowed.removed) == (3, 2, ("c",))
     best, second = profile.candidates
@@ -162,10 +160,8 @@ def test_a_request_is_there_while_it_waits() -> None:
     decision.condense()
     record = scene.records.find("w")
     assert scene.records.size == 1
-    assert (record.refusal.reason, record.refusal.retry_after_seconds) == (
-        "rejected-ttl-expired",
-        3,
-    )
+    assert record.refusal.reason == "rejected-ttl-expired"
+    assert record.refusal.retry_after_seconds == 3
 
 
 async def test_requests_are_listed_by_their_arrival_whatever_they_do_now() -> None:
@@ -208,7 +204,6 @@ async def test_a_refused_request_leaves_its_reason(
 
 
 async def test_filters_that_leave_nothing_are_named() -> None:
-    """With those whom they removed."""
     scene = Scene.of(CONFIG.replace("tier: fast", "tier: golden"))
     await scene.refused(raw(b'{"model": "m", "prompt": "x"}'))
     record = scene.records.find("r")
@@ -273,7 +268,6 @@ async def test_an_id_that_the_picker_gave_is_found() -> None:
 
 
 async def test_the_ring_forgets_the_oldest() -> None:
-    """And lists the newest first."""
     scene = Scene.of(capacity=5)
     for number in range(12):
         exchange, _ = await scene.at_work.route(x_request_id=f"r{number}")

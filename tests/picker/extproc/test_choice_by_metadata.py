@@ -54,7 +54,6 @@ class Scene:
 
     @property
     def unknown(self) -> float:
-        """How many were refused."""
         return dict(self.metrics.unknown_pool_total.numbers()).get((), 0.0)
 
     def value(self, name: str, **labels: str) -> float | None:
@@ -239,9 +238,7 @@ async def test_the_log_names_what_was_asked_for_once(
 
 
 async def raw_call(port: int, *fields: tuple[bytes, bytes]) -> None:
-    """What a client without scruples does: a request with these fields, until it is answered or
-    thrown out.
-    """
+    """What a client without scruples does: a request with these fields."""
     config = h2.config.H2Configuration(
         header_encoding=None, normalize_outbound_headers=False, validate_outbound_headers=False
     )

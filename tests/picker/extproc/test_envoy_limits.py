@@ -42,9 +42,7 @@ def front() -> Iterator[Front]:
 async def serving(
     front: Front, director: Callable[..., Any], **options: Any
 ) -> AsyncIterator[tuple[GrpcServer, list[Any]]]:
-    """A picker at Envoy's socket that sends all to an endpoint which repeats bodies; its server,
-    and the exchanges that it opens.
-    """
+    """A picker at Envoy's socket, an endpoint that repeats bodies, and the exchanges opened."""
     async with odd_endpoint() as endpoint:
 
         async def route(raw: RawRequest) -> RouteDecision:

@@ -24,16 +24,13 @@ MakeDirector = Callable[..., Any]
 
 
 def headers_in(mode: int) -> bytes:
-    """The headers of a request whose bodies are shown in that mode, and those of its response not
-    at all.
-    """
+    """The headers of a request whose bodies are shown in that mode, its response's not at all."""
     modes = pb.ProtocolConfiguration(request_body_mode=mode, response_body_mode=0)
     message = pb.ProcessingRequest(request_headers=pb.HttpHeaders(), protocol_config=modes)
     return bytes(message.SerializeToString())
 
 
 async def refuse(raw: RawRequest) -> RouteDecision:
-    """There is no endpoint."""
     raise no_endpoints()
 
 
@@ -47,9 +44,7 @@ async def skip(raw: RawRequest) -> RouteDecision:
 
 
 async def test_a_request_goes_through_all_phases(director: MakeDirector) -> None:
-    """Headers and body are answered in order, the response passes, and the end is recorded. A
-    message of an unknown kind is no reason to give up.
-    """
+    """Even with a message of an unknown kind among them."""
     source = director()
     async with stream(source) as wire:
         wire.play(HEADERS, UNKNOWN_KIND, BODY)

@@ -158,9 +158,7 @@ def test_every_walk_keeps_the_promises_of_the_protocol(events: list[object]) -> 
 @settings(deadline=None, max_examples=300)
 @given(walks)
 def test_every_walk_ends_what_it_begins(events: list[object]) -> None:
-    """Nothing is sent after a refusal or an eviction, nothing of the request beside a refusal, and
-    each end comes once.
-    """
+    """Nothing after a refusal or an eviction, nothing beside a refusal, and each end once."""
     taken, actions = walk(events)
     immediate = [i for i, action in enumerate(actions) if isinstance(action, m.SendImmediate)]
     assert len(immediate) <= 1

@@ -30,9 +30,7 @@ def bench() -> ModuleType:
 def test_fewer_than_one_request_in_two_hundred_waits(
     bench: ModuleType, places: int, shares: tuple[float, ...], ends: str
 ) -> None:
-    """Of a tenant that asks for less than half of a pool, from when the flood begins; so the 99th
-    percentile is that of the tenant alone.
-    """
+    """So the 99th percentile is that of a tenant alone, from when the flood begins."""
     rows = [bench.row(bench.Case(places, share, ends, SECONDS, SEEDS)) for share in shares]
     (total,) = bench.sums(rows)
     assert total["waited"] < 0.005

@@ -61,9 +61,7 @@ async def test_places_are_kept_for_a_flow_that_asks_for_little() -> None:
 
 
 async def test_nothing_is_kept_for_a_flow_that_has_gone() -> None:
-    """Ten seconds after a request of it came or ended the flood fills the pool, without an event
-    besides.
-    """
+    """After ten seconds the flood fills the pool, without an event besides."""
     pool = scene()
     calm = (await arrive(pool, "calm", 1))[0]
     flood = await arrive(pool, "flood", 15)
@@ -206,9 +204,7 @@ async def test_where_a_detector_cannot_tell_what_a_request_takes_its_average_cou
 
 
 async def test_whoever_is_let_in_on_arrival_has_not_waited() -> None:
-    """Not for the time either that it takes to see that: every look at this clock takes a
-    millisecond, and others wait.
-    """
+    """Not for the time either that it takes to see that."""
     pool = follows(20)
     clock = (place / 1000 for place in count())
     pool.gate = FlowController(pool.settings, pool.pool, lambda: next(clock), PickerMetrics())

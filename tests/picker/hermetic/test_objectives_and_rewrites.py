@@ -22,9 +22,7 @@ def model_of(said: list[Message]) -> str:
 
 
 async def test_changes_apply_whole_and_fail_nobody(tmp_path: Path) -> None:
-    """Endpoints, priorities and rules change together, again and again, while requests come: each
-    request sees one state of the file.
-    """
+    """Each request sees one state of the file."""
     first, second = pods(page(), page())
     states = {
         pod.name: [objective("o", priority), rewrite("r", rule("m", **{model: None}))]

@@ -115,9 +115,7 @@ HALVES: list[tuple[str, bytes]] = [
 async def test_half_a_character_is_routed_as_it_came(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Byte for byte but for a new model; and the decision is explained, recorded and made again.
-    Also in the name of a model: whether there is one is for the endpoint to say.
-    """
+    """Byte for byte but for a new model; and the decision is explained, recorded, made again."""
     one, recording = pods(page()), tmp_path / "recording.jsonl"
     flags = RecordFlags(recording)
     async with whole_picker(tmp_path, one, EVERY_PARSER, record=flags) as picker:
@@ -163,9 +161,7 @@ ODD: list[tuple[str, bytes]] = [
 async def test_odd_bodies_are_routed_as_they_came(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Huge numbers, deep values, repeated members: no plugin fails at them. A request without a
-    model goes on raw: no header renames it, and none is missed.
-    """
+    """No plugin fails at them, and a request without a model goes on raw."""
     one = pods(page())
     async with whole_picker(tmp_path, one, EVERY_PARSER) as picker:
         for path, body in ODD:

@@ -99,9 +99,7 @@ class Clients:
 
 
 async def unrest(picker: WholePicker, config: Path, clients: Clients) -> None:
-    """Pages change, an engine restarts, an endpoint leaves and comes back, a configuration is
-    replaced and taken back.
-    """
+    """Pages change, an engine restarts, an endpoint and a configuration leave and come back."""
     everybody: list[Pod] = list(picker.pods)
     draw, step = Random(2), 0
     changes = {
@@ -150,9 +148,7 @@ def decided(path: Path) -> list[Redecided]:
 async def test_a_thousand_mixed_requests_are_decided_again_as_they_were(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With reloads, restarts, endpoints that leave, refusals and clients that go away; and the
-    file is for its owner alone and holds nobody's secrets.
-    """
+    """With all that may happen between; and the file is private and holds no secrets."""
     path = await recorded(tmp_path)
     found = decided(path)
     assert [one for one in found if not one.is_identical] == []

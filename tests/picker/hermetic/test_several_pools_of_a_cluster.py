@@ -70,9 +70,7 @@ class Scene:
 
     @asynccontextmanager
     async def under_requests(self, *keys: str) -> AsyncIterator[Mapping[str, Traffic]]:
-        """To each of these pools one request after the other, of which none may fail, and the
-        process is ready all the while.
-        """
+        """To each of these pools one request after the other; none fails, and all stays ready."""
         traffic = {key: Traffic(self.several[key]) for key in keys}
         unready: list[str] = []
 

@@ -97,7 +97,6 @@ class Gateway:
             await self._writer.drain()
 
     async def close(self) -> None:
-        """All clients have gone."""
         if self._writer is not None and self._reading is not None:
             self._writer.close()
             self._reading.cancel()

@@ -58,7 +58,6 @@ async def api() -> AsyncIterator[KubeApi]:
 
 @pytest_asyncio.fixture
 async def client(api: KubeApi) -> AsyncIterator[KubernetesClient]:
-    """A client of it."""
     async with client_of(Access(api.url)) as opened:
         yield opened
 
@@ -72,7 +71,6 @@ class OfLaterPages(Fault):
 
 
 def named(raws: Any) -> list[str]:
-    """The names of objects."""
     return [msgspec.json.decode(raw)["metadata"]["name"] for raw in raws]
 
 
@@ -327,7 +325,6 @@ async def test_a_list_that_never_ends_is_given_up() -> None:
 
 
 async def test_a_client_that_is_closed_says_so(api: KubeApi) -> None:
-    """As it says everything else."""
     async with client_of(Access(api.url)) as client:
         pass
     with pytest.raises(UnreachableError, match="closed"):

@@ -111,7 +111,6 @@ class Plugin:
 
     @property
     def runs(self) -> int:
-        """How often it ran."""
         return int(self._count.read_text()) if self._count.exists() else 0
 
 
@@ -145,7 +144,6 @@ async def test_a_token_is_read(tmp_path: Path, clock: Clock) -> None:
 
 
 async def test_a_name_and_a_password_are_basic_authentication(tmp_path: Path, clock: Clock) -> None:
-    """As the header says it."""
     access = await access_of(tmp_path, clock, user={"username": "u", "password": "p:w"})
     assert access.authorization == "Basic " + base64.b64encode(b"u:p:w").decode()
 
@@ -157,9 +155,7 @@ async def test_a_user_without_credentials_sends_none(tmp_path: Path, clock: Cloc
 
 
 async def test_the_first_of_several_files_wins(tmp_path: Path, clock: Clock) -> None:
-    """Of `KUBECONFIG`: its current context, and for each name what the first file says; files that
-    are not there are passed over.
-    """
+    """Of `KUBECONFIG`, for the context and for each name; missing files are passed over."""
     first = kubeconfig(tmp_path / "first", {"token": "first"}, name="a", current="b")
     second = kubeconfig(tmp_path / "second", {"token": "second"}, name="b", current="a")
     listed = f"{tmp_path / 'missing'}:{first}::{second}"
@@ -425,7 +421,6 @@ ONE = "contexts: [{name: one, context: {cluster: c}}]\ncurrent-context: one\n"
 def test_a_broken_file_is_an_error_that_says_what_is_wrong(
     tmp_path: Path, clock: Clock, text: str, wanted: str
 ) -> None:
-    """Whatever is broken in it."""
     path = tmp_path / "config"
     path.write_text(text)
     with pytest.raises(ConfigError, match=wanted):

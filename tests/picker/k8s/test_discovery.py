@@ -179,9 +179,7 @@ async def test_a_pool_that_is_gone_takes_everything_with_it(way: str) -> None:
 
 @pytest.mark.looptime
 async def test_a_pool_that_is_replaced_at_once_is_followed_on() -> None:
-    """As `kubectl replace --force` does it, while another change is being applied: the watch of
-    its Pods goes on, and what is new counts.
-    """
+    """As by `kubectl replace --force`: the watch of its Pods goes on, and what is new counts."""
     async with following() as scene:
         await ready(scene, "a")
         await asyncio.sleep(1)

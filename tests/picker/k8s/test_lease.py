@@ -81,7 +81,6 @@ class LeaseScene:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """What the Lease says."""
         return self.server.read("leases", LEASE.name)["spec"]
 
     def write(self, spec: Any) -> None:

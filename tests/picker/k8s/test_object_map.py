@@ -47,7 +47,6 @@ def objects() -> ObjectMap[int]:
 
 
 def shown(objects: ObjectMap[int]) -> dict[str, int]:
-    """The view by name."""
     return {name: value for (_, name), value in objects.view.items()}
 
 

@@ -24,7 +24,6 @@ def referred(found: Pool) -> tuple[Any, ...]:
 
 
 def errors(problems: tuple[ObjectProblem, ...]) -> list[str]:
-    """The paths of errors."""
     return [one.path for one in problems if one.is_error]
 
 
@@ -36,7 +35,6 @@ def labels(selector: dict[str, Any], **metadata: Any) -> dict[str, Any]:
 
 
 def read(document: dict[str, Any]) -> Pool:
-    """A pool without problems."""
     reading = read_pool(document)
     assert reading.problems == ()
     assert reading.value is not None

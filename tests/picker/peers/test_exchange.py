@@ -162,7 +162,6 @@ def test_another_configuration_is_told_and_hears_from_then_on() -> None:
 
 
 def test_replicas_refuse_other_versions_and_pools_and_know_themselves() -> None:
-    """With words that say why."""
     rng = Random(5)
     one, stranger = node(rng), node(rng, pool="another")
     hello = Hello(bytes(16), "pool", Seed(1), version=2)
@@ -179,7 +178,6 @@ def test_replicas_refuse_other_versions_and_pools_and_know_themselves() -> None:
 @settings(deadline=None, max_examples=300)
 @given(st.binary(max_size=200))
 def test_nothing_that_a_peer_sends_does_harm(data: bytes) -> None:
-    """It is understood or refused."""
     one, other = two()
     try:
         other.exchange.receive(one.exchange.replica_id, data, 1.0)

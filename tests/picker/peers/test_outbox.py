@@ -20,13 +20,11 @@ def outbox(**limits: int) -> Outbox:
 
 
 def fill(box: Outbox, count: int, hashes: int = 8) -> None:
-    """Gather so many placements."""
     for number in range(count):
         box.placed("p", "ns/a", np.full(hashes, number, np.uint64), 10)
 
 
 def flush(box: Outbox, loads: Loads | None = None, now: float = 0.0) -> None:
-    """As at each round."""
     box.flush({"p": 5}, loads or {}, now)
 
 
@@ -147,7 +145,6 @@ def test_a_board_forgets_what_ended_long_ago() -> None:
 
 @pytest.mark.parametrize("session", ["s", "\ud800 half a character", "ü" * 500])
 def test_sessions_of_any_spelling_are_told(session: str) -> None:
-    """A client may choose it."""
     box = outbox()
     box.bound("s", session, "ns/a", 3)
     flush(box)

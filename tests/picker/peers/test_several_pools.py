@@ -112,7 +112,6 @@ async def test_a_pool_that_is_not_served_here_is_refused_in_words(
 
 @pytest.mark.parametrize("first", [b"", b"\xff\xff", b"\x12\x00"])
 async def test_who_says_nothing_sensible_first_is_refused(first: bytes) -> None:
-    """It is about no pool."""
     async with scene("a", "b") as here:
         calling = here.call()
         await calling.write(first)

@@ -67,9 +67,7 @@ def assembly() -> Assembly:
 
 @pytest.fixture
 def decide(assembly: Assembly) -> Decide:
-    """One request through processors, producers, scheduler and hooks, with a prefill and a decode
-    endpoint in each of three racks.
-    """
+    """One request through all parts; each of three racks can prefill and decode."""
     candidates = [
         placed(
             f"{role}-{rack}",

@@ -38,7 +38,6 @@ def value(one: Counter | Gauge) -> float:
 
 
 def lines(path: Path) -> list[AnyLine]:
-    """All of a file."""
     return [decoded(line) for line in path.read_bytes().splitlines()]
 
 
@@ -133,7 +132,6 @@ async def test_a_full_file_does_not_grow_with_every_start(tmp_path: Path) -> Non
 
 
 async def test_lines_are_written_while_the_picker_runs(tmp_path: Path) -> None:
-    """Without anybody waiting for them."""
     path = tmp_path / "r.jsonl"
     file = RecordingFile(path, 10**6, series())
     async with asyncio.timeout(JOIN_SECONDS):

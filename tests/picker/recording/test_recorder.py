@@ -39,7 +39,6 @@ def lines(sink: ListSink) -> list[AnyLine]:
 
 
 def decisions(sink: ListSink) -> list[DecisionLine]:
-    """The decisions among it."""
     return [line for line in lines(sink) if isinstance(line, DecisionLine)]
 
 

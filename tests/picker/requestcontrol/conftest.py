@@ -80,9 +80,7 @@ class TakeLeastLoaded:
 
 @dataclass
 class Recorder:
-    """A watcher, a data producer and a hook that write down what they see: decisions as they were
-    at that moment.
-    """
+    """A watcher, a data producer and a hook that write down decisions as they were then."""
 
     decisions: list[Decision] = field(default_factory=list)
     outcomes: list[Decision] = field(default_factory=list)

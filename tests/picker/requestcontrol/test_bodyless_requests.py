@@ -17,7 +17,6 @@ class ByHeader:
     def narrow(
         self, headers: Mapping[str, str], candidates: Sequence[Candidate]
     ) -> Sequence[Candidate]:
-        """Those of that name."""
         return [one for one in candidates if one.endpoint.name == headers.get("wanted")]
 
 

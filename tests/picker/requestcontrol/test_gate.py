@@ -23,7 +23,6 @@ GONE = RefusedError(Code.RESOURCE_EXHAUSTED, "full", DropReason.SATURATED, 3)
 
 @pytest.fixture
 def gate() -> HeldGate:
-    """A gate that holds."""
     return HeldGate()
 
 

@@ -43,9 +43,7 @@ from picker.rpc.http2.headers import encode_fields
 
 
 class LibraryTwin:
-    """The library's server with the settings of ours; `events` has what the client did, and
-    `chores` how often it made work for nothing.
-    """
+    """The library's server with our settings; `chores` counts work that was made for nothing."""
 
     def __init__(self) -> None:
         self.events: list[tuple[Any, ...]] = []
@@ -173,7 +171,6 @@ def frames(data: bytes) -> list[tuple[int, int, int, bytes]]:
 
 @pytest.fixture
 def heard() -> Heard:
-    """What the engine reported."""
     return Heard()
 
 

@@ -63,7 +63,6 @@ def test_of_equal_endpoints_the_idle_one_is_next() -> None:
 
 
 def test_requests_with_other_candidates_are_no_group() -> None:
-    """Each goes where it may."""
     alike = [*requests("x", pool=POOL[:1]), *requests("x", pool=POOL[1:2])]
     assert assign(alike, BurstRules()) == ["a", "b"]
 

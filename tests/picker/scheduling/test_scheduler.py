@@ -87,7 +87,6 @@ def schedule(
 
 
 def run(one: Profile, steps: list[PluginStep] | None = None) -> ProfileResult:
-    """What the profile picks."""
     told = [] if steps is None else steps
     return one.run(REQUEST, CANDIDATES, Attributes(), Random(1), told)
 

@@ -20,7 +20,6 @@ from picker.xds.state.sotw import SotwSession
 
 
 def resource(name: str, text: str) -> XdsResource:
-    """One with this content."""
     return resource_of(name, text.encode())
 
 

@@ -8,7 +8,6 @@ from picker.xds.state.subscription import Acknowledgement
 
 
 def current(**contents: str) -> ResourceSet:
-    """A set of resources."""
     cache = Cache()
     cache.publish(resource_of(name, text.encode()) for name, text in contents.items())
     assert cache.current is not None
@@ -32,7 +31,6 @@ def begun(*names: str, **contents: str) -> DeltaSession:
 
 
 def version(text: str) -> str:
-    """That of a content."""
     return resource_of("a", text.encode()).version
 
 

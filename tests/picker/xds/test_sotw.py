@@ -13,7 +13,6 @@ def emptied(name: str) -> XdsResource:
 
 
 def current(**contents: str) -> ResourceSet:
-    """A set of resources."""
     cache = Cache()
     cache.publish(resource_of(name, text.encode()) for name, text in contents.items())
     assert cache.current is not None

@@ -42,7 +42,6 @@ def affinity(**parameters: Any) -> SessionAffinity:
 
 
 def by_id(**parameters: Any) -> SessionAffinity:
-    """The strategy that remembers."""
     return affinity(strategy="session_id", sessionIdConfig=parameters)
 
 

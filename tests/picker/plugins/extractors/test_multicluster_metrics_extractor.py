@@ -70,7 +70,6 @@ def test_unusable_numbers_are_reported_and_change_nothing(bad: str) -> None:
 
 
 def test_a_page_without_either_is_an_error() -> None:
-    """It names what is missing."""
     with pytest.raises(ExtractError, match=r"average_queue_size.*average_kv_cache_utilization"):
         findings(configured(PLUGIN), "up 1\n")
 

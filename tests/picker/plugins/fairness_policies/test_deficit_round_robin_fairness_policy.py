@@ -280,7 +280,6 @@ def test_what_is_handed_back_for_requests_of_before_counts_no_more() -> None:
 
 
 def test_a_forgotten_flow_has_no_debt_and_no_credit() -> None:
-    """Nothing is kept of it."""
     band = Queue(_band(quantum_tokens=100))
     band.push("a", 10_000)
     item = band.dispatch()

@@ -54,7 +54,6 @@ def test_ids_that_are_made_up_keep_nobody_from_their_turn(band: Any) -> None:
 
 
 def test_a_flow_waits_for_two_turns_of_each_other_at_most(band: Any) -> None:
-    """Whatever the others do meanwhile."""
     for flow in "abcdefgh":
         band.push(flow)
         band.push(flow)

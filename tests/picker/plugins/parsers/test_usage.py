@@ -40,7 +40,6 @@ def read(reader: ResponseReader, *pieces: bytes) -> Usage | None:
 
 
 def read_json(shape: Shape, document: Any, marker: bytes = USAGE) -> Usage | None:
-    """Usage of one document."""
     return read(JsonUsage(shape, marker), json.dumps(document).encode())
 
 

@@ -116,7 +116,6 @@ def test_a_prompt_without_tokens_is_the_endpoints_business(path: str, tokenized:
 
 
 def test_an_empty_text_is_a_prompt() -> None:
-    """A client has set it."""
     assert parse(GENERATE, message((3, ""))) == ParsedBody(api=Api.VLLM_GRPC, can_rewrite=False)
 
 
@@ -182,7 +181,6 @@ def test_responses_tell_their_usage(body: bytes, expected: Any) -> None:
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(0, len(CHUNK + COMPLETE)), max_size=5).map(sorted))
 def test_frames_are_put_together_again(cuts: list[int]) -> None:
-    """However the body is cut."""
     body = CHUNK + COMPLETE
     pieces = [body[a:b] for a, b in pairwise([0, *cuts, len(body)])]
     assert usage_of(*pieces) == Usage(7, 10, 17, 3)

@@ -58,7 +58,6 @@ def test_items_are_found_where_they_were_sent() -> None:
 
 
 def test_a_request_without_items_finds_and_leaves_nothing() -> None:
-    """Text alone needs no encoder."""
     producer = _producer()
     assert _found(producer, request_with(""), POOL) is None
     _send(producer, request_with(""), POOL[0])

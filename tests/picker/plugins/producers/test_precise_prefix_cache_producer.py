@@ -243,7 +243,6 @@ def test_engines_are_heard_at_the_configured_ports() -> None:
 
 
 def test_a_label_that_is_no_port_is_none() -> None:
-    """However many digits it has."""
     plugin = producer()
     for text in ("0", "65536", "-1", "x", "", "1" * 5000):
         endpoint = Endpoint("a", "10.0.0.1", 8000, labels={"kv-events-port": text})

@@ -167,7 +167,6 @@ def test_a_decode_profile_that_picked_nothing_is_refused_too() -> None:
 
 @pytest.mark.parametrize("missing", [("decode",), ("decode", "prefill"), ("decode", "encode")])
 def test_a_stage_without_a_profile_never_runs(missing: tuple[str, ...]) -> None:
-    """Whatever its decider would say."""
     handler, _ = connected("", True, True)
     _, runs = schedule(handler, missing, pool_of(*ALL_ROLES))
     assert [name for name, _ in runs] == list(missing)

@@ -17,7 +17,6 @@ COST = "x-gateway-inference-request-cost"
 
 
 def reporting(expression: str, condition: str | None = None, **key: str) -> dict[str, Any]:
-    """Parameters with one attribute."""
     attribute: dict[str, Any] = {"key": {"name": COST, **key}, "expression": expression}
     if condition is not None:
         attribute["condition"] = condition

@@ -187,9 +187,7 @@ def test_active_requests(
     attributes: Attributes,
     expected: list[float],
 ) -> None:
-    """(max − count) / max · maxBusyScore, 1 for idle ones; the candidate's own count is a lower
-    bound, and unknown load is not idle unless it is unknown of all.
-    """
+    """(max − count) / max · maxBusyScore, 1 for idle ones; unknown load is not idle."""
     assert scores("active_request_scorer", candidates, attributes, parameters) == expected
 
 
