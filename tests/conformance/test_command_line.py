@@ -52,9 +52,7 @@ def test_what_cannot_be_run_is_said(
 
 @pytest.mark.parametrize("case", [*ALL, *K8S], ids=lambda case: case.id)
 def test_a_case_says_what_it_asks(case: Case[object]) -> None:
-    """Its id is one of a kind, its rule a sentence that names its strength, its source known;
-    the page about the suites has it, word for word.
-    """
+    """By id, strength and source; the page about the suites has it, word for word."""
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", case.id)
     assert [one.id for one in (*ALL, *K8S)].count(case.id) == 1
     assert f"| `{case.id}` | {case.strength.value} | {case.text} |" in PAGE.read_text()
@@ -65,7 +63,6 @@ def test_a_case_says_what_it_asks(case: Case[object]) -> None:
 
 
 def test_the_other_suite_says_what_it_cannot_run(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its places are its own."""
     assert k8s_main(["--list", "--only", "pool-*"]) == 0
     assert k8s_main(["--only", "nothing-like-that"]) == 2
     assert k8s_main(["--command", "p {endpoints_file}"]) == 2

@@ -262,9 +262,7 @@ class Staying(PortOf):
 async def set_scene(
     folder: Path, stack: AsyncExitStack
 ) -> AsyncIterator[tuple[ClusterScene, list[Follower]]]:
-    """Three pools, one of them without an object, a picker that follows each, and one more port for
-    each of the others that stands for the picker of several.
-    """
+    """Three pools, one without an object, followed by a picker each and by one of several."""
     server = await stack.enter_async_context(running_kube_api(None, *CRDS))
     api = await stack.enter_async_context(api_at(server.write_kubeconfig(folder / "kubeconfig")))
     server.write({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "suite"}})
@@ -342,7 +340,6 @@ def with_followers(
     """The case, during which the followers err; before and after they put everything right."""
 
     def limit(scene: ClusterScene, seconds: float) -> None:
-        assert scene.several is not None
         for part in (scene, *scene.sides.values(), *scene.several.sides.values()):
             part.follow_seconds = seconds
 
@@ -365,9 +362,7 @@ def with_followers(
 @pytest.mark.envoy
 @pytest.mark.soak
 async def test_cases_fail_for_those_that_err_and_for_nobody_else(tmp_path: Path) -> None:
-    """First a follower that is right plays all, then each misreading those that are about it, and
-    one that is about something else.
-    """
+    """First a follower that is right, then each misreading."""
     found: dict[Misreading, set[str]] = {}
     async with AsyncExitStack() as stack, set_scene(tmp_path, stack) as (scene, followers):
 

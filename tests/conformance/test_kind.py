@@ -101,7 +101,6 @@ def test_the_file_is_written_anew(tmp_path: Path) -> None:
 
 
 def test_manifests_without_a_picker_are_an_error(tmp_path: Path) -> None:
-    """Nothing would be tested."""
     path = tmp_path / "base.yaml"
     path.write_text(yaml.safe_dump(copy.deepcopy(manifests()[0])))
     command = [sys.executable, str(KIND / "put_picker.py"), str(path), "--image", "ours:1"]

@@ -84,7 +84,6 @@ def test_the_file_holds_all_that_the_readme_names(tmp_path: Path, name: str) -> 
 
 
 def test_a_row_is_one_line() -> None:
-    """Whatever a picker has said."""
     line = row(result("a", Outcome.FAILED, "two\nlines"))
     assert "\n" not in line
     assert line.startswith("failed   MUST   a ")
@@ -92,7 +91,6 @@ def test_a_row_is_one_line() -> None:
 
 
 def test_broken_cases_are_those_that_failed_or_were_warned_of() -> None:
-    """Skipped ones are not."""
     every = [result(outcome.value, outcome) for outcome in Outcome]
     assert broken(every) == ["failed", "warned"]
 

@@ -22,37 +22,31 @@ async def fine(scene: list[str]) -> None:
 
 @case("broken", "nowhere")
 async def is_broken(scene: list[str]) -> None:
-    """A rule."""
     expect(False, "it is so")
 
 
 @case("advised", "nowhere", strength=Strength.SHOULD)
 async def advised(scene: list[str]) -> None:
-    """A rule."""
     raise Violation("not so good")
 
 
 @case("unclear", "nowhere")
 async def unclear(scene: list[str]) -> None:
-    """A rule."""
     raise NotApplicable("who knows")
 
 
 @case("odd", "nowhere")
 async def odd(scene: list[str]) -> None:
-    """A rule."""
     raise ValueError("odd")
 
 
 @case("endless", "nowhere", limit_seconds=0.01)
 async def endless(scene: list[str]) -> None:
-    """A rule."""
     await asyncio.Event().wait()
 
 
 @case("needy", "nowhere", Provision.TLS, Provision.HEALTH)
 async def needy(scene: list[str]) -> None:
-    """A rule."""
     scene.append("never")
 
 
@@ -110,5 +104,4 @@ async def test_a_scene_that_cannot_be_put_in_order_fails_the_case() -> None:
     ],
 )
 def test_cases_are_chosen_by_patterns(patterns: list[str], expected: list[str]) -> None:
-    """In their own order."""
     assert [one.id for one in chosen(CASES, patterns)] == expected

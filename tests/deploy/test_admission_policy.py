@@ -27,7 +27,6 @@ def denials(new: Object, old: Object | None = None) -> list[str]:
 
 @pytest.fixture
 def pool() -> Object:
-    """The example's pool."""
     [found] = of_kind(kustomized("deploy/k8s/overlays/gateway"), "InferencePool")
     return copy.deepcopy(found)
 

@@ -44,21 +44,14 @@ SAME: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "base": (QUIET, ("deploy/k8s/base",)),
     "gateway": ((), (f"{OVERLAYS}/gateway",)),
     "standalone": (("mode=standalone",), (f"{OVERLAYS}/standalone",)),
-    "ha": (
-        ("picker.highAvailability=leader-election", "picker.replicas=2"),
-        (f"{OVERLAYS}/ha",),
-    ),
+    "ha": (("picker.highAvailability=leader-election", "picker.replicas=2"), (f"{OVERLAYS}/ha",)),
     "active-active": (
         ("picker.highAvailability=active-active", "picker.replicas=2"),
         (f"{OVERLAYS}/active-active",),
     ),
     "several pools": (
         (*POOLS[:4], "networkPolicy.enabled=true"),
-        (
-            f"{OVERLAYS}/several-pools",
-            f"{ADDONS}/network-policy",
-            f"{ADDONS}/network-policy-pools",
-        ),
+        (f"{OVERLAYS}/several-pools", f"{ADDONS}/network-policy", f"{ADDONS}/network-policy-pools"),
     ),
     "several namespaces": (POOLS, (f"{OVERLAYS}/several-namespaces",)),
     "workers": (
@@ -147,7 +140,6 @@ CERTIFIED = {
 
 @pytest.mark.parametrize(("settings", "folders"), CERTIFIED.values(), ids=CERTIFIED.keys())
 def test_both_use_certificates_alike(settings: tuple[str, ...], folders: tuple[str, ...]) -> None:
-    """But for the certificates themselves."""
     theirs = [one for folder in folders for one in kustomized(folder)]
     made = of_kind(theirs, "Certificate") + of_kind(theirs, "Issuer")
     assert made
@@ -156,11 +148,7 @@ def test_both_use_certificates_alike(settings: tuple[str, ...], folders: tuple[s
 
 def test_probes_of_a_port_with_a_certificate_speak_tls() -> None:
     """Beside Envoy the kubelet asks the HTTP port, which has no plain text then."""
-    settings = (
-        "mode=standalone",
-        "picker.metrics.certificateSecret=c",
-        "picker.metrics.auth=true",
-    )
+    settings = ("mode=standalone", "picker.metrics.certificateSecret=c", "picker.metrics.auth=true")
     [workload] = workloads(charted(*settings))
     [picker] = pod_of(workload)["initContainers"]
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
@@ -261,7 +249,6 @@ def test_names_follow_the_release(mode: str) -> None:
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_a_shared_claim_takes_the_place_of_volumes_of_their_own(kind: str) -> None:
-    """Models are fetched once then."""
     settings = (f"workers.{kind}.enabled=true", f"workers.{kind}.cache.existingClaim=models")
     [found] = [w for w in workloads(charted(*settings)) if w["metadata"]["name"].endswith(kind)]
     volumes = {volume["name"]: volume for volume in pod_of(found)["volumes"]}

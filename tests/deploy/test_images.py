@@ -26,7 +26,6 @@ HEAVY = {"torch", "triton", "transformers", "safetensors", "tokenizers", "gguf",
 
 @pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.stem)
 def test_hadolint_has_nothing_to_say(path: Path) -> None:
-    """Of any severity."""
     done = subprocess.run([HADOLINT, path], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
@@ -116,7 +115,6 @@ def test_a_lock_has_all_that_its_image_needs(name: str) -> None:
 
 
 def test_what_images_are_built_with_will_do() -> None:
-    """The build itself fetches nothing."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     pinned = [Requirement(one) for one in locked("build")]
     versions = {one.name: str(one.specifier).removeprefix("==") for one in pinned}

@@ -13,18 +13,11 @@ from pathlib import Path
 
 import pytest
 from aiohttp import ClientConnectionError, ClientSession, web
-from deployed_picker import (
-    FIXED,
-    LIMIT_SECONDS,
-    account,
-    picker_command,
-    running,
-    some_ports,
-    until,
-)
+from deployed_picker import FIXED, LIMIT_SECONDS, account, picker_command, running, some_ports
 from kube_api.kubelet import Kubelet
 from kube_api.server import running_kube_api
 from manifests import NAMESPACE, containers, kustomized, of_kind, pod_of, workloads
+from waiting import until
 
 from fleet.envoy.binary import find_envoy
 
@@ -48,7 +41,6 @@ class Workers:
         if body["prompt"] == "slow":
             self.arrived.set()
             await self.hold.wait()
-        assert request.transport is not None
         self.served.append(request.transport.get_extra_info("sockname")[0])
         return web.json_response({"choices": []})
 

@@ -28,9 +28,7 @@ KINDS = {
     "networking.istio.io/v1": ("DestinationRule",),
     "cert-manager.io/v1": ("Issuer", "Certificate"),
 }
-CLUSTER_WIDE = {
-    "rbac.authorization.k8s.io/v1": ("ClusterRole", "ClusterRoleBinding"),
-}
+CLUSTER_WIDE = {"rbac.authorization.k8s.io/v1": ("ClusterRole", "ClusterRoleBinding")}
 
 
 def _resources() -> list[Resource]:
@@ -65,10 +63,7 @@ class Kubectl:
     async def run(self, *words: str) -> str:
         """What it prints. Fails the test when it fails."""
         process = await asyncio.create_subprocess_exec(
-            *self._command,
-            *words,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+            *self._command, *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
         async with asyncio.timeout(60):
             out, err = await process.communicate()
@@ -78,7 +73,6 @@ class Kubectl:
 
 @pytest.fixture
 def run(kubectl: Path, cluster: KubeApi, tmp_path: Path) -> Kubectl:
-    """kubectl of that server."""
     return Kubectl(kubectl, cluster.write_kubeconfig(tmp_path / "config"))
 
 

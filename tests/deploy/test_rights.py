@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from manifests import (
-    BUILDS,
-    NAMESPACE,
-    Object,
-    charted,
-    kustomized,
-    of_kind,
-    pod_of,
-    workloads,
-)
+from manifests import BUILDS, NAMESPACE, Object, charted, kustomized, of_kind, pod_of, workloads
 
 from picker.k8s.reviews import ACCESS_REVIEWS, TOKEN_REVIEWS
 
@@ -85,9 +76,7 @@ def test_another_namespace_gives_rights_about_its_own_pool() -> None:
 
 @pytest.mark.parametrize("folder", BUILDS)
 def test_nothing_is_allowed_beyond_the_namespace(folder: str) -> None:
-    """No wildcard, nothing about secrets, no binding but the picker's; no cluster role, unless
-    tokens are asked about.
-    """
+    """No wildcard, nothing about secrets; a cluster role only where tokens are asked about."""
     objects = kustomized(folder)
     for group, resource, _, verb in (*rights(objects), *rights(objects, "research")):
         assert "*" not in (group, resource, verb)

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 from aiohttp import ClientConnectionError, ClientSession
-from deployed_picker import account, picker_command, running, some_ports, until
+from deployed_picker import account, picker_command, running, some_ports
 from kube_api.kubelet import Kubelet
 from kube_api.server import KubeApi, running_kube_api
 from manifests import ROOT, kustomized, of_kind
+from waiting import until
 
 pytestmark = pytest.mark.usefixtures("kubectl")
 OVERLAYS = ["gateway", "active-active", "ha", "several-pools", "several-namespaces"]
@@ -69,11 +70,8 @@ async def test_rights_are_those_that_the_picker_uses(tmp_path: Path, name: str) 
             except ClientConnectionError:
                 return False
 
-        async def asked_for_all() -> bool:
-            return granted(overlay) <= asked(api)
-
         await until(is_ready)
-        await until(asked_for_all)
+        await until(lambda: granted(overlay) <= asked(api))
         assert asked(api) == granted(overlay)
         if name.startswith("several"):
             pools = {

@@ -98,9 +98,7 @@ def test_legends_name_labels_that_queries_keep(path) -> None:
 
 
 def test_the_dashboard_of_pickers_is_of_the_pools_that_are_chosen() -> None:
-    """What tells of a pool is filtered by it, and so that series without the label are shown where
-    all are chosen: a picker of one pool has no such label. What tells of the process is not.
-    """
+    """A picker of one pool has no such label; what tells of the process is not filtered."""
     dashboard = json.loads((DEPLOY / "grafana" / "picker.json").read_text())
     variables = {one["name"]: one for one in dashboard["templating"]["list"]}
     chosen = variables["inference_pool"]

@@ -8,15 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from deploy_wiring import loose_ends
-from manifests import (
-    BUILDS,
-    Object,
-    containers,
-    kustomized,
-    of_kind,
-    pod_of,
-    workloads,
-)
+from manifests import BUILDS, Object, containers, kustomized, of_kind, pod_of, workloads
 
 import picker.__main__
 import worker.flags
@@ -59,9 +51,7 @@ def _given(folder: str, name: str) -> list[Object]:
 
 
 def _arguments(container: Object) -> list[str]:
-    """As the kubelet gives them: with `$(NAME)` of its environment. Flags that wait for a feature
-    are left out.
-    """
+    """As the kubelet gives them, without flags that wait for a feature."""
     names = {entry["name"] for entry in container.get("env", ())}
 
     def value(found: re.Match[str]) -> str:

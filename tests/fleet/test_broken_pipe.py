@@ -63,7 +63,6 @@ def test_the_first_line_of_a_longer_report() -> None:
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline() == "Errors (1)\n"
         process.stdout.close()

@@ -39,11 +39,9 @@ class _Answer(BaseHTTPRequestHandler):
         """Say nothing."""
 
     def do_GET(self) -> None:
-        """The list of models."""
         self._send(json.dumps({"data": [{"id": "canned"}]}).encode())
 
     def do_POST(self) -> None:
-        """A chat completion."""
         length = int(self.headers["content-length"])
         self.server.asked.append(json.loads(self.rfile.read(length)))
         if self.server.status != 200:
@@ -61,7 +59,6 @@ class _Answer(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[Canned]:
-    """A running canned server."""
     with Canned() as canned:
         thread = threading.Thread(target=canned.serve_forever, args=(0.01,))
         thread.start()
@@ -82,7 +79,6 @@ class Terminal:
         self.shown += text
 
     def read_line(self, prompt: str) -> str:
-        """The next line."""
         if not self.lines:
             raise EOFError
         return self.lines.pop(0)

@@ -42,7 +42,6 @@ def test_every_finding_is_a_line_with_its_position(
 
 
 def test_findings_as_json_are_complete(capsys: pytest.CaptureFixture[str]) -> None:
-    """For editors and pipelines."""
     assert main(["config", "check", "--json", "--config-text", BAD]) == 1
     report = json.loads(capsys.readouterr().out)
     assert (report["file"], report["valid"]) == ("--config-text", False)
@@ -54,7 +53,6 @@ def test_findings_as_json_are_complete(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_warnings_alone_are_no_error(capsys: pytest.CaptureFixture[str]) -> None:
-    """The picker would start."""
     text = GOOD + "parser: {pluginRef: openai-parser}\n"
     assert main(["config", "check", "--json", "--config-text", text]) == 0
     assert json.loads(capsys.readouterr().out)["valid"]
@@ -80,7 +78,6 @@ def test_what_cannot_be_read_is_status_2(
 
 
 def test_a_wrong_command_line_is_status_2() -> None:
-    """As with every program."""
     for argv in (["config"], ["config", "chek"], ["config", "check", "--jsn", "f"]):
         with pytest.raises(SystemExit) as status:
             main(argv)

@@ -134,7 +134,6 @@ def printed(view: RecordView, page: Layout | None = None, width: int = 80) -> st
 
 
 def why(view: RecordView) -> str:
-    """The sentences."""
     return " ".join(reasons(view))
 
 
@@ -146,7 +145,6 @@ def test_the_text_is_as_it_was_agreed(name: str, view: RecordView) -> None:
 
 
 def test_the_documentation_shows_what_is_printed() -> None:
-    """Word by word."""
     document = Path(__file__).parents[2] / "docs" / "explain.md"
     assert f"```text\n{printed(WON)}```" in document.read_text(encoding="utf-8")
 
@@ -167,7 +165,6 @@ def test_a_score_that_is_no_number_is_a_question_mark() -> None:
 
 
 def test_what_clients_call_things_moves_no_cursor_and_is_no_markup() -> None:
-    """Names come from anywhere."""
     text = printed(record(incoming_model="\x1b[2J[bold]x[/bold]", target_model="y"))
     assert "\x1b" not in text
     assert "[bold]x[/bold]" in text
@@ -245,7 +242,6 @@ def test_what_clients_call_things_moves_no_cursor_and_is_no_markup() -> None:
     ],
 )
 def test_the_reason_is_told_in_a_sentence(view: RecordView, sentence: str) -> None:
-    """Whatever it is."""
     if view.destination is not None and not view.profiles:  # it has an endpoint all the same
         summary = msgspec.structs.replace(view.summary, endpoint="w-1")
         view = msgspec.structs.replace(view, summary=summary)
@@ -290,14 +286,12 @@ def test_the_last_request_or_one_by_its_id_is_asked_for() -> None:
 
 
 def test_json_is_the_whole_record() -> None:
-    """For programs."""
     text, _ = asked(200, WON, as_json=True)
     assert msgspec.json.decode(text, type=RecordView) == WON
     assert "profiles" in json.loads(text)
 
 
 def test_a_request_that_is_not_known_any_more_is_an_error_with_the_pickers_words() -> None:
-    """One line for the user."""
     with pytest.raises(FleetError, match="not any more"):
         asked(404, {"error": "nothing is known of request 'x', or not any more"}, request_id="x")
     with pytest.raises(FleetError, match="is not this picker"):
@@ -317,6 +311,5 @@ def test_nobody_there_is_said_with_what_to_do(
 
 @pytest.mark.parametrize("arguments", [[], ["x", "--last"]])
 def test_one_request_has_to_be_named(arguments: list[str]) -> None:
-    """Neither none nor two."""
     with pytest.raises(SystemExit):
         main(["explain", *arguments])

@@ -133,7 +133,6 @@ def test_a_decision_header_is_asked_of_the_picker() -> None:
 
 
 def test_another_picker_has_ports_and_a_recording_of_its_own() -> None:
-    """And all else in common."""
     layout = lay_out(record=Path("/tmp/r.jsonl"))
     other = layout.picker((7, 8, 9), Path("/tmp/r-2.jsonl"))
     assert other.ports == (7, 8, 9)

@@ -21,7 +21,6 @@ class Server:
         self.asked: list[bytes] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
         self.asked.append(await reader.readuntil(b"\r\n\r\n"))
         writer.write(self.answers.pop(0) if len(self.answers) > 1 else self.answers[0])
         writer.close()

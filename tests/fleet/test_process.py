@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from fleet.errors import FleetError
 from fleet.process import (
@@ -33,13 +34,6 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait for a condition; fail after a generous limit."""
-    async with asyncio.timeout(LIMIT_SECONDS):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 @pytest.fixture
@@ -223,7 +217,6 @@ async def test_a_retired_child_ends_with_its_process(child) -> None:
 
 
 async def test_after_a_death_another_program_may_take_its_place(tmp_path, guard) -> None:
-    """From then on."""
     log = tmp_path / "thing.log"
 
     async def is_ready() -> None:

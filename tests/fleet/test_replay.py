@@ -34,7 +34,6 @@ def other(tmp_path: Path) -> Path:
 def test_identical_decisions_are_counted_and_status_0(
     recording: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing else is said."""
     assert main(["replay", str(recording)]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     number, _, rest = line.partition(" ")

@@ -77,7 +77,6 @@ def test_of_several_fleets_one_has_to_be_chosen(
 
 
 def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """With those there are."""
     with pytest.raises(SystemExit):
         main(["restart", "worker"])
     assert "(choose from 'picker', 'envoy', 'workers', 'all')" in capsys.readouterr().err

@@ -34,7 +34,6 @@ def test_without_a_fleet_it_is_the_default(environment: dict[str, str]) -> None:
 
 
 def test_a_running_fleet_is_found_and_forgotten_with_its_end(environment: dict[str, str]) -> None:
-    """Nothing is left behind."""
     with shown("http://127.0.0.1:8083", environment):
         assert picker_url(None, environment) == "http://127.0.0.1:8083"
     assert picker_url(None, environment) == DEFAULT_PICKER

@@ -115,7 +115,6 @@ async def test_top_does_not_wait_for_a_picker_to_become_another(whole: WholePool
 
 
 async def test_explain_finds_a_request_in_whichever_pool_it_is(whole: WholePools) -> None:
-    """And says in which."""
     for request_id, key in (("r-1", "there/qwen"), ("r-2", "llama"), (None, "llama")):
         text = await _explained(whole.url, request_id)
         first, second = text.splitlines()[:2]
@@ -152,7 +151,6 @@ async def test_explain_says_that_no_pool_knows_of_a_request(whole: WholePools) -
 
 
 async def test_explain_says_that_there_was_no_request_yet(tmp_path: Path) -> None:
-    """In any of the pools."""
     async with whole_pools(tmp_path, POOLS) as idle:
         with pytest.raises(FleetError, match="had a request yet"):
             await _explained(idle.url, None)
@@ -173,7 +171,6 @@ def _answers(**of_pools: httpx.Response) -> httpx.MockTransport:
 
 
 def test_a_pool_that_cannot_tell_matters_where_no_other_knows() -> None:
-    """Its request may be there."""
     lost = httpx.Response(404, json={"error": "nothing is known"})
     broken = httpx.Response(500, json={"error": "the log says why"})
     with pytest.raises(FleetError, match=r"^the log says why$"):

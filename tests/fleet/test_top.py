@@ -52,7 +52,6 @@ async def test_one_picture_is_plain_text(scene: Scene, flags: tuple[str, ...]) -
 
 
 async def test_a_terminal_without_the_characters_gets_others(scene: Scene) -> None:
-    """Bars of ASCII."""
     status, out, _ = await _run("--picker", scene.url, PYTHONIOENCODING="ascii")
     assert status == 0
     assert out.isascii()
@@ -140,7 +139,6 @@ async def test_the_whole_screen_is_drawn_and_no_more(scene: Scene) -> None:
     ],
 )
 def test_somebody_else_at_the_port_is_told_from_a_picker(answer: Any, words: str) -> None:
-    """By what it answers."""
     transport = httpx.MockTransport(lambda _: answer)
     with PickerViews("http://127.0.0.1:9090", transport) as views:
         with pytest.raises(NoPickerError) as caught:

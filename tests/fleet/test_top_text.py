@@ -53,7 +53,6 @@ def test_what_is_cut_is_marked() -> None:
     ],
 )
 def test_spans_of_time_are_short(value: float | None, text: str) -> None:
-    """Six characters at most."""
     assert seconds(value) == text
 
 

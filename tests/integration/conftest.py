@@ -17,11 +17,11 @@ import pytest
 from envoy.config.core.v3 import base_pb2
 from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+from envoy_process import EnvoyProcess
 from google.protobuf import struct_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from local_ports import free_port
 
-from fleet.envoy.binary import find_envoy
 from fleet.envoy.bootstrap import build, to_yaml
 from fleet.envoy.settings import BootstrapConfig, SocketAddress
 
@@ -126,7 +126,6 @@ class Answer:
     header: bool = True
     metadata: bool = True
     append: bool = False
-    immediate_status: int | None = None
 
 
 @dataclass
@@ -208,17 +207,13 @@ class ScriptedPicker:
             if not message.request_body.end_of_stream:
                 return []
             routed = self._routed()
-            if buffered or self.answer.immediate_status is not None:
+            if buffered:
                 return [_at_body(routed)]
             return [routed, *_chunks(body)]
         return [ext_proc.ProcessingResponse(**{kind: {}})]
 
     def _routed(self) -> ext_proc.ProcessingResponse:
         answer = self.answer
-        if answer.immediate_status is not None:
-            return ext_proc.ProcessingResponse(
-                immediate_response={"status": {"code": answer.immediate_status}, "body": b"no"}
-            )
         response = ext_proc.ProcessingResponse(request_headers={})
         if answer.destination is None:
             return response
@@ -245,8 +240,6 @@ def _named(headers: Iterable[base_pb2.HeaderValue]) -> dict[str, str]:
 
 def _at_body(routed: ext_proc.ProcessingResponse) -> ext_proc.ProcessingResponse:
     """The same decision as an answer to a buffered body."""
-    if routed.WhichOneof("response") == "immediate_response":
-        return routed
     moved = ext_proc.ProcessingResponse(request_body={})
     moved.dynamic_metadata.CopyFrom(routed.dynamic_metadata)
     moved.request_body.response.CopyFrom(routed.request_headers.response)
@@ -272,58 +265,12 @@ def _chunks(body: bytes, size: int = 62_000) -> list[ext_proc.ProcessingResponse
     ]
 
 
-class Proxy:
-    """One Envoy process."""
-
-    def __init__(self, config: BootstrapConfig, folder: Path) -> None:
-        self.config = config
-        self.url = f"http://{config.listen.host}:{config.listen.port}"
-        self._admin = f"http://{config.admin.host}:{config.admin.port}"  # type: ignore[union-attr]
-        self._folder = folder
-        self._process: asyncio.subprocess.Process | None = None
-
-    async def start(self) -> None:
-        """Run until the listener is up."""
-        path = self._folder / "bootstrap.yaml"
-        path.write_text(to_yaml(build(self.config)))
-        self._process = await asyncio.create_subprocess_exec(
-            str(find_envoy()),
-            *("-c", str(path), "--disable-hot-restart", "--concurrency", "1"),
-            *("--log-level", "warn", "--log-path", str(self._folder / "envoy.log")),
-        )
-        async with aiohttp.ClientSession() as session, asyncio.timeout(LIMIT_SECONDS):
-            while True:
-                with contextlib.suppress(aiohttp.ClientError):
-                    async with session.get(f"{self._admin}/ready") as response:
-                        if response.status == 200:
-                            return
-                await asyncio.sleep(0.02)
-
-    async def stop(self) -> None:
-        """Kill it."""
-        if self._process is not None:
-            self._process.kill()
-            await self._process.wait()
-
-    async def stats(self, pattern: str) -> dict[str, int]:
-        """Counters and gauges whose name matches `pattern`."""
-        wanted = {"filter": pattern, "format": "json"}
-        async with aiohttp.ClientSession() as session:
-            response = await session.get(f"{self._admin}/stats", params=wanted)
-            found = (await response.json())["stats"]
-        return {s["name"]: s["value"] for s in found if "value" in s}
-
-    async def healthy_endpoints(self, cluster: str) -> int:
-        """How many endpoints of `cluster` Envoy would use."""
-        stats = await self.stats(f"^cluster.{cluster}.membership_healthy$")
-        return stats[f"cluster.{cluster}.membership_healthy"]
-
-
 @dataclass
 class Bench:
     """Everything a test of the bootstrap needs."""
 
-    proxy: Proxy
+    proxy: EnvoyProcess
+    url: str
     picker: ScriptedPicker
     workers: list[EchoWorker]
     client: aiohttp.ClientSession
@@ -332,7 +279,7 @@ class Bench:
         """POST `size` bytes; the echo, or {"status": …} when the answer is no 200."""
         named = {key.replace("_", "-"): value for key, value in headers.items()}
         async with self.client.post(
-            f"{self.proxy.url}{path}", data=b"x" * size, headers=named
+            f"{self.url}{path}", data=b"x" * size, headers=named
         ) as response:
             if response.status != 200:
                 return {"status": response.status, "text": await response.text()}
@@ -340,18 +287,7 @@ class Bench:
 
     async def until_healthy(self, cluster: str, count: int) -> None:
         """Wait until Envoy uses exactly `count` endpoints of `cluster`."""
-        async with asyncio.timeout(LIMIT_SECONDS):
-            while await self.proxy.healthy_endpoints(cluster) != count:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-
-    async def until(self, condition: Callable[[], object], what: str) -> None:
-        """Wait for `condition` to hold; fail naming `what` after a generous limit."""
-        try:
-            async with asyncio.timeout(LIMIT_SECONDS):
-                while not condition():  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-        except TimeoutError:
-            pytest.fail(f"never happened: {what}")
+        await self.proxy.until_healthy(cluster, count)
 
 
 Starter = Callable[..., "contextlib.AbstractAsyncContextManager[Bench]"]
@@ -369,12 +305,17 @@ async def _bench(**changes: object) -> AsyncIterator[Bench]:
     )
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        proxy = Proxy(replace(config, **changes), folder)
-        for part in (picker, *workers, proxy):
+        admin = config.admin.port  # type: ignore[union-attr]
+        proxy = EnvoyProcess(folder, admin)
+        for part in (picker, *workers):
             stack.push_async_callback(part.stop)
             await part.start()
+        stack.push_async_callback(proxy.stop)
+        await proxy.start(to_yaml(build(replace(config, **changes))))
+        await proxy.until_ready()
         client = await stack.enter_async_context(aiohttp.ClientSession())
-        bench = Bench(proxy, picker, workers, client)
+        url = f"http://{config.listen.host}:{config.listen.port}"
+        bench = Bench(proxy, url, picker, workers, client)
         await bench.until_healthy("picker", 1)
         yield bench
 

@@ -168,9 +168,7 @@ def post(path: str, body: bytes, content_type: bytes = b"application/json") -> b
 
 
 def ask(worker: SimWorker, request: bytes) -> tuple[int, bytes]:
-    """One request on a connection of its own; what it cannot send because of an early answer does
-    not matter.
-    """
+    """One request on a connection of its own, which may be answered before it is sent."""
     with worker.connect() as connection:
         with suppress(ConnectionError):
             connection.sendall(request)
@@ -178,9 +176,7 @@ def ask(worker: SimWorker, request: bytes) -> tuple[int, bytes]:
 
 
 def names(error: dict[str, Any], field: str) -> bool:
-    """Whether an error names a field: in `param`, by itself or as a path from the body on, or,
-    where vLLM's `param` is null, in the message.
-    """
+    """Whether an error names a field: in `param`, or, where that is null, in the message."""
     param = error["param"]
     if param is None:
         return field in error["message"]

@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 from first_candidate import first_candidate
+from waiting import until
 
 from fleet.envoy.settings import Mechanism, SocketAddress
 from picker.extproc.server import build_server
@@ -17,17 +18,9 @@ from picker.requestcontrol.director import Director
 from picker.requestcontrol.pipeline import RequestContext
 from picker.rpc.health import HealthService
 from picker.rpc.options import ServerOptions
-from picker.types import (
-    Endpoint,
-    FinishCause,
-    Metadata,
-    RawRequest,
-    ResponseHead,
-    RouteDecision,
-)
+from picker.types import Endpoint
 
 pytestmark = pytest.mark.envoy
-HEALTHY = HealthService(lambda: True)
 BOTH = pytest.mark.parametrize("mechanism", list(Mechanism), ids=lambda m: m.value)
 
 
@@ -67,9 +60,7 @@ async def picked(bench, mechanism: Mechanism = Mechanism.OVERRIDE_HOST) -> Async
 
 @BOTH
 async def test_the_picked_endpoint_serves_bodies_up_to_the_limit(bench, mechanism) -> None:
-    """The decision beside the body is followed, by its metadata (override-host) and by its header
-    (original-dst); what Envoy does not keep is a 413.
-    """
+    """By metadata (override-host) and by header (original-dst); what is larger is a 413."""
     async with picked(bench, mechanism) as (b, picker):
         for worker in b.workers:
             picker.pick(worker.port)
@@ -77,75 +68,17 @@ async def test_the_picked_endpoint_serves_bodies_up_to_the_limit(bench, mechanis
                 answer = await b.post(size=size)
                 assert (answer["worker"], answer["size"]) == (worker.name, size)
         assert (await b.post(size=4 * 1024 * 1024 + 1))["status"] == 413
-        await b.until(lambda: picker.inflight.total == 0, "all is released")
-
-
-class Renaming:
-    """Decides for one endpoint and calls the body of its response by another name."""
-
-    def __init__(self) -> None:
-        self.destination = ""
-        self.causes: list[FinishCause] = []
-
-    def begin(self, evict: object) -> Renaming:
-        """Itself: one stream at a time."""
-        return self
-
-    decides_at_once = False
-
-    async def route(self, raw: RawRequest) -> RouteDecision:
-        """There, watched by itself."""
-        return RouteDecision(self.destination, response=self, needs_response_body=True)
-
-    def finish(self, cause: FinishCause, *_: object) -> None:
-        """Remember."""
-        self.causes.append(cause)
-
-    def head(self, head: ResponseHead) -> tuple[tuple[str, str], ...]:
-        """Nothing to add."""
-        return ()
-
-    def body(self, data: bytes, is_last: bool) -> tuple[bytes, Metadata]:
-        """A longer name."""
-        return data.replace(b'"worker"', b'"renamed worker"'), {}
-
-    def end(self) -> bytes:
-        """Nothing is held back."""
-        return b""
-
-
-async def test_a_response_body_that_has_to_change_is_shown_to_the_picker(bench) -> None:
-    """Although Envoy is not to show any: the picker asks for this one."""
-    renaming = Renaming()
-    server = build_server(renaming, options=ServerOptions(host="127.0.0.1", port=0), health=HEALTHY)
-    address = SocketAddress("127.0.0.1", await server.start())
-    try:
-        async with bench(buffer_request_body=True, picker=address) as b:
-            await b.until_healthy("pool", 2)
-            renaming.destination = b.workers[1].host_port
-            assert (await b.post())["renamed worker"] == "b"
-            await b.until(lambda: renaming.causes, "the request ends")
-            assert renaming.causes == [FinishCause.COMPLETED]
-    finally:
-        await server.stop(0)
-
-
-async def test_a_request_without_a_body_is_picked(bench) -> None:
-    """It is decided by its headers, as in full duplex."""
-    async with picked(bench) as (b, picker):
-        picker.pick(b.workers[1].port)
-        async with b.client.get(f"{b.proxy.url}/v1/models") as response:
-            assert (await response.json())["worker"] == "b"
+        await until(lambda: picker.inflight.total == 0, what="all is released")
 
 
 async def test_a_request_counts_until_its_last_token(bench) -> None:
     """The picker's own load count covers a stream from its decision to its end."""
     async with picked(bench) as (b, picker):
         picker.pick(b.workers[0].port)
-        async with b.client.post(f"{b.proxy.url}/stream", data=b"x") as response:
+        async with b.client.post(f"{b.url}/stream", data=b"x") as response:
             assert await response.content.readline() == b"data: first\n"
             await b.post()
-            await b.until(lambda: picker.inflight.total == 1, "the short one is released")
+            await until(lambda: picker.inflight.total == 1, what="the short one is released")
             b.workers[0].go_on.set()
             await response.content.read()
-            await b.until(lambda: picker.inflight.total == 0, "the stream is released")
+            await until(lambda: picker.inflight.total == 0, what="the stream is released")

@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from running_fleet import Fleet, free_base_port, running_fleet, until
+from running_fleet import Fleet, free_base_port, running_fleet
+from waiting import until
 
 from fleet.doctor.command import FINE, WRONG
 
@@ -32,7 +33,6 @@ async def pointsman(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 async def complete(fleet: Fleet, request_id: str, prompt: str) -> None:
-    """One completion through Envoy."""
     await fleet.openai.completions.create(
         model="sim", prompt=prompt, max_tokens=4, extra_headers={"x-request-id": request_id}
     )
@@ -48,16 +48,14 @@ async def test_a_running_fleet_is_explained_and_examined(
         await explained(fleet)
         await examined(fleet)
         fleet.process.terminate()
-        await until(lambda: fleet.process.returncode is not None, "the end")
+        await until(lambda: fleet.process.returncode is not None, what="the end")
     gone = await pointsman("explain", "--last", "--picker", fleet.picker_url)
     assert (gone.returncode, "no picker answers" in gone.stderr) == (1, True)
     assert not list((tmp_path / "pointsman").iterdir())
 
 
 async def explained(fleet: Fleet) -> None:
-    """The last request and one by its id; the second of a kind went where the first one left its
-    prompt.
-    """
+    """The last request and one by its id; a second of a kind went where the first one did."""
     prompt = "tell me a long story about a railway " * 40
     await complete(fleet, "first", prompt)
     await complete(fleet, "second", prompt)

@@ -177,9 +177,7 @@ async def test_the_real_engine_is_replaced_within_seconds(model_path: Path) -> N
 @pytest.mark.model
 @pytest.mark.skipif(not counts_waits(), reason="the kernel keeps no sums of waits")
 async def test_a_starved_engine_is_not_replaced(model_path: Path) -> None:
-    """All of its threads share a core with eight busy loops: a prefill that takes several times
-    as long as its budget is served to the end.
-    """
+    """It shares a core with eight busy loops, and is served to the end."""
     flags = ("--model", str(model_path), "--max-model-len", "2048", "--step-budget", "0.5")
     async with running_worker(*flags) as worker:
         for n in range(3):  # the engine learns how long such a step takes

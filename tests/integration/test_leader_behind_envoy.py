@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
 import pytest
 from aiohttp import web
-from elected_pickers import ElectedPicker, elected_pickers, until, until_ready
+from elected_pickers import ElectedPicker, elected_pickers, until_ready
+from envoy_process import EnvoyProcess
 from local_ports import free_port
+from waiting import until
 
-from fleet.envoy.binary import find_envoy
 from fleet.envoy.bootstrap import build, pickers_document, to_yaml
 from fleet.envoy.settings import BootstrapConfig, SocketAddress
 
@@ -44,7 +44,7 @@ async def _worker() -> tuple[web.AppRunner, int]:
     return runner, int(runner.addresses[0][1])
 
 
-def _bootstrap(folder: Path, ports: list[int], worker: int, *pickers: ElectedPicker) -> Path:
+def _bootstrap(folder: Path, ports: list[int], worker: int, *pickers: ElectedPicker) -> str:
     known = folder / "pickers.yaml"
     addresses = [
         (SocketAddress(LOOPBACK, one.grpc), SocketAddress(LOOPBACK, one.health)) for one in pickers
@@ -58,24 +58,16 @@ def _bootstrap(folder: Path, ports: list[int], worker: int, *pickers: ElectedPic
         pickers_file=str(known),
         buffer_request_body=True,
     )
-    path = folder / "envoy.yaml"
-    path.write_text(to_yaml(build(config)))
-    return path
+    return to_yaml(build(config))
 
 
 async def test_no_request_fails_while_a_leader_is_killed(tmp_path: Path) -> None:
-    """Until the standby leads Envoy balances by itself, as it fails open; then that decides. A
-    SIGKILL gives nothing back, so the standby waits for the end of the lease.
-    """
+    """Envoy balances by itself until the lease ends and the standby leads."""
     runner, worker = await _worker()
     ports = [free_port(), free_port()]
     async with elected_pickers(tmp_path, pods=(LOOPBACK,), port=worker) as scene:
-        path = _bootstrap(tmp_path, ports, worker, scene.leader, scene.standby)
-        envoy = await asyncio.create_subprocess_exec(
-            str(find_envoy()),
-            *("-c", str(path), "--disable-hot-restart", "--concurrency", "1"),
-            *("--log-path", str(tmp_path / "envoy.log")),
-        )
+        envoy = EnvoyProcess(tmp_path, ports[1])
+        await envoy.start(_bootstrap(tmp_path, ports, worker, scene.leader, scene.standby))
         answers: list[int] = []
         try:
             async with aiohttp.ClientSession() as session:
@@ -98,7 +90,7 @@ async def test_no_request_fails_while_a_leader_is_killed(tmp_path: Path) -> None
                 answers.clear()
                 assert await _decided(scene.standby) == 0, "a standby is sent nothing"
                 load = asyncio.create_task(_steadily(ask, answers))
-                await until(lambda: _has(answers, 20))
+                await until(lambda: len(answers) >= 20)
                 scene.leader.signal(signal.SIGKILL)
                 await until_ready(scene.standby)
                 assert scene.transitions == 1
@@ -106,9 +98,7 @@ async def test_no_request_fails_while_a_leader_is_killed(tmp_path: Path) -> None
                 load.cancel()
                 await asyncio.gather(load, return_exceptions=True)
         finally:
-            with suppress(ProcessLookupError):
-                envoy.kill()
-            await envoy.wait()
+            await envoy.stop()
             await runner.cleanup()
     assert len(answers) > 20
     assert set(answers) == {200}
@@ -118,10 +108,6 @@ async def _steadily(ask: Callable[[], Awaitable[int]], answers: list[int]) -> No
     while True:
         answers.append(await ask())
         await asyncio.sleep(0.01)
-
-
-async def _has(answers: list[int], count: int) -> bool:
-    return len(answers) >= count
 
 
 async def _decided(one: ElectedPicker) -> float:

@@ -6,22 +6,14 @@ import asyncio
 import signal
 from pathlib import Path
 
-from elected_pickers import (
-    LIMIT_SECONDS,
-    elected_pickers,
-    until,
-    until_not_ready,
-    until_ready,
-)
+from elected_pickers import LIMIT_SECONDS, elected_pickers, until_not_ready, until_ready
+from waiting import until
 
 READY = ("", "readiness", "inference-extension", "envoy.service.ext_proc.v3.ExternalProcessor")
 
 
 async def test_a_leader_that_stood_still_or_ends_leads_no_more(tmp_path: Path) -> None:
-    """Only the leader is ready, both are alive. SIGSTOP until the other one leads: the first thing
-    that it says afterwards is that it is not ready, and it stands by. SIGTERM of that one: not
-    ready at once, the lease given back before it has drained, and gone in the end.
-    """
+    """After SIGSTOP it says first that it is not ready; with SIGTERM it gives the lease back."""
     async with elected_pickers(tmp_path) as scene:
         for service in READY:
             assert await scene.leader.serving(service)

@@ -105,10 +105,7 @@ async def crowded(folder: Path) -> AsyncIterator[Crowd]:
 
 
 async def test_a_crowd_is_served_made_to_wait_or_sent_away(tmp_path: Path) -> None:
-    """Who waits, waits longer than Envoy's patience with a picker; who is sent away is told why.
-    Envoy tells the picker at once of clients that leave the queue, and whoever comes then waits in
-    their place.
-    """
+    """With the reason told; clients that leave the queue make room at once."""
     async with crowded(tmp_path) as crowd:
         answers = await asyncio.gather(*(crowd.ask() for _ in range(SENT)))
         statuses = Counter(status for status, _, _ in answers)

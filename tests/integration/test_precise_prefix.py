@@ -16,7 +16,6 @@ from sim_worker import SimWorker, sim_worker
 from picker.framework.attributes import Attributes
 from picker.kvevents.listener import KvEventListener
 from picker.plugins.producers.precise_prefix_cache_producer import (
-    PLUGIN,
     PrecisePrefixCacheParameters,
     PrecisePrefixCacheProducer,
 )
@@ -52,7 +51,6 @@ class Watcher(PrecisePrefixCacheProducer):
         request = InferenceRequest("r", {}, body, MODEL, MODEL, prompts=prompts)
         self.produce(request, [], attributes)
         info = attributes.get(match_info_key("p"))
-        assert info is not None
         return dict(info.match_blocks)
 
     async def until(self, expected: dict[str, int], prompt: list[int], salt: str = "") -> None:
@@ -121,8 +119,3 @@ async def test_a_workers_cache_is_known_block_by_block(form: str) -> None:
         if listening is not None:
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
-
-
-def test_the_plugin_type_makes_such_a_producer() -> None:
-    """The watcher above is what a configuration would make."""
-    assert isinstance(PLUGIN.make("p", PrecisePrefixCacheParameters()), PrecisePrefixCacheProducer)

@@ -67,10 +67,7 @@ async def test_anthropics_messages_have_the_tokens_of_the_same_chat(
 ) -> None:
     """The conversion asks what the client would have asked in the other API."""
     chat = {
-        "messages": [
-            {"role": "system", "content": SYSTEM},
-            {"role": "user", "content": QUESTION},
-        ]
+        "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
     }
     messages = {
         "max_tokens": 5,

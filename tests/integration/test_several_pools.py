@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
+import os
 import re
 import shlex
+import signal
 import subprocess
+import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+from aiohttp import web
+from eds_scene import CONFIG, STEERING
+from envoy_process import EnvoyProcess
 from local_ports import free_port
-from pools_behind_envoy import (
-    CHOSEN,
-    Answer,
-    PickerProcess,
-    PoolsScene,
-    pools_scene,
-    running,
-    served_pool,
-)
+from prometheus_client.parser import text_string_to_metric_families
+from waiting import until
 
 from fleet.envoy.bootstrap import build, to_json
 from fleet.envoy.settings import (
+    DESTINATION_KEY,
     POOL_METADATA,
     BootstrapConfig,
     EndpointDiscovery,
@@ -33,6 +37,193 @@ from fleet.envoy.settings import (
     SocketAddress,
 )
 from picker.config.pool_file import read_pool_file
+
+LIMIT_SECONDS = 60.0
+CHOSEN = "x-chosen-pool"  # what Envoy may say of the pool that it has chosen
+BODY = {"model": "m", "prompt": "hello", "max_tokens": 1}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a client got: the worker's pool, the endpoint picked, and the pool Envoy chose."""
+
+    status: int
+    text: str
+    pool: str | None = None
+    worker: str | None = None
+    told: str | None = None
+    path: str | None = None
+    chosen: str | None = None
+
+
+@dataclass
+class PoolWorker:
+    """A server of one pool, which says so."""
+
+    pool: str
+    port: int = 0
+
+    @property
+    def host_port(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """Who it is, and what it was told."""
+        if request.path in ("/health", "/metrics"):
+            return web.Response(text="")
+        await request.read()
+        told = request.headers.get(DESTINATION_KEY)
+        said = {"pool": self.pool, "worker": self.host_port, "told": told, "path": request.path}
+        return web.json_response(said)
+
+
+class PickerProcess:
+    """A picker on ports that it keeps when it is started again; `pools` are `--pool` flags."""
+
+    def __init__(self, folder: Path, pools: Sequence[str], *flags: str) -> None:
+        self.grpc, self.health, self.http, self.xds = (free_port() for _ in range(4))
+        self._folder = folder
+        self._flags = (*(f"--pool={one}" for one in pools), *flags)
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "picker", "--bind-address=127.0.0.1", *self._flags),
+            *(f"--grpc-port={self.grpc}", f"--grpc-health-port={self.health}"),
+            *(f"--metrics-port={self.http}", f"--xds-port={self.xds}", "--secure-serving=false"),
+            cwd=self._folder,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+
+    async def kill(self) -> None:
+        """As the system does when memory is short."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(signal.SIGKILL)
+            await self._process.wait()
+
+
+class PoolsScene:
+    """Owns Envoy, and asks it; `workers` are those of each pool."""
+
+    def __init__(self, folder: Path, workers: Mapping[str, Sequence[PoolWorker]]) -> None:
+        self.folder, self.workers = folder, workers
+        self.listen, self.admin = free_port(), free_port()
+        self.envoy = EnvoyProcess(folder, self.admin)
+        self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(LIMIT_SECONDS))
+
+    async def start_envoy(self, document: Mapping[str, Any] | str, threads: int = 2) -> None:
+        """Listen, with the scene's ports; of pickers that tell of endpoints one has to run."""
+        text = document if isinstance(document, str) else json.dumps(document)
+        await self.envoy.start(text, threads)
+        await self.envoy.until_ready()
+
+    async def close(self) -> None:
+        await self.envoy.stop()
+        await self._http.close()
+
+    async def ask(
+        self, place: str, worker: PoolWorker | None = None, *, body: bool = True, **headers: str
+    ) -> Answer:
+        """One request below `/place/`, for `worker` if the picker is to be told so."""
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        if worker is not None:
+            sent[STEERING] = worker.host_port
+        method, path = ("POST", "completions") if body else ("GET", "models")
+        url = f"http://127.0.0.1:{self.listen}/{place}/v1/{path}"
+        data = BODY if body else None
+        async with self._http.request(method, url, json=data, headers=sent) as response:
+            text = await response.text()
+            said = json.loads(text) if response.status == 200 else {}
+            return Answer(response.status, text, chosen=response.headers.get(CHOSEN), **said)
+
+    async def crowd(
+        self, places: Sequence[str], count: int, at_once: int = 12
+    ) -> list[tuple[str, Answer]]:
+        """So many requests to each place; the pool that each client asks for means nothing."""
+        room = asyncio.Semaphore(at_once)
+
+        async def one(at: int) -> tuple[str, Answer]:
+            place, lie = places[at % len(places)], places[(at + 1) % len(places)]
+            async with room:
+                return place, await self.ask(place, body=at % 4 < 2, x_pointsman_pool=lie)
+
+        return await asyncio.gather(*(one(at) for at in range(count * len(places))))
+
+    async def until_picked(self, place: str, pool: str | None = None) -> None:
+        """Return once what is picked for each worker of the pool arrives there."""
+        for worker in self.workers[pool or place]:
+            in_a_row = 0
+
+            async def does_it(worker: PoolWorker = worker) -> bool:
+                nonlocal in_a_row
+                answer = await self.ask(place, worker)
+                right = answer.worker == answer.told == worker.host_port
+                in_a_row = in_a_row + 1 if right else 0
+                return in_a_row == 10
+
+            await until(does_it, what=f"{place} is picked for")
+
+    async def counted(self, picker: PickerProcess, name: str) -> dict[str, float]:
+        """A counter of a picker by pool; "" where it is of the process."""
+        async with self._http.get(f"http://127.0.0.1:{picker.http}/metrics") as response:
+            text = await response.text()
+        found: Counter[str] = Counter()
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == name:
+                    found[sample.labels.get("inference_pool", "")] += sample.value
+        return dict(found)
+
+
+def served_pool(name: str, *more: str) -> str:
+    """The flag for a pool whose endpoints are in the file of its name."""
+    return ",".join((f"name={name},endpoints-file={name}.yaml,config-file=config.yaml", *more))
+
+
+@asynccontextmanager
+async def pools_scene(folder: Path, *pools: str) -> AsyncIterator[PoolsScene]:
+    """Two workers for each pool, in the endpoints file of its name; nothing else runs yet."""
+    (folder / "config.yaml").write_text(CONFIG)
+    async with AsyncExitStack() as stack:
+        workers = {name: (PoolWorker(name), PoolWorker(name)) for name in pools}
+        for name, both in workers.items():
+            for worker in both:
+                await stack.enter_async_context(_serving(worker))
+            entries = [
+                {"name": f"{name}-{at}", "address": "127.0.0.1", "port": worker.port}
+                for at, worker in enumerate(both)
+            ]
+            (folder / f"{name}.yaml").write_text(json.dumps({"endpoints": entries}))
+        scene = PoolsScene(folder, workers)
+        stack.push_async_callback(scene.close)
+        yield scene
+
+
+@asynccontextmanager
+async def running(*pickers: PickerProcess) -> AsyncIterator[None]:
+    """They have been started, and are ended."""
+    try:
+        for picker in pickers:
+            await picker.start()
+        yield
+    finally:
+        for picker in pickers:
+            await picker.kill()
+
+
+@asynccontextmanager
+async def _serving(worker: PoolWorker) -> AsyncIterator[None]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", worker.answer)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        worker.port = runner.addresses[0][1]
+        yield
+    finally:
+        await runner.cleanup()
+
 
 Document = dict[str, Any]
 PER_ROUTE = "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
@@ -45,9 +236,7 @@ def bootstrap(
     mechanism: Mechanism = Mechanism.ORIGINAL_DST,
     **changes: Any,
 ) -> Document:
-    """As it is generated for one picker of all pools, but with patience: a machine that is busy is
-    not to look like a picker that is gone.
-    """
+    """As generated for one picker of all pools, but with patience for a busy machine."""
     config = BootstrapConfig(
         listen=SocketAddress(HOST, scene.listen),
         admin=SocketAddress(HOST, scene.admin),
@@ -122,19 +311,15 @@ def add_split(document: Document, place: str, shares: dict[str, tuple[int, Docum
 
 
 def routes(document: Document) -> list[Document]:
-    """Of the one listener."""
     (listener,) = document["static_resources"]["listeners"]
     manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
-    found: list[Document] = manager["route_config"]["virtual_hosts"][0]["routes"]
-    return found
+    return manager["route_config"]["virtual_hosts"][0]["routes"]
 
 
 def ext_proc(document: Document) -> Document:
-    """The filter's settings."""
     (listener,) = document["static_resources"]["listeners"]
     manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
-    found: Document = manager["http_filters"][0]["typed_config"]
-    return found
+    return manager["http_filters"][0]["typed_config"]
 
 
 def _overrides(overrides: Document) -> Document:
@@ -148,9 +333,7 @@ SIGMAS = 4.5  # of a share: missed by chance once in 150,000 runs
 
 
 def crossed(answers: Iterable[tuple[str, Answer]]) -> list[tuple[str, Answer]]:
-    """Those not served by a worker of the pool that was asked for, or not by the one picked, or
-    whose path does not begin where the worker's does.
-    """
+    """Those served by another pool than asked for, or another worker than picked."""
     return [
         (pool, one)
         for pool, one in answers
@@ -169,10 +352,7 @@ def of_all(scene: PoolsScene, *flags: str) -> PickerProcess:
 
 
 async def test_one_picker_keeps_three_pools_apart(tmp_path: Path) -> None:
-    """Routes that name their pool by metadata: under load each request is served by the worker
-    that was picked, of the pool of its route, whatever its client says; a route that names no pool
-    or an unknown one gets a 500 that says so.
-    """
+    """By the route's metadata, whatever clients say; a route with no known pool is a 500."""
     async with pools_scene(tmp_path, *POOLS) as scene:
         picker = of_all(scene)
         document = bootstrap(scene, picker, Mechanism.OVERRIDE_HOST)
@@ -215,9 +395,7 @@ async def test_what_a_route_names_counts_and_not_what_the_filter_names(tmp_path:
 
 
 async def test_each_pool_may_have_a_port_of_its_own(tmp_path: Path) -> None:
-    """One cluster of the picker for each pool, as Gateways make them: no metadata is needed there,
-    and a pool that has no endpoints is refused alone.
-    """
+    """As Gateways do it, without metadata; a pool without endpoints is refused alone."""
     async with pools_scene(tmp_path, *POOLS, "empty") as scene:
         (tmp_path / "empty.yaml").write_text('{"endpoints": []}')
         ports = {pool: free_port() for pool in scene.workers}
@@ -283,32 +461,6 @@ def _at(document: Document, pool: str, picker: PickerProcess) -> Document:
     return by_cluster(cluster)
 
 
-async def test_a_killed_picker_costs_no_request_of_any_pool(tmp_path: Path) -> None:
-    """Where Envoy keeps bodies: requests to all pools go on while their one picker is killed, gone
-    and back; none fails, each is served by its own pool, and with the picker back by who is picked.
-    """
-    async with pools_scene(tmp_path, *POOLS) as scene:
-        picker = of_all(scene)
-        document = bootstrap(scene, picker, Mechanism.OVERRIDE_HOST, buffer_request_body=True)
-        async with running(picker):
-            await scene.start_envoy(document)
-            for pool in POOLS:
-                await scene.until_picked(pool)
-            async with scene.clients(POOLS) as answers:
-                await scene.answered(answers, 30)
-                await picker.kill()
-                await scene.until_healthy("picker", 0)
-                await scene.answered(answers, 60)
-                assert {one.told for _, one in answers[-30:]} == {None}  # nobody picks
-                await picker.start()
-                await scene.until_healthy("picker", 1)
-                await scene.answered(answers, 60)
-            assert [(pool, one) for pool, one in answers if one.pool != pool] == []
-            for pool in POOLS:
-                await scene.until_picked(pool)
-            assert crossed(await scene.crowd(POOLS, 20)) == []
-
-
 def page_block() -> str:
     """What docs/several-pools.md has a newcomer copy."""
     text = (ROOT / "docs" / "several-pools.md").read_text().partition("## Configure Envoy")[2]
@@ -334,9 +486,7 @@ def test_the_page_s_files_are_those_that_its_picker_reads(tmp_path: Path) -> Non
 
 
 async def test_the_bootstrap_that_comes_along_serves_the_page_s_picker(tmp_path: Path) -> None:
-    """deploy/envoy/several-pools.yaml and the flags of the page go together. While the picker is
-    gone requests stay within their pools; in full duplex at most the first of them is lost.
-    """
+    """Also while the picker is gone: requests stay within their pools, one at most is lost."""
     (line,) = (one for one in page_block().splitlines() if one.startswith("pointsman picker "))
     text = (ROOT / "deploy" / "envoy" / "several-pools.yaml").read_text()
     async with pools_scene(tmp_path, "llama", "qwen", "mixtral") as scene:
@@ -361,7 +511,7 @@ async def test_the_bootstrap_that_comes_along_serves_the_page_s_picker(tmp_path:
             await picker.kill()
             answers = [(pools[0], await scene.ask(pools[0]))]
             # Envoy ejects it on another thread than the one that meets the failure.
-            await scene.until_healthy("picker", 0)
+            await scene.envoy.until_healthy("picker", 0)
             answers += [(pool, await scene.ask(pool)) for pool in pools * 10]
             lost = [one.status for _, one in answers if one.status != 200]
             assert lost in ([], [500])

@@ -94,9 +94,7 @@ BODIES: list[dict[str, Any]] = [
 
 
 async def test_answers_are_the_same_with_and_without_drafts() -> None:
-    """Greedy and seeded, whole and streamed, with stop strings inside a run; the counters move, and
-    those of every request add up to them.
-    """
+    """Greedy and seeded, whole and streamed; the counters add up to those of every request."""
     async with both(*SIM) as (plain, drafting):
         before = await counted(drafting)
         places = [f"num_accepted_tokens_per_pos[{place}]" for place in range(6)]

@@ -11,8 +11,9 @@ import uuid
 from pathlib import Path
 
 import pytest
-from running_fleet import LIMIT_SECONDS, children, free_base_port, running_fleet, until
+from running_fleet import LIMIT_SECONDS, children, free_base_port, running_fleet
 from running_worker import running_worker
+from waiting import until
 
 SIM = ("--engine", "sim")
 
@@ -46,7 +47,7 @@ class Family:
     async def until_gone(self) -> None:
         """Wait for the end of the last one; what does not end is ended, and fails the test."""
         try:
-            await until(lambda: not self.living(), "the last process is gone")
+            await until(lambda: not self.living(), what="the last process is gone")
         finally:
             for pid in self.living():
                 with contextlib.suppress(ProcessLookupError):
@@ -87,7 +88,7 @@ async def test_nothing_survives_a_fleet_that_is_killed_while_it_serves(family: F
         )
         await until(
             lambda: sum("-m picker " in line for line in family.living().values()) == 2,
-            "a second picker is started",
+            what="a second picker is started",
         )
         fleet.process.kill()
         await fleet.process.wait()
@@ -104,7 +105,7 @@ async def test_nothing_survives_a_worker_that_is_killed(
     async with running_worker(*SIM) as worker:
         engine = worker.engine_pid()
         assert engine is not None
-        await until(lambda: not any(tmp_path.iterdir()), "the sockets have no names any more")
+        await until(lambda: not any(tmp_path.iterdir()), what="the sockets have no names any more")
         assert (await worker.ask()).status_code == 200
         os.kill(engine, number)
         worker.process.kill()

@@ -10,7 +10,7 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 from running_worker import running_worker
+from waiting import until
 
 from fleet.envoy.binary import find_envoy
 from fleet.envoy.bootstrap import build, to_json
@@ -38,13 +39,6 @@ pytestmark = [
 ]
 
 
-async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for a condition that a server has to tell."""
-    async with asyncio.timeout(60):
-        while not await condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-
-
 class Pair:
     """Both engines behind one door."""
 
@@ -55,7 +49,6 @@ class Pair:
         self.door, self.picker = door, picker
 
     async def ask(self, url: str, prompt: str, max_tokens: int = 2) -> None:
-        """One completion."""
         body = {"model": NAME, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
         answer = await self.http.post(f"{url}/v1/completions", json=body)
         assert answer.status_code == 200, answer.text
@@ -97,13 +90,13 @@ class Pair:
             asyncio.create_task(self.ask(self.urls[engine], prompt, 400)) for prompt in prompts
         ]
         try:
-            await eventually(lambda: self.has_queue(engine))
+            await until(lambda: self.has_queue(engine))
             yield
         finally:
             for task in asking:
                 task.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
-            await eventually(self.is_idle)
+            await until(self.is_idle)
 
 
 @asynccontextmanager
@@ -118,7 +111,7 @@ async def program(*command: str, **variables: str) -> AsyncIterator[None]:
         await process.wait()
 
 
-async def until(url: str) -> None:
+async def until_well(url: str) -> None:
     """Wait for a 200."""
     async with asyncio.timeout(START_SECONDS), httpx.AsyncClient() as http:
         while True:
@@ -131,7 +124,6 @@ async def until(url: str) -> None:
 
 
 def vllm_command(port: int) -> list[str]:
-    """A small vLLM."""
     flags = ["--host", HOST, "--port", str(port), "--served-model-name", NAME]
     flags += ["--max-model-len", "1024", "--max-num-seqs", str(SLOTS), "--enforce-eager"]
     return [str(VLLM), "serve", str(MODEL), *flags]
@@ -147,7 +139,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
         flags = ("--served-model-name", NAME, "--max-num-seqs", str(SLOTS))
         worker = await stack.enter_async_context(running_worker(*flags, "--max-model-len", "1024"))
         urls = {"vllm": f"http://{HOST}:{vllm}", "ours": str(worker.http.base_url).rstrip("/")}
-        await until(f"{urls['vllm']}/health")
+        await until_well(f"{urls['vllm']}/health")
         ports = {name: int(url.rpartition(":")[2]) for name, url in urls.items()}
         endpoints = tmp_path / "endpoints.yaml"
         endpoints.write_text(
@@ -158,7 +150,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
         command += ["--bind-address", HOST, "--grpc-port", str(grpc)]
         command += ["--grpc-health-port", str(health), "--metrics-port", str(metrics)]
         await stack.enter_async_context(program(*command))
-        await until(f"http://{HOST}:{metrics}/readyz")
+        await until_well(f"http://{HOST}:{metrics}/readyz")
         bootstrap = BootstrapConfig(
             listen=SocketAddress(HOST, door),
             admin=SocketAddress(HOST, admin),
@@ -171,7 +163,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
         file.write_text(to_json(build(bootstrap)))
         quiet = ("--disable-hot-restart", "--concurrency", "1", "--log-level", "off")
         await stack.enter_async_context(program(str(find_envoy()), "-c", str(file), *quiet))
-        await until(f"http://{HOST}:{door}/health")
+        await until_well(f"http://{HOST}:{door}/health")
         pair = Pair(urls, f"http://{HOST}:{door}", f"http://{HOST}:{metrics}")
         stack.push_async_callback(pair.http.aclose)
         yield pair
@@ -179,7 +171,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
 
 async def test_both_engines_are_read_and_followed(pair: Pair) -> None:
     """Both caches are known; who has a queue is avoided; a prompt returns to where it was."""
-    await eventually(pair.is_known)
+    await until(pair.is_known)
     known = await pair.endpoints()
     assert {name: bool(one["num_kv_blocks"]) for name, one in known.items()} == dict.fromkeys(
         ("vllm", "ours"), True

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from picker.errors import DropReason
 from picker.types import FinishCause, RawRequest, RouteDecision
 
 Routing = Callable[[RawRequest], Awaitable[RouteDecision]]
@@ -18,6 +19,7 @@ class RecordingExchange:
     """Routes with `routing` and remembers what it was told; more than one finish fails."""
 
     routing: Routing
+    evict: Callable[[DropReason], None] | None = None  # stops it while it is under way
     requests: list[RawRequest] = field(default_factory=list)
     cancelled: bool = False
     finished: asyncio.Future[tuple[FinishCause, int | None, str | None]] = field(
@@ -40,12 +42,8 @@ class RecordingExchange:
             raise
 
     def finish(
-        self,
-        cause: FinishCause,
-        response_status: int | None = None,
-        served_by: str | None = None,
+        self, cause: FinishCause, response_status: int | None = None, served_by: str | None = None
     ) -> None:
-        """Record the end."""
         self.finish_calls += 1
         self.finished.set_result((cause, response_status, served_by))
 
@@ -58,9 +56,8 @@ class RecordingDirector:
     exchanges: list[RecordingExchange] = field(default_factory=list)
     opened: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def begin(self, evict: object = None) -> RecordingExchange:
-        """One exchange per stream."""
-        exchange = RecordingExchange(self.routing)
+    def begin(self, evict: Callable[[DropReason], None] | None = None) -> RecordingExchange:
+        exchange = RecordingExchange(self.routing, evict)
         self.exchanges.append(exchange)
         self.opened.set()
         return exchange

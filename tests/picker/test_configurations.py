@@ -69,16 +69,13 @@ def placed(text: str, path: str) -> str:
 
 
 async def routed(port: int, path: str, body: bytes) -> str:
-    """Where a request goes."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         return destination_of(await GatewayStream(channel).ask(body, path=path))
 
 
 @pytest.mark.parametrize("case", GOOD)
 async def test_a_good_configuration_starts_and_ends_in_order(tmp_path: Path, case: str) -> None:
-    """It knows its endpoints, and has the plugins that its golden twin lists. A published one
-    routes a request.
-    """
+    """With the plugins of its golden twin; a published one routes a request."""
     meaning = GOOD[case]
     picker = compose(options(tmp_path, case, meaning))
     listed = {meaning["handler"], *meaning["producers"], *meaning["hooks"], *meaning["sources"]}

@@ -51,7 +51,6 @@ class Sink(asyncio.Transport):
         """Drop it."""
 
     def is_closing(self) -> bool:
-        """Never."""
         return False
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
@@ -133,7 +132,6 @@ def endpoints(tmp_path: Path) -> Path:
 
 
 async def serve(connection: Any, pieces: Sequence[bytes]) -> None:
-    """One request."""
     for piece in pieces:
         connection.data_received(piece)
         for _ in range(3):
@@ -141,9 +139,7 @@ async def serve(connection: Any, pieces: Sequence[bytes]) -> None:
 
 
 async def traced(path: Path) -> Trace:
-    """One of the last of many requests through a whole picker, with its default configuration: the
-    one with the fewest calls, since of one that comes alone more is remembered.
-    """
+    """Of many requests through a whole default picker the last with the fewest calls."""
     pool = next(iter(compose(Options(endpoints_file=path)).pools.values()))
     pool.load()
     for candidate in pool.datastore.snapshot().candidates:

@@ -182,7 +182,6 @@ class MadeUpSource:
         return [one.summary for one in reversed(self.records.values())]
 
     def decision(self, request_id: str | None) -> RecordView | None:
-        """One of them."""
         self.asked.append(request_id)
         if request_id is None:
             return next(reversed(self.records.values()), None)

@@ -23,11 +23,9 @@ class Queue:
 
     @property
     def waiting(self) -> list[QueuedRequest]:
-        """All heads."""
         return [items[0] for items in self.flows.values() if items]
 
     def push(self, flow: str, tokens: int = 1) -> QueuedRequest:
-        """A request comes."""
         request = InferenceRequest("r", {}, BODY, "m", "m", fairness_id=flow)
         item = QueuedRequest(request, next(self.sequences), self.now, tokens=tokens)
         items = self.flows.setdefault(flow, deque())
@@ -35,6 +33,11 @@ class Queue:
         if len(items) == 1:
             self._tell(flow)
         return item
+
+    def push_all(self, flows: str, tokens: int = 1) -> None:
+        """Requests of flows of one letter come, each of so many tokens."""
+        for flow in flows:
+            self.push(flow, tokens)
 
     def cancel(self, flow: str) -> None:
         """The client of the flow's head has gone."""

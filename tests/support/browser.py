@@ -126,9 +126,7 @@ class Browser:
             )
 
     async def faults(self) -> list[Any]:
-        """What axe-core finds wrong with the page: its width, and what machines can check of
-        accessibility, contrast included.
-        """
+        """What axe-core finds wrong with the page, and its width."""
         axe = files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8")
         await self.run(f"{axe};0")
         found: list[Any] = await self.run(

@@ -41,7 +41,6 @@ def busy_loops(number: int) -> Iterator[list[int]]:
             stack.callback(process.kill)
             running.append(process)
         for process in running:
-            assert process.stdout is not None
             process.stdout.readline()
         yield [process.pid for process in running]
 
@@ -52,9 +51,7 @@ def cpu_seconds(process_id: int) -> float:
 
 
 def run_for(process_id: int, seconds: float) -> None:
-    """Wait until a process has run for so long, however long that takes it. Raises OSError when it
-    ends before.
-    """
+    """Wait until a process has run for so long. Raises OSError when it ends before."""
     enough = cpu_seconds(process_id) + seconds
     while cpu_seconds(process_id) < enough:
         time.sleep(0.01)

@@ -76,7 +76,6 @@ class Routing:
     ) -> None:
         """Its response, a piece each `step` seconds, and its end."""
         tap = decision.response
-        assert tap is not None
         tap.head(ResponseHead(200, {"content-type": "text/event-stream"}))
         for index, piece in enumerate(pieces):
             self.now.seconds += step

@@ -22,8 +22,7 @@ def loose_ends(objects: Sequence[Object]) -> list[str]:
 
 
 def _labels(workload: Object) -> Object:
-    labels: Object = workload["spec"]["template"]["metadata"]["labels"]
-    return labels
+    return workload["spec"]["template"]["metadata"]["labels"]
 
 
 def _selectors(objects: Sequence[Object]) -> Iterator[str]:

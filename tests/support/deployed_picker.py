@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,13 +31,6 @@ def running(command: list[str], environment: dict[str, str]) -> Iterator[subproc
     finally:
         process.terminate()
         process.wait(LIMIT_SECONDS)
-
-
-async def until(check: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until `check` says yes."""
-    async with asyncio.timeout(LIMIT_SECONDS):
-        while not await check():  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
 
 
 def some_ports() -> dict[str, int]:

@@ -37,77 +37,62 @@ EVERYTHING = [Rule(["*"], ["*"], ["*"])]
 Object = dict[str, Any]
 
 
+def made(version: str, kind: str, name: str, **fields: object) -> Object:
+    """An object of that name."""
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name}, **fields}
+
+
 def pool() -> Object:
     """A pool as in the manifests."""
-    return {
-        "apiVersion": "inference.networking.k8s.io/v1",
-        "kind": "InferencePool",
-        "metadata": {"name": "it"},
-        "spec": {
-            "selector": {"matchLabels": WORKERS},
-            "targetPorts": [{"number": 8000}],
-            "endpointPickerRef": {"name": "picker", "port": {"number": 9002}},
-        },
+    spec = {
+        "selector": {"matchLabels": WORKERS},
+        "targetPorts": [{"number": 8000}],
+        "endpointPickerRef": {"name": "picker", "port": {"number": 9002}},
     }
+    return made("inference.networking.k8s.io/v1", "InferencePool", "it", spec=spec)
 
 
 def service() -> Object:
-    """The picker's."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": "picker"},
-        "spec": {
-            "selector": PICKERS,
-            "ports": [{"name": "grpc", "port": 9002, "appProtocol": "http2"}],
-        },
-    }
+    ports = [{"name": "grpc", "port": 9002, "appProtocol": "http2"}]
+    return made("v1", "Service", "picker", spec={"selector": PICKERS, "ports": ports})
 
 
 def slices() -> Object:
-    """Of the picker's Service."""
-    return {
-        "apiVersion": "discovery.k8s.io/v1",
-        "kind": "EndpointSlice",
-        "metadata": {"name": "picker-1", "labels": {"kubernetes.io/service-name": "picker"}},
-        "addressType": "IPv4",
-        "endpoints": [{"addresses": ["10.0.0.9"], "conditions": {"ready": True}}],
-    }
+    endpoints = [{"addresses": ["10.0.0.9"], "conditions": {"ready": True}}]
+    fields = {"addressType": "IPv4", "endpoints": endpoints}
+    one = made("discovery.k8s.io/v1", "EndpointSlice", "picker-1", **fields)
+    one["metadata"]["labels"] = {"kubernetes.io/service-name": "picker"}
+    return one
 
 
 def running(
     name: str, labels: dict[str, str], *args: str, port: int = 8000, is_ready: bool = True
 ) -> Object:
     """A Pod that is ready, with a probe and a port."""
-    made = pod(name, f"10.0.0.{len(name)}", labels, ready=is_ready)
-    container = made["spec"]["containers"][0]
+    one = pod(name, f"10.0.0.{len(name)}", labels, ready=is_ready)
+    container = one["spec"]["containers"][0]
     container |= {
         "args": list(args),
         "ports": [{"containerPort": port}],
         "readinessProbe": {"httpGet": {"path": "/health", "port": port}},
     }
-    made["spec"] |= {"serviceAccountName": "picker", "terminationGracePeriodSeconds": 30}
-    return made
+    one["spec"] |= {"serviceAccountName": "picker", "terminationGracePeriodSeconds": 30}
+    return one
 
 
-def lease(renewed: str = "2026-09-21T14:13:15.000000Z", holder: str = "picker-333_6f0a") -> Object:
+def lease(
+    renewed: str = "2026-09-21T14:13:15.000000Z",
+    holder: str = "picker-333_6f0a",
+    name: str = "epp-default-it.llm-d.ai",
+) -> Object:
     """That of the picker's election; NOW is five seconds after."""
-    return {
-        "apiVersion": "coordination.k8s.io/v1",
-        "kind": "Lease",
-        "metadata": {"name": "epp-default-it.llm-d.ai"},
-        "spec": {"holderIdentity": holder, "renewTime": renewed, "leaseDurationSeconds": 15},
-    }
+    spec = {"holderIdentity": holder, "renewTime": renewed, "leaseDurationSeconds": 15}
+    return made("coordination.k8s.io/v1", "Lease", name, spec=spec)
 
 
-def objective(**spec: object) -> Object:
-    """One about the pool."""
-    return {
-        "apiVersion": "llm-d.ai/v1alpha2",
-        "kind": "InferenceObjective",
-        "metadata": {"name": "chat"},
-        "spec": {"poolRef": {"name": "it"}, "priority": 1, **spec},
-    }
+def objective(**changes: object) -> Object:
+    spec = {"poolRef": {"name": "it"}, "priority": 1, **changes}
+    return made("llm-d.ai/v1alpha2", "InferenceObjective", "chat", spec=spec)
 
 
 @asynccontextmanager
@@ -151,3 +136,8 @@ def edited(plural: str, name: str, change: Callable[[Object], object]) -> Callab
         server.write(found)
 
     return apply
+
+
+def respecified(plural: str, name: str, **changes: object) -> Callable[[KubeApi], None]:
+    """Give the spec of an object other fields."""
+    return edited(plural, name, lambda one: one["spec"].update(changes))

@@ -45,8 +45,7 @@ def tiny_head(target: LlamaModel) -> DraftHead:
 @torch.inference_mode()
 def likeliest(model: LlamaModel, token_ids: Sequence[int]) -> list[int]:
     """What the model holds for likeliest after each token."""
-    found: list[int] = model.logits(states_of(model, token_ids)).argmax(dim=-1).tolist()
-    return found
+    return model.logits(states_of(model, token_ids)).argmax(dim=-1).tolist()
 
 
 def drafts_of_model(
@@ -197,12 +196,7 @@ def make_bench(target: LlamaModel, network: DraftNetwork, method: str = "greedy"
     """A bench with an empty cache."""
     blocks = (NUM_BLOCKS, BLOCK_SIZE)
     drafter = CachedDrafter(lambda _: network, network, target, blocks, method)
-    runner = ModelRunner(
-        target,
-        lambda: target,
-        lambda: empty_cache(target.config),
-        drafter,
-    )
+    runner = ModelRunner(target, lambda: target, lambda: empty_cache(target.config), drafter)
     return Bench(target, runner, drafter)
 
 
@@ -226,7 +220,6 @@ class Walk:
     copied: int = 0
 
     def run(self, num_steps: int) -> None:
-        """Take so many steps."""
         rng = self.rng
         stems = [[rng.randrange(VOCABULARY) for _ in range(24)] for _ in range(2)]
         for number in range(num_steps):
@@ -304,7 +297,6 @@ def _check_drafts(walker: Walker, share: ScheduledSequence, oracle: Oracle) -> N
     if count == 0:
         assert walker.kept is None
         return
-    assert walker.kept is not None
     assert walker.kept.position == len(walker.tokens)
     drafts = list(walker.kept.token_ids)
     assert len(drafts) == count

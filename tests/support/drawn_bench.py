@@ -45,22 +45,18 @@ class BreaksLate:
 
     @property
     def config(self) -> ModelConfig:
-        """As the sound one's."""
         return self.network.config
 
     @property
     def reads_states(self) -> bool:
-        """As the sound one's."""
         return self.network.reads_states
 
     @property
     def max_positions(self) -> int:
-        """As the sound one's."""
         return self.network.max_positions
 
     @property
     def draft_vocab(self) -> Tensor | None:
-        """As the sound one's."""
         return self.network.draft_vocab
 
     def run(self, features: Tensor | None, step: StepTensors, kv_cache: Tensor) -> Tensor:
@@ -77,7 +73,6 @@ class BreaksLate:
         return states
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The sound one's."""
         self.rounds += 1
         return self.network.logits(hidden)
 
@@ -93,8 +88,7 @@ def exact(target: LlamaModel = TARGET) -> list[float]:
         ]
         shares = (torch.stack(rows).double() / PARAMS.temperature).softmax(-1)
         whole = (whole[:, None] * shares).flatten()
-    result: list[float] = whole.tolist()
-    return result
+    return whole.tolist()
 
 
 class DrawnBench:

@@ -8,17 +8,17 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
-import pytest
 from aiohttp import web
+from envoy_process import EnvoyProcess
 from local_ports import free_port
+from waiting import until
 
-from fleet.envoy.binary import find_envoy
 from fleet.envoy.bootstrap import build, to_yaml
 from fleet.envoy.settings import BootstrapConfig, EndpointDiscovery, SocketAddress
 
@@ -50,7 +50,6 @@ class Worker:
 
     @property
     def host_port(self) -> str:
-        """As destinations name it."""
         return f"127.0.0.1:{self.port}"
 
     @property
@@ -83,7 +82,6 @@ class DiscoveryScene:
         self._folder = folder
         self._file = folder / "endpoints.yaml"
         self._picker: asyncio.subprocess.Process | None = None
-        self._envoy: asyncio.subprocess.Process | None = None
         self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(LIMIT_SECONDS))
         self._xds = free_port()
         self._metrics = free_port()
@@ -100,6 +98,7 @@ class DiscoveryScene:
             access_log_path=str(folder / "access.log"),
         )
         self.url = f"http://127.0.0.1:{self.config.listen.port}"
+        self.envoy = EnvoyProcess(folder, self.config.admin.port)  # type: ignore[union-attr]
 
     def list_workers(self, *workers: Worker) -> None:
         """Let these be the pool."""
@@ -107,21 +106,9 @@ class DiscoveryScene:
         fresh.write_text(json.dumps({"endpoints": [one.entry for one in workers]}))
         fresh.rename(self._file)
 
-    async def start_envoy(self) -> None:
-        """Begin; it is not ready before it has heard of endpoints."""
-        path = self._folder / "bootstrap.yaml"
-        path.write_text(to_yaml(build(self.config)))
-        self._envoy = await asyncio.create_subprocess_exec(
-            str(find_envoy()),
-            *("-c", str(path), "--disable-hot-restart", "--concurrency", "2"),
-            *("--log-level", "warn", "--log-path", str(self._folder / "envoy.log")),
-            *("--file-flush-interval-msec", "50"),
-        )
-
     async def start_picker(self) -> None:
         """Begin, on the ports it always has."""
         health = self.config.picker_health
-        assert health is not None
         (self._folder / "config.yaml").write_text(CONFIG)
         self._picker = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "picker", "--bind-address", "127.0.0.1"),
@@ -134,16 +121,13 @@ class DiscoveryScene:
 
     async def kill_picker(self) -> None:
         """As the system does when memory is short."""
-        assert self._picker is not None
         os.kill(self._picker.pid, signal.SIGKILL)
         await self._picker.wait()
 
     async def close(self) -> None:
-        """End both."""
-        for process in (self._envoy, self._picker):
-            if process is not None and process.returncode is None:
-                process.kill()
-                await process.wait()
+        await self.envoy.stop()
+        if self._picker is not None and self._picker.returncode is None:
+            await self.kill_picker()
         await self._http.close()
 
     async def ask(self, worker: Worker | None = None) -> str:
@@ -155,9 +139,7 @@ class DiscoveryScene:
             return text if response.status == 200 else f"{response.status}: {text}"
 
     async def until_serves(self, worker: Worker) -> None:
-        """Return once what is picked for `worker` arrives there; each of Envoy's threads learns of
-        it by itself.
-        """
+        """Return once what is picked for `worker` arrives there, by any of Envoy's threads."""
         in_a_row = 0
 
         async def does_it() -> bool:
@@ -165,7 +147,7 @@ class DiscoveryScene:
             in_a_row = in_a_row + 1 if await self.ask(worker) == worker.name else 0
             return in_a_row == 10
 
-        await self.until_async(does_it, f"{worker.name} serves")
+        await until(does_it, what=f"{worker.name} serves")
 
     @asynccontextmanager
     async def stream(self, worker: Worker) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -195,23 +177,8 @@ class DiscoveryScene:
     async def answered(self, count: int) -> Counter[str]:
         """Who has answered the next so many requests of the clients."""
         before = self.answers.copy()
-        await self.until(lambda: self.answers.total() >= before.total() + count, "more answers")
+        await until(lambda: self.answers.total() >= before.total() + count, what="more answers")
         return self.answers - before
-
-    async def members(self) -> int:
-        """How many endpoints Envoy uses."""
-        return (await self.stats("cluster.pool.membership_healthy"))["membership_healthy"]
-
-    async def stats(self, pattern: str) -> dict[str, int]:
-        """Envoy's numbers whose name matches, by the last part of it."""
-        url = f"http://127.0.0.1:{self.config.admin.port}/stats"  # type: ignore[union-attr]
-        try:
-            async with self._http.get(url, params={"filter": pattern, "format": "json"}) as reply:
-                found = (await reply.json())["stats"]
-        except aiohttp.ClientError:
-            found = []
-        known = {one["name"].rpartition(".")[2]: one["value"] for one in found if "value" in one}
-        return {pattern.rpartition(".")[2]: -1} | known
 
     async def series(self, name: str) -> float:
         """A number of the picker's, all its label sets together."""
@@ -223,37 +190,15 @@ class DiscoveryScene:
     async def access_log(self, text: str) -> None:
         """Return once the access log tells of `text`."""
         path = self._folder / "access.log"
-        await self.until(lambda: path.exists() and text in path.read_text(), f"a line with {text}")
+        await until(lambda: path.exists() and text in path.read_text(), what=f"a line with {text}")
 
     async def until_members(self, count: int) -> None:
         """Return once Envoy uses exactly so many endpoints."""
-
-        async def are_they() -> bool:
-            return await self.members() == count
-
-        await self.until_async(are_they, f"{count} endpoints")
-
-    async def until(self, condition: Callable[[], object], what: str) -> None:
-        """Return once `condition` holds."""
-
-        async def holds() -> bool:
-            return bool(condition())
-
-        await self.until_async(holds, what)
-
-    async def until_async(self, condition: Callable[[], Awaitable[bool]], what: str) -> None:
-        """Return once `condition` holds; fail naming `what` after a generous limit."""
-        try:
-            async with asyncio.timeout(LIMIT_SECONDS):
-                while not await condition():  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
-        except TimeoutError:
-            pytest.fail(f"never happened: {what}")
+        await self.envoy.until_healthy("pool", count)
 
 
 @asynccontextmanager
 async def running_worker(name: str) -> AsyncIterator[Worker]:
-    """One that serves."""
     worker = Worker(name)
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", worker.answer)
@@ -279,7 +224,7 @@ async def discovery_scene(
         scene = DiscoveryScene(folder, is_delta)
         stack.push_async_callback(scene.close)
         scene.list_workers(workers[0])
-        await scene.start_envoy()
+        await scene.envoy.start(to_yaml(build(scene.config)), threads=2)
         await scene.start_picker()
         await scene.until_members(1)
         yield scene, workers

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from kube_api.kubelet import Kubelet
 from kube_api.server import KubeApi, running_kube_api
 from kubernetes_objects import CRDS, pool
 from local_ports import free_port
+from waiting import until
 
 LIMIT_SECONDS = 60.0
 LEASE = "epp-default-pool.llm-d.ai"
@@ -50,7 +50,6 @@ class ElectedPicker:
     http: int
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
         self.process.send_signal(number)
 
     async def page(self, path: str) -> tuple[int, str]:
@@ -92,29 +91,16 @@ class Election:
     @property
     def transitions(self) -> int:
         """How often the Lease went to another holder."""
-        found: int = self.api.read("leases", LEASE)["spec"]["leaseTransitions"]
-        return found
-
-
-async def until(check: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until `check` says yes."""
-    async with asyncio.timeout(LIMIT_SECONDS):
-        while not await check():  # noqa: ASYNC110 - it is about other processes
-            await asyncio.sleep(0.05)
+        return self.api.read("leases", LEASE)["spec"]["leaseTransitions"]
 
 
 async def until_ready(one: ElectedPicker) -> None:
-    """It leads."""
     await until(one.is_ready)
 
 
 async def until_not_ready(one: ElectedPicker) -> None:
     """It leads no more, or is no more."""
-
-    async def is_not() -> bool:
-        return not await one.is_ready()
-
-    await until(is_not)
+    await until(one.is_ready, lambda found: not found)
 
 
 @contextmanager
@@ -138,9 +124,7 @@ def _running(name: str, environment: dict[str, str], *flags: str) -> Iterator[El
 async def elected_pickers(
     folder: Path, *flags: str, pods: tuple[str, ...] = (), port: int = 8000
 ) -> AsyncIterator[Election]:
-    """Two pickers that may do what they need and nothing else, one of which leads; `pods` are
-    addresses of the pool's servers.
-    """
+    """Two pickers with the rights they need, one of which leads; `pods` serve the pool."""
     async with running_kube_api(None, *sorted(CRDS.glob("*.yaml"))) as api:
         api.write(pool(name="pool", targetPorts=[{"number": port}]))
         for number, address in enumerate(pods):

@@ -48,12 +48,10 @@ class EagerPipeline:
         self._previous: ModelOutput | None = None
 
     def submit(self, step: SchedulerOutput) -> None:
-        """Run it."""
         self._previous = pipeline.execute(self._executor, step, self._previous)
         self._results.append(self._previous)
 
     def wait(self) -> ModelOutput:
-        """The oldest result."""
         return self._results.popleft()
 
     def shutdown(self) -> None:

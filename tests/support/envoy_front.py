@@ -33,11 +33,13 @@ class Asking:
 
     request_body: str = "FULL_DUPLEX_STREAMED"
     response_body: str = "FULL_DUPLEX_STREAMED"
+    request_trailers: str = "SEND"
     allow_override: bool = False
     observe: bool = False
     tls: bool = False
     answering: str = ""
     override_host: bool = False
+    request_timeout: str = "0s"
 
 
 @dataclass(frozen=True)
@@ -131,9 +133,7 @@ def _bootstrap(front: Front, listeners: Mapping[str, Asking]) -> dict[str, Any]:
 
 def _protocol(options: dict[str, Any]) -> dict[str, Any]:
     kind = f"{_EXTENSIONS}.upstreams.http.v3.HttpProtocolOptions"
-    return {
-        "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {"@type": kind, **options},
-    }
+    return {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {"@type": kind, **options}}
 
 
 def _overridden() -> dict[str, Any]:
@@ -200,6 +200,7 @@ def _connection_manager(asking: Asking, front: Front) -> dict[str, Any]:
             "@type": f"{_EXTENSIONS}.filters.network.http_connection_manager.v3"
             ".HttpConnectionManager",
             "stat_prefix": "front",
+            "request_timeout": asking.request_timeout,
             "http_protocol_options": {"enable_trailers": True},
             "route_config": {"virtual_hosts": [{"name": "a", "domains": ["*"], "routes": routes}]},
             "http_filters": [*filters, router],
@@ -250,7 +251,7 @@ def _ext_proc(asking: Asking) -> dict[str, Any]:
     modes = {
         "request_header_mode": "SEND",
         "request_body_mode": asking.request_body,
-        "request_trailer_mode": "SEND",
+        "request_trailer_mode": asking.request_trailers,
         "response_header_mode": "SEND",
         "response_body_mode": asking.response_body,
         "response_trailer_mode": "SEND",

@@ -24,11 +24,9 @@ class FirstCandidate:
         rng: Random,
         steps: list[PluginStep],
     ) -> SchedulingResult:
-        """The first candidate."""
         return SchedulingResult((candidates[0].endpoint,), "default")
 
 
 def first_candidate() -> RequestPipeline:
-    """The pipeline."""
     parsers = ParserTable([OpenAIParser(), PassthroughParser()])
     return RequestPipeline(parsers, BoundPlugin(FirstCandidate()))

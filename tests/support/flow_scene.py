@@ -36,7 +36,6 @@ class FirstOfAll:
         self.told: list[tuple[Any, ...]] = []
 
     def head_changed(self, flow: str, head: QueuedRequest | None, rank: Rank) -> None:
-        """Remember it."""
         self.told.append(("head", flow, None if head is None else head.sequence))
         if head is None:
             self.heads.pop(flow, None)
@@ -44,19 +43,15 @@ class FirstOfAll:
             self.heads[flow] = (rank, head.sequence)
 
     def select(self, now_seconds: float) -> str | None:
-        """The least."""
         return min(self.heads, key=self.heads.__getitem__, default=None)
 
     def dispatched(self, item: QueuedRequest, now_seconds: float) -> None:
-        """Note it."""
         self.told.append(("dispatched", item.flow, item.sequence))
 
     def completed(self, item: QueuedRequest, usage: Usage | None, now_seconds: float) -> None:
-        """Note it."""
         self.told.append(("completed", item.flow, item.sequence, usage))
 
     def forget(self, flow: str) -> None:
-        """Note it."""
         self.told.append(("forget", flow))
 
 
@@ -67,7 +62,6 @@ class GlobalStrict:
         self.bands: dict[int, FirstOfAll] = {}
 
     def for_band(self, priority: int) -> FirstOfAll:
-        """A new one."""
         band = self.bands[priority] = FirstOfAll()
         return band
 
@@ -76,7 +70,6 @@ class FirstOfEqual(FirstOfAll):
     """The same for flows that share a full queue; `b` may hold twice as much as others."""
 
     def weight(self, flow: str) -> float:
-        """By name."""
         return 2.0 if flow == "b" else 1.0
 
 
@@ -84,7 +77,6 @@ class Sharing:
     """Makes `FirstOfEqual`."""
 
     def for_band(self, priority: int) -> FirstOfEqual:
-        """A new one."""
         return FirstOfEqual()
 
 
@@ -97,7 +89,6 @@ class Ceilings:
     asked: int = 0
 
     def ceilings(self, saturation: float, priorities: Sequence[int]) -> Sequence[float]:
-        """As configured."""
         self.asked += 1
         return [self.by_priority.get(priority, self.default) for priority in priorities]
 
@@ -127,7 +118,6 @@ class Pool:
         self.under_way: Counter[str] = Counter()
 
     def __call__(self) -> Sequence[Candidate]:
-        """All of them."""
         return [
             Candidate(one, None, self.under_way[one.key] if self.under_way else 0)
             for one in self.endpoints
@@ -135,7 +125,6 @@ class Pool:
 
 
 def endpoint(index: int, labels: Mapping[str, str] | None = None) -> Endpoint:
-    """One of many."""
     return Endpoint(f"e{index}", "10.0.0.1", 8000 + index, labels=labels or {})
 
 
@@ -164,7 +153,6 @@ def inference_request(
     size_bytes: int = 100,
     held_bytes: int = 0,
 ) -> InferenceRequest:
-    """A request of somebody."""
     return InferenceRequest(
         name,
         {},
@@ -245,7 +233,6 @@ class Scene:
         client.ticket.left(client.endpoint_key)
 
     def close(self, client: Client, usage: Usage | None = None) -> None:
-        """It is over."""
         if client.ticket is None or client.is_over:
             return
         client.is_over = True
@@ -265,7 +252,6 @@ class Scene:
         await settle()
 
     def gauge(self, name: str, **labels: str) -> float | None:
-        """What a page says."""
         return self.metrics.registry.get_sample_value(f"llm_d_epp_flow_control_{name}", labels)
 
 

@@ -36,7 +36,6 @@ class Forgotten:
     keys: list[str] = field(default_factory=list)
 
     def endpoint_removed(self, key: str) -> None:
-        """One of them."""
         self.keys.append(key)
 
 
@@ -55,7 +54,6 @@ class FollowedPool:
 
     @property
     def names(self) -> set[str]:
-        """The endpoints now."""
         return {one.endpoint.name for one in self.datastore.snapshot().candidates}
 
     @property
@@ -65,7 +63,6 @@ class FollowedPool:
 
     @property
     def priorities(self) -> dict[str, int | None]:
-        """The objectives now."""
         return {one.name: one.priority for one in self.rules.current.objectives}
 
     @property

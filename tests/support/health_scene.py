@@ -32,19 +32,15 @@ class RecordingWatcher(OutlierWatcher):
     num_ejected: int = 0
 
     def ejected(self, key: str, failures: int, wait_seconds: float) -> None:
-        """Keep it."""
         self.ejections.append((key, failures))
 
     def probed(self, key: str, result: ProbeResult) -> None:
-        """Keep it."""
         self.probes.append(result)
 
     def returned(self, key: str) -> None:
-        """Keep it."""
         self.returned_keys.append(key)
 
     def counted(self, num_ejected: int) -> None:
-        """Keep it."""
         self.num_ejected = num_ejected
 
 
@@ -75,7 +71,6 @@ class Scene:
         return None if due is None else self.pool.index(due.endpoint)
 
     def send(self, number: int, is_bare: bool = False) -> Attempt:
-        """A request leaves."""
         return self.memory.left(self.pool[number], self.now, is_bare)
 
     def answers(

@@ -20,11 +20,9 @@ class Pass:
     on_closed: Callable[[], None] | None = None
 
     def left(self, endpoint_key: str) -> None:
-        """Remember where it went."""
         self.places.append(endpoint_key)
 
     def closed(self, cause: FinishCause, usage: Usage | None) -> None:
-        """Remember how it ended."""
         self.ends.append(cause)
         if self.on_closed is not None:
             self.on_closed()
@@ -42,7 +40,6 @@ class HeldGate:
     on_pool_changed: Callable[[], None] | None = None
 
     def pool_changed(self) -> None:
-        """Report it."""
         if self.on_pool_changed is not None:
             self.on_pool_changed()
 
@@ -65,9 +62,7 @@ class HeldGate:
         return issued
 
     def let_in(self, request_id: str, queue_seconds: float = 0.0) -> None:
-        """Now it may go."""
         self.waiting[request_id].set_result(Pass(queue_seconds))
 
     def refuse(self, request_id: str, refusal: RefusedError) -> None:
-        """It may not."""
         self.waiting[request_id].set_exception(refusal)

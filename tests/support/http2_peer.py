@@ -49,16 +49,13 @@ class BufferTransport(asyncio.Transport):
         """The test decides when to pause."""
 
     def get_write_buffer_size(self) -> int:
-        """What the test pretends."""
         return self.unread_bytes
 
     def write(self, data: Any) -> None:
-        """Keep it."""
         assert not self.closed
         self.written.append(bytes(data))
 
     def is_closing(self) -> bool:
-        """Whether it was closed."""
         return self.closed
 
     def close(self) -> None:
@@ -71,9 +68,7 @@ class BufferTransport(asyncio.Transport):
 
 
 class Peer:
-    """An HTTP/2 client made of the library's other half, joined to a connection under test that
-    serves `methods` and `served`.
-    """
+    """An HTTP/2 client made of the library's other half, joined to a connection under test."""
 
     def __init__(
         self,
@@ -148,8 +143,14 @@ class Peer:
         return found
 
     def saw(self, kind: type[events.Event]) -> list[Any]:
-        """Events of one kind."""
         return [event for event in self.seen if isinstance(event, kind)]
+
+
+def connected(*args: Any, **options: Any) -> Peer:
+    """One that has exchanged the first bytes."""
+    peer = Peer(*args, **options)
+    peer.connect()
+    return peer
 
 
 async def echo(read: Read, write: Write) -> None:
@@ -175,3 +176,12 @@ class Held:
             self.ended.append("cancelled")
             raise
         self.ended.append("returned")
+
+
+async def holding(*messages: bytes, **how: Any) -> tuple[Peer, Held, int]:
+    """A peer that is connected, with a call that is under way: its method and its stream."""
+    held = Held()
+    peer = connected({PATH: held})
+    stream_id = peer.call(*messages, **how)
+    await held.started.wait()
+    return peer, held, stream_id

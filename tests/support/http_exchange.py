@@ -29,7 +29,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Ask:
-    """What is sent. Without `length` a body of HTTP/1.1 goes in chunks, one per piece.
+    """What is sent. Without `length` a body of HTTP/1.1 goes in chunks, one per piece; where it has
+    no end its client sends no more.
 
     `begun` is set when the response has begun.
     """
@@ -40,6 +41,7 @@ class Ask:
     headers: Headers = ()
     trailers: Headers = ()
     length: bool = True
+    has_end: bool = True
     begun: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -74,7 +76,8 @@ async def _over_http1(
         for piece in ask.pieces:
             writer.write(http.send(h11.Data(piece)) or b"")
             await writer.drain()
-        writer.write(http.send(h11.EndOfMessage(headers=list(ask.trailers))) or b"")
+        if ask.has_end:
+            writer.write(http.send(h11.EndOfMessage(headers=list(ask.trailers))) or b"")
 
     answer, body = Answer(), bytearray()
     sending = asyncio.ensure_future(send())
@@ -144,7 +147,6 @@ class _Http2Stream:
         return http.data_to_send()
 
     def receive(self, data: bytes) -> None:
-        """Take what came."""
         answer = self.answer
         for event in self._http.receive_data(data):
             if isinstance(event, events.ResponseReceived):

@@ -97,7 +97,6 @@ class InProcessKubeApi:
             self.server.watches.closed(feed)
 
     async def get(self, resource: ApiResource, namespace: str, name: str) -> dict[str, Any]:
-        """One object."""
         target = self._target("get", resource, namespace, name)
         async with self._answer(target, _LIMITS.request_seconds) as found:
             return _copy(self.server.store.get(found.resource, found.key).raw)
@@ -191,5 +190,4 @@ def _query(selection: Selection) -> dict[str, str]:
 
 
 def _copy(raw: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.json.decode(raw)
-    return found
+    return msgspec.json.decode(raw)

@@ -132,8 +132,7 @@ class Stage:
 
     def count(self, attribute: str, *labels: str) -> float:
         """What a counter of the family says of the endpoint `a`."""
-        value: float = getattr(self.metrics.kv, attribute).labels("default/a", *labels)._value
-        return value
+        return getattr(self.metrics.kv, attribute).labels("default/a", *labels)._value
 
 
 @asynccontextmanager

@@ -28,5 +28,4 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Several of them."""
     return [free_port() for _ in range(count)]

@@ -56,19 +56,16 @@ def name_of(obj: Object) -> tuple[str, str]:
 
 
 def of_kind(objects: Sequence[Object], kind: str) -> list[Object]:
-    """Those of one kind."""
     return [one for one in objects if one["kind"] == kind]
 
 
 def workloads(objects: Sequence[Object]) -> list[Object]:
-    """Those that make Pods."""
     return [one for one in objects if "template" in one.get("spec", {})]
 
 
 def pod_of(workload: Object) -> Object:
     """The specification of a workload's Pods."""
-    spec: Object = workload["spec"]["template"]["spec"]
-    return spec
+    return workload["spec"]["template"]["spec"]
 
 
 def containers(pod: Object) -> Iterator[Object]:

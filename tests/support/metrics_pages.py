@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -68,7 +67,6 @@ class Pod:
 
     @property
     def host_port(self) -> str:
-        """As destinations name it."""
         host = f"[{self.address}]" if ":" in self.address else self.address
         return f"{host}:{self.port}"
 
@@ -80,7 +78,6 @@ class Pod:
         return {"name": self.name, "address": self.address, "port": self.port, **labels, **ranked}
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection."""
         try:
             while await reader.readuntil(b"\r\n\r\n"):
                 self.asked += 1
@@ -116,13 +113,3 @@ def pods(*pages: str | None, labels: Iterable[Mapping[str, str]] = ()) -> list[P
         Pod(f"pod-{index}", f"127.0.{100 + next(_numbers) // 250}.{index + 1}", text, labels_)
         for index, (text, labels_) in enumerate(zip(pages, given, strict=True))
     ]
-
-
-def has_ipv6() -> bool:
-    """Whether `::1` can be listened on."""
-    try:
-        with socket.socket(socket.AF_INET6) as probe:
-            probe.bind(("::1", 0))
-    except OSError:
-        return False
-    return True

@@ -128,7 +128,6 @@ class MutantEpp:
 
     @property
     def health_address(self) -> str | None:
-        """The same port."""
         return self.address
 
     async def start(self) -> None:
@@ -156,7 +155,6 @@ class MutantEpp:
         self._starts += 1
 
     async def process(self, requests: Any, context: Any) -> AsyncIterator[Any]:
-        """One stream."""
         stream, has_ended, start = _Stream(), False, self._starts
         if self._is_broken:
             await context.abort(grpc.StatusCode.INTERNAL, "broken")
@@ -406,7 +404,6 @@ class _Health(health.aio.HealthServicer):
         self._mutant = mutant
 
     async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802 - gRPC's name
-        """The status."""
         ill = self._mutant.fault is Fault.NOT_HEALTHY
         ill |= not self._mutant.is_ready and request.service != "liveness"
         status = health_pb2.HealthCheckResponse

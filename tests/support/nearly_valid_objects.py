@@ -67,7 +67,6 @@ def both(*parts: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[st
 
 
 def having(**kinds: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Mappings with these fields."""
     return st.fixed_dictionaries(kinds)
 
 

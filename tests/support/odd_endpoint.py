@@ -65,7 +65,6 @@ class OddEndpoint:
                 body += event.data
             else:
                 return None
-        assert request is not None
         headers = {name.decode(): value.decode() for name, value in request.headers}
         trailers = {name.decode(): value.decode() for name, value in event.headers}
         return Got(request.target.decode(), headers, bytes(body), trailers)
@@ -118,7 +117,6 @@ class OddEndpoint:
 
 @asynccontextmanager
 async def odd_endpoint() -> AsyncIterator[OddEndpoint]:
-    """A running one."""
     endpoint = OddEndpoint()
     server = await asyncio.start_server(endpoint.serve, "127.0.0.1", 0)
     host, endpoint.port = server.sockets[0].getsockname()

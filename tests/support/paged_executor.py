@@ -144,7 +144,6 @@ class PagedExecutor:
         return Draw(token, told(token, sample.position) if wanted else None)
 
     def sleep(self, level: int) -> None:
-        """Forget every slot."""
         self._slots.clear()
         self.asleep = 2
 

@@ -11,12 +11,7 @@ import msgspec
 
 from picker.decisions.steps import BoundPlugin
 from picker.framework.attributes import PEER_ENDPOINT_KEY, Attributes
-from picker.framework.disaggregation import (
-    DECODE_ROLES,
-    ENCODE_ROLES,
-    PREFILL_ROLES,
-    ROLE_LABEL,
-)
+from picker.framework.disaggregation import DECODE_ROLES, ENCODE_ROLES, PREFILL_ROLES, ROLE_LABEL
 from picker.framework.flow import QueuedRequest
 from picker.framework.registry import PluginType
 from picker.plugins.filters.by_label import LabelValueFilter
@@ -80,12 +75,7 @@ def configured(
 
 
 def queued(
-    flow: str = "f",
-    *,
-    at: float = 0.0,
-    tokens: int = 0,
-    ttl: float | None = None,
-    **fields: Any,
+    flow: str = "f", *, at: float = 0.0, tokens: int = 0, ttl: float | None = None, **fields: Any
 ) -> QueuedRequest:
     """A request of `flow` that came at that time, each with its own sequence."""
     request = request_for(fairness_id=flow, **fields)

@@ -14,7 +14,8 @@ import grpc
 import yarl
 from admin_scene import Scene
 from ext_proc_stream import GatewayStream, completion, destination_of
-from whole_picker import started_picker, until
+from waiting import until
+from whole_picker import started_picker
 
 from picker.admin.server import SeveralPools
 from picker.cli.options import Options, PoolFlags, Ports
@@ -25,9 +26,7 @@ HOST = "127.0.0.1"
 
 @dataclass
 class PoolsPort:
-    """A port over the scenes of several pools, by what they are called; what is in `away` is not
-    ready.
-    """
+    """A port over the scenes of several pools by name; what is in `away` is not ready."""
 
     pools: dict[str, Scene]
     process: PickerMetrics = field(default_factory=PickerMetrics)
@@ -52,7 +51,6 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        """Of a JSON answer."""
         assert self.headers["Content-Type"].startswith("application/json"), self.body
         return json.loads(self.body)
 
@@ -70,7 +68,6 @@ async def asked(url: str, path: str, method: str = "GET", **headers: str) -> Ans
 
 @asynccontextmanager
 async def serving_pools(pools: Mapping[str, Scene], **wishes: Any) -> AsyncIterator[PoolsPort]:
-    """Behind a real port."""
     port = PoolsPort(dict(pools), **wishes)
     port.url = f"http://127.0.0.1:{await port.server.start(HOST, 0)}"
     try:
@@ -87,7 +84,6 @@ class WholePools:
 
     @property
     def url(self) -> str:
-        """Its HTTP port."""
         return f"http://127.0.0.1:{self.ports.metrics}"
 
     async def ask(self, key: str, request_id: str) -> str:
@@ -112,17 +108,9 @@ async def whole_pools(
         path.write_text(json.dumps({"endpoints": listed}))
         flags.append(PoolFlags(name, namespace, grpc_port=0, endpoints_file=path))
     options = Options(
-        pools=tuple(flags),
-        bind_address=HOST,
-        grpc_port=0,
-        grpc_health_port=0,
-        metrics_port=0,
+        pools=tuple(flags), bind_address=HOST, grpc_port=0, grpc_health_port=0, metrics_port=0
     )
     async with started_picker(options) as (_, ports):
         running = WholePools(ports)
-
-        async def is_ready() -> bool:
-            return (await asked(running.url, "/readyz")).status == 200
-
-        await until(is_ready)
+        await until(lambda: asked(running.url, "/readyz"), lambda found: found.status == 200)
         yield running

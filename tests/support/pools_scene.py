@@ -14,13 +14,13 @@ import aiohttp
 import grpc
 from ext_proc_stream import Message
 from metrics_pages import Pod, serving
+from waiting import until
 from whole_picker import (
     FOUR_SCORERS,
     MAX_MESSAGE,
     PolicyObject,
     WholePicker,
     started_picker,
-    until,
     write_endpoints,
 )
 
@@ -53,11 +53,6 @@ class SeveralPools:
     def __getitem__(self, key: str) -> WholePicker:
         """A pool, asked for by metadata."""
         return self.pools[key]
-
-    def naming(self, *names: str) -> WholePicker:
-        """The common port, where these are asked for."""
-        metadata = [(POOL, name) for name in names]
-        return replace(self.common, channel=_named(self.common.channel, *metadata))
 
     @asynccontextmanager
     async def at_its_port(self, key: str, *names: str) -> AsyncIterator[WholePicker]:

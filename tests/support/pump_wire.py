@@ -37,7 +37,6 @@ class Wire:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def serve(self, director: Any, limits: Limits, streams: Any = None) -> None:
-        """Open the receiver."""
         self.receiver = processing(director, limits, streams)(self, {})  # type: ignore[arg-type]
 
     # What the receiver does

@@ -44,15 +44,10 @@ class HoldingTap:
         return out, ({"envoy.lb": {"x-cost": len(out)}} if is_last else {})
 
     def end(self) -> bytes:
-        """What is held."""
         out, self._held = self._held, b""
         return out
 
 
 def taps() -> st.SearchStrategy[HoldingTap]:
     """Such taps, most of which fail never or late."""
-    return st.builds(
-        HoldingTap,
-        st.sampled_from([0, 1, 5, 100_000]),
-        st.none() | st.integers(1, 4),
-    )
+    return st.builds(HoldingTap, st.sampled_from([0, 1, 5, 100_000]), st.none() | st.integers(1, 4))

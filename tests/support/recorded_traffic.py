@@ -72,7 +72,6 @@ class ListSink:
         self.lost += 1
 
     def write_to(self, path: Path) -> Path:
-        """As a file."""
         path.write_bytes(b"".join(self.lines))
         return path
 
@@ -113,7 +112,6 @@ class MoodyHealth:
         return kept or candidates
 
     def probe(self, candidates: Sequence[Candidate], now_seconds: float) -> Candidate | None:
-        """Now and then."""
         return self._draw.choice(candidates) if self._draw.random() < 0.3 else None
 
     def left(
@@ -161,11 +159,7 @@ class Traffic:
             tuple(self.assembly.profiles),
         )
         around = RequestContext(
-            self.datastore,
-            self.inflight,
-            Random(seed + 1),
-            clock=lambda: self.now,
-            health=health,
+            self.datastore, self.inflight, Random(seed + 1), clock=lambda: self.now, health=health
         )
         self.director = Director(self.recorder.recorded(pipeline_of(self.assembly)), around)
         self.names = [f"pod-{number}" for number in range(endpoints)]
@@ -202,7 +196,6 @@ class Traffic:
             self.scraped(name)
 
     def scraped(self, name: str) -> None:
-        """A page was read."""
         draw, key = self.draw, f"default/{name}"
         adapters = frozenset(draw.sample(ADAPTERS, 2))
         metrics = EndpointMetrics(

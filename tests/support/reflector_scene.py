@@ -65,7 +65,6 @@ class Scene:
 
     @property
     def shown(self) -> dict[str, str]:
-        """The view by name."""
         return {name: value for (_, name), value in self.reflector.view.items()}
 
     @property
@@ -80,11 +79,9 @@ class Scene:
         }
 
     def write(self, name: str, value: Any = "1", app: str = "x", uid: str = "") -> None:
-        """Put an object there."""
         self.server.write(config(name, value, app, uid))
 
     def erase(self, name: str) -> None:
-        """Take one away."""
         self.server.erase("configmaps", name)
 
     async def until(self, condition: Callable[[], bool], seconds: float) -> float:

@@ -41,7 +41,6 @@ class RememberedPlacements:
         self.tell = tell
 
     def placed_elsewhere(self, key: str, hashes: npt.NDArray[np.uint64], capacity: int) -> None:
-        """Learn it."""
         self.known.add((key, tuple(hashes.tolist())))
 
     def place(self, key: str, *hashes: int, capacity: int = 100) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 from local_ports import free_ports
 from metrics_pages import Pod, serving
-from whole_picker import WholePicker, until, whole_picker, write_endpoints
+from waiting import until
+from whole_picker import WholePicker, whole_picker, write_endpoints
 
 from picker.cli.options import PeerFlags
 from picker.peers.discovery import PeerName

@@ -8,11 +8,12 @@ import os
 import re
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import openai
 import pytest
+from waiting import until
 
 LIMIT_SECONDS = 120
 
@@ -31,16 +32,6 @@ def command(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     return ""
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    """Wait for `condition`; fail, saying `what` never happened, after a generous limit."""
-    try:
-        async with asyncio.timeout(LIMIT_SECONDS):
-            while not condition():  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        pytest.fail(f"never happened: {what}")
 
 
 class Fleet:
@@ -64,7 +55,7 @@ class Fleet:
     async def ready(self) -> None:
         """Wait for the invitation, or the end."""
         await until(
-            lambda: "curl -N" in self.output or self.process.returncode is not None, "ready"
+            lambda: "curl -N" in self.output or self.process.returncode is not None, what="ready"
         )
 
     @property
@@ -76,7 +67,6 @@ class Fleet:
 
     @property
     def picker_url(self) -> str:
-        """The picker's HTTP port."""
         listed = re.search(r"metrics (\d+)", self.output)
         assert listed is not None, self.output
         return f"http://127.0.0.1:{listed[1]}"
@@ -93,7 +83,6 @@ class Fleet:
             messages=[{"role": "user", "content": "hello"}],
             extra_body={"ignore_eos": True},
         )
-        assert answer.usage is not None
         return answer.usage.completion_tokens
 
 

@@ -32,8 +32,7 @@ class Ended:
         """The error of the last event; None when it is something else."""
         if not self.events or self.events[-1] == "[DONE]":
             return None
-        error: dict[str, object] | None = json.loads(self.events[-1]).get("error")
-        return error
+        return json.loads(self.events[-1]).get("error")
 
 
 @dataclass

@@ -25,7 +25,6 @@ class SimWorker:
 
     @property
     def url(self) -> str:
-        """Where it serves."""
         return f"http://127.0.0.1:{self.port}"
 
     def connect(self) -> socket.socket:
@@ -51,7 +50,6 @@ def sim_worker(*flags: str, max_files: int | None = None) -> Iterator[SimWorker]
         preexec_fn=None if max_files is None else partial(_limit_files, max_files),
     )
     try:
-        assert process.stdout is not None
         ready = re.match(r"worker ready on http://[^:]+:(\d+)", process.stdout.readline())
         assert ready
         yield SimWorker(process, int(ready[1]))

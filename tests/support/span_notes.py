@@ -18,23 +18,18 @@ class Noted:
     ends: int = 0
 
     def set(self, name: str, value: str | int | float | bool) -> None:
-        """Keep it."""
         self.said[name] = value
 
     def fail(self, description: str) -> None:
-        """Keep it."""
         self.failure = description
 
     def end(self, at_ns: int | None = None) -> None:
-        """Count it."""
         self.ends += 1
 
     def propagation(self) -> Mapping[str, str]:
-        """One header."""
         return {"traceparent": f"of {self.name}"}
 
     def tree(self) -> dict[str, object] | str:
-        """The names."""
         return {self.name: [part.tree() for part in self.parts]} if self.parts else self.name
 
     def everything(self) -> list[Noted]:
@@ -50,12 +45,10 @@ class Notes:
         self.requests: list[Noted] = []
 
     def begin_request(self, headers: Mapping[str, str], age_seconds: float) -> Noted:
-        """Keep it."""
         self.requests.append(Noted("request", self.sampled))
         return self.requests[-1]
 
     def begin(self, name: str, parent: object, at_ns: int) -> Noted:
-        """Keep it."""
         assert isinstance(parent, Noted)
         assert not parent.ends, f"{name} begins in {parent.name}, which is over"
         parent.parts.append(Noted(name, self.sampled))

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ext_proc_stream import completion
-from whole_picker import WholePicker, until
+from waiting import until
+from whole_picker import WholePicker
 
 
 @dataclass
@@ -32,10 +33,6 @@ class Traffic:
     async def only_at(self, places: Iterable[str]) -> None:
         """From now on requests go there, and to each of these; one may be under way."""
         wanted, before = set(places), len(self.went) + 1
-
-        async def all_had_one() -> bool:
-            return set(self.went[before:]) >= wanted
-
-        await until(all_had_one)
+        await until(lambda: set(self.went[before:]) >= wanted)
         assert set(self.went[before:]) == wanted
         assert self.failed == []

@@ -14,10 +14,7 @@ END = 0
 
 
 def scheduler(
-    num_blocks: int = 64,
-    block_size: int = 4,
-    speculation: Speculation | None = None,
-    **limits: Any,
+    num_blocks: int = 64, block_size: int = 4, speculation: Speculation | None = None, **limits: Any
 ) -> Scheduler:
     """A scheduler with end token 0 that shares whole blocks only."""
     cache = CacheConfig(num_blocks, block_size, enable_partial_hits=False)
@@ -26,7 +23,6 @@ def scheduler(
 
 def plan(step: SchedulerOutput | None) -> dict[int, int]:
     """Tokens by sequence id."""
-    assert step is not None
     return {s.seq_id: s.num_tokens for s in step.sequences}
 
 

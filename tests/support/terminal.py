@@ -32,7 +32,6 @@ class Terminal:
         self.output += os.read(self._master, 65536).decode()
 
     def press(self, keys: bytes) -> None:
-        """Type."""
         os.write(self._master, keys)
 
     def modes(self) -> list[Any]:

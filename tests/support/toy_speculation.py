@@ -180,8 +180,7 @@ class Toy:
             level = rows[first : first + VOCAB**length]
             whole = (whole[:, None] * level).flatten()
             first += VOCAB**length
-        result: list[float] = whole.tolist()
-        return result
+        return whole.tolist()
 
     def _drafts(self, method: str) -> tuple[Tensor, Tensor]:
         """Of each context, the draft's scores and q, by production's `choose_drafts`."""
@@ -192,7 +191,6 @@ class Toy:
 
         def proposals(c: tuple[int, ...]) -> Tensor:
             q = choose_drafts(draft_logits(c)[None], [self.params], [0], "probabilistic", 0)[2]
-            assert q is not None
             return q[0]
 
         q = self.table("proposals", proposals, depth)

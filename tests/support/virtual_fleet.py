@@ -93,7 +93,6 @@ class Priorities:
         self._priorities = priorities
 
     def priority(self, objective: str) -> int | None:
-        """As they were given."""
         return self._priorities.get(objective)
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from ext_proc_stream import GatewayStream, Message, completion, destination_of
 from metrics_pages import Pod, page, pods
-from whole_picker import HEAD, WholePicker, until, whole_picker
+from waiting import until
+from whole_picker import HEAD, WholePicker, whole_picker
 
 from picker.config.load import load_config
 
@@ -48,20 +49,16 @@ class Waiter:
         return not self.said.done()
 
     async def answer(self) -> list[Message]:
-        """What it is told."""
         return await self.said
 
     async def destination(self) -> str:
-        """Where it goes."""
         return destination_of(await self.said)
 
     async def end(self) -> None:
-        """Its endpoint has answered."""
         await self.stream.respond([b"{}"])
         assert await self.stream.rest() == []
 
     async def leave(self) -> None:
-        """Its client has gone."""
         self.said.cancel()
         self.stream.call.cancel()
         await asyncio.wait([self.said])
@@ -94,16 +91,11 @@ class Scene:
         return waiter
 
     async def waiting(self) -> int:
-        """How many wait."""
         return int(await self.picker.series(WAITING) or 0)
 
     async def has_waiting(self, number: int) -> None:
         """Return once so many wait."""
-
-        async def is_so() -> bool:
-            return await self.waiting() == number
-
-        await until(is_so)
+        await until(self.waiting, lambda found: found == number)
 
     async def is_at_rest(self) -> None:
         """Return once nothing waits and nothing is held, as it has to be in the end."""

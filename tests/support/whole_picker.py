@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ import grpc
 from ext_proc_stream import PATIENCE_SECONDS, GatewayStream, Message, destination_of
 from metrics_pages import Pod, serving
 from prometheus_client.parser import text_string_to_metric_families
+from waiting import until
 
 from picker.app.picker import Picker, compose
 from picker.app.pool import ServedPool
@@ -43,15 +44,6 @@ schedulingProfiles:
 requestHandler: {parsers: [{pluginRef: openai-parser}]}
 """
 )
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for something that happens soon."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while True:
-            if await condition():
-                return
-            await asyncio.sleep(0.01)
 
 
 @dataclass
@@ -91,7 +83,6 @@ class WholePicker:
             return await stream.ask(body, *args, **kwargs)
 
     async def destination(self, body: bytes, *args: Any, **kwargs: Any) -> str:
-        """Where a request goes."""
         return destination_of(await self.ask(body, *args, **kwargs))
 
     async def get(self, path: str) -> tuple[int, str]:

@@ -19,7 +19,6 @@ class Accesses:
         self.loads: list[bool] = []
 
     def load(self, *, anew: bool) -> Access:
-        """The next one."""
         self.loads.append(anew)
         return self._left.pop(0) if len(self._left) > 1 else self._left[0]
 
@@ -39,9 +38,7 @@ Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def answering(*pieces: bytes, holds: bool = False) -> AsyncIterator[str]:
-    """A server that says these bytes to whoever connects, whatever is asked, and closes; one that
-    `holds` keeps the connection open.
-    """
+    """A server that says these bytes to whoever connects, and closes unless it `holds`."""
     done = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

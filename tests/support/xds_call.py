@@ -29,14 +29,12 @@ class _Line:
         self.send = self.responses.put_nowait
 
     def end(self, status: Status = Status.OK, text: str = "") -> None:
-        """The method is over."""
         if status is Status.OK:
             self.ended.set_result(None)
         elif not self.ended.done():
             self.ended.set_exception(RpcError(status, text))
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """The method runs."""
         self.task = asyncio.create_task(coroutine)
         return self.task
 
@@ -65,7 +63,6 @@ class XdsCall:
         self._receiver.end_of_messages()
 
     async def receive(self) -> Any:
-        """The next response."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             return self._response.FromString(await self._line.responses.get())
 

@@ -43,7 +43,6 @@ class Answer:
 
     @property
     def short(self) -> tuple[int, str | None]:
-        """Status and reason."""
         return self.code, self.reason
 
     @property

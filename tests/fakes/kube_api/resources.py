@@ -190,7 +190,6 @@ class Catalogue:
         return resources
 
     def serve(self, resource: Resource) -> None:
-        """Serve one resource more."""
         self._served[(resource.group, resource.version, resource.plural)] = resource
 
     def remove(self, name: str) -> list[Resource]:

@@ -9,11 +9,7 @@ from kube_api.target import Target
 
 PATH = "/apis/authorization.k8s.io/v1/"
 _REVIEWS = Resource(
-    "authorization.k8s.io",
-    "v1",
-    "subjectaccessreviews",
-    "SubjectAccessReview",
-    namespaced=False,
+    "authorization.k8s.io", "v1", "subjectaccessreviews", "SubjectAccessReview", namespaced=False
 )
 
 

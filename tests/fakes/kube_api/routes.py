@@ -54,7 +54,6 @@ class Routes:
     connections: WeakSet[asyncio.Transport] = field(default_factory=WeakSet)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Whatever is asked."""
         transport = request.transport
         if isinstance(transport, asyncio.Transport):
             self.connections.add(transport)

@@ -45,11 +45,7 @@ class KubeApi:
     """
 
     def __init__(
-        self,
-        clock: LoopClock | None = None,
-        *,
-        window: int = 1000,
-        first_version: int = 1000,
+        self, clock: LoopClock | None = None, *, window: int = 1000, first_version: int = 1000
     ) -> None:
         self.clock = clock or LoopClock()
         self.store = Store(window, first_version)

@@ -181,7 +181,6 @@ def stored(obj: Object, version: int) -> Stored:
 
 
 def key_of(obj: Object) -> Key:
-    """Where an object stands."""
     metadata = obj["metadata"]
     return metadata.get("namespace") or "", metadata["name"]
 

@@ -78,7 +78,6 @@ class Feed:
         self._listens = True
 
     def stop(self) -> None:
-        """Listen no more."""
         if self._listens:
             self._store.unlisten(self.request.resource, self.offer)
             self._listens = False

@@ -15,6 +15,7 @@ from doctor_cluster import (
     edited,
     look,
     objective,
+    respecified,
     told,
 )
 from kube_api.access import Rule
@@ -81,10 +82,6 @@ async def test_rights_of_somebody_else(api: KubeApi) -> None:
     assert len(found) == 8
 
 
-def _pool(change: Callable[[Object], object]) -> Callable[[KubeApi], None]:
-    return edited("inferencepools.inference.networking.k8s.io", "it", change)
-
-
 def _both_unready(server: KubeApi) -> None:
     for name in ("worker-1", "worker-22"):
         edited("pods", name, lambda one: one["status"].update(conditions=[]))(server)
@@ -95,85 +92,64 @@ def _refusing(one: Object) -> None:
     one["status"] = {"parents": [{"parentRef": {"name": "gw"}, "conditions": [condition]}]}
 
 
+_POOLS = "inferencepools.inference.networking.k8s.io"
+_LEGACY = {"name": "it", "group": "inference.networking.x-k8s.io"}
+_PRE_STOP = {"preStop": {"sleep": {"seconds": 10}}}
 SPOILT: list[tuple[str, str, Callable[[KubeApi], object]]] = [
+    ("kinds", "inferencepools", lambda api: api.remove(_POOLS)),
+    ("kinds", "inferenceobjectives", lambda api: api.remove("inferenceobjectives.llm-d.ai")),
+    ("pool", "there is no InferencePool", lambda api: api.erase(_POOLS, "it")),
+    ("pool", "targetPorts", respecified(_POOLS, "it", targetPorts=[])),
+    ("parents", "Accepted is False, NotSupported: no", edited(_POOLS, "it", _refusing)),
+    ("pods", "selects no Pod", respecified(_POOLS, "it", selector={"matchLabels": {"app": "x"}})),
+    ("pods", "is ready", _both_unready),
+    ("target-ports", "9999", respecified(_POOLS, "it", targetPorts=[{"number": 9999}])),
     (
-        "k8s-kinds",
-        "inferencepools",
-        lambda api: api.remove("inferencepools.inference.networking.k8s.io"),
-    ),
-    ("k8s-kinds", "inferenceobjectives", lambda api: api.remove("inferenceobjectives.llm-d.ai")),
-    (
-        "k8s-pool",
-        "there is no InferencePool",
-        lambda api: api.erase("inferencepools.inference.networking.k8s.io", "it"),
-    ),
-    ("k8s-pool", "targetPorts", _pool(lambda one: one["spec"].update(targetPorts=[]))),
-    ("k8s-parents", "Accepted is False, NotSupported: no", _pool(_refusing)),
-    (
-        "k8s-pods",
-        "selects no Pod",
-        _pool(lambda one: one["spec"]["selector"].update(matchLabels={"app": "x"})),
-    ),
-    ("k8s-pods", "is ready", _both_unready),
-    (
-        "k8s-target-ports",
-        "9999",
-        _pool(lambda one: one["spec"].update(targetPorts=[{"number": 9999}])),
-    ),
-    (
-        "k8s-probes",
+        "probes",
         "worker-1",
         edited("pods", "worker-1", lambda one: one["spec"]["containers"][0].pop("readinessProbe")),
     ),
     (
-        "k8s-grace-period",
+        "grace-period",
         "--shutdown-timeout 20 s",
-        edited(
-            "pods", "worker-22", lambda one: one["spec"].update(terminationGracePeriodSeconds=10)
-        ),
+        respecified("pods", "worker-22", terminationGracePeriodSeconds=10),
     ),
     (
-        "k8s-grace-period",
+        "grace-period",
         "after 10 s of preStop",
         edited(
             "pods",
             "picker-333",
-            lambda one: one["spec"]["containers"][0].update(
-                lifecycle={"preStop": {"sleep": {"seconds": 10}}}
-            ),
+            lambda one: one["spec"]["containers"][0].update(lifecycle=_PRE_STOP),
         ),
     ),
-    ("k8s-service", "is not there", lambda api: api.erase("services", "picker")),
+    ("service", "is not there", lambda api: api.erase("services", "picker")),
     (
-        "k8s-service",
+        "service",
         "has no port 9002 (it has 80)",
-        edited("services", "picker", lambda one: one["spec"].update(ports=[{"port": 80}])),
+        respecified("services", "picker", ports=[{"port": 80}]),
     ),
     (
-        "k8s-service",
+        "service",
         "appProtocol http",
-        edited(
-            "services", "picker", lambda one: one["spec"]["ports"][0].update(appProtocol="http")
-        ),
+        respecified("services", "picker", ports=[{"port": 9002, "appProtocol": "http"}]),
     ),
     (
-        "k8s-service",
+        "service",
         "no ready endpoints",
         edited(
             "endpointslices",
             "picker-1",
-            lambda one: one["endpoints"][0]["conditions"].update(ready=False),
+            lambda one: one["endpoints"][0].update(conditions={"ready": False}),
         ),
     ),
     (
-        "k8s-policies",
+        "policies",
         "poolRef names the pool in group",
-        lambda api: api.write(
-            objective(poolRef={"name": "it", "group": "inference.networking.x-k8s.io"})
-        ),
+        lambda api: api.write(objective(poolRef=_LEGACY)),
     ),
-    ("k8s-policies", "spec.priority", lambda api: api.write(objective(priority="high"))),
-    ("k8s-unseen", "pods", lambda api: api.access.deny("list", "pods")),
+    ("policies", "spec.priority", lambda api: api.write(objective(priority="high"))),
+    ("unseen", "pods", lambda api: api.access.deny("list", "pods")),
 ]
 
 
@@ -186,11 +162,9 @@ async def test_what_is_spoilt_is_told_of(
     """By the check that is meant, and by no other that it does not follow from."""
     spoil(api)
     found = await told(api)
-    assert any(one.check == check and text in one.seen for one in found), found
-    follows = {
-        "k8s-unseen": {"k8s-rights"},
-    }
-    assert {one.check for one in found} <= {check} | follows.get(check, set())
+    assert any(one.check == f"k8s-{check}" and text in one.seen for one in found), found
+    follows = {"k8s-rights"} if check == "unseen" else set()
+    assert {one.check for one in found} <= {f"k8s-{check}"} | follows
 
 
 async def test_an_api_server_that_is_away(api: KubeApi) -> None:

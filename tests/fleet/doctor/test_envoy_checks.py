@@ -8,16 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from spoilt_bootstraps import (
-    CASES,
-    Break,
-    Document,
-    bootstrap,
-    cluster,
-    manager,
-    processor,
-    route,
-)
+from spoilt_bootstraps import CASES, Break, Document, bootstrap, cluster, manager, processor, route
 
 from fleet.doctor.cluster_look import ClusterFacts
 from fleet.doctor.command import CHECKS, diagnose
@@ -58,7 +49,6 @@ def test_committed_bootstraps_are_in_order(path: Path) -> None:
     ids=lambda changes: "+".join(changes),
 )
 def test_whatever_we_generate_is_in_order(changes: dict[str, object]) -> None:
-    """In every variant."""
     assert told_of(bootstrap(**changes)) == ()
 
 
@@ -70,9 +60,7 @@ def test_whatever_we_generate_is_in_order(changes: dict[str, object]) -> None:
 def test_what_is_taken_out_is_told_of(
     changes: dict[str, object], check: str, text: str, take_out: Break
 ) -> None:
-    """By the check that is meant, with the value, a reason and a fix; nothing else is blamed for
-    it, but what hangs together with it.
-    """
+    """By the check that is meant, with value, reason and fix; nothing else is blamed."""
     document = bootstrap(**changes)
     take_out(document)
     found = told_of(document)
@@ -98,11 +86,7 @@ def test_a_client_that_can_name_its_endpoint_is_an_error_where_that_is_followed(
 
 @pytest.mark.parametrize(
     "matcher",
-    [
-        {"prefix": "X-"},
-        {"safe_regex": {"regex": "x-.*"}},
-        {"contains": "-"},
-    ],
+    [{"prefix": "X-"}, {"safe_regex": {"regex": "x-.*"}}, {"contains": "-"}],
     ids=lambda matcher: next(iter(matcher)),
 )
 def test_headers_may_be_stripped_in_any_way(matcher: dict[str, object]) -> None:
@@ -110,10 +94,7 @@ def test_headers_may_be_stripped_in_any_way(matcher: dict[str, object]) -> None:
     document = bootstrap()
     manager(document).pop("early_header_mutation_extensions")
     mutation = {"remove_on_match": {"key_matcher": matcher}}
-    stripping = {
-        "name": "strip",
-        "typed_config": {"mutations": {"request_mutations": [mutation]}},
-    }
+    stripping = {"name": "strip", "typed_config": {"mutations": {"request_mutations": [mutation]}}}
     filters = manager(document)["http_filters"]
     filters.insert(0, stripping)
     assert told_of(document) == ()
@@ -258,7 +239,6 @@ def test_what_is_no_configuration_is_told(
 
 
 def test_yaml_and_json_are_read_alike(tmp_path: Path) -> None:
-    """A bootstrap may be either."""
     document = bootstrap()
     for text in (json.dumps(document), yaml.safe_dump(document)):
         path = tmp_path / "envoy"

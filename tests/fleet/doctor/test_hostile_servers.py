@@ -151,11 +151,9 @@ async def test_an_api_server_has_a_limit_for_all_that_is_asked() -> None:
         """An API server's client that knows all kinds."""
 
         async def has(self, _resource: object) -> bool:
-            """Yes."""
             return True
 
         async def list(self, *_: object) -> dict[str, Any]:
-            """Never."""
             await asyncio.Event().wait()
             return {}
 

@@ -75,12 +75,7 @@ def test_a_picker_and_a_worker_that_are_well() -> None:
         ({"endpoints": (endpoint(None),)}, "picker-scrapes", "error", "never read"),
         ({"endpoints": (endpoint(), endpoint(90.0))}, "picker-scrapes", "warning", "90.0 s old"),
         (
-            {
-                "metrics": {
-                    **WELL.metrics,
-                    "llm_d_epp_datalayer_extract_errors_total": 3.0,
-                }
-            },
+            {"metrics": {**WELL.metrics, "llm_d_epp_datalayer_extract_errors_total": 3.0}},
             "picker-scrapes",
             "warning",
             "3 metrics pages",
@@ -110,18 +105,8 @@ def test_a_picker_and_a_worker_that_are_well() -> None:
             "warning",
             "doubtful",
         ),
-        (
-            {"files": (9, 256)},
-            "picker-files",
-            "warning",
-            "256 files",
-        ),
-        (
-            {"files": (60000, 65536)},
-            "picker-files",
-            "error",
-            "60000 of 65536",
-        ),
+        ({"files": (9, 256)}, "picker-files", "warning", "256 files"),
+        ({"files": (60000, 65536)}, "picker-files", "error", "60000 of 65536"),
         ({"ahead_seconds": 61.0}, "picker-clock", "warning", "61 s ahead of"),
         ({"ahead_seconds": -9.0}, "picker-clock", "warning", "9 s behind"),
     ],

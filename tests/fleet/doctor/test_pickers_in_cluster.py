@@ -17,6 +17,7 @@ from doctor_cluster import (
     edited,
     lease,
     look,
+    respecified,
     running,
     told,
 )
@@ -107,7 +108,7 @@ async def test_an_election_in_order(api: KubeApi) -> None:
     elect(api)
     assert await told(api) == ()
     elect(api, holder="somebody_1")
-    edited("pods", "picker-333", lambda one: one["spec"].update(hostNetwork=True))(api)
+    respecified("pods", "picker-333", hostNetwork=True)(api)
     assert await told(api) == ()  # called after the host, whatever that is
 
 
@@ -130,7 +131,6 @@ async def test_a_lease_that_none_of_them_holds(
 
 
 async def test_a_lease_that_is_not_there(api: KubeApi) -> None:
-    """As one that nobody holds."""
     elect(api)
     api.erase("leases", "epp-default-it.llm-d.ai")
     (found,) = await told(api)
@@ -156,9 +156,7 @@ async def test_the_lease_of_several_pools_is_called_after_the_first(api: KubeApi
     facts = await look(api)
     assert str(facts.lease_name) == "default/epp-default-first.llm-d.ai"
     assert {one.name for one in facts.denied} == {"epp-default-first.llm-d.ai"}
-    made = lease()
-    made["metadata"]["name"] = "epp-default-first.llm-d.ai"
-    api.write(made)
+    api.write(lease(name="epp-default-first.llm-d.ai"))
     assert {one.check for one in await told(api)} == {"k8s-rights"}
 
 
@@ -196,7 +194,7 @@ async def test_a_port_at_which_the_pool_is_served(
     """By the picker of one pool or of several, with or without a port of its own."""
     start(api, *flags)
     _name_port(api)
-    edited("services", "picker", lambda one: one["spec"].update(to_port(target)))(api)
+    respecified("services", "picker", **to_port(target))(api)
     assert await told(api) == ()
 
 
@@ -209,7 +207,7 @@ async def test_a_port_at_which_it_is_not(
     """Another port, another pool, or one that gateways have to name."""
     start(api, *flags)
     _name_port(api)
-    edited("services", "picker", lambda one: one["spec"].update(to_port(target)))(api)
+    respecified("services", "picker", **to_port(target))(api)
     (found,) = await told(api)
     assert (found.check, found.severity) == ("k8s-picker-port", Severity(severity))
     assert text in found.seen
@@ -253,13 +251,7 @@ async def test_pickers_that_know_of_each_other(api: KubeApi, flag: str) -> None:
 
 
 _ENDPOINT = EndpointView(
-    key="default/one",
-    name="one",
-    namespace="default",
-    address="10.0.0.1:8000",
-    labels={},
-    inflight_requests=0,
-    health=HEALTHY,
+    *("default/one", "one", "default", "10.0.0.1:8000", {}, HEALTHY, 0),
     metrics=EndpointMetrics(),
     metrics_age_seconds=0.1,
 )

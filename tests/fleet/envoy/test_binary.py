@@ -43,7 +43,6 @@ def test_what_is_no_envoy_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_old_envoy_is_refused() -> None:
-    """The sentence names both versions."""
     require_supported(MINIMUM_VERSION)
     with pytest.raises(FleetError, match=r"1\.37\.0 is too old, 1\.37\.1"):
         require_supported((1, 37, 0))

@@ -26,7 +26,6 @@ LOCAL = SocketAddress("127.0.0.1", 8080)
 
 
 def config(**changes: object) -> BootstrapConfig:
-    """A small valid configuration."""
     return BootstrapConfig(**{"listen": LOCAL, "admin": LOCAL, "picker": LOCAL, **changes})
 
 
@@ -143,9 +142,7 @@ def test_an_endpoints_file_holds_the_pool() -> None:
 
 
 def test_endpoints_come_from_the_picker_where_it_tells_of_them() -> None:
-    """The pool has none of its own, asks for them by the pool's name, and what leaves it is
-    forgotten at once, healthy or not.
-    """
+    """By the pool's name; what leaves it is forgotten at once, healthy or not."""
     asking = EndpointDiscovery(SocketAddress("127.0.0.1", 9004), "llama")
     static = (SocketAddress("10.0.0.1", 8000),)
     document = json.loads(to_json(build(config(endpoints=static, discovery=asking))))

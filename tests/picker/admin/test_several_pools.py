@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
 
 import pytest
 from admin_scene import Scene, summary
-from pools_port import PoolsPort, asked, serving_pools, whole_pools
+from pools_port import PoolsPort, asked, serving_pools
 
 from picker.admin.guarding import SECURITY_HEADERS
 from picker.admin.routes import page_files
@@ -178,17 +177,6 @@ async def test_what_is_sent_back_of_a_path_is_cut(port: PoolsPort) -> None:
         assert len((await asked(port.url, path)).body) < 1000
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/pools", "/pools/llama", *(f"/pools/llama{one}" for one in PAGES)]
-)
-async def test_only_monitoring_may_call_this_machine_otherwise(port: PoolsPort, path: str) -> None:
-    """As at the port of a picker of one pool."""
-    is_exempt = path.endswith(("/metrics", "/healthz", "/readyz"))
-    answer = await asked(port.url, path, Host="evil.example")
-    assert answer.status == (200 if is_exempt else 403)
-    assert (await asked(port.url, path, Host="localhost:1")).status != 403
-
-
 class _Cluster:
     """Lets one token read some paths."""
 
@@ -261,9 +249,7 @@ async def test_a_pool_called_as_a_page_hides_nothing(keys: tuple[str, ...]) -> N
     assert decisions.asked == ["/decisions/"]
 
 
-async def test_what_goes_wrong_is_counted_for_the_process_by_pool_and_page(
-    port: PoolsPort,
-) -> None:
+async def test_what_goes_wrong_is_counted_for_the_process_by_pool_and_page(port: PoolsPort) -> None:
 
     def fail() -> Mapping[str, object]:
         raise RuntimeError("a secret")
@@ -273,19 +259,3 @@ async def test_what_goes_wrong_is_counted_for_the_process_by_pool_and_page(
     assert (await asked(port.url, "/pools/sales/mixtral/endpoints")).status == 200
     page = (await asked(port.url, "/metrics")).body.decode()
     assert 'pointsman_admin_failures_total{page="/pools/llama/endpoints"} 1.0' in page
-
-
-async def test_a_whole_picker_shows_its_pools(tmp_path: Path) -> None:
-    """Two of the same name, one of another; a request is known where it was decided."""
-    pools = {"here/qwen": {"one": 1}, "there/qwen": {"two": 2}, "here/llama": {"three": 3}}
-    async with whole_pools(tmp_path, pools) as whole:
-        assert await whole.ask("there/qwen", "r-1") == "127.0.0.1:2"
-        listed = (await asked(whole.url, "/pools")).json["pools"]
-        assert [one["name"] for one in listed] == ["here/qwen", "there/qwen", "llama"]
-        for one in listed:
-            known = await asked(f"{whole.url}{one['path']}", "decisions/r-1")
-            assert known.status == (200 if one["name"] == "there/qwen" else 404)
-        page = (await asked(whole.url, "/metrics")).body.decode()
-        for key in ("here/qwen", "there/qwen", "llama"):
-            assert f'llm_d_epp_ready_endpoints{{inference_pool="{key}",name=' in page
-        assert page.count("\nllm_d_epp_info{") == 1

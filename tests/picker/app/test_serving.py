@@ -22,20 +22,16 @@ class Pool:
         self.known = self
 
     def is_known(self) -> bool:
-        """Whether its endpoints are."""
         return self.datastore.synced
 
     def is_absent(self) -> bool:
-        """Whether there is none."""
         return self.absent
 
     def learn(self, *names: str) -> None:
-        """Its endpoints become known."""
         self.absent = False
         self.datastore.set_endpoints([Endpoint(name, "10.0.0.1", 1) for name in names])
 
     def vanish(self) -> None:
-        """It is deleted."""
         self.datastore.forget_pool()
         self.absent = True
 
@@ -86,9 +82,7 @@ def test_a_pool_that_nothing_is_heard_of_is_waited_for_for_a_while() -> None:
 
 
 def test_the_grace_begins_with_what_is_known_first() -> None:
-    """A replica that may know nothing until it leads, or whose API server was away, has waited
-    long before; the others have to be waited for still.
-    """
+    """A replica that waited long before it knew anything need not wait again."""
     scene = Scene()
     scene.now += 100 * GRACE_SECONDS
     assert not scene.serving.is_ready()

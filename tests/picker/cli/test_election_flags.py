@@ -19,7 +19,6 @@ def _parsed(*argv: str) -> Options:
 
 
 def test_without_the_flag_nobody_is_elected() -> None:
-    """Nor when it says false."""
     assert _parsed("--pool-name=pool").election is None
     assert _parsed("--pool-name=pool", "--ha-enable-leader-election=false").election is None
 
@@ -28,8 +27,6 @@ def test_the_lease_is_called_as_by_the_reference(monkeypatch: pytest.MonkeyPatch
     """In the pool's namespace; the holder is the Pod, and this life of it."""
     monkeypatch.setenv("POD_NAME", "picker-abc-xyz")
     first, second = _parsed(*ELECTS).election, _parsed(*ELECTS).election
-    assert first is not None
-    assert second is not None
     assert str(first.lease) == "team/epp-team-pool.llm-d.ai"
     assert first.timings == Timings(15.0, 10.0, 2.0)
     assert re.fullmatch(r"picker-abc-xyz_[0-9a-f-]{36}", first.identity)
@@ -41,7 +38,6 @@ def test_pods_without_a_pool_elect_by_their_deployment(monkeypatch: pytest.Monke
     monkeypatch.setenv("POD_NAME", "picker-abc-xyz")
     pods = ("--endpoint-selector=app=x", "--endpoint-target-ports=8000", "--pool-namespace=team")
     election = _parsed(*pods, "--ha-enable-leader-election").election
-    assert election is not None
     assert election.lease.name == "epp-team-picker.llm-d.ai"
 
 
@@ -53,7 +49,6 @@ def test_timings_can_be_others() -> None:
         "--leader-election-renew-deadline=3s",
         "--leader-election-retry-period=500ms",
     ).election
-    assert election is not None
     assert election.timings == Timings(4.0, 3.0, 0.5)
 
 

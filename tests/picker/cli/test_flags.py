@@ -176,6 +176,5 @@ def test_an_empty_value_is_as_good_as_no_flag_where_nothing_is_the_default() -> 
 
 @pytest.mark.parametrize("size", ["0", "1", "63Ki"])
 def test_messages_too_small_for_the_headers_of_a_request_are_refused(size: str) -> None:
-    """Every request would fail."""
     with pytest.raises(SystemExit):
         parsed("--grpc-max-recv-msg-size", size)

@@ -56,7 +56,6 @@ def test_all_of_them() -> None:
 def test_the_namespace_is_that_of_the_environment_unless_given() -> None:
     """The variable that the charts set; empty flags are flags not given."""
     flags = parsed("--pool-name=p", "--pool-namespace=", "--kubeconfig=", NAMESPACE="team-a")
-    assert flags is not None
     assert (flags.pool_namespace, flags.kubeconfig) == ("team-a", None)
 
 
@@ -70,17 +69,14 @@ def test_selected_pods_are_called_after_the_pickers_deployment() -> None:
         "--endpoint-target-ports=8000",
         **POD,
     )
-    assert flags is not None
     assert flags.pool_name == "my-epp"
     assert flags.endpoint_target_ports == (8000, 8001)
     target = target_of(flags)
-    assert target.pods is not None
     assert target.pods.selector == "app in (a,b), !old"
     assert target.pods.selects({"app": "b"})
 
 
 def test_options_go_by_the_name_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever it comes from."""
     monkeypatch.setenv("POD_NAME", POD["POD_NAME"])
     options: Options = options_of(build_parser().parse_args(SELECTED))
     assert options.pool_name == "my-epp"

@@ -36,10 +36,8 @@ def test_the_port_is_open_to_others_only_with_certificates_or_when_asked_for() -
     """Who reaches it is believed."""
     service = ("--peer-service", "all")
     with_certificates = parsed(*service, "--peer-cert-path", "certs").peers
-    assert with_certificates is not None
     assert with_certificates.bind_address == "0.0.0.0"
     trusting = parsed(*service, "--peer-insecure").peers
-    assert trusting is not None
     assert trusting.bind_address == "0.0.0.0"
     with pytest.raises(ConfigError, match="--peer-cert-path"):
         parsed(*service, "--peer-bind-address", "0.0.0.0")
@@ -57,7 +55,6 @@ def test_the_port_is_open_to_others_only_with_certificates_or_when_asked_for() -
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(argv: list[str], reason: str) -> None:
-    """Each with what would."""
     with pytest.raises(ConfigError, match=reason):
         parsed(*argv)
 
@@ -84,7 +81,6 @@ def test_replicas_are_named_by_the_slices_of_a_service() -> None:
     flags = parsed("--peer-slices", "all").peers
     assert flags == PeerFlags((), slices=PeerName("all", 9005))
     given = parsed("--peer-slices", "all:77", "--peer-server-name", "replicas").peers
-    assert given is not None
     assert (given.slices, given.server_name) == (PeerName("all", 77), "replicas")
 
 

@@ -159,9 +159,7 @@ def test_a_selector_is_for_one_pool(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_may_stand_together() -> None:
-    """As many pools as there may be, with free ports, and the peers' default port while nobody
-    listens there.
-    """
+    """As many pools as there may be, and the peers' default port while nobody listens there."""
     assert len(pools(*(f"p{n}:0" for n in range(MAX_POOLS)))) == MAX_POOLS
     assert pools("a:9005", "b:9006")[0].grpc_port == 9005
 
@@ -187,7 +185,6 @@ def test_pools_take_namespace_and_group_of_the_picker_unless_they_have_their_own
 
 
 def test_the_namespace_is_the_pickers_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As its environment says."""
     monkeypatch.setenv("NAMESPACE", "home")
     assert pools("a", "b/c")[0].namespace == "home"
     assert set(parts("--pool=a")["a"].names) == {"a", "home/a"}
@@ -264,9 +261,7 @@ def test_each_pool_has_a_recording_and_a_cluster_of_its_own() -> None:
 
 
 def test_replicas_are_those_of_the_picker_wherever_a_pool_is() -> None:
-    """The Service of replicas is in the picker's namespace, also for a pool of a file; they know
-    each pool by its full name, whatever it is called here.
-    """
+    """Their Service is in the picker's namespace; they know each pool by its full name."""
     found = parts(
         "--pool-namespace=home",
         "--peer-slices=replicas",
@@ -291,6 +286,5 @@ def test_the_lease_is_called_after_the_first_pool_of_the_cluster() -> None:
         "--pool=x/a",
         "--pool=b",
     )
-    assert given.election is not None
     assert given.election.lease.namespace == "home"
     assert given.election.lease.name == "epp-home-a.llm-d.ai"

@@ -33,7 +33,6 @@ REGISTRY = builtin_plugins()
 
 
 def findings(document: Any) -> list[Finding]:
-    """Everything about a configuration."""
     options = BuildOptions(allow_experimental=True)
     try:
         loaded = load_config(yaml.safe_dump(document, sort_keys=False).encode(), "c")

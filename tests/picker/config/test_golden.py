@@ -102,7 +102,6 @@ def outcome(path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_configuration_means_what_its_golden_twin_says(case: str) -> None:
-    """Field for field."""
     found = outcome(FOLDER / f"{case}.in.yaml")
     twin = FOLDER / f"{case}.out.yaml"
     if os.environ.get("POINTSMAN_UPDATE_GOLDEN"):

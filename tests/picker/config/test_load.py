@@ -39,7 +39,6 @@ def test_a_mangled_configuration_is_refused_or_built(edits: list[tuple[int, str]
 
 @pytest.mark.parametrize("content", [b"\xff\xff", b"a: \x00", b"x" * (MAX_CONFIG_BYTES + 1)])
 def test_bytes_that_are_no_text_are_refused(content: bytes) -> None:
-    """Also too many of them."""
     with pytest.raises(ConfigError, match="f: "):
         load_config(content, "f")
 
@@ -70,8 +69,7 @@ def weight_of(text: str) -> float:
 
 
 @pytest.mark.parametrize(
-    "value",
-    ["!!timestamp x", "!!bool x", "!!int ''", "!!float x", "!!int " + "9" * 5000],
+    "value", ["!!timestamp x", "!!bool x", "!!int ''", "!!float x", "!!int " + "9" * 5000]
 )
 def test_a_value_that_does_not_fit_its_tag_is_refused(value: str) -> None:
     """Not an error of the program, which would end a running picker."""

@@ -28,13 +28,11 @@ def read(*documents: str | dict[str, Any]) -> PoolFile:
 
 
 def objective(name: str = "o", spec: dict[str, Any] | None = None, **others: Any) -> dict[str, Any]:
-    """An InferenceObjective."""
     head = {"apiVersion": API, "kind": "InferenceObjective", "metadata": {"name": name}}
     return head | {"spec": POOL | {"priority": 1} if spec is None else spec} | others
 
 
 def rewrite(*rules: dict[str, Any], name: str = "r", **metadata: Any) -> dict[str, Any]:
-    """An InferenceModelRewrite."""
     return {
         "apiVersion": API,
         "kind": "InferenceModelRewrite",
@@ -50,7 +48,6 @@ def rule(*models: str, targets: Sequence[dict[str, Any]] = TARGETS) -> dict[str,
 
 
 def told(found: PoolFile, severity: Severity) -> list[str]:
-    """The findings as lines."""
     return [str(one) for one in found.findings if one.severity is severity]
 
 
@@ -321,7 +318,6 @@ def test_of_two_objects_with_one_name_the_first_one_counts() -> None:
     ],
 )
 def test_what_is_wrong_in_a_list_is_told(items: str, error: str) -> None:
-    """By its place in it."""
     found = read(f"apiVersion: v1\nkind: List\n{items}\n", objective())
     assert any(error in line for line in told(found, Severity.ERROR))
     assert len(found.contents.rules.objectives) == 1

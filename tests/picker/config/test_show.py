@@ -93,7 +93,6 @@ def flow_control(assembly: Assembly) -> list[object]:
 
 @pytest.mark.parametrize("case", [case for case in GOOD if case not in WITHOUT_DEFAULTS])
 def test_what_is_shown_means_the_same(case: str) -> None:
-    """Nothing is left to defaults."""
     loaded, before = assembled((FOLDER / f"{case}.in.yaml").read_bytes())
     text = aligned(effective_lines(loaded, before), with_origin=True)
     _, after = assembled(text.encode())
@@ -153,7 +152,6 @@ def test_checking_says_everything_at_once() -> None:
 
 
 def test_checking_what_is_no_yaml_is_one_finding() -> None:
-    """With its position."""
     (finding,) = check_config(b"a: [", "c.yaml", builtin_plugins(), OPTIONS)
     assert finding.where.startswith("c.yaml:")
     with pytest.raises(InvalidConfigError):

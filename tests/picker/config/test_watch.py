@@ -76,7 +76,6 @@ async def told(recorder: Recorder) -> None:
 
 
 async def test_a_file_replaced_by_renaming_is_applied(tmp_path: Path) -> None:
-    """As editors do it."""
     path, recorder = tmp_path / "c.yaml", Recorder()
     path.write_bytes(DEFAULT_CONFIG)
     async with following(path, recorder) as metrics:

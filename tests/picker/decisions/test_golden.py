@@ -117,7 +117,6 @@ class Scene:
         found = []
         for summary, span in zip(reversed(self.records.last(50)), self.notes.requests, strict=True):
             record = self.records.find(summary.request_id)
-            assert record is not None
             out = io.StringIO()
             console = Console(file=out, width=120)
             for part in explained(record, Layout(zone=UTC)):
@@ -178,7 +177,6 @@ async def decisions() -> dict[str, Any]:
         house.append(scene.house)
     scene = Scene(GATED, gated=True)
     await scene.ask("let in", x_llm_d_inference_fairness_id="tenant")
-    assert scene.house.gate is not None
     scene.house.gate.shut_down()
     await scene.ask("refused")
     found["flow control"] = scene.told()
@@ -190,14 +188,12 @@ async def decisions() -> dict[str, Any]:
 
 
 def replay_of(path: Path) -> dict[str, Any]:
-    """What a replay says."""
     report = report_of(path, None, 10, True)
-    found: dict[str, Any] = {
+    return {
         "comparison": msgspec.to_builtins(report.comparison),
         "notes": report.notes,
         "outcomes": [msgspec.to_builtins(one.outcome) for one in replayed(path).decisions],
     }
-    return found
 
 
 def ordered(value: dict[str, Any]) -> dict[str, Any]:
@@ -208,9 +204,7 @@ def ordered(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def golden() -> Mapping[str, Any]:
-    """What was said before."""
-    found: Mapping[str, Any] = json.loads(DECISIONS.read_text())
-    return found
+    return json.loads(DECISIONS.read_text())
 
 
 def test_a_recording_made_before_is_decided_the_same() -> None:

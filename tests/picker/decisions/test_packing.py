@@ -109,16 +109,13 @@ def _decision(
 
 
 def _end(records: DecisionRing, decision: Decision) -> None:
-    """The request is over."""
     decision.cause, decision.seconds = FinishCause.COMPLETED, 1.0
     records.finished(decision)
     decision.condense()
 
 
 def _remembered(decision: Decision, decided_at: float) -> RecordView | None:
-    """What is shown of a request when it is over: as much of its decision as while it was under
-    way, whether that was packed in the meantime or not.
-    """
+    """What is shown of a request when it is over, packed in the meantime or not."""
     decision = copy(decision)
     records = DecisionRing(5, lambda: 11.0, lambda: 20.0)
     records._decided_at = decided_at
@@ -126,8 +123,6 @@ def _remembered(decision: Decision, decided_at: float) -> RecordView | None:
     under_way = records.find("x")
     _end(records, decision)
     over = records.find("x")
-    assert under_way is not None
-    assert over is not None
     assert over.profiles == under_way.profiles
     return over
 
@@ -145,12 +140,10 @@ def test_totals_are_those_of_the_profile(data: st.DataObject) -> None:
     weight = st.floats(-10, 10)
     weights = data.draw(st.lists(weight, min_size=num_scorers, max_size=num_scorers))
     decision = _decision(_pool(count), scores, weights)
-    assert decision.result is not None
     scored = decision.result.profiles["p"].scored
     expected = {one.candidate.endpoint.name: one.score for one in scored}
     for decided_at in (0.0, 10.0):
         record = _remembered(decision, decided_at)
-        assert record is not None
         told = msgspec.json.decode(msgspec.json.encode(record), type=RecordView)
         assert told == record  # whatever a scorer has said
         (profile,) = record.profiles
@@ -176,7 +169,6 @@ def test_totals_are_those_of_the_profile(data: st.DataObject) -> None:
 def test_scores_may_be_numbers_of_any_kind(scores: Sequence[float], decided_at: float) -> None:
     """The scheduler takes them, and remembering a request is no reason to refuse it."""
     record = _remembered(_decision(_pool(2), [scores], [2.0]), decided_at)  # type: ignore[list-item]
-    assert record is not None
     told = msgspec.json.decode(msgspec.json.encode(record), type=RecordView)
     best, other = told.profiles[0].candidates
     assert (best.total, best.scores[0].raw, other.total) == (2.0, 1.0, 0.0)
@@ -188,13 +180,11 @@ def test_of_very_many_candidates_the_best_are_kept(decided_at: float) -> None:
     count = MAX_CANDIDATES + 100
     scores = [float(index % 10) / 10 for index in range(count)]
     decision = _decision(_pool(count), [scores], [1.0])
-    assert decision.result is not None
     result = decision.result.profiles["p"]
     worst = ScoredEndpoint(decision.candidates[0], 0.0)
     picked = replace(result, picked=(worst,))
     changed = SchedulingResult((worst.candidate.endpoint,), "p", {"p": picked})
     record = _remembered(replace(decision, result=changed), decided_at)
-    assert record is not None
     (profile,) = record.profiles
     assert len(profile.candidates) == BEST_CANDIDATES + 1
     assert (profile.num_scored, profile.num_tied) == (count, scores.count(0.9))
@@ -208,7 +198,6 @@ def test_ties_are_counted_beyond_the_candidates_that_are_kept() -> None:
     """Among very many equals chance chose, and it is told among how many."""
     count = MAX_CANDIDATES + 100
     record = _remembered(_decision(_pool(count), [[0.5] * count], [1.0]), 10.0)
-    assert record is not None
     assert record.profiles[0].num_tied == count
 
 
@@ -260,7 +249,6 @@ def test_a_record_takes_little_memory(count: int, limit_bytes: int) -> None:
 def test_who_was_removed_is_told_however_the_candidates_are_kept(decided_at: float) -> None:
     """Named when the candidates are packed, or when somebody asks."""
     record = _remembered(_decision(_pool(12), [[0.5] * 2], [1.0], _Even(3), _Even(2)), decided_at)
-    assert record is not None
     first, second = record.profiles[0].filters
     assert first.removed == tuple(f"w{index}" for index in range(12) if index % 3)
     assert second.removed == ("w3", "w9")
@@ -287,7 +275,6 @@ def test_of_very_many_candidates_that_filters_removed_only_names_are_kept() -> N
     finally:
         tracemalloc.stop()
     record = records.find("x")
-    assert record is not None
     first, second = record.profiles[0].filters
     assert (first.before, first.after, second.before, second.after) == (1000, 200, 200, 20)
     assert first.removed[:5] == ("w1", "w2", "w3", "w4", "w6")

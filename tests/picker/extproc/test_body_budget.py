@@ -6,24 +6,12 @@ from typing import Any
 
 import pytest
 from h2 import events
-from http2_peer import PATH, Peer
+from http2_peer import PATH, Peer, connected
 from stream_ways import HEADERS, REFUSAL, feed
 
 from picker.errors import DropReason
-from picker.extproc.machine.messages import (
-    BodyMode,
-    Closed,
-    Dropped,
-    Ending,
-    Evicted,
-    Finish,
-    RequestBody,
-    RequestHeaders,
-    RequestTrailers,
-    ResponseHeaders,
-    Route,
-    SendImmediate,
-)
+from picker.extproc.machine import messages as m
+from picker.extproc.machine.messages import BodyMode, Ending, Finish
 from picker.extproc.machine.request_phase import Limits
 from picker.extproc.machine.stream import StreamMachine
 from picker.rpc.budget import ByteBudget
@@ -32,7 +20,7 @@ from picker.rpc.calls import Abort, Metadata, Status
 from picker.rpc.framing import prefix
 from picker.types import FinishCause
 
-BODY = RequestBody(b"{}", end_of_stream=True)
+BODY = m.RequestBody(b"{}", end_of_stream=True)
 LARGE = bytes(100_000)
 
 
@@ -45,27 +33,27 @@ def roomy(max_bytes: int) -> tuple[ByteBudget, list[StreamMachine]]:
 def test_a_body_that_finds_no_room_while_others_arrive_is_refused() -> None:
     """With the status and the reason of a full queue; what comes after it is ignored."""
     bodies, (first, second) = roomy(100)
-    feed(first, RequestHeaders(HEADERS), RequestBody(bytes(60)))
-    feed(second, RequestHeaders(HEADERS), RequestBody(bytes(40)))
-    finish, reply = feed(second, RequestBody(b"1"))
+    feed(first, m.RequestHeaders(HEADERS), m.RequestBody(bytes(60)))
+    feed(second, m.RequestHeaders(HEADERS), m.RequestBody(bytes(40)))
+    finish, reply = feed(second, m.RequestBody(b"1"))
     assert finish == Finish(FinishCause.REFUSED, 429)
-    assert isinstance(reply, SendImmediate)
+    assert isinstance(reply, m.SendImmediate)
     assert reply.headers == (
         ("x-llm-d-request-dropped-reason", "rejected-saturated"),
         ("retry-after", "1"),
     )
     assert bodies.held_bytes == 60
-    assert feed(second, RequestBody(bytes(1000), end_of_stream=True)) == []
-    assert feed(first, RequestBody(bytes(40)), RequestTrailers()) != []
+    assert feed(second, m.RequestBody(bytes(1000), end_of_stream=True)) == []
+    assert feed(first, m.RequestBody(bytes(40)), m.RequestTrailers()) != []
     assert bodies.held_bytes == 0
 
 
 def test_a_body_that_comes_at_once_needs_no_room() -> None:
     """It arrives no more; nor does one that a proxy has kept to its end."""
     bodies, (first, second) = roomy(0)
-    assert isinstance(feed(first, RequestHeaders(HEADERS), BODY)[0], Route)
-    buffered = RequestHeaders(HEADERS, request_body=BodyMode.BUFFERED)
-    assert isinstance(feed(second, buffered, BODY)[0], Route)
+    assert isinstance(feed(first, m.RequestHeaders(HEADERS), BODY)[0], m.Route)
+    buffered = m.RequestHeaders(HEADERS, request_body=BodyMode.BUFFERED)
+    assert isinstance(feed(second, buffered, BODY)[0], m.Route)
     assert bodies.held_bytes == 0
 
 
@@ -73,12 +61,12 @@ def test_a_body_that_comes_at_once_needs_no_room() -> None:
     "end",
     [
         BODY,
-        RequestTrailers(),
-        ResponseHeaders(408),
-        RequestBody(bytes(1000)),
-        Dropped(REFUSAL),
-        Evicted(DropReason.EVICTED),
-        *map(Closed, Ending),
+        m.RequestTrailers(),
+        m.ResponseHeaders(408),
+        m.RequestBody(bytes(1000)),
+        m.Dropped(REFUSAL),
+        m.Evicted(DropReason.EVICTED),
+        *map(m.Closed, Ending),
     ],
     ids=str,
 )
@@ -86,11 +74,11 @@ def test_the_room_of_a_body_is_given_back_once_however_it_ends(end: object) -> N
     """Complete, answered by the proxy, too large, refused, evicted or cut off."""
     bodies = ByteBudget(2000)
     machine = StreamMachine(Limits(max_body_bytes=500, budget=bodies))
-    feed(machine, RequestHeaders(HEADERS), RequestBody(bytes(200)), RequestBody(bytes(100)))
+    feed(machine, m.RequestHeaders(HEADERS), m.RequestBody(bytes(200)), m.RequestBody(bytes(100)))
     assert bodies.held_bytes == 300
     feed(machine, end)
     assert bodies.held_bytes == 0
-    feed(machine, Closed(Ending.CANCELLED))
+    feed(machine, m.Closed(Ending.CANCELLED))
     assert bodies.held_bytes == 0
 
 
@@ -144,8 +132,7 @@ async def upload(peer: Peer, stream_id: int, size: int) -> int:
 async def test_a_large_message_needs_room_until_it_is_whole() -> None:
     """A proxy that keeps a body shows it as one; what does not fit is not even received."""
     bodies, reader = ByteBudget(3_000_000), Reader(takes_all=False)
-    peer = Peer({}, 2**23, {PATH: reader}, budget=bodies)
-    peer.connect()
+    peer = connected({}, 2**23, {PATH: reader}, budget=bodies)
     await peer.settle()
     first, second = peer.call(), peer.call()
     half = prefix(bytes(2_000_000)) + LARGE
@@ -170,8 +157,7 @@ async def test_a_large_message_needs_room_until_it_is_whole() -> None:
 async def test_a_receiver_that_takes_it_gets_its_message_without_room() -> None:
     """As one does whose message is no body of a request; it counts all the same."""
     bodies, reader = ByteBudget(1000), Reader(takes_all=True)
-    peer = Peer({}, 2**23, {PATH: reader}, budget=bodies)
-    peer.connect()
+    peer = connected({}, 2**23, {PATH: reader}, budget=bodies)
     await peer.settle()
     size = 3 * 2**20  # more than a window
     assert await upload(peer, peer.call(), size) == size + 5
@@ -183,8 +169,7 @@ async def test_a_receiver_that_takes_it_gets_its_message_without_room() -> None:
 async def test_the_room_of_half_a_message_is_given_back(end: str) -> None:
     """Whatever becomes of its stream."""
     bodies = ByteBudget(2_000_000)
-    peer = Peer({}, 2**23, {PATH: Reader(takes_all=False)}, budget=bodies)
-    peer.connect()
+    peer = connected({}, 2**23, {PATH: Reader(takes_all=False)}, budget=bodies)
     stream_id = peer.call()
     peer.http2.send_data(stream_id, prefix(bytes(1_000_000)) + bytes(10_000))
     peer.push()

@@ -17,7 +17,7 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as pb_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from whole_picker import until
+from waiting import until
 
 from picker.app.pool_choice import PoolChoice
 from picker.extproc.pump import StreamMetrics
@@ -31,12 +31,7 @@ from picker.types import RawRequest, RouteDecision
 MakeDirector = Callable[..., Any]
 PATIENCE_SECONDS = 60.0
 KEYS = ("llama", "x/qwen", "y/qwen")
-NAMES = {
-    "llama": "llama",
-    "default/llama": "llama",
-    "x/qwen": "x/qwen",
-    "y/qwen": "y/qwen",
-}
+NAMES = {"llama": "llama", "default/llama": "llama", "x/qwen": "x/qwen", "y/qwen": "y/qwen"}
 Fields = Sequence[tuple[str, str | bytes]]
 
 
@@ -59,7 +54,6 @@ class Scene:
 
     @property
     def unknown(self) -> float:
-        """How many were refused."""
         return dict(self.metrics.unknown_pool_total.numbers()).get((), 0.0)
 
     def value(self, name: str, **labels: str) -> float | None:
@@ -207,11 +201,7 @@ async def test_streams_are_counted_whoever_they_are_for(director: MakeDirector) 
     async with serving(director) as scene:
         for name in ("llama", "x/qwen", "nobody"):
             await scene.ask(("x-pointsman-pool", name))
-
-        async def all_have_ended() -> bool:
-            return scene.value("streams_total", code="OK") == 3
-
-        await until(all_have_ended)
+        await until(lambda: scene.value("streams_total", code="OK") == 3)
         assert scene.value("streams_inflight") == 0
         assert scene.value("stream_duration_seconds_count") == 3
 
@@ -248,9 +238,7 @@ async def test_the_log_names_what_was_asked_for_once(
 
 
 async def raw_call(port: int, *fields: tuple[bytes, bytes]) -> None:
-    """What a client without scruples does: a request with these fields, until it is answered or
-    thrown out.
-    """
+    """What a client without scruples does: a request with these fields."""
     config = h2.config.H2Configuration(
         header_encoding=None, normalize_outbound_headers=False, validate_outbound_headers=False
     )

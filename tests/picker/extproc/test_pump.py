@@ -24,21 +24,17 @@ MakeDirector = Callable[..., Any]
 
 
 def headers_in(mode: int) -> bytes:
-    """The headers of a request whose bodies are shown in that mode, and those of its response not
-    at all.
-    """
+    """The headers of a request whose bodies are shown in that mode, its response's not at all."""
     modes = pb.ProtocolConfiguration(request_body_mode=mode, response_body_mode=0)
     message = pb.ProcessingRequest(request_headers=pb.HttpHeaders(), protocol_config=modes)
     return bytes(message.SerializeToString())
 
 
 async def refuse(raw: RawRequest) -> RouteDecision:
-    """There is no endpoint."""
     raise no_endpoints()
 
 
 async def crash(raw: RawRequest) -> RouteDecision:
-    """A bug."""
     raise ZeroDivisionError("secret detail")
 
 
@@ -48,9 +44,7 @@ async def skip(raw: RawRequest) -> RouteDecision:
 
 
 async def test_a_request_goes_through_all_phases(director: MakeDirector) -> None:
-    """Headers and body are answered in order, the response passes, and the end is recorded. A
-    message of an unknown kind is no reason to give up.
-    """
+    """Even with a message of an unknown kind among them."""
     source = director()
     async with stream(source) as wire:
         wire.play(HEADERS, UNKNOWN_KIND, BODY)
@@ -240,47 +234,23 @@ async def test_a_proxy_that_counts_the_seconds_is_asked_to_wait_longer(
 # Evictions
 
 
-class EvictableDirector:
-    """Opens one exchange, which may be evicted."""
-
-    decides_at_once = False
-
-    def __init__(self, exchange: Any) -> None:
-        self.exchange = exchange
-        self.evict: Callable[[DropReason], None] = lambda reason: None
-
-    def begin(self, evict: Callable[[DropReason], None]) -> EvictableDirector:
-        """Itself, for there is one stream."""
-        self.evict = evict
-        return self
-
-    async def route(self, raw: RawRequest) -> RouteDecision:
-        """As the exchange does."""
-        decision: RouteDecision = await self.exchange.route(raw)
-        return decision
-
-    def finish(self, *end: Any) -> None:
-        """Of the exchange."""
-        self.exchange.finish(*end)
-
-
 async def test_an_eviction_answers_the_client_and_ends_the_stream(director: MakeDirector) -> None:
     """Whatever the stream waits for at that moment, and only once."""
-    source = EvictableDirector(director().begin())
+    source = director()
     async with stream(source) as wire:
         wire.play(HEADERS, BODY)
         assert [await wire.reply(), await wire.reply()] == ["request_headers", "request_body"]
-        source.evict(DropReason.EVICTED_PRIORITY)
-        source.evict(DropReason.EVICTED)
+        source.exchanges[0].evict(DropReason.EVICTED_PRIORITY)
+        source.exchanges[0].evict(DropReason.EVICTED)
         reply = pb.ProcessingResponse.FromString(await wire.outbound.get()).immediate_response
         await wire.ended
-        source.evict(DropReason.EVICTED)  # too late: nothing happens
+        source.exchanges[0].evict(DropReason.EVICTED)  # too late: nothing happens
         await asyncio.sleep(0)
     assert (reply.status.code, reply.body) == (429, b"request evicted by flow control")
     headers = {one.header.key: one.header.raw_value for one in reply.headers.set_headers}
     assert headers == {DROP_REASON_HEADER: b"evicted-priority", RETRY_AFTER_HEADER: b"1"}
     assert wire.outbound.empty()
-    assert source.exchange.finished.result() == (FinishCause.EVICTED, 429, None)
+    assert source.exchanges[0].finished.result() == (FinishCause.EVICTED, 429, None)
 
 
 @pytest.mark.parametrize("is_reset", [False, True])
@@ -289,20 +259,20 @@ async def test_an_eviction_cancels_a_pending_decision(
 ) -> None:
     """It holds nothing any more; while the stream is being reset, that has had the last word."""
     held = held_routing()
-    source = EvictableDirector(director(held).begin())
+    source = director(held)
     async with stream(source) as wire:
         wire.play(HEADERS, BODY)
         await held.started.wait()
-        source.evict(DropReason.EVICTED)
+        source.exchanges[0].evict(DropReason.EVICTED)
         if is_reset:
             await wire.abort(Abort.CANCELLED)
         else:
             assert await wire.reply() == "immediate_response"
             await wire.ended
-    assert source.exchange.cancelled
+    assert source.exchanges[0].cancelled
     cause = FinishCause.CLIENT_GONE if is_reset else FinishCause.EVICTED
-    assert source.exchange.finished.result()[0] is cause
-    assert source.exchange.finish_calls == 1
+    assert source.exchanges[0].finished.result()[0] is cause
+    assert source.exchanges[0].finish_calls == 1
 
 
 # Numbers

@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
-from picker.extproc.machine.messages import (
-    MAX_CHUNK_BYTES,
-    Action,
-    BodyMode,
-    Closed,
-    Ending,
-    Finish,
-    RequestBody,
-    RequestHeaders,
-    ResponseBody,
-    ResponseHeaders,
-    ResponseTrailers,
-    SendHeldResponseBody,
-    SendResponseBody,
-    SendResponseBodyUnchanged,
-    SendResponseHeaders,
-    SendResponseTrailers,
-)
+from picker.extproc.machine import messages as m
+from picker.extproc.machine.messages import BodyMode, Ending, Finish
 from picker.extproc.machine.stream import StreamMachine
 from picker.types import FinishCause, Metadata, ResponseHead, RouteDecision
 
@@ -60,7 +45,6 @@ class Shouting:
         return out, {}
 
     def end(self) -> bytes:
-        """What is left."""
         self.seen.append("end")
         if self.fails_at == "end":
             raise ZeroDivisionError
@@ -77,78 +61,80 @@ def routed(
 ) -> StreamMachine:
     """A machine whose request has left, watched by `tap`."""
     machine = StreamMachine()
-    machine.receive(RequestHeaders({}, request_body=request_body, response_body=mode))
-    machine.receive(RequestBody(b"{}", end_of_stream=True))
+    machine.receive(m.RequestHeaders({}, request_body=request_body, response_body=mode))
+    machine.receive(m.RequestBody(b"{}", end_of_stream=True))
     machine.routed(RouteDecision("a:1", response=tap, needs_response_body=changes))
     return machine
 
 
-def bytes_of(actions: list[Action]) -> bytes:
+def responding(*args: Any, **kwargs: Any) -> StreamMachine:
+    """One whose response has begun."""
+    machine = routed(*args, **kwargs)
+    machine.receive(m.ResponseHeaders(200))
+    return machine
+
+
+def bytes_of(actions: list[m.Action]) -> bytes:
     """What goes on to the client in full duplex."""
-    return b"".join(a.data for a in actions if isinstance(a, SendResponseBody))
+    return b"".join(a.data for a in actions if isinstance(a, m.SendResponseBody))
 
 
 def test_the_tap_sees_the_head_and_its_headers_go_out() -> None:
     """Status, headers and who served are told; the mark of the picker stays."""
     tap = Shouting()
     headers = {":status": "503", "content-type": "text/plain"}
-    event = ResponseHeaders(503, False, "10.0.0.1:8000", headers, has_destination_metadata=True)
+    event = m.ResponseHeaders(503, False, "10.0.0.1:8000", headers, has_destination_metadata=True)
     actions = routed(tap).receive(event)
-    assert actions == [SendResponseHeaders((MARK, ("x-session-token", "abc")))]
+    assert actions == [m.SendResponseHeaders((MARK, ("x-session-token", "abc")))]
     assert tap.seen == [ResponseHead(503, headers, "10.0.0.1:8000", True)]
 
 
 def test_changed_pieces_go_out_and_what_is_held_back_follows() -> None:
     """Metadata is on the last piece alone, and so is the end of the stream."""
-    machine = routed(Shouting())
-    machine.receive(ResponseHeaders(200))
-    assert machine.receive(ResponseBody(b"abc")) == [SendResponseBody(b"AB", False)]
-    assert machine.receive(ResponseBody(b"d", end_of_stream=True)) == [
+    machine = responding(Shouting())
+    assert machine.receive(m.ResponseBody(b"abc")) == [m.SendResponseBody(b"AB", False)]
+    assert machine.receive(m.ResponseBody(b"d", end_of_stream=True)) == [
         Finish(FinishCause.COMPLETED, 200),
-        SendResponseBody(b"CD", True, COST),
+        m.SendResponseBody(b"CD", True, COST),
     ]
 
 
 def test_a_piece_that_is_all_held_back_is_not_answered() -> None:
     """In full duplex nobody waits for it."""
-    machine = routed(Shouting())
-    machine.receive(ResponseHeaders(200))
-    assert machine.receive(ResponseBody(b"a")) == []
-    assert bytes_of(machine.receive(ResponseBody(b"", end_of_stream=True))) == b"A"
+    machine = responding(Shouting())
+    assert machine.receive(m.ResponseBody(b"a")) == []
+    assert bytes_of(machine.receive(m.ResponseBody(b"", end_of_stream=True))) == b"A"
 
 
 def test_a_long_output_is_cut_and_ends_once() -> None:
     """A tap may let go of much at once."""
-    machine = routed(Shouting())
-    machine.receive(ResponseHeaders(200))
-    actions = machine.receive(ResponseBody(b"x" * 130_000, end_of_stream=True))[1:]
+    machine = responding(Shouting())
+    actions = machine.receive(m.ResponseBody(b"x" * 130_000, end_of_stream=True))[1:]
     assert bytes_of(actions) == b"X" * 130_000
-    pieces = [a for a in actions if isinstance(a, SendResponseBody)]
-    assert max(len(piece.data) for piece in pieces) <= MAX_CHUNK_BYTES
+    pieces = [a for a in actions if isinstance(a, m.SendResponseBody)]
+    assert max(len(piece.data) for piece in pieces) <= m.MAX_CHUNK_BYTES
     assert [piece.end_of_stream for piece in pieces] == [False, False, True]
     assert [dict(piece.metadata) for piece in pieces] == [{}, {}, dict(COST)]
 
 
 def test_what_is_held_back_goes_before_trailers_without_the_end_of_the_stream() -> None:
     """The trailers are the end."""
-    machine = routed(Shouting())
-    machine.receive(ResponseHeaders(200))
-    machine.receive(ResponseBody(b"ab"))
-    assert machine.receive(ResponseTrailers()) == [
+    machine = responding(Shouting())
+    machine.receive(m.ResponseBody(b"ab"))
+    assert machine.receive(m.ResponseTrailers()) == [
         Finish(FinishCause.COMPLETED, 200),
-        SendResponseBody(b"B", False),
-        SendResponseTrailers(),
+        m.SendResponseBody(b"B", False),
+        m.SendResponseTrailers(),
     ]
 
 
 def test_a_proxy_that_waits_gets_each_piece_changed_in_place() -> None:
     """One reply per message, "unchanged" where nothing changed."""
-    machine = routed(Shouting(), BodyMode.LOCKSTEP)
-    machine.receive(ResponseHeaders(200))
-    assert machine.receive(ResponseBody(b"ab")) == [SendHeldResponseBody(b"A")]
-    assert machine.receive(ResponseBody(b"")) == [SendResponseBodyUnchanged()]
-    _, reply = machine.receive(ResponseBody(b"c", end_of_stream=True))
-    assert reply == SendHeldResponseBody(b"BC", metadata=COST)
+    machine = responding(Shouting(), BodyMode.LOCKSTEP)
+    assert machine.receive(m.ResponseBody(b"ab")) == [m.SendHeldResponseBody(b"A")]
+    assert machine.receive(m.ResponseBody(b"")) == [m.SendResponseBodyUnchanged()]
+    _, reply = machine.receive(m.ResponseBody(b"c", end_of_stream=True))
+    assert reply == m.SendHeldResponseBody(b"BC", metadata=COST)
 
 
 @pytest.mark.parametrize("end", [True, False])
@@ -156,20 +142,21 @@ def test_a_body_in_one_message_is_its_end_for_the_tap(end: bool) -> None:
     """Even when trailers follow: nothing that is held back could be sent later."""
     tap = Shouting()
     machine = routed(tap, BodyMode.BUFFERED)
-    machine.receive(ResponseHeaders(200, headers=LENGTH))
-    actions = machine.receive(ResponseBody(b"hello", end_of_stream=end))
-    assert actions[-1] == SendHeldResponseBody(b"HELLO", 5, COST)
+    machine.receive(m.ResponseHeaders(200, headers=LENGTH))
+    actions = machine.receive(m.ResponseBody(b"hello", end_of_stream=end))
+    assert actions[-1] == m.SendHeldResponseBody(b"HELLO", 5, COST)
     assert tap.seen[-1] == (b"hello", True)
     if not end:
-        assert machine.receive(ResponseTrailers())[1:] == [SendResponseTrailers()]
+        assert machine.receive(m.ResponseTrailers())[1:] == [m.SendResponseTrailers()]
     assert tap.seen[-1] == (b"hello", True)
 
 
 def test_no_length_is_invented_for_a_body_in_one_message() -> None:
     """Where the endpoint stated none, an HTTP/1 client might lose trailers by it."""
-    machine = routed(Shouting(), BodyMode.BUFFERED)
-    machine.receive(ResponseHeaders(200))
-    assert machine.receive(ResponseBody(b"hello"))[-1] == SendHeldResponseBody(b"HELLO", None, COST)
+    machine = responding(Shouting(), BodyMode.BUFFERED)
+    assert machine.receive(m.ResponseBody(b"hello"))[-1] == m.SendHeldResponseBody(
+        b"HELLO", None, COST
+    )
 
 
 @pytest.mark.parametrize(
@@ -186,18 +173,18 @@ def test_the_length_goes_where_the_body_may_change_after_it(
     mode: BodyMode, removed: tuple[str, ...]
 ) -> None:
     """Only then: not without a tap, not for one that only watches, not when there is no body."""
-    event = ResponseHeaders(200, headers=LENGTH)
+    event = m.ResponseHeaders(200, headers=LENGTH)
     (reply,) = routed(Shouting(), mode).receive(event)
-    assert isinstance(reply, SendResponseHeaders)
+    assert isinstance(reply, m.SendResponseHeaders)
     assert reply.remove_headers == removed
     assert reply.show_body is False  # full-duplex requests allow no change of modes
     for machine in (routed(None, mode), routed(Shouting(), mode, changes=False)):
         (reply,) = machine.receive(event)
-        assert isinstance(reply, SendResponseHeaders)
+        assert isinstance(reply, m.SendResponseHeaders)
         assert reply.remove_headers == ()
-    without_body = ResponseHeaders(200, end_of_stream=True, headers=LENGTH)
+    without_body = m.ResponseHeaders(200, end_of_stream=True, headers=LENGTH)
     reply = routed(Shouting(), mode).receive(without_body)[-1]
-    assert isinstance(reply, SendResponseHeaders)
+    assert isinstance(reply, m.SendResponseHeaders)
     assert reply.remove_headers == ()
 
 
@@ -210,8 +197,8 @@ def test_headers_that_belong_to_the_system_do_not_reach_the_client(tap: Shouting
         "x-session-token": "theirs",
         "server": "vllm",
     }
-    (reply,) = routed(tap).receive(ResponseHeaders(200, headers=headers))
-    assert isinstance(reply, SendResponseHeaders)
+    (reply,) = routed(tap).receive(m.ResponseHeaders(200, headers=headers))
+    assert isinstance(reply, m.SendResponseHeaders)
     assert set(reply.remove_headers) == {
         "x-llm-d-request-dropped-reason",
         "x-gateway-destination-endpoint-served",
@@ -221,24 +208,24 @@ def test_headers_that_belong_to_the_system_do_not_reach_the_client(tap: Shouting
 def test_a_proxy_that_buffers_requests_is_asked_for_the_body_that_it_would_not_show() -> None:
     """From then on it streams the body both ways, and the stated length goes."""
     machine = routed(Shouting(), BodyMode.ABSENT, request_body=BodyMode.BUFFERED)
-    (reply,) = machine.receive(ResponseHeaders(200, headers=LENGTH))
-    assert isinstance(reply, SendResponseHeaders)
+    (reply,) = machine.receive(m.ResponseHeaders(200, headers=LENGTH))
+    assert isinstance(reply, m.SendResponseHeaders)
     assert reply.show_body
     assert reply.remove_headers == ("content-length",)
-    _, piece = machine.receive(ResponseBody(b"hello", end_of_stream=True))
-    assert piece == SendResponseBody(b"HELLO", True, COST)
+    _, piece = machine.receive(m.ResponseBody(b"hello", end_of_stream=True))
+    assert piece == m.SendResponseBody(b"HELLO", True, COST)
 
 
 def test_a_proxy_is_not_asked_for_a_body_that_is_not_there_or_only_watched() -> None:
     """Streamed bodies cost, so they are shown only where something has to be put back."""
     waiting = {"request_body": BodyMode.BUFFERED}
     machine = routed(Shouting(), BodyMode.ABSENT, **waiting)
-    reply = machine.receive(ResponseHeaders(204, end_of_stream=True))[-1]
-    assert isinstance(reply, SendResponseHeaders)
+    reply = machine.receive(m.ResponseHeaders(204, end_of_stream=True))[-1]
+    assert isinstance(reply, m.SendResponseHeaders)
     assert not reply.show_body
     machine = routed(Shouting(), BodyMode.ABSENT, **waiting, changes=False)
-    (reply,) = machine.receive(ResponseHeaders(200))
-    assert isinstance(reply, SendResponseHeaders)
+    (reply,) = machine.receive(m.ResponseHeaders(200))
+    assert isinstance(reply, m.SendResponseHeaders)
     assert not reply.show_body
 
 
@@ -247,28 +234,26 @@ def test_a_proxy_that_disregards_the_wish_still_completes_its_responses(
     shown: int, cause: str
 ) -> None:
     """No body was seen, so the stream's end is the response's; after a piece it would be early."""
-    machine = routed(Shouting(), BodyMode.ABSENT, request_body=BodyMode.BUFFERED)
-    machine.receive(ResponseHeaders(200))
+    machine = responding(Shouting(), BodyMode.ABSENT, request_body=BodyMode.BUFFERED)
     for _ in range(shown):
-        machine.receive(ResponseBody(b"some"))
-    (finish,) = machine.receive(Closed(Ending.END_OF_STREAM))
+        machine.receive(m.ResponseBody(b"some"))
+    (finish,) = machine.receive(m.Closed(Ending.END_OF_STREAM))
     assert finish == Finish(FinishCause[cause], 200)
 
 
 def test_part_of_a_body_may_be_all_that_is_shown() -> None:
     """A proxy that keeps only so much closes the stream after it."""
-    machine = routed(Shouting(), BodyMode.PARTIAL)
-    machine.receive(ResponseHeaders(200))
-    assert machine.receive(ResponseBody(b"part")) == [SendHeldResponseBody(b"PART", None, COST)]
-    assert machine.receive(Closed(Ending.END_OF_STREAM)) == [Finish(FinishCause.COMPLETED, 200)]
+    machine = responding(Shouting(), BodyMode.PARTIAL)
+    assert machine.receive(m.ResponseBody(b"part")) == [m.SendHeldResponseBody(b"PART", None, COST)]
+    assert machine.receive(m.Closed(Ending.END_OF_STREAM)) == [Finish(FinishCause.COMPLETED, 200)]
 
 
 def test_a_tap_that_fails_at_the_head_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     """The response passes as if nobody watched it."""
     tap = Shouting("head")
     machine = routed(tap)
-    assert machine.receive(ResponseHeaders(200)) == [SendResponseHeaders((MARK,))]
-    assert bytes_of(machine.receive(ResponseBody(b"abc", end_of_stream=True))) == b"abc"
+    assert machine.receive(m.ResponseHeaders(200)) == [m.SendResponseHeaders((MARK,))]
+    assert bytes_of(machine.receive(m.ResponseBody(b"abc", end_of_stream=True))) == b"abc"
     assert len(tap.seen) == 1
     assert "ZeroDivisionError" in caplog.text
 
@@ -276,44 +261,39 @@ def test_a_tap_that_fails_at_the_head_is_left_out(caplog: pytest.LogCaptureFixtu
 def test_a_tap_that_fails_at_a_piece_loses_no_byte(caplog: pytest.LogCaptureFixture) -> None:
     """What it held goes first, then the piece; it is asked no more after that."""
     tap = Shouting()
-    machine = routed(tap)
-    machine.receive(ResponseHeaders(200))
-    assert bytes_of(machine.receive(ResponseBody(b"abc"))) == b"AB"
+    machine = responding(tap)
+    assert bytes_of(machine.receive(m.ResponseBody(b"abc"))) == b"AB"
     tap.fails_at = "body"
-    assert bytes_of(machine.receive(ResponseBody(b"def"))) == b"Cdef"
-    assert bytes_of(machine.receive(ResponseBody(b"ghi", end_of_stream=True))) == b"ghi"
+    assert bytes_of(machine.receive(m.ResponseBody(b"def"))) == b"Cdef"
+    assert bytes_of(machine.receive(m.ResponseBody(b"ghi", end_of_stream=True))) == b"ghi"
     assert tap.seen.count("end") == 1
     assert "ZeroDivisionError" in caplog.text
 
 
 def test_a_tap_that_fails_at_the_end_does_not_break_the_stream() -> None:
-    """The trailers are answered."""
-    machine = routed(Shouting("end"))
-    machine.receive(ResponseHeaders(200))
-    machine.receive(ResponseBody(b"ab"))
-    assert machine.receive(ResponseTrailers())[-1] == SendResponseTrailers()
+    machine = responding(Shouting("end"))
+    machine.receive(m.ResponseBody(b"ab"))
+    assert machine.receive(m.ResponseTrailers())[-1] == m.SendResponseTrailers()
 
 
 def test_a_mode_that_cannot_take_what_was_held_says_so(caplog: pytest.LogCaptureFixture) -> None:
     """Trailers after lockstep pieces leave no place for a last byte."""
-    machine = routed(Shouting(), BodyMode.LOCKSTEP)
-    machine.receive(ResponseHeaders(200))
-    machine.receive(ResponseBody(b"ab"))
-    assert machine.receive(ResponseTrailers())[-1] == SendResponseTrailers()
+    machine = responding(Shouting(), BodyMode.LOCKSTEP)
+    machine.receive(m.ResponseBody(b"ab"))
+    assert machine.receive(m.ResponseTrailers())[-1] == m.SendResponseTrailers()
     assert "lost 1 bytes" in caplog.text
 
 
 def test_a_response_without_a_body_ends_the_tap() -> None:
     """It is told of the head and of the end."""
     tap = Shouting()
-    routed(tap).receive(ResponseHeaders(204, end_of_stream=True))
+    routed(tap).receive(m.ResponseHeaders(204, end_of_stream=True))
     assert tap.seen[-1] == "end"
 
 
 def test_trailers_after_a_body_that_had_its_end_are_answered_once() -> None:
     """A proxy that shows both is not kept waiting."""
-    machine = routed(None)
-    machine.receive(ResponseHeaders(200))
-    machine.receive(ResponseBody(b"x", end_of_stream=True))
-    assert machine.receive(ResponseTrailers()) == [SendResponseTrailers()]
-    assert machine.receive(ResponseTrailers()) == []
+    machine = responding(None)
+    machine.receive(m.ResponseBody(b"x", end_of_stream=True))
+    assert machine.receive(m.ResponseTrailers()) == [m.SendResponseTrailers()]
+    assert machine.receive(m.ResponseTrailers()) == []

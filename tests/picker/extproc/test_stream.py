@@ -1,112 +1,244 @@
-"""The stream machine in full duplex: what each step does, beyond its table."""
+"""The stream machine, beyond its table: what it routes, answers and refuses, in full duplex and
+with a proxy that keeps the body until it is answered.
+"""
 
 from __future__ import annotations
 
-import pytest
-from stream_ways import DECISION, HEADERS, REFUSAL, WAY_TO, feed
+from typing import Any
 
-from picker.extproc.machine.messages import (
-    MAX_CHUNK_BYTES,
-    BodyMode,
-    Closed,
-    Ending,
-    Finish,
-    RequestBody,
-    RequestHeaders,
-    RequestTrailers,
-    ResponseBody,
-    ResponseHeaders,
-    ResponseTrailers,
-    Route,
-    Routed,
-    SendImmediate,
-    SendRequestBody,
-    SendRequestHeaders,
-    SendRequestTrailers,
-    SendResponseBody,
-    SendResponseBodyUnchanged,
-    SendResponseHeaders,
-    SendResponseTrailers,
-    body_chunks,
-)
+import pytest
+from stream_ways import BUFFERED_HEADERS, DECISION, HEADERS, REFUSAL, WAY_TO, feed
+
+from picker.extproc.machine import messages as m
+from picker.extproc.machine.messages import BodyMode, Ending, Finish
 from picker.extproc.machine.request_phase import Limits
 from picker.extproc.machine.stream import RemoteProtocolError, State, StreamMachine
 from picker.types import FinishCause, RawRequest, RouteDecision
 
-MARK = SendResponseHeaders((("x-went-into-resp-headers", "true"),))
-BODY_DONE = (RequestHeaders(HEADERS), RequestBody(b"{}", end_of_stream=True))
+MARK = m.SendResponseHeaders((("x-went-into-resp-headers", "true"),))
+BEGUN, KEPT = m.RequestHeaders(HEADERS), BUFFERED_HEADERS
+HINTED = m.RequestHeaders(HEADERS, subset_hint=("10.0.0.1",))
+KEPT_HINTED = m.RequestHeaders(HEADERS, False, ("10.0.0.1",), request_body=BodyMode.BUFFERED)
+MEASURED = m.RequestHeaders({"content-length": "4"}, request_body=BodyMode.BUFFERED)
+BODY, UNCHANGED = m.RequestBody(b"{}", end_of_stream=True), m.SendRequestHeadersUnchanged()
+TRAILERS = m.RequestTrailers()
+GOES = DECISION.destination
 
 
-def test_the_body_is_joined_and_routed_with_headers_and_subset_hint() -> None:
-    """`Route` carries everything that arrived, and nothing is answered before."""
-    machine = StreamMachine()
-    assert feed(machine, RequestHeaders(HEADERS, subset_hint=("10.0.0.1",))) == []
-    assert feed(machine, RequestBody(b"ab")) == []
-    assert feed(machine, RequestBody(b"cd", end_of_stream=True)) == [
-        Route(RawRequest(HEADERS, b"abcd", ("10.0.0.1",)))
-    ]
+def said(*events: object, limits: Limits | None = None) -> list[m.Action]:
+    """All that a machine says to these events."""
+    machine = StreamMachine(limits or Limits())
+    return [action for event in events for action in feed(machine, event)]
 
 
-def test_a_later_subset_hint_replaces_the_first() -> None:
-    """A body message may narrow the choice anew, also to nothing."""
-    machine = StreamMachine()
-    feed(machine, RequestHeaders(HEADERS, subset_hint=("10.0.0.1",)))
-    actions = feed(machine, RequestBody(b"", end_of_stream=True, subset_hint=()))
-    assert actions == [Route(RawRequest(HEADERS, b"", ()))]
+@pytest.mark.parametrize(
+    ("events", "raw", "is_timed"),
+    [
+        pytest.param(
+            (HINTED, m.RequestBody(b"ab"), m.RequestBody(b"cd", True)),
+            RawRequest(HEADERS, b"abcd", ("10.0.0.1",)),
+            False,
+            id="the pieces of a body are joined",
+        ),
+        pytest.param(
+            (HINTED, m.RequestBody(b"", True, subset_hint=())),
+            RawRequest(HEADERS, b"", ()),
+            False,
+            id="a later subset hint replaces the first",
+        ),
+        pytest.param(
+            (m.RequestHeaders(HEADERS, end_of_stream=True, subset_hint=("a",)),),
+            RawRequest(HEADERS, None, ("a",)),
+            False,
+            id="there is no body to wait for",
+        ),
+        pytest.param(
+            (m.RequestHeaders(HEADERS, request_body=BodyMode.ABSENT),),
+            RawRequest(HEADERS, None, None),
+            True,
+            id="the proxy shows no bodies",
+        ),
+        pytest.param(
+            (BEGUN, m.RequestBody(b"body"), TRAILERS),
+            RawRequest(HEADERS, b"body", None),
+            False,
+            id="trailers end a body",
+        ),
+        pytest.param(
+            (KEPT_HINTED, m.RequestBody(b"{ 1}", True)),
+            RawRequest(HEADERS, b"{ 1}", ("10.0.0.1",)),
+            True,
+            id="one message is the whole body",
+        ),
+        pytest.param(
+            (KEPT, m.RequestBody(b"{ 1}", False)),
+            RawRequest(HEADERS, b"{ 1}", None),
+            True,
+            id="one message is the whole body though trailers are still to come",
+        ),
+        pytest.param(
+            (KEPT_HINTED, m.RequestBody(b"", True, subset_hint=())),
+            RawRequest(HEADERS, b"", ()),
+            True,
+            id="a hint beside a kept body replaces the first",
+        ),
+        pytest.param(
+            (m.RequestHeaders(HEADERS, end_of_stream=True, request_body=BodyMode.BUFFERED),),
+            RawRequest(HEADERS, None, None),
+            True,
+            id="there is no body to keep",
+        ),
+    ],
+)
+def test_a_request_is_routed_once_it_is_whole(
+    events: tuple[Any, ...], raw: RawRequest, is_timed: bool
+) -> None:
+    """`Route` carries everything that arrived; before it only kept headers are answered."""
+    is_kept = events[0].request_body is BodyMode.BUFFERED and not events[0].end_of_stream
+    assert said(*events) == [*([UNCHANGED] if is_kept else []), m.Route(raw, is_timed=is_timed)]
 
 
-def test_a_request_without_a_body_is_routed_at_once_and_answered_with_headers_alone() -> None:
-    """End of stream on the headers means there is no body to hold or to send back."""
-    machine = StreamMachine()
-    routed = feed(machine, RequestHeaders(HEADERS, end_of_stream=True, subset_hint=("a",)))
-    assert routed == [Route(RawRequest(HEADERS, None, ("a",)))]
-    assert machine.routed(DECISION) == [SendRequestHeaders(DECISION.destination)]
+NEW = RouteDecision("a:1", (("x-request-id", "7"),), b"[new]")
 
 
-def test_a_proxy_that_shows_no_request_bodies_gets_its_requests_routed_without_them() -> None:
-    """With request_body_mode NONE no body will come, so none is waited for."""
-    machine = StreamMachine()
-    actions = feed(machine, RequestHeaders(HEADERS, request_body=BodyMode.ABSENT))
-    assert actions == [Route(RawRequest(HEADERS, None, None), is_timed=True)]
+@pytest.mark.parametrize(
+    ("events", "decision", "replies"),
+    [
+        pytest.param(
+            (BEGUN, m.RequestBody(b'{ "a":1}', True)),
+            DECISION,
+            [m.SendRequestHeaders(GOES, (), 8), m.SendRequestBody(b'{ "a":1}', True)],
+            id="the original body goes back byte for byte",
+        ),
+        pytest.param(
+            (BEGUN, BODY),
+            NEW,
+            [m.SendRequestHeaders("a:1", NEW.set_headers, 5), m.SendRequestBody(b"[new]", True)],
+            id="a new body goes out instead",
+        ),
+        pytest.param(
+            (BEGUN, m.RequestBody(b"", True)),
+            DECISION,
+            [m.SendRequestHeaders(GOES), m.SendRequestBody(b"", True)],
+            id="an empty body is one empty last piece",
+        ),
+        pytest.param(
+            (m.RequestHeaders(HEADERS, end_of_stream=True),),
+            DECISION,
+            [m.SendRequestHeaders(GOES)],
+            id="there is no body to send back",
+        ),
+        pytest.param(
+            (BEGUN, m.RequestBody(b"body"), TRAILERS),
+            DECISION,
+            [
+                m.SendRequestHeaders(GOES),
+                m.SendRequestBody(b"body", False),
+                m.SendRequestTrailers(),
+            ],
+            id="trailers carry the end, and no length is set",
+        ),
+        pytest.param(
+            (BEGUN, TRAILERS),
+            DECISION,
+            [m.SendRequestHeaders(GOES), m.SendRequestTrailers()],
+            id="nothing arrived before the trailers",
+        ),
+        pytest.param(
+            (KEPT, BODY),
+            RouteDecision(GOES, NEW.set_headers),
+            [m.SendBufferedRequest(GOES, NEW.set_headers)],
+            id="a kept body is not sent back",
+        ),
+        pytest.param(
+            (MEASURED, BODY),
+            NEW,
+            [m.SendBufferedRequest("a:1", NEW.set_headers, b"[new]", 5)],
+            id="a kept body is replaced with its length",
+        ),
+        pytest.param(
+            (MEASURED, BODY),
+            RouteDecision("a:1", body=b""),
+            [m.SendBufferedRequest("a:1", (), b"", 0)],
+            id="a kept body is replaced by none",
+        ),
+        pytest.param(
+            (KEPT, BODY),
+            RouteDecision("a:1", body=b"[new]"),
+            [m.SendBufferedRequest("a:1", (), b"[new]")],
+            id="no length is invented where the client stated none",
+        ),
+        pytest.param(
+            (KEPT, BODY, TRAILERS),
+            DECISION,
+            [m.SendBufferedRequest(GOES), m.SendRequestTrailers()],
+            id="trailers that do not wait are answered after the body",
+        ),
+        pytest.param(
+            (m.RequestHeaders(HEADERS, end_of_stream=True, request_body=BodyMode.BUFFERED),),
+            DECISION,
+            [m.SendRequestHeaders(GOES)],
+            id="there was no body to keep",
+        ),
+    ],
+)
+def test_a_decision_is_answered_in_the_order_headers_body_trailers(
+    events: tuple[Any, ...], decision: RouteDecision, replies: list[m.Action]
+) -> None:
+    """And says once where the request goes; the body is the client's unless there is a new one."""
+    assert said(*events, m.Routed(decision))[-len(replies) :] == replies
 
 
-def test_a_proxy_that_sends_bodies_in_lockstep_is_told_so_instead_of_hanging() -> None:
-    """Such a proxy sends a piece on before the next one is seen: too early to decide, so a 500."""
-    machine = StreamMachine()
-    finish, reply = feed(machine, RequestHeaders(HEADERS, request_body=BodyMode.LOCKSTEP))
-    assert finish == Finish(FinishCause.REFUSED, 500)
-    assert isinstance(reply, SendImmediate)
-    assert "FULL_DUPLEX_STREAMED or BUFFERED" in reply.body
+def test_trailers_during_routing_wait_for_the_body_replies() -> None:
+    kinds = [type(action) for action in said(BEGUN, BODY, TRAILERS, m.Routed(DECISION))[1:]]
+    assert kinds == [m.SendRequestHeaders, m.SendRequestBody, m.SendRequestTrailers]
 
 
-def test_the_original_body_goes_back_byte_for_byte_with_its_length() -> None:
-    """A decision without a body of its own leaves the client's untouched."""
-    machine = StreamMachine()
-    feed(machine, RequestHeaders(HEADERS), RequestBody(b'{ "a":1}', end_of_stream=True))
-    assert machine.routed(DECISION) == [
-        SendRequestHeaders(DECISION.destination, (), 8),
-        SendRequestBody(b'{ "a":1}', end_of_stream=True),
-    ]
+@pytest.mark.parametrize(
+    ("events", "status", "text"),
+    [
+        pytest.param(
+            (BEGUN, m.RequestBody(bytes(10)), m.RequestBody(b"!")), 413, "", id="sum of pieces"
+        ),
+        pytest.param((KEPT, m.RequestBody(bytes(11), True)), 413, "", id="kept body"),
+        pytest.param((KEPT, TRAILERS), 400, "needs a body", id="kept, trailers alone"),
+        *(
+            pytest.param(
+                (m.RequestHeaders(HEADERS, **modes),),
+                500,
+                "FULL_DUPLEX_STREAMED or BUFFERED",
+                id=str(modes),
+            )
+            for modes in (
+                {"request_body": BodyMode.LOCKSTEP},
+                {"request_body": BodyMode.PARTIAL},
+                {"request_body": BodyMode.UNKNOWN},
+                {"response_body": BodyMode.UNKNOWN},
+            )
+        ),
+    ],
+)
+def test_what_cannot_be_routed_is_refused_and_its_rest_ignored(
+    events: tuple[Any, ...], status: int, text: str
+) -> None:
+    """Bodies over the limit, and modes in which no decision could be told: better than to hang."""
+    finish, reply = said(*events, m.RequestBody(bytes(100), True), limits=Limits(10))[-2:]
+    assert finish == Finish(FinishCause.REFUSED, status)
+    assert isinstance(reply, m.SendImmediate)
+    assert reply.status == status
+    assert text in reply.body
 
 
-def test_a_replaced_body_goes_out_instead() -> None:
-    """A decision with a body replaces the client's, length included."""
-    machine = StreamMachine()
-    feed(machine, *BODY_DONE)
-    decision = RouteDecision("a:1", (("x-request-id", "7"),), b"[new]")
-    assert machine.routed(decision) == [
-        SendRequestHeaders("a:1", (("x-request-id", "7"),), 5),
-        SendRequestBody(b"[new]", end_of_stream=True),
-    ]
-
-
-def test_an_empty_body_is_one_empty_last_chunk() -> None:
-    """The proxy needs to see the end of the body even when nothing is in it."""
-    machine = StreamMachine()
-    feed(machine, RequestHeaders(HEADERS), RequestBody(b"", end_of_stream=True))
-    assert machine.routed(DECISION) == [
-        SendRequestHeaders(DECISION.destination),
-        SendRequestBody(b"", end_of_stream=True),
+@pytest.mark.parametrize("headers", [BEGUN, KEPT])
+def test_a_refusal_carries_status_text_and_reason(headers: m.RequestHeaders) -> None:
+    """The client learns the code, the message and why the request was dropped."""
+    assert said(headers, BODY, m.Dropped(REFUSAL))[-2:] == [
+        Finish(FinishCause.REFUSED, 503),
+        m.SendImmediate(
+            503,
+            "inference error: ServiceUnavailable - nobody there",
+            (("x-llm-d-request-dropped-reason", "rejected-no-endpoints"),),
+        ),
     ]
 
 
@@ -116,124 +248,84 @@ def test_an_empty_body_is_one_empty_last_chunk() -> None:
 def test_bodies_are_cut_into_chunks_of_at_most_62000_bytes(size: int, count: int) -> None:
     """The sizes of the reference picker's table, in both directions, end of stream on the last."""
     body = bytes(size)
-    assert len(body_chunks(body)) == count
-    machine = StreamMachine()
-    feed(machine, RequestHeaders(HEADERS), RequestBody(body, end_of_stream=True))
-    sent = [action for action in machine.routed(DECISION) if isinstance(action, SendRequestBody)]
-    feed(machine, ResponseHeaders(200))
-    replies = feed(machine, ResponseBody(body, end_of_stream=True))
-    passed = [action for action in replies if isinstance(action, SendResponseBody)]
-    for pieces in (sent, passed):
+    assert len(m.body_chunks(body)) == count
+    actions = said(
+        BEGUN,
+        m.RequestBody(body, end_of_stream=True),
+        m.Routed(DECISION),
+        m.ResponseHeaders(200),
+        m.ResponseBody(body, end_of_stream=True),
+    )
+    for kind in (m.SendRequestBody, m.SendResponseBody):
+        pieces = [action for action in actions if isinstance(action, kind)]
         assert b"".join(piece.data for piece in pieces) == body
         assert [piece.end_of_stream for piece in pieces] == [False] * (count - 1) + [True]
-        assert max(len(piece.data) for piece in pieces) <= MAX_CHUNK_BYTES
+        assert max(len(piece.data) for piece in pieces) <= m.MAX_CHUNK_BYTES
 
 
-def test_a_body_over_the_limit_is_refused_with_413_and_its_rest_ignored() -> None:
-    """The limit holds for the sum of the pieces, not for each."""
-    machine = StreamMachine(Limits(max_body_bytes=10))
-    feed(machine, RequestHeaders(HEADERS))
-    assert feed(machine, RequestBody(bytes(10))) == []
-    finish, reply = feed(machine, RequestBody(b"!"))
-    assert finish == Finish(FinishCause.REFUSED, 413)
-    assert isinstance(reply, SendImmediate)
-    assert reply.status == 413
-    assert feed(machine, RequestBody(bytes(100), end_of_stream=True)) == []
-
-
-def test_a_refusal_carries_status_text_and_reason() -> None:
-    """The client learns the code, the message and why the request was dropped."""
-    machine = StreamMachine()
-    feed(machine, *BODY_DONE)
-    assert machine.dropped(REFUSAL) == [
-        Finish(FinishCause.REFUSED, 503),
-        SendImmediate(
-            503,
-            "inference error: ServiceUnavailable - nobody there",
-            (("x-llm-d-request-dropped-reason", "rejected-no-endpoints"),),
-        ),
-    ]
-
-
-def test_trailers_that_end_the_body_are_answered_after_it_and_carry_its_end() -> None:
-    """The last body chunk is not the end of the request when trailers follow; no length is set."""
-    machine = StreamMachine()
-    feed(machine, RequestHeaders(HEADERS), RequestBody(b"body"))
-    assert feed(machine, RequestTrailers()) == [Route(RawRequest(HEADERS, b"body", None))]
-    assert machine.routed(DECISION) == [
-        SendRequestHeaders(DECISION.destination),
-        SendRequestBody(b"body", end_of_stream=False),
-        SendRequestTrailers(),
-    ]
-
-
-def test_trailers_without_any_body_are_answered_without_a_chunk() -> None:
-    """Nothing arrived, so nothing is sent back before the trailers."""
-    machine = StreamMachine()
-    feed(machine, RequestHeaders(HEADERS), RequestTrailers())
-    assert machine.routed(DECISION) == [
-        SendRequestHeaders(DECISION.destination),
-        SendRequestTrailers(),
-    ]
-
-
-def test_trailers_during_routing_wait_for_the_body_replies() -> None:
-    """Replies leave in the order headers, body, trailers, whenever the trailers came."""
-    machine = StreamMachine()
-    feed(machine, *BODY_DONE, RequestTrailers())
-    kinds = [type(action) for action in machine.routed(DECISION)]
-    assert kinds == [SendRequestHeaders, SendRequestBody, SendRequestTrailers]
-
-
-@pytest.mark.parametrize("first_in", [State.RECEIVING, State.ROUTING, State.ROUTED])
-def test_a_second_set_of_trailers_is_the_proxys_error(first_in: State) -> None:
+@pytest.mark.parametrize(
+    "events",
+    [
+        *((*WAY_TO[state], TRAILERS) for state in (State.RECEIVING, State.ROUTING, State.ROUTED)),
+        (KEPT, BODY, m.Routed(DECISION), TRAILERS),
+    ],
+)
+def test_a_second_set_of_trailers_is_the_proxys_error(events: tuple[Any, ...]) -> None:
     """HTTP has one set of trailers per message."""
     machine = StreamMachine()
-    feed(machine, *WAY_TO[first_in], RequestTrailers())
+    feed(machine, *events)
     with pytest.raises(RemoteProtocolError, match="second"):
-        feed(machine, RequestTrailers())
+        feed(machine, TRAILERS)
 
 
 def test_response_pieces_pass_at_once_and_unchanged() -> None:
     """Nothing of a response is held back, so tokens stream."""
     machine = StreamMachine()
     feed(machine, *WAY_TO[State.ROUTED])
-    assert feed(machine, ResponseHeaders(200, served_by="10.0.0.1:8000")) == [MARK]
-    assert feed(machine, ResponseBody(b"data: 1\n\n")) == [SendResponseBody(b"data: 1\n\n", False)]
-    assert feed(machine, ResponseBody(b"", end_of_stream=True)) == [
+    assert feed(machine, m.ResponseHeaders(200, served_by="10.0.0.1:8000")) == [MARK]
+    piece = m.SendResponseBody(b"data: 1\n\n", False)
+    assert feed(machine, m.ResponseBody(b"data: 1\n\n")) == [piece]
+    assert feed(machine, m.ResponseBody(b"", end_of_stream=True)) == [
         Finish(FinishCause.COMPLETED, 200, "10.0.0.1:8000"),
-        SendResponseBody(b"", end_of_stream=True),
+        m.SendResponseBody(b"", end_of_stream=True),
     ]
 
 
 @pytest.mark.parametrize("mode", [BodyMode.LOCKSTEP, BodyMode.BUFFERED])
 def test_responses_that_the_proxy_holds_are_waved_through(mode: BodyMode) -> None:
     """A proxy that holds what it shows is told to go on, one reply per message."""
-    machine = StreamMachine()
-    feed(machine, RequestHeaders(HEADERS, response_body=mode))
-    feed(machine, RequestBody(b"{}", end_of_stream=True), Routed(DECISION), ResponseHeaders(200))
-    assert feed(machine, ResponseBody(bytes(200_000))) == [SendResponseBodyUnchanged()]
+    headers = m.RequestHeaders(HEADERS, response_body=mode)
+    response = (m.ResponseHeaders(200), m.ResponseBody(bytes(200_000)))
+    actions = said(headers, BODY, m.Routed(DECISION), *response)
+    assert actions[-2:] == [MARK, m.SendResponseBodyUnchanged()]
 
 
 def test_response_trailers_end_the_response() -> None:
     """A gRPC answer ends with trailers instead of a last body piece."""
-    machine = StreamMachine()
-    feed(machine, *WAY_TO[State.RESPONDING], ResponseBody(b"frame"))
-    assert feed(machine, ResponseTrailers()) == [
+    frame = m.ResponseBody(b"frame")
+    assert said(*WAY_TO[State.RESPONDING], frame, m.ResponseTrailers())[-2:] == [
         Finish(FinishCause.COMPLETED, 200),
-        SendResponseTrailers(),
+        m.SendResponseTrailers(),
     ]
 
 
-def test_a_proxys_own_error_reply_passes_while_the_request_is_arriving() -> None:
-    """A client too slow for the proxy sees the proxy's 408, and no endpoint is blamed."""
-    machine = StreamMachine()
-    feed(machine, RequestHeaders(HEADERS), RequestBody(b"half"))
-    assert feed(machine, ResponseHeaders(408)) == [MARK]
-    assert feed(machine, ResponseBody(b"stream timeout", end_of_stream=True)) == [
-        Finish(FinishCause.CLIENT_GONE, 408),
-        SendResponseBody(b"stream timeout", end_of_stream=True),
+@pytest.mark.parametrize("status", [408, 413])
+@pytest.mark.parametrize("arriving", [(BEGUN, m.RequestBody(b"half")), (KEPT,)])
+def test_a_proxys_own_error_reply_passes_while_the_request_is_arriving(
+    arriving: tuple[Any, ...], status: int
+) -> None:
+    """Too slow or too large for the proxy: its error passes, and no endpoint is blamed."""
+    own = (m.ResponseHeaders(status), m.ResponseBody(b"why", end_of_stream=True))
+    assert said(*arriving, *own)[-3:] == [
+        MARK,
+        Finish(FinishCause.CLIENT_GONE, status),
+        m.SendResponseBody(b"why", end_of_stream=True),
     ]
+
+
+def test_a_proxy_that_does_not_wait_for_the_decision_cancels_it() -> None:
+    """After its own timeout it answers without the picker."""
+    assert said(KEPT, BODY, m.ResponseHeaders(504))[-2:] == [m.CancelRoute(), MARK]
 
 
 @pytest.mark.parametrize(
@@ -245,17 +337,20 @@ def test_a_proxys_own_error_reply_passes_while_the_request_is_arriving() -> None
         (Ending.SHUTDOWN, FinishCause.SHUTDOWN),
     ],
 )
-@pytest.mark.parametrize("state", [State.START, State.RECEIVING, State.ROUTING, State.RESPONDING])
+@pytest.mark.parametrize(
+    "events",
+    [*(WAY_TO[State[name]] for name in ("START", "RECEIVING", "ROUTING", "RESPONDING")), (KEPT,)],
+)
 def test_an_early_end_finishes_with_its_cause(
-    state: State, ending: Ending, cause: FinishCause
+    events: tuple[Any, ...], ending: Ending, cause: FinishCause
 ) -> None:
     """Each way to end before the response is complete has its own cause."""
     machine = StreamMachine()
-    feed(machine, *WAY_TO[state])
-    (finish,) = feed(machine, Closed(ending))
+    feed(machine, *events)
+    (finish,) = feed(machine, m.Closed(ending))
     assert isinstance(finish, Finish)
     assert finish.cause is cause
-    assert feed(machine, Closed(ending)) == []
+    assert feed(machine, m.Closed(ending)) == []
 
 
 @pytest.mark.parametrize(
@@ -270,7 +365,6 @@ def test_without_response_bodies_the_end_of_the_stream_is_the_end_of_the_respons
     ending: Ending, cause: FinishCause
 ) -> None:
     """With response_body_mode NONE the proxy shows the response headers and then closes."""
-    machine = StreamMachine()
-    feed(machine, RequestHeaders(HEADERS, response_body=BodyMode.ABSENT))
-    feed(machine, RequestBody(b"{}", end_of_stream=True), Routed(DECISION), ResponseHeaders(200))
-    assert feed(machine, Closed(ending)) == [Finish(cause, 200)]
+    headers = m.RequestHeaders(HEADERS, response_body=BodyMode.ABSENT)
+    response = (m.ResponseHeaders(200), m.Closed(ending))
+    assert said(headers, BODY, m.Routed(DECISION), *response)[-1] == Finish(cause, 200)

@@ -8,38 +8,15 @@ from random_taps import HoldingTap
 from stream_ways import BUFFERED_HEADERS, DECISION, HEADERS, SKIPPING, WAY_TO, WAY_TO_BUFFERED, feed
 
 from picker.errors import DropReason
-from picker.extproc.machine.messages import (
-    BodyMode,
-    CancelRoute,
-    Closed,
-    Ending,
-    Evicted,
-    Finish,
-    RequestBody,
-    RequestHeaders,
-    RequestTrailers,
-    ResponseBody,
-    ResponseHeaders,
-    ResponseTrailers,
-    Routed,
-    SendBufferedRequest,
-    SendImmediate,
-    SendRequestBody,
-    SendRequestHeaders,
-    SendRequestTrailers,
-    SendResponseBody,
-    SendResponseBodyUnchanged,
-    SendResponseHeaders,
-    SendResponseTrailers,
-    UnknownMessage,
-)
+from picker.extproc.machine import messages as m
+from picker.extproc.machine.messages import BodyMode, Ending, Finish
 from picker.extproc.machine.request_phase import Limits
 from picker.extproc.machine.response_phase import RESPONSE_MARK
 from picker.extproc.machine.stream import SAID_EVERYTHING, RemoteProtocolError, State, StreamMachine
 from picker.types import FinishCause
 
-BODY = RequestBody(b"{}", end_of_stream=True)
-UNSEEN = RequestHeaders(HEADERS, response_body=BodyMode.ABSENT)
+BODY = m.RequestBody(b"{}", end_of_stream=True)
+UNSEEN = m.RequestHeaders(HEADERS, response_body=BodyMode.ABSENT)
 
 
 # Skipped responses
@@ -51,32 +28,32 @@ def test_a_response_that_is_none_of_ours_ends_the_stream_with_the_answer() -> No
     feed(machine, UNSEEN, BODY)
     assert machine.routed(SKIPPING) == [
         Finish(FinishCause.SKIPPED),
-        SendRequestHeaders(SKIPPING.destination, (), 2),
-        SendRequestBody(b"{}", end_of_stream=True),
+        m.SendRequestHeaders(SKIPPING.destination, (), 2),
+        m.SendRequestBody(b"{}", end_of_stream=True),
     ]
     assert machine.state in SAID_EVERYTHING
-    assert feed(machine, ResponseHeaders(200), Closed(Ending.END_OF_STREAM)) == []
+    assert feed(machine, m.ResponseHeaders(200), m.Closed(Ending.END_OF_STREAM)) == []
 
 
 def test_trailers_of_a_request_whose_response_is_none_of_ours_are_answered_first() -> None:
     """In full duplex a request is not complete without them."""
     machine = StreamMachine()
-    feed(machine, UNSEEN, RequestBody(b"{}"), RequestTrailers())
-    assert machine.routed(SKIPPING)[-1] == SendRequestTrailers()
+    feed(machine, UNSEEN, m.RequestBody(b"{}"), m.RequestTrailers())
+    assert machine.routed(SKIPPING)[-1] == m.SendRequestTrailers()
     assert machine.state in SAID_EVERYTHING
 
 
 def test_a_response_in_full_duplex_is_not_left_but_passes_unwatched() -> None:
     """Envoy would lose pieces of it; its end is not called a completion all the same."""
     machine, tap = StreamMachine(), HoldingTap(5, None)
-    feed(machine, RequestHeaders(HEADERS), BODY)
+    feed(machine, m.RequestHeaders(HEADERS), BODY)
     replies = machine.routed(replace(SKIPPING, response=tap, needs_response_body=True))
-    assert [type(reply) for reply in replies] == [SendRequestHeaders, SendRequestBody]
+    assert [type(reply) for reply in replies] == [m.SendRequestHeaders, m.SendRequestBody]
     assert machine.state not in SAID_EVERYTHING
-    assert feed(machine, ResponseHeaders(200)) == [SendResponseHeaders((RESPONSE_MARK,))]
-    assert feed(machine, ResponseBody(b"x", end_of_stream=True)) == [
+    assert feed(machine, m.ResponseHeaders(200)) == [m.SendResponseHeaders((RESPONSE_MARK,))]
+    assert feed(machine, m.ResponseBody(b"x", end_of_stream=True)) == [
         Finish(FinishCause.SKIPPED, 200),
-        SendResponseBody(b"x", True),
+        m.SendResponseBody(b"x", True),
     ]
 
 
@@ -86,7 +63,7 @@ def test_a_buffered_request_can_skip_its_response_too() -> None:
     feed(machine, replace(BUFFERED_HEADERS, response_body=BodyMode.BUFFERED), BODY)
     assert machine.routed(SKIPPING) == [
         Finish(FinishCause.SKIPPED),
-        SendBufferedRequest(SKIPPING.destination),
+        m.SendBufferedRequest(SKIPPING.destination),
     ]
 
 
@@ -96,11 +73,11 @@ def test_a_buffered_request_can_skip_its_response_too() -> None:
 @pytest.mark.parametrize(
     ("mode", "replies"),
     [
-        (BodyMode.DUPLEX, [SendResponseBody(b"no", False), SendResponseBody(b"pe", True)]),
-        (BodyMode.LOCKSTEP, [SendResponseBodyUnchanged(), SendResponseBodyUnchanged()]),
-        (BodyMode.UNKNOWN, [SendResponseBodyUnchanged(), SendResponseBodyUnchanged()]),
-        (BodyMode.BUFFERED, [SendResponseBodyUnchanged()]),
-        (BodyMode.PARTIAL, [SendResponseBodyUnchanged()]),
+        (BodyMode.DUPLEX, [m.SendResponseBody(b"no", False), m.SendResponseBody(b"pe", True)]),
+        (BodyMode.LOCKSTEP, [m.SendResponseBodyUnchanged(), m.SendResponseBodyUnchanged()]),
+        (BodyMode.UNKNOWN, [m.SendResponseBodyUnchanged(), m.SendResponseBodyUnchanged()]),
+        (BodyMode.BUFFERED, [m.SendResponseBodyUnchanged()]),
+        (BodyMode.PARTIAL, [m.SendResponseBodyUnchanged()]),
         (BodyMode.ABSENT, []),
     ],
 )
@@ -112,22 +89,22 @@ def test_a_stream_that_begins_with_a_response_passes_it_unchanged(
     machine = StreamMachine()
     headers = {":status": "401", "x-llm-d-request-dropped-reason": "another's"}
     shown = [b"no", b"pe"] if len(replies) == 2 else [b"nope"][: len(replies)]
-    actions = feed(machine, ResponseHeaders(401, headers=headers, response_body=mode))
+    actions = feed(machine, m.ResponseHeaders(401, headers=headers, response_body=mode))
     for at, piece in enumerate(shown):
         is_last = at == len(shown) - 1 and not by_trailers
-        actions += feed(machine, ResponseBody(piece, end_of_stream=is_last))
+        actions += feed(machine, m.ResponseBody(piece, end_of_stream=is_last))
     if by_trailers:
-        actions += feed(machine, ResponseTrailers())
-    actions += feed(machine, Closed(Ending.END_OF_STREAM))
+        actions += feed(machine, m.ResponseTrailers())
+    actions += feed(machine, m.Closed(Ending.END_OF_STREAM))
     finish = Finish(FinishCause.SKIPPED, 401)
     assert [action for action in actions if isinstance(action, Finish)] == [finish]
     sent = [action for action in actions if action != finish]
     if by_trailers and mode is BodyMode.DUPLEX:
-        replies = [replies[0], SendResponseBody(b"pe", False)]
+        replies = [replies[0], m.SendResponseBody(b"pe", False)]
     assert sent == [
-        SendResponseHeaders(()),
+        m.SendResponseHeaders(()),
         *replies,
-        *([SendResponseTrailers()] if by_trailers else []),
+        *([m.SendResponseTrailers()] if by_trailers else []),
     ]
 
 
@@ -146,8 +123,8 @@ def test_a_client_that_leaves_an_answer_of_the_proxys_own_is_not_blamed(
 ) -> None:
     """It had no request here, whatever it has read of the answer."""
     machine = StreamMachine()
-    feed(machine, ResponseHeaders(401, only_observes=only_observes))
-    assert feed(machine, Closed(ending)) == [Finish(cause, None if only_observes else 401)]
+    feed(machine, m.ResponseHeaders(401, only_observes=only_observes))
+    assert feed(machine, m.Closed(ending)) == [Finish(cause, None if only_observes else 401)]
 
 
 # Eviction
@@ -169,7 +146,7 @@ def test_an_evicted_request_is_told_why(state: State, status: int, reason: DropR
     feed(machine, *WAY_TO[state])
     assert machine.evicted(reason) == [
         Finish(FinishCause.EVICTED, status),
-        SendImmediate(
+        m.SendImmediate(
             429,
             "request evicted by flow control",
             (("x-llm-d-request-dropped-reason", reason.value), ("retry-after", "1")),
@@ -183,7 +160,7 @@ def test_a_request_that_waits_for_its_decision_waits_no_more() -> None:
     """The decision is cancelled first."""
     machine = StreamMachine()
     feed(machine, *WAY_TO_BUFFERED[State.ROUTING])
-    assert feed(machine, Evicted(DropReason.EVICTED))[0] == CancelRoute()
+    assert feed(machine, m.Evicted(DropReason.EVICTED))[0] == m.CancelRoute()
 
 
 @pytest.mark.parametrize("state", [State.DONE, State.REFUSED, State.SKIPPED, State.CLOSED])
@@ -200,10 +177,10 @@ def test_what_is_over_cannot_be_evicted(state: State) -> None:
 def test_a_proxy_that_only_observes_is_never_answered() -> None:
     """Nothing is routed either, since nobody would follow."""
     machine = StreamMachine()
-    events = [*WAY_TO[State.OBSERVING], BODY, RequestTrailers(), ResponseHeaders(200)]
+    events = [*WAY_TO[State.OBSERVING], BODY, m.RequestTrailers(), m.ResponseHeaders(200)]
     assert [feed(machine, event) for event in events] == [[]] * 4
     assert machine.evicted(DropReason.EVICTED) == []
-    assert feed(machine, Closed(Ending.END_OF_STREAM)) == [Finish(FinishCause.SKIPPED)]
+    assert feed(machine, m.Closed(Ending.END_OF_STREAM)) == [Finish(FinishCause.SKIPPED)]
 
 
 def test_a_message_of_an_unknown_kind_is_passed_over_in_full_duplex(
@@ -211,8 +188,8 @@ def test_a_message_of_an_unknown_kind_is_passed_over_in_full_duplex(
 ) -> None:
     """A proxy that streams both ways goes on by itself; the log tells of it."""
     machine = StreamMachine()
-    feed(machine, RequestHeaders(HEADERS))
-    assert feed(machine, UnknownMessage()) == []
+    feed(machine, m.RequestHeaders(HEADERS))
+    assert feed(machine, m.UnknownMessage()) == []
     assert "unknown kind" in caplog.text
     assert machine.state is State.RECEIVING
 
@@ -221,17 +198,17 @@ def test_a_message_of_an_unknown_kind_is_passed_over_in_full_duplex(
 def test_a_message_of_an_unknown_kind_to_which_an_answer_is_due_is_an_error(mode: BodyMode) -> None:
     """Silence would let the proxy wait for its timeout."""
     machine = StreamMachine()
-    feed(machine, RequestHeaders(HEADERS, response_body=mode), BODY, Routed(DECISION))
-    assert feed(machine, UnknownMessage()) == []
-    feed(machine, ResponseHeaders(200))
+    feed(machine, m.RequestHeaders(HEADERS, response_body=mode), BODY, m.Routed(DECISION))
+    assert feed(machine, m.UnknownMessage()) == []
+    feed(machine, m.ResponseHeaders(200))
     with pytest.raises(RemoteProtocolError, match="unknown kind"):
-        feed(machine, UnknownMessage())
+        feed(machine, m.UnknownMessage())
 
 
 def test_a_stream_that_begins_with_an_unknown_kind_is_an_error() -> None:
     """Nothing can be made of a request without headers."""
     with pytest.raises(RemoteProtocolError):
-        feed(StreamMachine(), UnknownMessage())
+        feed(StreamMachine(), m.UnknownMessage())
 
 
 # Limits of headers and modes
@@ -247,12 +224,12 @@ def test_too_many_headers_are_refused_with_431(
 ) -> None:
     """By number or by size, with a body or without one."""
     machine = StreamMachine(Limits(max_headers=10, max_header_bytes=100))
-    event = RequestHeaders(
+    event = m.RequestHeaders(
         HEADERS, end, request_body=mode, num_headers=count, num_header_bytes=size
     )
     finish, reply = feed(machine, event)
     assert finish == Finish(FinishCause.REFUSED, 431)
-    assert isinstance(reply, SendImmediate)
+    assert isinstance(reply, m.SendImmediate)
     assert reply.status == 431
     assert reply.body.startswith("inference error: HeadersTooLarge - ")
     assert text in reply.body
@@ -261,21 +238,5 @@ def test_too_many_headers_are_refused_with_431(
 def test_headers_at_the_limit_pass() -> None:
     """The limits are inclusive."""
     machine = StreamMachine(Limits(max_headers=10, max_header_bytes=100))
-    event = RequestHeaders(HEADERS, num_headers=10, num_header_bytes=100)
+    event = m.RequestHeaders(HEADERS, num_headers=10, num_header_bytes=100)
     assert feed(machine, event) == []
-
-
-@pytest.mark.parametrize(
-    "modes",
-    [
-        {"request_body": BodyMode.PARTIAL},
-        {"request_body": BodyMode.UNKNOWN},
-        {"response_body": BodyMode.UNKNOWN},
-    ],
-)
-def test_modes_that_cannot_work_are_refused_by_name(modes: dict[str, BodyMode]) -> None:
-    """Misconfigured gateways are told what they need, instead of breaking bodies."""
-    finish, reply = feed(StreamMachine(), RequestHeaders(HEADERS, **modes))
-    assert finish == Finish(FinishCause.REFUSED, 500)
-    assert isinstance(reply, SendImmediate)
-    assert "FULL_DUPLEX_STREAMED or BUFFERED" in reply.body

@@ -17,32 +17,8 @@ from stream_ways import (
 )
 
 from picker.errors import DropReason
-from picker.extproc.machine.messages import (
-    CancelRoute,
-    Closed,
-    Dropped,
-    Ending,
-    Evicted,
-    Finish,
-    RequestBody,
-    RequestHeaders,
-    RequestTrailers,
-    ResponseBody,
-    ResponseHeaders,
-    ResponseTrailers,
-    Route,
-    Routed,
-    SendBufferedRequest,
-    SendImmediate,
-    SendRequestBody,
-    SendRequestHeaders,
-    SendRequestHeadersUnchanged,
-    SendRequestTrailers,
-    SendResponseBody,
-    SendResponseHeaders,
-    SendResponseTrailers,
-    UnknownMessage,
-)
+from picker.extproc.machine import messages as m
+from picker.extproc.machine.messages import Ending, Finish
 from picker.extproc.machine.stream import (
     LocalProtocolError,
     RemoteProtocolError,
@@ -51,69 +27,75 @@ from picker.extproc.machine.stream import (
 )
 
 EVENTS = {
-    RequestHeaders: RequestHeaders(HEADERS),
-    RequestBody: RequestBody(b"more", end_of_stream=True),
-    RequestTrailers: RequestTrailers(),
-    ResponseHeaders: ResponseHeaders(200),
-    ResponseBody: ResponseBody(b"out", end_of_stream=True),
-    ResponseTrailers: ResponseTrailers(),
-    Closed: Closed(Ending.END_OF_STREAM),
-    Routed: Routed(DECISION),
-    Dropped: Dropped(REFUSAL),
-    Evicted: Evicted(DropReason.EVICTED),
-    UnknownMessage: UnknownMessage(),
+    m.RequestHeaders: m.RequestHeaders(HEADERS),
+    m.RequestBody: m.RequestBody(b"more", end_of_stream=True),
+    m.RequestTrailers: m.RequestTrailers(),
+    m.ResponseHeaders: m.ResponseHeaders(200),
+    m.ResponseBody: m.ResponseBody(b"out", end_of_stream=True),
+    m.ResponseTrailers: m.ResponseTrailers(),
+    m.Closed: m.Closed(Ending.END_OF_STREAM),
+    m.Routed: m.Routed(DECISION),
+    m.Dropped: m.Dropped(REFUSAL),
+    m.Evicted: m.Evicted(DropReason.EVICTED),
+    m.UnknownMessage: m.UnknownMessage(),
 }
 
 
-AFTER_THE_END = (RequestBody, RequestTrailers, ResponseHeaders, ResponseBody, ResponseTrailers)
-OWN = (Routed, Dropped, Evicted)
+AFTER_THE_END = (
+    m.RequestBody,
+    m.RequestTrailers,
+    m.ResponseHeaders,
+    m.ResponseBody,
+    m.ResponseTrailers,
+)
+OWN = (m.Routed, m.Dropped, m.Evicted)
 OVER = (State.DONE, State.REFUSED, State.SKIPPED, State.OBSERVING)
 # (state, event) -> the kinds of the actions and the next state. What is not here is an error.
 LEGAL: dict[tuple[State, type], tuple[tuple[type, ...], State]] = {
-    (State.START, RequestHeaders): ((), State.RECEIVING),
-    (State.START, ResponseHeaders): ((SendResponseHeaders,), State.RESPONDING),
-    (State.START, Closed): ((Finish,), State.CLOSED),
-    (State.RECEIVING, RequestBody): ((Route,), State.ROUTING),
-    (State.RECEIVING, RequestTrailers): ((Route,), State.ROUTING),
-    (State.RECEIVING, ResponseHeaders): ((SendResponseHeaders,), State.RESPONDING),
-    (State.RECEIVING, Dropped): ((Finish, SendImmediate), State.REFUSED),
-    (State.RECEIVING, Closed): ((Finish,), State.CLOSED),
-    (State.AWAITING_BODY, RequestBody): ((Route,), State.ROUTING),
-    (State.AWAITING_BODY, RequestTrailers): ((Finish, SendImmediate), State.REFUSED),
-    (State.AWAITING_BODY, ResponseHeaders): ((SendResponseHeaders,), State.RESPONDING),
-    (State.AWAITING_BODY, Dropped): ((Finish, SendImmediate), State.REFUSED),
-    (State.AWAITING_BODY, Closed): ((Finish,), State.CLOSED),
-    (State.ROUTING, RequestBody): ((), State.ROUTING),
-    (State.ROUTING, RequestTrailers): ((), State.ROUTING),
-    (State.ROUTING, ResponseHeaders): ((CancelRoute, SendResponseHeaders), State.RESPONDING),
-    (State.ROUTING, Routed): ((SendRequestHeaders, SendRequestBody), State.ROUTED),
-    (State.ROUTING, Dropped): ((Finish, SendImmediate), State.REFUSED),
-    (State.ROUTING, Closed): ((Finish,), State.CLOSED),
-    (State.ROUTED, RequestBody): ((), State.ROUTED),
-    (State.ROUTED, RequestTrailers): ((SendRequestTrailers,), State.ROUTED),
-    (State.ROUTED, ResponseHeaders): ((SendResponseHeaders,), State.RESPONDING),
-    (State.ROUTED, Closed): ((Finish,), State.CLOSED),
-    (State.RESPONDING, RequestBody): ((), State.RESPONDING),
-    (State.RESPONDING, RequestTrailers): ((SendRequestTrailers,), State.RESPONDING),
-    (State.RESPONDING, ResponseBody): ((Finish, SendResponseBody), State.DONE),
-    (State.RESPONDING, ResponseTrailers): ((Finish, SendResponseTrailers), State.DONE),
-    (State.RESPONDING, Closed): ((Finish,), State.CLOSED),
-    (State.DONE, RequestBody): ((), State.DONE),
-    (State.DONE, RequestTrailers): ((SendRequestTrailers,), State.DONE),
-    (State.DONE, ResponseBody): ((), State.DONE),
-    (State.DONE, ResponseTrailers): ((SendResponseTrailers,), State.DONE),
-    (State.DONE, Closed): ((), State.CLOSED),
+    (State.START, m.RequestHeaders): ((), State.RECEIVING),
+    (State.START, m.ResponseHeaders): ((m.SendResponseHeaders,), State.RESPONDING),
+    (State.START, m.Closed): ((Finish,), State.CLOSED),
+    (State.RECEIVING, m.RequestBody): ((m.Route,), State.ROUTING),
+    (State.RECEIVING, m.RequestTrailers): ((m.Route,), State.ROUTING),
+    (State.RECEIVING, m.ResponseHeaders): ((m.SendResponseHeaders,), State.RESPONDING),
+    (State.RECEIVING, m.Dropped): ((Finish, m.SendImmediate), State.REFUSED),
+    (State.RECEIVING, m.Closed): ((Finish,), State.CLOSED),
+    (State.AWAITING_BODY, m.RequestBody): ((m.Route,), State.ROUTING),
+    (State.AWAITING_BODY, m.RequestTrailers): ((Finish, m.SendImmediate), State.REFUSED),
+    (State.AWAITING_BODY, m.ResponseHeaders): ((m.SendResponseHeaders,), State.RESPONDING),
+    (State.AWAITING_BODY, m.Dropped): ((Finish, m.SendImmediate), State.REFUSED),
+    (State.AWAITING_BODY, m.Closed): ((Finish,), State.CLOSED),
+    (State.ROUTING, m.RequestBody): ((), State.ROUTING),
+    (State.ROUTING, m.RequestTrailers): ((), State.ROUTING),
+    (State.ROUTING, m.ResponseHeaders): ((m.CancelRoute, m.SendResponseHeaders), State.RESPONDING),
+    (State.ROUTING, m.Routed): ((m.SendRequestHeaders, m.SendRequestBody), State.ROUTED),
+    (State.ROUTING, m.Dropped): ((Finish, m.SendImmediate), State.REFUSED),
+    (State.ROUTING, m.Closed): ((Finish,), State.CLOSED),
+    (State.ROUTED, m.RequestBody): ((), State.ROUTED),
+    (State.ROUTED, m.RequestTrailers): ((m.SendRequestTrailers,), State.ROUTED),
+    (State.ROUTED, m.ResponseHeaders): ((m.SendResponseHeaders,), State.RESPONDING),
+    (State.ROUTED, m.Closed): ((Finish,), State.CLOSED),
+    (State.RESPONDING, m.RequestBody): ((), State.RESPONDING),
+    (State.RESPONDING, m.RequestTrailers): ((m.SendRequestTrailers,), State.RESPONDING),
+    (State.RESPONDING, m.ResponseBody): ((Finish, m.SendResponseBody), State.DONE),
+    (State.RESPONDING, m.ResponseTrailers): ((Finish, m.SendResponseTrailers), State.DONE),
+    (State.RESPONDING, m.Closed): ((Finish,), State.CLOSED),
+    (State.DONE, m.RequestBody): ((), State.DONE),
+    (State.DONE, m.RequestTrailers): ((m.SendRequestTrailers,), State.DONE),
+    (State.DONE, m.ResponseBody): ((), State.DONE),
+    (State.DONE, m.ResponseTrailers): ((m.SendResponseTrailers,), State.DONE),
+    (State.DONE, m.Closed): ((), State.CLOSED),
     **{
         (state, kind): ((), state)
         for state in (State.REFUSED, State.SKIPPED, State.OBSERVING)
         for kind in AFTER_THE_END
     },
     **{
-        (state, UnknownMessage): ((), state)
+        (state, m.UnknownMessage): ((), state)
         for state in (State.RECEIVING, State.ROUTING, State.ROUTED, State.RESPONDING, *OVER)
     },
     **{
-        (state, Evicted): ((Finish, SendImmediate), State.REFUSED)
+        (state, m.Evicted): ((Finish, m.SendImmediate), State.REFUSED)
         for state in (
             State.START,
             State.RECEIVING,
@@ -122,21 +104,21 @@ LEGAL: dict[tuple[State, type], tuple[tuple[type, ...], State]] = {
             State.RESPONDING,
         )
     },
-    (State.ROUTING, Evicted): ((CancelRoute, Finish, SendImmediate), State.REFUSED),
-    **{(state, Evicted): ((), state) for state in (*OVER, State.CLOSED)},
-    (State.REFUSED, Closed): ((), State.CLOSED),
-    (State.SKIPPED, Closed): ((), State.CLOSED),
-    (State.OBSERVING, Closed): ((Finish,), State.CLOSED),
-    (State.CLOSED, Closed): ((), State.CLOSED),
+    (State.ROUTING, m.Evicted): ((m.CancelRoute, Finish, m.SendImmediate), State.REFUSED),
+    **{(state, m.Evicted): ((), state) for state in (*OVER, State.CLOSED)},
+    (State.REFUSED, m.Closed): ((), State.CLOSED),
+    (State.SKIPPED, m.Closed): ((), State.CLOSED),
+    (State.OBSERVING, m.Closed): ((Finish,), State.CLOSED),
+    (State.CLOSED, m.Closed): ((), State.CLOSED),
 }
 # The pairs whose outcome is another one in buffered mode, where a request waits for each answer.
 LEGAL_BUFFERED = {
     pair: outcome
     for pair, outcome in LEGAL.items()
-    if pair not in {(State.ROUTING, UnknownMessage), (State.ROUTED, UnknownMessage)}
+    if pair not in {(State.ROUTING, m.UnknownMessage), (State.ROUTED, m.UnknownMessage)}
 } | {
-    (State.START, RequestHeaders): ((SendRequestHeadersUnchanged,), State.AWAITING_BODY),
-    (State.ROUTING, Routed): ((SendBufferedRequest,), State.ROUTED),
+    (State.START, m.RequestHeaders): ((m.SendRequestHeadersUnchanged,), State.AWAITING_BODY),
+    (State.ROUTING, m.Routed): ((m.SendBufferedRequest,), State.ROUTED),
 }
 WAYS = {"duplex": WAY_TO, "buffered": WAY_TO_BUFFERED, "no-request": WAY_WITHOUT_REQUEST}
 EVERY_CASE = [
@@ -159,7 +141,7 @@ def test_every_pair_of_state_and_event_does_what_the_table_says(
     machine = StreamMachine()
     feed(machine, *WAYS[way][state])
     assert machine.state is state
-    event = BUFFERED_HEADERS if buffered and kind is RequestHeaders else EVENTS[kind]
+    event = BUFFERED_HEADERS if buffered and kind is m.RequestHeaders else EVENTS[kind]
     expected = (LEGAL_BUFFERED if buffered else LEGAL).get((state, kind))
     if expected is None:
         culprit = LocalProtocolError if kind in OWN else RemoteProtocolError

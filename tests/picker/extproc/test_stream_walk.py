@@ -7,36 +7,8 @@ from hypothesis import strategies as st
 from random_taps import HoldingTap, taps
 
 from picker.errors import Code, DropReason, RefusedError
-from picker.extproc.machine.messages import (
-    MAX_CHUNK_BYTES,
-    Action,
-    BodyMode,
-    Closed,
-    Dropped,
-    Ending,
-    Evicted,
-    Finish,
-    RequestBody,
-    RequestHeaders,
-    RequestTrailers,
-    ResponseBody,
-    ResponseHeaders,
-    ResponseTrailers,
-    Route,
-    Routed,
-    SendBufferedRequest,
-    SendHeldResponseBody,
-    SendImmediate,
-    SendRequestBody,
-    SendRequestHeaders,
-    SendRequestHeadersUnchanged,
-    SendRequestTrailers,
-    SendResponseBody,
-    SendResponseBodyUnchanged,
-    SendResponseHeaders,
-    SendResponseTrailers,
-    UnknownMessage,
-)
+from picker.extproc.machine import messages as m
+from picker.extproc.machine.messages import BodyMode, Ending, Finish
 from picker.extproc.machine.request_phase import Limits
 from picker.extproc.machine.stream import ProtocolError, State, StreamMachine
 from picker.rpc.budget import ByteBudget
@@ -52,26 +24,26 @@ data = st.one_of(
 modes = st.sampled_from(list(BodyMode))
 steps = st.one_of(
     st.builds(
-        RequestHeaders,
+        m.RequestHeaders,
         st.just({":path": "/"}),
         st.booleans(),
         request_body=st.sampled_from([BodyMode.DUPLEX, BodyMode.BUFFERED]) | modes,
         response_body=modes,
     ),
-    st.builds(RequestBody, data, st.booleans()),
-    st.just(RequestTrailers()),
+    st.builds(m.RequestBody, data, st.booleans()),
+    st.just(m.RequestTrailers()),
     st.builds(
-        ResponseHeaders,
+        m.ResponseHeaders,
         st.sampled_from([None, 200, 500]),
         st.booleans(),
         response_body=modes,
         only_observes=st.sampled_from([False, False, True]),
     ),
-    st.builds(ResponseBody, data, st.booleans()),
-    st.just(ResponseTrailers()),
-    st.builds(Closed, st.sampled_from(list(Ending))),
+    st.builds(m.ResponseBody, data, st.booleans()),
+    st.just(m.ResponseTrailers()),
+    st.builds(m.Closed, st.sampled_from(list(Ending))),
     st.builds(
-        Routed,
+        m.Routed,
         st.builds(
             RouteDecision,
             st.just("a:1"),
@@ -81,40 +53,40 @@ steps = st.one_of(
             skip_response=st.sampled_from([False, False, True]),
         ),
     ),
-    st.just(Dropped(REFUSAL)),
-    st.just(Evicted(DropReason.EVICTED)),
-    st.just(UnknownMessage()),
+    st.just(m.Dropped(REFUSAL)),
+    st.just(m.Evicted(DropReason.EVICTED)),
+    st.just(m.UnknownMessage()),
 )
 RANK = {
-    SendRequestHeaders: 0,
-    SendRequestHeadersUnchanged: 0,
-    SendRequestBody: 1,
-    SendBufferedRequest: 1,
-    SendRequestTrailers: 2,
-    SendResponseHeaders: 0,
-    SendResponseBody: 1,
-    SendHeldResponseBody: 1,
-    SendResponseBodyUnchanged: 1,
-    SendResponseTrailers: 2,
+    m.SendRequestHeaders: 0,
+    m.SendRequestHeadersUnchanged: 0,
+    m.SendRequestBody: 1,
+    m.SendBufferedRequest: 1,
+    m.SendRequestTrailers: 2,
+    m.SendResponseHeaders: 0,
+    m.SendResponseBody: 1,
+    m.SendHeldResponseBody: 1,
+    m.SendResponseBodyUnchanged: 1,
+    m.SendResponseTrailers: 2,
 }
-DECIDED = (SendRequestHeaders, SendBufferedRequest)
-REQUEST_SIDE = (*DECIDED, SendRequestHeadersUnchanged, SendRequestBody, SendRequestTrailers)
-RESPONSE_BODIES = (SendResponseBody, SendHeldResponseBody, SendResponseBodyUnchanged)
-RESPONSE_SIDE = (SendResponseHeaders, *RESPONSE_BODIES, SendResponseTrailers)
+DECIDED = (m.SendRequestHeaders, m.SendBufferedRequest)
+REQUEST_SIDE = (*DECIDED, m.SendRequestHeadersUnchanged, m.SendRequestBody, m.SendRequestTrailers)
+RESPONSE_BODIES = (m.SendResponseBody, m.SendHeldResponseBody, m.SendResponseBodyUnchanged)
+RESPONSE_SIDE = (m.SendResponseHeaders, *RESPONSE_BODIES, m.SendResponseTrailers)
 
 
-def walk(events: list[object]) -> tuple[list[object], list[Action]]:
+def walk(events: list[object]) -> tuple[list[object], list[m.Action]]:
     """Drive a machine through `events` to its end; the events it took, and all its actions."""
     bodies = ByteBudget(max_bytes=MAX_BODY_BYTES)
     machine, taken, actions = StreamMachine(Limits(MAX_BODY_BYTES, budget=bodies)), [], []
-    for event in [*events, Closed(Ending.END_OF_STREAM)]:
+    for event in [*events, m.Closed(Ending.END_OF_STREAM)]:
         before = machine.state
         try:
-            if isinstance(event, Routed):
+            if isinstance(event, m.Routed):
                 new = machine.routed(event.decision)
-            elif isinstance(event, Dropped):
+            elif isinstance(event, m.Dropped):
                 new = machine.dropped(event.refusal)
-            elif isinstance(event, Evicted):
+            elif isinstance(event, m.Evicted):
                 new = machine.evicted(event.reason)
             else:
                 new = machine.receive(event)  # type: ignore[arg-type]
@@ -132,24 +104,24 @@ def walk(events: list[object]) -> tuple[list[object], list[Action]]:
 
 def likely(events: list[object]) -> list[object]:
     """Put a legal beginning before random events, so that walks get past the first state."""
-    return [RequestHeaders({":path": "/"}), *events]
+    return [m.RequestHeaders({":path": "/"}), *events]
 
 
 def likely_buffered(events: list[object]) -> list[object]:
     """The same with a proxy that keeps the body."""
-    return [RequestHeaders({":path": "/"}, request_body=BodyMode.BUFFERED), *events]
+    return [m.RequestHeaders({":path": "/"}, request_body=BodyMode.BUFFERED), *events]
 
 
 some = st.lists(steps, max_size=14)
 walks = some | some.map(likely) | some.map(likely_buffered)
 
 
-def check_bodies(taken: list[object], actions: list[Action]) -> None:
+def check_bodies(taken: list[object], actions: list[m.Action]) -> None:
     """What is sent back of a request body is the routed body or its replacement, whole."""
-    routes = [action for action in actions if isinstance(action, Route)]
-    decisions = [event.decision for event in taken if isinstance(event, Routed)]
-    sent = [action for action in actions if isinstance(action, SendRequestBody)]
-    held = [action for action in actions if isinstance(action, SendBufferedRequest)]
+    routes = [action for action in actions if isinstance(action, m.Route)]
+    decisions = [event.decision for event in taken if isinstance(event, m.Routed)]
+    sent = [action for action in actions if isinstance(action, m.SendRequestBody)]
+    held = [action for action in actions if isinstance(action, m.SendBufferedRequest)]
     assert sum(isinstance(action, DECIDED) for action in actions) == len(decisions)
     if not decisions:
         assert sent == []
@@ -158,7 +130,7 @@ def check_bodies(taken: list[object], actions: list[Action]) -> None:
     if held:
         assert sent == []
         assert held[0].body == decision.body
-        assert SendRequestHeadersUnchanged() in actions
+        assert m.SendRequestHeadersUnchanged() in actions
         return
     replacement = decision.body if decision.body is not None and raw.body is not None else None
     expected = raw.body or b"" if replacement is None else replacement
@@ -171,35 +143,33 @@ def test_every_walk_keeps_the_promises_of_the_protocol(events: list[object]) -> 
     """One finish, one decision at most, replies in order, no byte lost, no chunk too large."""
     taken, actions = walk(events)
     assert sum(isinstance(action, Finish) for action in actions) == 1
-    assert sum(isinstance(action, Route) for action in actions) <= 1
+    assert sum(isinstance(action, m.Route) for action in actions) <= 1
     for side in (REQUEST_SIDE, RESPONSE_SIDE):
         ranks = [RANK[type(action)] for action in actions if isinstance(action, side)]
         assert ranks == sorted(ranks)
         assert ranks.count(0) <= 1
         assert ranks.count(2) <= 1
     for action in actions:
-        if isinstance(action, SendRequestBody | SendResponseBody):
-            assert len(action.data) <= MAX_CHUNK_BYTES
+        if isinstance(action, m.SendRequestBody | m.SendResponseBody):
+            assert len(action.data) <= m.MAX_CHUNK_BYTES
     check_bodies(taken, actions)
 
 
 @settings(deadline=None, max_examples=300)
 @given(walks)
 def test_every_walk_ends_what_it_begins(events: list[object]) -> None:
-    """Nothing is sent after a refusal or an eviction, nothing of the request beside a refusal, and
-    each end comes once.
-    """
+    """Nothing after a refusal or an eviction, nothing beside a refusal, and each end once."""
     taken, actions = walk(events)
-    immediate = [i for i, action in enumerate(actions) if isinstance(action, SendImmediate)]
+    immediate = [i for i, action in enumerate(actions) if isinstance(action, m.SendImmediate)]
     assert len(immediate) <= 1
     if immediate:
         after = actions[immediate[0] + 1 :]
         assert not [a for a in after if isinstance(a, REQUEST_SIDE + RESPONSE_SIDE)]
-        if not any(isinstance(event, Evicted) for event in taken):
+        if not any(isinstance(event, m.Evicted) for event in taken):
             others = [a for a in actions if isinstance(a, REQUEST_SIDE + RESPONSE_SIDE)]
-            assert others in ([], [SendRequestHeadersUnchanged()])
+            assert others in ([], [m.SendRequestHeadersUnchanged()])
         assert isinstance(actions[immediate[0] - 1], Finish)
-    for kind in (SendRequestBody, SendResponseBody):
+    for kind in (m.SendRequestBody, m.SendResponseBody):
         pieces = [action for action in actions if isinstance(action, kind)]
         assert not any(piece.end_of_stream for piece in pieces[:-1])
 
@@ -211,14 +181,14 @@ def test_any_split_of_a_body_comes_back_whole(
 ) -> None:
     """How the proxy cut the body changes nothing of what leaves, unless it is too large."""
     body = b"".join(pieces)
-    events: list[object] = [RequestHeaders({":path": "/"}), *map(RequestBody, pieces)]
-    events.append(RequestTrailers() if by_trailers else RequestBody(b"", end_of_stream=True))
-    events.append(Routed(RouteDecision("a:1", body=replacement)))
+    events: list[object] = [m.RequestHeaders({":path": "/"}), *map(m.RequestBody, pieces)]
+    events.append(m.RequestTrailers() if by_trailers else m.RequestBody(b"", end_of_stream=True))
+    events.append(m.Routed(RouteDecision("a:1", body=replacement)))
     _, actions = walk(events)
-    sent = [action for action in actions if isinstance(action, SendRequestBody)]
+    sent = [action for action in actions if isinstance(action, m.SendRequestBody)]
     if len(body) > MAX_BODY_BYTES:
         assert sent == []
-        assert any(isinstance(a, SendImmediate) and a.status == 413 for a in actions)
+        assert any(isinstance(a, m.SendImmediate) and a.status == 413 for a in actions)
         return
     assert b"".join(piece.data for piece in sent) == (body if replacement is None else replacement)
     assert any(piece.end_of_stream for piece in sent) is not by_trailers
@@ -229,16 +199,18 @@ def shown_and_sent(events: list[object], tap: HoldingTap) -> tuple[bytes, bytes]
     machine = StreamMachine()
     shown = sent = b""
     for event in events:
-        if isinstance(event, Routed):
+        if isinstance(event, m.Routed):
             machine.routed(event.decision)
             continue
         actions = machine.receive(event)  # type: ignore[arg-type]
-        if isinstance(event, ResponseBody):
+        if isinstance(event, m.ResponseBody):
             shown += event.data
         for action in actions:
-            if isinstance(action, SendResponseBody | SendHeldResponseBody):
+            if isinstance(action, m.SendResponseBody | m.SendHeldResponseBody):
                 sent += action.data
-            elif isinstance(action, SendResponseBodyUnchanged) and isinstance(event, ResponseBody):
+            elif isinstance(action, m.SendResponseBodyUnchanged) and isinstance(
+                event, m.ResponseBody
+            ):
                 sent += event.data
     return shown, sent
 
@@ -254,12 +226,12 @@ def test_a_tap_that_only_holds_back_loses_no_byte_even_when_it_fails(
     if mode in (BodyMode.BUFFERED, BodyMode.PARTIAL):
         pieces = [b"".join(pieces)]
     events: list[object] = [
-        RequestHeaders({}, response_body=mode),
-        RequestBody(b"{}", end_of_stream=True),
-        Routed(RouteDecision("a:1", response=tap, needs_response_body=True)),
-        ResponseHeaders(200),
-        *(ResponseBody(piece) for piece in pieces),
-        ResponseTrailers() if by_trailers else ResponseBody(b"", end_of_stream=True),
+        m.RequestHeaders({}, response_body=mode),
+        m.RequestBody(b"{}", end_of_stream=True),
+        m.Routed(RouteDecision("a:1", response=tap, needs_response_body=True)),
+        m.ResponseHeaders(200),
+        *(m.ResponseBody(piece) for piece in pieces),
+        m.ResponseTrailers() if by_trailers else m.ResponseBody(b"", end_of_stream=True),
     ]
     shown, sent = shown_and_sent(events, tap)
     assert sent == shown

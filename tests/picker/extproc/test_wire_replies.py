@@ -8,31 +8,18 @@ from google.protobuf import text_format
 from google.protobuf.json_format import MessageToDict
 
 from picker.extproc import wire
-from picker.extproc.machine.messages import (
-    Reply,
-    SendBufferedRequest,
-    SendHeldResponseBody,
-    SendImmediate,
-    SendRequestBody,
-    SendRequestHeaders,
-    SendRequestHeadersUnchanged,
-    SendRequestTrailers,
-    SendResponseBody,
-    SendResponseBodyUnchanged,
-    SendResponseHeaders,
-    SendResponseTrailers,
-)
+from picker.extproc.machine import messages as m
 from picker.requestcontrol.headers import PICKER_OWNED
 
 
-def replied(reply: Reply) -> pb.ProcessingResponse:
+def replied(reply: m.Reply) -> pb.ProcessingResponse:
     """What a reply looks like on the wire."""
     return pb.ProcessingResponse.FromString(wire.encode(reply))
 
 
 def test_the_header_reply_routes_and_says_the_same_in_metadata() -> None:
     """The destination stands in the header and in the dynamic metadata, and the rest is set."""
-    reply = SendRequestHeaders("10.0.0.1:8000,[::1]:80", (("x-request-id", "é"),), 17)
+    reply = m.SendRequestHeaders("10.0.0.1:8000,[::1]:80", (("x-request-id", "é"),), 17)
     message = replied(reply)
     response = message.request_headers.response
     assert response.clear_route_cache
@@ -55,11 +42,11 @@ def test_the_header_reply_routes_and_says_the_same_in_metadata() -> None:
 
 def test_every_control_header_of_the_client_is_removed_but_none_that_is_set() -> None:
     """A client cannot smuggle routing headers to an endpoint; what we set survives any order."""
-    mutation = replied(SendRequestHeaders("a:1")).request_headers.response.header_mutation
+    mutation = replied(m.SendRequestHeaders("a:1")).request_headers.response.header_mutation
     removed = set(mutation.remove_headers)
     assert removed == set(PICKER_OWNED) - {"x-gateway-destination-endpoint"}
     assert {"x-prefiller-host-port", "x-gateway-model-name-rewrite"} <= removed
-    ours = SendRequestHeaders("a:1", (("x-prefiller-host-port", "b:2"),))
+    ours = m.SendRequestHeaders("a:1", (("x-prefiller-host-port", "b:2"),))
     mutation = replied(ours).request_headers.response.header_mutation
     assert "x-prefiller-host-port" not in mutation.remove_headers
     assert set(mutation.remove_headers) | {"x-prefiller-host-port"} == removed
@@ -67,7 +54,7 @@ def test_every_control_header_of_the_client_is_removed_but_none_that_is_set() ->
 
 def test_no_length_is_set_when_none_is_known() -> None:
     """A request without a body keeps whatever length it came with."""
-    mutation = replied(SendRequestHeaders("a:1")).request_headers.response.header_mutation
+    mutation = replied(m.SendRequestHeaders("a:1")).request_headers.response.header_mutation
     assert [option.header.key for option in mutation.set_headers] == [
         "x-gateway-destination-endpoint"
     ]
@@ -77,8 +64,8 @@ def test_no_length_is_set_when_none_is_known() -> None:
 def test_the_reply_to_a_buffered_body_says_all_that_a_header_reply_says(body: bytes | None) -> None:
     """The same decision in the place of the body reply, with a new body where there is one."""
     ours = (("x-request-id", "7"), ("x-prefiller-host-port", "b:2"))
-    message = replied(SendBufferedRequest("10.0.0.1:8000,[::1]:80", ours, body, 15))
-    at_headers = replied(SendRequestHeaders("10.0.0.1:8000,[::1]:80", ours, 15))
+    message = replied(m.SendBufferedRequest("10.0.0.1:8000,[::1]:80", ours, body, 15))
+    at_headers = replied(m.SendRequestHeaders("10.0.0.1:8000,[::1]:80", ours, 15))
     assert message.dynamic_metadata == at_headers.dynamic_metadata
     expected = pb.CommonResponse()
     expected.CopyFrom(at_headers.request_headers.response)
@@ -92,7 +79,7 @@ def test_the_reply_to_a_buffered_body_says_all_that_a_header_reply_says(body: by
 
 def test_a_decision_on_an_untouched_buffered_body_is_this_message() -> None:
     """Written out whole, but for the names it removes."""
-    message = replied(SendBufferedRequest("a:1", (("x-request-id", "7"),)))
+    message = replied(m.SendBufferedRequest("a:1", (("x-request-id", "7"),)))
     removed = message.request_body.response.header_mutation.remove_headers
     assert set(removed) == set(PICKER_OWNED) - {"x-gateway-destination-endpoint"}
     del removed[:]
@@ -111,66 +98,66 @@ def test_a_decision_on_an_untouched_buffered_body_is_this_message() -> None:
 @pytest.mark.parametrize(
     ("reply", "text"),
     [
-        (SendRequestHeadersUnchanged(), "request_headers {}"),
+        (m.SendRequestHeadersUnchanged(), "request_headers {}"),
         (
-            SendRequestBody(b"ab", False),
+            m.SendRequestBody(b"ab", False),
             'request_body { response { body_mutation { streamed_response { body: "ab" } } } }',
         ),
         (
-            SendRequestBody(b"", True),
+            m.SendRequestBody(b"", True),
             "request_body { response { body_mutation { streamed_response"
             " { end_of_stream: true } } } }",
         ),
-        (SendRequestTrailers(), "request_trailers {}"),
+        (m.SendRequestTrailers(), "request_trailers {}"),
         (
-            SendResponseHeaders((("x-a", "1"),)),
+            m.SendResponseHeaders((("x-a", "1"),)),
             'response_headers { response { header_mutation { set_headers { header { key: "x-a"'
             ' raw_value: "1" } append_action: OVERWRITE_IF_EXISTS_OR_ADD } } } }',
         ),
-        (SendResponseHeaders(()), "response_headers {}"),
+        (m.SendResponseHeaders(()), "response_headers {}"),
         (
-            SendResponseHeaders((), ("x-owned",)),
+            m.SendResponseHeaders((), ("x-owned",)),
             'response_headers { response { header_mutation { remove_headers: "x-owned" } } }',
         ),
         (
-            SendResponseHeaders((), show_body=True),
+            m.SendResponseHeaders((), show_body=True),
             "response_headers {} mode_override { request_body_mode: BUFFERED"
             " request_trailer_mode: SEND response_header_mode: SEND"
             " response_body_mode: FULL_DUPLEX_STREAMED response_trailer_mode: SEND }",
         ),
         (
-            SendHeldResponseBody(b"", 0),
+            m.SendHeldResponseBody(b"", 0),
             'response_body { response { body_mutation { body: "" } header_mutation {'
             ' set_headers { header { key: "content-length" raw_value: "0" }'
             " append_action: OVERWRITE_IF_EXISTS_OR_ADD } } } }",
         ),
         (
-            SendHeldResponseBody(b"ab"),
+            m.SendHeldResponseBody(b"ab"),
             'response_body { response { body_mutation { body: "ab" } } }',
         ),
         (
-            SendResponseBody(b"ab", True),
+            m.SendResponseBody(b"ab", True),
             "response_body { response { body_mutation { streamed_response"
             ' { body: "ab" end_of_stream: true } } } }',
         ),
-        (SendResponseBodyUnchanged(), "response_body {}"),
-        (SendResponseTrailers(), "response_trailers {}"),
+        (m.SendResponseBodyUnchanged(), "response_body {}"),
+        (m.SendResponseTrailers(), "response_trailers {}"),
         (
-            SendImmediate(429, "slow down", (("x-why", "full"),)),
+            m.SendImmediate(429, "slow down", (("x-why", "full"),)),
             'immediate_response { status { code: TooManyRequests } body: "slow down" headers {'
             ' set_headers { header { key: "x-why" raw_value: "full" }'
             " append_action: OVERWRITE_IF_EXISTS_OR_ADD } } }",
         ),
     ],
 )
-def test_each_reply_is_its_message(reply: Reply, text: str) -> None:
+def test_each_reply_is_its_message(reply: m.Reply, text: str) -> None:
     """The whole message, nothing more and nothing less."""
     assert replied(reply) == text_format.Parse(text, pb.ProcessingResponse())
 
 
 def test_text_that_is_no_utf8_is_replaced_in_an_answer() -> None:
     """A refusal that quotes a broken body can still be sent."""
-    assert replied(SendImmediate(400, "bad \ud800")).immediate_response.body == b"bad ?"
+    assert replied(m.SendImmediate(400, "bad \ud800")).immediate_response.body == b"bad ?"
 
 
 METADATA = {
@@ -184,7 +171,7 @@ METADATA = {
 }
 
 
-@pytest.mark.parametrize("kind", [SendRequestHeaders, SendBufferedRequest])
+@pytest.mark.parametrize("kind", [m.SendRequestHeaders, m.SendBufferedRequest])
 def test_metadata_of_a_decision_stands_beside_the_destination(kind: type) -> None:
     """Nothing overwrites the destination, and other namespaces are kept apart."""
     message = replied(kind("a:1", metadata=METADATA))
@@ -202,11 +189,11 @@ def test_metadata_of_a_decision_stands_beside_the_destination(kind: type) -> Non
 @pytest.mark.parametrize(
     "reply",
     [
-        SendResponseBody(b"x", True, {"envoy.lb": {"x-cost": 10}}),
-        SendHeldResponseBody(b"x", metadata={"envoy.lb": {"x-cost": 10}}),
-        SendResponseBodyUnchanged({"envoy.lb": {"x-cost": 10}}),
+        m.SendResponseBody(b"x", True, {"envoy.lb": {"x-cost": 10}}),
+        m.SendHeldResponseBody(b"x", metadata={"envoy.lb": {"x-cost": 10}}),
+        m.SendResponseBodyUnchanged({"envoy.lb": {"x-cost": 10}}),
     ],
 )
-def test_metadata_of_a_response_goes_out_with_its_body(reply: Reply) -> None:
+def test_metadata_of_a_response_goes_out_with_its_body(reply: m.Reply) -> None:
     """Whichever way the piece itself is answered."""
     assert MessageToDict(replied(reply).dynamic_metadata) == {"envoy.lb": {"x-cost": 10.0}}

@@ -16,7 +16,6 @@ SECONDS, SEEDS = 12.0, range(3)
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
     spec = importlib.util.spec_from_file_location("headroom", SCRIPT)
-    assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -31,9 +30,7 @@ def bench() -> ModuleType:
 def test_fewer_than_one_request_in_two_hundred_waits(
     bench: ModuleType, places: int, shares: tuple[float, ...], ends: str
 ) -> None:
-    """Of a tenant that asks for less than half of a pool, from when the flood begins; so the 99th
-    percentile is that of the tenant alone.
-    """
+    """So the 99th percentile is that of a tenant alone, from when the flood begins."""
     rows = [bench.row(bench.Case(places, share, ends, SECONDS, SEEDS)) for share in shares]
     (total,) = bench.sums(rows)
     assert total["waited"] < 0.005

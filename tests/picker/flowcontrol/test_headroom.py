@@ -61,9 +61,7 @@ async def test_places_are_kept_for_a_flow_that_asks_for_little() -> None:
 
 
 async def test_nothing_is_kept_for_a_flow_that_has_gone() -> None:
-    """Ten seconds after a request of it came or ended the flood fills the pool, without an event
-    besides.
-    """
+    """After ten seconds the flood fills the pool, without an event besides."""
     pool = scene()
     calm = (await arrive(pool, "calm", 1))[0]
     flood = await arrive(pool, "flood", 15)
@@ -126,10 +124,7 @@ async def test_a_band_that_keeps_places_free_holds_back_those_below() -> None:
 async def test_places_are_a_part_of_the_bands_ceiling() -> None:
     """Of a band that may fill half of the pool, half as many."""
     pool = Scene(
-        Pool(1),
-        detector=Slots(20),
-        default_band=turns(),
-        usage_limits=Ceilings(default=0.5),
+        Pool(1), detector=Slots(20), default_band=turns(), usage_limits=Ceilings(default=0.5)
     )
     await pool.done((await arrive(pool, "calm", 1))[0])
     assert let_in(await arrive(pool, "flood", 15)) == SLOTS - KEPT
@@ -209,9 +204,7 @@ async def test_where_a_detector_cannot_tell_what_a_request_takes_its_average_cou
 
 
 async def test_whoever_is_let_in_on_arrival_has_not_waited() -> None:
-    """Not for the time either that it takes to see that: every look at this clock takes a
-    millisecond, and others wait.
-    """
+    """Not for the time either that it takes to see that."""
     pool = follows(20)
     clock = (place / 1000 for place in count())
     pool.gate = FlowController(pool.settings, pool.pool, lambda: next(clock), PickerMetrics())
@@ -219,5 +212,4 @@ async def test_whoever_is_let_in_on_arrival_has_not_waited() -> None:
     flood = await arrive(pool, "flood", 30)
     assert any(client.waits for client in flood)
     (calm,) = await arrive(pool, "calm", 1)
-    assert calm.ticket is not None
     assert calm.ticket.queue_seconds == 0

@@ -39,9 +39,7 @@ class Kept:
         self.queue.check_integrity()
 
     def fairness(self, priority: int) -> FirstOfAll:
-        found = self.queue.band_for(priority).fairness
-        assert isinstance(found, FirstOfAll)
-        return found
+        return self.queue.band_for(priority).fairness
 
 
 def test_policies_are_told_of_heads_only_when_they_change() -> None:

@@ -28,13 +28,7 @@ def pool(*roles: tuple[str | None, int]) -> list[Candidate]:
         (pool(("prefill", 3), ("decode", 1)), 3.0, {"prefill": 3.0, "decode": 1.0}),
         (pool(("encode-prefill", 1), (None, 2)), 2.0, {"prefill": 1.0, "decode": 2.0}),
         (pool(("both", 4), ("prefill", 0)), 4.0, {"prefill": 2.0, "decode": 4.0}),
-        (
-            pool(
-                ("encode-prefill-decode", 2),
-            ),
-            2.0,
-            {"prefill": 2.0, "decode": 2.0},
-        ),
+        (pool(("encode-prefill-decode", 2)), 2.0, {"prefill": 2.0, "decode": 2.0}),
         (pool(("prefill-decode", 1), ("encode", 9)), 1.0, {"prefill": 1.0, "decode": 1.0}),
         (pool(("encode", 2), ("strange", 4)), 3.0, {}),
         ([], 1.0, {}),

@@ -264,7 +264,6 @@ class Walk(Scene):
     def let_in(self, client: Client) -> None:
         """Nobody waits in a band above, whatever the ceilings are."""
         ticket, view = client.ticket, self.gate.queues()
-        assert ticket is not None
         assert not any(one.queued_requests for one in view.bands if one.priority > ticket.priority)
 
     def waiting(self) -> list[Client]:
@@ -366,9 +365,7 @@ class Walk(Scene):
         assert self.gauge("pending_reclaim", inference_pool="pool") == 0
 
     def _foretell(self, flow: str, priority: int, size_bytes: int) -> dict[int, str]:
-        """Who is turned away for want of room when a request comes, and for which cap; worked out
-        anew from everybody who waits.
-        """
+        """Who is turned away when a request comes, and for which cap, from everybody who waits."""
         if self.chosen is None:
             return {}
         where = (len(self.clients), self._band(priority), flow)

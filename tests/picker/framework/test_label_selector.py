@@ -73,7 +73,6 @@ def test_everything_has_to_hold_and_nothing_selects_all(
 
 
 def test_an_empty_selector_selects_what_has_no_labels() -> None:
-    """There is nothing to fail."""
     assert selector().matches({})
 
 

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from ext_proc_stream import completion, directed, refused
+from ext_proc_stream import completion, refused
 from metrics_pages import page, pods
-from whole_picker import HEAD, whole_picker
+from whole_picker import whole_picker
 
 SHED = refused(
     429, "ResourceExhausted - system saturated, sheddable request dropped", retry_after=1
 )
-NOT_CACHED = refused(412, "PreconditionFailed - no decode worker has the requested KV cache")
 PRIORITIES = {"critical": 4, "standard": 0, "sheddable": -1}
 FULL, FREE = page(10, 0.95), page(1, 0.1)
 
@@ -23,14 +22,9 @@ FULL, FREE = page(10, 0.95), page(1, 0.1)
     [
         ([FULL, FULL], "sheddable", True),
         ([FULL, FULL], "standard", False),
-        ([FULL, FULL], "critical", False),
-        ([FULL, FULL], "nobody-knows-it", False),
         ([FULL, FULL], "", False),
         ([FREE, FREE], "sheddable", False),
         ([FULL, FREE], "sheddable", True),  # (2.0 + 0.2) / 2 of the pool
-        ([page(5, 0.1)], "sheddable", True),
-        ([page(4, 0.1)], "sheddable", False),
-        ([page(1, 0.8)], "sheddable", True),
     ],
 )
 @pytest.mark.parametrize("header", ["x-llm-d-inference-objective", "x-gateway-inference-objective"])
@@ -56,54 +50,3 @@ async def test_whoever_is_shed_is_counted_and_holds_nothing(tmp_path: Path) -> N
         assert await picker.requests() is None
         assert await picker.outcomes() == {"refused": 1}
         assert await picker.is_idle()
-
-
-@pytest.mark.parametrize("fairness", ["x-llm-d-inference-fairness-id", "session-id", None])
-async def test_a_request_is_somebodys(tmp_path: Path, fairness: str | None) -> None:
-    """U10: of whom the header names, else of the agent's session, else of nobody in particular."""
-    config = HEAD + "plugins: [{type: agent-identity}, {type: queue-scorer}]"
-    async with whole_picker(tmp_path, pods(page()), config) as picker:
-        await picker.ask(completion(), {fairness: "user-123"} if fairness else {})
-        expected = "user-123" if fairness else "default-flow"
-        assert await picker.requests(fairness_id=expected) == 1
-
-
-@pytest.mark.parametrize(
-    ("prefer", "is_conditional"),
-    [
-        ("if-available", True),
-        ("IF-Available; wait=5", True),
-        ("respond-async, if-available", True),
-        ("respond-async", False),
-        ("if-available-2", False),
-        ('x="if-available"', False),
-        ("", False),
-    ],
-)
-async def test_a_conditional_request_is_served_only_from_a_cache(
-    tmp_path: Path, prefer: str, is_conditional: bool
-) -> None:
-    """412 until an endpoint has its prefix; nothing is remembered of one that was refused."""
-    body = completion(prompt="a long story " * 100)
-    one = pods(page())
-    async with whole_picker(tmp_path, one) as picker:
-        served = directed(one[0].host_port, body)
-        for _ in range(2):
-            said = await picker.ask(body, {"prefer": prefer})
-            assert said == (NOT_CACHED if is_conditional else served)
-        if is_conditional:
-            code = "PreconditionFailed"
-            assert await picker.series("llm_d_epp_request_error_total", error_code=code) == 2
-            assert await picker.is_idle()
-        assert await picker.ask(body) == served
-        assert await picker.ask(body, {"prefer": prefer}) == served
-
-
-async def test_an_admitter_sheds_before_the_pool_is_full(tmp_path: Path) -> None:
-    """With the code of the refusal, which the reference turns into a 500."""
-    config = HEAD + "plugins: [{type: probabilistic-admitter, parameters: {k: 1000000}}]"
-    async with whole_picker(tmp_path, pods(page(3, 0.5)), config, objectives=PRIORITIES) as picker:
-        headers = {"x-llm-d-inference-objective": "sheddable"}
-        text = "ResourceExhausted - the pool is filling up, sheddable request dropped"
-        assert await picker.ask(completion(), headers) == refused(429, text, "rejected-saturated")
-        assert (await picker.ask(completion()))[0].WhichOneof("response") == "request_headers"

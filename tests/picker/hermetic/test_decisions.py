@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ext_proc_stream import REQUEST_ID, GatewayStream, completion, response_head
+from ext_proc_stream import REQUEST_ID, completion, response_head
 from metrics_pages import page, pods
-from whole_picker import WholePicker, until, whole_picker
+from waiting import until
+from whole_picker import WholePicker, whole_picker
 
 from picker.cli.options import ExplainFlags
 
@@ -19,16 +20,13 @@ ANSWER = json.dumps({"id": "cmpl-1", "model": "my-model", "usage": USAGE}).encod
 
 async def listed(picker: WholePicker) -> list[dict[str, Any]]:
     """The requests that are remembered, the newest first."""
-    decisions: list[dict[str, Any]] = json.loads((await picker.get("/decisions"))[1])["decisions"]
-    return decisions
+    return json.loads((await picker.get("/decisions"))[1])["decisions"]
 
 
 async def found(picker: WholePicker, request_id: str = "last") -> dict[str, Any]:
-    """One of them."""
     status, text = await picker.get(f"/decisions/{request_id}")
     assert status == 200, text
-    record: dict[str, Any] = json.loads(text)
-    return record
+    return json.loads(text)
 
 
 async def over(picker: WholePicker) -> dict[str, Any]:
@@ -76,61 +74,6 @@ async def test_a_request_is_told_with_its_decision_and_its_response(tmp_path: Pa
         )
 
 
-async def refused_by_its_body(stream: GatewayStream) -> None:
-    await stream.ask(b"{")
-
-
-async def left_before_its_body(stream: GatewayStream) -> None:
-    await stream.request_headers()
-
-
-async def left_after_its_decision(stream: GatewayStream) -> None:
-    await stream.ask(completion())
-
-
-async def without_a_body(stream: GatewayStream) -> None:
-    await stream.request_headers(path="/v1/models", ends=True)
-    await stream.read(1)
-
-
-@pytest.mark.parametrize(
-    ("request_of", "outcome", "status"),
-    [
-        (refused_by_its_body, "refused", 400),
-        (left_before_its_body, "client-gone", None),
-        (left_after_its_decision, "client-gone", None),
-        (without_a_body, "client-gone", None),
-    ],
-)
-async def test_however_it_ends_a_request_leaves_one_record(
-    tmp_path: Path, request_of: Any, outcome: str, status: int | None
-) -> None:
-    """Whether it was decided or not; a proxy that resets the stream ends it in the middle."""
-    async with whole_picker(tmp_path, pods(page())) as picker:
-        stream = GatewayStream(picker.channel)
-        await request_of(stream)
-        if status is None:
-            stream.call.cancel()
-        else:
-            await stream.rest()
-        summary = await over(picker)
-        assert (summary["outcome"], summary["status"]) == (outcome, status)
-
-
-async def test_what_is_not_known_is_said_so(tmp_path: Path) -> None:
-    """404; also of what was remembered once."""
-    flags = ExplainFlags(decision_records=1)
-    async with whole_picker(tmp_path, pods(page()), explain=flags) as picker:
-        await picker.ask(completion(), {"x-request-id": "first"})
-        await picker.ask(completion(), {"x-request-id": "second"})
-
-        async def is_forgotten() -> bool:
-            return (await picker.get("/decisions/first"))[0] == 404
-
-        await until(is_forgotten)
-        assert (await found(picker))["summary"]["request_id"] == "second"
-
-
 @pytest.mark.parametrize("served", [None, "the other", "10.9.9.9:1"])
 async def test_clients_are_told_who_served_them_where_that_is_wanted(
     tmp_path: Path, served: str | None
@@ -138,10 +81,7 @@ async def test_clients_are_told_who_served_them_where_that_is_wanted(
     """By the name of the endpoint; by its address when nobody knows its name."""
     backends = pods(page(), page(queue=9))
     flags = ExplainFlags(decision_header=True)
-    async with (
-        whole_picker(tmp_path, backends, explain=flags) as picker,
-        picker.stream() as stream,
-    ):
+    async with whole_picker(tmp_path, backends, explain=flags) as picker, picker.stream() as stream:
         await stream.ask(completion())
         second = backends[1].host_port
         address = second if served == "the other" else served

@@ -9,14 +9,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from ext_proc_stream import (
-    DESTINATION,
-    GatewayStream,
-    completion,
-    destination_of,
-)
-from metrics_pages import page, pods, serving
-from whole_picker import HEAD, WholePicker, until, whole_picker
+from ext_proc_stream import GatewayStream, completion
+from metrics_pages import page, pods
+from waiting import until
+from whole_picker import HEAD, WholePicker, whole_picker
 
 # Everything that holds something for a request while it is under way.
 HOLDING = (
@@ -87,7 +83,6 @@ PHASES: list[tuple[Step, bool, str]] = [
 
 
 def ids(value: object) -> str | None:
-    """Names of steps."""
     return getattr(value, "__name__", None)
 
 
@@ -116,65 +111,3 @@ async def test_whatever_ends_a_stream_nothing_stays_held(
             return await picker.outcomes() == {cause: 1} and await picker.is_idle()
 
         await until(is_over)
-
-
-async def test_bodies_that_arrive_share_their_room(tmp_path: Path) -> None:
-    """What finds none is refused at once, and the room of a stream that ends is another's."""
-    async with whole_picker(tmp_path, pods(page()), max_unfinished_body_bytes=1000) as picker:
-        first = GatewayStream(picker.channel)
-        await first.request_headers()
-        await first.request_body(bytes(900), ends=False)
-        async with picker.stream() as second:
-            await second.request_headers()
-            await second.request_body(bytes(900), ends=False)
-            (refusal,) = await second.read(1)
-            assert refusal.immediate_response.status.code == 429
-        assert (await picker.ask(completion()))[0].WhichOneof("response") == "request_headers"
-        first.call.cancel()
-
-        async def is_over() -> bool:
-            return (await picker.outcomes()).get("client-gone") == 2 and await picker.is_idle()
-
-        await until(is_over)
-        async with picker.stream() as third:
-            await third.request_headers()
-            await third.request_body(completion()[:10], ends=False)
-            await third.request_body(completion()[10:], ends=True)
-            assert (await third.read(1))[0].WhichOneof("response") == "request_headers"
-            await third.read(1)
-        assert await picker.series("llm_d_epp_request_error_total") == 1
-
-
-async def test_many_streams_that_are_cut_leave_nothing(tmp_path: Path) -> None:
-    """A hundred at once, at different places."""
-    steps = [reach for reach, _, _ in PHASES]
-    async with whole_picker(tmp_path, pods(page(), page(), page()), HOLDING) as picker:
-        streams = []
-        for number in range(100):
-            stream = GatewayStream(picker.channel)
-            await steps[number % len(steps)](stream)
-            streams.append(stream)
-        for stream in streams:
-            stream.call.cancel()
-        await until(picker.is_idle)
-
-
-@pytest.mark.parametrize("reach", [phase[0] for phase in PHASES if phase[1]], ids=ids)
-async def test_the_in_flight_load_of_a_cut_request_is_released(tmp_path: Path, reach: Step) -> None:
-    """The endpoint of the cut requests is preferred to one that really has a request."""
-    config = HEAD + "plugins: [{type: active-request-scorer}, {type: max-score-picker}]"
-    one, other = two = pods(page(), page())
-    async with whole_picker(tmp_path, [one], config) as picker:
-        for _ in range(3):
-            stream = GatewayStream(picker.channel)
-            await reach(stream)
-            stream.call.cancel()
-        await until(picker.is_idle)
-        async with serving(other), picker.stream() as stream:
-            picker.list_endpoints(two)
-            await until(picker.has_read_pages)
-            hint = {"envoy.lb.subset_hint": {f"{DESTINATION}-subset": [other.host_port]}}
-            said = await stream.ask(completion(), metadata=hint)
-            assert destination_of(said) == other.host_port
-            for _ in range(3):
-                assert await picker.destination(completion()) == one.host_port

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from ext_proc_stream import completion, destination_of
-from metrics_pages import START_SECONDS, Pod, page, pods
-from whole_picker import FOUR_SCORERS, WholePicker, until, whole_picker
+from metrics_pages import Pod, page, pods
+from whole_picker import FOUR_SCORERS, WholePicker, whole_picker
 
 EJECTIONS = "pointsman_endpoint_ejections_total"
 BUSY_BUT_WELL = (page(queue=50), page(queue=50))
@@ -45,24 +45,6 @@ async def test_retries_elsewhere_blame_the_endpoint_that_was_picked(tmp_path: Pa
         went = Counter([await answered(picker, bad, 200, served=well.host_port) for _ in range(20)])
         assert 3 <= went[bad.host_port] <= 5
         assert await picker.series(EJECTIONS) == 1
-
-
-async def test_an_endpoint_that_restarts_is_given_another_chance(tmp_path: Path) -> None:
-    """Its page says that it is another process; and so does its leaving and coming back."""
-    async with whole_picker(tmp_path, pods(*POOL)) as picker:
-        bad, *others = picker.pods
-        while not await picker.series(EJECTIONS):
-            await answered(picker, bad)
-        bad.page = page(queue=0, started=START_SECONDS + 1)
-
-        async def nobody_is_ejected() -> bool:
-            return await picker.series("pointsman_endpoints_ejected") == 0
-
-        await until(nobody_is_ejected)
-        while await picker.series(EJECTIONS) != 2:
-            await answered(picker, bad)
-        picker.list_endpoints(others)
-        await until(nobody_is_ejected)
 
 
 @pytest.mark.parametrize("failures", [0, 1])

@@ -11,16 +11,9 @@ from pathlib import Path
 
 import pytest
 from ext_proc_stream import DESTINATION, completion, destination_of
-from metrics_pages import (
-    SGLANG,
-    START_SECONDS,
-    Pod,
-    load_page,
-    page,
-    pods,
-    serving,
-)
-from whole_picker import HEAD, WholePicker, until, whole_picker, write_endpoints
+from metrics_pages import SGLANG, START_SECONDS, Pod, load_page, page, pods, serving
+from waiting import until
+from whole_picker import HEAD, WholePicker, whole_picker, write_endpoints
 
 QUEUES = HEAD + "plugins: [{type: queue-scorer}, {type: max-score-picker}]"
 
@@ -32,12 +25,7 @@ def hint(pod: Pod) -> dict[str, dict[str, list[str]]]:
 
 async def known(picker: WholePicker, name: str) -> Mapping[str, object]:
     """What it knows of the load of an endpoint."""
-    load = (await picker.endpoints())[name]["metrics"]
-    assert isinstance(load, dict)
-    return load
-
-
-FOUR, THREE = {"waiting_requests": 4, "kv_cache_usage": 0.5}, {"running_requests": 3}
+    return (await picker.endpoints())[name]["metrics"]
 
 
 async def test_two_engines_serve_one_pool(tmp_path: Path) -> None:
@@ -62,42 +50,11 @@ async def test_an_endpoint_without_metrics_is_not_idle(tmp_path: Path, broken: s
         await stack.enter_async_context(serving(bad))
         async with whole_picker(tmp_path, [good]) as picker:
             write_endpoints(picker.endpoints_file, [bad, good])
-
-            async def is_asked() -> bool:
-                return bad.asked >= 2 and "bad" in await picker.endpoints()
-
-            await until(is_asked)
+            await until(picker.endpoints, lambda found: bad.asked >= 2 and "bad" in found)
             assert (await picker.endpoints())["bad"]["metrics"] is None
             for _ in range(4):
                 assert await picker.destination(completion()) == good.host_port
             assert await picker.destination(completion(), metadata=hint(bad)) == bad.host_port
-
-
-async def test_an_endpoint_that_falls_silent_is_unknown_after_a_while(tmp_path: Path) -> None:
-    """Until then its last numbers count; it comes back with the next page."""
-    one, other = two = pods(page(0), page(5))
-    async with whole_picker(
-        tmp_path, two, QUEUES, metrics_staleness_threshold_seconds=0.2
-    ) as picker:
-        assert await picker.destination(completion()) == one.host_port
-        one.page = None
-        await picker.knows("pod-0")
-        for _ in range(3):
-            assert await picker.destination(completion()) == other.host_port
-        one.page = page(1)
-        await picker.knows("pod-0", waiting_requests=1)
-        assert await picker.destination(completion()) == one.host_port
-        assert await picker.series("llm_d_epp_datalayer_poll_errors_total")
-
-
-@pytest.mark.parametrize("value", ["NaN", "-1", "+Inf", "1e300"])
-async def test_impossible_numbers_are_not_believed(tmp_path: Path, value: str) -> None:
-    """The last good one stays, and the page is counted as faulty."""
-    (one,) = pods(page(3, 0.5))
-    async with whole_picker(tmp_path, [one], QUEUES) as picker:
-        one.page = load_page(7, 0.25).replace("waiting 7", f"waiting {value}")
-        await picker.knows("pod-0", waiting_requests=3, kv_cache_usage=0.25)
-        assert await picker.series("llm_d_epp_datalayer_extract_errors_total")
 
 
 async def test_a_restart_makes_an_endpoint_forget_its_prefixes(tmp_path: Path) -> None:
@@ -126,58 +83,29 @@ schedulingProfiles:
         assert await picker.destination(body) == empty.host_port
 
 
-async def test_a_prefix_cache_of_real_size_bounds_what_is_remembered(tmp_path: Path) -> None:
-    """An endpoint with four blocks cannot hold a hundred."""
-    text = page().replace('num_gpu_blocks="4096"', 'num_gpu_blocks="4"')
-    async with whole_picker(tmp_path, pods(text), None) as picker:
-        for number in range(20):
-            await picker.destination(completion(prompt=f"{number} story " * 40))
-        size = await picker.series("llm_d_epp_prefix_indexer_size")
-        assert size is not None
-        assert 0 < size <= 4
-
-
 async def test_endpoints_come_and_go_with_the_file(tmp_path: Path) -> None:
     """By renaming; an entry that is wrong is left out and counted; H47: nobody asks who is gone."""
     one, other = two = pods(page(0), page(1))
     async with whole_picker(tmp_path, two, QUEUES) as picker:
         assert await picker.destination(completion()) == one.host_port
         before = one.asked
-
-        async def has_asked_more() -> bool:
-            return one.asked >= before + 3
-
-        await until(has_asked_more)
+        await until(lambda: one.asked >= before + 3)
         picker.list_endpoints([other])
-
-        async def is_gone() -> bool:
-            return list(await picker.endpoints()) == ["pod-1"]
-
-        await until(is_gone)
+        await until(picker.endpoints, lambda found: list(found) == ["pod-1"])
         asked, asked_other = one.asked, other.asked
         for _ in range(3):
             assert await picker.destination(completion()) == other.host_port
-
-        async def goes_on() -> bool:
-            return other.asked >= asked_other + 4
-
-        await until(goes_on)
+        await until(lambda: other.asked >= asked_other + 4)
         assert one.asked <= asked + 1  # one may have been under way
         bad = Pod("bad", "a-name.example", None, port=80)
         write_endpoints(picker.endpoints_file, [bad, one])
-
-        async def is_back() -> bool:
-            return list(await picker.endpoints()) == ["pod-0"]
-
-        await until(is_back)
+        await until(picker.endpoints, lambda found: list(found) == ["pod-0"])
         assert await picker.series("pointsman_discovery_errors_total") == 1
         assert await picker.destination(completion()) == one.host_port
         picker.endpoints_file.write_text("endpoints: 7")
-
-        async def is_counted() -> bool:
-            return await picker.series("pointsman_discovery_errors_total") == 2
-
-        await until(is_counted)
+        await until(
+            lambda: picker.series("pointsman_discovery_errors_total"), lambda found: found == 2
+        )
         assert await picker.destination(completion()) == one.host_port
 
 

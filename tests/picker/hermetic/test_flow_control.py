@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from metrics_pages import page, pods, serving
-from waiting_requests import FAIRNESS, OBJECTIVE, config, headers_of, status_of, waiting_scene
+from waiting_requests import config, waiting_scene
 
 PRIORITIES = {"critical": 10, "standard": 0, "sheddable": -5}
 
@@ -29,24 +29,6 @@ async def test_a_full_pool_holds_requests_until_a_slot_is_free(tmp_path: Path) -
         assert await scene.picker.outcomes() == {"completed": 3}
 
 
-async def test_a_full_queue_refuses_at_once(tmp_path: Path) -> None:
-    """429 with its reason and when to come back; those that wait are none the worse."""
-    async with waiting_scene(tmp_path, config("  maxRequests: 1")) as scene:
-        first = await scene.serve()
-        second = await scene.wait(1)
-        told = await (await scene.ask({FAIRNESS: "tenant"})).answer()
-        assert status_of(told) == 429
-        assert headers_of(told)["x-llm-d-request-dropped-reason"] == "rejected-saturated"
-        assert int(headers_of(told)["retry-after"]) >= 1
-        errors = {"error_code": "ResourceExhausted", "fairness_id": "tenant"}
-        assert await scene.picker.series("llm_d_epp_request_error_total", **errors) == 1
-        assert second.waits
-        await first.end()
-        await second.destination()
-        await second.end()
-        await scene.is_at_rest()
-
-
 async def test_an_empty_pool_is_waited_for(tmp_path: Path) -> None:
     """A pool that is scaled from zero serves what came before it."""
     async with waiting_scene(tmp_path, config(), []) as scene:
@@ -58,39 +40,6 @@ async def test_an_empty_pool_is_waited_for(tmp_path: Path) -> None:
             assert await waiter.destination() == pod.host_port
             await waiter.end()
             await scene.is_at_rest()
-
-
-async def test_a_client_that_leaves_gives_up_its_place(tmp_path: Path) -> None:
-    """In the queue, and in the counters."""
-    async with waiting_scene(tmp_path, config("  maxRequests: 1")) as scene:
-        first = await scene.serve()
-        second = await scene.wait(1)
-        await second.leave()
-        await scene.has_waiting(0)
-        third = await scene.wait(1)
-        await first.end()
-        await third.destination()
-        await third.end()
-        await scene.is_at_rest()
-        assert await scene.picker.outcomes() == {"completed": 2, "client-gone": 1}
-
-
-async def test_a_higher_priority_always_goes_first(tmp_path: Path) -> None:
-    """Whoever came first; and what waits longest within one."""
-    async with waiting_scene(tmp_path, config(), objectives=PRIORITIES) as scene:
-        running = await scene.serve()
-        order = ("sheddable", "standard", "critical", "critical")
-        waiters = [
-            await scene.wait(number, {OBJECTIVE: name}) for number, name in enumerate(order, 1)
-        ]
-        for left, expected in ((3, 2), (2, 3), (1, 1), (0, 0)):
-            await running.end()
-            running = waiters[expected]
-            await running.destination()
-            await scene.has_waiting(left)
-            assert sum(waiter.waits for waiter in waiters) == left
-        await running.end()
-        await scene.is_at_rest()
 
 
 async def test_a_request_without_a_body_does_not_wait(tmp_path: Path) -> None:

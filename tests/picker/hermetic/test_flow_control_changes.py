@@ -5,17 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from waiting_requests import (
-    FAIRNESS,
-    OBJECTIVE,
-    config,
-    headers_of,
-    status_of,
-    waiting_scene,
-)
-from whole_picker import until
-
-from picker.errors import ConfigError
+from waiting import until
+from waiting_requests import FAIRNESS, OBJECTIVE, config, headers_of, status_of, waiting_scene
 
 PRIORITIES = {"critical": 10, "sheddable": -5}
 REASON = "x-llm-d-request-dropped-reason"
@@ -48,29 +39,12 @@ async def test_flow_control_that_is_turned_on_counts_what_is_under_way(tmp_path:
         await scene.is_at_rest()
 
 
-async def test_a_configuration_that_cannot_be_used_changes_nothing(tmp_path: Path) -> None:
-    """Whoever waits goes on waiting."""
-    async with waiting_scene(tmp_path, config()) as scene:
-        requests = [await scene.serve(), await scene.wait(1)]
-        with pytest.raises(ConfigError):
-            scene.use(config("  maxRequests: -1"))
-        assert requests[1].waits
-        for waiter in requests:
-            await waiter.destination()
-            await waiter.end()
-        await scene.is_at_rest()
-
-
 async def test_a_drain_serves_those_that_wait(tmp_path: Path) -> None:
     """They came in time; the picker ends when the last of them has been served."""
     async with waiting_scene(tmp_path, config()) as scene:
         requests = [await scene.serve(), await scene.wait(1)]
         scene.picker.picker.stop()
-
-        async def is_draining() -> bool:
-            return (await scene.picker.get("/readyz"))[0] == 503
-
-        await until(is_draining)
+        await until(lambda: scene.picker.get("/readyz"), lambda found: found[0] == 503)
         assert requests[1].waits
         for waiter in requests:
             await waiter.destination()

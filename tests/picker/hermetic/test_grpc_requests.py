@@ -11,12 +11,7 @@ from pathlib import Path
 from struct import pack
 
 import pytest
-from ext_proc_stream import (
-    RESPONSE_TRAILERS,
-    directed,
-    response_head,
-    response_pieces,
-)
+from ext_proc_stream import RESPONSE_TRAILERS, directed, response_head, response_pieces
 from metrics_pages import page, pods
 from whole_picker import FOUR_SCORERS, WholePicker, whole_picker
 
@@ -35,7 +30,6 @@ def field(number: int, value: int | bytes) -> bytes:
 
 
 def frame(message: bytes) -> bytes:
-    """A gRPC frame."""
     return pack(">BI", 0, len(message)) + message
 
 
@@ -78,28 +72,6 @@ async def test_a_response_frame_in_two_pieces(tmp_path: Path) -> None:
         assert await tokens_of(picker) == (7, 10)
         assert await picker.outcomes() == {"completed": 1}
         assert await picker.is_idle()
-
-
-@pytest.mark.parametrize("width", [1, 3, 8])
-async def test_frames_may_be_cut_anywhere(tmp_path: Path, width: int) -> None:
-    """And several may come in one piece."""
-    whole = CHUNK + CHUNK + COMPLETE
-    pieces = [whole[at : at + width] for at in range(0, len(whole), width)]
-    async with whole_picker(tmp_path, pods(page()), CONFIG) as picker, picker.stream() as stream:
-        await stream.ask(STREAM, GRPC, path=GENERATE)
-        assert await stream.respond(pieces, GRPC) == whole
-        assert await tokens_of(picker) == (7, 10)
-
-
-async def test_embed_and_its_response(tmp_path: Path) -> None:
-    """Token ids in, the number of them out."""
-    one = pods(page())
-    async with whole_picker(tmp_path, one, CONFIG) as picker, picker.stream() as stream:
-        body = frame(field(2, field(2, bytes([1, 2, 3]))))
-        assert await stream.ask(body, GRPC, path=EMBED) == directed(one[0].host_port, body)
-        answer = frame(field(1, b"\0\0\0\0") + field(2, 3))
-        assert await stream.respond([answer], GRPC) == answer
-        assert await tokens_of(picker) == (3, None)
 
 
 VERTEX = "/google.cloud.aiplatform.v1beta1.PredictionService"

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ext_proc_stream import completion
 from kube_api.kubelet import Kubelet
 from kube_api.server import KubeApi, running_kube_api
-from kubernetes_objects import CRDS, objective, pool
+from kubernetes_objects import CRDS, pool
 from steady_requests import Traffic
-from whole_picker import FOUR_SCORERS, WholePicker, until, whole_picker
+from waiting import until
+from whole_picker import FOUR_SCORERS, WholePicker, whole_picker
 
 from picker.cli.options import KubernetesFlags
 
@@ -104,30 +104,6 @@ async def test_pods_terminate_flap_move_and_join_under_requests(tmp_path: Path) 
         await scene.serves("127.0.0.13:8000")
 
 
-async def test_the_pool_changes_under_requests(tmp_path: Path) -> None:
-    """Other ports, other Pods, something invalid, and an objective for it."""
-    async with following(tmp_path) as scene:
-        scene.write_pool(APP, 8000, 8001)
-        await scene.serves(*(f"127.0.0.{n}:{port}" for n in (11, 12) for port in (8000, 8001)))
-        scene.kubelet.run("x", "127.0.0.31", {"app": "other"})
-        scene.write_pool({"app": "other"}, 9000)
-        await scene.serves("127.0.0.31:9000")
-        scene.write_pool({"not a key!": "x"}, 9000)
-        await until(lambda: is_reported(scene))
-        await scene.serves("127.0.0.31:9000")
-        scene.api.write(objective(poolRef={"name": "pool"}, priority=7))
-
-        async def is_known() -> bool:
-            return scene.picker.pool.known.rules.priority("c") == 7
-
-        await until(is_known)
-
-
-async def is_reported(scene: Scene) -> bool:
-    """Whether the metrics tell of an object that is not followed."""
-    return await scene.picker.series("pointsman_discovery_errors_total") == 1
-
-
 async def test_the_api_server_goes_away_under_requests(tmp_path: Path) -> None:
     """Requests go on by what was known; what has changed meanwhile is known soon after."""
     async with following(tmp_path) as scene:
@@ -147,55 +123,3 @@ async def test_the_api_server_goes_away_under_requests(tmp_path: Path) -> None:
         await scene.serves("127.0.0.11:8000", "127.0.0.12:8000")
         await scene.api.come_back(forget_changes=True)
         await scene.serves("127.0.0.12:8080", "127.0.0.14:8080")
-
-
-async def test_a_server_that_was_restarted_has_no_prefix(tmp_path: Path) -> None:
-    """Under the same IP after a kill for memory, the index holds nothing of it any more."""
-    async with following(tmp_path) as scene:
-        scene.kubelet.delete("b")
-        await scene.serves("127.0.0.11:8000")
-        prompt = completion(prompt="a long prompt " * 100)
-        await scene.picker.ask(prompt)
-        blocks = await scene.picker.series("llm_d_epp_prefix_indexer_size")
-        assert blocks is not None
-        assert blocks > 5  # those of the long prompt alone
-        before = (await scene.picker.endpoints())["a-rank-0"]
-        scene.traffic.picker = scene.picker
-        scene.kubelet.run("c", "127.0.0.13", APP)
-        await scene.serves("127.0.0.11:8000", "127.0.0.13:8000")
-        scene.kubelet.restart_container("a")
-        scene.kubelet.set_ready("a", True)
-
-        async def is_forgotten() -> bool:
-            size = await scene.picker.series("llm_d_epp_prefix_indexer_size")
-            return size is not None and size < blocks
-
-        await until(is_forgotten)
-        await scene.serves("127.0.0.11:8000", "127.0.0.13:8000")
-        assert (await scene.picker.endpoints())["a-rank-0"]["address"] == before["address"]
-
-
-async def test_without_a_pool_requests_are_refused_until_there_is_one(tmp_path: Path) -> None:
-    """503, and the picker is not ready; it is when the pool comes, and is not when it goes."""
-    async with running_kube_api(None, *sorted(CRDS.glob("*.yaml"))) as api:
-        Kubelet(api).run("a", "127.0.0.11", APP)
-        options = options_for(api, tmp_path)
-        async with whole_picker(tmp_path, (), FOUR_SCORERS, **options) as picker:
-
-            async def refuses() -> bool:
-                answer = await picker.ask(completion())
-                is_refused: bool = answer[0].immediate_response.status.code == 503
-                return is_refused and (await picker.get("/readyz"))[0] == 503
-
-            async def serves() -> bool:
-                answer = await picker.ask(completion())
-                is_served: bool = answer[0].WhichOneof("response") == "request_headers"
-                return is_served and (await picker.get("/readyz"))[0] == 200
-
-            assert await refuses()
-            api.write(pool(name="pool"))
-            await until(serves)
-            api.erase(POOL, "pool")
-            await until(refuses)
-            api.write(pool(name="pool"))
-            await until(serves)

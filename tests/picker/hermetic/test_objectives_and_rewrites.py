@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ext_proc_stream import Message, completion, destination_of
 from metrics_pages import page, pods
-from whole_picker import objective, rewrite, rule, until, whole_picker
+from waiting import until
+from whole_picker import objective, rewrite, rule, whole_picker
 
 OBJECTIVE = "x-llm-d-inference-objective"
 
@@ -17,40 +18,11 @@ OBJECTIVE = "x-llm-d-inference-objective"
 def model_of(said: list[Message]) -> str:
     """The model that the endpoint is asked for."""
     pieces = [one.request_body.response.body_mutation.streamed_response.body for one in said[1:]]
-    model = json.loads(b"".join(pieces))["model"]
-    assert isinstance(model, str)
-    return model
-
-
-async def test_an_objective_gives_requests_its_priority(tmp_path: Path) -> None:
-    """Whatever its namespace; none without a priority, and none for a name that nobody knows."""
-    elsewhere = objective("far", 7)
-    elsewhere["metadata"]["namespace"] = "elsewhere"
-    some = [objective("near", -3), elsewhere, objective("plain", None)]
-    async with whole_picker(tmp_path, pods(page()), rewrites=some) as picker:
-        for name in ("near", "far", "plain", "elsewhere/far", "nobody"):
-            await picker.ask(completion(name), {OBJECTIVE: name})
-        expected = {"near": "-3", "far": "7", "plain": "0", "elsewhere/far": "0", "nobody": "0"}
-        for name, priority in expected.items():
-            assert await picker.requests(model_name=name, priority=priority) == 1
-
-
-async def test_targets_are_drawn_by_weight(tmp_path: Path) -> None:
-    """One without a weight beside weighted ones is never drawn."""
-    rewrites = [rewrite("canary", rule("m", v1=3, v2=1, v3=None))]
-    async with whole_picker(tmp_path, pods(page()), rewrites=rewrites) as picker:
-        drawn = Counter([model_of(await picker.ask(completion("m"))) for _ in range(200)])
-        assert drawn.keys() == {"v1", "v2"}
-        assert 100 < drawn["v1"] < 190
-        counted = "llm_d_epp_model_rewrite_decisions_total"
-        told = {"model_rewrite_name": "canary", "model_name": "m"}
-        assert await picker.series(counted, **told, target_model="v2") == drawn["v2"]
+    return json.loads(b"".join(pieces))["model"]
 
 
 async def test_changes_apply_whole_and_fail_nobody(tmp_path: Path) -> None:
-    """Endpoints, priorities and rules change together, again and again, while requests come: each
-    request sees one state of the file.
-    """
+    """Each request sees one state of the file."""
     first, second = pods(page(), page())
     states = {
         pod.name: [objective("o", priority), rewrite("r", rule("m", **{model: None}))]
@@ -86,29 +58,3 @@ async def test_changes_apply_whole_and_fail_nobody(tmp_path: Path) -> None:
 
 async def _only(picker, name: str) -> bool:  # type: ignore[no-untyped-def]
     return list(await picker.endpoints()) == [name]
-
-
-async def test_what_is_broken_changes_nothing(tmp_path: Path) -> None:
-    """Neither a file that is none, nor an object with an error; a metric counts both."""
-    one = pods(page())
-    async with whole_picker(tmp_path, one, objectives={"o": 4}) as picker:
-        picker.endpoints_file.write_text(json.dumps(objective("o", 5)))
-
-        async def is_told() -> bool:
-            return await picker.series("pointsman_discovery_errors_total") == 1
-
-        await until(is_told)
-        await picker.ask(completion(), {OBJECTIVE: "o"})
-        assert await picker.requests(priority="4") == 1
-        bad = objective("o", 6)
-        bad["spec"]["surprise"] = True
-        picker.list_policies([bad, objective("p", 6)])
-
-        async def is_known() -> bool:
-            await picker.ask(completion(), {OBJECTIVE: "p"})
-            return await picker.requests(priority="6") is not None
-
-        await until(is_known)
-        assert await picker.series("pointsman_discovery_errors_total") == 2
-        await picker.ask(completion("last"), {OBJECTIVE: "o"})
-        assert await picker.requests(model_name="last", priority="0") == 1

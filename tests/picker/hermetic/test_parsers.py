@@ -11,7 +11,8 @@ import pytest
 from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from ext_proc_stream import GatewayStream, directed, refused
 from metrics_pages import page, pods
-from whole_picker import HEAD, until, whole_picker
+from waiting import until
+from whole_picker import HEAD, whole_picker
 
 from fleet.cli import main
 from picker.cli.options import RecordFlags
@@ -47,7 +48,6 @@ EVENTS = {"content-type": "text/event-stream"}
 
 
 def bytes_of(members: dict[str, Any]) -> bytes:
-    """A JSON body."""
     return json.dumps(members).encode()
 
 
@@ -115,9 +115,7 @@ HALVES: list[tuple[str, bytes]] = [
 async def test_half_a_character_is_routed_as_it_came(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Byte for byte but for a new model; and the decision is explained, recorded and made again.
-    Also in the name of a model: whether there is one is for the endpoint to say.
-    """
+    """Byte for byte but for a new model; and the decision is explained, recorded, made again."""
     one, recording = pods(page()), tmp_path / "recording.jsonl"
     flags = RecordFlags(recording)
     async with whole_picker(tmp_path, one, EVERY_PARSER, record=flags) as picker:
@@ -163,9 +161,7 @@ ODD: list[tuple[str, bytes]] = [
 async def test_odd_bodies_are_routed_as_they_came(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Huge numbers, deep values, repeated members: no plugin fails at them. A request without a
-    model goes on raw: no header renames it, and none is missed.
-    """
+    """No plugin fails at them, and a request without a model goes on raw."""
     one = pods(page())
     async with whole_picker(tmp_path, one, EVERY_PARSER) as picker:
         for path, body in ODD:
@@ -237,60 +233,6 @@ async def test_bad_bodies_are_refused(tmp_path: Path) -> None:
             assert not [word for word in PYTHONS if word in text.lower()], body
         assert await picker.outcomes() == {"refused": len(BAD)}
         assert await picker.is_idle()
-
-
-ANTHROPIC_EVENTS = (
-    b'event: message_start\ndata: {"type":"message_start","message":{"usage":'
-    b'{"input_tokens":7,"cache_read_input_tokens":3}}}\n\n'
-    b'event: message_delta\ndata: {"type":"message_delta","usage":{"output_tokens":10}}\n\n'
-)
-RESPONSES_EVENTS = (
-    b'event: x\ndata: {"type":"response.created","response":{"usage":null}}\n\n'
-    b'event: y\ndata: {"type":"response.completed","response":{"usage":'
-    b'{"input_tokens":7,"output_tokens":10,"total_tokens":17}}}\n\n'
-)
-SGLANG_EVENTS = (
-    b'data: {"meta_info":{"prompt_tokens":7,"completion_tokens":2,"finish_reason":null}}\n\n'
-    b'data: {"meta_info":{"prompt_tokens":7,"completion_tokens":10,'
-    b'"finish_reason":{"type":"stop"}}}\n\ndata: [DONE]\n\n'
-)
-TOLD: list[tuple[str, dict[str, Any], dict[str, str], bytes]] = [
-    (
-        "/v1/messages",
-        {"model": "m", **CHAT},
-        JSON,
-        b'{"usage":{"input_tokens":7,"output_tokens":10,"cache_read_input_tokens":3}}',
-    ),
-    ("/v1/messages", {"model": "m", "stream": True, **CHAT}, EVENTS, ANTHROPIC_EVENTS),
-    ("/v1/responses", {"model": "m", "input": "x", "stream": True}, EVENTS, RESPONSES_EVENTS),
-    (
-        "/inference/v1/generate",
-        {"model": "m", "token_ids": [1]},
-        JSON,
-        b'{"usage":{"prompt_tokens":7,"completion_tokens":10}}',
-    ),
-    (
-        "/generate",
-        {"input_ids": [1]},
-        JSON,
-        b'{"text":"x","meta_info":{"prompt_tokens":7,"completion_tokens":10}}',
-    ),
-    ("/generate", {"input_ids": [1], "stream": True}, EVENTS, SGLANG_EVENTS),
-]
-
-
-async def test_usage_is_read_as_each_api_tells_it(tmp_path: Path) -> None:
-    """Whole, and cut into threes."""
-    async with whole_picker(tmp_path, pods(page()), EVERY_PARSER) as picker:
-        for number, (path, members, headers, answer) in enumerate(TOLD, 1):
-            cut = [answer[at : at + 3] for at in range(0, len(answer), 3)]
-            for pieces in ([answer], cut):
-                async with picker.stream() as stream:
-                    await stream.ask(bytes_of(members), path=path)
-                    assert await stream.respond(pieces, headers) == answer
-            for name, tokens in (("input", 14), ("output", 20)):
-                series = f"llm_d_epp_request_{name}_tokens_sum"
-                assert await picker.series(series) == tokens * number, path
 
 
 async def test_nobody_looks_at_the_response_of_a_token_count(tmp_path: Path) -> None:

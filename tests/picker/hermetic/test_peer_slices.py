@@ -12,7 +12,8 @@ from kube_api.server import running_kube_api
 from kubernetes_objects import CRDS, pool
 from replica_mesh import node
 from replicas_scene import LOOPBACK
-from whole_picker import FOUR_SCORERS, until, whole_picker
+from waiting import until
+from whole_picker import FOUR_SCORERS, whole_picker
 
 from picker.cli.options import KubernetesFlags, PeerFlags
 from picker.errors import ConfigError
@@ -54,17 +55,9 @@ async def test_replicas_are_found_and_given_up_as_slices_say(tmp_path: Path) -> 
             peers = PeerFlags((), 0, slices=PeerName("peers", port))
             changes = {"endpoints_file": None, "kubernetes": cluster, "pool_name": "pool"}
             async with whole_picker(tmp_path, (), FOUR_SCORERS, peers=peers, **changes):
-
-                async def is_told() -> bool:
-                    return heard() == 1
-
-                await until(is_told)
+                await until(lambda: heard() == 1)
                 api.write(peers_slice())
-
-                async def is_told_no_more() -> bool:
-                    return heard() == 0
-
-                await until(is_told_no_more)
+                await until(lambda: heard() == 0)
     finally:
         await server.stop()
 

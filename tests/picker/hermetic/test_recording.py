@@ -11,12 +11,11 @@ from random import Random
 import pytest
 from ext_proc_stream import GatewayStream, completion
 from metrics_pages import START_SECONDS, Pod, page, pods
-from whole_picker import HEAD, WholePicker, until, whole_picker
+from waiting import until
+from whole_picker import HEAD, WholePicker, whole_picker
 
 from fleet.cli import main
-from picker.app.picker import compose
-from picker.cli.options import Options, RecordFlags
-from picker.errors import ConfigError
+from picker.cli.options import RecordFlags
 from picker.recording.reading import read_recording
 from picker.recording.replay import Redecided, Replay
 
@@ -100,9 +99,7 @@ class Clients:
 
 
 async def unrest(picker: WholePicker, config: Path, clients: Clients) -> None:
-    """Pages change, an engine restarts, an endpoint leaves and comes back, a configuration is
-    replaced and taken back.
-    """
+    """Pages change, an engine restarts, an endpoint and a configuration leave and come back."""
     everybody: list[Pod] = list(picker.pods)
     draw, step = Random(2), 0
     changes = {
@@ -151,9 +148,7 @@ def decided(path: Path) -> list[Redecided]:
 async def test_a_thousand_mixed_requests_are_decided_again_as_they_were(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With reloads, restarts, endpoints that leave, refusals and clients that go away; and the
-    file is for its owner alone and holds nobody's secrets.
-    """
+    """With all that may happen between; and the file is private and holds no secrets."""
     path = await recorded(tmp_path)
     found = decided(path)
     assert [one for one in found if not one.is_identical] == []
@@ -182,12 +177,3 @@ async def test_the_end_of_the_recording_is_not_the_end_of_the_picker(tmp_path: P
     found = decided(path)
     assert 0 < len(found) < 20
     assert all(one.is_identical for one in found)
-
-
-def test_a_picker_does_not_start_when_it_cannot_record(tmp_path: Path) -> None:
-    """Rather than serve without what was asked for."""
-    path = tmp_path / "notes.txt"
-    path.write_text("mine\n")
-    with pytest.raises(ConfigError, match="is no recording"):
-        compose(Options(endpoints_file=tmp_path / "e.yaml", record=RecordFlags(path)))
-    assert path.read_text() == "mine\n"

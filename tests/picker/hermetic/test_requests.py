@@ -1,26 +1,22 @@
-"""Requests and their decisions, message by message: of the reference's cases H1–H14 those that need
+"""Requests and their responses, message by message: of the reference's cases H1–H19 those that need
 the whole picker.
 
 The whole picker runs in this process; its endpoints are real HTTP servers. Where the reference
 repeats a client's headers and leaves out only its own, this picker removes its own and repeats
-none; see `docs/protocol.md`. Objectives and rewrites (H1, H8, H20) stand in the endpoints
-file; H43 belongs to flow control, and H49 to the room that watches Kubernetes objects. H44 and H46
-are `test_known_configurations`, H47 is `test_endpoints`.
+none, and passes pieces of a response on as they come; see `docs/protocol.md`. Cases of the protocol
+itself are those of `conformance.epp`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-from ext_proc_stream import completion, directed, refused
+from ext_proc_stream import completion, directed, refused, response_head, response_pieces
 from metrics_pages import page, pods
-from whole_picker import whole_picker
+from whole_picker import WholePicker, whole_picker
 
 DROPPED = "failed to find endpoint candidates for serving the request"
-Load = tuple[float, float, Sequence[str]]
 
 
 def sorted_body(model: str) -> bytes:
@@ -43,42 +39,6 @@ async def test_a_rewritten_request_goes_to_the_idlest_endpoint(tmp_path: Path) -
         assert await picker.series("inference_pool_ready_pods", name="default") == 3
 
 
-@pytest.mark.parametrize(
-    ("loads", "model", "expected"),
-    [
-        pytest.param(
-            [(0, 0.2, ("foo", "bar")), (0, 0.1, ("foo", "T")), (10, 0.2, ("foo", "bar"))],
-            "T",
-            1,
-            id="H2: the adapter is loaded",
-        ),
-        pytest.param(
-            [(6, 0.2, ("foo", "bar", "T")), (0, 0.85, ("foo",)), (10, 0.9, ("foo",))],
-            "T",
-            0,
-            id="H4: a queue is better than a full cache",
-        ),
-        pytest.param(
-            [(0, 0.1, ("a", "b", "c", "d")), (0, 0.1, ("a", "b", "c"))],
-            "T",
-            1,
-            id="room for one more adapter",
-        ),
-        pytest.param(
-            [(6, 0.0, ()), (3, 0.1, ()), (0, 0.99, ())], "T", 1, id="two signals make one sum"
-        ),
-    ],
-)
-async def test_load_and_adapters_decide(
-    tmp_path: Path, loads: Sequence[Load], model: str, expected: int
-) -> None:
-    """Queue, KV cache and adapters, with equal weights."""
-    some = pods(*(page(*load) for load in loads))
-    async with whole_picker(tmp_path, some) as picker:
-        body = completion(model)
-        assert await picker.ask(body) == directed(some[expected].host_port, body)
-
-
 async def test_the_adapter_of_a_rewrite_decides(tmp_path: Path) -> None:
     """Not the one that the client names."""
     two = pods(page(0, 0.1, ("T",)), page(0, 0.1, ("my-model",)))
@@ -88,18 +48,6 @@ async def test_the_adapter_of_a_rewrite_decides(tmp_path: Path) -> None:
         assert await picker.ask(completion()) == directed(two[1].host_port, completion())
 
 
-async def test_a_body_in_two_messages_leaves_as_one(tmp_path: Path) -> None:
-    """H8: joined, to the endpoint with room in its cache."""
-    two = pods(page(4, 0.2, ("T",)), page(4, 0.85, ("T",)))
-    body = completion("T")
-    async with whole_picker(tmp_path, two) as picker, picker.stream() as stream:
-        await stream.request_headers({"x-llm-d-inference-objective": "sql-lora-sheddable"})
-        await stream.request_body(body[:20], ends=False)
-        await stream.request_body(body[20:])
-        assert await stream.read_request() == directed(two[0].host_port, body)
-        assert await picker.requests(model_name="T", target_model_name="T", priority="0") == 1
-
-
 async def test_a_request_without_body_needs_an_endpoint(tmp_path: Path) -> None:
     """H5, with the status that the protocol names: 503 instead of the reference's 500."""
     async with whole_picker(tmp_path) as picker, picker.stream() as stream:
@@ -107,33 +55,6 @@ async def test_a_request_without_body_needs_an_endpoint(tmp_path: Path) -> None:
         expected = refused(503, f"ServiceUnavailable - {DROPPED}", "rejected-no-endpoints")
         assert await stream.rest() == expected
         assert await picker.series("llm_d_epp_request_error_total") == 1
-
-
-async def test_a_request_without_body_goes_anywhere(tmp_path: Path) -> None:
-    """H14: at once, and nobody has to wait for its response."""
-    one = pods(page())
-    async with whole_picker(tmp_path, one) as picker, picker.stream() as stream:
-        await stream.request_headers(path="/v1/models", ends=True)
-        assert await stream.read(1) == directed(one[0].host_port)
-
-
-async def test_what_is_not_json_is_refused(tmp_path: Path) -> None:
-    """H7: 400, in the words of this picker's JSON reader."""
-    async with whole_picker(tmp_path, pods(page())) as picker:
-        (said,) = await picker.ask(b"no healthy upstream")
-        assert said.immediate_response.status.code == 400
-        begin = b"inference error: BadRequest - error unmarshaling request bodyMap: "
-        assert said.immediate_response.body.startswith(begin)
-        assert not said.immediate_response.headers.set_headers
-        assert await picker.series("llm_d_epp_request_error_total", error_code="BadRequest") == 1
-        assert await picker.is_idle()
-
-
-async def test_a_pool_without_endpoints_serves_nobody(tmp_path: Path) -> None:
-    """503, with the reason beside it."""
-    async with whole_picker(tmp_path) as picker:
-        expected = refused(503, f"ServiceUnavailable - {DROPPED}", "rejected-no-endpoints")
-        assert await picker.ask(completion()) == expected
 
 
 async def test_a_list_of_fallbacks(tmp_path: Path) -> None:
@@ -156,14 +77,40 @@ plugins:
             assert (await picker.endpoints())["pod-0"]["inflight_requests"] == 0
 
 
-async def test_repeated_ends_of_a_body_are_ignored(tmp_path: Path) -> None:
-    """Envoy has been seen to send the last message of large bodies twice."""
-    one = pods(page())
-    async with whole_picker(tmp_path, one) as picker, picker.stream() as stream:
-        await stream.request_headers()
-        await stream.request_body(completion())
-        await stream.request_body(b"")
-        assert await stream.read_request() == directed(one[0].host_port, completion())
-        await stream.request_body(completion("other"))
-        assert await stream.respond([b"{}"]) == b"{}"
-        assert await picker.requests() == 1
+USAGE = {"prompt_tokens": 7, "total_tokens": 17, "completion_tokens": 10}
+EVENTS = [
+    b'data: {"id":"1","choices":[{"text":"a"}],"usage":null}\n\n',
+    b'data: {"id":"1","choices":[],"usage":'
+    + json.dumps(USAGE).encode()
+    + b"}\n\ndata: [DONE]\n\n",
+]
+STREAM = {"content-type": "text/event-stream; charset=utf-8"}
+
+
+async def tokens_of(picker: WholePicker) -> tuple[float | None, float | None]:
+    """Sums of the tokens that responses have told."""
+    asked = await picker.series("llm_d_epp_request_input_tokens_sum")
+    return asked, await picker.series("llm_d_epp_request_output_tokens_sum")
+
+
+async def test_a_stream_of_events(tmp_path: Path) -> None:
+    """H19: every chunk is echoed, the last one with the end; usage is counted once."""
+    async with whole_picker(tmp_path, pods(page())) as picker, picker.stream() as stream:
+        await stream.ask(completion(stream=True))
+        assert await stream.response_headers(STREAM) == response_head()
+        for event in EVENTS:
+            await stream.response_body(event)
+            assert await stream.read(1) == response_pieces(event, ends=False)
+        await stream.response_body(b"", ends=True)
+        assert await stream.read(1) == response_pieces(b"")
+        assert await tokens_of(picker) == (7, 10)
+        assert await picker.series("llm_d_epp_request_ttft_seconds_count", streaming="true") == 1
+        assert await picker.series("llm_d_epp_request_streaming_tpot_seconds_count") == 1
+
+
+async def test_names_that_clients_invent_do_no_harm(tmp_path: Path) -> None:
+    """The page of metrics stays readable."""
+    model, who = 'm"\n\\{}', 'a"b\\'
+    async with whole_picker(tmp_path, pods(page())) as picker:
+        await picker.ask(completion(model), {"x-llm-d-inference-fairness-id": who})
+        assert await picker.requests(model_name=model, fairness_id=who) == 1

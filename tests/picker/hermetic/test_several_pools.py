@@ -14,16 +14,15 @@ import pytest
 from ext_proc_stream import completion, destination_of
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from metrics_pages import Pod, page, pods
-from pools_scene import of_pool, pool_flags, pools_picker, refusal, several_pools
-from prometheus_client.parser import text_string_to_metric_families
+from pools_scene import of_pool, pool_flags, pools_picker, several_pools
+from waiting import until
 from waiting_requests import Scene, config, status_of
-from whole_picker import HEAD, WholePicker, objective, rewrite, rule, until
+from whole_picker import HEAD, WholePicker, objective, rewrite, rule
 
 from picker.app.picker import QUIET_SECONDS, StartError
 from picker.cli.options import PoolFlags
 from picker.errors import ConfigError
 
-UNKNOWN = "pointsman_unknown_pool_total"
 READY = "ready\n"
 PREFIXES = "llm_d_epp_prefix_indexer_size"
 KEYS = ("llama", "x/qwen", "y/qwen")
@@ -55,78 +54,6 @@ async def remembered(picker: WholePicker) -> list[str]:
     """The models of the requests that are remembered."""
     rows = json.loads((await picker.get("/decisions"))[1])["decisions"]
     return sorted(row["model"] for row in rows)
-
-
-async def test_requests_go_to_the_pool_that_the_proxy_names(tmp_path: Path) -> None:
-    """By metadata, with the namespace or without, and at a pool's own port; nobody else hears."""
-    async with several_pools(tmp_path, three()) as scene:
-        named = {"llama": "llama", "default/llama": "llama", "x/qwen": "x/qwen", "y/qwen": "y/qwen"}
-        asked = dict.fromkeys(KEYS, 0)
-        for name, key in named.items():
-            went = {await scene.naming(name).destination(completion(prompt=str(n))) for n in "abc"}
-            assert went <= places(scene[key].pods)
-            asked[key] += 3
-        for key in KEYS:
-            async with scene.at_its_port(key) as picker:
-                went = {await picker.destination(completion(prompt=str(n))) for n in "abc"}
-            assert went <= places(scene[key].pods)
-            asked[key] += 3
-        for key in KEYS:
-            assert await scene[key].requests() == asked[key]
-            assert await scene.common.requests(inference_pool=key) == asked[key]
-            assert set(await scene[key].endpoints()) == {pod.name for pod in scene[key].pods}
-        assert await scene.common.requests() == sum(asked.values())
-        assert not await scene.common.series(UNKNOWN)
-
-
-@pytest.mark.parametrize("name", ["llama", "nobody", "x/qwen"])
-async def test_a_pools_own_port_is_its_alone(tmp_path: Path, name: str) -> None:
-    """Whatever the proxy says there: the port has said it."""
-    async with several_pools(tmp_path, three(1)) as scene:
-        assert len({scene.ports.grpc, *scene.ports.pools.values()}) == len(KEYS) + 1
-        async with scene.at_its_port("x/qwen", name) as picker:
-            assert await picker.destination(completion()) in places(scene["x/qwen"].pods)
-        assert [await scene[key].requests() for key in KEYS] == [None, 1, None]
-        assert not await scene.common.series(UNKNOWN)
-
-
-async def samples(picker: WholePicker) -> dict[tuple[str, str], float]:
-    """What is told of requests: not of scrapes, which go on."""
-    text = (await picker.get("/metrics"))[1]
-    words = ("request", "decision", "schedul", "flow_control", "prefix", "refus", "outcome", "tok")
-    return {
-        (sample.name, str(sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if any(word in sample.name for word in words)
-    }
-
-
-@pytest.mark.parametrize(
-    ("names", "told"),
-    [
-        ((), "the proxy asks for no pool; its gRPC initial metadata x-pointsman-pool must name"),
-        (("mistral",), "the proxy asks for another pool than llama, x/qwen, y/qwen"),
-        (("qwen",), "the proxy asks for another pool than llama, x/qwen, y/qwen"),
-        (("llama", "x/qwen"), "the proxy asks for another pool than llama, x/qwen, y/qwen"),
-    ],
-)
-async def test_a_request_for_no_pool_is_refused_and_counts_for_none(
-    tmp_path: Path, names: tuple[str, ...], told: str
-) -> None:
-    """500 as soon as it is read, with words; no pool's numbers know of it."""
-    async with several_pools(tmp_path, three(1)) as scene:
-        await scene["llama"].ask(completion())
-        await until(scene["llama"].is_idle)
-        before = await samples(scene.common)
-        assert any(value for value in before.values())
-        picker = scene.naming(*names)
-        for number in (1, 2):
-            status, text = refusal(await picker.ask(completion()))
-            assert (status, told in text) == (500, True), text
-            assert await scene.common.series(UNKNOWN) == number
-        assert await samples(scene.common) == before
-        assert [await remembered(scene[key]) for key in KEYS] == [["my-model"], [], []]
 
 
 def shared(number: int = 2) -> dict[str, list[Pod]]:
@@ -238,28 +165,16 @@ async def test_a_broken_file_is_one_pools_problem(tmp_path: Path) -> None:
         broken.endpoints_file.write_text("endpoints: [")
         left = well.pods[1:]
         well.list_endpoints(left)
-
-        async def is_told() -> bool:
-            return "llama: " in (await scene.common.get("/readyz"))[1]
-
-        await until(is_told)
+        await until(lambda: scene.common.get("/readyz"), lambda found: "llama: " in found[1])
         status, text = await scene.common.get("/readyz")
         assert (status, "qwen" in text) == (200, False)
         assert "llama.yaml:2:1: not valid YAML" in (await broken.get("/readyz"))[1]
         assert (await well.get("/readyz"))[1] == READY
-
-        async def follows() -> bool:
-            return set(await well.endpoints()) == {pod.name for pod in left}
-
-        await until(follows)
+        await until(well.endpoints, lambda found: set(found) == {pod.name for pod in left})
         assert await well.destination(completion()) in places(left)
         assert await broken.destination(completion()) in places(broken.pods)
         broken.list_endpoints(broken.pods[:1])
-
-        async def is_well() -> bool:
-            return (await scene.common.get("/readyz"))[1] == READY
-
-        await until(is_well)
+        await until(lambda: scene.common.get("/readyz"), lambda found: found[1] == READY)
         assert await broken.destination(completion()) in places(broken.pods)
 
 
@@ -331,22 +246,6 @@ async def test_the_drain_waits_for_the_requests_of_all_pools(tmp_path: Path) -> 
             await asyncio.sleep(2 * QUIET_SECONDS)  # only one pool has anything to do now
             assert await scene["llama"].destination(completion())
             assert await other.respond([b"{}"]) == b"{}"
-
-
-async def test_who_waits_until_the_end_of_the_drain_is_told(tmp_path: Path) -> None:
-    """In every pool, and by its own port too; those under way have had their time."""
-    changes = {"drain_timeout_seconds": 0.2}
-    async with (
-        several_pools(tmp_path, shared(1), config(), **changes) as scene,
-        scene.at_its_port("a") as own,
-    ):
-        waiters = []
-        for picker in (own, scene["b"]):
-            pool = Scene(picker)
-            await pool.serve()
-            waiters.append(await pool.wait(1))
-        scene.picker.stop()
-        assert [status_of(await one.answer()) for one in waiters] == [503, 503]
 
 
 async def test_what_one_pool_cannot_begin_with_is_told_with_its_name(tmp_path: Path) -> None:

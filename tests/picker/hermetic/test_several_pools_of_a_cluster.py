@@ -14,11 +14,12 @@ from ext_proc_stream import completion
 from kube_api.access import Rule
 from kube_api.kubelet import Kubelet
 from kube_api.server import KubeApi, running_kube_api
-from kubernetes_objects import CRDS, objective, pool
+from kubernetes_objects import CRDS, pool
 from metrics_pages import Pod
 from pools_scene import SeveralPools, file_of, pool_flags, pools_picker
 from steady_requests import Traffic
-from whole_picker import FOUR_SCORERS, WholePicker, until, write_endpoints
+from waiting import until
+from whole_picker import FOUR_SCORERS, WholePicker, write_endpoints
 
 from picker.cli.options import ElectionFlags, KubernetesFlags, PoolFlags
 from picker.k8s.lease import LeaseName, Timings
@@ -69,9 +70,7 @@ class Scene:
 
     @asynccontextmanager
     async def under_requests(self, *keys: str) -> AsyncIterator[Mapping[str, Traffic]]:
-        """To each of these pools one request after the other, of which none may fail, and the
-        process is ready all the while.
-        """
+        """To each of these pools one request after the other; none fails, and all stays ready."""
         traffic = {key: Traffic(self.several[key]) for key in keys}
         unready: list[str] = []
 
@@ -150,26 +149,6 @@ async def test_each_pool_is_its_own_namespaces(tmp_path: Path) -> None:
                 assert await picker.destination(completion()) == place
 
 
-async def test_objectives_are_those_of_the_pools_namespace(tmp_path: Path) -> None:
-    """For a pool of that name in another namespace they mean nothing."""
-    async with following(tmp_path, *KEYS) as scene:
-        made = objective(poolRef={"name": "qwen"}, priority=7)
-        made["metadata"]["namespace"] = "x"
-        scene.api.write(made)
-
-        async def is_known() -> bool:
-            return scene.several["x/qwen"].pool.known.rules.priority("c") == 7
-
-        await until(is_known)
-        headers = {"x-llm-d-inference-objective": "c"}
-        for key in KEYS:
-            await until(lambda key=key: is_ready(scene.several[key]))
-            await scene.several[key].ask(completion(), headers)
-        assert await scene.several["x/qwen"].requests(priority="7") == 1
-        assert await scene.several["y/qwen"].requests(priority="0") == 1
-        assert await scene.several["llama"].requests(priority="0") == 1
-
-
 async def test_a_pool_comes_and_goes_under_the_requests_of_the_others(tmp_path: Path) -> None:
     """None of theirs fails, and the process stays ready; its own get 503 while it is away."""
     async with following(tmp_path, *KEYS) as scene:
@@ -179,11 +158,7 @@ async def test_a_pool_comes_and_goes_under_the_requests_of_the_others(tmp_path: 
         async with scene.under_requests("llama", "y/qwen") as traffic:
             for _ in range(3):
                 erase_pool(scene.api, key)
-
-                async def is_away() -> bool:
-                    return await status_of(several[key]) == 503
-
-                await until(is_away)
+                await until(lambda: status_of(several[key]), lambda found: found == 503)
                 assert not await is_ready(several[key])
                 assert not await several[key].endpoints()
                 write_pool(scene.api, key)
@@ -211,23 +186,6 @@ async def test_a_pool_that_is_not_there_keeps_nobody_waiting(tmp_path: Path) -> 
             assert await several[missing].destination(completion()) == PLACES[missing]
 
 
-async def test_without_any_pool_the_process_is_not_ready(tmp_path: Path) -> None:
-    """As a picker of one pool is not; it is with the first."""
-    async with following(tmp_path) as scene:
-        several = scene.several
-        for key in KEYS:
-            known = several[key].pool.known
-
-            async def is_known_to_be_absent(pool: Any = known) -> bool:
-                return bool(pool.is_absent())
-
-            await until(is_known_to_be_absent)
-        assert not await is_ready(several.common)
-        write_pool(scene.api, "y/qwen")
-        await until(lambda: is_ready(several.common))
-        assert [await status_of(several[key]) for key in KEYS] == [503, 503, 0]
-
-
 async def test_a_namespace_without_a_role_is_that_pools_problem(tmp_path: Path) -> None:
     """The others are followed and served all the while, and the page says whose it is."""
     rules = [
@@ -242,11 +200,7 @@ async def test_a_namespace_without_a_role_is_that_pools_problem(tmp_path: Path) 
         for key in ("llama", "y/qwen"):
             await until(lambda key=key: is_ready(several[key]))
             assert await several[key].destination(completion()) == PLACES[key]
-
-        async def is_told() -> bool:
-            return "x/qwen: " in (await several.common.get("/readyz"))[1]
-
-        await until(is_told)
+        await until(lambda: several.common.get("/readyz"), lambda found: "x/qwen: " in found[1])
         assert "forbidden" in (await several["x/qwen"].get("/readyz"))[1].lower()
         assert "y/qwen: " not in (await several.common.get("/readyz"))[1]
         assert not several["x/qwen"].pool.known.is_absent()
@@ -270,11 +224,7 @@ async def test_pools_of_a_file_and_of_a_cluster_stand_side_by_side(tmp_path: Pat
         assert await several["mistral"].destination(completion()) == pod.host_port
         assert await several["llama"].destination(completion()) == PLACES["llama"]
         await scene.api.go_away()
-
-        async def is_told() -> bool:
-            return "llama: " in (await several.common.get("/readyz"))[1]
-
-        await until(is_told)
+        await until(lambda: several.common.get("/readyz"), lambda found: "llama: " in found[1])
         assert "mistral" not in (await several.common.get("/readyz"))[1]
         assert await several["llama"].destination(completion()) == PLACES["llama"]
 
@@ -295,11 +245,10 @@ async def two_replicas(
             "election": ElectionFlags(name, "second", timings),
         }
         async with pools_picker(folder, second | common) as standby:
-
-            async def is_told() -> bool:
-                return "the leader is first" in (await standby.common.get("/readyz"))[1]
-
-            await until(is_told)
+            await until(
+                lambda: standby.common.get("/readyz"),
+                lambda found: "the leader is first" in found[1],
+            )
             yield scene, standby
 
 
@@ -322,11 +271,7 @@ async def test_a_pools_own_configuration_says_whether_a_standby_follows_it(tmp_p
     own = tmp_path / "own.yaml"
     own.write_text(WAITING)
     async with two_replicas(tmp_path, FOUR_SCORERS, llama=own) as (scene, standby):
-
-        async def are_known() -> bool:
-            return all(standby[key].pool.is_known() for key in KEYS[1:])
-
-        await until(are_known)
+        await until(lambda: all(standby[key].pool.is_known() for key in KEYS[1:]))
         assert not standby["llama"].pool.is_known()
         scene.several.picker.stop()
         await until(lambda: is_ready(standby["llama"]))

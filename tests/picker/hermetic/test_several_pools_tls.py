@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from pools_scene import SeveralPools, file_of, pool_flags, pools_picker
-from whole_picker import FOUR_SCORERS, until, write_endpoints
+from waiting import until
+from whole_picker import FOUR_SCORERS, write_endpoints
 
 from picker.cli.options import TlsFlags
 from picker.rpc.options import TlsMaterial
@@ -36,13 +37,6 @@ async def shown(scene: SeveralPools) -> list[str]:
     ]
 
 
-async def test_all_ports_show_one_certificate_that_was_made_on_the_spot(tmp_path: Path) -> None:
-    """It is the picker's, whichever pool is asked for."""
-    async with showing(tmp_path, TlsFlags()) as scene:
-        first, *others = await shown(scene)
-        assert others == [first, first]
-
-
 async def test_a_renewed_certificate_is_shown_at_all_ports(tmp_path: Path) -> None:
     """As soon as it is there."""
     folder = tmp_path / "certificates"
@@ -57,8 +51,4 @@ async def test_a_renewed_certificate_is_shown_at_all_ports(tmp_path: Path) -> No
     async with showing(tmp_path, TlsFlags(folder, reload=True)) as scene:
         assert await shown(scene) == [before] * 3
         after = put(self_signed())
-
-        async def is_shown() -> bool:
-            return await shown(scene) == [after] * 3
-
-        await until(is_shown)
+        await until(lambda: shown(scene), lambda found: found == [after] * 3)

@@ -8,20 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import pytest
 from envoy.service.discovery.v3 import discovery_pb2
 from ext_proc_stream import completion
-from kube_api.server import running_kube_api
-from kubernetes_objects import CRDS, pool
 from local_ports import free_ports
 from metrics_pages import Pod, page, pods, serving
 from pools_scene import SeveralPools, file_of, pool_flags, pools_picker
 from replicas_scene import CONFIG, LOOPBACK, peer_flags, until_connected
-from whole_picker import WholePicker, until, write_endpoints
+from waiting import until
+from whole_picker import WholePicker, write_endpoints
 from xds_call import assignments
 
-from picker.cli.options import KubernetesFlags, PeerFlags, PoolFlags, XdsFlags
-from picker.peers.discovery import PeerName
+from picker.cli.options import PoolFlags, XdsFlags
 from picker.xds import wire
 
 PROMPT = "the same beginning " * 100
@@ -59,11 +56,7 @@ async def test_replicas_share_the_pools_that_both_have(tmp_path: Path) -> None:
             await stack.enter_async_context(serving(pod))
         first, second = [
             await stack.enter_async_context(
-                several(
-                    tmp_path / keys,
-                    dict.fromkeys(keys, some),
-                    peers=peer_flags(port, ports),
-                )
+                several(tmp_path / keys, dict.fromkeys(keys, some), peers=peer_flags(port, ports))
             )
             for keys, port in zip(("ab", "bc"), ports, strict=True)
         ]
@@ -75,11 +68,7 @@ async def test_replicas_share_the_pools_that_both_have(tmp_path: Path) -> None:
                 await first[key].ask(completion(prompt=f"{key} {number} {PROMPT}"))
             body = completion(prompt=f"b {number} {PROMPT}")
             sent[number] = await first["b"].destination(body)
-
-        async def has_learned() -> bool:
-            return await learned(second["b"]) >= 6
-
-        await until(has_learned)
+        await until(lambda: learned(second["b"]), lambda found: found >= 6)
         for number, place in sent.items():
             body = completion(prompt=f"b {number} {PROMPT}")
             assert await second["b"].destination(body) == place
@@ -94,68 +83,6 @@ async def test_replicas_share_the_pools_that_both_have(tmp_path: Path) -> None:
         for lonely in (first["a"], second["c"]):
             assert not await lonely.series("pointsman_peers_connected")
             assert not await lonely.series("pointsman_peers_heard")
-
-
-async def test_many_pools_are_shared_at_one_port(tmp_path: Path) -> None:
-    """More than one connection may carry calls."""
-    keys, ports = [f"p{number}" for number in range(8)], free_ports(2)
-    async with AsyncExitStack() as stack:
-        both = [
-            await stack.enter_async_context(
-                several(
-                    tmp_path / str(port),
-                    {key: [] for key in keys},
-                    peers=peer_flags(port, ports),
-                )
-            )
-            for port in ports
-        ]
-        for scene in both:
-            for key in keys:
-                await until_connected(scene[key])
-
-
-async def test_replicas_of_a_pool_of_a_file_are_found_in_the_cluster(tmp_path: Path) -> None:
-    """By the slices of the picker's namespace, as those of a pool of any namespace are."""
-    async with running_kube_api(None, *sorted(CRDS.glob("*.yaml"))) as api:
-        made = pool(name="a")
-        made["metadata"]["namespace"] = "x"
-        api.write(made)
-        ports = free_ports(2)
-        api.write(
-            {
-                "apiVersion": "discovery.k8s.io/v1",
-                "kind": "EndpointSlice",
-                "metadata": {
-                    "name": "replicas-x",
-                    "namespace": "home",
-                    "labels": {"kubernetes.io/service-name": "replicas"},
-                },
-                "addressType": "IPv4",
-                "endpoints": [{"addresses": [LOOPBACK]}],
-            }
-        )
-        path = api.write_kubeconfig(tmp_path / "kubeconfig")
-        async with AsyncExitStack() as stack:
-            both = []
-            for own, other in (ports, ports[::-1]):
-                slices = PeerName("replicas", other)
-                folder = tmp_path / str(own)
-                folder.mkdir()
-                write_endpoints(file_of(folder, "f"), [])
-                given = {
-                    "pools": (
-                        pool_flags("x/a"),
-                        pool_flags("f", endpoints_file=file_of(folder, "f")),
-                    ),
-                    "config_text": CONFIG,
-                    "kubernetes": KubernetesFlags("a", "home", kubeconfig=path),
-                    "peers": PeerFlags((), own, slices=slices),
-                }
-                both.append(await stack.enter_async_context(pools_picker(folder, given)))
-            for scene in both:
-                for key in ("a", "f"):
-                    await until_connected(scene[key])
 
 
 @asynccontextmanager
@@ -205,32 +132,3 @@ async def test_proxies_are_told_of_each_pool_as_a_cluster(tmp_path: Path) -> Non
         counts = [await scene.common.series(name, inference_pool=key) for key in keys]
         assert counts == [0, 1, 1]
         assert await scene.common.series("pointsman_xds_clients") == 1
-
-
-@pytest.mark.parametrize("is_again", [False, True], ids=["new", "again"])
-async def test_nothing_is_taken_from_a_proxy_before_its_pool_is_known(
-    tmp_path: Path, is_again: bool
-) -> None:
-    """A picker that has just begun knows one pool before the other; of that it is silent, and does
-    not say that it is gone.
-    """
-    async with running_kube_api(None, *sorted(CRDS.glob("*.yaml"))) as api:
-        write_endpoints(file_of(tmp_path, "f"), [])
-        given = {
-            "pools": (
-                pool_flags("f", endpoints_file=file_of(tmp_path, "f")),
-                pool_flags("a"),
-            ),
-            "config_text": CONFIG,
-            "kubernetes": KubernetesFlags(
-                "a", kubeconfig=api.write_kubeconfig(tmp_path / "kubeconfig")
-            ),
-            "xds": XdsFlags(0),
-        }
-        async with (
-            pools_picker(tmp_path, given) as scene,
-            subscribed(scene, "a", "f", **({"a": "before"} if is_again else {})) as call,
-        ):
-            assert await told(call) == {"f": []}
-            api.write(pool(name="a"))
-            assert await told(call) == {"a": []}

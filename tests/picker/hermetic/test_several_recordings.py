@@ -9,7 +9,7 @@ import pytest
 from ext_proc_stream import completion
 from metrics_pages import page, pods
 from pools_scene import several_pools
-from whole_picker import until
+from waiting import until
 
 from fleet.cli import main
 from picker.cli.options import RecordFlags

@@ -16,8 +16,8 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.settings import SettingCodes
+from waiting import until
 from waiting_requests import Scene, config, waiting_scene
-from whole_picker import until
 
 from picker.requestcontrol.bodies import REQUEST_BYTES
 from picker.rpc.framing import prefix
@@ -86,20 +86,17 @@ class Gateway:
         self._reading: asyncio.Task[None] | None = None
 
     async def connect(self, port: int) -> None:
-        """Open the connection."""
         reader, self._writer = await asyncio.open_connection("127.0.0.1", port)
         self._writer.write(self._opening)
         self._reading = asyncio.create_task(_drop(reader))
 
     async def send(self, first: int, last: int) -> None:
-        """Send these requests."""
         assert self._writer is not None
         for stream in self._streams[first:last]:
             self._writer.write(stream)
             await self._writer.drain()
 
     async def close(self) -> None:
-        """All clients have gone."""
         if self._writer is not None and self._reading is not None:
             self._writer.close()
             self._reading.cancel()

@@ -17,7 +17,6 @@ def test_delays_double_up_to_the_longest() -> None:
 
 
 def test_a_reset_makes_the_next_one_short() -> None:
-    """However many failed before."""
     backoff = Backoff(Random(1))
     for _ in range(10):
         backoff.next_seconds()

@@ -52,14 +52,12 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 
 @pytest_asyncio.fixture
 async def api() -> AsyncIterator[KubeApi]:
-    """The fake server."""
     async with asyncio.timeout(PATIENCE_SECONDS), running_kube_api() as running:
         yield running
 
 
 @pytest_asyncio.fixture
 async def client(api: KubeApi) -> AsyncIterator[KubernetesClient]:
-    """A client of it."""
     async with client_of(Access(api.url)) as opened:
         yield opened
 
@@ -73,7 +71,6 @@ class OfLaterPages(Fault):
 
 
 def named(raws: Any) -> list[str]:
-    """The names of objects."""
     return [msgspec.json.decode(raw)["metadata"]["name"] for raw in raws]
 
 
@@ -328,7 +325,6 @@ async def test_a_list_that_never_ends_is_given_up() -> None:
 
 
 async def test_a_client_that_is_closed_says_so(api: KubeApi) -> None:
-    """As it says everything else."""
     async with client_of(Access(api.url)) as client:
         pass
     with pytest.raises(UnreachableError, match="closed"):
@@ -439,7 +435,6 @@ async def test_a_port_that_nobody_listens_on(tls: ssl.SSLContext | None) -> None
 
 
 async def test_a_name_that_nobody_knows() -> None:
-    """By the resolver's words."""
     said = await refused(Access("https://nowhere.invalid", tls=ssl.create_default_context()))
     assert said.startswith("no connection to nowhere.invalid:443: ")
     assert "<" not in said
@@ -461,11 +456,7 @@ async def test_an_answer_that_breaks_off(pieces: tuple[bytes, ...], why: str) ->
 
 
 @pytest.mark.parametrize(
-    ("has_tls", "why"),
-    [
-        (True, "the certificate is not accepted: "),
-        (False, "TLS failed: "),
-    ],
+    ("has_tls", "why"), [(True, "the certificate is not accepted: "), (False, "TLS failed: ")]
 )
 async def test_a_server_that_cannot_be_trusted(tmp_path: Path, has_tls: bool, why: str) -> None:
     """Its certificate is of an unknown authority, or it has none; in OpenSSL's plain words."""

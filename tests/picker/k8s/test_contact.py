@@ -15,7 +15,6 @@ def contact() -> Contact:
 
 
 def test_nothing_is_wrong_before_something_failed(contact: Contact) -> None:
-    """Though nothing was heard either."""
     assert contact.problem(5) is None
     assert contact.silent_seconds(5) is None
 

@@ -9,20 +9,115 @@ import base64
 import ssl
 import sys
 import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
+import yaml
 from certificates import Authority
 from kube_api.access import Rule
 from kube_api.server import KubeApi
-from kubeconfig_files import Clock, Plugin, access_of, around, found, in_minutes, kubeconfig
 from wired_client import Accesses
 
 from picker.errors import ConfigError
 from picker.k8s.api import PODS, ApiError, Selection, UnreachableError
 from picker.k8s.client import KubernetesClient
-from picker.k8s.credentials import Access, Credentials, find_credentials
+from picker.k8s.credentials import Access, Credentials, Places, find_credentials
+
+
+class Clock:
+    """Stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def kubeconfig(
+    path: Path,
+    user: dict[str, Any] | None = None,
+    cluster: dict[str, Any] | None = None,
+    *,
+    name: str = "one",
+    current: str | None = "one",
+) -> Path:
+    """A file with one context."""
+    context = {"cluster": name, "user": name}
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": name, "cluster": cluster or {"server": "http://10.0.0.1:6443/"}}],
+        "contexts": [{"name": name, "context": context}],
+        "users": [{"name": name, "user": user or {}}],
+    }
+    if current is not None:
+        document["current-context"] = current
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def around(home: Path, **environ: str) -> Places:
+    """An environment, a home and a place for the service account."""
+    return Places(environ, home, home / "serviceaccount")
+
+
+def found(
+    clock: Callable[[], float], home: Path, path: Path | str = "", context: str | None = None
+) -> Credentials:
+    """The credentials of a file."""
+    return find_credentials(str(path), context, clock=clock, places=around(home))
+
+
+async def access_of(tmp_path: Path, clock: Clock, **given: Any) -> Access:
+    """What a kubeconfig file leads to."""
+    path = kubeconfig(tmp_path / "config", **given)
+    return await found(clock, tmp_path, path).access()
+
+
+PLUGIN = """
+import json, pathlib, sys
+count = pathlib.Path(sys.argv[1])
+number = int(count.read_text()) + 1 if count.exists() else 1
+count.write_text(str(number))
+if number in map(int, sys.argv[3:]):
+    sys.exit("no luck today")
+status = {"token": f"token-{number}"}
+if sys.argv[2] != "never":
+    status["expirationTimestamp"] = sys.argv[2]
+print(json.dumps({"apiVersion": "client.authentication.k8s.io/v1",
+                  "kind": "ExecCredential", "status": status}))
+"""
+
+
+class Plugin:
+    """An exec plugin that counts its runs; its tokens expire at a time, and some runs fail."""
+
+    def __init__(self, folder: Path, expires: str = "never", failing: tuple[int, ...] = ()) -> None:
+        script, self._count = folder / "plugin.py", folder / "count"
+        script.write_text(PLUGIN)
+        arguments = [script, self._count, expires, *failing]
+        self.user = {
+            "exec": {
+                "apiVersion": "client.authentication.k8s.io/v1",
+                "command": sys.executable,
+                "args": [str(one) for one in arguments],
+            }
+        }
+
+    @property
+    def runs(self) -> int:
+        return int(self._count.read_text()) if self._count.exists() else 0
+
+
+def in_minutes(minutes: float) -> str:
+    """A time as plugins tell it."""
+    return (datetime.now(UTC) + timedelta(minutes=minutes)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
 
 ALL = Selection("default")
 LIST_PODS = Rule(("",), ("pods",), ("list",))
@@ -30,7 +125,6 @@ LIST_PODS = Rule(("",), ("pods",), ("list",))
 
 @pytest.fixture
 def clock() -> Clock:
-    """A clock."""
     return Clock()
 
 
@@ -50,7 +144,6 @@ async def test_a_token_is_read(tmp_path: Path, clock: Clock) -> None:
 
 
 async def test_a_name_and_a_password_are_basic_authentication(tmp_path: Path, clock: Clock) -> None:
-    """As the header says it."""
     access = await access_of(tmp_path, clock, user={"username": "u", "password": "p:w"})
     assert access.authorization == "Basic " + base64.b64encode(b"u:p:w").decode()
 
@@ -62,9 +155,7 @@ async def test_a_user_without_credentials_sends_none(tmp_path: Path, clock: Cloc
 
 
 async def test_the_first_of_several_files_wins(tmp_path: Path, clock: Clock) -> None:
-    """Of `KUBECONFIG`: its current context, and for each name what the first file says; files that
-    are not there are passed over.
-    """
+    """Of `KUBECONFIG`, for the context and for each name; missing files are passed over."""
     first = kubeconfig(tmp_path / "first", {"token": "first"}, name="a", current="b")
     second = kubeconfig(tmp_path / "second", {"token": "second"}, name="b", current="a")
     listed = f"{tmp_path / 'missing'}:{first}::{second}"
@@ -200,7 +291,6 @@ async def test_a_plugin_that_fails_later_leaves_the_old_token_in_use(
 
 
 def test_a_plugin_that_fails_at_the_start_is_an_error(tmp_path: Path, clock: Clock) -> None:
-    """It names the plugin."""
     plugin = Plugin(tmp_path, failing=(1, 2))
     path = kubeconfig(tmp_path / "config", plugin.user)
     with pytest.raises(ConfigError, match=r"plugin '.*python.*' .* gave no credentials"):
@@ -288,6 +378,9 @@ async def test_a_source_that_hangs_leaves_the_old_credentials_in_use(
 # Kubeconfig files
 
 
+ONE = "contexts: [{name: one, context: {cluster: c}}]\ncurrent-context: one\n"
+
+
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
@@ -300,25 +393,21 @@ async def test_a_source_that_hangs_leaves_the_old_credentials_in_use(
         ("contexts: 3\ncurrent-context: one", "no context 'one'"),
         ("contexts: [{name: one, context: {cluster: c}}]\ncurrent-context: one", "not usable"),
         (
-            "contexts: [{name: one, context: {cluster: c}}]\ncurrent-context: one\n"
-            "clusters: [{name: c, cluster: {server: 'https://10.0.0.1', "
+            ONE + "clusters: [{name: c, cluster: {server: 'https://10.0.0.1', "
             "certificate-authority-data: '!!'}}]",
             "not usable|no certificates",
         ),
         (
-            "contexts: [{name: one, context: {cluster: c}}]\ncurrent-context: one\n"
-            "clusters: [{name: c, cluster: {server: 'https://10.0.0.1', "
+            ONE + "clusters: [{name: c, cluster: {server: 'https://10.0.0.1', "
             "certificate-authority: missing.pem}}]",
             "missing.pem",
         ),
         (
-            "contexts: [{name: one, context: {cluster: c}}]\ncurrent-context: one\n"
-            "clusters: [{name: c, cluster: {server: '10.0.0.1:6443'}}]",
+            ONE + "clusters: [{name: c, cluster: {server: '10.0.0.1:6443'}}]",
             "begin it with https://",
         ),
         (
-            "contexts: [{name: one, context: {cluster: c}}]\ncurrent-context: one\n"
-            "clusters: [{name: c, cluster: {server: 'http://a', proxy-url: 'socks5://b'}}]",
+            ONE + "clusters: [{name: c, cluster: {server: 'http://a', proxy-url: 'socks5://b'}}]",
             "proxy 'socks5://b' cannot be used",
         ),
         (
@@ -332,7 +421,6 @@ async def test_a_source_that_hangs_leaves_the_old_credentials_in_use(
 def test_a_broken_file_is_an_error_that_says_what_is_wrong(
     tmp_path: Path, clock: Clock, text: str, wanted: str
 ) -> None:
-    """Whatever is broken in it."""
     path = tmp_path / "config"
     path.write_text(text)
     with pytest.raises(ConfigError, match=wanted):
@@ -375,14 +463,12 @@ def test_without_the_extra_it_is_said_how_to_get_it(
     [
         ("users:\n- name: a\n  user:\n    token: top-secret: x\n", "in line 4, column 22"),
         (
-            "contexts: [{name: one, context: {cluster: c}}]\ncurrent-context: one\n"
-            "clusters: [{name: c, cluster: {server: 'http://a', "
+            ONE + "clusters: [{name: c, cluster: {server: 'http://a', "
             "proxy-url: 'socks5://me:top-secret@b'}}]",
             "proxy 'socks5://b' cannot be used",
         ),
         (
-            "contexts: [{name: one, context: {cluster: c}}]\ncurrent-context: one\n"
-            "clusters: [{name: c, cluster: {server: 'me:top-secret@b'}}]",
+            ONE + "clusters: [{name: c, cluster: {server: 'me:top-secret@b'}}]",
             "server 'b' is no address",
         ),
     ],

@@ -114,9 +114,7 @@ def test_every_kind_of_difference_is_found(place: tuple[str, ...], change: dict[
 
 
 def is_out_of_schema(spec: dict[str, Any]) -> bool:
-    """Whether the picker is stricter: a selector that is empty, or has a null, which an API server
-    drops.
-    """
+    """Whether the picker is stricter: a selector that is empty, or has a null."""
     selector = spec.get("selector")
     labels = selector.get("matchLabels") if isinstance(selector, dict) else None
     return isinstance(labels, dict) and (not labels or None in labels.values())
@@ -199,9 +197,7 @@ def test_conditions_are_checked_everywhere(conditions: list[Any], text: str) -> 
 
 
 def test_statuses_have_their_limits_and_defaults() -> None:
-    """Up to 32 parents, of which two may be the same; controllers of imports have unique names; a
-    written status of a policy begins with a condition that waits for a controller.
-    """
+    """A written status of a policy begins with a condition that waits for a controller."""
     parent = {"parentRef": {"name": "g"}}
     assert answer(POOL_RULES, pool({"parents": [parent] * 32})) == ""
     assert "Too many: 33" in answer(POOL_RULES, pool({"parents": [parent] * 33}))
@@ -259,9 +255,7 @@ def test_policies_are_checked(rules: CrdRules, given: dict[str, Any], text: str)
 def test_definitions_are_those_of_upstream(
     plural: str, short_names: list[str] | None, columns: list[str]
 ) -> None:
-    """File, names, short names, columns, a status of its own, and who approved a group of
-    `*.k8s.io`, which an API server asks for.
-    """
+    """Names, columns, a status of its own, and who approved a group of `*.k8s.io`."""
     name, _, group = plural.partition(".")
     document = yaml.safe_load((CRDS / f"{group}_{name}.yaml").read_text())
     assert document["metadata"]["name"] == plural

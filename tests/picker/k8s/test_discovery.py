@@ -116,10 +116,7 @@ async def test_a_change_of_mind_about_pods_is_followed_to_its_end() -> None:
 @pytest.mark.looptime
 @pytest.mark.parametrize(
     "spec",
-    [
-        {"selector": {"matchLabels": {"bad key!": "x"}}, "targetPorts": [{"number": 8000}]},
-        {},
-    ],
+    [{"selector": {"matchLabels": {"bad key!": "x"}}, "targetPorts": [{"number": 8000}]}, {}],
 )
 async def test_an_invalid_pool_is_reported_and_not_obeyed(
     spec: dict[str, Any], caplog: pytest.LogCaptureFixture
@@ -145,7 +142,6 @@ async def test_an_invalid_pool_is_reported_and_not_obeyed(
 
 @pytest.mark.looptime
 async def test_a_pool_that_was_never_valid_is_waited_for() -> None:
-    """It says why."""
     async with following() as scene:
         scene.server.write(pool_object({"targetPorts": []}))
         await scene.settled()
@@ -183,9 +179,7 @@ async def test_a_pool_that_is_gone_takes_everything_with_it(way: str) -> None:
 
 @pytest.mark.looptime
 async def test_a_pool_that_is_replaced_at_once_is_followed_on() -> None:
-    """As `kubectl replace --force` does it, while another change is being applied: the watch of
-    its Pods goes on, and what is new counts.
-    """
+    """As by `kubectl replace --force`: the watch of its Pods goes on, and what is new counts."""
     async with following() as scene:
         await ready(scene, "a")
         await asyncio.sleep(1)

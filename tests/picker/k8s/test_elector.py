@@ -56,7 +56,6 @@ class ElectionWalk:
             self.replicas.append(replica)
 
     def clock(self, replica: Replica) -> float:
-        """Its own time."""
         return self.now * replica.rate + replica.offset
 
     def leaders(self) -> list[str]:
@@ -191,9 +190,7 @@ def _elector() -> Elector:
 def test_two_never_lead_and_in_the_end_one_does(
     rates: list[float], moves: list[tuple[str, int | float]]
 ) -> None:
-    """Whatever is late, lost, conflicting or standing still, with clocks of different rates; and
-    once all goes well a lease's time is enough.
-    """
+    """Whatever is late, lost, conflicting or standing still, and however fast the clocks are."""
     walk = ElectionWalk(rates)
     for name, *arguments in moves:
         getattr(walk, name)(*arguments)
@@ -210,9 +207,7 @@ def test_two_never_lead_and_in_the_end_one_does(
 
 
 def test_clocks_that_differ_too_much_are_why_there_is_a_bound() -> None:
-    """A leader whose clock is twice as slow leads on while another one takes over: the walk can
-    tell.
-    """
+    """A leader whose clock is twice as slow leads on beside another: the walk can tell."""
     walk = ElectionWalk([1.0, 2.0])
     for move in (walk.ask, walk.reach, walk.answer) * 2:
         move(0)
@@ -298,7 +293,6 @@ def test_longer_leases_of_others_are_respected_within_reason() -> None:
 
 
 def test_who_sees_another_holder_leads_no_more() -> None:
-    """Whatever its own time says."""
     elector = _elector()
     elector.wrote(LeaseRecord("me", "1"), 100.0)
     elector.saw(OTHERS, 101.0)

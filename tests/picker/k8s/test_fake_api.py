@@ -30,7 +30,6 @@ def config(name: str, app: str = "x", **data: str) -> dict[str, Any]:
 
 
 def pool(**spec: Any) -> dict[str, Any]:
-    """A pool called p."""
     selector = {"matchLabels": {"app": "x"}}
     whole = {"selector": selector, "targetPorts": [{"number": 8000}]} | spec
     kind = {"apiVersion": GROUP, "kind": "InferencePool"}
@@ -78,9 +77,7 @@ def write(store: Store, how: str, name: str, app: str, value: int) -> None:
 def test_list_and_watch_lead_to_the_same_objects(
     before: list[Any], after: list[Any], data: st.DataObject
 ) -> None:
-    """From every version that was listed, whether the watch begins at once or late; or it is
-    refused, when the version is before the window.
-    """
+    """From every listed version, at once or late; one before the window is refused."""
     store = Store(window=WHOLE_WINDOW)
     selector = parse_selector(CONFIGS, "default", "app=x", "")
     for one in before:

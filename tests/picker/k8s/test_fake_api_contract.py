@@ -42,7 +42,6 @@ def pool(name: str = "c", **changes: Any) -> dict[str, Any]:
 
 
 def labels(**labels: Any) -> dict[str, Any]:
-    """A selector."""
     return {"matchLabels": labels}
 
 

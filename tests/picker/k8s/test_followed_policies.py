@@ -174,7 +174,6 @@ class Discovery:
         self.kinds = {OBJECTIVE_KIND.legacy}
 
     async def has(self, resource: ApiResource) -> bool:
-        """Whether it has it."""
         return resource in self.kinds
 
 

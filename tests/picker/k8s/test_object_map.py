@@ -33,12 +33,10 @@ def put(objects: ObjectMap[int], name: str, value: Any = 1, uid: str = "u") -> b
     """An event that adds or changes."""
     given_raw = raw(name, value, uid)
     metadata = metadata_of(given_raw)
-    assert metadata is not None
     return objects.put(metadata, given_raw)
 
 
 def settle(objects: ObjectMap[int], *given_raws: msgspec.Raw) -> bool:
-    """A list."""
     return objects.settle([objects.read(one) for one in given_raws])
 
 
@@ -49,7 +47,6 @@ def objects() -> ObjectMap[int]:
 
 
 def shown(objects: ObjectMap[int]) -> dict[str, int]:
-    """The view by name."""
     return {name: value for (_, name), value in objects.view.items()}
 
 
@@ -156,7 +153,6 @@ def test_a_decoder_that_fails_is_a_malformed_object(error: Exception) -> None:
 
 @pytest.mark.parametrize("text", [b"{}", b"[]", b"null", b'{"metadata":3}', b'{"metadata":{}}'])
 def test_what_has_no_name_in_a_list_is_left_out(objects: ObjectMap[int], text: bytes) -> None:
-    """The others are taken."""
     assert settle(objects, msgspec.Raw(text), raw("a"))
     assert shown(objects) == {"a": 1}
 

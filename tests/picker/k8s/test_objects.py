@@ -13,31 +13,17 @@ from kubernetes_objects import legacy_pool, objective, pool, rewrite
 
 from picker.k8s.object_check import ObjectProblem
 from picker.k8s.object_map import MalformedObjectError
-from picker.k8s.objects import (
-    MAX_PROBLEMS,
-    ObjectReader,
-    Pool,
-    PoolName,
-    read_policy,
-    read_pool,
-)
-from picker.pool.policies import (
-    InferenceModelRewrite,
-    InferenceObjective,
-    RewriteTarget,
-    rules_of,
-)
+from picker.k8s.objects import MAX_PROBLEMS, ObjectReader, Pool, PoolName, read_policy, read_pool
+from picker.pool.policies import InferenceModelRewrite, InferenceObjective, RewriteTarget, rules_of
 
 
 def referred(found: Pool) -> tuple[Any, ...]:
     """The picker that a pool names."""
     one = found.picker
-    assert one is not None
     return one.group, one.kind, one.name, one.service_port, one.failure_mode
 
 
 def errors(problems: tuple[ObjectProblem, ...]) -> list[str]:
-    """The paths of errors."""
     return [one.path for one in problems if one.is_error]
 
 
@@ -49,7 +35,6 @@ def labels(selector: dict[str, Any], **metadata: Any) -> dict[str, Any]:
 
 
 def read(document: dict[str, Any]) -> Pool:
-    """A pool without problems."""
     reading = read_pool(document)
     assert reading.problems == ()
     assert reading.value is not None
@@ -198,7 +183,6 @@ def test_a_bad_pool_is_reported_and_not_followed(
     ],
 )
 def test_a_bad_policy_is_reported_and_not_followed(document: Any, path: str) -> None:
-    """As a pool is."""
     reading = read_policy(document)
     assert reading.value is None
     assert errors(reading.problems) == [path]

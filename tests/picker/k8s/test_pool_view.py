@@ -31,12 +31,10 @@ class Scene:
 
     @property
     def names(self) -> set[str]:
-        """The endpoints now."""
         return {endpoint.name for endpoint in self.endpoints}
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """The endpoints now."""
         self.view.look(self.now)
         return self.view.endpoints
 
@@ -46,7 +44,6 @@ class Scene:
         return {name[0] for name in self.names}
 
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
         self.now += seconds
 
 
@@ -55,16 +52,12 @@ def test_every_port_of_a_pod_is_an_endpoint_of_its_own() -> None:
     scene = Scene(8000, 8001)
     scene.put("a", "10.0.0.1", namespace="default")
     first, second = scene.endpoints
-    assert (first.key, first.host_port, first.rank_index) == (
-        "default/a-rank-0",
-        "10.0.0.1:8000",
-        0,
-    )
-    assert (second.key, second.host_port, second.rank_index) == (
-        "default/a-rank-1",
-        "10.0.0.1:8001",
-        1,
-    )
+    assert first.key == "default/a-rank-0"
+    assert first.host_port == "10.0.0.1:8000"
+    assert first.rank_index == 0
+    assert second.key == "default/a-rank-1"
+    assert second.host_port == "10.0.0.1:8001"
+    assert second.rank_index == 1
     assert first.labels == LABELS
     assert first.node_address == "192.168.0.1"
 
@@ -228,9 +221,7 @@ def test_what_makes_no_difference_gives_the_same_endpoints() -> None:
 
 
 def test_no_hold_runs_out_while_nothing_can_be_heard() -> None:
-    """What flickered when the API server went away serves on; a second after it is back, all who
-    still lack readiness are out.
-    """
+    """What flickered before the outage serves on; a second after it, the unready are out."""
     scene = Scene()
     for name in "ab":
         scene.put(name)

@@ -41,7 +41,6 @@ class Told:
 
     @property
     def last(self) -> PodRecord:
-        """How it is."""
         return self.states[-1][1]
 
 
@@ -117,7 +116,6 @@ class PoolWalk(RuleBasedStateMachine):
 
     @rule(name=NAMES, ip=IPS.filter(bool))
     def move(self, name: str, ip: str) -> None:
-        """Its IP."""
         if name in self.how:
             self.tell(name, ip=ip)
 
@@ -130,7 +128,6 @@ class PoolWalk(RuleBasedStateMachine):
 
     @rule(name=NAMES, app=APPS)
     def relabel(self, name: str, app: str) -> None:
-        """Its labels."""
         if name in self.how:
             self.tell(name, labels={"app": app})
 
@@ -148,7 +145,6 @@ class PoolWalk(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def vanish(self, name: str) -> None:
-        """It is gone."""
         if self.told.pop(name, None):
             self.how.pop(name)
             assert self.view.remove(("default", name))
@@ -195,7 +191,6 @@ class PoolWalk(RuleBasedStateMachine):
             for rank, port in enumerate(self.ports):
                 endpoint = shown.pop(f"{name}-rank-{rank}", None)
                 if should:
-                    assert endpoint is not None
                     assert endpoint.host_port == f"{told.last.address}:{port}"
                     assert endpoint.incarnation == told.last.incarnation(port)
                 elif endpoint is not None:

@@ -45,9 +45,7 @@ async def test_many_events_at_once_are_one_change() -> None:
 
 
 async def test_a_stream_of_events_is_told_a_few_milliseconds_apart() -> None:
-    """A thousand events in a second make at most a call every five milliseconds, and the last one
-    is not left out.
-    """
+    """A call every five milliseconds at most, and the last event is not left out."""
     async with following("a") as scene:
         scene.told.clear()
         for number in range(1000):

@@ -47,9 +47,7 @@ async def test_a_window_that_is_always_too_short_is_no_flood() -> None:
 
 
 async def test_a_server_gone_for_ten_minutes_leaves_the_view_as_it_is() -> None:
-    """It is said all the time, at most 24 requests are made in a minute, and seconds after it is
-    back, restarted, the view is what the server has.
-    """
+    """It is said all the time, requests are few, and seconds after its return all is right."""
     async with following("a", "b") as scene:
         scene.api.go_away()
         await asyncio.sleep(1)
@@ -79,9 +77,7 @@ async def test_a_short_outage_needs_no_list() -> None:
 
 
 async def test_a_silent_path_is_noticed_within_half_a_minute() -> None:
-    """Sockets stay open and nothing comes. The view is then kept right by lists, it is said as long
-    as watches are silent, and a watch that speaks ends it.
-    """
+    """Sockets stay open; lists keep the view right until a watch speaks."""
     async with following("a") as scene:
         scene.server.watches.silence()
         scene.write("a", "2")
@@ -144,9 +140,7 @@ async def test_watches_that_end_at_once_are_no_flood() -> None:
 
 
 async def test_lost_rights_are_said_with_what_to_grant() -> None:
-    """Within the length of a watch, for an open one goes on. The view stays, requests are few, and
-    granting them again is enough.
-    """
+    """The view stays, requests are few, and granting them again is enough."""
     async with following("a", token="secret", first_seconds=0) as scene:
         scene.server.access.grant("secret", "picker", [SELECTED_RULE])
         await scene.until(lambda: scene.reflector.synced, seconds=20)
@@ -321,9 +315,7 @@ def _configs(scene: Scene) -> Resource:
 
 @pytest.mark.parametrize("seed", range(40))
 async def test_whatever_happens_the_view_ends_up_right(seed: int) -> None:
-    """After a walk of writes and faults the view equals the server's within half a minute of quiet,
-    listeners were told of it, and there was never a flood.
-    """
+    """Within half a minute of quiet, with listeners told of it, and without a flood."""
     rng = Random(seed)
     loop = asyncio.get_running_loop()
     async with following("n1", "n2", window=20, seed=seed) as scene:

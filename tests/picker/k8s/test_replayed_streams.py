@@ -22,7 +22,6 @@ FLAP_SECONDS = (89, 91)  # of the recording: a kubelet comes back
 
 
 def recording(name: str) -> Recording:
-    """One of them."""
     return Recording.load(FOLDER / f"{name}.jsonl")
 
 
@@ -203,6 +202,5 @@ async def test_a_recorded_kill_for_memory_is_a_server_that_knows_nothing() -> No
 
 
 def is_ready(pod: Object) -> bool:
-    """By its condition."""
     conditions = {one["type"]: one["status"] for one in pod["status"].get("conditions", ())}
     return conditions.get("Ready") == "True"

@@ -10,13 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from picker.k8s.api import ApiError, UnreachableError
-from picker.k8s.client import (
-    WatchLines,
-    api_error,
-    decode_event,
-    decode_listing,
-    decode_object,
-)
+from picker.k8s.client import WatchLines, api_error, decode_event, decode_listing, decode_object
 
 
 @settings(max_examples=100, deadline=None)

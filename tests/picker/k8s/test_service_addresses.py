@@ -15,12 +15,7 @@ from kube_api.clock import LoopClock
 from kube_api.server import KubeApi
 
 from picker.k8s.api import ENDPOINT_SLICES
-from picker.k8s.service_addresses import (
-    SERVICE_LABEL,
-    follow_service,
-    of_service,
-    slice_addresses,
-)
+from picker.k8s.service_addresses import SERVICE_LABEL, follow_service, of_service, slice_addresses
 
 pytestmark = pytest.mark.looptime
 SLICES = ENDPOINT_SLICES.path("default")

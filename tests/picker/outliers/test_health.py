@@ -338,7 +338,6 @@ def test_waits_are_drawn_a_little_longer() -> None:
         scene = Scene(1, rng=Random(seed))
         ejected(scene)
         wait = scene.view(0).next_probe_seconds
-        assert wait is not None
         assert 1.0 <= wait <= 1.25
         drawn.add(wait)
     assert len(drawn) == 20

@@ -77,7 +77,6 @@ def test_a_configured_seed_is_neither_told_nor_changed() -> None:
 
 
 def test_replicas_of_one_configured_seed_understand_each_other() -> None:
-    """By its fingerprint."""
     rng = Random(4)
     nodes = [node(rng, seed=7), node(rng, seed=7)]
     round_of(nodes, 0.1)
@@ -102,7 +101,6 @@ def test_the_loads_of_a_replica_that_falls_silent_are_dropped() -> None:
 
 
 def test_the_loads_of_a_replica_that_ends_in_order_are_dropped_at_once() -> None:
-    """It has said goodbye."""
     one, other = two()
     one.inflight.acquire(KEYS[0])
     round_of([one, other], 1.0)
@@ -164,7 +162,6 @@ def test_another_configuration_is_told_and_hears_from_then_on() -> None:
 
 
 def test_replicas_refuse_other_versions_and_pools_and_know_themselves() -> None:
-    """With words that say why."""
     rng = Random(5)
     one, stranger = node(rng), node(rng, pool="another")
     hello = Hello(bytes(16), "pool", Seed(1), version=2)
@@ -181,7 +178,6 @@ def test_replicas_refuse_other_versions_and_pools_and_know_themselves() -> None:
 @settings(deadline=None, max_examples=300)
 @given(st.binary(max_size=200))
 def test_nothing_that_a_peer_sends_does_harm(data: bytes) -> None:
-    """It is understood or refused."""
     one, other = two()
     try:
         other.exchange.receive(one.exchange.replica_id, data, 1.0)

@@ -27,7 +27,6 @@ def test_a_batch_counts_once_in_whatever_order_they_come() -> None:
 
 
 def test_gaps_take_little_memory() -> None:
-    """However many batches never come."""
     inbox = Inbox()
     for number in range(1, 2_000_000, 1500):
         inbox.take_batch(PEER, number, 0.0)

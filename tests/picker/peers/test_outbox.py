@@ -20,13 +20,11 @@ def outbox(**limits: int) -> Outbox:
 
 
 def fill(box: Outbox, count: int, hashes: int = 8) -> None:
-    """Gather so many placements."""
     for number in range(count):
         box.placed("p", "ns/a", np.full(hashes, number, np.uint64), 10)
 
 
 def flush(box: Outbox, loads: Loads | None = None, now: float = 0.0) -> None:
-    """As at each round."""
     box.flush({"p": 5}, loads or {}, now)
 
 
@@ -75,7 +73,6 @@ def test_the_oldest_go_first_when_there_is_too_much() -> None:
         box.check_integrity()
     assert 0 < box.log_bytes <= 2000
     first = everything(box)[0].batch
-    assert first is not None
     assert first.sequence > 1
 
 
@@ -105,7 +102,6 @@ def test_another_seed_voids_what_was_hashed_and_is_told_once() -> None:
     assert cursor.next(SEED, 0.0) is not None
     box.reseeded()
     message = cursor.next(SEED, 0.0)
-    assert message is not None
     assert decoded_report(message).seed == SEED
     assert cursor.next(SEED, 0.0) is None
     assert [(one.batch, one.seed) for one in everything(box)] == [(None, None)]
@@ -142,8 +138,6 @@ def test_a_board_forgets_what_ended_long_ago() -> None:
         board.update({(PICKER, f"ns/{number}"): EndpointLoad(1)})
     assert board.since(board.version) is None
     recent, ancient = board.since(board.version - 3), board.since(1)
-    assert recent is not None
-    assert ancient is not None
     assert (recent.is_whole, len(recent.loads)) == (False, 4)
     assert (ancient.is_whole, len(ancient.loads)) == (True, 1)
     assert len(board._changed) < 2500
@@ -151,10 +145,8 @@ def test_a_board_forgets_what_ended_long_ago() -> None:
 
 @pytest.mark.parametrize("session", ["s", "\ud800 half a character", "ü" * 500])
 def test_sessions_of_any_spelling_are_told(session: str) -> None:
-    """A client may choose it."""
     box = outbox()
     box.bound("s", session, "ns/a", 3)
     flush(box)
     batch = everything(box)[0].batch
-    assert batch is not None
     assert [(one.plugin, one.moves) for one in batch.bindings] == [("s", 3)]

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import grpc
 from certificates import certificates
 from ext_proc_stream import completion, destination_of
 from local_ports import free_ports
 from metrics_pages import page, pods, serving
-from replicas_scene import (
-    LOOPBACK,
-    peer_flags,
-    replica,
-    two_replicas,
-    until_connected,
-)
-from whole_picker import WholePicker, until
+from replicas_scene import LOOPBACK, peer_flags, replica, two_replicas, until_connected
+from waiting import until
+from whole_picker import WholePicker
 
 from picker.peers.wire import REPORT_METHOD, Hello, PeerReport, Seed, encoded_report
 
@@ -36,11 +31,10 @@ async def ask(picker: WholePicker, prompt: str = PROMPT, **headers: str) -> str:
 
 async def until_counted(picker: WholePicker, result: str, count: float) -> None:
     """Return once so many entries of peers have become this."""
-
-    async def is_so() -> bool:
-        return (await picker.series("pointsman_peer_entries_total", result=result) or 0) >= count
-
-    await until(is_so)
+    await until(
+        lambda: picker.series("pointsman_peer_entries_total", result=result),
+        lambda found: (found or 0) >= count,
+    )
 
 
 async def test_a_prompt_goes_where_the_other_replica_has_sent_it(tmp_path: Path) -> None:
@@ -69,17 +63,6 @@ async def test_what_one_has_under_way_is_load_for_the_other_until_it_ends(tmp_pa
         await until(second.is_idle)
 
 
-async def test_a_session_goes_where_the_other_replica_has_bound_it(tmp_path: Path) -> None:
-    """With no more to tell than its id."""
-    async with two_replicas(tmp_path, pods(*PAGES)) as (first, second):
-        bound = await ask(first, "a", **{"x-session-id": "s"})
-        await until_counted(second, "session", 1)
-        assert [
-            await ask(second, f"{number} else " * 99, **{"x-session-id": "s"})
-            for number in range(4)
-        ] == [bound] * 4
-
-
 async def test_a_replica_that_joins_learns_what_was_sent_where_before(tmp_path: Path) -> None:
     """And one that leaves is not waited for."""
     endpoints, ports = pods(*PAGES), free_ports(2)
@@ -95,19 +78,14 @@ async def test_a_replica_that_joins_learns_what_was_sent_where_before(tmp_path: 
                 assert [await ask(second, f"{n} " + PROMPT) for n in range(8)] == sent
                 async with second.stream() as stream:
                     await stream.ask(completion())
-                    await until(first_is_loaded(first, True))
-            await until(first_is_loaded(first, False))  # it said goodbye
+                    await until(first.endpoints, is_loaded)
+            await until(first.endpoints, lambda rows: not is_loaded(rows))  # it said goodbye
             await until_connected(first, 0)
 
 
-def first_is_loaded(picker: WholePicker, wanted: bool) -> Callable[[], Awaitable[bool]]:
-    """Whether anything is under way as far as it knows."""
-
-    async def is_so() -> bool:
-        rows = await picker.endpoints()
-        return any(row["inflight_requests"] for row in rows.values()) is wanted
-
-    return is_so
+def is_loaded(rows: dict[str, Any]) -> bool:
+    """Whether anything is under way at these endpoints."""
+    return any(row["inflight_requests"] for row in rows.values())
 
 
 async def test_nonsense_on_the_port_is_refused_and_disturbs_nobody(tmp_path: Path) -> None:

@@ -39,7 +39,6 @@ def test_a_seed_that_was_configured_is_kept_to_oneself() -> None:
 
 
 def test_a_value_that_does_not_fit_its_fingerprint_is_not_followed() -> None:
-    """It is nobody's seed."""
     one, other = SeedAgreement(1, b"a", 0.0, 0.0), SeedAgreement(2, b"b", 0.0, 9.0)
     told = one.offer(0.0)
     assert not other.hear(type(told)(7, 1, True, 0, b""), 0.0)

@@ -10,7 +10,7 @@ from random import Random
 import grpc
 from replica_mesh import KEYS, Node, node
 from replicas_scene import LOOPBACK
-from whole_picker import until
+from waiting import until
 
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.peers.inbox import InboxLimits
@@ -31,7 +31,6 @@ class Clock:
 
 @asynccontextmanager
 async def listening(one: Node, clock: Clock) -> AsyncIterator[int]:
-    """Its port."""
     series = PickerMetrics().peers
     server = PeerServer({"pool": PoolReports(one.exchange, series, lambda: clock.is_ready)}, clock)
     try:
@@ -52,13 +51,8 @@ async def test_what_a_replica_had_under_way_that_was_killed_stands_for_a_while_o
         await calling.write(killed.exchange.hello(0.0))
         _, cursor = killed.exchange.welcomed(await calling.read(), 0.0)
         message = killed.exchange.next(cursor, 0.0)
-        assert message is not None
         await calling.write(message)
-
-        async def counts() -> bool:
-            return here.inflight.requests(KEYS[0]) == 1
-
-        await until(counts)
+        await until(lambda: here.inflight.requests(KEYS[0]) == 1)
         await channel.close(0)
         clock.now = InboxLimits().silence_seconds
         here.exchange.tick(clock.now)
@@ -96,22 +90,11 @@ async def test_a_mesh_follows_addresses_and_leaves_itself_alone() -> None:
             def connected() -> float:
                 return dict(metrics.connected.numbers()).get((), 0)
 
-            async def knows_itself() -> bool:
-                return ended("self") == 1 and connected() == 1
-
-            await until(knows_itself)
+            await until(lambda: ended("self") == 1 and connected() == 1)
             here.placements.place(KEYS[1], 4, 5)
-
-            async def has_learned() -> bool:
-                return (KEYS[1], (4, 5)) in there.placements.known
-
-            await until(has_learned)
+            await until(lambda: (KEYS[1], (4, 5)) in there.placements.known)
             mesh.follow([])
-
-            async def is_alone() -> bool:
-                return connected() == 0
-
-            await until(is_alone)
+            await until(lambda: connected() == 0)
         finally:
             for task in tasks:
                 task.cancel()

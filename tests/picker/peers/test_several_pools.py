@@ -13,7 +13,7 @@ import grpc
 import pytest
 from replica_mesh import KEYS, Node, node
 from replicas_scene import LOOPBACK
-from whole_picker import until
+from waiting import until
 
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.peers.server import MAX_CALLS, PeerServer, PoolReports, peer_port
@@ -49,7 +49,6 @@ class Scene:
     server: PeerServer
 
     def caller(self, pool: str) -> Node:
-        """Another replica."""
         return node(self.rng, pool=pool)
 
     def call(self) -> Any:
@@ -87,13 +86,8 @@ async def test_a_call_is_about_the_pool_that_it_names() -> None:
         caller.inflight.acquire(KEYS[0])
         caller.exchange.tick(0.0)
         message = caller.exchange.next(cursor, 0.0)
-        assert message is not None
         await calling.write(message)
-
-        async def counts() -> bool:
-            return here.pools["b"].node.inflight.requests(KEYS[0]) == 1
-
-        await until(counts)
+        await until(lambda: here.pools["b"].node.inflight.requests(KEYS[0]) == 1)
         assert here.pools["a"].node.inflight.requests(KEYS[0]) == 0
         assert (here.pools["a"].heard, here.pools["b"].heard) == (0, 1)
         received = here.pools["b"].series.messages_total.numbers()
@@ -118,7 +112,6 @@ async def test_a_pool_that_is_not_served_here_is_refused_in_words(
 
 @pytest.mark.parametrize("first", [b"", b"\xff\xff", b"\x12\x00"])
 async def test_who_says_nothing_sensible_first_is_refused(first: bytes) -> None:
-    """It is about no pool."""
     async with scene("a", "b") as here:
         calling = here.call()
         await calling.write(first)

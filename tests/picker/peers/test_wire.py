@@ -28,7 +28,6 @@ def test_a_number_that_is_too_large_for_its_field_is_told_as_the_largest(number:
     """A session whose moves a peer has told as the most there can be, and which moves here."""
     placed = Placement("p", A, number, np.arange(2, dtype=np.uint64))
     told = decoded_report(encoded_batch(Batch(1, (placed,), (Binding("s", A, "one", number),))))
-    assert told.batch is not None
     assert told.batch.bindings[0].moves == told.batch.placements[0].capacity == 2**32 - 1
 
 
@@ -37,5 +36,4 @@ def test_what_peers_would_not_believe_is_told_as_the_most_that_they_do(tokens: i
     """One estimate that is out of all reason must not make peers refuse everything else."""
     report = LoadReport(1, True, {(PICKER, "ns/a"): EndpointLoad(1, tokens)})
     told = decoded_report(encoded_report(PeerReport(loads=report)))
-    assert told.loads is not None
     assert told.loads.loads == {(PICKER, "ns/a"): EndpointLoad(1, MAX_COUNT)}

@@ -67,9 +67,7 @@ def assembly() -> Assembly:
 
 @pytest.fixture
 def decide(assembly: Assembly) -> Decide:
-    """One request through processors, producers, scheduler and hooks, with a prefill and a decode
-    endpoint in each of three racks.
-    """
+    """One request through all parts; each of three racks can prefill and decode."""
     candidates = [
         placed(
             f"{role}-{rack}",
@@ -98,7 +96,6 @@ def decide(assembly: Assembly) -> Decide:
 
 
 def completion(prompt: str, **headers: str) -> InferenceRequest:
-    """A completion request."""
     payload: dict[str, Any] = {"model": "m", "prompt": prompt}
     return replace(request_for(Api.COMPLETIONS, payload), headers=headers)
 
@@ -121,7 +118,6 @@ def test_a_long_prompt_is_prefilled_in_the_rack_of_its_decode_endpoint(decide: D
 
 
 def test_a_short_prompt_is_not_worth_a_prefill_endpoint(decide: Decide) -> None:
-    """Decode does it all."""
     result = decide(completion("hello"))
     assert list(result.profiles) == ["decode"]
     assert result.set_headers == {}

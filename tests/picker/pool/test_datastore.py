@@ -61,14 +61,12 @@ def test_new_labels_keep_the_metrics_but_a_new_address_does_not() -> None:
     store.update_metrics("default/a", EndpointMetrics(running_requests=2))
     assert not store.set_endpoints([endpoint("a", role="decode")])
     candidate = store.get("default/a")
-    assert candidate is not None
     assert candidate.metrics is not None
     assert candidate.endpoint.labels == {"role": "decode"}
     assert observer.forgotten == []
     changes = store.set_endpoints([endpoint("a", port=9000)])
     assert (len(changes.added), len(changes.removed)) == (1, 1)
     moved = store.get("default/a")
-    assert moved is not None
     assert moved.metrics is None
     assert observer.forgotten == ["default/a"]
 

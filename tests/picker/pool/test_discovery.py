@@ -41,7 +41,6 @@ def follower(
 
 
 def test_an_unreadable_file_is_fatal_at_the_start(tmp_path: Path) -> None:
-    """The message names the file."""
     discovery = follower(tmp_path / "none.yaml")
     with pytest.raises(ConfigError, match=r"none\.yaml: cannot read .* No such file"):
         discovery.load()

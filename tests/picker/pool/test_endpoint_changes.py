@@ -34,12 +34,10 @@ class Heard:
         self.store.subscribe(self.note)
 
     def note(self, changes: EndpointChanges) -> None:
-        """A listener."""
         parts = (changes.added, changes.removed, changes.updated)
         self.changes.append(tuple(frozenset(one.key for one in part) for part in parts))
 
     def endpoint_removed(self, key: str) -> None:
-        """An observer."""
         self.removed.append(key)
 
     @property
@@ -76,9 +74,7 @@ def test_changes_come_to_the_same_as_the_whole_pool(pools: list[dict[str, Endpoi
 @settings(deadline=None, max_examples=40)
 @given(pools=st.lists(POOLS, min_size=1, max_size=6))
 async def test_what_is_asked_follows_the_changes(pools: list[dict[str, Endpoint]]) -> None:
-    """Each address of the pool as it is in the end, for every endpoint that is there, and no other;
-    at addresses that endpoints share as well.
-    """
+    """Each address of the pool as it is in the end, and no other, shared or not."""
     pages = Pages(dict.fromkeys(range(1, 6), PAGE))
     everywhere = source(pages, location=PageLocation(port=5))
     async with scraping(source(pages), everywhere) as scene:

@@ -77,7 +77,6 @@ def test_what_is_no_list_of_endpoints_is_refused(text: str) -> None:
 
 
 def test_an_empty_list_is_an_empty_pool() -> None:
-    """All workers may be gone."""
     assert parse("endpoints: []") == EndpointList(())
 
 

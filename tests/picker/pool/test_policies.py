@@ -41,9 +41,7 @@ def from_api(kind: str, spec: dict[str, Any], **metadata: Any) -> Any:
 
 def rewrite(*rules: dict[str, Any], **metadata: Any) -> InferenceModelRewrite:
     """A rewrite of these rules."""
-    made = from_api("InferenceModelRewrite", {"rules": list(rules)}, **metadata)
-    assert isinstance(made, InferenceModelRewrite)
-    return made
+    return from_api("InferenceModelRewrite", {"rules": list(rules)}, **metadata)
 
 
 def test_defaults_are_those_of_the_types() -> None:
@@ -57,7 +55,6 @@ def test_defaults_are_those_of_the_types() -> None:
     assert not reference.names("q")
     rule = rewrite({"matches": [{"model": {"value": "m"}}], "targets": TARGETS}).spec.rules[0]
     assert rule.matches[0].model.type == "Exact"
-    assert rule.targets is not None
     assert rule.targets[0].weight is None
 
 
@@ -134,10 +131,8 @@ def test_exact_rules_come_before_generic_ones_and_old_ones_before_young_ones(
 
 
 def test_within_a_resource_the_order_of_the_rules_decides() -> None:
-    """However many there are."""
     rules = [rule("one", RewriteTarget(f"t{n}"), position=n) for n in range(20)]
     made = RewriteRules(reversed(rules)).apply("m", Random(1))
-    assert made is not None
     assert made.model == "t0"
 
 

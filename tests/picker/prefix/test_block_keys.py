@@ -61,9 +61,7 @@ def test_only_full_blocks_have_keys_and_each_stands_for_all_before_it(
 
 
 @pytest.mark.parametrize("algorithm", list(HashAlgorithm))
-def test_media_mark_the_blocks_they_overlap_and_a_salt_the_first(
-    algorithm: HashAlgorithm,
-) -> None:
+def test_media_mark_the_blocks_they_overlap_and_a_salt_the_first(algorithm: HashAlgorithm) -> None:
     """An image over tokens 3 to 5 belongs to the second and third block of two."""
     maker = BlockKeys(2, algorithm=algorithm)
     prompt = tokens(*range(8))

@@ -15,7 +15,6 @@ from picker.types import Candidate, Endpoint, EndpointMetrics
 
 
 def candidate(name: str, **changes: object) -> Candidate:
-    """One in a pool."""
     number = ord(name[-1]) % 200
     return replace(Candidate(Endpoint(name, f"10.0.0.{number}", 8000)), **changes)
 

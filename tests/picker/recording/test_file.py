@@ -7,11 +7,11 @@ import fcntl
 import logging
 import os
 import stat
-from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
+from waiting import until
 
 from picker.errors import ConfigError
 from picker.metrics.families import RecordingSeries
@@ -28,7 +28,6 @@ JOIN_SECONDS = 30.0
 
 
 def series() -> RecordingSeries:
-    """Of a picker."""
     return PickerMetrics().recording
 
 
@@ -39,16 +38,7 @@ def value(one: Counter | Gauge) -> float:
 
 
 def lines(path: Path) -> list[AnyLine]:
-    """All of a file."""
     return [decoded(line) for line in path.read_bytes().splitlines()]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that happens soon."""
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
 
 
 async def write(path: Path, *texts: bytes, max_bytes: int = 10**6) -> RecordingSeries:
@@ -142,7 +132,6 @@ async def test_a_full_file_does_not_grow_with_every_start(tmp_path: Path) -> Non
 
 
 async def test_lines_are_written_while_the_picker_runs(tmp_path: Path) -> None:
-    """Without anybody waiting for them."""
     path = tmp_path / "r.jsonl"
     file = RecordingFile(path, 10**6, series())
     async with asyncio.timeout(JOIN_SECONDS):

@@ -51,7 +51,6 @@ def test_a_half_written_line_may_be_the_last_one_of_a_run(tmp_path: Path) -> Non
     ],
 )
 def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, content: bytes, why: str) -> None:
-    """And nothing else is raised."""
     with pytest.raises(RecordingError) as told:
         read(tmp_path / "r", content)
     assert re.search(why, str(told.value))

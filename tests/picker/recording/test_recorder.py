@@ -35,17 +35,14 @@ COUNTING = CONFIG.replace("- {type: prefix-cache-scorer}", "- {type: token-load-
 
 
 def lines(sink: ListSink) -> list[AnyLine]:
-    """What was written."""
     return [decoded(line) for line in sink.lines]
 
 
 def decisions(sink: ListSink) -> list[DecisionLine]:
-    """The decisions among it."""
     return [line for line in lines(sink) if isinstance(line, DecisionLine)]
 
 
 async def leave(traffic: Traffic, requests: int = 1) -> None:
-    """Requests that leave."""
     before = len(traffic.under_way)
     while len(traffic.under_way) < before + requests:
         await traffic.request()
@@ -78,7 +75,6 @@ async def test_only_what_is_new_about_candidates_is_told() -> None:
     )
     whole = decisions(traffic.sink)[0]
     assert len(whole.changed) > 3
-    assert first is not None
     assert len(first.changed) <= 2
     assert second is None or len(second.changed) <= 2
 
@@ -138,7 +134,6 @@ async def test_a_scheduler_that_fails_is_written_down() -> None:
         await exchange.route(traffic._raw())
     traffic.recorder.settle()
     refusal = decisions(traffic.sink)[-1].refusal
-    assert refusal is not None
     assert (refusal.code, refusal.message) == ("failed", "ZeroDivisionError")
 
 
@@ -174,7 +169,6 @@ async def test_a_line_that_cannot_be_made_costs_no_request(
 
 
 async def test_nothing_is_looked_at_once_the_recording_has_ended() -> None:
-    """Requests go on."""
     traffic = Traffic([CONFIG], 1)
     traffic.sink.is_open = False
     before = len(traffic.sink.lines)

@@ -56,9 +56,7 @@ def test_the_lost_beginning_of_another_run_does_not_go_on_with_the_one_before(
 
 
 def test_a_decision_of_a_configuration_that_was_lost_is_told(tmp_path: Path) -> None:
-    """A request may be decided by a configuration that is no longer in use, and a disk that was
-    full when that came may have had room when the next one did. The rest is replayed.
-    """
+    """As when the disk was full for a while. The rest is replayed."""
     traffic = Traffic([BUILT_IN, OTHER, BUILT_IN], seed=2)
     path = record(traffic, 300, tmp_path / "r")
     lines = [decoded(one) for one in traffic.sink.lines]

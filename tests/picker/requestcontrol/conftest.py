@@ -50,7 +50,6 @@ class FixedPool:
     candidates: Sequence[Candidate] = POOL
 
     def snapshot(self) -> FixedPool:
-        """Itself."""
         return self
 
 
@@ -81,9 +80,7 @@ class TakeLeastLoaded:
 
 @dataclass
 class Recorder:
-    """A watcher, a data producer and a hook that write down what they see: decisions as they were
-    at that moment.
-    """
+    """A watcher, a data producer and a hook that write down decisions as they were then."""
 
     decisions: list[Decision] = field(default_factory=list)
     outcomes: list[Decision] = field(default_factory=list)
@@ -95,23 +92,18 @@ class Recorder:
     )
 
     def waits(self, decision: Decision) -> None:
-        """Keep it."""
         self.waiting.append(copy(decision))
 
     def decided(self, decision: Decision) -> None:
-        """Keep the decision."""
         self.decisions.append(copy(decision))
 
     def finished(self, decision: Decision) -> None:
-        """Keep the outcome."""
         self.outcomes.append(copy(decision))
 
     def streamed(self, decision: Decision, gap_seconds: float) -> None:
-        """Keep the gap."""
         self.gaps.append(gap_seconds)
 
     def plugin_failed(self, plugin: str) -> None:
-        """Keep the name."""
         self.failed.append(plugin)
 
     def produce(
@@ -137,13 +129,11 @@ class Failing:
     def produce(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> InferenceRequest:
-        """Raise."""
         raise self.error
 
     def pre_request(
         self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
     ) -> None:
-        """Raise."""
         raise self.error
 
 
@@ -206,7 +196,6 @@ class House:
         self.director.use(self.pipeline(**{place: failing}))
 
     async def route(self, raw: RawRequest) -> tuple[Exchange, RouteDecision]:
-        """Begin and route."""
         exchange = self.director.begin()
         return exchange, await exchange.route(raw)
 

@@ -34,7 +34,6 @@ class Objectives:
     priorities: Mapping[str, int | None]
 
     def priority(self, objective: str) -> int | None:
-        """As given."""
         return self.priorities.get(objective)
 
 
@@ -45,7 +44,6 @@ class Agent:
     fairness_id: str
 
     def process(self, request: InferenceRequest) -> InferenceRequest:
-        """Say so."""
         return replace(request, fairness_id=self.fairness_id)
 
 
@@ -59,7 +57,6 @@ class Full:
     def saturation(
         self, candidates: Sequence[Candidate], attributes: Attributes, now_seconds: float
     ) -> float:
-        """The answer."""
         self.asked.append((len(candidates), now_seconds))
         return self.value
 
@@ -109,7 +106,6 @@ class Finds:
     def produce(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> InferenceRequest:
-        """Say so."""
         attributes.put(match_info_key(self.name), PrefixCacheMatchInfo(4, 16, self.blocks))
         return request
 
@@ -286,7 +282,6 @@ async def test_a_refusing_processor_is_the_answer(house: Any) -> None:
 
 
 def test_findings_are_found_by_their_type() -> None:
-    """Whoever made them."""
     attributes = Attributes()
     attributes.put(DataKey("A", "one"), 1)
     attributes.put(DataKey("B", "one"), 2)

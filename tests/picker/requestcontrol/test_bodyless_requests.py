@@ -17,7 +17,6 @@ class ByHeader:
     def narrow(
         self, headers: Mapping[str, str], candidates: Sequence[Candidate]
     ) -> Sequence[Candidate]:
-        """Those of that name."""
         return [one for one in candidates if one.endpoint.name == headers.get("wanted")]
 
 
@@ -25,7 +24,6 @@ class Tells:
     """Sets a header to the status of the response."""
 
     def bare_response_head(self, head: ResponseHead) -> Mapping[str, str] | None:
-        """The header."""
         return {"told": str(head.status)}
 
 
@@ -33,7 +31,6 @@ class Silent:
     """Has nothing to set."""
 
     def bare_response_head(self, head: ResponseHead) -> Mapping[str, str] | None:
-        """No header."""
         return None
 
 
@@ -41,7 +38,6 @@ class Broken:
     """Raises."""
 
     def bare_response_head(self, head: ResponseHead) -> Mapping[str, str] | None:
-        """Raise."""
         raise ValueError("odd")
 
 

@@ -18,14 +18,7 @@ from hypothesis import strategies as st
 from picker.errors import Code, RefusedError
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Flight
-from picker.types import (
-    Candidate,
-    FinishCause,
-    InferenceRequest,
-    RawRequest,
-    ResponseHead,
-    Usage,
-)
+from picker.types import Candidate, FinishCause, InferenceRequest, RawRequest, ResponseHead, Usage
 
 PATH = {":path": "/v1/completions"}
 REQUESTS = (
@@ -56,22 +49,18 @@ class Lease:
         return request
 
     def pre_request(self, request: InferenceRequest, result: object, attributes: object) -> None:
-        """Take."""
         self.held[request.request_id] += 1
         self._fail()
 
     def response_head(self, flight: Flight, head: ResponseHead) -> None:
-        """Nothing."""
         self._fail()
 
     def response_progress(self, flight: Flight, progress: object) -> None:
-        """Nothing."""
         self._fail()
 
     def request_ended(
         self, flight: Flight, cause: FinishCause, usage: Usage | None, now_seconds: float
     ) -> None:
-        """Give back."""
         self.held[flight.request.request_id] -= 1
         self._fail()
 
@@ -89,7 +78,6 @@ class RandomGate:
     is_open: bool = False
 
     async def admit(self, request: InferenceRequest, evict: object) -> RandomGate:
-        """A ticket."""
         for _ in range(self.rng.randrange(4)):
             await asyncio.sleep(0)
         if self.rng.random() < 0.2:
@@ -106,7 +94,6 @@ class RandomGate:
         """Nothing."""
 
     def closed(self, cause: FinishCause, usage: Usage | None) -> None:
-        """Count it."""
         self.open_tickets -= 1
 
 

@@ -23,7 +23,6 @@ GONE = RefusedError(Code.RESOURCE_EXHAUSTED, "full", DropReason.SATURATED, 3)
 
 @pytest.fixture
 def gate() -> HeldGate:
-    """A gate that holds."""
     return HeldGate()
 
 
@@ -189,7 +188,6 @@ async def test_the_gate_is_given_the_means_to_stop_a_request(house: Any, gate: H
     exchange = house.director.begin(stopped.append)
     await exchange.route(ASKED)
     evict = gate.evictions["id-1"]
-    assert evict is not None
     evict(DropReason.EVICTED)
     exchange.finish(FinishCause.EVICTED, 429)
     assert stopped == [DropReason.EVICTED]

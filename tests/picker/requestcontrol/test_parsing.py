@@ -18,7 +18,6 @@ class Claiming:
         self.claims = claims
 
     def parse(self, path: str, headers: Mapping[str, str], body: bytes) -> ParsedBody:
-        """Accept."""
         return ParsedBody(Api.RAW)
 
 

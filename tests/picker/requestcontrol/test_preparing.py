@@ -42,7 +42,6 @@ class Sets:
     def pre_request(
         self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
     ) -> Mapping[str, str] | None:
-        """These."""
         return self.headers
 
 
@@ -55,7 +54,6 @@ class Decides:
     def schedule(
         self, request: object, candidates: object, attributes: object, rng: object, steps: object
     ) -> SchedulingResult:
-        """The answer."""
         return self.result
 
 
@@ -81,11 +79,7 @@ async def test_headers_of_the_profile_handler_and_of_all_hooks_are_set(house: An
     house.scheduler = Decides(result(set_headers={"x-prefiller-host-port": "p", "x-a": "handler"}))
     house.use(hooks=[Sets({"x-a": "first", "x-b": "b"}), Sets(None), Sets({"x-a": "second"})])
     _, decision = await house.route(RAW)
-    assert dict(decision.set_headers) == {
-        "x-prefiller-host-port": "p",
-        "x-a": "second",
-        "x-b": "b",
-    }
+    assert dict(decision.set_headers) == {"x-prefiller-host-port": "p", "x-a": "second", "x-b": "b"}
     assert len(decision.set_headers) == 3
     assert house.recorder.decisions[0].set_headers == decision.set_headers
 

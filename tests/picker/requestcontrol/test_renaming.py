@@ -104,10 +104,7 @@ JSON_PARTS = st.sampled_from(
 
 
 @settings(deadline=None, max_examples=300)
-@given(
-    st.lists(JSON_PARTS, max_size=12).map(b"".join),
-    st.lists(st.integers(0, 200), max_size=8),
-)
+@given(st.lists(JSON_PARTS, max_size=12).map(b"".join), st.lists(st.integers(0, 200), max_size=8))
 def test_a_cut_changes_nothing(body: bytes, cuts: list[int]) -> None:
     """However the body is cut, what goes on is the whole body with its members replaced."""
     expected = re.sub(rb'("model" ?: ?)"ab"', rb'\1"xyz"', body)

@@ -38,7 +38,6 @@ class Reader:
     fed: list[tuple[bytes, bool]] = field(default_factory=list)
 
     def feed(self, data: bytes, is_last: bool) -> None:
-        """Count."""
         if self.error is not None:
             raise self.error
         self.fed.append((data, is_last))
@@ -54,7 +53,6 @@ class ReadingParser(OpenAIParser):
         self.asked: list[tuple[str, str]] = []
 
     def response_reader(self, body: ParsedBody, content_type: str) -> Any:
-        """The reader."""
         self.asked.append((body.model, content_type))
         if isinstance(self.reader, Exception):
             raise self.reader
@@ -73,19 +71,16 @@ class Hook:
     ends: list[tuple[Flight, FinishCause, Usage | None, float]] = field(default_factory=list)
 
     def response_head(self, flight: Flight, head: ResponseHead) -> Mapping[str, str] | None:
-        """Keep it."""
         self.heads.append(head)
         return self._answer(self.headers)
 
     def response_progress(self, flight: Flight, progress: ResponseProgress) -> Metadata | None:
-        """Keep it."""
         self.progress.append(progress)
         return self._answer(self.metadata)
 
     def request_ended(
         self, flight: Flight, cause: FinishCause, usage: Usage | None, now_seconds: float
     ) -> None:
-        """Keep it."""
         self.ends.append((flight, cause, usage, now_seconds))
         self._answer(None)
 
@@ -306,9 +301,7 @@ async def test_hooks_are_told_of_the_end_once_whatever_ended_it(
     assert now == house.now
 
 
-async def test_hooks_that_were_told_of_a_request_are_told_that_it_did_not_leave(
-    house: Any,
-) -> None:
+async def test_hooks_that_were_told_of_a_request_are_told_that_it_did_not_leave(house: Any) -> None:
     """One of them refused it; the others hold something of it."""
 
     class Refuses:

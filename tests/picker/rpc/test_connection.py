@@ -10,7 +10,7 @@ import pytest
 from h2 import events
 from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
-from http2_peer import PATH, REQUEST, Held, Peer, echo
+from http2_peer import PATH, REQUEST, Held, Peer, connected, echo, holding
 from hyperframe.frame import GoAwayFrame, SettingsFrame
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,8 +25,7 @@ DAMAGE = b"\0\0\1" + bytes(6) + b"x"  # DATA on stream 0
 @pytest.fixture
 async def peer() -> Peer:
     """Connected to a connection that echoes."""
-    peer = Peer({PATH: echo})
-    peer.connect()
+    peer = connected({PATH: echo})
     return peer
 
 
@@ -59,8 +58,7 @@ async def test_what_is_no_call_is_refused_and_its_data_ignored(
 )
 async def test_a_message_that_cannot_be_served_ends_its_call(data: bytes, status: Status) -> None:
     """Compressed, malformed, oversize; other calls go on."""
-    peer = Peer({PATH: echo}, max_message_bytes=1000)
-    peer.connect()
+    peer = connected({PATH: echo}, max_message_bytes=1000)
     stream_id, other = peer.call(), peer.call(b"fine", end=True)
     peer.http2.send_data(stream_id, data)
     peer.push()
@@ -82,11 +80,7 @@ async def test_a_stream_that_ends_within_a_message_is_an_error(peer: Peer) -> No
 
 async def test_a_reset_cancels_the_call_and_frees_it() -> None:
     """Nothing of it stays; the connection serves on."""
-    held = Held()
-    peer = Peer({PATH: held})
-    peer.connect()
-    stream_id = peer.call(b"one")
-    await held.started.wait()
+    peer, held, stream_id = await holding(b"one")
     peer.http2.reset_stream(stream_id, ErrorCodes.CANCEL)
     peer.push()
     await peer.settle()
@@ -110,11 +104,7 @@ async def test_a_reset_before_the_call_has_begun_is_no_trouble(
 
 async def test_a_lost_connection_cancels_its_calls_and_is_reported_after_them() -> None:
     """Whoever waits for it to be gone may rely on no task running any more."""
-    held = Held()
-    peer = Peer({PATH: held})
-    peer.connect()
-    peer.call()
-    await held.started.wait()
+    peer, held, _ = await holding()
     peer.connection.connection_lost(ConnectionResetError())
     assert not peer.gone
     await peer.settle()
@@ -124,11 +114,7 @@ async def test_a_lost_connection_cancels_its_calls_and_is_reported_after_them() 
 
 async def test_draining_says_so_and_waits_for_the_calls_under_way() -> None:
     """GOAWAY without error, the answer, then the end of the connection."""
-    held = Held()
-    peer = Peer({PATH: held})
-    peer.connect()
-    stream_id = peer.call(end=True)
-    await held.started.wait()
+    peer, held, stream_id = await holding(end=True)
     peer.connection.drain()
     goaway = GoAwayFrame(0, last_stream_id=2**31 - 1).serialize()
     await asyncio.sleep(0)
@@ -191,11 +177,7 @@ async def test_a_connection_that_drains_as_it_is_made_sends_its_settings_first()
 
 async def test_a_half_closed_connection_ends_its_calls() -> None:
     """Even when what they wrote cannot be sent, and the transport would try for ever."""
-    held = Held()
-    peer = Peer({PATH: held})
-    peer.connect()
-    peer.call()
-    await held.started.wait()
+    peer, held, _ = await holding()
     peer.connection.pause_writing()
     assert not peer.connection.eof_received()
     for _ in range(3):
@@ -220,8 +202,7 @@ async def test_what_arrives_after_the_close_is_ignored(peer: Peer) -> None:
 async def test_a_peer_that_says_goodbye_gets_its_answers_first() -> None:
     """A client's GOAWAY means no new streams, not the end of those that are open."""
     held = Held()
-    peer = Peer({PATH: held})
-    peer.connect()
+    peer = connected({PATH: held})
     await peer.settle()
     peer.call(end=True)
     await held.started.wait()
@@ -246,8 +227,7 @@ async def test_a_failing_method_is_logged_and_told_apart_from_a_refusal(
     async def refusing(read: Read, write: Write) -> None:
         raise RpcError(Status.NOT_FOUND, "100% unknown: é")
 
-    peer = Peer({PATH: broken, "/b": refusing})
-    peer.connect()
+    peer = connected({PATH: broken, "/b": refusing})
     ours, theirs = peer.call(end=True), peer.call(end=True, path="/b")
     await peer.settle()
     assert peer.fields(ours)["grpc-status"] == "13"
@@ -268,8 +248,7 @@ async def test_thousands_of_calls_leave_nothing_behind(peer: Peer) -> None:
 
 async def test_more_streams_than_agreed_are_not_served() -> None:
     """The limit that was announced is kept, exactly."""
-    peer = Peer({PATH: Held()})
-    peer.connect()
+    peer = connected({PATH: Held()})
     await peer.settle()
     limit = peer.http2.remote_settings.max_concurrent_streams
     for _ in range(limit):

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from h2 import events
 from h2.settings import SettingCodes
-from http2_peer import PATH, REQUEST, Peer, echo
+from http2_peer import PATH, REQUEST, Peer, connected, echo
 from hyperframe.frame import PingFrame
 
 from picker.rpc import call as grpc_call
@@ -19,8 +19,7 @@ from picker.rpc.framing import prefix
 @pytest.fixture
 async def peer() -> Peer:
     """Connected to a connection that echoes."""
-    peer = Peer({PATH: echo})
-    peer.connect()
+    peer = connected({PATH: echo})
     return peer
 
 
@@ -122,8 +121,7 @@ async def test_unread_messages_close_the_window_and_reading_opens_it() -> None:
         while (message := await read()) is not None:
             got.append(len(message))
 
-    peer = Peer({PATH: late})
-    peer.connect()
+    peer = connected({PATH: late})
     await peer.settle()
     stream_id = peer.call()
     sent = 0
@@ -149,8 +147,7 @@ async def test_empty_messages_close_the_window_too() -> None:
     async def deaf(read: Read, write: Write) -> None:
         await asyncio.Event().wait()
 
-    peer = Peer({PATH: deaf})
-    peer.connect()
+    peer = connected({PATH: deaf})
     await peer.settle()
     stream_id = peer.call()
     window = peer.http2.local_flow_control_window(stream_id)

@@ -21,10 +21,7 @@ from picker.rpc.framing import (
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    st.lists(st.binary(max_size=40), max_size=6),
-    st.lists(st.integers(0, 300), max_size=12),
-)
+@given(st.lists(st.binary(max_size=40), max_size=6), st.lists(st.integers(0, 300), max_size=12))
 def test_messages_do_not_depend_on_how_the_bytes_were_cut(
     messages: list[bytes], cuts: list[int]
 ) -> None:

@@ -72,7 +72,6 @@ async def test_an_unknown_name_is_not_found(stub: health_pb2_grpc.HealthStub) ->
 
 
 async def test_the_list_holds_every_name(stub: health_pb2_grpc.HealthStub) -> None:
-    """One call shows them all."""
     reply = await stub.List(health_pb2.HealthListRequest())
     assert set(reply.statuses) == {"liveness", *READINESS}
 

@@ -8,15 +8,10 @@ import struct
 import pytest
 from h2 import events
 from h2.errors import ErrorCodes
-from http2_peer import PATH, REQUEST, Held, Peer, echo
+from http2_peer import PATH, REQUEST, Held, Peer, connected, echo
 from hyperframe.frame import GoAwayFrame
 
-from picker.rpc.connection import (
-    DRAIN_SECONDS,
-    KEEPALIVE_SECONDS,
-    WASTE_BURST,
-    WASTE_PER_SECOND,
-)
+from picker.rpc.connection import DRAIN_SECONDS, KEEPALIVE_SECONDS, WASTE_BURST, WASTE_PER_SECOND
 from picker.rpc.http2.frames import END_HEADERS, NUMBER, PREFACE, FrameType, frame
 from picker.rpc.http2.headers import encode_fields
 from picker.rpc.options import ServerOptions, TlsOptions
@@ -65,8 +60,7 @@ async def test_a_peer_that_does_not_shake_hands_is_cut_off(begins_with: bytes) -
 @pytest.mark.looptime
 async def test_a_connection_without_calls_ends_in_order_although_it_pings() -> None:
     """After the time since its last call; a call that crosses the goodbye is served."""
-    peer = Peer({PATH: echo}, idle_seconds=IDLE_SECONDS)
-    peer.connect()
+    peer = connected({PATH: echo}, idle_seconds=IDLE_SECONDS)
     await asyncio.sleep(500)
     peer.call(b"one", end=True)
     await peer.settle()
@@ -89,8 +83,7 @@ async def test_a_connection_without_calls_ends_in_order_although_it_pings() -> N
 async def test_a_silent_peer_with_calls_is_asked_whether_it_is_there(answers: bool) -> None:
     """A call may last for ever while the peer answers, and no longer."""
     held = Held()
-    peer = Peer({PATH: held})
-    peer.connect()
+    peer = connected({PATH: held})
     peer.call()
     for _ in range(5):
         if answers:
@@ -131,8 +124,7 @@ def opened_and_reset(count: int, at: int = 1) -> bytes:
 @pytest.mark.looptime
 async def test_calls_that_are_given_up_at_once_without_end_close_the_connection() -> None:
     """Within a burst they are served; the peer is told why it is too much beyond."""
-    peer = Peer({PATH: echo})
-    peer.connect()
+    peer = connected({PATH: echo})
     await peer.settle()
     peer.connection.data_received(opened_and_reset(WASTE_BURST // 2))
     await peer.settle()
@@ -149,8 +141,7 @@ async def test_calls_that_are_given_up_at_once_without_end_close_the_connection(
 @pytest.mark.looptime
 async def test_what_clients_give_up_in_a_busy_proxy_is_no_waste() -> None:
     """Three times what an Envoy was seen to do at most, for half a minute."""
-    peer = Peer({PATH: echo})
-    peer.connect()
+    peer = connected({PATH: echo})
     await peer.settle()
     at = 1
     for _ in range(30):
@@ -166,8 +157,7 @@ async def test_what_clients_give_up_in_a_busy_proxy_is_no_waste() -> None:
 async def test_calls_that_had_an_answer_or_were_old_are_no_waste(answered: bool) -> None:
     """A proxy may end each of its calls by a reset."""
     held = Held()
-    peer = Peer({PATH: echo if answered else held})
-    peer.connect()
+    peer = connected({PATH: echo if answered else held})
     await peer.settle()
     left = peer.connection._waste._left
     for _ in range(10):
@@ -195,8 +185,7 @@ async def test_calls_that_had_an_answer_or_were_old_are_no_waste(answered: bool)
 )
 async def test_frames_that_only_make_work_close_the_connection(wasted: bytes) -> None:
     """Pings, settings, priorities, empty content and what is unknown, without end."""
-    peer = Peer({PATH: Held()})
-    peer.connect()
+    peer = connected({PATH: Held()})
     peer.call()
     await peer.settle()
     peer.connection.data_received(wasted * (WASTE_BURST - 10))
@@ -210,8 +199,7 @@ async def test_frames_that_only_make_work_close_the_connection(wasted: bytes) ->
 @pytest.mark.looptime
 async def test_time_makes_up_for_waste() -> None:
     """A ping a second may go on for ever."""
-    peer = Peer({PATH: echo})
-    peer.connect()
+    peer = connected({PATH: echo})
     await peer.settle()
     data = frame(FrameType.PING, 0, 0, bytes(8))
     for _ in range(5):

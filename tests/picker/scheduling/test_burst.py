@@ -21,7 +21,6 @@ def requests(*prompts: str, pool: tuple[tuple[str, int], ...] = POOL) -> list[Bu
 
 
 def test_requests_that_begin_alike_go_together() -> None:
-    """And others elsewhere."""
     found = assign(requests("xab", "yab", "xcd", "zab", "yef"), BurstRules())
     assert found[0] == found[2]
     assert found[1] == found[4]
@@ -64,7 +63,6 @@ def test_of_equal_endpoints_the_idle_one_is_next() -> None:
 
 
 def test_requests_with_other_candidates_are_no_group() -> None:
-    """Each goes where it may."""
     alike = [*requests("x", pool=POOL[:1]), *requests("x", pool=POOL[1:2])]
     assert assign(alike, BurstRules()) == ["a", "b"]
 

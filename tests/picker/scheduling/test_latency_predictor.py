@@ -135,6 +135,5 @@ def test_settings_come_from_the_configuration_before_the_environment() -> None:
     ],
 )
 def test_settings_that_cannot_be_understood_are_refused(environment: dict[str, str]) -> None:
-    """When the picker starts."""
     with pytest.raises(ValueError, match=r"URL|LATENCY"):
         predictor_settings("", "", environment)

@@ -76,7 +76,6 @@ def ticks() -> Callable[[], float]:
 
 
 def scheduler_of(handler: Any, *profiles: Profile) -> Scheduler:
-    """A scheduler."""
     bound = BoundPlugin(handler, "ProfilePicker", "handler")
     return Scheduler(profiles, bound, bound, ticks())
 
@@ -84,12 +83,10 @@ def scheduler_of(handler: Any, *profiles: Profile) -> Scheduler:
 def schedule(
     scheduler: Scheduler, seed: int = 1, candidates: Candidates = CANDIDATES
 ) -> SchedulingResult:
-    """A decision."""
     return scheduler.schedule(REQUEST, candidates, Attributes(), Random(seed), [])
 
 
 def run(one: Profile, steps: list[PluginStep] | None = None) -> ProfileResult:
-    """What the profile picks."""
     told = [] if steps is None else steps
     return one.run(REQUEST, CANDIDATES, Attributes(), Random(1), told)
 

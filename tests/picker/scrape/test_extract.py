@@ -70,7 +70,6 @@ def test_a_number_beyond_all_sense_counts_as_missing(value: bytes) -> None:
     """In any series that is a number: what was known before stays."""
     page = VLLM.replace(b" 3.0\n", b" %b\n" % value).replace(b"1.7e+09", value)
     findings = read(page, previous=PREVIOUS)
-    assert findings.metrics is not None
     assert findings.metrics.waiting_requests == PREVIOUS.waiting_requests
     assert findings.metrics.process_start_time_seconds == PREVIOUS.process_start_time_seconds
     assert findings.metrics.running_requests == 5
@@ -170,7 +169,6 @@ def test_a_missing_series_keeps_its_previous_value_and_is_reported() -> None:
     """One lost series does not lose the others."""
     page = without(VLLM, b"vllm:num_requests_waiting")
     findings = read(page, previous=PREVIOUS)
-    assert findings.metrics is not None
     assert findings.metrics.waiting_requests == 9
     assert findings.metrics.running_requests == 5
     assert findings.problems == ("series 'vllm:num_requests_waiting' is missing",)
@@ -256,7 +254,6 @@ def test_parallel_ranks_of_one_engine_are_not_counted_twice() -> None:
 def test_an_engine_with_nonsense_is_left_out_and_reported() -> None:
     page = TWO_RANKS.replace(b"} 7", b"} NaN")
     findings = read(page, previous=PREVIOUS)
-    assert findings.metrics is not None
     assert findings.metrics.waiting_requests == 3
     assert findings.problems == ("series 'vllm:num_requests_waiting' has the unusable value nan",)
 
@@ -291,7 +288,6 @@ def test_a_page_without_adapters_is_complete() -> None:
     previous = load(LORA)
     findings = read(VLLM, previous=previous)
     assert findings.problems == ()
-    assert findings.metrics is not None
     assert findings.metrics.active_models == frozenset()
     assert findings.metrics.max_active_models is None
 
@@ -357,8 +353,7 @@ def test_a_spec_that_is_none_is_refused(text: str, reason: str) -> None:
 def test_custom_numbers_become_attributes() -> None:
     """The labels choose the sample; of equals the first; what is missing is told."""
     engine = EngineSeries(
-        waiting=Series("w"),
-        custom=(("A/x", Series("c", {"kind": "b"})), ("B/x", Series("none"))),
+        waiting=Series("w"), custom=(("A/x", Series("c", {"kind": "b"})), ("B/x", Series("none")))
     )
     page = b'w 1\nc{kind="a"} 5\nc{kind="b",n="1"} -2.5\nc{kind="b",n="2"} 9\n'
     findings = read(page, engine)

@@ -28,7 +28,6 @@ async def test_failures_keep_the_values_then_make_the_load_unknown_and_are_logge
         await asyncio.sleep(4.0)
         candidate = scene.candidate("a")
         assert candidate.metrics is None
-        assert candidate.last_metrics is not None
         assert candidate.last_metrics.waiting_requests == 3
         assert 15 < scene.counted("datalayer_poll_errors_total") < 30  # it is asked less often
         pages.pages[1] = PAGE
@@ -144,3 +143,28 @@ async def test_an_endpoint_whose_node_is_unknown_is_reported_once(
     assert [record.message for record in caplog.records] == [
         "metrics-data-source: the node of default/a is unknown"
     ]
+
+
+@pytest.mark.looptime
+async def test_a_page_that_is_wrong_in_part_counts_and_is_told_when_its_problems_change(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What it does say is believed."""
+
+    class Partly(Length):
+        def extract(self, scrape: Scrape) -> Extraction:
+            problems = () if scrape.page == b"good" else ("no queue",)
+            return Extraction(attributes={"Length/test": len(scrape.page)}, problems=problems)
+
+    pages = Pages({1: b"bad"})
+    async with scraping(source(pages, ("length", Partly()))) as scene:
+        scene.store.set_endpoints([endpoint("a", 1)])
+        await asyncio.sleep(0.5)
+        assert scene.candidate("a").attributes == {"Length/test": 3}
+        counted = scene.counted("datalayer_extract_errors_total")
+        assert counted >= 4
+        pages.pages[1] = b"good"
+        await asyncio.sleep(0.5)
+        assert scene.counted("datalayer_extract_errors_total") - counted <= 1
+    told = [record.message.partition("default/a: ")[2] for record in caplog.records]
+    assert [line for line in told if line] == ["no queue", "complete again"]

@@ -71,7 +71,6 @@ def test_what_programs_were_served_is_told() -> None:
     tokens, waits, index = (f"llm_d_epp_program_aware_{name}" for name in names)
     assert house.told(tokens) == house.told(waits) == house.told(index) == {}
     settings = house.assembly.flow_control
-    assert settings is not None
     band = settings.default_band.fairness.for_band(0)
     for sequence, (program, used) in enumerate((("a", 300), ("b", 100))):
         request = InferenceRequest("r", {}, ParsedBody(Api.RAW), "m", "m", fairness_id=program)

@@ -48,7 +48,6 @@ def decision(number: int = 0, **changes: Any) -> Decision:
 
 
 def outcome(cause: FinishCause = FinishCause.COMPLETED, **changes: Any) -> Decision:
-    """One that is over."""
     return decision(**({"cause": cause, "response_status": 200} | changes))
 
 
@@ -164,7 +163,6 @@ def test_refusals_and_failed_answers_are_errors(end: Decision, code: str | None)
 
 
 def test_a_request_without_a_body_has_empty_labels() -> None:
-    """Nothing is known about it."""
     metrics = PickerMetrics()
     RequestMetrics(metrics).decided(Decision(0, 0.0))
     empty = dict.fromkeys(LABELS, "") | {"priority": "0"}
@@ -181,7 +179,6 @@ def test_a_rewrite_is_counted_by_its_rule() -> None:
 
 
 def test_a_failed_plugin_is_counted() -> None:
-    """By its name."""
     metrics = PickerMetrics()
     RequestMetrics(metrics).plugin_failed("TokenProducer")
     assert value(metrics, "pointsman_plugin_failures_total", plugin="TokenProducer") == 1

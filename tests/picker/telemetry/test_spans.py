@@ -53,7 +53,6 @@ async def test_the_steps_of_a_decision_are_its_parts() -> None:
 
 
 async def test_steps_say_what_they_saw_and_decided() -> None:
-    """Under the reference's names."""
     notes = Notes()
     await routing(CONFIG, POOL, tracer=notes).route()
     said = {
@@ -89,7 +88,6 @@ async def test_a_step_that_refuses_has_failed() -> None:
 
 
 async def test_a_trace_that_nobody_will_see_has_no_steps() -> None:
-    """The decision is the same."""
     notes = Notes(sampled=False)
     house = routing(CONFIG, POOL, tracer=notes)
     _, decision = await house.route()
@@ -151,7 +149,6 @@ async def test_a_request_whose_headers_cannot_be_made_has_not_left() -> None:
 
 
 async def test_without_a_tracer_no_span_is_begun() -> None:
-    """There is nothing to ask."""
     house = routing(CONFIG, POOL)
     assert house.director.context.policies.tracer is None
     await house.route()

@@ -64,7 +64,6 @@ def test_a_share_of_the_traces_that_begin_here_is_sent(ratio: str, count: int) -
 
 
 def test_headers_that_are_no_trace_begin_a_new_one() -> None:
-    """Whatever a client sends."""
     tracer, _ = recording()
     span = tracer.begin_request({"traceparent": "nonsense", "baggage": ";;=,"}, 0.0)
     assert TRACE not in span.propagation()["traceparent"]
@@ -80,7 +79,6 @@ def test_headers_that_are_no_trace_begin_a_new_one() -> None:
     ],
 )
 def test_what_is_not_supported_is_refused(environment: dict[str, str]) -> None:
-    """With the variable's name."""
     with pytest.raises(ConfigError, match=next(iter(environment))):
         build_tracing(True, environment)
 

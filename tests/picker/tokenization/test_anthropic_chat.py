@@ -14,9 +14,7 @@ IMAGE_URL = {"type": "image_url", "image_url": {"url": "data:image/png;base64,QU
 
 
 def messages_of(role: str, content: Any) -> list[dict[str, Any]]:
-    messages = chat_of({"messages": [{"role": role, "content": content}]})["messages"]
-    assert isinstance(messages, list)
-    return messages
+    return chat_of({"messages": [{"role": role, "content": content}]})["messages"]
 
 
 def test_the_system_comes_first_and_tools_are_functions() -> None:

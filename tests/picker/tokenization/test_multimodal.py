@@ -39,7 +39,6 @@ def test_items_of_all_modalities_come_in_the_order_of_their_offsets() -> None:
     ],
 )
 def test_what_has_no_hash_or_no_place_is_no_item(value: Any) -> None:
-    """Nothing is made up."""
     assert read_features(value, PROMPT) == ()
 
 
@@ -57,7 +56,6 @@ def test_what_has_no_hash_or_no_place_is_no_item(value: Any) -> None:
     ],
 )
 def test_other_shapes_are_errors(value: Any) -> None:
-    """A wrong type anywhere."""
     with pytest.raises(ValueError, match="must be"):
         read_features(value, PROMPT)
 

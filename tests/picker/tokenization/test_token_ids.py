@@ -11,7 +11,6 @@ from picker.tokenization.token_ids import pack_token_ids
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1))
 def test_every_token_is_four_bytes_little_endian(ids: list[int]) -> None:
-    """Whatever the machine."""
     assert pack_token_ids(ids) == b"".join(one.to_bytes(4, "little") for one in ids)
 
 

@@ -15,7 +15,6 @@ def told(*endpoints: Endpoint) -> Assignment:
 
 
 def zones(assignment: Assignment) -> list[tuple[str, list[bytes]]]:
-    """Its endpoints by zone."""
     return [(locality.zone, [*pieces]) for locality, pieces in assignment.places]
 
 

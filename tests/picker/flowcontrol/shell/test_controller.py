@@ -5,16 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from flow_scene import (
-    Ceilings,
-    GlobalStrict,
-    Pool,
-    Scene,
-    Slots,
-    band,
-    inference_request,
-    settle,
-)
+from flow_scene import Ceilings, GlobalStrict, Pool, Scene, Slots, band, inference_request, settle
 
 from picker.errors import RefusedError
 from picker.flowcontrol.core import MOST_PER_LOOK
@@ -85,7 +76,6 @@ async def test_whoever_gives_up_with_a_ticket_in_hand_gives_it_back() -> None:
     quitter, other = await scene.arrive(leaves=False), await scene.arrive()
     scene.close(running)
     await asyncio.sleep(0)  # the look has been: the ticket is on its way
-    assert quitter.task is not None
     quitter.task.cancel()
     await settle()
     assert quitter.ticket is None
@@ -99,7 +89,6 @@ async def test_whoever_leaves_the_queue_is_out_at_once() -> None:
     await scene.arrive()
     quitter = await scene.arrive()
     assert (await scene.arrive()).refusal is not None
-    assert quitter.task is not None
     quitter.task.cancel()
     await settle()
     assert (await scene.arrive()).waits
@@ -143,7 +132,6 @@ async def test_when_whoever_is_held_back_gives_up_those_below_may_go() -> None:
         await scene.arrive()
     high, low = await scene.arrive(priority=5), await scene.arrive()
     assert low.waits
-    assert high.task is not None
     high.task.cancel()
     await settle()
     assert low.ticket is not None
@@ -203,7 +191,6 @@ async def test_a_request_waits_exactly_as_long_as_it_may() -> None:
     late = await scene.arrive()
     await asyncio.sleep(1)
     later = await scene.arrive()
-    assert late.task is not None
     assert later.task is not None
     await late.task
     assert scene.loop.time() - began == pytest.approx(3.25, abs=0.002)
@@ -218,7 +205,6 @@ async def test_without_a_time_to_live_requests_wait_for_ever() -> None:
     await asyncio.sleep(1000)
     assert client.waits
     await scene.resize(1)
-    assert client.ticket is not None
     assert client.ticket.queue_seconds == pytest.approx(1000, rel=0.01)
 
 
@@ -341,7 +327,6 @@ async def test_retry_after_tells_when_those_ahead_have_probably_gone() -> None:
     scene = Scene(max_requests=20, request_ttl_seconds=None)
     running = await scene.arrive()
     refused = [await scene.arrive() for _ in range(21)][-1].refusal
-    assert refused is not None
     assert refused.retry_after_seconds is not None
     for _ in range(20):
         await asyncio.sleep(0.5)
@@ -349,7 +334,6 @@ async def test_retry_after_tells_when_those_ahead_have_probably_gone() -> None:
         running = scene.order[-1]
         await scene.arrive()
     refusal = (await scene.arrive()).refusal
-    assert refusal is not None
     assert refusal.retry_after_seconds == pytest.approx(21 / 2, abs=2)
 
 
@@ -357,7 +341,6 @@ async def test_a_ticket_is_closed_once() -> None:
     """Whatever is called again, or too late, changes nothing."""
     scene = Scene()
     client = await scene.arrive()
-    assert client.ticket is not None
     client.ticket.left("again")
     for cause in (FinishCause.COMPLETED, FinishCause.RESET):
         client.ticket.closed(cause, None)

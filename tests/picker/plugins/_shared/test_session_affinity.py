@@ -42,7 +42,6 @@ def affinity(**parameters: Any) -> SessionAffinity:
 
 
 def by_id(**parameters: Any) -> SessionAffinity:
-    """The strategy that remembers."""
     return affinity(strategy="session_id", sessionIdConfig=parameters)
 
 
@@ -97,7 +96,6 @@ def test_a_repeated_token_chooses_its_endpoint() -> None:
     "token", ["", "%%%", "ZGVmYXVsdC9", "default/b", "ZGVmYXVsdC9i!", "/w==", "é", "Lw==", "YQ=="]
 )
 def test_a_token_that_says_nothing_is_no_token(token: str) -> None:
-    """Clients may send anything."""
     assert affinity().session_endpoint(request(x_session_token=token), [A, B], Attributes()) is None
 
 
@@ -209,7 +207,6 @@ def test_sources_that_are_attributes_are_consumed(
     "plugin", [session_affinity_filter.PLUGIN, multicluster_session_affinity_filter.PLUGIN]
 )
 def test_the_filter_keeps_the_endpoint_of_the_session_or_all(plugin: Any) -> None:
-    """In the order given."""
     narrow = plugin.make("mine", SessionAffinityParameters())
     token = request(x_session_token=base64.b64encode(b"default/b").decode())
     for asked, shown, kept in ((token, [A, B], [B]), (token, [A, C], [A, C]), (token, [], [])):

@@ -67,7 +67,6 @@ def test_sheddable_requests_are_refused_by_chance() -> None:
 
 
 def test_an_idle_pool_sheds_nothing_and_a_full_one_everything() -> None:
-    """Whatever is drawn."""
     admitter = _admitter()
     sheddable = request_for(priority=-1)
     for seed in range(20):

@@ -32,7 +32,6 @@ def matched(
 
 
 def test_the_always_decider_always_wants_it() -> None:
-    """Whatever is known."""
     decider = configured(always_disagg_pd_decider.PLUGIN)
     assert isinstance(decider, Decider)
     assert decider.should_run(request_for(), None, Attributes())
@@ -40,12 +39,7 @@ def test_the_always_decider_always_wants_it() -> None:
 
 @pytest.mark.parametrize(
     ("features", "expected"),
-    [
-        ((), False),
-        (((),), False),
-        (((), (IMAGE,)), True),
-        (((IMAGE, IMAGE),), True),
-    ],
+    [((), False), (((),), False), (((), (IMAGE,)), True), (((IMAGE, IMAGE),), True)],
 )
 def test_the_multimodal_decider_wants_it_for_any_item(
     features: tuple[tuple[MultiModalFeature, ...], ...], expected: bool

@@ -38,7 +38,6 @@ async def test_saturation_follows_tokens_from_departure_to_first_piece() -> None
     counts = InflightLoad()
     director = Director(pipeline_of(assembly), RequestContext(datastore, counts, Random(3)))
     detector = assembly.saturation
-    assert detector is not None
 
     def saturation() -> float:
         return detector.saturation(datastore.snapshot().candidates, Attributes(), 0.0)

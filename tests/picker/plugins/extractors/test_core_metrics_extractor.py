@@ -90,7 +90,6 @@ def test_an_engine_of_ones_own_adds_to_the_built_in_ones() -> None:
 def test_the_labels_of_the_cache_are_those_of_vllm_unless_named(
     names: dict[str, str], geometry: tuple[int, int]
 ) -> None:
-    """Each by itself."""
     mine = {
         "name": "mine",
         "queuedRequestsSpec": "mine_waiting",
@@ -102,6 +101,5 @@ def test_the_labels_of_the_cache_are_those_of_vllm_unless_named(
 
 
 def test_a_built_in_engine_can_be_redefined() -> None:
-    """By its name."""
     extractor = made(engineConfigs=[MINE | {"name": "vllm"}])
     assert waiting(read(extractor)) == 4

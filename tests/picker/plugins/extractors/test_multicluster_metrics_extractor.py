@@ -24,8 +24,7 @@ USAGE = "llm-d.ai/multicluster-kv-cache-utilization/multicluster-metrics-extract
 
 def findings(plugin: Any, page: str) -> Extraction:
     """What the page says about a pool."""
-    found: Extraction = plugin.extract(Scrape(page.encode(), Endpoint("p", "10.0.0.1", 80), 0.0))
-    return found
+    return plugin.extract(Scrape(page.encode(), Endpoint("p", "10.0.0.1", 80), 0.0))
 
 
 def page_of(waiting: int, usage: float) -> str:
@@ -71,7 +70,6 @@ def test_unusable_numbers_are_reported_and_change_nothing(bad: str) -> None:
 
 
 def test_a_page_without_either_is_an_error() -> None:
-    """It names what is missing."""
     with pytest.raises(ExtractError, match=r"average_queue_size.*average_kv_cache_utilization"):
         findings(configured(PLUGIN), "up 1\n")
 

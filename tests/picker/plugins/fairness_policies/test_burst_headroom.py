@@ -25,9 +25,7 @@ from picker.plugins.fairness_policies._burst_headroom import (
 
 
 def steady(load: CalmLoad, rate: float, seconds: float, flow: str = "calm") -> float:
-    """Requests at random that last a quarter of a second; returns the time at which the last of
-    them ended.
-    """
+    """Requests at random that last a quarter of a second; returns when the last of them ended."""
     rng, at, ends = Random(1), 0.0, list[float]()
     while (at := at + rng.expovariate(rate)) < seconds:
         while ends and ends[0] <= at:
@@ -177,7 +175,6 @@ class Known:
     gone_at: float = 0.0
 
     def passes(self, seconds: float) -> None:
-        """Time."""
         remembered = math.exp(-seconds / MEAN_SECONDS)
         self.faded = self.number + (self.faded - self.number) * remembered
         self.mean = self.number + (self.mean - self.number) * remembered

@@ -161,12 +161,10 @@ def test_a_turn_is_worth_a_quantum() -> None:
 def test_a_debt_holds_nobody_back_who_is_alone() -> None:
     """Whoever comes later goes first."""
     band = Queue(_band(quantum_tokens=100))
-    for _ in range(5):
-        band.push("a", 1_000_000)
+    band.push_all("a" * 5, 1_000_000)
     for _ in range(4):
         assert band.dispatch().flow == "a"
-    band.push("b", 100)
-    band.push("b", 100)
+    band.push_all("bb", 100)
     assert band.drain() == "bba"
 
 
@@ -178,9 +176,7 @@ def test_nothing_is_saved_up_by_waiting_for_nothing() -> None:
     for _ in range(50):
         band.push("b", 100)
         band.dispatch()
-    for _ in range(3):
-        band.push("a", 100)
-        band.push("b", 100)
+    band.push_all("ab" * 3, 100)
     assert band.drain() in ("ababab", "babaab", "aababb", "abbaab", "abaabb")
 
 
@@ -219,8 +215,7 @@ def test_a_debt_has_a_limit() -> None:
     item = band.dispatch()
     band.complete(item, Usage(10**9, 10**9))
     band.push("a", 100)
-    for _ in range(30):
-        band.push("b", 100)
+    band.push_all("b" * 30, 100)
     before = band.drain().index("a")
     assert 9 <= before <= 11
 
@@ -230,9 +225,7 @@ def test_one_cheap_request_does_not_make_the_next_ones_free() -> None:
     band = Queue(_band(quantum_tokens=100))
     band.push("a", 100_000)
     band.complete(band.dispatch(), Usage(1, 0))
-    for _ in range(40):
-        band.push("a", 100)
-        band.push("b", 100)
+    band.push_all("ab" * 40, 100)
     assert band.drain()[:40].count("a") <= 36
 
 
@@ -267,8 +260,7 @@ def test_what_counts_is_what_the_response_says(
     band.push("a", 100)
     band.complete(band.dispatch(), usage)
     band.push("a", 1)
-    for _ in range(1000):
-        band.push("b", 1)
+    band.push_all("b" * 1000, 1)
     if expected:
         assert band.drain().index("a") == pytest.approx(expected, abs=2)
 
@@ -283,19 +275,15 @@ def test_what_is_handed_back_for_requests_of_before_counts_no_more() -> None:
         band.dispatch()
     band.push("a", 100)
     band.complete(item, Usage(1250, 1250))
-    for _ in range(9):
-        band.push("a", 100)
-        band.push("b", 100)
+    band.push_all("ab" * 9, 100)
     assert "aaa" not in band.drain()[:12]
 
 
 def test_a_forgotten_flow_has_no_debt_and_no_credit() -> None:
-    """Nothing is kept of it."""
     band = Queue(_band(quantum_tokens=100))
     band.push("a", 10_000)
     item = band.dispatch()
     band.forget("a")
     band.complete(item, Usage(50_000, 50_000))
-    band.push("a", 100)
-    band.push("b", 100)
+    band.push_all("ab", 100)
     assert band.drain() == "ab"

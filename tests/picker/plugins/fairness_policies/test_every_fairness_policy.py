@@ -105,6 +105,5 @@ def test_requests_may_be_let_in_that_never_waited(plugin: PluginType[Any]) -> No
     band.fairness.dispatched(item, 1.0)
     band.fairness.completed(item, Usage(100, 100), 2.0)
     assert band.fairness.select(3.0) is None
-    band.push("a")
-    band.push("b")
+    band.push_all("ab")
     assert sorted(band.drain()) == ["a", "b"]

@@ -36,8 +36,7 @@ def test_the_program_that_was_served_least_goes_first() -> None:
     _serve(band, "a", Usage(100, 10))
     _serve(band, "b", Usage(10, 60))
     _serve(band, "c", Usage(0, 10))
-    for program in "bac":
-        band.push(program)
+    band.push_all("bac")
     assert band.drain() == "cab"
 
 
@@ -58,8 +57,7 @@ def test_service_fades() -> None:
         _serve(band, "a", Usage(1000, 0))
         band.now = begun + 10 * HALF_LIFE
         _serve(band, "b", Usage(10, 0))
-        band.push("b")
-        band.push("a")
+        band.push_all("ba")
         assert band.drain() == "ab"
 
 
@@ -106,8 +104,7 @@ def test_the_deepest_session_goes_first() -> None:
     band, other = Queue(policy.for_band(0)), Queue(policy.for_band(-1))
     _take_turns(band, "a", 1)
     _take_turns(other, "b", 3)
-    for program in "abcb":
-        band.push(program)
+    band.push_all("abcb")
     assert band.drain() == "bbac"
 
 
@@ -133,8 +130,7 @@ def test_a_session_that_was_idle_for_long_begins_again(
     band, other = Queue(policy.for_band(0)), Queue(policy.for_band(-1))
     _take_turns(band, "b", 2)
     band.now = other.now = idle
-    band.push("a")
-    band.push("b")
+    band.push_all("ab")
     band.now += 500.0
     assert band.drain() == order
 

@@ -29,13 +29,11 @@ class Account:
         self.used.setdefault(flow, []).append((self.now, tokens))
 
     def wait(self, flow: str) -> None:
-        """Something waits."""
         self.use.waits(flow, WEIGHTS[flow], self.now)
         self.used.setdefault(flow, [])
         self.waiting.add(flow)
 
     def per_weight(self, flow: str) -> float:
-        """What it used lately."""
         fading = ((self.now - at) / FADING_SECONDS for at, _ in self.used[flow])
         faded = (math.exp(-one) for one in fading)
         used = zip(self.used[flow], faded, strict=True)
@@ -101,9 +99,7 @@ def test_room_is_kept_for_ten_seconds_after_the_end() -> None:
 
 
 def test_whoever_begins_has_not_saved_anything_up() -> None:
-    """A flood that begins is over its share with its first request, not once it has used as much as
-    all others did before it came.
-    """
+    """A flood is over its share with its first request."""
     use = RecentUse()
     for second in range(10):
         use.began("calm", 1.0, 100.0, second / 10)
@@ -127,9 +123,7 @@ def test_whoever_comes_while_others_wait_may_catch_up() -> None:
 
 
 def beside_a_flood(waited_seconds: float) -> RecentUse:
-    """A calm flow that used 40, and a flood that waits and could use no more than 36, because 24
-    places of a hundred are kept free; both were there for ten seconds.
-    """
+    """A calm flow that used 40 beside a flood held to 36 of a hundred, for ten seconds."""
     use = RecentUse()
     use.waits("flood", 1.0, 0.0)
     use.began("calm", 1.0, 0.0, 0.0)

@@ -19,7 +19,6 @@ def band() -> Any:
 
 
 def test_a_full_queue_is_shared_equally() -> None:
-    """Whoever asks."""
     policy = RoundRobinFairnessPolicy().for_band(0)
     assert policy.weight("a") == policy.weight("b") == 1.0
 
@@ -39,8 +38,7 @@ def test_a_flow_that_comes_back_has_its_turn_unless_its_place_is_past(band: Any)
     for flow in "bb":
         band.push(flow)
     assert band.dispatch().flow == "b"
-    band.push("a")
-    band.push("c")
+    band.push_all("ac")
     assert band.drain() == "cab"
 
 
@@ -56,7 +54,6 @@ def test_ids_that_are_made_up_keep_nobody_from_their_turn(band: Any) -> None:
 
 
 def test_a_flow_waits_for_two_turns_of_each_other_at_most(band: Any) -> None:
-    """Whatever the others do meanwhile."""
     for flow in "abcdefgh":
         band.push(flow)
         band.push(flow)
@@ -67,8 +64,7 @@ def test_a_flow_waits_for_two_turns_of_each_other_at_most(band: Any) -> None:
     turns = 1
     while band.dispatch().flow != "aa":
         turns += 1
-        band.push("b")
-        band.push("c")
+        band.push_all("bc")
     assert turns <= 2 * 9
 
 

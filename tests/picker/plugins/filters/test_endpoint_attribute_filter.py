@@ -57,7 +57,6 @@ def test_all_are_kept_instead_of_none_where_that_is_asked_for(candidates: list[C
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, True, "0.1", None, [0.1], object()])
 def test_what_is_no_number_is_missing(value: object) -> None:
-    """Whatever an extractor left there."""
     odd = [placed("odd", attributes={"gpu/dcgm": value})]
     assert kept(configured(PLUGIN, threshold("LessThan", 9, onMissing="Fail")), odd) == []
     assert kept(configured(PLUGIN, threshold("LessThan", -9)), odd) == ["odd"]

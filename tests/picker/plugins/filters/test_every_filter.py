@@ -39,14 +39,7 @@ from picker.plugins.filters import (
     utilization_filter,
 )
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
-from picker.types import (
-    Api,
-    Candidate,
-    Endpoint,
-    EndpointMetrics,
-    InferenceRequest,
-    ParsedBody,
-)
+from picker.types import Api, Candidate, Endpoint, EndpointMetrics, InferenceRequest, ParsedBody
 
 FILTERS: list[tuple[PluginType[Any], dict[str, Any]]] = [
     (by_label.PLUGIN, {"label": "llm-d.ai/role", "validValues": ["decode"]}),

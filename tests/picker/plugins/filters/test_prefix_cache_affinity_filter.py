@@ -72,7 +72,6 @@ def test_endpoints_with_enough_of_the_prompt_are_kept(
 
 
 def test_without_a_finding_all_are_kept() -> None:
-    """And for an empty prompt."""
     plugin = configured(PLUGIN)
     assert kept(plugin, CANDIDATES) == ["a", "b", "c"]
     assert kept(plugin, CANDIDATES, found({}, total=0)) == ["a", "b", "c"]
@@ -150,7 +149,6 @@ def test_exploration_skips_the_gate_at_its_rate() -> None:
 
 
 def test_other_producers_can_be_named() -> None:
-    """Each finding has its own."""
     names = {
         "prefixMatchInfoProducerName": "precise",
         "inFlightLoadProducerName": "loads",

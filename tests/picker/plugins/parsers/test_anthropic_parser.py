@@ -33,12 +33,7 @@ def test_a_request_is_read() -> None:
         "cache_salt": "s",
     }
     assert parse(MESSAGES, body) == ParsedBody(
-        api=Api.MESSAGES,
-        model="m",
-        stream=True,
-        payload=body,
-        max_output_tokens=9,
-        cache_salt="s",
+        api=Api.MESSAGES, model="m", stream=True, payload=body, max_output_tokens=9, cache_salt="s"
     )
 
 
@@ -91,7 +86,6 @@ def test_contents_are_texts_or_blocks(content: object) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages/batches", "/xmessages"])
 def test_other_paths_are_refused(path: str) -> None:
-    """The parser knows its own."""
     with pytest.raises(RefusedError, match="unsupported Anthropic API path"):
         parse(path, {"messages": [USER]})
 

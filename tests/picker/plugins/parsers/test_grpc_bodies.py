@@ -14,7 +14,6 @@ from picker.plugins.parsers._grpc_bodies import FrameSplitter, only_message
 
 
 def frame(message: bytes, flag: int = 0) -> bytes:
-    """A frame."""
     return pack(">BI", flag, len(message)) + message
 
 

@@ -13,7 +13,6 @@ from picker.types import Api, ParsedBody, Usage
 
 
 def parse(body: object, path: str = "/generate") -> ParsedBody:
-    """Parse a JSON value."""
     return SglangHttpParser().parse(path, {}, json.dumps(body).encode())
 
 

@@ -40,7 +40,6 @@ def read(reader: ResponseReader, *pieces: bytes) -> Usage | None:
 
 
 def read_json(shape: Shape, document: Any, marker: bytes = USAGE) -> Usage | None:
-    """Usage of one document."""
     return read(JsonUsage(shape, marker), json.dumps(document).encode())
 
 
@@ -53,10 +52,7 @@ def sse(*events: Any) -> bytes:
 @pytest.mark.parametrize(
     ("usage", "expected"),
     [
-        (
-            {"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": []},
-            Usage(5, 2, 7),
-        ),
+        ({"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": []}, Usage(5, 2, 7)),
         (COUNTS, TOLD),
         ({"input_tokens": 5, "output_tokens": 10, "total_tokens": 15}, TOLD),
         ({"prompt_tokens": 5, "completion_tokens": 10}, TOLD),

@@ -22,7 +22,6 @@ def field(number: int, data: bytes) -> bytes:
 
 
 def frame(data: bytes) -> bytes:
-    """A gRPC frame."""
     return pack(">BI", 0, len(data)) + data
 
 
@@ -48,7 +47,6 @@ def test_a_raw_prediction_is_a_response_of_the_responses_api(method: str) -> Non
 
 
 def test_other_methods_are_not_read() -> None:
-    """Nor are their responses."""
     parsed = VertexAIParser().parse(f"{SERVICE}/Explain", {}, b"anything")
     assert parsed == ParsedBody(Api.RAW, can_rewrite=False, skip_response=True)
 

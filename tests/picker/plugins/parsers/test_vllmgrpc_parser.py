@@ -33,12 +33,10 @@ def field(number: int, value: int | bytes | str) -> bytes:
 
 
 def message(*members: tuple[int, int | bytes | str]) -> bytes:
-    """A message."""
     return b"".join(field(number, value) for number, value in members)
 
 
 def frame(data: bytes) -> bytes:
-    """A gRPC frame."""
     return pack(">BI", 0, len(data)) + data
 
 
@@ -118,12 +116,10 @@ def test_a_prompt_without_tokens_is_the_endpoints_business(path: str, tokenized:
 
 
 def test_an_empty_text_is_a_prompt() -> None:
-    """A client has set it."""
     assert parse(GENERATE, message((3, ""))) == ParsedBody(api=Api.VLLM_GRPC, can_rewrite=False)
 
 
 def test_other_methods_are_not_read() -> None:
-    """Nor are their responses."""
     parsed = VllmGrpcParser().parse("/vllm.grpc.engine.VllmEngine/GetModelInfo", {}, b"anything")
     assert parsed == ParsedBody(Api.RAW, can_rewrite=False, skip_response=True)
 
@@ -185,7 +181,6 @@ def test_responses_tell_their_usage(body: bytes, expected: Any) -> None:
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(0, len(CHUNK + COMPLETE)), max_size=5).map(sorted))
 def test_frames_are_put_together_again(cuts: list[int]) -> None:
-    """However the body is cut."""
     body = CHUNK + COMPLETE
     pieces = [body[a:b] for a, b in pairwise([0, *cuts, len(body)])]
     assert usage_of(*pieces) == Usage(7, 10, 17, 3)

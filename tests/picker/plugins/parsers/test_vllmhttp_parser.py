@@ -15,7 +15,6 @@ PATH = "/inference/v1/generate"
 
 
 def parse(body: object) -> ParsedBody:
-    """Parse a JSON value."""
     return VllmHttpParser().parse(PATH, {}, json.dumps(body).encode())
 
 
@@ -76,14 +75,12 @@ ENDLESS = {
     ],
 )
 def test_members_of_wrong_types_are_refused(member: str, value: Any, message: str) -> None:
-    """By name."""
     with pytest.raises(RefusedError, match=message):
         parse({"token_ids": [1], member: value})
 
 
 @pytest.mark.parametrize("sampling_params", [None, [], {}, {"max_tokens": -1}])
 def test_an_output_cap_may_be_missing(sampling_params: Any) -> None:
-    """Whatever stands in its place."""
     assert parse({"token_ids": [1], "sampling_params": sampling_params}).max_output_tokens is None
 
 

@@ -93,9 +93,7 @@ def test_weighted_random_draws_in_proportion() -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 1e-9, 1e9])
 def test_weighted_random_orders_as_drawing_without_putting_back(scale: float) -> None:
-    """The pair (i, j) has the chance wi / W · wj / (W − wi), whatever the scores' unit: a
-    chi-square of the 12 pairs is below its 99.9 % quantile for 11 degrees of freedom.
-    """
+    """The pair (i, j) has the chance wi / W · wj / (W − wi): chi-square below its 99.9 %."""
     weights, draws, rng = [1.0, 2.0, 3.0, 4.0], 20_000, Random(11)
     endpoints, total = scored(*(weight * scale for weight in weights)), sum(weights)
     picker = WeightedRandomPicker(PickerParameters(2))

@@ -19,14 +19,7 @@ from picker.plugins.producers.approx_prefix_cache_producer import (
 )
 from picker.prefix.block_hash import block_hashes, root_hash
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
-from picker.types import (
-    Api,
-    Candidate,
-    Candidates,
-    Endpoint,
-    InferenceRequest,
-    ParsedBody,
-)
+from picker.types import Candidate, Candidates
 
 B = 64
 
@@ -105,7 +98,6 @@ def test_several_prompts_add_up() -> None:
 
 
 def test_an_endpoint_that_left_or_restarted_is_forgotten() -> None:
-    """Its cache is empty."""
     a = candidate("a")
     s = Scene()
     s.send(a, blocks(1))
@@ -116,7 +108,6 @@ def test_an_endpoint_that_left_or_restarted_is_forgotten() -> None:
 
 
 def test_without_prompts_nothing_is_found_or_learnt() -> None:
-    """Raw bodies."""
     s = Scene()
     assert s.find([candidate("a")]) is None
     s.send(candidate("a"))
@@ -132,6 +123,8 @@ def test_without_prompts_nothing_is_found_or_learnt() -> None:
         ({}, 10**9, 3),  # no engine has such blocks
         ({"auto_tune": False, "block_size_tokens": 96}, 128, 2),
         ({"block_size_tokens": 192}, None, 1),
+        ({"block_size_tokens": 0}, 128, 2),  # is left to the engines
+        ({"block_size_tokens": 0}, None, 3),
     ],
 )
 def test_block_size_is_what_engines_report_but_at_least_64(
@@ -188,14 +181,6 @@ def test_only_the_beginning_of_a_long_prompt_is_considered(
     assert info.total_blocks == expected
 
 
-def test_a_block_size_of_zero_leaves_it_to_the_engines() -> None:
-    """With autoTune, and 64 tokens while they do not say."""
-    s = Scene(block_size_tokens=0)
-    for reported, expected in ((128, 1), (None, 2)):
-        info = s.find([candidate("a", block_size_tokens=reported)], blocks(1, 2))
-        assert info.total_blocks == expected
-
-
 def test_a_long_prompt_is_remembered_like_a_short_one() -> None:
     """Prompts of 100 blocks that share 90."""
     a, b = candidate("a"), candidate("b")
@@ -217,10 +202,8 @@ def test_the_seed_is_that_of_the_process_unless_one_is_configured() -> None:
 def _seed_of(plugin: object) -> int:
     """Which of the seeds 0 to 9 a producer uses: the one whose hashes it knows as its own."""
     assert isinstance(plugin, ApproxPrefixCacheProducer)
-    endpoint = Candidate(Endpoint("a", "10.0.0.1", 8000))
-    request = InferenceRequest("r", {}, ParsedBody(Api.RAW, "m"), "m", "m", prompts=(blocks(1),))
     attributes = Attributes()
-    plugin.produce(request, [endpoint], attributes)
+    plugin.produce(request_for(prompts=(blocks(1),)), [candidate("a")], attributes)
     hashed = attributes.get(DataKey("BlockHashes", "p"))
     found = hashed.prompts[0].tolist()
     return next(

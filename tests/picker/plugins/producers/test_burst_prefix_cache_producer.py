@@ -14,10 +14,7 @@ from picker.app.in_use import LoopClock
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import AsyncDataProducer
 from picker.framework.services import NoHttp, Services
-from picker.plugins.producers.burst_prefix_cache_producer import (
-    PLUGIN,
-    BurstPrefixCacheProducer,
-)
+from picker.plugins.producers.burst_prefix_cache_producer import PLUGIN, BurstPrefixCacheProducer
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 
 NAME = "burst-prefix-cache-producer"

@@ -12,18 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plugin_scenes import candidate, decided
 
-from picker.framework.attributes import Attributes, EndpointLoad, LiveLoad, inflight_load_key
-from picker.framework.interfaces import (
-    BackgroundFlush,
-    DataProducer,
-    EndpointObserver,
-    Flight,
-    PreRequest,
-    RequestEndHook,
-    ResponseProgressHook,
-)
+from picker.framework.attributes import Attributes, EndpointLoad, inflight_load_key
+from picker.framework.interfaces import Flight
 from picker.plugins.producers.inflight_load_producer import (
-    PLUGIN,
     InflightLoadParameters,
     InflightLoadProducer,
 )
@@ -74,22 +65,6 @@ def _leave(
 
 def _end(producer: InflightLoadProducer, flight: Flight) -> None:
     producer.request_ended(flight, FinishCause.COMPLETED, None, 9.0)
-
-
-def test_it_fulfils_the_contracts_it_needs() -> None:
-    """It counts, releases, forgets, and can be asked at any moment."""
-    plugin = PLUGIN.make(NAME, InflightLoadParameters())
-    contracts = (
-        DataProducer,
-        PreRequest,
-        ResponseProgressHook,
-        RequestEndHook,
-        EndpointObserver,
-        LiveLoad,
-    )
-    for contract in contracts:
-        assert isinstance(plugin, contract)
-    assert not isinstance(plugin, BackgroundFlush)
 
 
 def test_the_finding_says_what_a_request_would_add() -> None:

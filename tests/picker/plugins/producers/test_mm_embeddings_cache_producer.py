@@ -12,11 +12,7 @@ from picker.plugins.producers.mm_embeddings_cache_producer import (
     MmEmbeddingsCacheParameters,
     MmEmbeddingsCacheProducer,
 )
-from picker.types import (
-    Candidate,
-    InferenceRequest,
-    MultiModalFeature,
-)
+from picker.types import Candidate, InferenceRequest, MultiModalFeature
 
 NAME = "mm-embeddings-cache-producer"
 
@@ -62,7 +58,6 @@ def test_items_are_found_where_they_were_sent() -> None:
 
 
 def test_a_request_without_items_finds_and_leaves_nothing() -> None:
-    """Text alone needs no encoder."""
     producer = _producer()
     assert _found(producer, request_with(""), POOL) is None
     _send(producer, request_with(""), POOL[0])
@@ -80,7 +75,6 @@ def test_the_memory_of_an_endpoint_is_bounded() -> None:
 
 
 def test_endpoints_that_left_are_forgotten() -> None:
-    """Or restarted."""
     producer = _producer()
     _send(producer, request_with("x"), POOL[0])
     producer.endpoint_removed("default/a")

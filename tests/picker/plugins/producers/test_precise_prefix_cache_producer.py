@@ -19,11 +19,7 @@ from picker.plugins.producers.precise_prefix_cache_producer import (
 )
 from picker.prefix.kv_event_codec import BlocksStored, KvEventError, decode_events
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
-from picker.types import (
-    Endpoint,
-    InferenceRequest,
-    MultiModalFeature,
-)
+from picker.types import Endpoint, InferenceRequest, MultiModalFeature
 
 REAL_BATCH = Path(__file__).parents[3] / "data/vllm_0.32_kv_event.msgpack"
 TOPIC = "kv@10.0.0.1:8000@m"
@@ -35,9 +31,7 @@ def parameters(text: str = "{}") -> PrecisePrefixCacheParameters:
 
 
 def producer(text: str = "{}") -> PrecisePrefixCacheProducer:
-    made = PLUGIN.make("p", parameters(text))
-    assert isinstance(made, PrecisePrefixCacheProducer)
-    return made
+    return PLUGIN.make("p", parameters(text))
 
 
 def tokens(*ids: int) -> bytes:
@@ -80,10 +74,7 @@ def test_a_prompt_matches_what_engines_say_they_hold() -> None:
     plugin.kv_events("default/b", TOPIC, stored(1, 1))
     info = find(plugin, request_for(prompts=(tokens(*range(40)),)))
     assert info == PrefixCacheMatchInfo(
-        2,
-        16,
-        {"default/a": 2, "default/b": 1},
-        {"default/a": {"gpu": 2}, "default/b": {"gpu": 1}},
+        2, 16, {"default/a": 2, "default/b": 1}, {"default/a": {"gpu": 2}, "default/b": {"gpu": 1}}
     )
     assert plugin.index_size == 2
     plugin.check_integrity()
@@ -168,7 +159,6 @@ def test_several_prompts_add_up() -> None:
 
 
 def test_without_prompts_nothing_is_found() -> None:
-    """Raw bodies."""
     plugin = producer('{"speculativeIndexing": true}')
     assert find(plugin, request_for()) is None
     send(plugin, request_for(), default="a")
@@ -179,7 +169,6 @@ def test_without_prompts_nothing_is_found() -> None:
 
 @pytest.mark.parametrize("forget", ["endpoint_removed", "kv_events_lost"])
 def test_an_endpoint_that_left_or_lost_its_cache_is_forgotten(forget: str) -> None:
-    """Others are not."""
     plugin = producer()
     for key in ("default/a", "default/b"):
         plugin.kv_events(key, TOPIC, stored(1, 1))
@@ -254,7 +243,6 @@ def test_engines_are_heard_at_the_configured_ports() -> None:
 
 
 def test_a_label_that_is_no_port_is_none() -> None:
-    """However many digits it has."""
     plugin = producer()
     for text in ("0", "65536", "-1", "x", "", "1" * 5000):
         endpoint = Endpoint("a", "10.0.0.1", 8000, labels={"kv-events-port": text})

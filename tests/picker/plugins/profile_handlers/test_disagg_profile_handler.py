@@ -103,11 +103,7 @@ def test_decode_first_runs_what_the_deciders_want(
     [
         (None, PROFILES, [("prefill", None), ("decode", "prefill1")]),
         (False, PROFILES, [("prefill", None), ("decode", "prefill1")]),
-        (
-            True,
-            PROFILES,
-            [("encode", None), ("prefill", "encode2"), ("decode", "prefill1")],
-        ),
+        (True, PROFILES, [("encode", None), ("prefill", "encode2"), ("decode", "prefill1")]),
         (True, ("decode", "encode"), [("encode", None), ("decode", "encode2")]),
         (True, ("decode",), [("decode", None)]),
     ],
@@ -171,7 +167,6 @@ def test_a_decode_profile_that_picked_nothing_is_refused_too() -> None:
 
 @pytest.mark.parametrize("missing", [("decode",), ("decode", "prefill"), ("decode", "encode")])
 def test_a_stage_without_a_profile_never_runs(missing: tuple[str, ...]) -> None:
-    """Whatever its decider would say."""
     handler, _ = connected("", True, True)
     _, runs = schedule(handler, missing, pool_of(*ALL_ROLES))
     assert [name for name, _ in runs] == list(missing)
@@ -203,11 +198,7 @@ def test_profiles_can_have_other_names() -> None:
         "profiles": {"decode": "my-decode", "prefill": "my-prefill"},
         "deciders": {"prefill": "d"},
     }
-    flat = {
-        "decodeProfile": "my-decode",
-        "prefillProfile": "my-prefill",
-        "deciderPluginName": "d",
-    }
+    flat = {"decodeProfile": "my-decode", "prefillProfile": "my-prefill", "deciderPluginName": "d"}
     for parameters in (nested, flat):
         handler = configured(PLUGIN, parameters)
         handler.connect({"d": SetDecider(True)})
@@ -264,7 +255,6 @@ def test_deciders_are_asked_for_by_the_parameter_that_names_them(
 
 
 def test_a_plugin_that_decides_nothing_is_refused() -> None:
-    """By its name."""
     handler = configured(PLUGIN, {"deciders": {"encode": "queue"}})
     with pytest.raises(ValueError, match="'queue' is not a decider"):
         handler.connect({"queue": object()})

@@ -59,7 +59,6 @@ def test_only_decode_is_needed(roles: tuple[str, ...]) -> None:
 
 
 def test_without_a_prefill_profile_nobody_is_asked() -> None:
-    """There is nothing to decide."""
     handler, made = configured(PLUGIN), SetDecider(True)
     handler.connect({NAME: made})
     _, runs = schedule(handler, ("decode",), pool_of("decode"))

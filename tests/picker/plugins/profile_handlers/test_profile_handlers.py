@@ -131,6 +131,5 @@ def test_headers_name_the_stages_that_found_an_endpoint(
 
 
 def test_the_headers_handler_is_known_by_its_former_name() -> None:
-    """And deprecated under both."""
     assert HEADERS.deprecated_aliases == ("prefill-header-handler",)
     assert HEADERS.stability is Stability.DEPRECATED

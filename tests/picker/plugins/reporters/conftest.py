@@ -12,5 +12,4 @@ from picker.types import SchedulingResult
 
 @pytest.fixture
 def flight() -> Flight:
-    """To one endpoint."""
     return Flight(request_for(), SchedulingResult((placed().endpoint,), "default"), Attributes())

@@ -15,14 +15,8 @@ from picker.types import ResponseHead
     [
         (ResponseHead(200, {}, "10.0.0.1:3000", True), "10.0.0.1:3000"),
         (ResponseHead(503, {}, "[fd00::1]:3000", True), "[fd00::1]:3000"),
-        (
-            ResponseHead(200, {}, None, True),
-            "fail: missing destination endpoint served metadata",
-        ),
-        (
-            ResponseHead(200, {}, "", True),
-            "fail: missing destination endpoint served metadata",
-        ),
+        (ResponseHead(200, {}, None, True), "fail: missing destination endpoint served metadata"),
+        (ResponseHead(200, {}, "", True), "fail: missing destination endpoint served metadata"),
         (ResponseHead(200), "fail: missing envoy lb metadata"),
         (ResponseHead(None), "fail: missing envoy lb metadata"),
     ],

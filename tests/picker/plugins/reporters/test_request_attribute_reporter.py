@@ -17,7 +17,6 @@ COST = "x-gateway-inference-request-cost"
 
 
 def reporting(expression: str, condition: str | None = None, **key: str) -> dict[str, Any]:
-    """Parameters with one attribute."""
     attribute: dict[str, Any] = {"key": {"name": COST, **key}, "expression": expression}
     if condition is not None:
         attribute["condition"] = condition
@@ -39,7 +38,6 @@ def test_the_last_piece_carries_the_number(flight: Flight) -> None:
 
 
 def test_the_namespace_can_be_another(flight: Flight) -> None:
-    """As the key says."""
     reporter = configured(PLUGIN, reporting("usage.total_tokens", namespace="billing"))
     answer = reporter.response_progress(flight, last(Usage(7, 10, 17)))
     assert answer == {"billing": {COST: 17}}

@@ -31,7 +31,6 @@ def test_a_whole_number_is_computed_from_usage(source: str, expected: int) -> No
 
 
 def test_a_condition_is_true_or_false() -> None:
-    """And nothing else."""
     condition = UsageExpression("usage.completion_tokens > 9", bool, where="here")
     assert condition.evaluate(USAGE) is True
     assert condition.evaluate(Usage()) is False

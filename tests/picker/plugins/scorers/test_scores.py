@@ -56,7 +56,6 @@ def unknown(name: str = "u", inflight: int = 0) -> Candidate:
 
 
 def found(*pairs: tuple[Any, Any]) -> Attributes:
-    """What producers found."""
     attributes = Attributes()
     for key, value in pairs:
         attributes.put(key, value)
@@ -157,9 +156,7 @@ def test_load_aware_falls_to_zero_at_the_threshold(
 def test_lora_affinity(active: str, waiting: str, limit: int | None, expected: float) -> None:
     """Active, then room for one more, then waiting to be loaded; an unknown endpoint has none."""
     one = c(
-        active_models=frozenset(active),
-        waiting_models=frozenset(waiting),
-        max_active_models=limit,
+        active_models=frozenset(active), waiting_models=frozenset(waiting), max_active_models=limit
     )
     assert scores("lora_affinity_scorer", [one, unknown()]) == [expected, 0.0]
 
@@ -177,12 +174,7 @@ def _load(*counts: int) -> Attributes:
         ({}, [c("a"), c("b")], _load(3, 3), [0.0, 0.0]),
         ({"idleThreshold": 2}, [c("a"), c("b"), c("c")], _load(4, 2, 1), [0.0, 1.0, 1.0]),
         ({"maxBusyScore": 0.5}, [c("a"), c("b"), c("c")], _load(4, 1, 0), [0.0, 0.375, 1.0]),
-        (
-            {"maxBusyScore": 0.0, "requestTimeout": "2m"},
-            [c("a"), c("b")],
-            _load(4, 0),
-            [0.0, 1.0],
-        ),
+        ({"maxBusyScore": 0.0, "requestTimeout": "2m"}, [c("a"), c("b")], _load(4, 0), [0.0, 1.0]),
         ({}, [c("a", 4), c("b", 1)], Attributes(), [0.0, 0.75]),
         ({}, [c("a", 4), c("b", 1)], _load(1, 2), [0.0, 0.5]),
         ({}, [unknown("a"), unknown("b")], _load(2, 1), [0.0, 0.5]),
@@ -195,9 +187,7 @@ def test_active_requests(
     attributes: Attributes,
     expected: list[float],
 ) -> None:
-    """(max − count) / max · maxBusyScore, 1 for idle ones; the candidate's own count is a lower
-    bound, and unknown load is not idle unless it is unknown of all.
-    """
+    """(max − count) / max · maxBusyScore, 1 for idle ones; unknown load is not idle."""
     assert scores("active_request_scorer", candidates, attributes, parameters) == expected
 
 

@@ -107,7 +107,6 @@ def test_a_strict_header_chooses_its_revision() -> None:
 
 
 def test_a_preferred_header_narrows_nothing() -> None:
-    """A scorer does the preferring."""
     screener = configured(PLUGIN, parameters())
     request = replace(request_for(), headers={"x-disagg-slice": "7"})
     assert len(screener.screen(request, rollout(a=(2, 3)), Random(1))) == 5
@@ -165,7 +164,6 @@ def test_only_the_scope_is_counted() -> None:
 
 
 def test_labels_can_have_other_keys() -> None:
-    """As revisionGating says."""
     gating = {
         "mode": "sum",
         "revisionLabelKey": "rev",

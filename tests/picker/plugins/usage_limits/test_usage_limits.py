@@ -12,10 +12,7 @@ from plugin_scenes import configured
 
 from picker.framework.flow import UsageLimitPolicy
 from picker.framework.registry import PluginType
-from picker.plugins.usage_limits import (
-    priority_holdback_policy,
-    static_usage_limit_policy,
-)
+from picker.plugins.usage_limits import priority_holdback_policy, static_usage_limit_policy
 from picker.plugins.usage_limits.soft_reflective_ceiling_policy import SoftReflectiveCeilingPolicy
 
 STATIC = static_usage_limit_policy.PLUGIN

@@ -114,5 +114,5 @@ def test_blocks_have_room_for_what_the_drafter_keeps(tiny_checkpoint: Path) -> N
         choose_num_blocks(memory, target.config, torch.float32, CPU, None, extra)
         for extra in (0, per_token)
     )
-    assert with_it == (1 << 20) // (16 * (2 * (per_token - 9) + 9))
+    assert with_it == (1 << 20) // (16 * (2 * (per_token - 5) + 5))
     assert with_it < without
