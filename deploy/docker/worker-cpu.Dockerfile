@@ -2,6 +2,11 @@
 #   docker build -f deploy/docker/worker-cpu.Dockerfile -t pointsman-worker-cpu:0.1.0 .
 FROM python:3.12-slim AS build
 WORKDIR /src
+# The kernels are compiled with the wheel; without a compiler the worker would run in torch.
+# hadolint ignore=DL3008
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends g++ \
+ && rm -rf /var/lib/apt/lists/*
 # All packages, by digest; scripts/lock_images.py renews them. But torch: by its version, and alone, so that only it comes
 # from that index.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu

@@ -102,8 +102,7 @@ def choose_dtype(name: str, device: torch.device, packs_bfloat16: bool) -> torch
     """The torch dtype of a configured name; "auto" is float32 on a CPU, half precision on a GPU.
 
     Small quantized models have near ties that bfloat16 decides wrongly, so a CPU is exact unless it
-    is told otherwise; bfloat16 is about 1.6 times as fast there (benchmarks/worker_engine.py) if
-    the CPU has AVX512_BF16. `packs_bfloat16` is `can_pack`'s answer: without it bfloat16 is
+    is told otherwise. `packs_bfloat16` is `can_pack`'s answer: without it bfloat16 is
     float32.
     """
     if name != "auto":
