@@ -189,6 +189,7 @@ class EngineConfig:
     step_budget_factor: float = 4.0
     step_budget_seconds: float = 2.5
     num_threads: int | None = None
+    cpu_activations: str = "float32"
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     sim: SimConfig = field(default_factory=SimConfig)
     kv_events: KvEventsConfig = field(default_factory=lambda: KvEventsConfig())

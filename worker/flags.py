@@ -45,6 +45,7 @@ SIM_MAX_MODEL_LEN = 8192
 
 # There are five heartbeats in a second; a busy machine delays some.
 LEAST_HEARTBEAT_TIMEOUT_SECONDS = 1.0
+CPU_ACTIVATIONS = ("float32", "int8")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _MOST_BATCHES = (1 << 31) - 1
 
@@ -70,6 +71,12 @@ _ENGINE = (
         " cache cannot hold as many)",
     ),
     Flag("--num-threads", at_least(1), "CPU threads of the torch engine"),
+    Flag(
+        "--cpu-activations",
+        CPU_ACTIVATIONS,
+        "what weights in blocks are multiplied with on a CPU: int8 rounds activations in blocks of"
+        " 32, which is faster and may change answers (default %(default)s)",
+    ),
     Flag(
         "--block-size", power_of_two, "tokens of a KV block, a power of two (default %(default)s)"
     ),

@@ -66,7 +66,7 @@ def build_executor(config: EngineConfig) -> tuple[ModelRunner, int]:
     dtype = choose_dtype(config.dtype, device, can_pack(torch.bfloat16))
     kernels = None
     if device.type == "cpu" and dtype is torch.float32:
-        kernels = open_kernels(torch.get_num_threads())
+        kernels = open_kernels(torch.get_num_threads(), config.cpu_activations == "int8")
     max_model_len = config.scheduler.max_model_len
 
     def check(shape: ModelConfig) -> None:
