@@ -20,7 +20,12 @@ import httpx
 import pytest
 
 CHAT = "/v1/chat/completions"
-ASK = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
+# Made-up answers may end by chance, unless they are asked not to.
+ASK = {
+    "messages": [{"role": "user", "content": "hello"}],
+    "max_tokens": 8,
+    "ignore_eos": True,
+}
 PATIENCE_SECONDS = 120.0
 
 
