@@ -9,7 +9,7 @@ from torch import Tensor
 
 from worker.ops.drafted import DraftBatch
 from worker.ops.rejection import STANDARD, DraftVerdict, certain, verify_batch
-from worker.ops.sample import ChosenToken, RowSampler, Undrawable, draws
+from worker.ops.sample import TORCH_SAMPLER, ChosenToken, Sampler, Undrawable, draws
 from worker.types import Draw, SampleSpec
 
 
@@ -36,7 +36,10 @@ def verify(
 
 
 def sample(
-    logits: Tensor, specs: Sequence[SampleSpec], rows: Sequence[int] | None = None
+    logits: Tensor,
+    specs: Sequence[SampleSpec],
+    rows: Sequence[int] | None = None,
+    sampler: Sampler = TORCH_SAMPLER,
 ) -> list[Draw | Undrawable]:
     """One outcome for each spec, from logits [R, V] float32, which stay as they are.
 
@@ -45,8 +48,7 @@ def sample(
     are of the raw logits.
     """
     rows = range(len(specs)) if rows is None else rows
-    sampler = RowSampler(logits)
-    tokens = [sampler.choose(row, spec) for spec, row in zip(specs, rows, strict=True)]
+    tokens = sampler.launch(logits, rows, specs).collect()
     chosen = [
         ChosenToken(row, spec.params, token)
         for spec, row, token in zip(specs, rows, tokens, strict=True)

@@ -25,8 +25,16 @@ from worker.executor.input_batch import InputBatch
 from worker.ops.drafted import DraftBatch
 from worker.ops.logprobs import LogprobQuery, token_logprobs
 from worker.ops.rejection import STANDARD, Sums, verify_batch, verify_coupled
-from worker.ops.sample import NOT_NUMBERS, ChosenToken, RowSampler, Undrawable, draws
-from worker.types import Draw, ModelOutput, ScheduledSequence, TokenLogprobs
+from worker.ops.sample import (
+    NOT_NUMBERS,
+    TORCH_SAMPLER,
+    ChosenToken,
+    Sampler,
+    Undrawable,
+    drawable_scores,
+    draws,
+)
+from worker.types import Draw, ModelOutput, SampleSpec, ScheduledSequence, TokenLogprobs
 
 # Rows of logits that exist at once: 50 MB of a vocabulary of 49,152 in float32.
 TILE_ROWS = 256
@@ -49,6 +57,7 @@ def answer(
     method: str = STANDARD,
     sums: Sums | None = None,
     tile_rows: int = TILE_ROWS,
+    sampler: Sampler = TORCH_SAMPLER,
 ) -> ModelOutput:
     """The output of a step from hidden [R, hidden_size], the rows of `batch`'s `sample_rows`.
 
@@ -57,15 +66,16 @@ def answer(
     drafts count only as far as plain decoding would have come, and there is a token before them.
 
     `proposals[seq_id]` is q [k, V] float32 that this step's drafts were drawn from; they are then
-    verified by `method`, with `sums` (see `rejection`). All others are verified by coupling.
+    verified by `method`, with `sums` (see `rejection`). All others are verified by coupling, with
+    draws by `sampler`.
     """
     failed = _failed_silent(batch, hidden)
     sampled: dict[int, tuple[Draw, ...]] = {}
     first = 0
     for members in _tiles(batch.sampled, tile_rows):
         last = first + sum(1 + sequence.num_drafts for sequence in members)
-        tile = _Tile(logits_of(hidden[first:last]), members)
-        tile.draw(proposals or {}, (method, sums), sampled, failed)
+        tile = _Tile(logits_of(hidden[first:last]), members, proposals or {}, sampler)
+        tile.collect((method, sums), sampled, failed)
         first = last
     scored: dict[int, list[TokenLogprobs]] = {}
     targets = _targets(batch.scored)
@@ -108,59 +118,67 @@ def _tiles(
 
 
 class _Tile:
-    """Some sequences that draw, and their rows of logits, 1 + `num_drafts` of each in turn."""
+    """Some sequences that draw, and their rows of logits, 1 + `num_drafts` of each in turn.
 
-    def __init__(self, logits: Tensor, members: list[ScheduledSequence]) -> None:
+    All rows are drawn from at once, also those behind a draft that will fall: what they give is not
+    looked at.
+    """
+
+    def __init__(
+        self,
+        logits: Tensor,
+        members: list[ScheduledSequence],
+        proposals: Mapping[int, Tensor],
+        sampler: Sampler,
+    ) -> None:
         self._logits = logits
-        self._sampler = RowSampler(logits)
+        self._proposals = proposals
         ends = accumulate(1 + sequence.num_drafts for sequence in members)
         self._members = [
             DraftedRows(sequence, end - 1 - sequence.num_drafts)
             for sequence, end in zip(members, ends, strict=True)
         ]
+        wanted = [each for m in self._members if not self._is_judged(m) for each in m.draws()]
+        self._pending = sampler.launch(logits, [row for row, _ in wanted], [s for _, s in wanted])
 
-    def draw(
+    def collect(
         self,
-        proposals: Mapping[int, Tensor],
         method: tuple[str, Sums | None],
         sampled: dict[int, tuple[Draw, ...]],
         failed: dict[int, str],
     ) -> None:
         """All draws of each sequence into `sampled`, or why it has none into `failed`."""
-        drafted = [member for member in self._members if member.sequence.num_drafts]
-        runs = iter(verify_runs(self._sampler, drafted, proposals, *method))
+        outcomes = iter(self._pending.collect())
+        judged = [member for member in self._members if self._is_judged(member)]
+        runs = iter(_judge(self._logits, judged, self._proposals, *method))
         chosen: list[list[ChosenToken]] = []
         for member in self._members:
-            run = next(runs) if member.sequence.num_drafts else None
-            outcome = self._plain(member) if run is None else _choices(member, run)
-            if isinstance(outcome, Undrawable):
-                failed[member.sequence.seq_id] = outcome.reason
-                outcome = []
-            chosen.append(outcome)
+            if self._is_judged(member):
+                run = next(runs)
+            else:
+                own = list(islice(outcomes, member.num_draws))
+                drafts = member.sequence.drafts
+                run = Run(*verify_coupled(drafts, own.__getitem__)) if drafts else _together(own)
+            if run.fault is not None and not run.token_ids:
+                failed[member.sequence.seq_id] = run.fault.reason
+            chosen.append(member.choices(run.token_ids))
         drawn = iter(draws(self._logits, [choice for own in chosen for choice in own]))
-        for member, own in zip(self._members, chosen, strict=True):
-            sampled[member.sequence.seq_id] = tuple(islice(drawn, len(own)))
+        for member, tokens in zip(self._members, chosen, strict=True):
+            sampled[member.sequence.seq_id] = tuple(islice(drawn, len(tokens)))
 
-    def _plain(self, member: DraftedRows) -> list[ChosenToken] | Undrawable:
-        """One draw for each spec, all from one row; a sequence's draws fail together."""
-        choices: list[ChosenToken] = []
-        for spec in member.sequence.samples:
-            token = self._sampler.choose(member.first, spec)
-            if isinstance(token, Undrawable):
-                return token
-            choices.append(ChosenToken(member.first, spec.params, token))
-        return choices
+    def _is_judged(self, member: DraftedRows) -> bool:
+        """Whether its drafts are verified by rejection: q is known, and it samples."""
+        sequence = member.sequence
+        if not sequence.num_drafts or sequence.seq_id not in self._proposals:
+            return False
+        return sequence.samples[0].params.temperature > 0
 
 
-def _choices(member: DraftedRows, run: Run) -> list[ChosenToken] | Undrawable:
-    """A run's tokens, from one row after the other."""
-    if run.fault is not None and not run.token_ids:
-        return run.fault
-    params = member.sequence.samples[0].params
-    return [
-        ChosenToken(member.first + index, params, token)
-        for index, token in enumerate(run.token_ids)
-    ]
+def _together(outcomes: Sequence[int | Undrawable]) -> Run:
+    """Draws from one row fail together."""
+    tokens = [outcome for outcome in outcomes if not isinstance(outcome, Undrawable)]
+    fault = next((outcome for outcome in outcomes if isinstance(outcome, Undrawable)), None)
+    return Run(tokens if fault is None else [], fault)
 
 
 def _targets(scored: list[ScheduledSequence]) -> Iterator[_Target]:
@@ -197,46 +215,35 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class DraftedRows:
-    """A sequence with drafts, and the first of its 1 + `num_drafts` rows."""
+    """A sequence that draws, and the first of its 1 + `num_drafts` rows."""
 
     sequence: ScheduledSequence
     first: int
 
+    @property
+    def num_draws(self) -> int:
+        """One of each row; of a lone row, one for each spec."""
+        return (
+            self.sequence.num_drafts + 1 if self.sequence.num_drafts else len(self.sequence.samples)
+        )
 
-def verify_runs(
-    sampler: RowSampler,
-    members: Sequence[DraftedRows],
-    proposals: Mapping[int, Tensor],
-    method: str,
-    sums: Sums | None = None,
-) -> list[Run]:
-    """The run of each of `members`: judged by `method` if `proposals` have the q [k, V] that its
-    drafts were drawn from and it samples, else coupled to plain sampling. `sums` as `rejection`
-    takes them.
-    """
-    judged = [
-        index
-        for index, member in enumerate(members)
-        if member.sequence.seq_id in proposals and member.sequence.samples[0].params.temperature > 0
-    ]
-    verdicts = _judge(
-        sampler,
-        [(members[i], proposals[members[i].sequence.seq_id]) for i in judged],
-        method,
-        sums,
-    )
-    runs = dict(zip(judged, verdicts, strict=True))
-    return [runs.get(i) or _couple(sampler, member) for i, member in enumerate(members)]
+    def draws(self) -> Iterator[tuple[int, SampleSpec]]:
+        """The rows to draw from and how, were all drafts to stand."""
+        drafts, samples = self.sequence.drafts, self.sequence.samples
+        if not drafts:
+            yield from ((self.first, spec) for spec in samples)
+            return
+        for index in range(len(drafts) + 1):
+            yield self.first + index, samples[0].after(drafts[:index])
 
-
-def _couple(sampler: RowSampler, member: DraftedRows) -> Run:
-    [spec] = member.sequence.samples
-    drafts = member.sequence.drafts
-
-    def draw(index: int) -> int | Undrawable:
-        return sampler.choose(member.first + index, spec.after(drafts[:index]))
-
-    return Run(*verify_coupled(drafts, draw))
+    def choices(self, token_ids: Sequence[int]) -> list[ChosenToken]:
+        """Tokens drawn, with the rows and parameters they were drawn by."""
+        step = 1 if self.sequence.num_drafts else 0
+        specs = self.sequence.samples * (len(token_ids) if step else 1)
+        return [
+            ChosenToken(self.first + step * index, spec.params, token)
+            for index, (spec, token) in enumerate(zip(specs, token_ids, strict=False))
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,19 +261,20 @@ class _Usable:
 
 
 def _judge(
-    sampler: RowSampler,
-    members: Sequence[tuple[DraftedRows, Tensor]],
+    logits: Tensor,
+    members: Sequence[DraftedRows],
+    proposals: Mapping[int, Tensor],
     method: str,
     sums: Sums | None,
 ) -> list[Run]:
-    """Runs by rejection, all at once."""
-    parts = [_usable(sampler, member, q) for member, q in members]
+    """Runs by rejection, all at once, from `proposals`; `sums` as `rejection` takes them."""
+    parts = [_usable(logits, member, proposals[member.sequence.seq_id]) for member in members]
     usable = [part for part in parts if not isinstance(part, Undrawable)]
     if not usable:
         return [Run([], part) for part in parts if isinstance(part, Undrawable)]
     specs = [
         member.sequence.samples[0]
-        for (member, _), part in zip(members, parts, strict=True)
+        for member, part in zip(members, parts, strict=True)
         if not isinstance(part, Undrawable)
     ]
     verdicts = verify_batch(
@@ -288,7 +296,7 @@ def _judge(
     ]
 
 
-def _usable(sampler: RowSampler, member: DraftedRows, proposals: Tensor) -> _Usable | Undrawable:
+def _usable(logits: Tensor, member: DraftedRows, proposals: Tensor) -> _Usable | Undrawable:
     """The rows before the first one from which nothing can be drawn; why, if that is the first."""
     [spec] = member.sequence.samples
     drafts = list(member.sequence.drafts)
@@ -296,7 +304,7 @@ def _usable(sampler: RowSampler, member: DraftedRows, proposals: Tensor) -> _Usa
         raise ValueError(f"{len(proposals)} proposals cannot be those of {len(drafts)} drafts")
     rows: list[Tensor] = []
     for index in range(len(drafts) + 1):
-        scores = sampler.scores(member.first + index, spec.after(drafts[:index]))
+        scores = drawable_scores(logits[member.first + index], spec.after(drafts[:index]))
         if isinstance(scores, Undrawable):
             if not rows:
                 return scores

@@ -43,9 +43,11 @@ from worker.models.config import ModelConfig
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
 from worker.ops.cpu.native import open_kernels
+from worker.ops.cpu.sampling import NativeDraws
 from worker.ops.draft import PROBABILISTIC
 from worker.ops.linear import can_pack, supported_dtype
 from worker.ops.rejection import STANDARD, Sums, choose_sums
+from worker.ops.sample import TORCH_SAMPLER, Sampler
 from worker.types import ModelOutput, ScheduledSequence, SchedulerOutput
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -140,6 +142,8 @@ class ModelRunner:
         self._drafter = drafter
         self._rejection_method = rejection_method
         self._sums = sums
+        kernels = model.kernels
+        self._sampler = TORCH_SAMPLER if kernels is None else Sampler(NativeDraws(kernels))
         with torch.inference_mode():
             self._cache: Tensor | None = allocate_cache()
         self._block_size = self._cache.shape[4]
@@ -166,13 +170,15 @@ class ModelRunner:
         drafter = self._drafter
         if drafter is None:
             hidden = model.hidden(batch.tensors, cache)
-            return answer(batch, hidden, model.logits)
+            return answer(batch, hidden, model.logits, sampler=self._sampler)
         proposals = drafter.proposals(sequences)
         states = model.states(batch.tensors, cache)
         drafter.record(batch, states)
         hidden = states.index_select(0, batch.tensors.sample_rows)
         method = self._rejection_method
-        return answer(batch, hidden, model.logits, proposals, method, self._sums)
+        return answer(
+            *(batch, hidden, model.logits, proposals, method, self._sums), sampler=self._sampler
+        )
 
     def _awake(self) -> tuple[LlamaModel, Tensor]:
         if self._is_shut_down:

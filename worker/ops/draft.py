@@ -1,4 +1,4 @@
-"""ChosenToken of drafts from a draft model's logits.
+"""Drafts from a draft model's logits.
 
 Greedy drafts and Gumbel drafts are verified by coupling: the target draws as it always does, and a
 draft stands if it is the token drawn. So a draft is best that guesses the draw, not the
@@ -16,10 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from worker.ops.noise import Purpose, gumbel_noise
-from worker.ops.sample import largest
-from worker.ops.truncate import surviving, truncates
-from worker.types import SamplingParams
+from worker.ops.noise import Purpose, Stream
+from worker.ops.sample import TORCH_SAMPLER, Sampler, Undrawable, drawable_scores, largest
+from worker.types import SampleSpec, SamplingParams
 
 GREEDY, GUMBEL, PROBABILISTIC = "greedy", "gumbel", "probabilistic"
 
@@ -47,6 +46,7 @@ def choose_drafts(
     offset: int,
     token_ids: Tensor | None = None,
     vocab_size: int | None = None,
+    sampler: Sampler = TORCH_SAMPLER,
 ) -> DraftChoice:
     """Draft the token at `positions[b]` for each row b of logits [B, V] float32.
 
@@ -64,83 +64,49 @@ def choose_drafts(
     """
     if method not in (GREEDY, GUMBEL, PROBABILISTIC):
         raise ValueError(f"{method!r} is no way to choose drafts")
-    choices = largest(logits)[1]
+    choices: list[int] = largest(logits)[1].tolist()
+    drawn = [] if method == GREEDY else [i for i, own in enumerate(params) if own.temperature > 0]
+    purpose = Purpose.DRAFT if method == PROBABILISTIC else Purpose.SAMPLE
+    stream = Stream(purpose, offset if method == PROBABILISTIC else 0, token_ids, vocab_size)
+    # A draft draws from logits as they are: nothing adjusts them.
+    specs = [SampleSpec(_plain(params[row]), positions[row]) for row in drawn]
+    if drawn:
+        outcomes = sampler.launch(logits, drawn, specs, stream).collect()
+        for row, outcome in zip(drawn, outcomes, strict=True):
+            if not isinstance(outcome, Undrawable):
+                choices[row] = outcome
     confidences = _probabilities(logits, choices)
     proposals = None
     if method == PROBABILISTIC:
         proposals = logits.new_zeros(len(params), vocab_size or logits.shape[1])
-    for row, (own, position) in enumerate(zip(params, positions, strict=True)):
-        if own.temperature == 0 or method == GREEDY:
-            if proposals is not None:
-                proposals[row, _targets(token_ids, choices[row])] = 1.0
-            continue
-        draw = _Draw(logits[row] / own.temperature, own, token_ids, vocab_size)
-        if proposals is None:
-            choices[row] = draw.coupled(position)
-            confidences[row] = _probabilities(logits[row : row + 1], choices[row : row + 1])[0]
-        else:
-            choices[row] = draw.drawn(position, offset, proposals[row])
+        columns = slice(None) if token_ids is None else token_ids
+        for row, wish in enumerate(params):
+            if wish.temperature == 0:
+                proposals[row, _target(token_ids, choices[row])] = 1.0
+        for row, spec in zip(drawn, specs, strict=True):
             confidences[row] = 1.0
+            # Of logits that are not numbers, q is none either.
+            own = drawable_scores(logits[row], spec)
+            proposals[row, columns] = torch.nan if isinstance(own, Undrawable) else own.softmax(-1)
     if token_ids is not None:
         choices = token_ids[choices].tolist()
     return DraftChoice(choices, confidences, proposals)
 
 
-class _Draw:
-    """A draw from scores [V] (logits over temperature), truncated as the target's will be."""
-
-    def __init__(
-        self,
-        scores: Tensor,
-        params: SamplingParams,
-        token_ids: Tensor | None,
-        vocab_size: int | None,
-    ) -> None:
-        self._seed = params.seed
-        self._vocab_size = vocab_size or len(scores)
-        # What may be drafted, as places in `scores`; None for all of them.
-        self._kept = _kept(scores, params)
-        self._scores = scores if self._kept is None else scores[self._kept]
-        # The same as ids of the target's vocabulary.
-        self._ids = self._kept if token_ids is None else token_ids
-        if token_ids is not None and self._kept is not None:
-            self._ids = token_ids[self._kept]
-
-    def coupled(self, position: int) -> int:
-        """What the noise of the target's draw at `position` makes of these scores."""
-        noise = gumbel_noise(self._seed, position, self._vocab_size, ids=self._ids)
-        return self._best(noise)
-
-    def drawn(self, position: int, offset: int, proposal: Tensor) -> int:
-        """A draw, the distribution of which is written to `proposal` [V], which is all zero."""
-        shares = self._scores.softmax(dim=-1)
-        if self._ids is None:
-            proposal.copy_(shares)
-        else:
-            proposal.index_copy_(0, self._ids, shares)
-        noise = gumbel_noise(
-            self._seed, position, self._vocab_size, Purpose.DRAFT, self._ids, offset
-        )
-        return self._best(noise)
-
-    def _best(self, noise: Tensor) -> int:
-        """The place in the scores of the largest sum."""
-        [best] = largest((self._scores + noise.to(self._scores.device))[None])[1]
-        return best if self._kept is None else int(self._kept[best])
-
-
-def _kept(scores: Tensor, params: SamplingParams) -> Tensor | None:
-    """What truncation leaves of scores [V], in ascending order; None where it is not applied, also
-    not to scores that are not numbers: a draft of those is worth nothing, but does no harm.
-    """
-    if not truncates(params):
-        return None
-    kept = surviving(scores, params)
-    return kept.sort().values if len(kept) else None
-
-
-def _targets(token_ids: Tensor | None, choice: int) -> int:
+def _target(token_ids: Tensor | None, choice: int) -> int:
     return choice if token_ids is None else int(token_ids[choice])
+
+
+def _plain(params: SamplingParams) -> SamplingParams:
+    """Without what adjusts logits: only temperature and truncations count for a draft."""
+    return SamplingParams(
+        params.max_tokens,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        seed=params.seed,
+    )
 
 
 def _probabilities(logits: Tensor, choices: Sequence[int]) -> list[float]:

@@ -7,6 +7,8 @@ a number, and a request draws the same ones in any batch, chunking, or after a p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -21,6 +23,7 @@ _OFFSET_SHIFT = 64
 _POSITION_SHIFT = 128
 _PURPOSE_SHIFT = 192
 _BELOW_ONE = 1.0 - 2.0**-24
+_LOW = (1 << 32) - 1
 
 
 class Purpose(IntEnum):
@@ -30,6 +33,19 @@ class Purpose(IntEnum):
     ACCEPT = 1
     RESIDUAL = 2
     DRAFT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Which of the Gumbel variates of a position a draw uses: those of a purpose, at an offset (see
+    `gumbel_noise`). `token_ids` [n] int64, ascending, are the tokens that a row's entries stand
+    for, out of `vocab_size`; None: the row has all of them.
+    """
+
+    purpose: Purpose = Purpose.SAMPLE
+    offset: int = 0
+    token_ids: Tensor | None = None
+    vocab_size: int | None = None
 
 
 def _words(
@@ -67,6 +83,67 @@ def gumbel_noise(
     words = _words(seed, position, purpose, -(-size // 2), offset).view(np.uint32)[:size]
     if ids is not None:
         words = words[ids.numpy(force=True)]
-    uniform = torch.from_numpy(words.astype(np.float32))
-    uniform.add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)
+    return _gumbel(torch.from_numpy(words.astype(np.float32)))
+
+
+def gumbel_rows(
+    seeds: Sequence[int], positions: Sequence[int], size: int, stream: Stream, device: torch.device
+) -> Tensor:
+    """`gumbel_noise` of each seed and position, for rows of `size` entries: [n, size] on `device`.
+    Off the CPU it is made there, by a number of calls that does not depend on n; logarithms may
+    then differ in the last place.
+    """
+    whole = size if stream.token_ids is None else stream.vocab_size or size
+    if device.type == "cpu":
+        count = -(-whole // 2)
+        places = zip(seeds, positions, strict=True)
+        rows = [_words(seed, at, stream.purpose, count, stream.offset) for seed, at in places]
+        uniform = torch.from_numpy(np.stack(rows).view(np.uint32).astype(np.float32))
+    else:
+        uniform = philox(seeds, positions, -(-whole // 8), stream, device).float()
+    uniform = uniform[:, :whole] if stream.token_ids is None else uniform[:, stream.token_ids]
+    return _gumbel(uniform)
+
+
+def _gumbel(words: Tensor) -> Tensor:
+    """Of random 32 bits, as float32; in place where it can be."""
+    uniform = words.add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)
     return uniform.neg_().log1p_().neg_().log_().neg_()
+
+
+def philox(
+    seeds: Sequence[int], positions: Sequence[int], count: int, stream: Stream, device: torch.device
+) -> Tensor:
+    """The words of `_words` by torch, in halves of 32 bits: [n, 8 · `count`] int64 on `device`."""
+    keys = torch.tensor(
+        [[_signed(seed), _signed(at)] for seed, at in zip(seeds, positions, strict=True)]
+    )
+    key, position = keys.to(device).unbind(1)
+    key, other = key[:, None], torch.zeros_like(key[:, None])
+    counts = torch.arange(1, count + 1, device=device).expand(len(key), -1)
+    a, b = counts, torch.full_like(counts, _signed(stream.offset))
+    c, d = position[:, None].expand_as(counts), torch.full_like(counts, int(stream.purpose))
+    for _ in range(10):
+        (high0, low0), (high1, low1) = (
+            _product(a, 0xD2E7470EE14C6C93),
+            _product(c, 0xCA5A826395121157),
+        )
+        a, b, c, d = high1 ^ b ^ key, low1, high0 ^ d ^ other, low0
+        key, other = key + _signed(0x9E3779B97F4A7C15), other + _signed(0xBB67AE8584CAA73B)
+    words = torch.stack((a, b, c, d), -1)
+    return torch.stack((words & _LOW, (words >> 32) & _LOW), -1).flatten(1)
+
+
+def _product(x: Tensor, factor: int) -> tuple[Tensor, Tensor]:
+    """The upper and lower 64 bits of the products of unsigned numbers, held as int64."""
+    low, high = x & _LOW, (x >> 32) & _LOW
+    factor_low, factor_high = factor & _LOW, factor >> 32
+    first, middle = low * factor_low, high * factor_low
+    other = low * factor_high + ((first >> 32) & _LOW) + (middle & _LOW)
+    upper = high * factor_high + ((middle >> 32) & _LOW) + ((other >> 32) & _LOW)
+    return upper, x * _signed(factor)
+
+
+def _signed(value: int) -> int:
+    """The int64 with the low 64 bits of `value`."""
+    return ((value + (1 << 63)) & _SEED_BITS) - (1 << 63)

@@ -1,12 +1,18 @@
+# Apart: sorting and sums that follow from three definitions, read without the rest of sampling.
 """min-p, top-k and top-p: which tokens may be drawn at all.
 
 All three keep what is not below some score, so together they are one floor, and the tokens above it
 are nearly always among the few hundred likeliest: only flatter rows are sorted whole.
+
+Sums of shares are in float64 and in one order: of the sorted scores where those are all that count,
+else of the ids. Whatever sums in another order must take a token that is nearer to the edge of the
+nucleus than its error for undecided.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,6 +23,10 @@ from worker.types import SamplingParams
 # Sorted first; each further try takes this many times as many.
 _HEAD = 256
 _GROWTH = 16
+# What is looked at of many rows at once; where looking further is a wait for the device, more.
+_WIDE_HEAD = 1024
+# How much float64 sums in any order may differ.
+_SLACK = 1e-9
 
 
 def truncates(params: SamplingParams) -> bool:
@@ -70,14 +80,45 @@ def _floor(scores: Tensor, head: Tensor, params: SamplingParams, *, whole: bool)
         return None
     shares = (head.double() - head[0]).exp()
     eligible = shares[head >= floor]
-    total = eligible.sum() if covered else _mass(scores)
-    before = eligible.cumsum(0) - eligible
+    after = eligible.cumsum(0)
+    total = after[-1] if covered else (scores.double() - head[0]).exp().cumsum(0)[-1]
+    before = after - eligible
     kept = int((before < params.top_p * total).sum())
     if kept == len(head) and not covered:
         return None
     return float(head[max(kept, 1) - 1])
 
 
-def _mass(scores: Tensor) -> Tensor:
-    """Σ exp(score - the largest score) of scores [V], in float64."""
-    return (-scores.log_softmax(dim=-1).amax().double()).exp()
+@dataclass(frozen=True, slots=True)
+class Truncations:
+    """What n rows are cut by, each [n, 1]: float64 log min-p (-inf: off) and top-p, int64 top-k."""
+
+    log_min_p: Tensor
+    top_p: Tensor
+    top_k: Tensor
+
+
+def floors(scores: Tensor, peaks: Tensor, limits: Truncations) -> tuple[Tensor, Tensor]:
+    """Of scores [n, V] with the largest ones peaks [n, 1], two floors [n, 1]: what is below the
+    first does not survive, what is not below the second does. That is +inf for rows of which too
+    much survives to tell; by rounding, the two may differ in others.
+    """
+    vocab_size = scores.shape[1]
+    width = min(_HEAD if scores.device.type == "cpu" else _WIDE_HEAD, vocab_size)
+    head = scores.topk(width).values
+    ranked = (limits.top_k > 0) & (limits.top_k < vocab_size)
+    kth = head.gather(1, (limits.top_k - 1).clamp(0, width - 1))
+    floor = (peaks.double() + limits.log_min_p).float()
+    floor = torch.where(ranked, torch.maximum(floor, kth), floor)
+    total = (scores.double() - peaks).exp().mul_(scores >= floor).sum(1, keepdim=True)
+    inside = head >= floor
+    shares = (head.double() - peaks).exp() * inside
+    before = shares.cumsum(1) - shares
+    cuts = limits.top_p * total
+    kept = [((before < cuts * by) & inside).sum(1, keepdim=True) for by in (1 + _SLACK, 1 - _SLACK)]
+    nucleus = limits.top_p < 1
+    least, sure = (
+        torch.where(nucleus, head.gather(1, (count - 1).clamp(min=0)), floor) for count in kept
+    )
+    unknown = (ranked & (limits.top_k > width)) | (nucleus & (kept[0] == width))
+    return least, torch.where(unknown & (width < vocab_size), torch.inf, sure)

@@ -18,7 +18,7 @@ from single_draws import verify
 
 from worker.ops.noise import Purpose, gumbel_noise
 from worker.ops.rejection import DraftVerdict, verify_coupled
-from worker.ops.sample import RowSampler, scores
+from worker.ops.sample import TORCH_SAMPLER, scores
 from worker.types import SampleSpec, SamplingParams
 
 VOCAB = 64
@@ -73,8 +73,8 @@ def step(
     logits = torch.stack([target.forward([*tokens, *drafts[:i]]) for i in range(6)])
     specs = [SampleSpec(params, len(tokens) + i) for i in range(6)]
     if params.temperature == 0:
-        sampler = RowSampler(logits)
-        emitted, fault = verify_coupled(drafts, lambda i: sampler.choose(i, specs[i]))
+        outcomes = TORCH_SAMPLER.launch(logits, range(6), specs).collect()
+        emitted, fault = verify_coupled(drafts, outcomes.__getitem__)
         assert fault is None
         return len(drafts), DraftVerdict(tuple(emitted))
     rows = torch.stack([scores(row, spec) for row, spec in zip(logits, specs, strict=True)])

@@ -247,7 +247,7 @@ const Kernels* choose(const char* name) {
                       __builtin_cpu_supports("avx512vnni");
   if (avx512) best = &kAvx512;
   if (avx2 && (!best || (name && !strcmp(name, "avx2")))) best = &kAvx2;
-  if (name && !strcmp(name, "portable")) best = &kPortable;
+  if (avx2 && name && !strcmp(name, "portable")) best = &kPortable;
 #elif defined(__aarch64__)
   best = &kPortable;
 #endif
@@ -373,6 +373,8 @@ class Engine {
 
 extern "C" {
 
+void pointsman_sample_rows(void* rows, int64_t first, int64_t last, const float* logits, const float* adjusted, int64_t vocab, const int64_t* ids, uint64_t purpose, uint64_t offset);
+
 // The name of the instruction set that `isa` ("" for the best) chooses; null where there is none.
 const char* pointsman_isa(const char* isa) {
   const Kernels* kernels = choose(isa);
@@ -421,6 +423,13 @@ void pointsman_rows(const Linear* layer, const int32_t* rows, int n, float* out)
 
 void pointsman_linear(Engine* engine, const Linear* layer, const float* x, int m, const float* residual, float* y, int int8) {
   engine->alone()->linear(*layer, x, m, residual, y, int8);
+}
+
+// As pointsman_sample_rows, for all `count` rows, shared out to the engine's threads.
+void pointsman_sample(Engine* engine, void* rows, int64_t count, const float* logits, const float* adjusted, int64_t vocab, const int64_t* ids, uint64_t purpose, uint64_t offset) {
+  engine->alone()->over((int)count, 1, [&](int first, int last) {
+    pointsman_sample_rows(rows, first, last, logits, adjusted, vocab, ids, purpose, offset);
+  });
 }
 
 void pointsman_norm(Engine* engine, const float* x, const float* weight, float* y, int m, int cols, float eps) {

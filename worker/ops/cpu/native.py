@@ -13,7 +13,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Sequence
-from ctypes import c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import c_char_p, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -135,6 +135,11 @@ def _library() -> ctypes.CDLL | None:
         "norm": (*(c_void_p,) * 4, c_int, c_int, c_float),
         "attention": (c_void_p,) * 8,
         "mlp": (*(c_void_p,) * 3, c_int, c_void_p),
+        "sample": (
+            *(c_void_p, c_void_p, c_int64),
+            *(c_void_p, c_void_p, c_int64, c_void_p),
+            *(c_uint64, c_uint64),
+        ),
     }.items():
         function = getattr(library, f"pointsman_{name}")
         function.argtypes, function.restype = arguments, results.get(name, c_int)
