@@ -6,7 +6,7 @@ pure function of the request's seed and the position (see `noise`).
 
 `choose` defines what one row gives. `Sampler` gives that for many rows at once, with arithmetic
 that may round otherwise: it reports only tokens that win by more than all rounding, and leaves the
-others, about one draw in 20,000, to `choose`. So no draw depends on its batch, device or kernel.
+others, less than one draw in 640, to `choose`. So no draw depends on its batch, device or kernel.
 
 Adjusting a row. Changes to one row of logits before temperature, in vLLM's order.
 

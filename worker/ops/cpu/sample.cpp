@@ -3,8 +3,8 @@
 // Theory of operation. `worker/ops/sample.py` defines what is drawn; this file finds the same token
 // faster, or says that it cannot tell. Every quantity that is approximate here (exponentials, the
 // logarithms of the noise, sums) has a bound on its distance from the definition's. A token is
-// reported only if it wins whatever the errors are within these bounds; otherwise, about once in
-// 20,000 draws, the row is UNDECIDED and the caller draws it by the definition itself. So results
+// reported only if it wins whatever the errors are within these bounds; otherwise, in far fewer than
+// one of 640 draws (tested), the row is UNDECIDED and the caller draws it by the definition itself. So results
 // depend neither on the instruction set nor on the order of sums.
 //
 // - Noise. Words are NumPy's Philox4x64-10. -log(-log(1 - u)) < -log(u), and the exponent and
