@@ -37,7 +37,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import torch
 
 from worker.config import EngineConfig, SchedulerConfig
-from worker.executor.interface import Executor
+from worker.executor.interface import Executor, execute
 from worker.executor.model_runner import build_executor, choose_dtype
 from worker.models.loader import GgufCheckpoint
 from worker.ops.linear import can_pack
@@ -76,7 +76,7 @@ def median_seconds(measure: Callable[[], float]) -> float:
 
 def run_step(executor: Executor, step: SchedulerOutput) -> ModelOutput:
     """One step of the model runner from its plan to its tokens."""
-    return executor.execute(step)
+    return execute(executor, step)
 
 
 class Ours:
