@@ -67,7 +67,7 @@ class CachedDrafter:
 
     `load` gives the network for a target, as it gave `network` for `target`. `blocks` is how many
     the caches have, and the tokens of one. `method` is how drafts are chosen
-    (`ops.draft`).
+    (`ops.draft`). `kv_dtype` is that of the target's cache; None: of its activations.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class CachedDrafter:
         target: LlamaModel,
         blocks: tuple[int, int],
         method: str,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self._load = load
         self._network: DraftNetwork | None = network
@@ -90,6 +91,7 @@ class CachedDrafter:
             blocks,
             target.dtype,
             target.device,
+            kv_dtype,
         )
         self._block_size = blocks[1]
         self._first_position = 1 if network.reads_states else 0
