@@ -163,8 +163,8 @@ class EngineConfig:
     """Everything the engine process needs; sent to it as msgpack on its command line's pipe.
 
     `engine` is "torch" or "sim". `dtype` is "auto", "float32", "bfloat16" or "float16";
-    `kv_cache_dtype` one of these, "auto" being that of activations. `quantization` is "none",
-    "q8_0" or "q4_1".
+    `kv_cache_dtype` is "auto" (that of activations), "float32" or "bfloat16"; `quantization` is
+    "none", "q8_0" or "q4_1".
     `num_blocks_override` None: sized from memory (torch) or the default of the simulator.
     """
 

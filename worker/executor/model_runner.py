@@ -134,17 +134,24 @@ def choose_kernels(
     config: EngineConfig, device: torch.device, dtype: torch.dtype
 ) -> CpuKernels | None:
     """The native kernels, of float32 activations on a CPU; None without. Raises `ConfigError` for a
-    `quantization` that needs them.
+    `quantization` that cannot work.
     """
-    flag = f"--quantization {config.quantization}"
-    if config.quantization != "none" and device.type != "cpu":
-        raise ConfigError(f"{flag} is for a CPU, and the worker has a GPU: leave the flag out")
-    if config.quantization != "none" and config.dtype not in ("auto", "float32"):
-        raise ConfigError(f"{flag} goes with --dtype auto or float32, not {config.dtype}")
     kernels = None
     if device.type == "cpu" and dtype is torch.float32:
         kernels = open_kernels(torch.get_num_threads(), config.cpu_activations == "int8")
-    if config.quantization != "none" and kernels is None:
+    if config.quantization == "none":
+        return kernels
+    flag, speculative = f"--quantization {config.quantization}", config.speculative
+    if device.type != "cpu":
+        raise ConfigError(f"{flag} is for a CPU, and the worker has a GPU: leave the flag out")
+    if config.dtype not in ("auto", "float32"):
+        raise ConfigError(f"{flag} goes with --dtype auto or float32, not {config.dtype}")
+    if speculative is not None and speculative.method == "eagle":
+        raise ConfigError(
+            f"{flag}: a draft head is trained for the weights in the file: leave the flag out, or"
+            " choose another method in --speculative-config"
+        )
+    if kernels is None:
         raise ConfigError(
             f"{flag} needs the native kernels, which this package or CPU has not: install it with a"
             " C++ compiler, or leave the flag out"

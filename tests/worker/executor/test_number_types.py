@@ -22,6 +22,7 @@ from worker.errors import ConfigError
 from worker.executor.input_batch import InputBatch
 from worker.executor.kv_cache import allocate
 from worker.executor.model_runner import build_executor, choose_kernels, choose_kv_dtype
+from worker.models.draft_head import HeadShape, head_metadata
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
 from worker.ops.cpu import native
@@ -187,6 +188,8 @@ def test_what_quantisation_needs_is_said(
     for dtype in ("bfloat16", "float16"):
         with pytest.raises(ConfigError, match=f"^--quantization q8_0 goes with .* not {dtype}"):
             build_executor(replace(asked, dtype=dtype))
+    with pytest.raises(ConfigError, match=r"^--quantization q8_0: a draft head .* another method"):
+        build_executor(replace(asked, speculative=SpeculativeConfig("eagle", 3)))
     large = json.loads((tiny_checkpoint / "config.json").read_text()) | {"head_dim": 320}
     (tmp_path / "config.json").write_text(json.dumps(large))
     tensors = {}
@@ -250,12 +253,30 @@ def answers(asked: EngineConfig, prompts: dict[str, list[int]]) -> tuple[dict[st
     return found, num_preemptions
 
 
+@torch.inference_mode()
+def random_head(checkpoint: Path, path: Path) -> str:
+    """A head of random weights that drafts from the whole vocabulary."""
+    target = load_model(checkpoint, torch.float32, CPU)
+    shape = HeadShape(intermediate_size=48, draft_vocab_size=96)
+    noise = torch.Generator().manual_seed(4)
+    tensors = {
+        name: torch.ones(size) if len(size) == 1 else torch.randn(size, generator=noise) * 0.3
+        for name, size in shape.tensor_shapes(target.config).items()
+    }
+    save_file(tensors | {"draft_vocab": torch.arange(96)}, path, head_metadata(shape, target))
+    return str(path)
+
+
 @pytest.mark.parametrize("isa", ["", "portable", "mmx"])
 def test_a_rounded_cache_answers_alike_alone_and_together(
-    isa: str, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    isa: str,
+    tiny_checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """On a pool too small for all, with prefix hits and chunked prompts, and with drafts of a model
-    that has such a cache too; by kernels of any kind, or by torch.
+    or a head that has such a cache too; by kernels of any kind, or by torch.
     """
     monkeypatch.setenv(native.ISA_VARIABLE, isa)
     rng = Random(20261126)
@@ -269,8 +290,14 @@ def test_a_rounded_cache_answers_alike_alone_and_together(
     assert num_preemptions > 0
     for name, prompt in prompts.items():
         assert answers(rounded, {name: prompt}) == ({name: together[name]}, 0)
-    drafts = SpeculativeConfig(
-        "draft_model", 3, model=str(tiny_checkpoint), enable_adaptive_verification=False
-    )
-    assert answers(replace(rounded, speculative=drafts), prompts)[0] == together
-    assert answers(replace(rounded, kv_cache_dtype="auto"), prompts)[0] != together
+    head = random_head(tiny_checkpoint, tmp_path / "head.safetensors")
+    for method, model in (("draft_model", str(tiny_checkpoint)), ("eagle", head)):
+        drafts = SpeculativeConfig(method, 3, model=model, enable_adaptive_verification=False)
+        drafting = replace(rounded, speculative=drafts)
+        assert answers(drafting, prompts)[0] == together
+        drafter = build_executor(drafting)[0]._drafter
+        assert drafter is not None
+        assert drafter._awake()[1].kv.dtype is torch.bfloat16
+    assert "drafting failed" not in caplog.text
+    exact = answers(replace(rounded, kv_cache_dtype="auto"), prompts)[0]
+    assert exact != together
