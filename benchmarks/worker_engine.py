@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import platform
 import random
@@ -45,13 +46,12 @@ import torch
 from safetensors.torch import save_file
 
 from worker.config import EngineConfig, SchedulerConfig
-from worker.executor.interface import Executor
+from worker.executor.interface import Executor, execute
 from worker.executor.model_runner import build_executor, choose_dtype
 from worker.models.config import from_hf
 from worker.models.loader import GgufCheckpoint, expected_shapes
 from worker.ops.linear import can_pack
 from worker.types import (
-    ModelOutput,
     SampleSpec,
     SamplingParams,
     ScheduledSequence,
@@ -108,25 +108,19 @@ def median_seconds(measure: Callable[[], float]) -> float:
     return statistics.median(measure() for _ in range(REPEATS))
 
 
-def run_step(executor: Executor, step: SchedulerOutput) -> ModelOutput:
-    """One step of the model runner from its plan to its tokens."""
-    return executor.execute(step)
-
-
 class Ours:
     """The model runner behind the two measurements."""
 
     def __init__(self, path: Path, dtype: str, **changes: Any) -> None:
-        limits = SchedulerConfig(max_model_len=1024)
-        blocks = MAX_SEQUENCES * BLOCKS_EACH + 1
-        self.executor: Executor = build_executor(
-            EngineConfig(
-                *("torch", str(path), dtype),
-                num_blocks_override=blocks,
-                scheduler=limits,
-                **changes,
-            )
-        )[0]
+        config = EngineConfig(
+            "torch",
+            str(path),
+            dtype,
+            num_blocks_override=MAX_SEQUENCES * BLOCKS_EACH + 1,
+            scheduler=SchedulerConfig(max_model_len=1024),
+            **changes,
+        )
+        self.executor: Executor = build_executor(config)[0]
 
     def _run(self, chunks: list[list[int]], start: int) -> list[int]:
         sequences = tuple(
@@ -139,7 +133,7 @@ class Ours:
             )
             for index, tokens in enumerate(chunks)
         )
-        sampled = run_step(self.executor, SchedulerOutput(0, sequences)).sampled
+        sampled = execute(self.executor, SchedulerOutput(0, sequences)).sampled
         return [sampled[index][0].token_id for index in range(len(chunks))]
 
     def prefill(self, prompt: list[int]) -> float:
@@ -156,6 +150,15 @@ class Ours:
         """`steps` decode steps from those tokens."""
         for step in range(steps):
             tokens = self._run([[t] for t in tokens], PROMPT_TOKENS + step)
+
+    def step_times(self, batch: list[list[int]], steps: int) -> list[float]:
+        """Seconds of each of `steps` decode steps."""
+        tokens, times = self.fill(batch), []
+        for step in range(steps):
+            started = time.perf_counter()
+            tokens = self._run([[t] for t in tokens], PROMPT_TOKENS + step)
+            times.append(time.perf_counter() - started)
+        return times
 
     def decode(self, batch: list[list[int]], steps: int) -> float:
         """Seconds of `steps` decode steps after the prompts are in the cache."""
@@ -337,11 +340,15 @@ def median_of(values: list[float]) -> float | None:
 
 def compare_with_peers(options: argparse.Namespace) -> None:
     """Print a table for each number of threads, and write them all."""
-    ours = Ours(options.model, options.dtype)
     [prompt] = prompts(1, PREFILL_TOKENS)
-    document: dict[str, Any] = {"model": options.model.name, "cores": os.cpu_count()}
+    document: dict[str, Any] = {
+        "model": options.model.name,
+        "cores": os.cpu_count(),
+        "activations": options.cpu_activations,
+    }
     for threads in [int(t) for t in options.threads.split(",")]:
         torch.set_num_threads(threads)
+        ours = Ours(options.model, options.dtype, cpu_activations=options.cpu_activations)
         peers = find_peers(options, threads)
         rows = {}
         for size in PEER_BATCHES:
@@ -351,7 +358,7 @@ def compare_with_peers(options: argparse.Namespace) -> None:
             )
             print_turns(threads, f"decode {size}", rows[f"decode {size}"])
         rows["prefill"] = take_turns(
-            lambda: timed(lambda: ours.prefill(prompt), PREFILL_TOKENS),
+            lambda ours=ours: timed(lambda: ours.prefill(prompt), PREFILL_TOKENS),
             {name: prefill for name, _, prefill in peers},
         )
         print_turns(threads, "prefill", rows["prefill"])
@@ -366,6 +373,36 @@ def print_turns(threads: int, title: str, measured: dict[str, Any]) -> None:
         numbers = [row.get(name) for name in names]
         columns = "".join(f"{'–' if n is None else format(n, '.2f'):>12}" for n in numbers)
         print(f"{threads} threads  {title:12}{name:14}{columns}", flush=True)
+
+
+def spin() -> None:
+    """Keep a core busy until the process is ended."""
+    while True:
+        pass
+
+
+def measure_beside_busy_loops(options: argparse.Namespace) -> None:
+    """Times of single decode steps alone, then beside processes that want all of the cores."""
+    for threads in [int(t) for t in options.threads.split(",")]:
+        torch.set_num_threads(threads)
+        ours = Ours(options.model, options.dtype, cpu_activations=options.cpu_activations)
+        for num_loops in (0, options.busy_loops):
+            loops = [multiprocessing.Process(target=spin, daemon=True) for _ in range(num_loops)]
+            for loop in loops:
+                loop.start()
+            try:
+                times = ours.step_times(prompts(1, PROMPT_TOKENS), options.steps)
+            finally:
+                for loop in loops:
+                    loop.kill()
+                    loop.join()
+            told = {
+                "median": statistics.median(times),
+                "mean": statistics.mean(times),
+                "longest": max(times),
+            }
+            numbers = ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in told.items())
+            print(f"{threads} threads, {num_loops} busy loops: {numbers}", flush=True)
 
 
 def measure_dtypes(options: argparse.Namespace) -> None:
@@ -432,10 +469,14 @@ def main() -> None:
     parser.add_argument("--peers", action="store_true", help="compare with other engines")
     parser.add_argument("--weights", action="store_true", help="compare types of weights")
     parser.add_argument("--dtype", default="float32", help="ours, with --peers")
+    parser.add_argument("--cpu-activations", default="float32", help="ours, with --peers")
     parser.add_argument("--llama-bin", type=Path, help="the folder of llama-batched-bench")
     parser.add_argument("--vllm-python", type=Path, help="an interpreter that imports vllm")
+    parser.add_argument("--busy-loops", type=int, help="step times alone and beside so many")
     options = parser.parse_args()
-    if options.weights:
+    if options.busy_loops is not None:
+        measure_beside_busy_loops(options)
+    elif options.weights:
         measure_weights(options)
     elif options.peers:
         print(f"{'tokens a second':37}{'wall':>12}{'CPU':>12}{'ours/peer':>12}{'by CPU':>12}")

@@ -11,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 # Before torch loads OpenMP, which reads it once: threads that wait by spinning stall each other for
@@ -28,17 +28,19 @@ from torch import Tensor
 
 from worker.config import EngineConfig
 from worker.errors import ConfigError
-from worker.executor.answers import answer
+from worker.executor.answers import PendingAnswers, Verification
 from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.interface import draft_requests
 from worker.executor.drafting.loading import drafter_bytes_per_token, network_loader
-from worker.executor.input_batch import InputBatch
+from worker.executor.interface import Finished, Ticket, with_history
 from worker.executor.kv_cache import (
     allocate,
     choose_num_blocks,
     copy_blocks,
     room_bytes,
 )
+from worker.executor.state import DeviceState
+from worker.executor.step_batch import StepBatch
 from worker.models.config import ModelConfig
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
@@ -160,7 +162,7 @@ def choose_kernels(
 
 
 class ModelRunner:
-    """Owns the model and the KV cache, its only state, and runs steps on them; implements
+    """Owns the model, the KV cache and the device's state, and runs steps on them; implements
     `Executor`.
 
     `load` gives the model again after it was dropped; `allocate_cache` a cache [layers,
@@ -189,39 +191,40 @@ class ModelRunner:
         self._sampler = TORCH_SAMPLER if kernels is None else Sampler(NativeDraws(kernels))
         with torch.inference_mode():
             self._cache: Tensor | None = allocate_cache()
-        self._block_size = self._cache.shape[4]
+        self._state = DeviceState(self._cache.shape[4], model.device)
         self._is_shut_down = False
 
     @torch.inference_mode()
-    def execute(self, step: SchedulerOutput) -> ModelOutput:
-        """Run one step to its end; what was drawn and scored, and who failed, by sequence id."""
+    def submit(self, step: SchedulerOutput) -> Ticket:
+        """Launch all of a step but the drafts that it asks for."""
         model, cache = self._awake()
+        drafter = self._drafter
         if step.block_copies:
             copy_blocks(cache, step.block_copies)
-            if self._drafter is not None:
-                self._drafter.copy_blocks(step.block_copies)
+            if drafter is not None:
+                drafter.copy_blocks(step.block_copies)
         if not step.sequences:
-            return ModelOutput({})
-        output = self._run(step.sequences, model, cache)
-        return output if self._drafter is None else _with_drafts(self._drafter, step, output)
-
-    def _run(
-        self, sequences: Sequence[ScheduledSequence], model: LlamaModel, cache: Tensor
-    ) -> ModelOutput:
-        """Run sequences once; all but new drafts."""
-        batch = InputBatch(sequences, self._block_size, model.device)
-        drafter = self._drafter
+            return Finished(ModelOutput({}))
+        sequences = [self._with_history(sequence) for sequence in step.sequences]
+        batch = StepBatch(sequences, self._state)
+        verification = None
         if drafter is None:
             hidden = model.hidden(batch.tensors, cache)
-            return answer(batch, hidden, model.logits, sampler=self._sampler)
-        proposals = drafter.proposals(sequences)
-        states = model.states(batch.tensors, cache)
-        drafter.record(batch, states)
-        hidden = states.index_select(0, batch.tensors.sample_rows)
-        method = self._rejection_method
-        return answer(
-            *(batch, hidden, model.logits, proposals, method, self._sums), sampler=self._sampler
-        )
+        else:
+            proposals = drafter.proposals(sequences)
+            verification = Verification(proposals, self._rejection_method, self._sums)
+            states = model.states(batch.tensors, cache)
+            drafter.record(batch, states)
+            hidden = states.index_select(0, batch.tensors.sample_rows)
+        answers = PendingAnswers(batch, hidden, model.logits, verification, self._sampler)
+        answers.store(self._state)
+        return _ModelTicket(step, answers, drafter)
+
+    def _with_history(self, sequence: ScheduledSequence) -> ScheduledSequence:
+        """With the pending token in the history of draws that look at it; waits for that token."""
+        if not sequence.takes_pending or not any(s.params.needs_history for s in sequence.samples):
+            return sequence
+        return with_history(sequence, self._state.last_token(sequence.seq_id))
 
     def _awake(self) -> tuple[LlamaModel, Tensor]:
         if self._is_shut_down:
@@ -269,23 +272,33 @@ class ModelRunner:
         self._model = self._cache = self._offloaded = self._drafter = None
 
 
-def _with_drafts(drafter: CachedDrafter, step: SchedulerOutput, output: ModelOutput) -> ModelOutput:
-    """The output with the drafts that the step asks for. The draws were waited for, and so are the
-    drafts: no device is at work before or after, and the clock sees all of it.
-    """
-    requests = draft_requests(step.sequences, output)
-    if not requests:
-        return output
-    started = time.perf_counter()
-    drafted = drafter.propose(requests, step.num_tokens)
-    seconds = time.perf_counter() - started
-    reading = min(drafted.catch_up_seconds, seconds)
-    return dataclasses.replace(
-        output,
-        drafts=drafted.drafts,
-        drafting_seconds=seconds - reading,
-        catch_up_seconds=reading,
-    )
+@dataclass(frozen=True, slots=True)
+class _ModelTicket:
+    """A step that was launched."""
+
+    step: SchedulerOutput
+    answers: PendingAnswers
+    drafter: CachedDrafter | None
+
+    @torch.inference_mode()
+    def collect(self) -> ModelOutput:
+        """The step's result, with the drafts that it asks for. The draws were waited for, and so
+        are the drafts: no device is at work before or after, and the clock sees all of it.
+        """
+        output = self.answers.collect()
+        requests = draft_requests(self.step.sequences, output) if self.drafter is not None else []
+        if self.drafter is None or not requests:
+            return output
+        started = time.perf_counter()
+        drafted = self.drafter.propose(requests, self.step.num_tokens)
+        seconds = time.perf_counter() - started
+        reading = min(drafted.catch_up_seconds, seconds)
+        return dataclasses.replace(
+            output,
+            drafts=drafted.drafts,
+            drafting_seconds=seconds - reading,
+            catch_up_seconds=reading,
+        )
 
 
 class OffloadedWeights:

@@ -14,12 +14,12 @@ import gguf
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_llama import BLOCK_SIZE, step_of
 
 from worker.config import EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.messages import AddRequest
 from worker.engine.process import build_core
 from worker.errors import ConfigError
-from worker.executor.input_batch import InputBatch
 from worker.executor.kv_cache import allocate
 from worker.executor.model_runner import build_executor, choose_kernels, choose_kv_dtype
 from worker.models.draft_head import HeadShape, head_metadata
@@ -27,7 +27,7 @@ from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
 from worker.ops.cpu import native
 from worker.ops.cpu.native import BlockLinear, CpuKernels, open_kernels
-from worker.types import SamplingParams, ScheduledSequence
+from worker.types import SamplingParams
 
 CPU = torch.device("cpu")
 TEXT = [5, 17, 80, 3, 9, 33, 21, 60, 2, 95]
@@ -59,9 +59,8 @@ def loaded(path: Path, kernels: CpuKernels, quantization: str = "none") -> Llama
 @torch.inference_mode()
 def logits(model: LlamaModel) -> torch.Tensor:
     """After every token of a text, [T, vocab]."""
-    step = InputBatch([ScheduledSequence(0, TEXT, 0, [0])], 16, CPU).tensors
-    step = replace(step, sample_rows=torch.arange(len(TEXT)))
-    return model.forward(step, allocate(1, 16, model.config, torch.float32, CPU))
+    step = replace(step_of(TEXT, 0, [2, 0, 1]), sample_rows=torch.arange(len(TEXT)))
+    return model.forward(step, allocate(3, BLOCK_SIZE, model.config, torch.float32, CPU))
 
 
 def products(model: LlamaModel) -> list[BlockLinear]:

@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.executor.input_batch import Ints
 from worker.executor.kv_cache import allocate, copy_blocks, zeros
+from worker.executor.state import Ints
 from worker.models.config import ModelConfig
 from worker.models.llama import StepTensors
 
