@@ -151,8 +151,6 @@ def run(
         queries,
         cache,
         out,
-        plan.partials,
-        plan.masses,
         scales,
         step.block_tables,
         step.query_starts,
@@ -218,6 +216,8 @@ def _run_short(
         programs = num_programs(splits, num_tiles * shape.kv_heads, plan.num_sms)
         _split_kernel[(num_tiles, shape.kv_heads, programs)](
             *common,
+            plan.partials,
+            plan.masses,
             shared,
             plan.rows,
             plan.slots,
@@ -251,84 +251,17 @@ def _split_tokens(
 
 @triton.jit
 def _attend(  # noqa: PLR0913, PLR0917
-    acc: tl.tensor,
-    total: tl.tensor,
-    peak: tl.tensor,
-    query: tl.tensor,
-    keys: tl.tensor,
-    values: tl.tensor,
-    table: tl.tensor,
-    begin: tl.tensor,
-    end: tl.tensor,
-    floor: tl.tensor,
-    lows: tl.tensor,
-    highs: tl.tensor,
-    factor: tl.tensor,
-    stride_block: tl.tensor,
-    head_dim: tl.constexpr,
-    padded_dim: tl.constexpr,
-    block_size: tl.constexpr,
-    tile_keys: tl.constexpr,
-    product: tl.constexpr,
-    is_edge: tl.constexpr,
-) -> Any:
-    """Add the keys at positions `begin` to `end` - 1 to the state of a softmax: sums of values
-    `acc` [rows, padded_dim], of weights `total` [rows], and the highest score `peak` [rows].
-
-    Row r sees positions `lows[r]` to `highs[r]`, and none below `floor`; if not `is_edge`, all.
-    """
-    dims = tl.arange(0, padded_dim)
-    for first in range(begin, end, tile_keys):
-        positions = first + tl.arange(0, tile_keys)
-        held = positions < end
-        if is_edge:
-            held &= positions >= floor
-        blocks = tl.load(table + positions // block_size, mask=held, other=0).to(tl.int64)
-        places = blocks * stride_block + (positions % block_size) * head_dim
-        inside = dims < head_dim
-        key = tl.load(
-            keys + places[None, :] + dims[:, None],
-            mask=held[None, :] & inside[:, None],
-            other=0.0,
-        ).to(product)
-        value = tl.load(
-            values + places[:, None] + dims[None, :],
-            mask=held[:, None] & inside[None, :],
-            other=0.0,
-        ).to(product)
-        scores = tl.dot(query, key, input_precision="ieee") * factor
-        if is_edge:
-            finite = tl.abs(value.to(tl.float32)) < float("inf")
-            spoiled = tl.min(finite.to(tl.int32), axis=1) == 0
-            value = tl.where(finite, value, 0.0).to(product)
-            scores = tl.where(spoiled[None, :], float("nan"), scores)
-            seen = (positions[None, :] >= lows[:, None]) & (positions[None, :] <= highs[:, None])
-            scores = tl.where(seen & held[None, :], scores, float("-inf"))
-        highest = tl.maximum(peak, tl.max(scores, axis=1))
-        # Of -inf alone nothing is to be subtracted: it would not be a number.
-        shift = tl.where(highest == float("-inf"), 0.0, highest)
-        weights = tl.exp2(scores - shift[:, None])
-        kept = tl.exp2(peak - shift)
-        total = total * kept + tl.sum(weights, axis=1)
-        acc = acc * kept[:, None] + tl.dot(weights.to(product), value, input_precision="ieee")
-        peak = highest
-    return acc, total, peak
-
-
-@triton.jit
-def _attend_tile(  # noqa: PLR0913, PLR0917
-    query: tl.tensor,
+    queries: tl.tensor,
     cache: tl.tensor,
     scales: tl.tensor,
     table: tl.tensor,
-    kv_head: tl.tensor,
-    kv_heads: tl.tensor,
+    at: tl.tensor,
+    mask: tl.tensor,
     begin: tl.tensor,
     end: tl.tensor,
-    floor: tl.tensor,
-    seen_by_all: tl.tensor,
-    lows: tl.tensor,
+    first: tl.tensor,
     highs: tl.tensor,
+    first_position: tl.tensor,
     factor: tl.tensor,
     stride_block: tl.tensor,
     stride_plane: tl.tensor,
@@ -341,16 +274,24 @@ def _attend_tile(  # noqa: PLR0913, PLR0917
     product: tl.constexpr,
     window: tl.constexpr,
 ) -> Any:
-    """Attention of a tile of rows to the keys at `begin` to `end` - 1: outputs [rows, padded_dim],
-    and base-two logarithms of the masses [rows], -inf where a row sees nothing.
-
-    All rows see the positions from `floor` to `seen_by_all` - 1, unless there is a window.
+    """Attention of the rows that begin at `at` [rows] of the queries to the keys at `begin` to
+    `end` - 1: outputs [rows, padded_dim], and base-two logarithms of the masses [rows], -inf where
+    a row sees nothing. Row r is at position `highs[r]`, the first one at `first`.
     """
+    dims = tl.arange(0, padded_dim)
+    query = tl.load(queries + at[:, None] + dims[None, :], mask=mask, other=0.0).to(product)
+    floor = first_position
+    lows = tl.full((tile_rows,), first_position, tl.int32)
+    if window > 0:
+        floor = tl.maximum(floor, first - window + 1)
+        lows = tl.maximum(lows, highs - window + 1)
     begin = tl.maximum(begin, floor // tile_keys * tile_keys)
-    plain_end = begin
+    # Up to here every row sees every key of a tile.
+    middle = begin
     if window == 0:
-        whole = tl.maximum(tl.minimum(seen_by_all, end) - begin, 0) // tile_keys * tile_keys
-        plain_end = tl.where(floor > begin, begin, begin + whole)
+        whole = tl.maximum(tl.minimum(first + 1, end) - begin, 0) // tile_keys * tile_keys
+        middle = tl.where(floor > begin, begin, begin + whole)
+    kv_head = tl.program_id(1)
     keys = cache + kv_head * stride_head
     values = keys + stride_plane
     if scales is not None:
@@ -358,52 +299,41 @@ def _attend_tile(  # noqa: PLR0913, PLR0917
     acc = tl.zeros((tile_rows, padded_dim), tl.float32)
     total = tl.zeros((tile_rows,), tl.float32)
     peak = tl.full((tile_rows,), float("-inf"), tl.float32)
-    acc, total, peak = _attend(
-        acc,
-        total,
-        peak,
-        query,
-        keys,
-        values,
-        table,
-        begin,
-        plain_end,
-        floor,
-        lows,
-        highs,
-        factor,
-        stride_block,
-        head_dim,
-        padded_dim,
-        block_size,
-        tile_keys,
-        product,
-        is_edge=False,
-    )
-    acc, total, peak = _attend(
-        acc,
-        total,
-        peak,
-        query,
-        keys,
-        values,
-        table,
-        plain_end,
-        end,
-        floor,
-        lows,
-        highs,
-        factor,
-        stride_block,
-        head_dim,
-        padded_dim,
-        block_size,
-        tile_keys,
-        product,
-        is_edge=True,
-    )
+    for is_edge in tl.static_range(2):
+        for tile in range(middle if is_edge else begin, end if is_edge else middle, tile_keys):
+            positions = tile + tl.arange(0, tile_keys)
+            held = (positions >= floor) & (positions < end)
+            blocks = tl.load(table + positions // block_size, mask=held, other=0).to(tl.int64)
+            places = blocks * stride_block + (positions % block_size) * head_dim
+            key = tl.load(
+                keys + places[None, :] + dims[:, None],
+                mask=held[None, :] & (dims < head_dim)[:, None],
+                other=0.0,
+            ).to(product)
+            value = tl.load(
+                values + places[:, None] + dims[None, :],
+                mask=held[:, None] & (dims < head_dim)[None, :],
+                other=0.0,
+            ).to(product)
+            scores = tl.dot(query, key, input_precision="ieee") * factor
+            if is_edge:
+                finite = tl.abs(value.to(tl.float32)) < float("inf")
+                spoiled = tl.min(finite.to(tl.int32), axis=1) == 0
+                value = tl.where(finite, value, 0.0).to(product)
+                scores = tl.where(spoiled[None, :], float("nan"), scores)
+                seen = (positions[None, :] >= lows[:, None]) & held[None, :]
+                seen &= positions[None, :] <= highs[:, None]
+                scores = tl.where(seen, scores, float("-inf"))
+            highest = tl.maximum(peak, tl.max(scores, axis=1))
+            # Of -inf alone nothing is to be subtracted: it would not be a number.
+            shift = tl.where(highest == float("-inf"), 0.0, highest)
+            weights = tl.exp2(scores - shift[:, None])
+            kept = tl.exp2(peak - shift)
+            total = total * kept + tl.sum(weights, axis=1)
+            acc = acc * kept[:, None] + tl.dot(weights.to(product), value, input_precision="ieee")
+            peak = highest
     if scales is not None:
-        acc *= tl.load(scales + kv_heads + kv_head)
+        acc *= tl.load(scales + tl.num_programs(1) + kv_head)
     mass = tl.where(total == 0.0, 1.0, total)
     return acc / mass[:, None], tl.where(total == 0.0, float("-inf"), peak + tl.log2(mass))
 
@@ -413,8 +343,6 @@ def _split_kernel(  # noqa: PLR0913, PLR0917
     queries: tl.tensor,
     cache: tl.tensor,
     out: tl.tensor,
-    partials: tl.tensor,
-    masses: tl.tensor,
     scales: tl.tensor,
     tables: tl.tensor,
     query_starts: tl.tensor,
@@ -428,6 +356,8 @@ def _split_kernel(  # noqa: PLR0913, PLR0917
     stride_block: tl.tensor,
     stride_plane: tl.tensor,
     stride_head: tl.tensor,
+    partials: tl.tensor,
+    masses: tl.tensor,
     shared: tl.tensor,
     rows: tl.tensor,
     slots: tl.tensor,
@@ -448,19 +378,17 @@ def _split_kernel(  # noqa: PLR0913, PLR0917
     places of any sequences; or of the rest, for places of one.
     """
     per_tile: tl.constexpr = tile_rows // sharing
-    kv_head = tl.program_id(1)
-    kv_heads = tl.num_programs(1)
     index = tl.arange(0, tile_rows)
+    real = index < per_tile * sharing
     if is_shared:
         places = tl.program_id(0) * per_tile + index // sharing
-        sequences = places // rows
-        real = (index < per_tile * sharing) & (sequences < size)
-        sequences = tl.where(real, sequences, 0)
+        real &= places < size * rows
+        sequences = tl.where(real, places // rows, 0)
         ranks = places % rows
         starts = tl.load(query_starts + sequences)
         counts = tl.load(query_starts + sequences + 1) - starts
         table = tables
-        first, num_tokens, last, ends = 0, shared, shared, shared
+        base, num_tokens, first, end, slot = 0, shared, shared, shared, 0
         highs = tl.full((tile_rows,), shared, tl.int32)
     else:
         tiles = tl.cdiv(rows, per_tile)
@@ -468,57 +396,40 @@ def _split_kernel(  # noqa: PLR0913, PLR0917
         rank = tl.program_id(0) % tiles * per_tile
         ranks = rank + index // sharing
         places = sequence * rows + ranks
-        real = index < per_tile * sharing
         starts = tl.load(query_starts + sequence)
         counts = tl.load(query_starts + sequence + 1) - starts
+        if (rank >= counts) | (counts > short_rows):
+            return
         table = tables + sequence.to(tl.int64) * stride_table
         context = tl.load(context_lens + sequence)
-        first, num_tokens = shared, tl.maximum(context - shared, 0)
-        last = context - counts + rank
-        ends = tl.minimum(last + per_tile, context)
+        base, num_tokens = shared, tl.maximum(context - shared, 0)
+        slot = tl.cdiv(shared, _split_tokens(shared, split_tokens, max_splits))
+        first = context - counts + rank
+        end = tl.minimum(first + per_tile, context)
         highs = context - counts + ranks
-        if counts > short_rows:
-            return
     real &= ranks < counts
-    floor = first_position
-    lows = tl.full((tile_rows,), first_position, tl.int32)
-    if window > 0:
-        floor = tl.maximum(floor, last - window + 1)
-        lows = tl.maximum(lows, highs - window + 1)
-    if tl.max(real.to(tl.int32), axis=0) == 0:
-        return
     dims = tl.arange(0, padded_dim)
-    heads = kv_head * sharing + index % sharing
+    heads = tl.program_id(1) * sharing + index % sharing
     rows_at = (starts + ranks).to(tl.int64)
     mask = real[:, None] & (dims < head_dim)[None, :]
-    query = tl.load(
-        queries + (rows_at * stride_row + heads * stride_query_head)[:, None] + dims[None, :],
-        mask=mask,
-        other=0.0,
-    ).to(product)
+    num_heads = tl.num_programs(1) * sharing
     length = _split_tokens(num_tokens, split_tokens, max_splits)
-    slot = 0
-    if not is_shared and shared > 0:
-        slot = tl.cdiv(shared, _split_tokens(shared, split_tokens, max_splits))
-    splits = tl.cdiv(num_tokens, length)
-    if slots == 1:
-        # A row that sees nothing is written, too.
-        splits = 1
+    # Where there is one slot, a row that sees nothing is written, too.
+    splits = tl.where(slots == 1, 1, tl.cdiv(num_tokens, length))
     for split in range(tl.program_id(2), splits, tl.num_programs(2)):
-        begin = first + split * length
-        result, mass = _attend_tile(
-            query,
+        begin = base + split * length
+        result, mass = _attend(
+            queries,
             cache,
             scales,
             table,
-            kv_head,
-            kv_heads,
+            rows_at * stride_row + heads * stride_query_head,
+            mask,
             begin,
-            tl.minimum(begin + length, ends),
-            floor,
-            last + 1,
-            lows,
+            tl.minimum(begin + length, end),
+            first,
             highs,
+            first_position,
             factor,
             stride_block,
             stride_plane,
@@ -532,10 +443,10 @@ def _split_kernel(  # noqa: PLR0913, PLR0917
             window,
         )
         if slots == 1:
-            at = (rows_at * (kv_heads * sharing) + heads) * head_dim
+            at = (rows_at * num_heads + heads) * head_dim
             tl.store(out + at[:, None] + dims[None, :], result, mask=mask)
         else:
-            at = (places.to(tl.int64) * (kv_heads * sharing) + heads) * slots + slot + split
+            at = (places.to(tl.int64) * num_heads + heads) * slots + slot + split
             tl.store(partials + (at * head_dim)[:, None] + dims[None, :], result, mask=mask)
             tl.store(masses + at, mass, mask=real)
 
@@ -576,7 +487,7 @@ def _merge_kernel(  # noqa: PLR0913, PLR0917
     dims = tl.arange(0, padded_dim)
     inside = dims < head_dim
     acc = tl.zeros((padded_dim,), tl.float32)
-    for split in range(0, splits):
+    for split in range(splits):
         weight = tl.exp2(tl.load(masses + at + split) - shift)
         part = tl.load(partials + (at + split) * head_dim + dims, mask=inside, other=0.0)
         acc += weight * part
@@ -589,8 +500,6 @@ def _chunk_kernel(  # noqa: PLR0913, PLR0917
     queries: tl.tensor,
     cache: tl.tensor,
     out: tl.tensor,
-    partials: tl.tensor,
-    masses: tl.tensor,
     scales: tl.tensor,
     tables: tl.tensor,
     query_starts: tl.tensor,
@@ -621,8 +530,6 @@ def _chunk_kernel(  # noqa: PLR0913, PLR0917
     """
     per_tile: tl.constexpr = tile_rows // sharing
     tile = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    kv_heads = tl.num_programs(1)
     sequence, above = tile * 0, tile * 0 + size
     while above - sequence > 1:
         middle = (sequence + above) // 2
@@ -638,35 +545,23 @@ def _chunk_kernel(  # noqa: PLR0913, PLR0917
     index = tl.arange(0, tile_rows)
     ranks = rank + index // sharing
     real = (index < per_tile * sharing) & (ranks < count)
-    last = context - count + rank
-    highs = context - count + ranks
-    floor = first_position
-    lows = tl.full((tile_rows,), first_position, tl.int32)
-    if window > 0:
-        floor = tl.maximum(floor, last - window + 1)
-        lows = tl.maximum(lows, highs - window + 1)
+    first = context - count + rank
     dims = tl.arange(0, padded_dim)
-    heads = kv_head * sharing + index % sharing
+    heads = tl.program_id(1) * sharing + index % sharing
     rows_at = (start + ranks).to(tl.int64)
     mask = real[:, None] & (dims < head_dim)[None, :]
-    query = tl.load(
-        queries + (rows_at * stride_row + heads * stride_query_head)[:, None] + dims[None, :],
-        mask=mask,
-        other=0.0,
-    ).to(product)
-    result, _ = _attend_tile(
-        query,
+    result, _ = _attend(
+        queries,
         cache,
         scales,
         tables + sequence.to(tl.int64) * stride_table,
-        kv_head,
-        kv_heads,
+        rows_at * stride_row + heads * stride_query_head,
+        mask,
         0,
-        tl.minimum(last + per_tile, context),
-        floor,
-        last + 1,
-        lows,
-        highs,
+        tl.minimum(first + per_tile, context),
+        first,
+        context - count + ranks,
+        first_position,
         factor,
         stride_block,
         stride_plane,
@@ -679,5 +574,5 @@ def _chunk_kernel(  # noqa: PLR0913, PLR0917
         product,
         window,
     )
-    at = (rows_at * (kv_heads * sharing) + heads) * head_dim
+    at = (rows_at * (tl.num_programs(1) * sharing) + heads) * head_dim
     tl.store(out + at[:, None] + dims[None, :], result, mask=mask)
