@@ -1,0 +1,32 @@
+"""The Triton kernels do what torch does: on a GPU, or in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+PARITIES = sorted(path.name for path in HERE.glob("parity_*.py"))
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("parity", PARITIES)
+def test_kernels_agree_with_torch(parity: str) -> None:
+    """The parity tests pass in a process of their own, where the interpreter can be chosen."""
+    interpret = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(HERE / parity)],
+        env={**os.environ, **interpret, "OMP_NUM_THREADS": "1"},
+        cwd=HERE.parents[3],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert "passed" in done.stdout
