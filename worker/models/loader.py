@@ -19,7 +19,7 @@ from torch import Tensor
 from worker.errors import ConfigError, ModelError
 from worker.models.checkpoints import GgufCheckpoint, WeightFile, open_checkpoint
 from worker.models.config import ModelConfig, RopeScaling
-from worker.models.llama import LayerWeights, LlamaModel, layer_shape, with_native
+from worker.models.llama import LayerWeights, LlamaModel, layer_shape, native_layers
 from worker.ops.cpu.native import CpuKernels
 from worker.ops.linear import DenseLinear, Linear, make_linear
 from worker.ops.rope import RopeTable, make_rope_table
@@ -191,6 +191,7 @@ class _Assembly:
         return LlamaModel(
             *(config, embedding, layers, final_norm, head, rope),
             *(self._dtype, self._device, self._kernels),
+            native_layers(layers, config) if self._kernels is not None else None,
         )
 
     def _tables(self, shape: tuple[int, int]) -> tuple[Linear, Linear]:
@@ -215,7 +216,7 @@ class _Assembly:
             name: self._read(f"{prefix}{name}.weight", (size,))
             for name, size in _norms(config).items()
         }
-        layer = LayerWeights(
+        return LayerWeights(
             input_norm=norms["input_layernorm"],
             qkv=parts["qkv"],
             output=parts["output"],
@@ -226,7 +227,6 @@ class _Assembly:
             key_norm=norms.get("self_attn.k_norm"),
             rotates=index not in config.no_rope_layers,
         )
-        return with_native(layer, config)
 
     def _linear(self, prefix: str, part: _Projection) -> Linear:
         """The fused product, its parts below each other."""

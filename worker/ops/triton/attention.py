@@ -38,6 +38,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from worker.ops.backends import AttentionShape
 from worker.ops.step import StepTensors
 
 SHORT_ROWS = 16
@@ -50,16 +51,6 @@ _SHORT_TILE = 16
 _CHUNK_TILE = 64
 # A tile of keys, in bytes; it and as many values are to fit a multiprocessor's memory a few times.
 _TILE_BYTES = 1 << 14
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """The heads of a layer, and the number of tokens in a block of its cache."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    block_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +90,17 @@ def num_programs(splits: int, num_tiles: int, num_sms: int) -> int:
 def plan(
     step: StepTensors,
     shape: AttentionShape,
-    max_rows: int,
-    max_context: int,
     num_sms: int,
-    shared_tokens: int = 0,
 ) -> AttentionPlan:
-    """What `run` needs of a step in which no sequence has more than `max_rows` rows, nor a context
-    longer than `max_context`.
+    """What `run` needs of a step, on a device with `num_sms` multiprocessors.
 
-    All sequences have the same blocks, all written before this step, at their first `shared_tokens`
-    positions; no row is at one of these. Of them whole splits are read together, and none in a step
-    with a sequence of more than `SHORT_ROWS` rows.
+    Of what all sequences share (`step.shared_tokens`), whole splits are read together; none in a
+    step with a sequence of more than `SHORT_ROWS` rows.
     """
+    max_rows, shared_tokens = step.max_rows, step.shared_tokens
     size, width = step.block_tables.shape
     rows = min(max_rows, SHORT_ROWS)
-    max_context = min(max_context, width * shape.block_size)
+    max_context = min(step.max_context, width * shape.block_size)
     shared = 0 if max_rows > SHORT_ROWS else shared_tokens // SPLIT_TOKENS * SPLIT_TOKENS
     # A layer with a window does not use what is shared: it has slots for the whole context.
     own = num_splits(max(0, max_context - shared))

@@ -9,7 +9,6 @@ All is computed in float32, and rounded when it is written.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,19 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from worker.ops.backends import HeadNorms
 from worker.ops.rope import RopeTable
 from worker.ops.step import StepTensors
 
 _TILE = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class HeadNorms:
-    """Weights [head_dim] of the norms of each query and each key, before they are rotated."""
-
-    query: Tensor
-    key: Tensor
-    eps: float
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:

@@ -15,10 +15,10 @@ from tiny_llama import TINY, tiny_llama
 from torch import Tensor
 
 from worker.models.config import ModelConfig
-from worker.models.llama import LayerWeights, LlamaModel, with_native
+from worker.models.llama import LayerWeights, LlamaModel, native_layers
 from worker.models.loader import model_rope_table
 from worker.ops.cpu import native
-from worker.ops.cpu.native import GGML_TYPES, CpuKernels, Stored, open_kernels, stored
+from worker.ops.cpu.native import GGML_TYPES, BlockLinear, CpuKernels, Stored, open_kernels, stored
 from worker.ops.linear import make_linear
 from worker.ops.step import StepTensors
 
@@ -182,7 +182,7 @@ def dense_layer(config: ModelConfig, rotates: bool = True) -> LayerWeights:
 
 
 def native_layer(kernels: CpuKernels, layer: LayerWeights, config: ModelConfig) -> LayerWeights:
-    """The same layer run by kernels."""
+    """The same layer with native products."""
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     rows = {
         "qkv": queries + 2 * keys,
@@ -194,7 +194,7 @@ def native_layer(kernels: CpuKernels, layer: LayerWeights, config: ModelConfig) 
         name: kernels.linear([stored(getattr(layer, name).rows(torch.arange(count)))])
         for name, count in rows.items()
     }
-    return with_native(dataclasses.replace(layer, **products), config)
+    return dataclasses.replace(layer, **products)
 
 
 class Run:
@@ -211,10 +211,14 @@ class Run:
         model = tiny_llama(config=config)
         self.size = block_size
         self.first_position = first_position
-        kernels = layer.native._kernels if layer.native is not None else None
+        kernels = layer.qkv.kernels if isinstance(layer.qkv, BlockLinear) else None
         rope = model_rope_table(config, config.max_context, torch.device("cpu"))
         self.model: LlamaModel = dataclasses.replace(
-            model, layers=(layer,), kernels=kernels, rope=rope
+            model,
+            layers=(layer,),
+            kernels=kernels,
+            native=native_layers([layer], config),
+            rope=rope,
         )
         shape = (1, 64, 2, config.num_kv_heads, block_size, config.head_dim)
         self.cache = torch.full(shape, torch.nan, dtype=dtype)
@@ -240,6 +244,8 @@ class Run:
                 [[text + 4 * i for i in range(width)] for text, _, _ in shares], dtype=ints
             ),
             sample_rows=torch.tensor(ends[1:] - 1, dtype=ints),
+            max_rows=max(count for *_, count in shares),
+            max_context=max(start + count for _, start, count in shares),
             first_position=self.first_position,
         )
         return self.model.states(step, self.cache)

@@ -59,6 +59,8 @@ def make_step(
         context_lens=torch.tensor([context for context, _ in spans], dtype=torch.int32),
         block_tables=tables,
         sample_rows=none,
+        max_rows=max((count for _, count in spans), default=0),
+        max_context=max((context for context, _ in spans), default=0),
         first_position=first_position,
     )
     return step, shared + 1 + sum(counts)
@@ -88,9 +90,8 @@ def attend(
     """The kernels' answer, on the CPU."""
     there = on_device(step)
     shape = AttentionShape(queries.shape[1], cache.shape[2], queries.shape[2], cache.shape[3])
-    max_rows = int(step.query_starts.diff().max()) if len(step.context_lens) else 0
-    max_context = int(step.context_lens.max()) if len(step.context_lens) else 0
-    plan = attention.plan(there, shape, max_rows, max_context, num_sms, shared_tokens)
+    there = replace(there, shared_tokens=shared_tokens)
+    plan = attention.plan(there, shape, num_sms)
     out = torch.full((len(queries), queries.shape[1] * queries.shape[2]), torch.nan)
     out = out.to(DEVICE, queries.dtype)
     # Workspace that was not written is not read.
@@ -372,7 +373,7 @@ def test_the_host_reads_nothing() -> None:
     with pytest.MonkeyPatch.context() as patch, NoReads():
         for name in ("_split_kernel", "_merge_kernel", "_chunk_kernel"):
             patch.setattr(attention, name, Launches(launched))
-        plan = attention.plan(there, AttentionShape(3, 1, 64, 16), 70, 700, 132)
+        plan = attention.plan(there, AttentionShape(3, 1, 64, 16), 132)
         attention.run(queries, cache, plan, out)
     assert len(launched) == 3
 

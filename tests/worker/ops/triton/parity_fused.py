@@ -73,7 +73,7 @@ def make_step(rows: int, num_slots: int) -> StepTensors:
     positions = torch.randint(0, 200, (rows,), generator=generator, dtype=torch.int32)
     slots = torch.randperm(num_slots, generator=generator, dtype=torch.int32)[:rows]
     none = torch.zeros(0, dtype=torch.int32)
-    return StepTensors(none, positions.to(DEVICE), slots.to(DEVICE), none, none, none, none)
+    return StepTensors(none, positions.to(DEVICE), slots.to(DEVICE), none, none, none, none, 1, 200)
 
 
 def rope_table(head_dim: int) -> rope.RopeTable:
@@ -150,7 +150,8 @@ def test_a_row_alone_is_the_row_in_a_batch() -> None:
     for index in range(9):
         mine = slice(index, index + 1)
         own = StepTensors(
-            *[step.token_ids, step.positions[mine], step.slots[mine], *[step.token_ids] * 4]
+            *[step.token_ids, step.positions[mine], step.slots[mine], *[step.token_ids] * 4],
+            *(1, 200),
         )
         fused.rotate_and_write(rows[mine], apart, own, table)
     assert torch.equal(rows, qkv)

@@ -101,9 +101,10 @@ def ints(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.int32)
 
 
-def make_step(size: int, rows: int, width: int) -> StepTensors:
+def make_step(size: int, rows: int, width: int, max_context: int, shared: int = 0) -> StepTensors:
     each = ints(rows)
-    return StepTensors(each, each, each, ints(size + 1), ints(size), ints(size, width), each)
+    tensors = (each, each, each, ints(size + 1), ints(size), ints(size, width), each)
+    return StepTensors(*tensors, rows // size, max_context, shared_tokens=shared)
 
 
 @pytest.mark.parametrize(
@@ -135,10 +136,10 @@ def test_attention(
         with torch.device("cuda"):
             cache = torch.empty(100, 2, 2, 16, head_dim, dtype=cache_dtype)
             scales = torch.ones(2, 2) if cache_dtype.itemsize == 1 else None
-            step = make_step(size, size * max_rows, 64)
+            step = make_step(size, size * max_rows, 64, max_context, shared)
             queries = torch.empty(size * max_rows, 2 * sharing, head_dim, dtype=dtype)
             out = torch.empty(size * max_rows, 2 * sharing * head_dim, dtype=dtype)
-        plan = attention.plan(step, shape, max_rows, max_context, 132, shared)
+        plan = attention.plan(step, shape, 132)
         attention.run(queries, cache, plan, out, window, scales)
     assert set(compiled) == kernels
 
@@ -155,7 +156,7 @@ def test_fused_kernels(capability: int, monkeypatch: pytest.MonkeyPatch) -> None
     fused.rms_norm(x, weight, 1e-5, out)
     fused.add_rms_norm_(x, x, weight, 1e-5, out)
     fused.silu_mul(torch.empty(4, 3072, dtype=torch.bfloat16), torch.empty(4, 1536))
-    step, qkv = make_step(4, 4, 8), torch.empty(4, 15 * 64, dtype=torch.bfloat16)
+    step, qkv = make_step(4, 4, 8, 99), torch.empty(4, 15 * 64, dtype=torch.bfloat16)
     table, norms = RopeTable(torch.empty(99, 64), torch.empty(99, 64)), HeadNorms(x, x, 1e-5)
     cache = torch.empty(9, 2, 3, 16, 64, dtype=torch.bfloat16)
     fused.rotate_and_write(qkv, cache, step, None)
