@@ -47,7 +47,7 @@ from safetensors.torch import save_file
 
 from worker.config import EngineConfig, SchedulerConfig
 from worker.executor.interface import Executor, execute
-from worker.executor.model_runner import build_executor, choose_dtype
+from worker.executor.start import build_executor, choose_dtype
 from worker.models.config import from_hf
 from worker.models.loader import GgufCheckpoint, expected_shapes
 from worker.ops.linear import can_pack

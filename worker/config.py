@@ -162,7 +162,8 @@ class KvEventsConfig:
 class EngineConfig:
     """Everything the engine process needs; sent to it as msgpack on its command line's pipe.
 
-    `engine` is "torch" or "sim". `dtype` is "auto", "float32", "bfloat16" or "float16";
+    `engine` is "torch" or "sim", `device` "auto", "cpu" or "cuda", `attention_backend` "auto",
+    "torch" or "triton". `dtype` is "auto", "float32", "bfloat16" or "float16";
     `kv_cache_dtype` is "auto" (that of activations), "float32" or "bfloat16"; `quantization` is
     "none", "q8_0" or "q4_1".
     `num_blocks_override` None: sized from memory (torch) or the default of the simulator.
@@ -194,6 +195,8 @@ class EngineConfig:
     step_budget_seconds: float = 2.5
     num_threads: int | None = None
     cpu_activations: str = "float32"
+    device: str = "auto"
+    attention_backend: str = "auto"
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     sim: SimConfig = field(default_factory=SimConfig)
     kv_events: KvEventsConfig = field(default_factory=lambda: KvEventsConfig())

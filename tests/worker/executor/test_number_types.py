@@ -21,7 +21,7 @@ from worker.engine.messages import AddRequest
 from worker.engine.process import build_core
 from worker.errors import ConfigError
 from worker.executor.kv_cache import allocate
-from worker.executor.model_runner import build_executor, choose_kernels, choose_kv_dtype
+from worker.executor.start import build_executor, choose_kernels, choose_kv_dtype
 from worker.models.draft_head import HeadShape, head_metadata
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model

@@ -20,7 +20,7 @@ from worker.executor.drafting.loading import (
 )
 from worker.executor.interface import execute
 from worker.executor.kv_cache import choose_num_blocks
-from worker.executor.model_runner import build_executor
+from worker.executor.start import build_executor
 from worker.models.loader import load_model
 from worker.types import Draw, SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 
