@@ -91,7 +91,7 @@ class Lent:
     """Implements `Executor`: another one, which outlives the engine that it is lent to."""
 
     def __init__(self, executor: Executor) -> None:
-        self.execute = executor.execute
+        self.submit = executor.submit
 
     def sleep(self, level: int) -> None:
         """Not used here."""

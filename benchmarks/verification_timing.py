@@ -27,7 +27,7 @@ from worker.engine.core import EngineCore
 from worker.engine.drafters.interface import DraftContext
 from worker.engine.scheduler import Scheduler
 from worker.engine.speculation import Speculation
-from worker.executor.interface import Executor
+from worker.executor.interface import Executor, execute
 from worker.executor.model_runner import build_executor
 from worker.types import Drafts, SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 
@@ -144,7 +144,7 @@ def time_steps(executor: Executor, sizes: Sequence[int], repeats: int) -> list[d
     rows = []
     for size in sizes:
         for index, prompt in enumerate(prompts(size)):
-            executor.execute(SchedulerOutput(0, (share(index, prompt, 0, 0),)))
+            execute(executor, SchedulerOutput(0, (share(index, prompt, 0, 0),)))
         seconds: dict[int, list[float]] = {k: [] for k in (0, *LENGTHS)}
         for repeat in range(repeats + 2):
             for k, measured in seconds.items():
@@ -153,7 +153,7 @@ def time_steps(executor: Executor, sizes: Sequence[int], repeats: int) -> list[d
                     0, tuple(share(i, d, PROMPT_TOKENS, k) for i, d in enumerate(drafts))
                 )
                 started = time.perf_counter()
-                executor.execute(step)
+                execute(executor, step)
                 if repeat >= 2:  # those before choose kernels
                     measured.append(time.perf_counter() - started)
         medians = {k: statistics.median(measured) for k, measured in seconds.items()}

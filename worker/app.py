@@ -341,7 +341,7 @@ def cache_info(engine: EngineConfig, ready: EngineReady) -> dict[str, str]:
         "kv_cache_layout": "auto",
         "prefix_match_unit": 1 if engine.enable_partial_hits else ready.block_size,
         "gpu_memory_utilization": engine.gpu_memory_utilization,
-        "cache_dtype": engine.dtype,
+        "cache_dtype": engine.kv_cache_dtype,
         "is_attention_free": False,
         "num_gpu_blocks_override": engine.num_blocks_override,
         "sliding_window": None,

@@ -162,13 +162,17 @@ class KvEventsConfig:
 class EngineConfig:
     """Everything the engine process needs; sent to it as msgpack on its command line's pipe.
 
-    `engine` is "torch" or "sim". `dtype` is "auto", "float32", "bfloat16" or "float16".
+    `engine` is "torch" or "sim". `dtype` is "auto", "float32", "bfloat16" or "float16";
+    `kv_cache_dtype` is "auto" (that of activations), "float32" or "bfloat16"; `quantization` is
+    "none", "q8_0" or "q4_1".
     `num_blocks_override` None: sized from memory (torch) or the default of the simulator.
     """
 
     engine: str
     model_path: str | None
     dtype: str = "auto"
+    quantization: str = "none"
+    kv_cache_dtype: str = "auto"
     block_size: int = 16
     num_blocks_override: int | None = None
     kv_cache_memory_bytes: int | None = None

@@ -47,6 +47,8 @@ SIM_MAX_MODEL_LEN = 8192
 LEAST_HEARTBEAT_TIMEOUT_SECONDS = 1.0
 CPU_ACTIVATIONS = ("float32", "int8")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS = ("none", "q8_0", "q4_1")
+KV_CACHE_DTYPES = ("auto", "float32", "bfloat16")
 _MOST_BATCHES = (1 << 31) - 1
 
 # Of flags whose fields have no default, or another one; the sequence length is the model's.
@@ -63,6 +65,18 @@ _ENGINE = (
         DTYPES,
         "auto is float32 on a CPU, half precision on a GPU; bfloat16 is float32 on a CPU"
         " without AVX-512 or AVX-NE-CONVERT",
+    ),
+    Flag(
+        "--quantization",
+        QUANTIZATIONS,
+        "on a CPU, convert the weights of a safetensors checkpoint to blocks of 8 or 4 bits as they"
+        " are loaded; a draft model's stay (default %(default)s)",
+    ),
+    Flag(
+        "--kv-cache-dtype",
+        KV_CACHE_DTYPES,
+        "auto is that of activations; on a CPU bfloat16 halves the cache, and may change answers"
+        " (default %(default)s)",
     ),
     Flag(
         "--max-model-len",

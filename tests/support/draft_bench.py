@@ -12,6 +12,7 @@ from tiny_llama import BLOCK_SIZE, NUM_BLOCKS, TINY, empty_cache, states_of, ste
 from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.interface import DraftNetwork
 from worker.executor.drafting.rounds import most_rows
+from worker.executor.interface import execute
 from worker.executor.model_runner import ModelRunner
 from worker.models.draft_head import DraftHead, HeadShape, assemble
 from worker.models.llama import LlamaModel
@@ -155,7 +156,7 @@ class Bench:
         self.num_steps += 1
         step = SchedulerOutput(self.num_steps, tuple(shares), tuple(self.copies))
         self.copies = []
-        return self.runner.execute(step)
+        return execute(self.runner, step)
 
     def update(self, walker: Walker, share: ScheduledSequence, output: ModelOutput) -> int:
         """Append the draws of a share; how many of its drafts stood."""

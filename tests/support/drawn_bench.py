@@ -17,6 +17,7 @@ from toy_speculation import NUM_TOKENS, PROMPT, VOCAB
 from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.interface import DraftNetwork
 from worker.executor.drafting.loading import ModelNetwork
+from worker.executor.interface import execute
 from worker.executor.model_runner import ModelRunner
 from worker.models.config import ModelConfig
 from worker.models.llama import LlamaModel, StepTensors
@@ -136,7 +137,7 @@ class DrawnBench:
             plans.append((walker, share_of(walker, count, drafts, num_to_draft, params)))
         if isinstance(self._network, BreaksLate):
             self._network.rounds = 0
-        output = self._runner.execute(SchedulerOutput(0, tuple(share for _, share in plans)))
+        output = execute(self._runner, SchedulerOutput(0, tuple(share for _, share in plans)))
         for walker, share in plans:
             draws = [draw.token_id for draw in output.sampled[walker.seq_id]]
             self.num_accepted += len(draws) - 1

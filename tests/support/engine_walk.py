@@ -26,6 +26,7 @@ from worker.engine.messages import (
     WakeUp,
 )
 from worker.engine.scheduler import Scheduler
+from worker.executor.interface import Ticket
 from worker.types import (
     FinishReason,
     ModelOutput,
@@ -44,15 +45,13 @@ class EagerPipeline:
 
     def __init__(self, executor: Any) -> None:
         self._executor = executor
-        self._results: deque[ModelOutput] = deque()
-        self._previous: ModelOutput | None = None
+        self._tickets: deque[Ticket] = deque()
 
     def submit(self, step: SchedulerOutput) -> None:
-        self._previous = pipeline.execute(self._executor, step, self._previous)
-        self._results.append(self._previous)
+        self._tickets.append(self._executor.submit(step))
 
     def wait(self) -> ModelOutput:
-        return self._results.popleft()
+        return self._tickets.popleft().collect()
 
     def shutdown(self) -> None:
         """Nothing runs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 
+from worker.executor.interface import HostExecutor
 from worker.types import (
     Drafts,
     Draw,
@@ -33,8 +34,8 @@ def told(token: int, position: int) -> TokenLogprobs:
     return TokenLogprobs((token,), (-float(position),), 1)
 
 
-class PagedExecutor:
-    """Implements `Executor` on a KV cache of plain tokens.
+class PagedExecutor(HostExecutor):
+    """An executor on a KV cache of plain tokens.
 
     It reads each context back through the block table, so a wrong table, a block that was re-used
     too early, a hit on the wrong contents or a missing copy changes the answer or raises. With

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from worker.executor.input_batch import InputBatch
+from worker.executor.state import DeviceState
+from worker.executor.step_batch import StepBatch
 from worker.models.config import ModelConfig
 from worker.models.llama import LayerWeights, LlamaModel, StepTensors
 from worker.models.loader import model_rope_table
@@ -77,7 +78,7 @@ def empty_cache(config: ModelConfig) -> Tensor:
 def step_of(token_ids: Sequence[int], start: int, table: Sequence[int]) -> StepTensors:
     """One sequence's tokens from position `start` on, as a step."""
     sequence = ScheduledSequence(1, list(token_ids), start, list(table))
-    return InputBatch([sequence], BLOCK_SIZE, torch.device("cpu")).tensors
+    return StepBatch([sequence], DeviceState(BLOCK_SIZE, torch.device("cpu"))).tensors
 
 
 def states_of(model: LlamaModel, token_ids: Sequence[int]) -> Tensor:

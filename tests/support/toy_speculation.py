@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from worker.executor.answers import answer
+from worker.executor.answers import PendingAnswers, Verification
 from worker.ops.draft import choose_drafts
 from worker.ops.drafted import AcceptedPrefixes, DraftBatch
 from worker.ops.noise import Purpose
@@ -290,7 +290,7 @@ class Toy:
         return counts, rules.last(batch, acceptance, noise, draws)
 
     def replay(self, index: int, how: Drafting) -> list[int]:
-        """The first tokens of one request, by `choose_drafts` and `answer` as the executor asks."""
+        """The first tokens of one request, as `choose_drafts` and `PendingAnswers` give them."""
         seed = int(self.chance.seeds[index])
         params = replace(self.params, seed=seed)
         output: list[int] = []
@@ -308,7 +308,9 @@ class Toy:
             hidden = [self.raw([*output, *drafts[:i]]) for i in range(len(drafts) + 1)]
             proposals = {} if q is None or how.method == "coupled" else {7: q}
             batch: Any = _Rows(sequence)
-            result = answer(batch, torch.stack(hidden), torch.clone, proposals, how.method)
+            verification = Verification(proposals, how.method)
+            answers = PendingAnswers(batch, torch.stack(hidden), torch.clone, verification)
+            result = answers.collect()
             output += [draw.token_id for draw in result.sampled[7]]
         return output[:NUM_TOKENS]
 
@@ -342,10 +344,11 @@ class Toy:
 
 
 class _Rows:
-    """What `answer` reads of an `InputBatch`."""
+    """What `PendingAnswers` reads of a `StepBatch`."""
 
     def __init__(self, sequence: ScheduledSequence) -> None:
         self.sampled = [sequence]
+        self.sampled_slots = np.zeros(1, np.int32)
         self.scored: list[ScheduledSequence] = []
         self.silent: list[ScheduledSequence] = []
         self.num_logits = 1 + sequence.num_drafts

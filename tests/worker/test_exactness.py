@@ -120,7 +120,7 @@ class Lent(Executor):
     """Another executor, which outlives the engine that it is lent to."""
 
     def __init__(self, executor: Any) -> None:
-        self.execute = executor.execute
+        self.submit = executor.submit
 
 
 def prompts_with_shared_prefixes(rng: Random, count: int) -> list[list[int]]:

@@ -62,12 +62,14 @@ def test_flags_reach_the_engine() -> None:
         *("--max-num-seqs", "4", "--max-num-batched-tokens", "256", "--no-enable-prefix-caching"),
         *("--long-prefill-token-threshold", "128", "--max-num-queued-reqs", "9", "--seed", "3"),
         *("--num-threads", "2", "--dtype", "float32", "--served-model-name", "a", "b"),
+        *("--quantization", "q4_1", "--kv-cache-dtype", "bfloat16"),
         *("--sim-prefill-tokens-per-second", "1000", "--sim-decode-base-ms", "5"),
         *("--sim-decode-per-seq-ms", "0.5", "--sim-time-scale", "0", "--shutdown-timeout", "7"),
     )
     engine = config.engine
     assert (engine.block_size, engine.num_blocks_override, engine.num_threads) == (32, 64, 2)
     assert (engine.dtype, engine.enable_prefix_caching) == ("float32", False)
+    assert (engine.quantization, engine.kv_cache_dtype) == ("q4_1", "bfloat16")
     assert engine.scheduler.max_num_seqs == config.api.max_num_seqs == 4
     assert engine.scheduler.max_num_batched_tokens == 256
     assert engine.scheduler.long_prefill_token_threshold == 128
@@ -283,6 +285,8 @@ def test_what_cannot_work_is_one_sentence(flags: list[str], message: str) -> Non
         ["--max-model", "10"],
         ["--max-num-seqs", "0"],
         ["--dtype", "int8"],
+        ["--quantization", "awq"],
+        ["--kv-cache-dtype", "fp8"],
         ["--block-size", "24"],
         ["--block-size", "0"],
         ["--watermark", "1.5"],

@@ -26,7 +26,7 @@ from worker.engine.messages import AddRequest, SpeculationFigures
 from worker.engine.process import build_core
 from worker.engine.scheduler import Scheduler
 from worker.engine.speculation import Speculation
-from worker.executor.interface import Executor
+from worker.executor.interface import HostExecutor, execute
 from worker.tokenizer.checkpoint import read_checkpoint
 from worker.tokenizer.tokenizer import Tokenizer, build_tokenizer
 from worker.types import (
@@ -283,7 +283,7 @@ def dealt(requests: Requests, plain: Mapping[str, Sequence[int]]) -> Dealt:
 
 
 @dataclass
-class Steps(Executor):
+class Steps(HostExecutor):
     """Another executor, which outlives the engine; counts what it is asked."""
 
     inner: Any
@@ -298,7 +298,7 @@ class Steps(Executor):
         self.counts["drafts beside others"] += bool(drafting) and len(drafting) < len(
             step.sequences
         )
-        result: ModelOutput = self.inner.execute(step)
+        result: ModelOutput = execute(self.inner, step)
         return result
 
 

@@ -3,10 +3,9 @@
 Theory of operation
 -------------------
 A step may be submitted before the one in front of it has ended. Where it then says `takes_pending`,
-the token is not known yet: the pipeline puts it in when the step's turn comes, from the result of
-the step before, so that an executor only ever sees plain tokens. A sequence whose draw failed in
-the step before is left out; the scheduler ends it when it sees that result, and discards whatever
-the next step gives.
+the token is not known yet: the executor takes it from what the step before drew. What a sequence
+does whose draw failed there has no meaning; the scheduler ends it when it sees that result, and
+discards whatever the next step gives.
 
 Steps run strictly in the order of `submit`, each after the one before it has ended. The scheduler
 relies on that when it gives away blocks that a step in flight still writes.
@@ -15,13 +14,11 @@ relies on that when it gives away blocks that a step in flight still writes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from typing import Protocol
 
-from worker.executor.interface import Executor
-from worker.types import ModelOutput, SampleSpec, ScheduledSequence, SchedulerOutput
+from worker.executor.interface import Executor, Ticket, execute
+from worker.types import ModelOutput, SchedulerOutput
 
 
 class Pipeline(Protocol):
@@ -52,7 +49,6 @@ class InlinePipeline:
         self.depth = depth
         self._executor = executor
         self._steps: deque[SchedulerOutput] = deque()
-        self._previous: ModelOutput | None = None
 
     def submit(self, step: SchedulerOutput) -> None:
         """Keep the step until it is waited for."""
@@ -60,9 +56,7 @@ class InlinePipeline:
 
     def wait(self) -> ModelOutput:
         """Run the oldest step."""
-        result = execute(self._executor, self._steps.popleft(), self._previous)
-        self._previous = result
-        return result
+        return execute(self._executor, self._steps.popleft())
 
     def shutdown(self) -> None:
         """Drop what was not run."""
@@ -71,16 +65,17 @@ class InlinePipeline:
 
 
 class OverlappedPipeline:
-    """Runs the steps on a thread of its own, two deep. Implements `Pipeline`."""
+    """Submits the steps on a thread of its own, two deep, and collects them on the caller's, which
+    thus goes on with one step's results while the next one runs. Implements `Pipeline`.
+    """
 
     depth = 2
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="executor")
-        self._running: deque[Future[ModelOutput]] = deque()
-        self._previous: ModelOutput | None = None  # belongs to the thread
-        self._broken = False  # likewise
+        self._running: deque[Future[Ticket]] = deque()
+        self._broken = False  # belongs to the thread
 
     def submit(self, step: SchedulerOutput) -> None:
         """Hand the step to the thread."""
@@ -88,7 +83,7 @@ class OverlappedPipeline:
 
     def wait(self) -> ModelOutput:
         """Block until the oldest step has ended."""
-        return self._running.popleft().result()
+        return self._running.popleft().result().collect()
 
     def shutdown(self) -> None:
         """Wait for the step that runs, drop the rest."""
@@ -96,55 +91,10 @@ class OverlappedPipeline:
         self._running.clear()
         self._executor.shutdown()
 
-    def _run(self, step: SchedulerOutput) -> ModelOutput:
+    def _run(self, step: SchedulerOutput) -> Ticket:
         if self._broken:
             raise RuntimeError("a step before this one failed")
         self._broken = True
-        self._previous = execute(self._executor, step, self._previous)
+        ticket = self._executor.submit(step)
         self._broken = False
-        return self._previous
-
-
-def execute(executor: Executor, step: SchedulerOutput, previous: ModelOutput | None) -> ModelOutput:
-    """Run a step after the one that gave `previous`."""
-    known = resolve(step, previous)
-    if not known.sequences and not known.block_copies:
-        return ModelOutput({})
-    return executor.execute(known)
-
-
-def resolve(step: SchedulerOutput, previous: ModelOutput | None) -> SchedulerOutput:
-    """The step with every pending token filled in from the result of the step before it.
-
-    A sequence that has no token there, because it failed, is left out.
-    """
-    if not any(sequence.takes_pending for sequence in step.sequences):
-        return step
-    drawn = {} if previous is None else previous.sampled
-    sequences = []
-    for sequence in step.sequences:
-        if not sequence.takes_pending:
-            sequences.append(sequence)
-        elif sequence.seq_id in drawn:
-            sequences.append(_filled_in(sequence, drawn[sequence.seq_id][0].token_id))
-    return SchedulerOutput(step.step, tuple(sequences), step.block_copies)
-
-
-def _filled_in(sequence: ScheduledSequence, token_id: int) -> ScheduledSequence:
-    return ScheduledSequence(
-        sequence.seq_id,
-        [*sequence.token_ids, token_id],
-        sequence.start,
-        sequence.block_table,
-        tuple(_with_past(sample, token_id) for sample in sequence.samples),
-        False,
-        sequence.prompt_targets,
-        sequence.num_prompt_logprobs,
-    )
-
-
-def _with_past(sample: SampleSpec, token_id: int) -> SampleSpec:
-    if not sample.params.needs_history:
-        return sample
-    history: Sequence[int] = [*sample.history, token_id]
-    return replace(sample, history=history)
+        return ticket

@@ -14,14 +14,15 @@ that row and fails.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, islice
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from worker.executor.input_batch import InputBatch
+from worker.executor.state import DeviceState, Ints
+from worker.executor.step_batch import StepBatch
 from worker.ops.drafted import DraftBatch
 from worker.ops.logprobs import LogprobQuery, token_logprobs
 from worker.ops.rejection import STANDARD, Sums, verify_batch, verify_coupled
@@ -41,6 +42,19 @@ TILE_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
+class Verification:
+    """How drafts are verified that were drawn from a distribution.
+
+    `proposals[seq_id]` is q [k, V] float32 that this step's drafts were drawn from; they are
+    verified by `method`, with `sums` (see `rejection`). All others are verified by coupling.
+    """
+
+    proposals: Mapping[int, Tensor] = field(default_factory=dict)
+    method: str = STANDARD
+    sums: Sums | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _Target:
     """One prompt token whose log probabilities are wanted, and whose it is."""
 
@@ -49,56 +63,75 @@ class _Target:
     num_top: int
 
 
-def answer(
-    batch: InputBatch,
-    hidden: Tensor,
-    logits_of: Callable[[Tensor], Tensor],
-    proposals: Mapping[int, Tensor] | None = None,
-    method: str = STANDARD,
-    sums: Sums | None = None,
-    tile_rows: int = TILE_ROWS,
-    sampler: Sampler = TORCH_SAMPLER,
-) -> ModelOutput:
-    """The output of a step from hidden [R, hidden_size], the rows of `batch`'s `sample_rows`.
+class PendingAnswers:
+    """The answers of a step from hidden [R, hidden_size], the rows of `batch`'s `sample_rows`: all
+    that the device does for them is launched.
 
     `logits_of` turns hidden rows into float32 logits, each row on its own. A sequence has failed if
     one of its rows is not all finite numbers, or if no token may be drawn from it; but rows of
     drafts count only as far as plain decoding would have come, and there is a token before them.
 
-    `proposals[seq_id]` is q [k, V] float32 that this step's drafts were drawn from; they are then
-    verified by `method`, with `sums` (see `rejection`). All others are verified by coupling, with
-    draws by `sampler`.
+    The logits of `tile_rows` rows are kept until `collect`. Steps that draw from more wait for the
+    device before, and so do those that score prompts.
     """
-    failed = _failed_silent(batch, hidden)
-    sampled: dict[int, tuple[Draw, ...]] = {}
-    first = 0
-    for members in _tiles(batch.sampled, tile_rows):
-        last = first + sum(1 + sequence.num_drafts for sequence in members)
-        tile = _Tile(logits_of(hidden[first:last]), members, proposals or {}, sampler)
-        tile.collect((method, sums), sampled, failed)
-        first = last
-    scored: dict[int, list[TokenLogprobs]] = {}
-    targets = _targets(batch.scored)
-    while wanted := list(islice(targets, tile_rows)):
-        logits = logits_of(hidden[first : first + len(wanted)])
-        _score(logits, wanted, scored, failed)
-        first += len(wanted)
-    return ModelOutput(
-        {seq_id: draws for seq_id, draws in sampled.items() if seq_id not in failed},
-        {seq_id: tuple(rows) for seq_id, rows in scored.items() if seq_id not in failed},
-        failed,
-    )
 
+    def __init__(
+        self,
+        batch: StepBatch,
+        hidden: Tensor,
+        logits_of: Callable[[Tensor], Tensor],
+        verification: Verification | None = None,
+        sampler: Sampler = TORCH_SAMPLER,
+        tile_rows: int = TILE_ROWS,
+    ) -> None:
+        self._batch = batch
+        self._failed: dict[int, str] = {}
+        self._sampled: dict[int, tuple[Draw, ...]] = {}
+        self._scored: dict[int, list[TokenLogprobs]] = {}
+        self._drawn: list[tuple[Ints, Tensor]] = []
+        self._open: _Tile | None = None
+        verification = verification or Verification()
+        first = place = 0
+        for members in _tiles(batch.sampled, tile_rows):
+            self._close()
+            last = first + sum(1 + sequence.num_drafts for sequence in members)
+            logits = logits_of(hidden[first:last])
+            self._open = _Tile(logits, members, verification, sampler)
+            slots = batch.sampled_slots[place : place + len(members)]
+            self._drawn.append(self._open.first_draws(slots))
+            first, place = last, place + len(members)
+        targets = _targets(batch.scored)
+        while wanted := list(islice(targets, tile_rows)):
+            logits = logits_of(hidden[first : first + len(wanted)])
+            _score(logits, wanted, self._scored, self._failed)
+            first += len(wanted)
+        # All keys and values of a sequence go into its last row: it is finite only if they are.
+        self._finite = hidden[first:].isfinite().all(dim=-1) if batch.silent else None
 
-def _failed_silent(batch: InputBatch, hidden: Tensor) -> dict[int, str]:
-    """Those that draw nothing and whose last row is not finite: all keys and values of a sequence
-    go into that row, so that it is finite only if they are.
-    """
-    if not batch.silent:
-        return {}
-    finite = hidden[batch.num_logits :].isfinite().all(dim=-1).tolist()
-    rows = zip(batch.silent, finite, strict=True)
-    return {sequence.seq_id: NOT_NUMBERS for sequence, good in rows if not good}
+    def store(self, state: DeviceState) -> None:
+        """Leave the token of each sequence that drew without drafts where the next step finds it;
+        of several tokens, the first.
+        """
+        for slots, tokens in self._drawn:
+            state.remember(slots, tokens)
+
+    def collect(self) -> ModelOutput:
+        """The output of the step. Waits for the device."""
+        self._close()
+        failed = self._failed
+        if self._finite is not None:
+            rows = zip(self._batch.silent, self._finite.tolist(), strict=True)
+            failed |= {sequence.seq_id: NOT_NUMBERS for sequence, good in rows if not good}
+        return ModelOutput(
+            {seq_id: draws for seq_id, draws in self._sampled.items() if seq_id not in failed},
+            {seq_id: tuple(rows) for seq_id, rows in self._scored.items() if seq_id not in failed},
+            failed,
+        )
+
+    def _close(self) -> None:
+        if self._open is not None:
+            self._open.collect(self._sampled, self._failed)
+            self._open = None
 
 
 def _tiles(
@@ -128,11 +161,11 @@ class _Tile:
         self,
         logits: Tensor,
         members: list[ScheduledSequence],
-        proposals: Mapping[int, Tensor],
+        verification: Verification,
         sampler: Sampler,
     ) -> None:
         self._logits = logits
-        self._proposals = proposals
+        self._verification = verification
         ends = accumulate(1 + sequence.num_drafts for sequence in members)
         self._members = [
             DraftedRows(sequence, end - 1 - sequence.num_drafts)
@@ -141,16 +174,26 @@ class _Tile:
         wanted = [each for m in self._members if not self._is_judged(m) for each in m.draws()]
         self._pending = sampler.launch(logits, [row for row, _ in wanted], [s for _, s in wanted])
 
-    def collect(
-        self,
-        method: tuple[str, Sums | None],
-        sampled: dict[int, tuple[Draw, ...]],
-        failed: dict[int, str],
-    ) -> None:
+    def first_draws(self, slots: Ints) -> tuple[Ints, Tensor]:
+        """The slots of members without drafts, of `slots` of all, and the first token of each."""
+        places = list[int]()
+        kept = list[int]()
+        place = 0
+        for index, member in enumerate(self._members):
+            if not member.sequence.num_drafts:
+                kept.append(index)
+                places.append(place)
+            place += 0 if self._is_judged(member) else member.num_draws
+        tokens = self._pending.tokens
+        if len(places) < len(tokens):
+            tokens = tokens[torch.tensor(places, dtype=torch.int64).to(tokens.device)]
+        return slots[kept], tokens
+
+    def collect(self, sampled: dict[int, tuple[Draw, ...]], failed: dict[int, str]) -> None:
         """All draws of each sequence into `sampled`, or why it has none into `failed`."""
         outcomes = iter(self._pending.collect())
         judged = [member for member in self._members if self._is_judged(member)]
-        runs = iter(_judge(self._logits, judged, self._proposals, *method))
+        runs = iter(_judge(self._logits, judged, self._verification))
         chosen: list[list[ChosenToken]] = []
         for member in self._members:
             if self._is_judged(member):
@@ -169,7 +212,7 @@ class _Tile:
     def _is_judged(self, member: DraftedRows) -> bool:
         """Whether its drafts are verified by rejection: q is known, and it samples."""
         sequence = member.sequence
-        if not sequence.num_drafts or sequence.seq_id not in self._proposals:
+        if not sequence.num_drafts or sequence.seq_id not in self._verification.proposals:
             return False
         return sequence.samples[0].params.temperature > 0
 
@@ -263,11 +306,10 @@ class _Usable:
 def _judge(
     logits: Tensor,
     members: Sequence[DraftedRows],
-    proposals: Mapping[int, Tensor],
-    method: str,
-    sums: Sums | None,
+    verification: Verification,
 ) -> list[Run]:
-    """Runs by rejection, all at once, from `proposals`; `sums` as `rejection` takes them."""
+    """Runs by rejection, all at once."""
+    proposals = verification.proposals
     parts = [_usable(logits, member, proposals[member.sequence.seq_id]) for member in members]
     usable = [part for part in parts if not isinstance(part, Undrawable)]
     if not usable:
@@ -281,8 +323,8 @@ def _judge(
         _batch(usable),
         [spec.params.seed for spec in specs],
         [spec.position for spec in specs],
-        method,
-        sums,
+        verification.method,
+        verification.sums,
     )
     tokens = iter(
         verdict.token_ids[:-1]

@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from worker.types import ModelOutput, SchedulerOutput
+from worker.types import ModelOutput, SampleSpec, ScheduledSequence, SchedulerOutput
+
+
+class Ticket(Protocol):
+    """A step that was submitted."""
+
+    def collect(self) -> ModelOutput:
+        """Wait for the step and return its result; once. Every sequence with `samples` has exactly
+        as many draws in it, or stands in `failed`. Another thread than that of `submit` may call
+        it, also while the next step is being submitted.
+        """
+        ...
 
 
 class Executor(Protocol):
-    """Runs steps. Stateless but for the KV cache: everything a step needs is in its
-    `SchedulerOutput`.
+    """Runs steps in the order of `submit`, each after the one before it. It keeps the KV cache and
+    the last token of each sequence of the step before; everything else is in `SchedulerOutput`.
     """
 
-    def execute(self, step: SchedulerOutput) -> ModelOutput:
-        """Run one step to its end. Every sequence with `samples` has exactly as many draws in the
-        result, or stands in `failed`. `takes_pending` is never set: the pipeline has filled in the
-        token. Called from one thread at a time, not always the same one.
+    def submit(self, step: SchedulerOutput) -> Ticket:
+        """Hand a step to the device; it need not have run when this returns. At most one step may
+        be submitted whose ticket is not collected, and none if that one has or makes drafts.
+
+        Where a sequence `takes_pending`, its token is the one that the step before drew for it;
+        what becomes of a sequence that drew none there does not matter. Called from one thread at
+        a time, not always the same one.
         """
         ...
 
     def sleep(self, level: int) -> None:
         """Give memory back: level 1 the KV cache (and the device's copy of the weights), level 2
-        the weights too. Only between steps; `execute` must not be called until `wake`.
+        the weights too. Only between steps; `submit` must not be called until `wake`.
         """
         ...
 
@@ -32,3 +48,86 @@ class Executor(Protocol):
     def shutdown(self) -> None:
         """Give the device back. Idempotent."""
         ...
+
+
+def execute(executor: Executor, step: SchedulerOutput) -> ModelOutput:
+    """Run one step to its end."""
+    return executor.submit(step).collect()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The ticket of a step that ran while it was submitted."""
+
+    output: ModelOutput
+
+    def collect(self) -> ModelOutput:
+        """Its result."""
+        return self.output
+
+
+class HostExecutor(Executor):
+    """An executor whose tokens are plain ints as soon as a step has run.
+
+    Subclasses give `execute`, which sees every token: pending ones are filled in. There is no
+    memory to give back.
+    """
+
+    _previous = ModelOutput({})
+
+    def execute(self, step: SchedulerOutput) -> ModelOutput:
+        """Run one step to its end."""
+        raise NotImplementedError
+
+    def sleep(self, level: int) -> None:
+        """Does nothing."""
+        return
+
+    def wake(self, tags: frozenset[str]) -> None:
+        """Does nothing."""
+        return
+
+    def shutdown(self) -> None:
+        """Does nothing."""
+        return
+
+    def submit(self, step: SchedulerOutput) -> Ticket:
+        """Run the step; without sequences whose pending token was not drawn."""
+        known = _with_tokens(step, self._previous)
+        is_empty = not known.sequences and not known.block_copies
+        self._previous = ModelOutput({}) if is_empty else self.execute(known)
+        return Finished(self._previous)
+
+
+def _with_tokens(step: SchedulerOutput, previous: ModelOutput) -> SchedulerOutput:
+    if not any(sequence.takes_pending for sequence in step.sequences):
+        return step
+    sequences = []
+    for sequence in step.sequences:
+        if not sequence.takes_pending:
+            sequences.append(sequence)
+        elif drawn := previous.sampled.get(sequence.seq_id):
+            sequences.append(with_token(sequence, drawn[0].token_id))
+    return SchedulerOutput(step.step, tuple(sequences), step.block_copies)
+
+
+def with_token(sequence: ScheduledSequence, token_id: int) -> ScheduledSequence:
+    """A share that takes a pending token, now that the token is known."""
+    return replace(
+        with_history(sequence, token_id),
+        token_ids=[*sequence.token_ids, token_id],
+        takes_pending=False,
+    )
+
+
+def with_history(sequence: ScheduledSequence, token_id: int) -> ScheduledSequence:
+    """The same share, with the pending token in the history of draws that look at it."""
+    samples = tuple(_with_past(sample, token_id) for sample in sequence.samples)
+    return replace(sequence, samples=samples)
+
+
+def _with_past(sample: SampleSpec, token_id: int) -> SampleSpec:
+    if not sample.params.needs_history:
+        return sample
+    history: Sequence[int] = [*sample.history, token_id]
+    return replace(sample, history=history)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 # Before torch loads OpenMP, which reads it once: threads that wait by spinning stall each other for
@@ -28,21 +28,23 @@ from torch import Tensor
 
 from worker.config import EngineConfig
 from worker.errors import ConfigError
-from worker.executor.answers import answer
+from worker.executor.answers import PendingAnswers, Verification
 from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.interface import draft_requests
 from worker.executor.drafting.loading import drafter_bytes_per_token, network_loader
-from worker.executor.input_batch import InputBatch
+from worker.executor.interface import Finished, Ticket, with_history
 from worker.executor.kv_cache import (
     allocate,
     choose_num_blocks,
     copy_blocks,
     room_bytes,
 )
+from worker.executor.state import DeviceState
+from worker.executor.step_batch import StepBatch
 from worker.models.config import ModelConfig
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
-from worker.ops.cpu.native import open_kernels
+from worker.ops.cpu.native import CpuKernels, open_kernels
 from worker.ops.cpu.sampling import NativeDraws
 from worker.ops.draft import PROBABILISTIC
 from worker.ops.linear import can_pack, supported_dtype
@@ -66,34 +68,35 @@ def build_executor(config: EngineConfig) -> tuple[ModelRunner, int]:
         torch.set_num_threads(config.num_threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = choose_dtype(config.dtype, device, can_pack(torch.bfloat16))
-    kernels = None
-    if device.type == "cpu" and dtype is torch.float32:
-        kernels = open_kernels(torch.get_num_threads(), config.cpu_activations == "int8")
+    kv_dtype = choose_kv_dtype(config.kv_cache_dtype, device, dtype)
+    kernels = choose_kernels(config, device, dtype)
     max_model_len = config.scheduler.max_model_len
 
     def check(shape: ModelConfig) -> None:
         # What no memory can hold is refused before minutes go into loading.
-        choose_num_blocks(config, shape, dtype, device, room_bytes(config, device))
+        choose_num_blocks(config, shape, kv_dtype, device, room_bytes(config, device))
 
-    def load() -> LlamaModel:
-        return load_model(path, dtype, device, max_model_len, kernels=kernels)
+    def load(check: Callable[[ModelConfig], object] | None = None) -> LlamaModel:
+        return load_model(path, dtype, device, max_model_len, check, kernels, config.quantization)
 
     load_network = network_loader(config.speculative, max_model_len)
     with torch.inference_mode():
-        model = load_model(path, dtype, device, max_model_len, check, kernels)
+        model = load(check)
         network = load_network(model) if load_network is not None else None
-        extra = drafter_bytes_per_token(network, model) if network is not None else 0
+        extra = drafter_bytes_per_token(network, model, kv_dtype) if network is not None else 0
         room = room_bytes(config, device)
-        num_blocks = choose_num_blocks(config, model.config, dtype, device, room, extra)
+        num_blocks = choose_num_blocks(config, model.config, kv_dtype, device, room, extra)
     blocks, shape = (num_blocks, config.block_size), model.config
 
     def allocate_cache() -> Tensor:
-        return allocate(*blocks, shape, dtype, device)
+        return allocate(*blocks, shape, kv_dtype, device)
 
     chosen = config.speculative
     if chosen is None or load_network is None or network is None:
         return ModelRunner(model, load, allocate_cache), num_blocks
-    drafter = CachedDrafter(load_network, network, model, blocks, chosen.draft_sample_method)
+    drafter = CachedDrafter(
+        load_network, network, model, blocks, chosen.draft_sample_method, kv_dtype
+    )
     draws = chosen.draft_sample_method == PROBABILISTIC
     sums = choose_sums(device) if draws else None
     runner = ModelRunner(model, load, allocate_cache, drafter, chosen.rejection_sample_method, sums)
@@ -116,8 +119,50 @@ def choose_dtype(name: str, device: torch.device, packs_bfloat16: bool) -> torch
     return torch.float32
 
 
+def choose_kv_dtype(name: str, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """The torch dtype of a KV cache by its configured name; "auto" is that of activations, `dtype`.
+    Others work for float32 activations on a CPU; elsewhere they are a `ConfigError`.
+    """
+    chosen = dtype if name == "auto" else _DTYPES[name]
+    if chosen is not dtype and (device.type != "cpu" or dtype is not torch.float32):
+        raise ConfigError(
+            f"--kv-cache-dtype {name} takes a CPU and --dtype auto or float32; here activations are"
+            f" {str(dtype).removeprefix('torch.')}, and so is the cache: leave the flag out"
+        )
+    return chosen
+
+
+def choose_kernels(
+    config: EngineConfig, device: torch.device, dtype: torch.dtype
+) -> CpuKernels | None:
+    """The native kernels, of float32 activations on a CPU; None without. Raises `ConfigError` for a
+    `quantization` that cannot work.
+    """
+    kernels = None
+    if device.type == "cpu" and dtype is torch.float32:
+        kernels = open_kernels(torch.get_num_threads(), config.cpu_activations == "int8")
+    if config.quantization == "none":
+        return kernels
+    flag, speculative = f"--quantization {config.quantization}", config.speculative
+    if device.type != "cpu":
+        raise ConfigError(f"{flag} is for a CPU, and the worker has a GPU: leave the flag out")
+    if config.dtype not in ("auto", "float32"):
+        raise ConfigError(f"{flag} goes with --dtype auto or float32, not {config.dtype}")
+    if speculative is not None and speculative.method == "eagle":
+        raise ConfigError(
+            f"{flag}: a draft head is trained for the weights in the file: leave the flag out, or"
+            " choose another method in --speculative-config"
+        )
+    if kernels is None:
+        raise ConfigError(
+            f"{flag} needs the native kernels, which this package or CPU has not: install it with a"
+            " C++ compiler, or leave the flag out"
+        )
+    return kernels
+
+
 class ModelRunner:
-    """Owns the model and the KV cache, its only state, and runs steps on them; implements
+    """Owns the model, the KV cache and the device's state, and runs steps on them; implements
     `Executor`.
 
     `load` gives the model again after it was dropped; `allocate_cache` a cache [layers,
@@ -146,39 +191,40 @@ class ModelRunner:
         self._sampler = TORCH_SAMPLER if kernels is None else Sampler(NativeDraws(kernels))
         with torch.inference_mode():
             self._cache: Tensor | None = allocate_cache()
-        self._block_size = self._cache.shape[4]
+        self._state = DeviceState(self._cache.shape[4], model.device)
         self._is_shut_down = False
 
     @torch.inference_mode()
-    def execute(self, step: SchedulerOutput) -> ModelOutput:
-        """Run one step to its end; what was drawn and scored, and who failed, by sequence id."""
+    def submit(self, step: SchedulerOutput) -> Ticket:
+        """Launch all of a step but the drafts that it asks for."""
         model, cache = self._awake()
+        drafter = self._drafter
         if step.block_copies:
             copy_blocks(cache, step.block_copies)
-            if self._drafter is not None:
-                self._drafter.copy_blocks(step.block_copies)
+            if drafter is not None:
+                drafter.copy_blocks(step.block_copies)
         if not step.sequences:
-            return ModelOutput({})
-        output = self._run(step.sequences, model, cache)
-        return output if self._drafter is None else _with_drafts(self._drafter, step, output)
-
-    def _run(
-        self, sequences: Sequence[ScheduledSequence], model: LlamaModel, cache: Tensor
-    ) -> ModelOutput:
-        """Run sequences once; all but new drafts."""
-        batch = InputBatch(sequences, self._block_size, model.device)
-        drafter = self._drafter
+            return Finished(ModelOutput({}))
+        sequences = [self._with_history(sequence) for sequence in step.sequences]
+        batch = StepBatch(sequences, self._state)
+        verification = None
         if drafter is None:
             hidden = model.hidden(batch.tensors, cache)
-            return answer(batch, hidden, model.logits, sampler=self._sampler)
-        proposals = drafter.proposals(sequences)
-        states = model.states(batch.tensors, cache)
-        drafter.record(batch, states)
-        hidden = states.index_select(0, batch.tensors.sample_rows)
-        method = self._rejection_method
-        return answer(
-            *(batch, hidden, model.logits, proposals, method, self._sums), sampler=self._sampler
-        )
+        else:
+            proposals = drafter.proposals(sequences)
+            verification = Verification(proposals, self._rejection_method, self._sums)
+            states = model.states(batch.tensors, cache)
+            drafter.record(batch, states)
+            hidden = states.index_select(0, batch.tensors.sample_rows)
+        answers = PendingAnswers(batch, hidden, model.logits, verification, self._sampler)
+        answers.store(self._state)
+        return _ModelTicket(step, answers, drafter)
+
+    def _with_history(self, sequence: ScheduledSequence) -> ScheduledSequence:
+        """With the pending token in the history of draws that look at it; waits for that token."""
+        if not sequence.takes_pending or not any(s.params.needs_history for s in sequence.samples):
+            return sequence
+        return with_history(sequence, self._state.last_token(sequence.seq_id))
 
     def _awake(self) -> tuple[LlamaModel, Tensor]:
         if self._is_shut_down:
@@ -226,23 +272,33 @@ class ModelRunner:
         self._model = self._cache = self._offloaded = self._drafter = None
 
 
-def _with_drafts(drafter: CachedDrafter, step: SchedulerOutput, output: ModelOutput) -> ModelOutput:
-    """The output with the drafts that the step asks for. The draws were waited for, and so are the
-    drafts: no device is at work before or after, and the clock sees all of it.
-    """
-    requests = draft_requests(step.sequences, output)
-    if not requests:
-        return output
-    started = time.perf_counter()
-    drafted = drafter.propose(requests, step.num_tokens)
-    seconds = time.perf_counter() - started
-    reading = min(drafted.catch_up_seconds, seconds)
-    return dataclasses.replace(
-        output,
-        drafts=drafted.drafts,
-        drafting_seconds=seconds - reading,
-        catch_up_seconds=reading,
-    )
+@dataclass(frozen=True, slots=True)
+class _ModelTicket:
+    """A step that was launched."""
+
+    step: SchedulerOutput
+    answers: PendingAnswers
+    drafter: CachedDrafter | None
+
+    @torch.inference_mode()
+    def collect(self) -> ModelOutput:
+        """The step's result, with the drafts that it asks for. The draws were waited for, and so
+        are the drafts: no device is at work before or after, and the clock sees all of it.
+        """
+        output = self.answers.collect()
+        requests = draft_requests(self.step.sequences, output) if self.drafter is not None else []
+        if self.drafter is None or not requests:
+            return output
+        started = time.perf_counter()
+        drafted = self.drafter.propose(requests, self.step.num_tokens)
+        seconds = time.perf_counter() - started
+        reading = min(drafted.catch_up_seconds, seconds)
+        return dataclasses.replace(
+            output,
+            drafts=drafted.drafts,
+            drafting_seconds=seconds - reading,
+            catch_up_seconds=reading,
+        )
 
 
 class OffloadedWeights:

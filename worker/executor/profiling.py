@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from worker.executor.interface import Executor
+from worker.executor.interface import Executor, execute
 from worker.types import ModelOutput, SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 
 _LEAST_TURNS, _MOST_TURNS = 3, 5
@@ -127,7 +127,7 @@ def _step(cache: ProfiledCache, size: int, num_to_draft: int = 0) -> SchedulerOu
 
 def _time(executor: Executor, cache: ProfiledCache, size: int, clock: Callable[[], float]) -> float:
     began = clock()
-    executor.execute(_step(cache, size))
+    execute(executor, _step(cache, size))
     return clock() - began
 
 
@@ -136,6 +136,6 @@ def _time_drafts(
 ) -> float | None:
     """Seconds of drafting; None where the drafter made none. It reads the sequences before that."""
     outputs: list[ModelOutput] = [
-        executor.execute(_step(cache, size, num_drafts)) for _ in range(1 + _LEAST_TURNS)
+        execute(executor, _step(cache, size, num_drafts)) for _ in range(1 + _LEAST_TURNS)
     ]
     return median([o.drafting_seconds for o in outputs if o.drafts] or [0.0]) or None

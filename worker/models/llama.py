@@ -102,8 +102,8 @@ def mlp_block(x: Tensor, layer: LayerWeights, config: ModelConfig) -> Tensor:
 class LlamaModel:
     """Weights on one device, and how to run them. Holds no state between steps.
 
-    `embedding` is read by rows only. `dtype` is that of activations and of the KV cache. With
-    `kernels`, all products and layers are native.
+    `embedding` is read by rows only. `dtype` is that of activations. With `kernels`, all products
+    and layers are native.
     """
 
     config: ModelConfig

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from worker.errors import ModelError
+from worker.errors import ConfigError, ModelError
 from worker.models.checkpoints import GgufCheckpoint, WeightFile, open_checkpoint
 from worker.models.config import ModelConfig, RopeScaling
 from worker.models.llama import LayerWeights, LlamaModel, layer_shape, with_native
@@ -43,19 +43,27 @@ def load_model(
     max_positions: int | None = None,
     check: Callable[[ModelConfig], object] | None = None,
     kernels: CpuKernels | None = None,
+    quantization: str = "none",
 ) -> LlamaModel:
     """Load a GGUF file or a safetensors directory; raise `ModelError` saying what is wrong.
 
     `max_positions` is how many a sequence may have, if not all that the model can attend to.
     `check` is called with the model's shape before any weight is read, and may raise. With
-    `kernels`, and a `dtype` of float32, weights stay as they are stored and layers are native.
+    `kernels`, and a `dtype` of float32, weights stay as they are stored and layers are native; a
+    `quantization` "q8_0" or "q4_1" converts those of products (embedding and head included) whose
+    rows are whole blocks. Raises `ConfigError` where that cannot be.
     """
-    checkpoint = open_checkpoint(Path(path))
+    checkpoint = open_checkpoint(Path(path), quantization)
     _check_tensors(checkpoint)
     if check is not None:
         check(checkpoint.config)
     if not layer_shape(checkpoint.config).is_supported:
         kernels = None
+    if quantization != "none" and kernels is None:
+        raise ConfigError(
+            f"--quantization {quantization}: no native kernels for the layers of {path}: leave the"
+            " flag out"
+        )
     return _Assembly(checkpoint, dtype, device, kernels).model(max_positions)
 
 

@@ -14,8 +14,9 @@ class StepTensors:
     `token_ids`, `positions` and `slots` [T] are of the rows; the keys and values of a row belong in
     slot block · block_size + offset. Rows `query_starts[s]` to `query_starts[s + 1]` - 1 ([S + 1])
     are those of sequence s, which has keys and values at `context_lens[s]` ([S]) positions after
-    this step, in the blocks `block_tables[s]` ([S, W], 0 where it has no more). `sample_rows` [R]
-    are the rows whose hidden states are wanted. No row sees positions below `first_position`.
+    this step, in the blocks `block_tables[s]` ([S, W]; what is behind its last one means nothing).
+    `sample_rows` [R] are the rows whose hidden states are wanted. No row sees positions below
+    `first_position`.
     """
 
     token_ids: Tensor

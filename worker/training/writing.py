@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 
 from worker.engine.policies import is_repeating
-from worker.executor.input_batch import InputBatch
 from worker.executor.kv_cache import allocate
+from worker.executor.state import DeviceState
+from worker.executor.step_batch import StepBatch
 from worker.models.llama import LlamaModel
 from worker.training.conversations import Continuation, Conversation
 from worker.training.store import (
@@ -123,6 +124,7 @@ class TextWriter:
         self._row_blocks = -(-self._max_tokens // _BLOCK_TOKENS)
         blocks = (num_rows * self._row_blocks, _BLOCK_TOKENS)
         self._cache = allocate(*blocks, model.config, model.dtype, model.device)
+        self._state = DeviceState(_BLOCK_TOKENS, model.device)
 
     def write(
         self, directory: Path, num_tokens: int, seed: int, report: Callable[[int], bool]
@@ -174,10 +176,9 @@ class TextWriter:
 
     def _step(self) -> None:
         """Run what every row has not run yet, and draw where a row has come to its end."""
-        batch = InputBatch(
+        batch = StepBatch(
             [self._scheduled(seat, row) for seat, row in enumerate(self._rows) if row is not None],
-            _BLOCK_TOKENS,
-            self._model.device,
+            self._state,
         )
         states = self._model.states(batch.tensors, self._cache)
         on_host = states.cpu()

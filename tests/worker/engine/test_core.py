@@ -12,7 +12,7 @@ from worker.config import CacheConfig, SchedulerConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest, Pause
 from worker.engine.scheduler import Scheduler
-from worker.executor.interface import Executor
+from worker.executor.interface import HostExecutor, execute
 from worker.types import FinishReason, ModelOutput, SchedulerOutput
 
 Make = Callable[..., AddRequest]
@@ -78,7 +78,7 @@ def test_who_comes_to_a_paused_engine_shows_in_the_stats(
     assert not core.has_work
 
 
-class FailingExecutor(Executor):
+class FailingExecutor(HostExecutor):
     """Every step fails."""
 
     def execute(self, step: SchedulerOutput) -> ModelOutput:
@@ -98,7 +98,7 @@ def test_a_failed_step_goes_through(make_request: Make, overlap: bool) -> None:
     core.shutdown()
 
 
-class Gate(Executor):
+class Gate(HostExecutor):
     """Lets steps of another executor through one permit at a time."""
 
     def __init__(self, inner: Any) -> None:
@@ -109,7 +109,7 @@ class Gate(Executor):
     def execute(self, step: SchedulerOutput) -> ModelOutput:
         self.begun.release()
         assert self.permits.acquire(timeout=60)
-        return self.inner.execute(step)  # type: ignore[no-any-return]
+        return execute(self.inner, step)  # type: ignore[no-any-return]
 
 
 def test_the_next_step_is_handed_over_while_one_runs(

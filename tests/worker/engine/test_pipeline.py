@@ -1,4 +1,4 @@
-"""Steps run in order, and each sees the tokens of the one before it."""
+"""Steps run in order, and host executors see the tokens of the step before."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from worker.engine.pipeline import InlinePipeline, OverlappedPipeline, Pipeline, resolve
-from worker.executor.interface import Executor
+from worker.engine.pipeline import InlinePipeline, OverlappedPipeline, Pipeline
+from worker.executor.interface import HostExecutor, execute
 from worker.types import (
     Draw,
     ModelOutput,
@@ -32,7 +32,7 @@ def decode(
     return SchedulerOutput(step, (sequence,))
 
 
-class Counting(Executor):
+class Counting(HostExecutor):
     """Draws the token it was given plus one, and can be held up."""
 
     def __init__(self) -> None:
@@ -82,20 +82,21 @@ def test_a_pending_token_is_filled_in_from_the_step_before(
 
 def test_the_history_of_a_draw_grows_by_the_pending_token() -> None:
     """Only where the draw looks back; all else of the sequence stays as it was."""
-    step = decode(2, 3, history=(1, 2, 3))
-    (filled,) = resolve(step, ModelOutput({0: (Draw(4),)})).sequences
-    (sample,) = filled.samples
-    assert list(sample.history) == [1, 2, 3, 4]
-    assert (filled.start, filled.block_table, sample.position) == (3, (3,), 4)
-    (plain,) = resolve(decode(2, 3), ModelOutput({0: (Draw(4),)})).sequences
+    executor = Counting()
+    execute(executor, decode(1, 2, pending=False))
+    execute(executor, decode(2, 3, history=(1, 2, 3)))
+    execute(executor, decode(3, 4))
+    _, filled, plain = (step.sequences[0] for step in executor.seen)
+    assert list(filled.samples[0].history) == [1, 2, 3, 8]
+    assert (filled.start, filled.block_table, filled.samples[0].position) == (3, (3,), 4)
     assert list(plain.samples[0].history) == []
 
 
 def test_a_sequence_whose_draw_failed_is_left_out() -> None:
     """It has no token to run; the others go on."""
+    executor = Counting()
     step = SchedulerOutput(2, (decode(2, 1).sequences[0], ScheduledSequence(1, [5], 0, (4,))))
-    left = resolve(step, ModelOutput({}, failed={0: "not a number"}))
-    assert [s.seq_id for s in left.sequences] == [1]
+    assert list(execute(executor, step).sampled) == [1]
 
 
 def test_a_step_with_nothing_left_never_reaches_the_executor(

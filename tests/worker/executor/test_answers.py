@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 import reference_ops as reference
 import torch
 
-from worker.executor.answers import answer
+from worker.executor.answers import PendingAnswers
 from worker.ops.sample import ALL_MASKED, NOT_NUMBERS
 from worker.types import ModelOutput, SampleSpec, SamplingParams, ScheduledSequence
 
@@ -17,12 +19,13 @@ GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 class Rows:
-    """What `answer` reads of an `InputBatch`: whose rows follow each other."""
+    """What `PendingAnswers` reads of a `StepBatch`: whose rows follow each other."""
 
     def __init__(self, sequences: Sequence[ScheduledSequence]) -> None:
         self.sampled = [s for s in sequences if s.samples]
         self.scored = [s for s in sequences if s.prompt_targets]
         self.silent = [s for s in sequences if not s.samples]
+        self.sampled_slots = np.arange(len(self.sampled), dtype=np.int32)
         self.num_logits = sum(1 + s.num_drafts for s in self.sampled)
         self.num_logits += sum(len(s.prompt_targets) for s in self.scored)
 
@@ -47,12 +50,13 @@ def run(
     tile_rows: int = 256,
 ) -> tuple[ModelOutput, list[int], torch.Tensor]:
     """The output for hidden rows by chance, some of them spoiled; rows asked for; the rows."""
-    batch = Rows(sequences)
+    batch: Any = Rows(sequences)
     hidden = torch.randn(len(batch), VOCAB, generator=torch.Generator().manual_seed(2))
     for row, value in (spoil or {}).items():
         hidden[row, 7] = value
     head = Head()
-    return answer(batch, hidden, head, tile_rows=tile_rows), head.asked, hidden
+    answers = PendingAnswers(batch, hidden, head, tile_rows=tile_rows)
+    return answers.collect(), head.asked, hidden
 
 
 def sampling(seq_id: int, *params: SamplingParams) -> ScheduledSequence:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from worker.errors import ModelError
+from worker.executor.interface import execute
 from worker.executor.model_runner import ModelRunner
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
@@ -38,7 +39,7 @@ class Bench:
     def run(
         self, *sequences: ScheduledSequence, copies: tuple[tuple[int, int], ...] = ()
     ) -> ModelOutput:
-        return self.runner.execute(SchedulerOutput(0, sequences, copies))
+        return execute(self.runner, SchedulerOutput(0, sequences, copies))
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from worker.config import EngineConfig, SchedulerConfig
 from worker.errors import ConfigError, ModelError
-from worker.executor.interface import Executor
+from worker.executor.interface import Executor, execute
 from worker.executor.model_runner import build_executor, choose_dtype
 from worker.types import (
     Draw,
@@ -81,7 +81,7 @@ def generate(
     step = 0
     while not all(request.done for request in requests):
         scheduled = _schedule(requests, budget)
-        sampled = executor.execute(SchedulerOutput(step, tuple(scheduled))).sampled
+        sampled = execute(executor, SchedulerOutput(step, tuple(scheduled))).sampled
         assert sampled.keys() == {s.seq_id for s in scheduled if s.samples}
         for sequence in scheduled:
             requests[sequence.seq_id].computed += len(sequence.token_ids)
@@ -165,13 +165,13 @@ def test_copied_blocks_carry_their_keys(auto_executor: Executor) -> None:
     blocks = list(range(40))
     samples = (SampleSpec(GREEDY, len(prompt)),)
     first = ScheduledSequence(0, prompt, 0, blocks, samples)
-    token = auto_executor.execute(SchedulerOutput(0, (first,))).sampled[0][0].token_id
+    token = execute(auto_executor, SchedulerOutput(0, (first,))).sampled[0][0].token_id
     samples = (SampleSpec(GREEDY, len(prompt) + 1),)
     copies = tuple((block, block + 100) for block in blocks)
     results = []
     for table, copied in ((blocks, ()), ([b + 100 for b in blocks], copies)):
         after = ScheduledSequence(0, [token], len(prompt), table, samples)
-        results.append(auto_executor.execute(SchedulerOutput(1, (after,), copied)).sampled)
+        results.append(execute(auto_executor, SchedulerOutput(1, (after,), copied)).sampled)
     assert results[0] == results[1]
 
 
@@ -179,8 +179,8 @@ def test_copied_blocks_carry_their_keys(auto_executor: Executor) -> None:
 def test_a_step_may_sample_nothing(auto_executor: Executor) -> None:
     """A chunk that does not reach its prompt's end, or no work at all, draws no token."""
     chunk = ScheduledSequence(0, [5, 6, 7], 0, [0])
-    assert auto_executor.execute(SchedulerOutput(0, (chunk,))).sampled == {}
-    assert auto_executor.execute(SchedulerOutput(1, ())).sampled == {}
+    assert execute(auto_executor, SchedulerOutput(0, (chunk,))).sampled == {}
+    assert execute(auto_executor, SchedulerOutput(1, ())).sampled == {}
 
 
 def continuation(executor: Executor, prompt: list[int], **changes: Any) -> Draw:
@@ -189,7 +189,7 @@ def continuation(executor: Executor, prompt: list[int], **changes: Any) -> Draw:
     sequence = ScheduledSequence(
         0, prompt, 0, range(40), (SampleSpec(params, len(prompt), (), prompt, len(prompt)),)
     )
-    return executor.execute(SchedulerOutput(0, (sequence,))).sampled[0][0]
+    return execute(executor, SchedulerOutput(0, (sequence,))).sampled[0][0]
 
 
 @pytest.mark.model
@@ -239,7 +239,7 @@ def test_prompt_logprobs_are_transformers_in_any_chunks(
                 prompt_targets=targets,
                 num_prompt_logprobs=3,
             )
-            found += float32_executor.execute(SchedulerOutput(0, (chunk,))).prompt_logprobs[0]
+            found += execute(float32_executor, SchedulerOutput(0, (chunk,))).prompt_logprobs[0]
         assert len(found) == len(prompt) - 1
         answers.append(found)
     assert answers[0] == answers[1]
@@ -257,10 +257,10 @@ def test_branches_of_a_prompt_draw_as_if_alone(auto_executor: Executor) -> None:
         for seed in range(5)
     ]
     together = ScheduledSequence(0, CAPITAL, 0, range(2), tuple(specs))
-    drawn = auto_executor.execute(SchedulerOutput(0, (together,))).sampled[0]
+    drawn = execute(auto_executor, SchedulerOutput(0, (together,))).sampled[0]
     for spec, draw in zip(specs, drawn, strict=True):
         alone = ScheduledSequence(0, CAPITAL, 0, range(2), (spec,))
-        assert auto_executor.execute(SchedulerOutput(0, (alone,))).sampled[0] == (draw,)
+        assert execute(auto_executor, SchedulerOutput(0, (alone,))).sampled[0] == (draw,)
 
 
 @pytest.mark.model
@@ -274,7 +274,7 @@ def test_shutdown_is_idempotent_and_final(model_path: Path) -> None:
     executor.shutdown()
     executor.shutdown()
     with pytest.raises(RuntimeError, match="shut down"):
-        executor.execute(SchedulerOutput(0, ()))
+        execute(executor, SchedulerOutput(0, ()))
 
 
 def test_a_model_is_needed() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from worker.engine.lengths.costs import StepCosts
-from worker.executor.interface import Executor
+from worker.executor.interface import HostExecutor
 from worker.executor.profiling import ProfiledCache, StepProfile, profile
 from worker.types import Drafts, Draw, ModelOutput, SchedulerOutput
 
 CACHE = ProfiledCache(num_blocks=1000, block_size=16, max_model_len=8192)
 
 
-class KnownTimes(Executor):
+class KnownTimes(HostExecutor):
     """An executor of virtual time: 40 ms, 1 ms a token, 30 ms more for the first step of a size;
     drafting takes 2 ms and 3 ms a draft.
     """

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from single_draws import sample, verify
 
-from worker.executor.answers import answer
+from worker.executor.answers import PendingAnswers, Verification
 from worker.ops.rejection import METHODS
 from worker.ops.sample import ALL_MASKED, NOT_NUMBERS, scores
 from worker.types import Draw, ModelOutput, SampleSpec, SamplingParams, ScheduledSequence
@@ -29,12 +30,13 @@ WISHES: list[dict[str, Any]] = [
 
 
 class Rows:
-    """What `answer` reads of an `InputBatch`: whose rows follow each other."""
+    """What `PendingAnswers` reads of a `StepBatch`: whose rows follow each other."""
 
     def __init__(self, sequences: Sequence[ScheduledSequence]) -> None:
         self.sampled = list(sequences)
         self.scored: list[ScheduledSequence] = []
         self.silent: list[ScheduledSequence] = []
+        self.sampled_slots = np.arange(len(sequences), dtype=np.int32)
         self.num_logits = sum(1 + s.num_drafts for s in sequences)
 
 
@@ -60,11 +62,14 @@ def logits(rows: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
 
 
-def run(hidden: torch.Tensor, *sequences: ScheduledSequence, **changes: Any) -> ModelOutput:
+def run(
+    hidden: torch.Tensor, *sequences: ScheduledSequence, tile_rows: int = 256, **changes: Any
+) -> ModelOutput:
     """The output when the rows are themselves the logits."""
     batch: Any = Rows(sequences)
     assert batch.num_logits == len(hidden)
-    return answer(batch, hidden, torch.clone, **changes)
+    verification = Verification(**changes)
+    return PendingAnswers(batch, hidden, torch.clone, verification, tile_rows=tile_rows).collect()
 
 
 def plainly(rows: torch.Tensor, sequence: ScheduledSequence) -> list[Draw]:

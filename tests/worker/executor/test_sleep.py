@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from worker.errors import ModelError
+from worker.executor.interface import execute
 from worker.executor.model_runner import ModelRunner
 from worker.types import ModelOutput, SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 
@@ -19,7 +20,7 @@ def run(executor: ModelRunner, tokens: list[int], start: int = 0) -> ModelOutput
     """Tokens of one sequence from `start`, and a draw with its log probabilities."""
     spec = SampleSpec(GREEDY, start + len(tokens))
     sequence = ScheduledSequence(1, tokens, start, [4, 2], (spec,))
-    return executor.execute(SchedulerOutput(0, (sequence,)))
+    return execute(executor, SchedulerOutput(0, (sequence,)))
 
 
 @pytest.mark.parametrize("level", [1, 2])

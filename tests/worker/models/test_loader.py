@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from worker.errors import ModelError
-from worker.executor.input_batch import InputBatch
 from worker.executor.kv_cache import allocate
+from worker.executor.state import DeviceState
+from worker.executor.step_batch import StepBatch
 from worker.models.checkpoints import GgufCheckpoint
 from worker.models.config import from_gguf, from_hf
 from worker.models.gguf import GgufFile
@@ -101,7 +102,7 @@ def logits_of(path: Path, token_ids: list[int], dtype: torch.dtype = torch.float
         model = load_model(path, dtype, CPU)
         cache = allocate(20, 16, model.config, dtype, CPU)
         sequence = ScheduledSequence(0, token_ids, 0, range(20))
-        step = InputBatch([sequence], 16, CPU).tensors
+        step = StepBatch([sequence], DeviceState(16, CPU)).tensors
         step = dataclasses.replace(step, sample_rows=torch.arange(len(token_ids)))
         return model.forward(step, cache)
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from measured_sums import assert_alike
 
-from worker.executor.input_batch import InputBatch
+from worker.executor.state import DeviceState
+from worker.executor.step_batch import StepBatch
 from worker.ops.paged_attention import padded_context, paged_attention, write_kv
 from worker.types import ScheduledSequence
 
@@ -61,7 +62,7 @@ def run(
     sequences: list[ScheduledSequence], queries: dict[int, torch.Tensor], cache: torch.Tensor
 ) -> dict[int, torch.Tensor]:
     """Attention of one step; queries and results by sequence id."""
-    step = InputBatch(sequences, BLOCK_SIZE, CPU).tensors
+    step = StepBatch(sequences, DeviceState(BLOCK_SIZE, CPU)).tensors
     rows = torch.cat([queries[sequence.seq_id] for sequence in sequences])
     with torch.inference_mode():
         out = paged_attention(rows, cache, step)
@@ -170,7 +171,9 @@ def test_rows_see_nothing_below_the_first_position() -> None:
     """Whatever stands there; the rest is seen as by a sequence that is one token shorter."""
     cache = draw(9, 2, 2, BLOCK_SIZE, 16, seed=1)
     queries = draw(50, 4, 16, seed=2)
-    step = InputBatch([ScheduledSequence(0, [0] * 50, 1, range(9))], BLOCK_SIZE, CPU, 1).tensors
+    step = StepBatch(
+        [ScheduledSequence(0, [0] * 50, 1, range(9))], DeviceState(BLOCK_SIZE, CPU), 1
+    ).tensors
     keys = cache.transpose(0, 1).transpose(1, 2).reshape(2, 2, -1, 16)[:, :, 1:51]
     mask = torch.ones(50, 50, dtype=torch.bool).tril()
     expected = torch.nn.functional.scaled_dot_product_attention(

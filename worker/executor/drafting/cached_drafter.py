@@ -33,7 +33,8 @@ from worker.executor.drafting.rounds import (
     most_rows,
     plan_catch_up,
 )
-from worker.executor.input_batch import InputBatch, Ints
+from worker.executor.state import DeviceState, Ints
+from worker.executor.step_batch import StepBatch
 from worker.models.llama import LlamaModel
 from worker.ops.draft import PROBABILISTIC
 from worker.types import Drafts, ScheduledSequence
@@ -67,7 +68,7 @@ class CachedDrafter:
 
     `load` gives the network for a target, as it gave `network` for `target`. `blocks` is how many
     the caches have, and the tokens of one. `method` is how drafts are chosen
-    (`ops.draft`).
+    (`ops.draft`). `kv_dtype` is that of the target's cache; None: of its activations.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class CachedDrafter:
         target: LlamaModel,
         blocks: tuple[int, int],
         method: str,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self._load = load
         self._network: DraftNetwork | None = network
@@ -90,8 +92,10 @@ class CachedDrafter:
             blocks,
             target.dtype,
             target.device,
+            kv_dtype,
         )
         self._block_size = blocks[1]
+        self._state = DeviceState(blocks[1], target.device)
         self._first_position = 1 if network.reads_states else 0
         self._ahead: dict[int, _Ahead] = {}
         self._proposals: dict[int, _Proposal] = {}
@@ -131,7 +135,7 @@ class CachedDrafter:
                 found[sequence.seq_id] = proposal.q[:count]
         return found
 
-    def record(self, batch: InputBatch, states: Tensor) -> None:
+    def record(self, batch: StepBatch, states: Tensor) -> None:
         """The target has run the rows of `batch`; states [T, hidden_size] are what its head reads,
         before the final norm. What of them is ahead stays synced.
         """
@@ -142,20 +146,20 @@ class CachedDrafter:
             kept = [*self._still_ahead(batch, ahead)]
             cache.mark(np.concatenate([batch.slots[:0], *kept]), True)
 
-    def _still_ahead(self, batch: InputBatch, ahead: dict[int, _Ahead]) -> Iterable[Ints]:
+    def _still_ahead(self, batch: StepBatch, ahead: dict[int, _Ahead]) -> Iterable[Ints]:
         """The slots of rows that the network has run already, with the same tokens before them."""
         first = 0
         for sequence in batch.sequences:
-            last = first + len(sequence.token_ids)
+            known = batch.slots[first : first + len(sequence.token_ids)]
+            first += sequence.num_tokens
             mine = ahead.get(sequence.seq_id)
             if mine is not None and mine.start == sequence.start:
                 pairs = zip(
                     zip(mine.token_ids, mine.slots.tolist(), strict=True),
-                    zip(sequence.token_ids, batch.slots[first:last].tolist(), strict=True),
+                    zip(sequence.token_ids, known.tolist(), strict=True),
                     strict=False,
                 )
                 yield mine.slots[: _num_equal(pairs)]
-            first = last
 
     def propose(self, requests: Sequence[DraftRequest], num_step_tokens: int) -> Drafted:
         """Catch up and draft. A failure is logged once until it works again; what was drafted
@@ -187,7 +191,8 @@ class CachedDrafter:
         if self._method == PROBABILISTIC:
             fitting = bound_drawn(fitting, self._vocab_size)
         plan = plan_catch_up(cache, fitting, self._first_position, max_rows)
-        rounds = DraftRounds(network, cache, (self._block_size, self._first_position), self._method)
+        layout = (self._state, self._first_position)
+        rounds = DraftRounds(network, cache, *layout, self._method)
         return rounds, plan
 
     def _catch_up(self, rounds: DraftRounds, plan: CatchUp) -> tuple[float, list[RowSpan]]:

@@ -28,7 +28,8 @@ from torch import Tensor
 
 from worker.executor.drafting.draft_cache import DraftCache
 from worker.executor.drafting.interface import DraftNetwork, DraftRequest
-from worker.executor.input_batch import InputBatch, Ints
+from worker.executor.state import DeviceState, Ints
+from worker.executor.step_batch import StepBatch
 from worker.ops.draft import choose_drafts
 from worker.types import SampleSpec, ScheduledSequence
 
@@ -123,12 +124,18 @@ class DraftRounds:
     """One run of drafting with a network on its cache; used once."""
 
     def __init__(
-        self, network: DraftNetwork, cache: DraftCache, layout: tuple[int, int], method: str
+        self,
+        network: DraftNetwork,
+        cache: DraftCache,
+        state: DeviceState,
+        first_position: int,
+        method: str,
     ) -> None:
-        """`layout`: the tokens of a block, and the first position that rows attend to."""
+        """`state` is the drafter's own; rows attend to positions from `first_position` on."""
         self._network = network
         self._cache = cache
-        self._block_size, self._first_position = layout
+        self._state = state
+        self._first_position = first_position
         self._method = method
         self._lines: dict[int, DraftedRun] = {}
 
@@ -167,7 +174,7 @@ class DraftRounds:
             features = hidden[going_on] if self._network.reads_states else None
             hidden = self._round(batch, features, vocab_size)
 
-    def _begin(self, spans: Sequence[RowSpan]) -> tuple[InputBatch, Ints]:
+    def _begin(self, spans: Sequence[RowSpan]) -> tuple[StepBatch, Ints]:
         """The rows of `spans`, and the slots of those that the target has run, not synced now."""
         known = np.concatenate([span.known_slots for span in spans])
         self._cache.mark(known, False)
@@ -180,11 +187,10 @@ class DraftRounds:
             sequences.append(_rows(span.request, tokens, span.start, span.is_complete))
         return self._batch(sequences), known
 
-    def _batch(self, sequences: Sequence[ScheduledSequence]) -> InputBatch:
-        kv = self._cache.kv
-        return InputBatch(sequences, self._block_size, kv.device, self._first_position)
+    def _batch(self, sequences: Sequence[ScheduledSequence]) -> StepBatch:
+        return StepBatch(sequences, self._state, self._first_position)
 
-    def _recorded(self, batch: InputBatch) -> Tensor | None:
+    def _recorded(self, batch: StepBatch) -> Tensor | None:
         """What the target made of the positions before the rows of `batch`, if it is read."""
         if not self._network.reads_states:
             return None
@@ -194,7 +200,7 @@ class DraftRounds:
         ]
         return self._cache.states(np.concatenate(before))
 
-    def _round(self, batch: InputBatch, features: Tensor | None, vocab_size: int) -> Tensor:
+    def _round(self, batch: StepBatch, features: Tensor | None, vocab_size: int) -> Tensor:
         """Run the rows of `batch` and draft after those of its `sampled`, whose hidden states
         [len(sampled), hidden] it returns.
         """

@@ -16,6 +16,7 @@ import msgspec
 
 from worker.config import EngineConfig, SimConfig
 from worker.errors import ConfigError
+from worker.executor.interface import HostExecutor
 from worker.executor.sim.latency import Capacity, LatencyModel, build_model, is_decoding
 from worker.executor.sim.tokens import TokenSource
 from worker.types import (
@@ -159,8 +160,8 @@ class _Parts:
     source: TokenSource
 
 
-class SimExecutor:
-    """Answers steps from the latency model of `SimConfig`; implements `Executor`.
+class SimExecutor(HostExecutor):
+    """Answers steps from the latency model of `SimConfig`.
 
     `wait(seconds, follows)` lets a step's seconds pass (sleep in a process, advance a virtual clock
     in a simulation); the step `follows` when the engine was busy until then. It is not called when
@@ -268,12 +269,6 @@ class SimExecutor:
     def is_hanging(self) -> bool:
         """Whether a step is held up."""
         return self._is_hanging
-
-    def sleep(self, level: int) -> None:
-        """There is no memory to give back."""
-
-    def wake(self, tags: frozenset[str]) -> None:
-        """Nothing was given back."""
 
     def shutdown(self) -> None:
         """There is no device to give back; a step that is held up is let go."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from worker.ops.cpu.native import CpuKernels
@@ -22,7 +23,7 @@ class NativeDraws:
         adjusted: Tensor | None,
         draws: npt.NDArray[np.void],
         stream: Stream,
-    ) -> npt.NDArray[np.int32]:
+    ) -> Tensor:
         """As `DrawKernel` says, of `draws` of `DRAWS`; tensors are contiguous and on the CPU."""
         ids = stream.token_ids
         self._kernels.library.pointsman_sample(
@@ -34,4 +35,4 @@ class NativeDraws:
             None if ids is None else ids.data_ptr(),
             *(int(stream.purpose), stream.offset),
         )
-        return np.stack((draws["token"], draws["state"]))
+        return torch.from_numpy(np.stack((draws["token"], draws["state"])))

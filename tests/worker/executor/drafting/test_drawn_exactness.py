@@ -14,6 +14,7 @@ from toy_speculation import PROMPT, VOCAB, fit
 from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.interface import DraftNetwork
 from worker.executor.drafting.loading import ModelNetwork
+from worker.executor.interface import execute
 from worker.executor.model_runner import ModelRunner
 from worker.ops.rejection import METHODS
 from worker.types import SchedulerOutput
@@ -45,7 +46,7 @@ def test_drafts_before_a_fault_go_with_what_they_were_drawn_from(raises: bool) -
     runner = ModelRunner(TARGET, lambda: TARGET, lambda: torch.zeros(shape), drafter)
     walker = Walker(1, list(PROMPT), table=[0, 1, 2])
     share = share_of(walker, len(PROMPT), (), 3, PARAMS)
-    output = runner.execute(SchedulerOutput(0, (share,)))
+    output = execute(runner, SchedulerOutput(0, (share,)))
     drafts = output.drafts[1]
     assert len(drafts.token_ids) == 1
     walker.tokens.append(output.sampled[1][0].token_id)

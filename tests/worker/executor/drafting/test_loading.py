@@ -18,6 +18,7 @@ from worker.executor.drafting.loading import (
     drafter_bytes_per_token,
     network_loader,
 )
+from worker.executor.interface import execute
 from worker.executor.kv_cache import choose_num_blocks
 from worker.executor.model_runner import build_executor
 from worker.models.loader import load_model
@@ -47,13 +48,13 @@ def test_a_model_drafts_for_itself(tiny_checkpoint: Path) -> None:
     assert num_blocks == 32
     spec = SampleSpec(GREEDY, 5)
     prompt = ScheduledSequence(1, [5, 17, 80, 3, 9], 0, [4, 2], (spec,), num_to_draft=4)
-    first = executor.execute(SchedulerOutput(0, (prompt,)))
+    first = execute(executor, SchedulerOutput(0, (prompt,)))
     drafts = first.drafts[1]
     assert (drafts.position, len(drafts.token_ids)) == (6, 4)
     tokens = [first.sampled[1][0].token_id, *drafts.token_ids]
     spec = SampleSpec(GREEDY, 6)
     run = ScheduledSequence(1, tokens, 5, [4, 2], (spec,), num_drafts=4)
-    draws = executor.execute(SchedulerOutput(1, (run,))).sampled[1]
+    draws = execute(executor, SchedulerOutput(1, (run,))).sampled[1]
     assert draws[:-1] == tuple(Draw(token) for token in drafts.token_ids)
 
 
@@ -103,10 +104,16 @@ def test_what_is_no_head_is_said_with_the_field_and_the_fix(
 def test_blocks_have_room_for_what_the_drafter_keeps(tiny_checkpoint: Path) -> None:
     """The same memory holds fewer blocks with a draft model, and a head pays for states."""
     target = load_model(tiny_checkpoint, torch.float32, CPU)
-    per_token = drafter_bytes_per_token(ModelNetwork(target), target)
+    single, half = torch.float32, torch.bfloat16
+    per_token = drafter_bytes_per_token(ModelNetwork(target), target, single)
     assert per_token == target.config.kv_elements_per_token * 4 + 5
-    head = drafter_bytes_per_token(HeadNetwork(tiny_head(target)), target)
-    assert head == (target.config.kv_elements_per_token // 2 + target.config.hidden_size) * 4 + 5
+    head, rounded = (
+        drafter_bytes_per_token(HeadNetwork(tiny_head(target)), target, kind)
+        for kind in (single, half)
+    )
+    elements = target.config.kv_elements_per_token // 2
+    assert head == (elements + target.config.hidden_size) * 4 + 5
+    assert head - rounded == elements * 2
     memory = replace(
         config(tiny_checkpoint, None), num_blocks_override=None, kv_cache_memory_bytes=1 << 20
     )

@@ -14,6 +14,7 @@ from toy_speculation import VOCAB
 from worker.executor.drafting.cached_drafter import MAX_PROPOSAL_BYTES, CachedDrafter, bound_drawn
 from worker.executor.drafting.interface import DraftRequest
 from worker.executor.drafting.loading import ModelNetwork
+from worker.executor.interface import execute
 from worker.executor.model_runner import ModelRunner
 from worker.types import SamplingParams, SchedulerOutput
 
@@ -73,5 +74,5 @@ def test_a_drafter_asks_its_network_for_no_more(monkeypatch: pytest.MonkeyPatch)
         share_of(Walker(i, [2, 4, 2], table=table), 3, (), 3, PARAMS)
         for i, table in enumerate(([0, 1], [2, 3]))
     ]
-    drafts = runner.execute(SchedulerOutput(0, tuple(shares))).drafts
+    drafts = execute(runner, SchedulerOutput(0, tuple(shares))).drafts
     assert [len(drafts[i].token_ids) for i in (0, 1)] == [3, 2]

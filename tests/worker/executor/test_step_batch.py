@@ -2,16 +2,17 @@
 
 import torch
 
-from worker.executor.input_batch import InputBatch
+from worker.executor.state import DeviceState
+from worker.executor.step_batch import StepBatch
 from worker.types import SampleSpec, SamplingParams, ScheduledSequence
 
 CPU = torch.device("cpu")
 SPECS = (SampleSpec(SamplingParams(max_tokens=1, temperature=0.0), 0),)
 
 
-def batch(*sequences: ScheduledSequence) -> InputBatch:
+def batch(*sequences: ScheduledSequence) -> StepBatch:
     """A batch over blocks of 4 tokens."""
-    return InputBatch(sequences, 4, CPU)
+    return StepBatch(sequences, DeviceState(4, CPU))
 
 
 def test_rows_follow_the_step() -> None:
@@ -26,7 +27,8 @@ def test_rows_follow_the_step() -> None:
     assert tensors.slots.tolist() == [22, 23, 12, 9, 36]
     assert tensors.query_starts.tolist() == [0, 3, 4, 5]
     assert tensors.context_lens.tolist() == [5, 6, 1]
-    assert tensors.block_tables.tolist() == [[5, 3], [1, 2], [9, 0]]
+    assert tensors.block_tables.tolist()[:2] == [[5, 3], [1, 2]]
+    assert tensors.block_tables.tolist()[2][0] == 9
     assert tensors.sample_rows.tolist() == [2, 3, 4]
 
 
@@ -44,3 +46,30 @@ def test_every_draft_has_a_row_to_be_judged_by() -> None:
     tokens = made.tensors.token_ids[made.tensors.sample_rows].tolist()
     assert tokens == [7, 8, 9, 4, 2, 1, 6]
     assert made.num_logits == 6
+
+
+def test_a_pending_token_is_what_the_step_before_left() -> None:
+    """In the row behind the known tokens, at the next position; whoever drew, in any order."""
+    state = DeviceState(4, CPU)
+    first = StepBatch(
+        [
+            ScheduledSequence(1, [7], 2, [5], SPECS),
+            ScheduledSequence(2, [4, 4], 0, [1]),
+            ScheduledSequence(3, [9], 4, [2, 3], SPECS),
+        ],
+        state,
+    )
+    state.remember(first.sampled_slots, torch.tensor([70, 90]))
+    tensors = StepBatch(
+        [
+            ScheduledSequence(3, [], 5, [2, 3], SPECS, takes_pending=True),
+            ScheduledSequence(2, [5], 2, [1], SPECS),
+            ScheduledSequence(1, [], 3, [5], SPECS, takes_pending=True),
+        ],
+        state,
+    ).tensors
+    assert tensors.token_ids.tolist() == [90, 5, 70]
+    assert tensors.positions.tolist() == [5, 2, 3]
+    assert tensors.slots.tolist() == [13, 6, 23]
+    assert tensors.sample_rows.tolist() == [0, 1, 2]
+    assert state.last_token(1) == 70
