@@ -35,13 +35,13 @@ def make_step(
     spans: list[tuple[int, int]], block_size: int = 16, first_position: int = 0, shared: int = 0
 ) -> tuple[StepTensors, int]:
     """A step of sequences (context, rows) over blocks in no order, of which the first `shared` are
-    those of all; and the number of blocks, one of which nobody has.
+    those of all; and the number of blocks, one of which no sequence has: it is behind their last.
     """
     counts = [-(-context // block_size) for context, _ in spans]
     pool = list(range(shared + 1 + sum(counts)))
     random.Random(len(pool)).shuffle(pool)
     common = [pool.pop() for _ in range(shared)]
-    tables = torch.zeros(len(spans), max(counts, default=0), dtype=torch.int32)
+    tables = torch.full((len(spans), max(counts, default=0)), pool.pop(), dtype=torch.int32)
     for row, count in zip(tables, counts, strict=True):
         own = (common + [pool.pop() for _ in range(count)])[:count]
         row[:count] = torch.tensor(own, dtype=torch.int32)
@@ -184,6 +184,14 @@ def test_half_precision_and_other_blocks(dtype: torch.dtype, block_size: int) ->
     step, num_blocks = make_step([*MIXED, (300, 3)], block_size)
     cache = draw(num_blocks, 2, 2, block_size, 64, seed=1, dtype=dtype)
     queries = draw(len(step.positions), 10, 64, seed=2, dtype=dtype)[:, :6]
+    assert_close(attend(queries, cache, step), expected(queries, cache, step))
+
+
+def test_a_cache_of_fewer_bits_than_the_queries() -> None:
+    """Read as it is, by rows that are wider."""
+    step, num_blocks = make_step(MIXED)
+    cache = draw(num_blocks, 2, 2, 16, 64, seed=1, dtype=torch.bfloat16)
+    queries = draw(len(step.positions), 6, 64, seed=2)
     assert_close(attend(queries, cache, step), expected(queries, cache, step))
 
 
