@@ -46,11 +46,12 @@ SPLIT_TOKENS = 256
 MAX_SPLITS = 64
 # Programs for each multiprocessor: enough that the last ones to finish leave few of them idle.
 _WAVES = 4
-# Rows of a tile of the two paths. The least that a product on tensor cores takes is 16.
+# Rows of a tile of the short path: the least that a product on tensor cores takes.
 _SHORT_TILE = 16
-_CHUNK_TILE = 64
-# A tile of keys, in bytes; it and as many values are to fit a multiprocessor's memory a few times.
-_TILE_BYTES = 1 << 14
+# Numbers in a tile of keys. It and as many values are to fit a multiprocessor's memory a few times;
+# in float32, whose products need no tensor cores but many registers, the compiler spills more.
+_TILE_NUMBERS = 8192
+_FLOAT32_TILE_NUMBERS = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,7 @@ def run(
         "head_dim": shape.head_dim,
         "padded_dim": triton.next_power_of_2(shape.head_dim),
         "block_size": shape.block_size,
-        "tile_keys": _tile_keys(shape, cache.dtype),
+        "tile_keys": _tile_keys(queries),
         "product": _product_type(queries),
         "window": window or 0,
     }
@@ -177,7 +178,7 @@ def run(
             padded_dim=constants["padded_dim"],
         )
     if plan.has_chunks:
-        tile = max(_CHUNK_TILE, triton.next_power_of_2(sharing))
+        tile = max(constants["tile_keys"], triton.next_power_of_2(sharing))
         num_tiles = len(queries) // (tile // sharing) + size
         _chunk_kernel[(num_tiles, shape.kv_heads)](*common, tile_rows=tile, **constants)
 
@@ -214,10 +215,12 @@ def _run_short(
         )
 
 
-def _tile_keys(shape: AttentionShape, dtype: torch.dtype) -> int:
-    """Keys in a tile: the same for every batch, so that sums are."""
-    row_bytes = triton.next_power_of_2(shape.head_dim) * dtype.itemsize
-    return int(min(64, max(16, _TILE_BYTES // row_bytes)))
+def _tile_keys(queries: Tensor) -> int:
+    """Keys in a tile, and rows in one of the chunked path: of a power of two up to 64. They are the
+    same for every batch, so that sums are.
+    """
+    numbers = _FLOAT32_TILE_NUMBERS if queries.dtype is torch.float32 else _TILE_NUMBERS
+    return int(min(64, max(16, numbers // triton.next_power_of_2(queries.shape[2]))))
 
 
 def _product_type(queries: Tensor) -> Any:

@@ -23,7 +23,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # bfloat16 is cut, not rounded, in the interpreter; float16 is rounded.
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 # (context, rows): one token on, before and after the end of a block; drafts; a chunk; no row.
-MIXED = [(1, 1), (16, 1), (17, 1), (0, 0), (63, 5), (90, 70), (47, 1), (40, 17)]
+MIXED = [(1, 1), (16, 1), (0, 0), (63, 5), (90, 40), (47, 1), (17, 17)]
 DECODE = [(1, 1), (33, 1), (300, 1), (16, 1), (700, 1)]
 
 
@@ -35,13 +35,13 @@ def make_step(
     spans: list[tuple[int, int]], block_size: int = 16, first_position: int = 0, shared: int = 0
 ) -> tuple[StepTensors, int]:
     """A step of sequences (context, rows) over blocks in no order, of which the first `shared` are
-    those of all; and the number of blocks, one of which nobody has.
+    those of all; and the number of blocks, one of which no sequence has: it is behind their last.
     """
     counts = [-(-context // block_size) for context, _ in spans]
     pool = list(range(shared + 1 + sum(counts)))
     random.Random(len(pool)).shuffle(pool)
     common = [pool.pop() for _ in range(shared)]
-    tables = torch.zeros(len(spans), max(counts, default=0), dtype=torch.int32)
+    tables = torch.full((len(spans), max(counts, default=0)), pool.pop(), dtype=torch.int32)
     for row, count in zip(tables, counts, strict=True):
         own = (common + [pool.pop() for _ in range(count)])[:count]
         row[:count] = torch.tensor(own, dtype=torch.int32)
@@ -176,7 +176,7 @@ def test_any_mixture_of_work(sharing: int, head_dim: int) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "block_size"),
-    [(torch.bfloat16, 16), (torch.float16, 16), (torch.bfloat16, 128), (torch.float16, 8)],
+    [(torch.bfloat16, 16), (torch.float16, 128), (torch.bfloat16, 8)],
 )
 def test_half_precision_and_other_blocks(dtype: torch.dtype, block_size: int) -> None:
     """Several KV heads, blocks smaller and larger than a tile, queries that are part of wider
@@ -188,6 +188,14 @@ def test_half_precision_and_other_blocks(dtype: torch.dtype, block_size: int) ->
     assert_close(attend(queries, cache, step), expected(queries, cache, step))
 
 
+def test_a_cache_of_fewer_bits_than_the_queries() -> None:
+    """Read as it is, by rows that are wider."""
+    step, num_blocks = make_step(MIXED)
+    cache = draw(num_blocks, 2, 2, 16, 64, seed=1, dtype=torch.bfloat16)
+    queries = draw(len(step.positions), 6, 64, seed=2)
+    assert_close(attend(queries, cache, step), expected(queries, cache, step))
+
+
 def test_the_torch_twin() -> None:
     """The same as the attention of the torch path, which sums in other orders."""
     step, num_blocks = make_step([span for span in MIXED if span[1]])
@@ -196,15 +204,15 @@ def test_the_torch_twin() -> None:
     assert_close(attend(queries, cache, step), paged_attention(queries, cache, step).double())
 
 
-@pytest.mark.parametrize("num_sms", [1, 3, 132])
-def test_splits_are_merged(num_sms: int) -> None:
+def test_splits_are_merged() -> None:
     """Contexts of one and of several splits, shared by any number of programs, to the same bit."""
     step, num_blocks = make_step([*DECODE, (513, 4)])
     cache = draw(num_blocks, 2, 2, 16, 64, seed=1)
     queries = draw(len(step.positions), 6, 64, seed=2)
-    found = attend(queries, spoil_unused(cache, step), step, num_sms=num_sms)
+    found = attend(queries, spoil_unused(cache, step), step)
     assert_close(found, expected(queries, cache, step))
-    assert torch.equal(found, attend(queries, cache, step, num_sms=1))
+    for num_sms in (3, 132):
+        assert torch.equal(attend(queries, cache, step, num_sms=num_sms), found)
 
 
 def test_a_long_context_has_longer_splits() -> None:
@@ -230,7 +238,7 @@ def test_a_row_alone_is_the_row_in_a_batch() -> None:
 
 
 @pytest.mark.parametrize("window", [1, 16, 40, 290])
-@pytest.mark.parametrize("first_position", [0, 1, 20])
+@pytest.mark.parametrize("first_position", [0, 20])
 def test_windows(window: int, first_position: int) -> None:
     """A row sees its own position and the `window` - 1 before it; blocks that no row sees any more
     may belong to others, and hold anything.
@@ -269,19 +277,13 @@ def test_a_prefix_that_all_share_is_read_once(shared_blocks: int, num_sms: int) 
     step, num_blocks = make_step(contexts, shared=shared_blocks)
     cache = draw(num_blocks, 2, 1, 16, 64, seed=1)
     queries = draw(len(step.positions), 4, 64, seed=2)
-    found = attend(
-        queries,
-        spoil_unused(cache, step),
-        step,
-        num_sms=num_sms,
-        shared_tokens=shared_blocks * 16,
-    )
-    assert_close(found, expected(queries, cache, step))
-    # It was read through the first table alone: of the others nothing is left to read there.
+    wanted = expected(queries, cache, step)
+    # It is read through the first table alone: nothing is left to read there of the others.
     step.block_tables[1:, :16] = num_blocks
     spoiled = torch.cat((cache, torch.full_like(cache[:1], torch.nan)))
-    again = attend(queries, spoiled, step, num_sms=num_sms, shared_tokens=shared_blocks * 16)
-    assert torch.equal(again, found)
+    shared_tokens = shared_blocks * 16
+    found = attend(queries, spoiled, step, num_sms=num_sms, shared_tokens=shared_tokens)
+    assert_close(found, wanted)
 
 
 def test_a_chunk_or_a_window_reads_everything_itself() -> None:

@@ -168,6 +168,17 @@ def test_fused_kernels(capability: int, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("fake_tensors")
+def test_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a large vocabulary."""
+    from worker.ops.triton import draws
+
+    compiled, kernels = compiling(draws, HOPPER, monkeypatch)
+    wide, heat = torch.zeros(4, dtype=torch.int64), torch.ones(4)
+    draws.draw(torch.empty(4, 152_064), ints(4), wide, wide, heat)
+    assert set(compiled) == kernels
+
+
+@pytest.mark.usefixtures("fake_tensors")
 def test_verification_of_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sums over the vocabulary."""
     from worker.ops import rejection_triton
