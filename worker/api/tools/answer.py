@@ -32,9 +32,10 @@ THINK, END_OF_THINK = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a model writes calls. `begins` are the marks with which a call may begin anywhere; without
-    any, an answer is calls from its beginning or not at all. `marks` are all it may use, which may
-    be control tokens. `short_ids`: templates of such models take ids of nine characters alone.
+    """How a model writes calls. `begins` are the marks with which a call may begin anywhere; where
+    there are none, an answer is calls from its beginning or not at all. `marks` are all it may use,
+    which may be control tokens. `short_ids`: templates of such models take ids of nine letters and
+    digits alone.
     """
 
     calls: Callable[[Schemas], Calls]
@@ -105,6 +106,7 @@ class AnswerForm:
     named: str | None = None
     only_one: bool = False
     reasons: bool | None = None
+    shows_reasoning: bool = True
     hidden: tuple[str, ...] = ()
 
     def parser(self) -> AnswerParser:
@@ -124,6 +126,7 @@ class AnswerParser:
             hidden=form.hidden,
             known_names=form.schemas.keys(),
             only_one=form.only_one,
+            shows_reasoning=form.shows_reasoning,
         )
         self._parse = _answer(form, self._scanner, self._writer)
 

@@ -23,78 +23,82 @@ def call_object(scanner: Scanner, writer: AnswerWriter, *, is_marked: bool = Tru
     """One call, as an object. Without a mark it is one only if the function is known and it has
     nothing else in it. Once the arguments are complete, so is the call, whatever follows.
     """
-    name: str | None = None
-    held: list[str] | None = None  # arguments that came before the name
-    has_arguments = False
+    call = _ObjectCall(scanner, writer, is_marked)
     yield from scanner.expect("{")
     try:
+        yield from call.members()
+    except Malformed:
+        if not call.is_complete:
+            raise
+        writer.leftover(scanner.raw())
+
+
+class _ObjectCall:
+    """The members of one object, which may come in any order. Owns what came before the name."""
+
+    def __init__(self, scanner: Scanner, writer: AnswerWriter, is_marked: bool) -> None:
+        self.is_complete = False
+        self._scanner = scanner
+        self._writer = writer
+        self._is_marked = is_marked
+        self._name: str | None = None
+        self._held: str | None = None  # arguments
+
+    def members(self) -> Parse[None]:
+        scanner = self._scanner
         while True:
             yield from scanner.blanks()
             key = yield from scanner.json_text()
             yield from scanner.blanks()
             yield from scanner.expect(":")
             yield from scanner.blanks()
-            if key == "name" and name is None:
-                name = yield from _name(scanner, writer, is_marked=is_marked)
-                if held is not None:
-                    writer.begin(name)
-                    writer.arguments("".join(held))
-                    has_arguments = True
-                    scanner.mark()
-            elif key in _ARGUMENTS and held is None and not has_arguments:
-                if name is None:
-                    held = yield from _held_arguments(scanner)
-                else:
-                    writer.begin(name)
-                    yield from _arguments(scanner, writer)
-                    has_arguments = True
-                    scanner.mark()
-            elif is_marked or key in _OTHER_KEYS:
-                yield from scanner.json_value(ignore)
-            else:
-                raise Malformed
+            yield from self._value_of(key)
             yield from scanner.blanks()
             if not (yield from scanner.skip(",")):
-                yield from scanner.expect("}")
                 break
-    except Malformed:
-        if not has_arguments:
-            raise
-        writer.end()
-        writer.content(scanner.raw())
-        return
-    if name is None:
-        raise Malformed
-    if not has_arguments:
-        writer.begin(name)
-        writer.arguments("{}")
-    writer.end()
+        yield from scanner.expect("}")
+        if not self.is_complete:
+            self._complete("{}")
 
+    def _value_of(self, key: str) -> Parse[None]:
+        scanner, writer = self._scanner, self._writer
+        if key == "name" and self._name is None:
+            name = yield from scanner.json_text()
+            if not name or not (self._is_marked or name in writer.known_names):
+                raise Malformed
+            self._name = name
+            if self._held is not None:
+                self._complete(self._held)
+        elif key in _ARGUMENTS and self._held is None and not self.is_complete:
+            is_object = (yield from scanner.peek()) == "{"
+            if self._name is not None and is_object:
+                writer.begin(self._name)
+                yield from scanner.json_value(writer.arguments)
+                self._end()
+                return
+            pieces: list[str] = []
+            yield from scanner.json_value(pieces.append)
+            if not is_object and pieces != ["null"]:
+                raise Malformed
+            self._held = "".join(pieces) if is_object else "{}"
+            if self._name is not None:
+                self._complete(self._held)
+        elif self._is_marked or key in _OTHER_KEYS:
+            yield from scanner.json_value(ignore)
+        else:
+            raise Malformed
 
-def _name(scanner: Scanner, writer: AnswerWriter, *, is_marked: bool) -> Parse[str]:
-    name = yield from scanner.json_text()
-    if not name or not (is_marked or name in writer.known_names):
-        raise Malformed
-    return name
+    def _complete(self, arguments: str) -> None:
+        if self._name is None:
+            raise Malformed
+        self._writer.begin(self._name)
+        self._writer.arguments(arguments)
+        self._end()
 
-
-def _held_arguments(scanner: Scanner) -> Parse[list[str]]:
-    pieces: list[str] = []
-    first = yield from scanner.peek()
-    yield from scanner.json_value(pieces.append)
-    if first == "{":
-        return pieces
-    if pieces != ["null"]:
-        raise Malformed
-    return ["{}"]
-
-
-def _arguments(scanner: Scanner, writer: AnswerWriter) -> Parse[None]:
-    """The value of the arguments, as it comes."""
-    if (yield from scanner.peek()) == "{":
-        yield from scanner.json_value(writer.arguments)
-    else:
-        writer.arguments("".join((yield from _held_arguments(scanner))))
+    def _end(self) -> None:
+        self.is_complete = True
+        self._writer.end()
+        self._scanner.mark()
 
 
 def marked_object(scanner: Scanner, writer: AnswerWriter) -> Parse[None]:

@@ -152,9 +152,8 @@ class Scanner:
                 self._at = end
             if match is not None:
                 return match[0]
-            if not (yield from self._more()):
-                if self._at == len(self._text):
-                    return None
+            if not (yield from self._more()) and self._at == len(self._text):
+                return None
 
     def _num_held(self, literals: Sequence[str], longest: int) -> int:
         """How many of the last characters may begin a literal."""

@@ -43,6 +43,7 @@ class AnswerWriter:
         hidden: Collection[str] = (),
         known_names: Collection[str] = (),
         only_one: bool = False,
+        shows_reasoning: bool = True,
     ) -> None:
         """`known_names` are the functions that the request has; `only_one` drops calls after the
         first.
@@ -52,6 +53,7 @@ class AnswerWriter:
         self.num_calls = 0  # that are complete
         self._new_id = new_id
         self._only_one = only_one
+        self._shows_reasoning = shows_reasoning
         self._said = Said()
         self._next_index = 0
         self._open: int | None = None
@@ -88,7 +90,8 @@ class AnswerWriter:
         if shown and not self._has_thought:
             self._has_thought = True
             shown = shown.lstrip()
-        self._said.reasoning += shown
+        if self._shows_reasoning:
+            self._said.reasoning += shown
 
     def begin(self, name: str) -> None:
         """A call of a function, whose arguments follow."""
@@ -121,6 +124,10 @@ class AnswerWriter:
         if self._open is not None:
             self._said.calls.append(CallDelta(self._open, broken=True))
         self._open, self._dropping = None, False
+        self.leftover(raw)
+
+    def leftover(self, raw: str) -> None:
+        """Text that parsers could make nothing of; content, but for control tokens."""
         for token in self.hidden:
             raw = raw.replace(token, "")
         self.content(raw)
