@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from worker.api.generate.text import ModelText, opens_a_turn
@@ -32,8 +33,14 @@ class AnswerForms:
         self._reasoning = config.reasoning_parser
         if self._tools is None and text.template is not None:
             self._tools = format_of_template(text.template.tool_source)
-        tokenizer = text.tokenizer
-        self._special = {tokenizer.token_text(i): i for i in tokenizer.special_ids}
+        of_model = None if self._tools is None else TOOL_FORMATS[self._tools]
+        self._new_id = _short_id if of_model is not None and of_model.short_ids else _long_id
+        self._tokenizer = text.tokenizer
+
+    @cached_property
+    def _special(self) -> dict[str, int]:
+        spelling = self._tokenizer.token_text
+        return {spelling(i): i for i in self._tokenizer.special_ids}
 
     def form_of(
         self, request: ChatRequest, prompt: str
@@ -60,7 +67,7 @@ class AnswerForms:
             marks.update(REASONING_MARKS)
         special = marks & self._special.keys()
         form = AnswerForm(
-            _short_id if chosen is not None and TOOL_FORMATS[chosen].short_ids else _long_id,
+            self._new_id,
             schemas=schemas,
             tool_format=chosen,
             named=None if use is None else use.named,

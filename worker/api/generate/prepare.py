@@ -133,6 +133,7 @@ class RequestPreparer:
         text: ModelText,
         rng: random.Random,
         defaults: Mapping[str, float] | None = None,
+        forms: AnswerForms | None = None,
     ) -> None:
         self._config = config
         self._text = text
@@ -146,12 +147,13 @@ class RequestPreparer:
         # A fine-tune's tokenizer may name tokens its model has no embedding for.
         self._may_encode_unknown = text.tokenizer.vocab_size > text.limits.vocab_size
         self._accepted = {*config.served_model_names, *config.accepted_model_names}
-        self._forms = AnswerForms(config, text)
+        self._forms = forms or AnswerForms(config, text)
 
     def with_encoder(self, encode: Encode) -> RequestPreparer:
         """The same, with another encoder of prompts in front of the same randomness."""
         text = replace(self._text, prompt_encoder=encode)
-        return RequestPreparer(self._config, text, self._rng, self._sampling.defaults)
+        defaults = self._sampling.defaults
+        return RequestPreparer(self._config, text, self._rng, defaults, self._forms)
 
     async def chat(self, body: bytes, arrival: Arrival) -> Prepared:
         """`POST /v1/chat/completions`; without a limit the answer may fill the context."""

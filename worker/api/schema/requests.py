@@ -35,7 +35,7 @@ MAX_TOOL_CALLS = 512  # of one message
 MAX_PROMPT_LOGPROBS = 1 << 20  # in one answer, which is some 70 MiB
 
 TOOL_NAME = r"^[A-Za-z0-9_.:/-]{1,128}$"
-TOOL_CHOICES = ("none", "auto", "required")
+TOOL_CHOICES = ["none", "auto", "required"]
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 # field → (default, least, most)
 RANGES: dict[str, tuple[float, float, float]] = {
@@ -188,10 +188,10 @@ class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     strict: bool | UnsetType | None = UNSET
 
 
-class Tool(msgspec.Struct, forbid_unknown_fields=True):
+class Tool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """One of `tools`."""
 
-    type: Annotated[str, says(enum=["function"])]
+    type: Annotated[str, says(enum=["function"])] = "function"
     function: Function
 
 
@@ -201,10 +201,10 @@ class FunctionName(msgspec.Struct, forbid_unknown_fields=True):
     name: str
 
 
-class NamedTool(msgspec.Struct, forbid_unknown_fields=True):
+class NamedTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A `tool_choice` that names the function to call."""
 
-    type: Annotated[str, says(enum=["function"])]
+    type: Annotated[str, says(enum=["function"])] = "function"
     function: FunctionName
 
 

@@ -45,6 +45,7 @@ class _ObjectCall:
         self._held: str | None = None  # arguments
 
     def members(self) -> Parse[None]:
+        """Read them and the closing brace."""
         scanner = self._scanner
         while True:
             yield from scanner.blanks()
