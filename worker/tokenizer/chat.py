@@ -122,6 +122,11 @@ class ChatTemplate:
         """The same of requests with tools."""
         return self._tool_source
 
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the template says anything of tools."""
+        return "tools" in self._tool_source
+
     @cached_property
     def takes_argument_objects(self) -> bool:
         """Whether the arguments of tool calls in a history should be objects, as most templates

@@ -31,7 +31,7 @@ class AnswerForms:
         self._auto = config.enable_auto_tool_choice
         self._tools = config.tool_call_parser
         self._reasoning = config.reasoning_parser
-        if self._tools is None and text.template is not None:
+        if self._tools is None and text.template is not None and text.template.shows_tools:
             self._tools = format_of_template(text.template.tool_source)
         of_model = None if self._tools is None else TOOL_FORMATS[self._tools]
         self._new_id = _short_id if of_model is not None and of_model.short_ids else _long_id

@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import UNSET
 
-from worker.api.http.limits import malformed
+from worker.api.http.limits import MAX_JSON_CONTAINERS, malformed, num_containers
 from worker.api.schema.params import ModelLimits, invalid
 from worker.api.schema.parse import shown
 from worker.api.schema.requests import (
@@ -86,6 +86,8 @@ def template_messages(
         raise RequestError("messages is empty: a conversation has at least one message.")
     if len(messages) > MAX_MESSAGES:
         raise RequestError(f"messages takes at most {MAX_MESSAGES} messages", param="messages")
+    if argument_objects:
+        _check_arguments(messages)
     rendered = []
     for n, message in enumerate(messages):
         place = f"messages[{n}]"
@@ -143,6 +145,14 @@ def _tool_calls(
         }
         rendered.append({"id": call.id, "type": "function", "function": function})
     return rendered
+
+
+def _check_arguments(messages: Sequence[ChatMessage]) -> None:
+    """The JSON in them is bounded as that of the body is."""
+    calls = [call for message in messages for call in message.tool_calls or []]
+    if sum(num_containers(call.function.arguments or "") for call in calls) > MAX_JSON_CONTAINERS:
+        reason = f"more than {MAX_JSON_CONTAINERS} objects and arrays"
+        raise RequestError(f"the arguments of tool calls have {reason}", param="messages")
 
 
 def _as_object(arguments: str) -> dict[str, Any] | str:

@@ -76,9 +76,7 @@ REASONING_MARKS = (THINK, END_OF_THINK)
 
 
 def format_of_template(source: str) -> str | None:
-    """The format that a chat template asks the model for; None where it says nothing of tools."""
-    if "tools" not in source:
-        return None
+    """The format of calls that a chat template shows the model; None where it shows none."""
     return next((name for mark, name in _TELLING if mark in source), None)
 
 

@@ -406,9 +406,8 @@ def test_control_tokens_are_no_content() -> None:
         ('tools … {"name": function name, "parameters": dictionary}', "llama3_json"),
         ("tools: [func_name1(params_name1=params_value1)]", "pythonic"),
         ("{{ tools | tojson }}", None),
-        ("<tool_call>", None),
     ],
 )
 def test_a_template_tells_the_format(source: str, expected: str | None) -> None:
-    """By what only templates of such models write; without tools it says nothing."""
+    """By what only templates of such models write."""
     assert format_of_template(source) == expected
