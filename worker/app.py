@@ -93,6 +93,7 @@ async def run(config: ServeConfig, checkpoint: Checkpoint | None) -> int:
             if parts is None:
                 return 0
             ready, text = parts
+            _warn_if_tools_are_unseen(config.api, text[1])
             metrics.set_cache_info(cache_info(config.engine, ready))
             api = dataclasses.replace(
                 config.api,
@@ -139,6 +140,11 @@ def _warn_if_open(config: ServeConfig, listener: socket.socket) -> None:
         logger.warning("%s can be reached from other machines without a key", config.host)
     if config.api.enable_admin_routes:
         logger.warning("admin routes are on, and can be reached from other machines")
+
+
+def _warn_if_tools_are_unseen(api: ApiConfig, template: ChatTemplate | None) -> None:
+    if api.tool_call_parser is not None and (template is None or not template.shows_tools):
+        logger.warning("--tool-call-parser: the chat template does not show tools to the model")
 
 
 def _with_hash_seed(engine: EngineConfig) -> EngineConfig:

@@ -248,6 +248,11 @@ class ApiConfig:
     max_connections: int | None = None
     # What sampling fields are when a request does not say, by field name; of numbers.
     default_sampling: tuple[tuple[str, float], ...] = ()
+    # How the model writes tool calls and reasoning (`api.tools.answer`); None: calls as its chat
+    # template shows, reasoning not at all.
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    enable_auto_tool_choice: bool = True  # False: calls are parsed only where they must be
     # The most drafts that a step verifies of one sequence; None: there is no speculation.
     num_speculative_tokens: int | None = None
 

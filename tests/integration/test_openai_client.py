@@ -141,7 +141,10 @@ def test_stop_strings_end_an_answer(client: openai.OpenAI) -> None:
         ({"max_tokens": 4096}, "max_tokens=4096 cannot be greater than max_model_len"),
         ({"messages": [{"role": "user", "content": "foko " * 600}]}, "maximum context length"),
         ({"extra_body": {"nope": 1}}, "Unknown field `nope`"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "not supported yet"),
+        (
+            {"tools": [{"function": {"name": "f"}}], "tool_choice": "some"},
+            "tool_choice must be one",
+        ),
         ({"response_format": {"type": "json_object"}}, "not supported yet"),
     ],
 )

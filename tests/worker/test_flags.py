@@ -129,6 +129,16 @@ def test_the_front_end_is_set_by_flags() -> None:
     assert (config.heartbeat_timeout_seconds, config.uds) == (1.5, "/run/w.sock")
 
 
+def test_parsers_of_answers_are_set_by_flags() -> None:
+    """By vLLM's names; the switch that vLLM needs for calls is on."""
+    api = resolved("--tool-call-parser", "qwen3_coder", "--reasoning-parser", "deepseek_r1").api
+    assert (api.tool_call_parser, api.reasoning_parser) == ("qwen3_coder", "deepseek_r1")
+    assert resolved("--enable-auto-tool-choice").api == resolved().api
+    api = resolved("--no-enable-auto-tool-choice").api
+    assert (api.tool_call_parser, api.reasoning_parser) == (None, None)
+    assert not api.enable_auto_tool_choice
+
+
 def test_lists_may_be_given_in_parts() -> None:
     """A flag that is given twice keeps what it was given first."""
     for _ in range(2):  # nor does one command line leave something for the next
@@ -296,6 +306,8 @@ def test_what_cannot_work_is_one_sentence(flags: list[str], message: str) -> Non
         ["--heartbeat-timeout", "0.9"],
         ["--heartbeat-timeout", "inf"],
         ["--preemption-victim", "richest"],
+        ["--tool-call-parser", "cobol"],
+        ["--reasoning-parser", "none"],
         ["--prefix-caching-hash-algo", "md5"],
         ["--sim-prefill-tokens-per-second", "0"],
         ["--sim-decode-base-ms", "-1"],
