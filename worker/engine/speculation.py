@@ -221,7 +221,7 @@ class Speculation:
         if limit <= 0 or not self._has_drafter(sequence):
             return _NO_DRAFTS
         if self._drafter is not None:
-            return self._ask(self._drafter, sequence, limit)
+            return _allowed(sequence, self._ask(self._drafter, sequence, limit))
         drafts = self._kept.get(sequence.seq_id)
         if drafts is None or drafts.position != len(sequence.token_ids):
             self._kept.pop(sequence.seq_id, None)
@@ -284,6 +284,17 @@ class Speculation:
 def _context(sequence: Sequence) -> DraftContext:
     group = (sequence.request.tenant, sequence.request.cache_salt or "")
     return DraftContext(sequence.seq_id, sequence.token_ids, sequence.num_prompt, group)
+
+
+def _allowed(sequence: Sequence, drafts: Drafts) -> Drafts:
+    """The drafts up to the first that the sequence's grammar forbids. Not for drafts that were
+    drawn from a distribution: whether one is verified must not depend on which token it is.
+    """
+    if sequence.matcher is None or not drafts.token_ids:
+        return drafts
+    outputs = sequence.token_ids[sequence.num_prompt :]
+    length = sequence.matcher.num_allowed(outputs, drafts.token_ids)
+    return Drafts(drafts.position, drafts.token_ids[:length], drafts.confidences[:length])
 
 
 class Lookahead:

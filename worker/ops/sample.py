@@ -10,7 +10,8 @@ others, less than one draw in 640, to `choose`. So no draw depends on its batch,
 
 Adjusting a row. Changes to one row of logits before temperature, in vLLM's order.
 
-Allowed ids, bad words, banned ids, logit bias, then repetition, frequency and presence penalties.
+Masks of a grammar, allowed ids, bad words, banned ids, logit bias, then repetition, frequency and
+presence penalties.
 A token that must not be drawn gets -inf, which no later change brings back.
 """
 
@@ -345,6 +346,7 @@ def adjusts(spec: SampleSpec) -> bool:
         or params.logit_bias
         or params.allowed_token_ids is not None
         or params.needs_history
+        or spec.masks
     )
 
 
@@ -360,6 +362,7 @@ def adjust_rows(logits: Tensor, specs: Sequence[SampleSpec]) -> None:
     flat, size = logits.view(-1), logits.shape[1]
     outputs = [spec.history[spec.num_prompt :] for spec in specs]
     wishes = [spec.params for spec in specs]
+    _mask(logits, [(i, spec.masks[0]) for i, spec in enumerate(specs) if spec.masks])
     allowed = [
         (i, p.allowed_token_ids) for i, p in enumerate(wishes) if p.allowed_token_ids is not None
     ]
@@ -379,6 +382,22 @@ def adjust_rows(logits: Tensor, specs: Sequence[SampleSpec]) -> None:
         biases = [bias for p in wishes for _, bias in p.logit_bias]
         flat.index_add_(0, _places(biased, size, logits), torch.tensor(biases).to(logits))
     _penalize(logits, specs, outputs)
+
+
+def _mask(logits: Tensor, masks: Sequence[tuple[int, bytes]]) -> None:
+    """-inf where a row's mask has no bit (`SampleSpec.masks`): one copy to the device for all."""
+    if not masks:
+        return
+    width = -(-logits.shape[1] // 8)
+    packed = np.zeros((len(masks), width), np.uint8)
+    for place, (_, mask) in enumerate(masks):
+        bits = np.frombuffer(mask, np.uint8)[:width]
+        packed[place, : len(bits)] = bits
+    shifts = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    bits_of = torch.from_numpy(packed).to(logits.device)[:, :, None] >> shifts
+    forbidden = (bits_of & 1).view(len(masks), -1)[:, : logits.shape[1]] == 0
+    rows = torch.tensor([row for row, _ in masks], device=logits.device)
+    logits[rows] = logits[rows].masked_fill(forbidden, -torch.inf)
 
 
 def _places(ids_of_rows: Iterable[tuple[int, npt.ArrayLike]], size: int, beside: Tensor) -> Tensor:
