@@ -9,7 +9,8 @@ prefix hits and drafts that fell need nothing here.
 
 What the grammar allows next is a mask: bit t % 8 of byte t // 8 stands for token t. Once the
 grammar may end, the model's end tokens and the request's stop tokens are allowed too; when it
-cannot go on, they alone are.
+cannot go on, they alone are. Where the grammar forces a text, the library allows only the tokens of
+one spelling: the longest that fits, then the longest again.
 
 Compiling and masking are bounded by `LLParserLimits` in work and memory, not by time: what is too
 large fails the same way on every machine.
@@ -18,7 +19,7 @@ large fails the same way on every machine.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -92,23 +93,26 @@ def _cut(message: str) -> str:
     return " ".join(message.split())[:_MESSAGE_CHARS]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Words:
-    """What `TokenizerWrapper` asks for. Text is not encoded by it, but by the model."""
+    """What `TokenizerWrapper` asks for; called, it gives the tokens of a text."""
 
     tokens: list[bytes]
     special_token_ids: list[int]
     eos_token_id: int
+    encode: Callable[[str], list[int]] = lambda _: []
     bos_token_id: int | None = None
 
     def __call__(self, text: bytes) -> list[int]:
-        return []
+        return self.encode(text.decode())
 
 
 def _tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
     ends = vocabulary.eos_token_ids
     words = _Words(vocabulary.token_bytes, vocabulary.special_ids, ends[0])
-    return LLTokenizer(TokenizerWrapper(words), eos_token=list(ends))
+    tokenizer = LLTokenizer(TokenizerWrapper(words), eos_token=list(ends))
+    words.encode = tokenizer.greedy_tokenize
+    return tokenizer
 
 
 class Matcher:
@@ -147,7 +151,9 @@ class Matcher:
         for draft in (*drafts, None):
             few = len(outputs) + len(masks) < params.min_tokens
             masks.append(self._mask(params.stop_token_ids, end_ids if few else ()))
-            if draft is None or self._matcher.try_consume_tokens([draft]) == 0:
+            if draft is None or not allows(masks[-1], draft):
+                break
+            if self._matcher.try_consume_tokens([draft]) == 0:  # it ends the output
                 break
             num_tried += 1
         if num_tried:
@@ -173,6 +179,11 @@ class Matcher:
             return _with_bits(mask, stop_ids, True)
         kept = _with_bits(mask, banned_ids, False)
         return kept if kept.count(0) < len(kept) else mask
+
+
+def allows(mask: bytes, token: int) -> bool:
+    """Whether the mask has the token's bit."""
+    return token >> 3 < len(mask) and bool(mask[token >> 3] >> (token & 7) & 1)
 
 
 def _with_bits(mask: bytes, ids: Sequence[int], value: bool) -> bytes:

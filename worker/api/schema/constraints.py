@@ -188,7 +188,8 @@ def _check_schema(schema: object, field: str) -> None:
 def _of_choice(choices: list[str], field: str) -> str:
     if not choices:
         raise refused(field, "it is empty")
-    words = (msgspec.json.encode(choice).decode() for choice in choices)
+    # Lark's strings are JSON's, but for this character.
+    words = (msgspec.json.encode(c).decode().replace("\x7f", "\\u007f") for c in choices)
     return LLMatcher.grammar_from_lark("start: " + " | ".join(words))
 
 
