@@ -46,7 +46,7 @@ CONFIG = replace(TINY, vocab_size=SIZE, max_context=1024)
 CLOSING = tuple((ord(char), 3.5) for char in '"}]') + tuple(
     (256 + PIECES.index(piece), 3.0) for piece in ('"}', '"]', "}]", "}}", "]}")
 )
-BLANK = tuple((ord(char), -6.0) for char in " \n\r\t") + ((256 + PIECES.index("  "), -6.0),)
+BLANK = tuple((token, -6.0) for token in (*b" \n\r\t", 256 + PIECES.index("  ")))
 BIAS = ((END, 4.0), *CLOSING, *BLANK)
 NGRAM = SpeculativeConfig("ngram", 5, prompt_lookup_min=1, enable_adaptive_verification=False)
 SUFFIX = replace(NGRAM, method="suffix")
@@ -111,6 +111,9 @@ class GrammarBench:
     def run(self, *asked: AddRequest) -> dict[str, Answer]:
         """Run requests to their ends, side by side; the answers by id."""
         answers: dict[str, Answer] = {}
+        for request in asked:  # so that who runs when does not depend on threads
+            if request.params.grammar is not None and self.scheduler.grammars is not None:
+                self.scheduler.grammars.compile(request.params.grammar).result()
         for request in asked:
             self.core.add(request)
             answers |= {name: Answer() for name in (request.request_id, *request.branch_ids)}

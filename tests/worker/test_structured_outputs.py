@@ -417,8 +417,8 @@ def plain() -> list[list[int]]:
         {},
         {"speculative": NGRAM},
         {"speculative": SUFFIX},
-        {"num_blocks": 90},
-        {"num_blocks": 90, "speculative": NGRAM},
+        {"num_blocks": 50},
+        {"num_blocks": 50, "speculative": NGRAM},
     ],
     ids=["batched", "ngram", "suffix", "preempted", "preempted with drafts"],
 )
