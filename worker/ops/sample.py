@@ -39,6 +39,10 @@ ALL_MASKED = "no token may be drawn: every one is excluded by the request's para
 # Finding the largest of a row's largest parts is many times as fast as finding its place at once.
 _PART_SIZES = (128, 64, 32)
 
+# For each byte of a mask what to add to eight logits: a look-up is many times as fast as shifts.
+_BYTES, _BITS = torch.arange(256)[:, None], torch.arange(8)
+_SCORES_OF_BITS = torch.where((_BYTES >> _BITS & 1) == 1, 0.0, -torch.inf)
+
 _SEED_BITS = (1 << 64) - 1
 _LEAST_HEAT = 1e-37
 # How far two sums of score and noise must be apart to be in order whatever rounds how: logarithms
@@ -393,11 +397,10 @@ def _mask(logits: Tensor, masks: Sequence[tuple[int, bytes]]) -> None:
     for place, (_, mask) in enumerate(masks):
         bits = np.frombuffer(mask, np.uint8)[:width]
         packed[place, : len(bits)] = bits
-    shifts = torch.arange(8, dtype=torch.uint8, device=logits.device)
-    bits_of = torch.from_numpy(packed).to(logits.device)[:, :, None] >> shifts
-    forbidden = (bits_of & 1).view(len(masks), -1)[:, : logits.shape[1]] == 0
+    places = torch.from_numpy(packed).to(logits.device).flatten().int()
+    scores = _SCORES_OF_BITS.to(logits.device).index_select(0, places).view(len(masks), -1)
     rows = torch.tensor([row for row, _ in masks], device=logits.device)
-    logits[rows] = logits[rows].masked_fill(forbidden, -torch.inf)
+    logits.index_add_(0, rows, scores[:, : logits.shape[1]])
 
 
 def _places(ids_of_rows: Iterable[tuple[int, npt.ArrayLike]], size: int, beside: Tensor) -> Tensor:

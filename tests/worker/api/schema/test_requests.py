@@ -48,13 +48,13 @@ def chat(extra: str) -> ChatRequest:
         (',"repetition_detection":{"max_pattern_size":1,"x":1}', "body.repetition_detection.x"),
         (',"best_of":2', "best_of"),
         (',"tools":[{"type":"function"}]', "tools"),
-        (',"response_format":{"type":"json_object"}', "response_format"),
+        (',"response_format":{"type":"yaml"}', "body.response_format.type"),
         (',"priority":3.5', "body.priority"),
         (',"kv_transfer_params":{"do_remote_decode":true}', "kv_transfer_params"),
-        (',"structured_outputs":{"regex":"a"}', "structured_outputs"),
+        (',"structured_outputs":{"regex":1}', "body.structured_outputs.regex"),
         (',"return_token_offsets":true', "return_token_offsets"),
         (',"chat_template":"x"', "chat_template"),
-        (',"guided_json":{}', "guided_json"),
+        (',"guided_json":1', "body.guided_json"),
     ],
 )
 def test_a_refusal_names_the_field(extra: str, param: str) -> None:
