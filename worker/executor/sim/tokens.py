@@ -20,7 +20,7 @@ _WORDS, _LENGTHS, _PROMPT = 2, 3, 4  # purposes of streams; 1 is latencies
 _LOG_HALF = log(0.5)
 # One constrained draw in so many ends a string, an array or an object if it may: bytes are their
 # own tokens.
-_CLOSE_EVERY, _CLOSERS = 3, b'"]}'
+_CLOSE_EVERY, _CLOSERS = 3, frozenset(b'"]}')
 # The llm-d inference simulator's: an answer falls into the n-th bucket of max_tokens this often.
 _BUCKETS = (0.2, 0.3, 0.2, 0.05, 0.1, 0.15)
 _BUCKET_TOKENS, _FLEXIBLE_BUCKET = 20, 3
