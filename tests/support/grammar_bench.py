@@ -18,6 +18,8 @@ from worker.engine.grammar import GrammarCompiler
 from worker.engine.messages import AddRequest, Vocabulary
 from worker.engine.scheduler import Scheduler
 from worker.engine.speculation import Speculation
+from worker.executor.drafting.cached_drafter import CachedDrafter
+from worker.executor.drafting.loading import ModelNetwork
 from worker.executor.model_runner import ModelRunner
 from worker.types import FinishReason, SamplingParams
 
@@ -50,6 +52,7 @@ BLANK = tuple((token, -6.0) for token in (*b" \n\r\t", 256 + PIECES.index("  "))
 BIAS = ((END, 4.0), *CLOSING, *BLANK)
 NGRAM = SpeculativeConfig("ngram", 5, prompt_lookup_min=1, enable_adaptive_verification=False)
 SUFFIX = replace(NGRAM, method="suffix")
+DEVICE = replace(NGRAM, method="draft_model", num_speculative_tokens=3)
 
 
 @dataclass
@@ -89,10 +92,21 @@ class GrammarBench:
         model = tiny_llama(3, CONFIG)
         model.final_norm.mul_(FLATNESS)  # so that a draw at temperature 1 may be any token
         shape = (CONFIG.num_layers, num_blocks, 2, CONFIG.num_kv_heads, BLOCK_SIZE, CONFIG.head_dim)
-        runner = ModelRunner(model, lambda: model, lambda: torch.zeros(shape))
-        speculation = None
+        drafter = speculation = None
         if speculative is not None:
-            speculation = Speculation(speculative, build_drafter(speculative), False, SIZE)
+            by_tokens = build_drafter(speculative)
+            speculation = Speculation(speculative, by_tokens, by_tokens is None, SIZE)
+            if by_tokens is None:  # the model drafts for itself, but knows of no grammar
+                network, how = ModelNetwork(model), speculative.draft_sample_method
+                blocks = (num_blocks, BLOCK_SIZE)
+                drafter = CachedDrafter(lambda _: network, network, model, blocks, how)
+        runner = ModelRunner(
+            model,
+            lambda: model,
+            lambda: torch.zeros(shape),
+            drafter,
+            (speculative or NGRAM).rejection_sample_method,
+        )
         limits = SchedulerConfig(
             max_model_len=1024, max_num_seqs=max_num_seqs, max_num_batched_tokens=512
         )

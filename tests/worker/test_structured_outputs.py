@@ -16,6 +16,7 @@ import jsonschema
 import pytest
 from grammar_bench import (
     BIAS,
+    DEVICE,
     END,
     MARK,
     NGRAM,
@@ -417,10 +418,11 @@ def plain() -> list[list[int]]:
         {},
         {"speculative": NGRAM},
         {"speculative": SUFFIX},
+        {"speculative": DEVICE},
         {"num_blocks": 50},
         {"num_blocks": 50, "speculative": NGRAM},
     ],
-    ids=["batched", "ngram", "suffix", "preempted", "preempted with drafts"],
+    ids=["batched", "ngram", "suffix", "draft model", "preempted", "preempted with drafts"],
 )
 def test_the_same_seed_gives_the_same_tokens(
     plain: list[list[int]], settings: dict[str, Any]
@@ -432,6 +434,21 @@ def test_the_same_seed_gives_the_same_tokens(
     assert found == plain
     assert (stats.num_preemptions > 0) == ("num_blocks" in settings)
     assert (stats.num_accepted_tokens > 0) == ("speculative" in settings)
+
+
+@pytest.mark.parametrize("method", ["standard", "block"])
+def test_drafts_drawn_from_a_distribution_are_verified_against_the_grammar(method: str) -> None:
+    """The draft model knows nothing of it: what it draws and the grammar forbids is rejected."""
+    config = replace(DEVICE, draft_sample_method="probabilistic", rejection_sample_method=method)
+    with GrammarBench(config) as bench:
+        asked = [bench.request(grammar(regex="[a-m0-4]{12}"), seed=seed) for seed in range(8)]
+        found = bench.run(*asked, *(bench.request(grammar(json=POINT), seed=s) for s in range(8)))
+        stats = bench.scheduler.stats()
+    texts = [answer.text for answer in found.values()]
+    assert all(re.fullmatch("[a-m0-4]{12}", text) for text in texts[:8])
+    for text in texts[8:]:
+        jsonschema.validate(json.loads(text), POINT)
+    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
 
 
 def test_the_branches_of_a_request_each_match(bench: GrammarBench) -> None:
@@ -485,6 +502,23 @@ def test_without_a_vocabulary_no_request_may_have_a_grammar() -> None:
         [answer] = bench.run(bench.request(grammar(choice=["yes"]))).values()
     assert answer.reason is FinishReason.ERROR
     assert "cannot be constrained" in (answer.error or "")
+
+
+def test_forced_tokens_are_drafts_that_stand() -> None:
+    """Names that are not in the prompt take no step for each of their tokens."""
+    names = ("kilometres", "longitude", "population")
+    schema = {
+        **NAMED,
+        "properties": {name: {"type": "boolean"} for name in names},
+        "required": [*names],
+    }
+    with GrammarBench(replace(NGRAM, num_speculative_tokens=30)) as bench:
+        asked = bench.request(grammar(json=schema, disable_any_whitespace=True), prompt=b"?")
+        [answer] = bench.run(asked).values()
+        stats = bench.scheduler.stats()
+    jsonschema.validate(json.loads(answer.text), schema)
+    assert stats.num_accepted_tokens == stats.num_draft_tokens > 30
+    assert answer.num_outputs < len(answer.token_ids) / 3
 
 
 def test_drafts_that_the_grammar_forbids_are_not_verified() -> None:

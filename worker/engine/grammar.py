@@ -132,6 +132,13 @@ class Matcher:
         self._follow(outputs)
         return 0 if self._matcher.is_error() else self._matcher.validate_tokens(list(drafts))
 
+    def forced(self, outputs: Sequence[int]) -> list[int]:
+        """The tokens that must follow `outputs`: each is the only one its mask allows. Not the end
+        of the output.
+        """
+        self._follow(outputs)
+        return [] if self._matcher.is_error() else self._matcher.compute_ff_tokens()
+
     def masks(
         self,
         outputs: Sequence[int],

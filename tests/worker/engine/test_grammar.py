@@ -111,9 +111,11 @@ def test_an_output_that_cannot_go_on_may_end(compiler: GrammarCompiler) -> None:
 
 def test_forced_text_has_one_spelling(compiler: GrammarCompiler) -> None:
     """The longest tokens that fit."""
-    matcher = compiler.compile('start: "true" | "tru" "e" "true"').result().fork()
+    matcher = compiler.compile('start: "true" | "tru" "e" "true" | "truex"').result().fork()
+    assert matcher.forced([]) == [piece("true")]
     [mask] = matcher.masks([], (), PLAIN)
     assert allowed(mask) == {piece("true")}
+    assert matcher.forced([piece("true")]) == []
 
 
 def test_a_grammar_that_is_none_allows_nothing(compiler: GrammarCompiler) -> None:
