@@ -66,7 +66,7 @@ class TokenSource:
         config, params = self._config, sample.params
         candidates: Sequence[int] = [t for t, bias in params.logit_bias if bias >= FULL_BIAS]
         if not candidates and sample.masks:
-            candidates = [t for t in range(config.vocab_size) if _is_in(sample.masks[0], t)]
+            candidates = [t for t in range(config.vocab_size) if _may_draw(t, sample)]
             closers = [t for t in candidates if t in _CLOSERS]
             if (random_bits >> 16) % _CLOSE_EVERY == 0:
                 candidates = closers or candidates
