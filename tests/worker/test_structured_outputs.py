@@ -215,6 +215,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "min/maxProperties",
     ),
     "names that may come twice": ({"type": "object", "minProperties": 2}, "minProperties"),
+    "names that may come twice, inside": (
+        {"type": "object", "properties": {"const": {"anyOf": [{"minProperties": 2}]}}},
+        "minProperties",
+    ),
     "the library's own options": ({"x-guidance": {"lenient": True}, "not": {}}, "x-guidance"),
     "options inside": ({"items": {"x-guidance": {"lenient": True}}}, "x-guidance"),
 }

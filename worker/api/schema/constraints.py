@@ -39,7 +39,8 @@ _GUIDED = {
     "guided_grammar": "grammar",
 }
 _OPTIONS_OF_SCHEMAS = ("whitespace_pattern", "disable_any_whitespace")
-# Keywords whose values are data, not schemas.
+# Keywords whose values map names to schemas, and those whose values are data.
+_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _DATA = frozenset({"const", "enum", "default", "examples", "example"})
 
 
@@ -181,7 +182,9 @@ def _check_schema(schema: object, field: str) -> None:
         fix = "with `additionalProperties` false and no `patternProperties`"
         raise refused(field, f"`minProperties` above 1 is supported only {fix}")
     for name, value in schema.items():
-        if name not in _DATA:
+        if name in _MAPS and isinstance(value, dict):
+            _check_schema([*value.values()], field)
+        elif name not in _DATA:
             _check_schema(value, field)
 
 
