@@ -28,7 +28,7 @@ from worker.engine.drafters.interface import DraftContext
 from worker.engine.scheduler import Scheduler
 from worker.engine.speculation import Speculation
 from worker.executor.interface import Executor, execute
-from worker.executor.model_runner import build_executor
+from worker.executor.start import build_executor
 from worker.types import Drafts, SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 
 SHAPES: dict[str, dict[str, Any]] = {

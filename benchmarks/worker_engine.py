@@ -2,6 +2,7 @@
 
     python benchmarks/worker_engine.py [--model FILE.gguf] [--threads 2,1] [--steps 32]
     python benchmarks/worker_engine.py --peers [--llama-bin DIR] [--vllm-python PYTHON]
+    python benchmarks/worker_engine.py --weights
 
 Steps are made by hand, so this is the model alone: no scheduler, no HTTP. Prompts are random token
 ids from a fixed seed. Each measurement is the median over repeats, transformers in the same run on
@@ -11,17 +12,23 @@ With --peers other engines decode the same file in turns with ours: llama.cpp (`
 folder of its `llama-batched-bench`), vLLM's CPU build (`--vllm-python` is an interpreter that can
 import it) and transformers. One that is absent is skipped with a line. A ratio is the median over
 turns of ours over the peer's in the same turn; results go to worker_engine_peers.json.
+
+With --weights, types of weights take turns on one thread: safetensors of random weights in the
+shape of SmolLM2-135M, in float32 and bfloat16, and the latter quantised as they are loaded. CPU
+milliseconds of a decode step are the least over turns; results go to worker_engine_weights.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import platform
 import random
 import statistics
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -36,11 +43,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import torch
+from safetensors.torch import save_file
 
 from worker.config import EngineConfig, SchedulerConfig
 from worker.executor.interface import Executor, execute
-from worker.executor.model_runner import build_executor, choose_dtype
-from worker.models.loader import GgufCheckpoint
+from worker.executor.start import build_executor, choose_dtype
+from worker.models.config import from_hf
+from worker.models.loader import GgufCheckpoint, expected_shapes
 from worker.ops.linear import can_pack
 from worker.types import (
     SampleSpec,
@@ -59,6 +68,31 @@ REPEATS = 3
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 RESULTS_FILE = RESULTS / "worker_engine.json"
 PEERS_FILE = RESULTS / "worker_engine_peers.json"
+WEIGHTS_FILE = RESULTS / "worker_engine_weights.json"
+# A name, the dtype in the file, and what the configuration says.
+WEIGHTS: tuple[tuple[str, torch.dtype, dict[str, str]], ...] = (
+    ("float32", torch.float32, {}),
+    ("bfloat16", torch.bfloat16, {}),
+    ("q8_0", torch.bfloat16, {"quantization": "q8_0"}),
+    ("q4_1", torch.bfloat16, {"quantization": "q4_1"}),
+    ("q4_1, KV bfloat16", torch.bfloat16, {"quantization": "q4_1", "kv_cache_dtype": "bfloat16"}),
+    ("q4_1, int8", torch.bfloat16, {"quantization": "q4_1", "cpu_activations": "int8"}),
+)
+WEIGHT_TURNS = 7
+SMOLLM2_135M = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 100_000.0,
+    "tie_word_embeddings": True,
+}
 DEFAULT_MODEL = Path.home() / ".cache/pointsman/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -77,14 +111,14 @@ def median_seconds(measure: Callable[[], float]) -> float:
 class Ours:
     """The model runner behind the two measurements."""
 
-    def __init__(self, path: Path, dtype: str, activations: str = "float32") -> None:
+    def __init__(self, path: Path, dtype: str, **changes: Any) -> None:
         config = EngineConfig(
             "torch",
             str(path),
             dtype,
             num_blocks_override=MAX_SEQUENCES * BLOCKS_EACH + 1,
             scheduler=SchedulerConfig(max_model_len=1024),
-            cpu_activations=activations,
+            **changes,
         )
         self.executor: Executor = build_executor(config)[0]
 
@@ -314,7 +348,7 @@ def compare_with_peers(options: argparse.Namespace) -> None:
     }
     for threads in [int(t) for t in options.threads.split(",")]:
         torch.set_num_threads(threads)
-        ours = Ours(options.model, options.dtype, options.cpu_activations)
+        ours = Ours(options.model, options.dtype, cpu_activations=options.cpu_activations)
         peers = find_peers(options, threads)
         rows = {}
         for size in PEER_BATCHES:
@@ -351,7 +385,7 @@ def measure_beside_busy_loops(options: argparse.Namespace) -> None:
     """Times of single decode steps alone, then beside processes that want all of the cores."""
     for threads in [int(t) for t in options.threads.split(",")]:
         torch.set_num_threads(threads)
-        ours = Ours(options.model, options.dtype, options.cpu_activations)
+        ours = Ours(options.model, options.dtype, cpu_activations=options.cpu_activations)
         for num_loops in (0, options.busy_loops):
             loops = [multiprocessing.Process(target=spin, daemon=True) for _ in range(num_loops)]
             for loop in loops:
@@ -392,13 +426,48 @@ def measure_dtypes(options: argparse.Namespace) -> None:
     write_results(RESULTS_FILE, document)
 
 
+def random_checkpoint(folder: Path, dtype: torch.dtype) -> Path:
+    """Random weights in the shape of SmolLM2-135M, always the same ones."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(SMOLLM2_135M))
+    draw = torch.Generator().manual_seed(20260101)
+    tensors = {
+        name: (0.05 * torch.randn(shape, generator=draw) + ("norm" in name)).to(dtype)
+        for name, shape in expected_shapes(from_hf("config", SMOLLM2_135M)).items()
+    }
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def measure_weights(options: argparse.Namespace) -> None:
+    """Types of weights in turns: print the table and write the JSON."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {
+            dtype: random_checkpoint(Path(folder) / str(dtype), dtype)
+            for dtype in (torch.float32, torch.bfloat16)
+        }
+        subjects = {name: Ours(paths[dtype], "auto", **changes) for name, dtype, changes in WEIGHTS}
+    rows: dict[str, dict[str, float]] = {name: {} for name in subjects}
+    for size in (1, 16):
+        batch, column = prompts(size, PROMPT_TOKENS), f"decode {size}"
+        for _ in range(WEIGHT_TURNS):
+            for name, subject in subjects.items():
+                spent = size / (ours_decode(subject, batch, options.steps).per_cpu_second or 1)
+                rows[name][column] = round(min(spent * 1e3, rows[name].get(column, 1e9)), 2)
+    for name, row in rows.items():
+        print(f"{name:20}" + "".join(f"{ms:12.2f} ms" for ms in row.values()))
+    write_results(WEIGHTS_FILE, {"cores": os.cpu_count(), "cpu_milliseconds": rows})
+
+
 def main() -> None:
-    """Measure by dtype, or beside peers."""
+    """Measure by dtype, beside peers, or by type of weights."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=DEFAULT_MODEL)
     parser.add_argument("--threads", default="2,1")
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--peers", action="store_true", help="compare with other engines")
+    parser.add_argument("--weights", action="store_true", help="compare types of weights")
     parser.add_argument("--dtype", default="float32", help="ours, with --peers")
     parser.add_argument("--cpu-activations", default="float32", help="ours, with --peers")
     parser.add_argument("--llama-bin", type=Path, help="the folder of llama-batched-bench")
@@ -407,6 +476,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.busy_loops is not None:
         measure_beside_busy_loops(options)
+    elif options.weights:
+        measure_weights(options)
     elif options.peers:
         print(f"{'tokens a second':37}{'wall':>12}{'CPU':>12}{'ours/peer':>12}{'by CPU':>12}")
         compare_with_peers(options)

@@ -39,6 +39,7 @@ from result_files import RESULTS, write_results
 from soak_clients import Client, Deck, Outcome
 
 RESULTS_FILE = RESULTS / "worker_soak.json"
+DEFAULT_MODEL = Path.home() / ".cache/pointsman/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 START_SECONDS = 180.0
 SETTLE_SECONDS = 60.0
 SAMPLE_SECONDS = 1.0
@@ -334,7 +335,7 @@ def worker_flags(options: argparse.Namespace) -> list[str]:
     flags = ["--engine", options.engine, "--enable-admin-routes"]
     flags += ["--num-gpu-blocks-override", "200", "--block-size", "16"]
     flags += ["--max-model-len", "1024", "--seed", str(options.seed)]
-    if options.model:
+    if options.engine == "torch":
         flags += ["--model", options.model]
     if options.engine == "sim":
         flags += ["--sim-decode-base-ms", "4", "--sim-mean-output-tokens", "60"]
@@ -345,7 +346,7 @@ def main() -> int:
     """Run, print the table, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--engine", choices=("torch", "sim"), default="torch")
-    parser.add_argument("--model")
+    parser.add_argument("--model", default=str(DEFAULT_MODEL), help="with --engine torch")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--max-tokens", type=int, default=64)

@@ -94,6 +94,13 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--worker-args", default="", metavar="FLAGS", help="more flags for every worker, in quotes"
     )
+    parser.add_argument(
+        "--devices",
+        default="all",
+        metavar="LIST",
+        help="GPUs to put workers on, in turn: all (default), cpu, or numbers such as 0,2; those "
+        "on one GPU share its memory by equal parts",
+    )
     parser.add_argument("--envoy-concurrency", type=int, default=1, help="Envoy's threads")
     parser.add_argument("--startup-timeout", type=float, default=120.0, metavar="SECONDS")
     parser.add_argument(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import yaml
 
+from fleet.devices import Gpu, Placement, place
 from fleet.envoy.settings import BootstrapConfig, Mechanism, PipeAddress, SocketAddress
 from fleet.process import Program
 
@@ -31,7 +32,8 @@ class FleetOptions:
     picker's configuration file, `record` where its decisions are written down. `objectives` are
     YAML documents, see `objectives.read_objectives`. `worker_args` are added to every worker's
     command line. `buffer_request_body` and `trust_control_headers` are those of `BootstrapConfig`,
-    `allow_experimental_plugins` and `decision_header` are the picker's flags.
+    `allow_experimental_plugins` and `decision_header` are the picker's flags. `devices` is what
+    `devices.choose` takes.
     """
 
     workers: int = 2
@@ -49,6 +51,7 @@ class FleetOptions:
     decision_header: bool = False
     record: Path | None = None
     worker_args: tuple[str, ...] = ()
+    devices: str = "all"
     insecure: bool = False
     envoy_concurrency: int = 1
     startup_seconds: float = 120.0
@@ -57,7 +60,7 @@ class FleetOptions:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where this machine lets the fleet live: a private folder, free ports, cores, the proxy.
+    """Where this machine lets the fleet live: a private folder, free ports, cores, GPUs, the proxy.
 
     `hot_restart_id` is a number by which one Envoy of this fleet finds the next, of at most 27
     bits; None where the machine has no shared memory for that.
@@ -69,6 +72,7 @@ class Site:
     cores: int
     envoy: Path
     hot_restart_id: int | None = None
+    gpus: tuple[Gpu, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,11 @@ class Plan:
     @property
     def workers(self) -> tuple[WorkerPlan, ...]:
         return tuple(self.worker(index, port) for index, port in enumerate(self.site.worker_ports))
+
+    @property
+    def placements(self) -> list[Placement]:
+        """The GPU of each worker; empty where they run on the CPU."""
+        return place(self.options.workers, self.site.gpus)
 
     @property
     def ingress(self) -> SocketAddress:
@@ -181,9 +190,16 @@ class Plan:
         environment = {"TMPDIR": str(site.folder)}
         if options.engine == "torch":
             argv += ["--num-threads", str(threads)]
-            if options.workers > 1:
+            placements = self.placements
+            if placements:
+                placement = placements[index % len(placements)]
+                argv += ["--gpu-memory-utilization", f"{placement.memory_share:.4g}"]
+                environment["CUDA_VISIBLE_DEVICES"] = placement.gpu.uuid
+            elif options.workers > 1:
                 share = _MEMORY_SHARE / options.workers
                 argv += ["--gpu-memory-utilization", f"{share:.2g}"]
+            if options.devices == "cpu":
+                environment["CUDA_VISIBLE_DEVICES"] = ""
             environment["OMP_NUM_THREADS"] = str(threads)
         name = worker_name(index)
         log = site.folder / f"{name}.log"

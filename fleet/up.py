@@ -23,7 +23,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fleet import models, probe
+from fleet import devices, models, probe
 from fleet.control import Control, Order
 from fleet.envoy import admin
 from fleet.envoy.binary import envoy_version, find_envoy, require_supported
@@ -55,17 +55,19 @@ def up(options: FleetOptions, say: Say, progress: models.Progress | None = None)
     the fleet cannot start; nothing is left running then.
     """
     _preflight(options)
+    is_torch = options.engine == "torch"
+    gpus = devices.choose(options.devices, devices.find(os.environ)) if is_torch else []
     model = None
-    if options.engine == "torch" or options.model is not None:
+    if is_torch or options.model is not None:
         named = options.model or os.environ.get("POINTSMAN_MODEL")
         model = models.resolve_model(named, progress)
-    if options.engine == "torch":
+    if is_torch:
         found = models.with_found_draft_model(
             options.worker_args, lambda name: models.resolve_model(name, progress)
         )
         options = dataclasses.replace(options, worker_args=tuple(found))
     with _folder(say) as folder:
-        layout = Plan(options, _site(options, folder), model)
+        layout = Plan(options, _site(options, folder, gpus), model)
         url, control = _url(layout.picker().http), str(layout.control_path)
         fleet = RunningFleet(os.getpid(), url, options.port, control)
         try:
@@ -134,7 +136,7 @@ def _folder(say: Say) -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _site(options: FleetOptions, folder: Path) -> Site:
+def _site(options: FleetOptions, folder: Path, gpus: Iterable[devices.Gpu]) -> Site:
     ports = free_ports("127.0.0.1", PORTS_OF_A_PICKER + options.workers, options.port + 1)
     has_memory = os.access(_SHARED_MEMORY, os.W_OK)
     return Site(
@@ -144,6 +146,7 @@ def _site(options: FleetOptions, folder: Path) -> Site:
         cores=len(os.sched_getaffinity(0)),
         envoy=find_envoy(),
         hot_restart_id=secrets.randbits(_HOT_RESTART_BITS) if has_memory else None,
+        gpus=tuple(gpus),
     )
 
 
@@ -218,6 +221,8 @@ class _Fleet:
             f"starting {options.workers} workers ({options.engine}), a picker and Envoy "
             f"({options.routing.value}) …"
         )
+        for line in devices.described(self._plan.placements):
+            self._say(f"  {line}")
         await _unless(self._stop, self._wait_in_time())
 
     async def _wait_in_time(self) -> None:

@@ -96,6 +96,7 @@ async def run(config: ServeConfig, checkpoint: Checkpoint | None) -> int:
             ready, text = parts
             if text.vocabulary is not None:
                 client.describe(text.vocabulary)
+            _warn_if_tools_are_unseen(config.api, text.template)
             metrics.set_cache_info(cache_info(config.engine, ready))
             api = dataclasses.replace(
                 config.api,
@@ -142,6 +143,11 @@ def _warn_if_open(config: ServeConfig, listener: socket.socket) -> None:
         logger.warning("%s can be reached from other machines without a key", config.host)
     if config.api.enable_admin_routes:
         logger.warning("admin routes are on, and can be reached from other machines")
+
+
+def _warn_if_tools_are_unseen(api: ApiConfig, template: ChatTemplate | None) -> None:
+    if api.tool_call_parser is not None and (template is None or not template.shows_tools):
+        logger.warning("--tool-call-parser: the chat template does not show tools to the model")
 
 
 def _with_hash_seed(engine: EngineConfig) -> EngineConfig:
@@ -372,7 +378,7 @@ def cache_info(engine: EngineConfig, ready: EngineReady) -> dict[str, str]:
         "kv_cache_layout": "auto",
         "prefix_match_unit": 1 if engine.enable_partial_hits else ready.block_size,
         "gpu_memory_utilization": engine.gpu_memory_utilization,
-        "cache_dtype": engine.dtype,
+        "cache_dtype": engine.kv_cache_dtype,
         "is_attention_free": False,
         "num_gpu_blocks_override": engine.num_blocks_override,
         "sliding_window": None,

@@ -162,13 +162,18 @@ class KvEventsConfig:
 class EngineConfig:
     """Everything the engine process needs; sent to it as msgpack on its command line's pipe.
 
-    `engine` is "torch" or "sim". `dtype` is "auto", "float32", "bfloat16" or "float16".
+    `engine` is "torch" or "sim", `device` "auto", "cpu" or "cuda", `attention_backend` "auto",
+    "torch" or "triton". `dtype` is "auto", "float32", "bfloat16" or "float16";
+    `kv_cache_dtype` is "auto" (that of activations), "float32" or "bfloat16"; `quantization` is
+    "none", "q8_0" or "q4_1".
     `num_blocks_override` None: sized from memory (torch) or the default of the simulator.
     """
 
     engine: str
     model_path: str | None
     dtype: str = "auto"
+    quantization: str = "none"
+    kv_cache_dtype: str = "auto"
     block_size: int = 16
     num_blocks_override: int | None = None
     kv_cache_memory_bytes: int | None = None
@@ -190,6 +195,8 @@ class EngineConfig:
     step_budget_seconds: float = 2.5
     num_threads: int | None = None
     cpu_activations: str = "float32"
+    device: str = "auto"
+    attention_backend: str = "auto"
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     sim: SimConfig = field(default_factory=SimConfig)
     kv_events: KvEventsConfig = field(default_factory=lambda: KvEventsConfig())
@@ -241,6 +248,11 @@ class ApiConfig:
     max_connections: int | None = None
     # What sampling fields are when a request does not say, by field name; of numbers.
     default_sampling: tuple[tuple[str, float], ...] = ()
+    # How the model writes tool calls and reasoning (`api.tools.answer`); None: calls as its chat
+    # template shows, reasoning not at all.
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    enable_auto_tool_choice: bool = True  # False: calls are parsed only where they must be
     # The most drafts that a step verifies of one sequence; None: there is no speculation.
     num_speculative_tokens: int | None = None
 

@@ -47,6 +47,10 @@ SIM_MAX_MODEL_LEN = 8192
 LEAST_HEARTBEAT_TIMEOUT_SECONDS = 1.0
 CPU_ACTIVATIONS = ("float32", "int8")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS = ("none", "q8_0", "q4_1")
+KV_CACHE_DTYPES = ("auto", "float32", "bfloat16")
+DEVICES = ("auto", "cpu", "cuda")
+ATTENTION_BACKENDS = ("auto", "torch", "triton")
 _MOST_BATCHES = (1 << 31) - 1
 
 # Of flags whose fields have no default, or another one; the sequence length is the model's.
@@ -65,10 +69,29 @@ _ENGINE = (
         " without AVX-512 or AVX-NE-CONVERT",
     ),
     Flag(
+        "--quantization",
+        QUANTIZATIONS,
+        "on a CPU, convert the weights of a safetensors checkpoint to blocks of 8 or 4 bits as they"
+        " are loaded; a draft model's stay (default %(default)s)",
+    ),
+    Flag(
+        "--kv-cache-dtype",
+        KV_CACHE_DTYPES,
+        "auto is that of activations; on a CPU bfloat16 halves the cache, and may change answers"
+        " (default %(default)s)",
+    ),
+    Flag(
         "--max-model-len",
         at_least(2),
         "tokens of prompt and answer together (default: the model's own, or fewer where the KV"
         " cache cannot hold as many)",
+    ),
+    Flag("--device", DEVICES, "auto is the first GPU that CUDA sees, else the CPU"),
+    Flag(
+        "--attention-backend",
+        ATTENTION_BACKENDS,
+        "what runs attention, norms and activations; auto is triton on a GPU and native kernels on"
+        " a CPU (torch without them)",
     ),
     Flag("--num-threads", at_least(1), "CPU threads of the torch engine"),
     Flag(

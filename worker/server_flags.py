@@ -13,6 +13,7 @@ import msgspec
 
 from worker.api.schema.params import ModelLimits, SamplingContext, sampling_params
 from worker.api.schema.requests import SamplingFields
+from worker.api.tools.answer import REASONING_FORMATS, TOOL_FORMATS
 from worker.config import ApiConfig, TlsConfig
 from worker.errors import ConfigError, RequestError
 from worker.flag_types import (
@@ -133,6 +134,21 @@ MODEL_FLAGS = (
         "--max-logprobs",
         at_least(-1),
         "most log probabilities a request may ask for; -1: the vocabulary",
+    ),
+    Flag(
+        "--tool-call-parser",
+        tuple(TOOL_FORMATS),
+        "how the model writes tool calls (default: as its chat template shows)",
+    ),
+    Flag(
+        "--enable-auto-tool-choice",
+        bool,
+        "let the model choose whether to call a tool, where requests have any",
+    ),
+    Flag(
+        "--reasoning-parser",
+        tuple(REASONING_FORMATS),
+        "how the model writes its reasoning, which answers then have apart from their content",
     ),
     Flag("--seed", int, "makes the seeds drawn for requests without one repeatable"),
 )

@@ -116,6 +116,41 @@ TOO_MUCH = [
     Bad(b'{"prompt": "a", "stop": [' + b'"a",' * 16 + b'"a"]}', "at most 16", param="stop"),
     Bad(b'{"prompt": "a", "stop": "' + b"a" * 300 + b'"}', "at most 256 bytes", param="stop"),
 ]
+# Of tools, and of calls in a history.
+TOOL = b'{"type": "function", "function": {"name": "%b", "parameters": %b}}'
+TOO_MANY_TOOLS = b", ".join(TOOL % (b"f%d" % n, b"{}") for n in range(1000))
+TOO_MUCH += [
+    Bad(b"{" + TURNS + b', "tools": [' + tools + b"]}", words, path=CHAT, param=param)
+    for tools, words, param in (
+        (TOO_MANY_TOOLS, "at most 512", "tools"),
+        (TOOL % (b"f", b'{"description": "' + b"x" * MIB + b'"}'), "at most 1048576", "tools"),
+        (
+            TOOL % (b"f", b'{"items":' * 70 + b"{}" + b"}" * 70),
+            "nested deeper than 64 levels",
+            None,
+        ),
+        (TOOL % (b"f g", b"{}"), "letters", r"tools\[0\].function.name"),
+        (TOOL % (b"f" * 1000, b"{}"), "letters", r"tools\[0\].function.name"),
+        (b"1", "", "tools.0"),
+        (b'{"function": {}}', "", "tools.0.function.name"),
+        (b'{"function": {"name": 1}}', "", "tools.0.function.name"),
+        (b'{"function": {"name": "f", "parameters": []}}', "", "tools.0.function.parameters"),
+        (TOOL % (b"f", b'{"$ref": "#/$defs/f"}'), "--tool-call-parser", None),
+    )
+]
+TOO_MUCH += [
+    Bad(b'{"messages": [{"role": "assistant", "tool_calls": ' + calls + b"}]}", "", 400, CHAT)
+    for calls in (
+        b"1",
+        b"[1]",
+        b"[{}]",
+        b'[{"function": {}}]',
+        b'[{"function": {"name": "f", "arguments": {}}}]',
+        b'[{"type": "x", "function": {"name": "f"}}]',
+        b"[" + b'{"function": {"name": "f"}},' * 512 + b'{"function": {"name": "f"}}]',
+        b'[{"function": {"name": "f", "arguments": "{\\"a\\": [' + b"[]," * 70_000 + b'[]]}"}}]',
+    )
+]
 # Fields of each type, and values that are none.
 _NOT = {
     "integer": (b'"1"', b"true", b"1.5", b"[]", b"{}"),

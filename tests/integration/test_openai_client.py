@@ -199,7 +199,10 @@ def test_text_completions_and_older_names_are_constrained(client: openai.OpenAI)
         ({"max_tokens": 4096}, "max_tokens=4096 cannot be greater than max_model_len"),
         ({"messages": [{"role": "user", "content": "foko " * 600}]}, "maximum context length"),
         ({"extra_body": {"nope": 1}}, "Unknown field `nope`"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "not supported yet"),
+        (
+            {"tools": [{"function": {"name": "f"}}], "tool_choice": "some"},
+            "tool_choice must be one",
+        ),
         (
             {
                 "response_format": {

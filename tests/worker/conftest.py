@@ -194,7 +194,10 @@ def sim_grammars() -> GrammarCompiler:
 
 
 def build(
-    engine: ScriptedEngine, tokenizer: sim.SimTokenizer | None = None, **settings: object
+    engine: ScriptedEngine,
+    tokenizer: sim.SimTokenizer | None = None,
+    template_source: str = sim.CHAT_TEMPLATE,
+    **settings: object,
 ) -> Api:
     """The API over an engine; settings are fields of `ApiConfig`."""
     config = msgspec.convert(
@@ -215,7 +218,7 @@ def build(
         max_num_queued_reqs=config.max_num_queued_reqs,
         max_num_queued_tokens=config.max_num_queued_tokens,
     )
-    template = ChatTemplate(sim.CHAT_TEMPLATE, bos_token="", eos_token=sim.IM_END, now=datetime.now)
+    template = ChatTemplate(template_source, bos_token="", eos_token=sim.IM_END, now=datetime.now)
     text = ModelText(
         tokenizer or sim.SimTokenizer(),
         template,
@@ -271,12 +274,13 @@ class Bench:
 
     engine: ScriptedEngine
     tokenizer: sim.SimTokenizer = field(default_factory=sim.SimTokenizer)
+    template_source: str = sim.CHAT_TEMPLATE
     say = staticmethod(output)
     logprob = staticmethod(logprob)
 
     def api(self, **settings: object) -> Api:
         """The API over the engine; settings are fields of `ApiConfig`."""
-        return build(self.engine, self.tokenizer, **settings)
+        return build(self.engine, self.tokenizer, self.template_source, **settings)
 
     def client(self, **settings: object) -> httpx.AsyncClient:
         """A client that calls the application without a socket."""

@@ -43,7 +43,7 @@ def oracle(model_path: Path) -> Any:
 @pytest.fixture(scope="module")
 def executor(model_path: Path) -> Iterator[Any]:
     """Our executor with room for every pool size used here."""
-    from worker.executor.model_runner import build_executor
+    from worker.executor.start import build_executor
 
     config = EngineConfig(
         engine="torch",

@@ -62,12 +62,14 @@ def test_flags_reach_the_engine() -> None:
         *("--max-num-seqs", "4", "--max-num-batched-tokens", "256", "--no-enable-prefix-caching"),
         *("--long-prefill-token-threshold", "128", "--max-num-queued-reqs", "9", "--seed", "3"),
         *("--num-threads", "2", "--dtype", "float32", "--served-model-name", "a", "b"),
+        *("--quantization", "q4_1", "--kv-cache-dtype", "bfloat16"),
         *("--sim-prefill-tokens-per-second", "1000", "--sim-decode-base-ms", "5"),
         *("--sim-decode-per-seq-ms", "0.5", "--sim-time-scale", "0", "--shutdown-timeout", "7"),
     )
     engine = config.engine
     assert (engine.block_size, engine.num_blocks_override, engine.num_threads) == (32, 64, 2)
     assert (engine.dtype, engine.enable_prefix_caching) == ("float32", False)
+    assert (engine.quantization, engine.kv_cache_dtype) == ("q4_1", "bfloat16")
     assert engine.scheduler.max_num_seqs == config.api.max_num_seqs == 4
     assert engine.scheduler.max_num_batched_tokens == 256
     assert engine.scheduler.long_prefill_token_threshold == 128
@@ -125,6 +127,16 @@ def test_the_front_end_is_set_by_flags() -> None:
     assert resolved().api.sse_keep_alive_seconds is None
     assert (config.engine_failure_policy, config.max_engine_restarts) == ("exit", 1)
     assert (config.heartbeat_timeout_seconds, config.uds) == (1.5, "/run/w.sock")
+
+
+def test_parsers_of_answers_are_set_by_flags() -> None:
+    """By vLLM's names; the switch that vLLM needs for calls is on."""
+    api = resolved("--tool-call-parser", "qwen3_coder", "--reasoning-parser", "deepseek_r1").api
+    assert (api.tool_call_parser, api.reasoning_parser) == ("qwen3_coder", "deepseek_r1")
+    assert resolved("--enable-auto-tool-choice").api == resolved().api
+    api = resolved("--no-enable-auto-tool-choice").api
+    assert (api.tool_call_parser, api.reasoning_parser) == (None, None)
+    assert not api.enable_auto_tool_choice
 
 
 def test_lists_may_be_given_in_parts() -> None:
@@ -283,6 +295,8 @@ def test_what_cannot_work_is_one_sentence(flags: list[str], message: str) -> Non
         ["--max-model", "10"],
         ["--max-num-seqs", "0"],
         ["--dtype", "int8"],
+        ["--quantization", "awq"],
+        ["--kv-cache-dtype", "fp8"],
         ["--block-size", "24"],
         ["--block-size", "0"],
         ["--watermark", "1.5"],
@@ -292,6 +306,8 @@ def test_what_cannot_work_is_one_sentence(flags: list[str], message: str) -> Non
         ["--heartbeat-timeout", "0.9"],
         ["--heartbeat-timeout", "inf"],
         ["--preemption-victim", "richest"],
+        ["--tool-call-parser", "cobol"],
+        ["--reasoning-parser", "none"],
         ["--prefix-caching-hash-algo", "md5"],
         ["--sim-prefill-tokens-per-second", "0"],
         ["--sim-decode-base-ms", "-1"],

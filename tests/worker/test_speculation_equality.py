@@ -320,7 +320,7 @@ TIGHT = Room(num_blocks=56, budget=160, batch=40, chunk=13)
 @pytest.fixture(scope="module")
 def executor(model_path: Path) -> Iterator[Any]:
     """The real model in float32."""
-    from worker.executor.model_runner import build_executor
+    from worker.executor.start import build_executor
 
     built, _ = build_executor(engine_config(model_path, ROOMY))
     yield built

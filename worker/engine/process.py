@@ -136,8 +136,8 @@ def _build_executor(config: EngineConfig) -> tuple[Executor, int]:
         # Imported here and by name, so that the simulator never loads torch.
         if config.speculative is not None:
             _keep_more_products()
-        model_runner = importlib.import_module("worker.executor.model_runner")
-        return cast("tuple[Executor, int]", model_runner.build_executor(config))
+        start = importlib.import_module("worker.executor.start")
+        return cast("tuple[Executor, int]", start.build_executor(config))
     raise ConfigError(f"unknown engine {config.engine!r}; known are 'torch' and 'sim'")
 
 

@@ -26,96 +26,20 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 import torch
 from torch import Tensor
 
-from worker.config import EngineConfig
-from worker.errors import ConfigError
 from worker.executor.answers import PendingAnswers, Verification
 from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.interface import draft_requests
-from worker.executor.drafting.loading import drafter_bytes_per_token, network_loader
 from worker.executor.interface import Finished, Ticket, with_history
 from worker.executor.kv_cache import (
-    allocate,
-    choose_num_blocks,
     copy_blocks,
-    room_bytes,
 )
 from worker.executor.state import DeviceState
 from worker.executor.step_batch import StepBatch
-from worker.models.config import ModelConfig
 from worker.models.llama import LlamaModel
-from worker.models.loader import load_model
-from worker.ops.cpu.native import open_kernels
 from worker.ops.cpu.sampling import NativeDraws
-from worker.ops.draft import PROBABILISTIC
-from worker.ops.linear import can_pack, supported_dtype
-from worker.ops.rejection import STANDARD, Sums, choose_sums
+from worker.ops.rejection import STANDARD, Sums
 from worker.ops.sample import TORCH_SAMPLER, Sampler
 from worker.types import ModelOutput, ScheduledSequence, SchedulerOutput
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def build_executor(config: EngineConfig) -> tuple[ModelRunner, int]:
-    """Load the model, allocate its KV cache; return the executor and the number of blocks.
-
-    Raises `ModelError` for a checkpoint that cannot be loaded and `ConfigError` for settings that
-    cannot work. Sets the process's number of torch threads.
-    """
-    if config.model_path is None:
-        raise ConfigError("--engine torch needs --model")
-    path = config.model_path
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = choose_dtype(config.dtype, device, can_pack(torch.bfloat16))
-    kernels = None
-    if device.type == "cpu" and dtype is torch.float32:
-        kernels = open_kernels(torch.get_num_threads(), config.cpu_activations == "int8")
-    max_model_len = config.scheduler.max_model_len
-
-    def check(shape: ModelConfig) -> None:
-        # What no memory can hold is refused before minutes go into loading.
-        choose_num_blocks(config, shape, dtype, device, room_bytes(config, device))
-
-    def load() -> LlamaModel:
-        return load_model(path, dtype, device, max_model_len, kernels=kernels)
-
-    load_network = network_loader(config.speculative, max_model_len)
-    with torch.inference_mode():
-        model = load_model(path, dtype, device, max_model_len, check, kernels)
-        network = load_network(model) if load_network is not None else None
-        extra = drafter_bytes_per_token(network, model) if network is not None else 0
-        room = room_bytes(config, device)
-        num_blocks = choose_num_blocks(config, model.config, dtype, device, room, extra)
-    blocks, shape = (num_blocks, config.block_size), model.config
-
-    def allocate_cache() -> Tensor:
-        return allocate(*blocks, shape, dtype, device)
-
-    chosen = config.speculative
-    if chosen is None or load_network is None or network is None:
-        return ModelRunner(model, load, allocate_cache), num_blocks
-    drafter = CachedDrafter(load_network, network, model, blocks, chosen.draft_sample_method)
-    draws = chosen.draft_sample_method == PROBABILISTIC
-    sums = choose_sums(device) if draws else None
-    runner = ModelRunner(model, load, allocate_cache, drafter, chosen.rejection_sample_method, sums)
-    return runner, num_blocks
-
-
-def choose_dtype(name: str, device: torch.device, packs_bfloat16: bool) -> torch.dtype:
-    """The torch dtype of a configured name; "auto" is float32 on a CPU, half precision on a GPU.
-
-    Small quantized models have near ties that bfloat16 decides wrongly, so a CPU is exact unless it
-    is told otherwise. `packs_bfloat16` is `can_pack`'s answer: without it bfloat16 is
-    float32.
-    """
-    if name != "auto":
-        if name not in _DTYPES:
-            raise ConfigError(f"--dtype {name} is not one of auto, {', '.join(_DTYPES)}")
-        return supported_dtype(_DTYPES[name], device, packs_bfloat16)
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    return torch.float32
 
 
 class ModelRunner:

@@ -59,10 +59,11 @@ class StepBatch:
         )
         if pending:
             token_ids[rows] = state.last_tokens(of)
-        width = int(-(-contexts.max(initial=0) // size))
-        tables = state.tables(own, width)
+        longest = int(contexts.max(initial=0))
+        tables = state.tables(own, -(-longest // size))
         self.tensors = StepTensors(
-            *(token_ids, position, slots, query_start, context, tables, sample_rows), first_position
+            *(token_ids, position, slots, query_start, context, tables, sample_rows),
+            *(max(counts, default=0), longest, first_position),
         )
 
     def _sample_rows(self, ends: Sequence[int]) -> list[int]:

@@ -5,7 +5,8 @@ Both are read through one interface under Hugging Face's tensor names, straight 
 model keeps: a tensor is decoded a piece at a time, so that a start needs little more memory than
 the model itself.
 
-Decodes ggml tensor encodings to float32 arrays, exactly as llama.cpp does.
+Decodes ggml tensor encodings to float32 arrays, exactly as llama.cpp does, and encodes dense
+weights in two of them.
 
 The common encodings are written here, vectorised, because decoding is most of a start. The rest go
 through the `gguf` package, which is imported only when a file needs it.
@@ -26,7 +27,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from worker.errors import ModelError
+from worker.errors import ConfigError, ModelError
 from worker.models import config as model_config
 from worker.models.config import ModelConfig
 from worker.models.gguf import GgufFile, TensorInfo
@@ -37,6 +38,7 @@ from worker.ops.cpu.native import GGML_TYPES, Stored, stored
 _PIECE_ELEMENTS = 32000
 
 _SAFE_FLOATS = ("F64", "F32", "F16", "BF16")
+_BLOCK_ELEMENTS = 32  # of Q8_0 and Q4_1
 # Architectures whose converter interleaves the rotary rows of q and k (llama.cpp's "normal" rope).
 _INTERLEAVED = ("llama", "smollm3")
 
@@ -82,11 +84,20 @@ class WeightFile(Protocol):
         ...
 
 
-def open_checkpoint(path: Path) -> WeightFile:
-    """Open a GGUF file or a safetensors directory; raise `ModelError` saying what is wrong."""
+def open_checkpoint(path: Path, quantization: str = "none") -> WeightFile:
+    """Open a GGUF file or a safetensors directory; raise `ModelError` saying what is wrong.
+
+    `quantization` "q8_0" or "q4_1" is what `stored` gives of the latter; of the former it is a
+    `ConfigError`.
+    """
     if path.is_dir():
-        return SafetensorsCheckpoint(path)
+        return SafetensorsCheckpoint(path, quantization)
     if path.exists():
+        if quantization != "none":
+            raise ConfigError(
+                f"--quantization {quantization}: {path} is a GGUF file, which is quantised already;"
+                " leave the flag out, or give a Hugging Face directory as --model"
+            )
         return GgufCheckpoint(path)
     raise ModelError(f"{path}: no such file or directory")
 
@@ -169,10 +180,13 @@ def _ggml_name(name: str) -> str:
 
 
 class SafetensorsCheckpoint:
-    """A directory with `config.json` and `model.safetensors`, or shards and their index."""
+    """A directory with `config.json` and `model.safetensors`, or shards and their index. With a
+    `quantization` other than "none", `stored` gives rows of whole blocks in that encoding.
+    """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, quantization: str = "none") -> None:
         self.source = str(path)
+        self._quantization = quantization
         config_path = path / "config.json"
         self.config = model_config.from_hf(str(config_path), _read_json(config_path))
         shards = [_open_shard(path / shard) for shard in _shard_names(path)]
@@ -191,6 +205,8 @@ class SafetensorsCheckpoint:
 
     def stored(self, name: str) -> Stored | None:
         tensor = self._tensor(name)
+        if self._quantization != "none" and tensor.shape[1] % _BLOCK_ELEMENTS == 0:
+            return quantized(tensor, self._quantization.upper())
         return None if tensor.dtype is torch.float64 else stored(tensor)
 
     def _tensor(self, name: str) -> Tensor:
@@ -378,4 +394,52 @@ _DECODERS: dict[str, Callable[[_Bytes], Float32Array]] = {
     "Q8_0": _q8_0,
     "Q4_K": _q4_k,
     "Q6_K": _q6_k,
+}
+
+
+def quantized(weight: Tensor, type_name: str) -> Stored:
+    """A dense weight [rows, cols] in blocks of Q8_0 or Q4_1, byte for byte as ggml's reference has
+    them (`quantize_row_q8_0_ref`, `quantize_row_q4_1_ref`). `cols` are whole blocks.
+    """
+    rows, cols = weight.shape
+    num_bytes, encode = _ENCODERS[type_name]
+    data = np.empty((rows, cols // _BLOCK_ELEMENTS, num_bytes), np.uint8)
+    step = max(1, _PIECE_ELEMENTS // cols)
+    for start in range(0, rows, step):
+        blocks = weight[start : start + step].float().reshape(-1, _BLOCK_ELEMENTS)
+        # What is not finite makes its block so; the scales say it, whatever the codes are.
+        with np.errstate(all="ignore"):
+            data[start : start + step] = encode(blocks).reshape(-1, *data.shape[1:])
+    return Stored(type_name, rows, cols, data.reshape(-1))
+
+
+def _to_q8_0(blocks: Tensor) -> _Bytes:
+    """[n, 32] float32 to [n, 34]: scales, and multiples of them from -127 to 127."""
+    scales = (blocks.abs().amax(1, keepdim=True) / 127).numpy()
+    scaled = blocks.numpy() * _inverse(scales)
+    sizes = np.abs(scaled)
+    whole = np.floor(sizes)
+    whole += sizes - whole >= 0.5  # halves go away from zero, as in C
+    codes = np.copysign(whole, scaled).astype(np.int8)
+    return np.hstack((scales.astype("<f2").view(np.uint8), codes.view(np.uint8)))
+
+
+def _to_q4_1(blocks: Tensor) -> _Bytes:
+    """[n, 32] float32 to [n, 20]: scales, minimums, and multiples of the scales from 0 to 15."""
+    least = blocks.amin(1, keepdim=True)
+    scales = ((blocks.amax(1, keepdim=True) - least) / 15).numpy()
+    codes = ((blocks - least).numpy() * _inverse(scales) + np.float32(0.5)).astype(np.uint8)
+    np.minimum(codes, 15, out=codes)
+    heads = np.hstack((scales, least.numpy())).astype("<f2").view(np.uint8)
+    return np.hstack((heads, codes[:, :16] | codes[:, 16:] << 4))
+
+
+def _inverse(scales: Float32Array) -> Float32Array:
+    """1 / scale; 0 of 0."""
+    return np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales != 0)
+
+
+_ENCODERS: dict[str, tuple[int, Callable[[Tensor], _Bytes]]] = {
+    "Q8_0": (34, _to_q8_0),
+    "Q4_1": (20, _to_q4_1),
 }

@@ -33,10 +33,11 @@ from worker.models.llama import (
     LayerWeights,
     LlamaModel,
     StepTensors,
-    attention_block,
-    mlp_block,
-    with_native,
+    native_layers,
+    run_layers,
 )
+from worker.ops.backends import Backend
+from worker.ops.cpu.native import NativeLayers
 from worker.ops.linear import Linear, make_linear, make_rounded_linear
 from worker.ops.norm import rms_norm
 from worker.ops.rope import RopeTable
@@ -105,6 +106,8 @@ class DraftHead:
     output_norm: Tensor
     head: Linear
     rope: RopeTable
+    native: NativeLayers | None
+    backend: Backend
 
     def forward(self, features: Tensor, step: StepTensors, kv_cache: Tensor) -> Tensor:
         """Run a step; the head's hidden states [T, H], of every row.
@@ -118,9 +121,10 @@ class DraftHead:
         words = rms_norm(self.embedding.rows(step.token_ids), self.embedding_norm, eps)
         thoughts = rms_norm(features, self.feature_norm, eps)
         x = self.fuse(torch.cat((words, thoughts), dim=-1))
-        rope = self.rope if self.layer.native is not None else self.rope.rows(step.positions)
-        x = attention_block(x, self.layer, self.config, rope, kv_cache[0], step)
-        return mlp_block(x, self.layer, self.config)
+        if self.native is not None:
+            return self.native.run(x, self.rope, kv_cache, step)
+        model = ([self.layer], self.config, self.rope)
+        return run_layers(x, *model, kv_cache, step, self.backend)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [R, Vd] float32 over `draft_vocab` of hidden states [R, H]."""
@@ -215,6 +219,14 @@ def assemble(
     names = shape.tensor_shapes(target.config)
     given = {name: tensors[name].to(target.device, target.dtype) for name in names}
     config = shape.config(target.config)
+    layer = LayerWeights(
+        input_norm=given["input_norm"],
+        qkv=linear(given["qkv"]),
+        output=linear(given["output"]),
+        mlp_norm=given["mlp_norm"],
+        gate_up=linear(given["gate_up"]),
+        down=linear(given["down"]),
+    )
     return DraftHead(
         config=config,
         draft_vocab=draft_vocab,
@@ -222,20 +234,12 @@ def assemble(
         feature_norm=given["feature_norm"],
         embedding_norm=given["embedding_norm"],
         fuse=linear(given["fuse"]),
-        layer=with_native(
-            LayerWeights(
-                input_norm=given["input_norm"],
-                qkv=linear(given["qkv"]),
-                output=linear(given["output"]),
-                mlp_norm=given["mlp_norm"],
-                gate_up=linear(given["gate_up"]),
-                down=linear(given["down"]),
-            ),
-            config,
-        ),
+        layer=layer,
         output_norm=given["output_norm"],
         head=linear(target.head.rows(draft_vocab)),
         rope=target.rope,
+        native=native_layers([layer], config) if target.kernels is not None else None,
+        backend=target.backend,
     )
 
 

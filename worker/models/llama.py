@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from worker.models.config import ModelConfig
-from worker.ops.cpu.native import BlockLinear, CpuKernels, LayerShape, NativeLayer
+from worker.ops.backends import TORCH, Attention, AttentionShape, Backend, HeadNorms
+from worker.ops.cpu.native import BlockLinear, CpuKernels, LayerShape, NativeLayers
 from worker.ops.linear import Linear
-from worker.ops.norm import rms_norm
-from worker.ops.paged_attention import paged_attention, write_kv
-from worker.ops.rope import RopeTable, apply_rope_
+from worker.ops.rope import RopeTable
 from worker.ops.step import StepTensors as StepTensors
 
 
@@ -23,8 +21,7 @@ class LayerWeights:
     """One decoder layer. `qkv` and `gate_up` are fused along their outputs.
 
     `query_norm` and `key_norm` [head_dim] normalise each head before it is rotated, where the
-    architecture does so; `rotates` is off for layers without rotary embedding. With `native`, the
-    kernels for a CPU run the layer.
+    architecture does so; `rotates` is off for layers without rotary embedding.
     """
 
     input_norm: Tensor
@@ -36,7 +33,6 @@ class LayerWeights:
     query_norm: Tensor | None = None
     key_norm: Tensor | None = None
     rotates: bool = True
-    native: NativeLayer | None = None
 
 
 def layer_shape(config: ModelConfig) -> LayerShape:
@@ -44,66 +40,74 @@ def layer_shape(config: ModelConfig) -> LayerShape:
     return LayerShape(config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps)
 
 
-def with_native(layer: LayerWeights, config: ModelConfig) -> LayerWeights:
-    """The layer, run by native kernels if all its products are native."""
-    products = (layer.qkv, layer.output, layer.gate_up, layer.down)
-    native = [product for product in products if isinstance(product, BlockLinear)]
-    if len(native) < len(products):
-        return layer
-    norms = (layer.input_norm, layer.mlp_norm, layer.query_norm, layer.key_norm)
-    return dataclasses.replace(
-        layer, native=NativeLayer(layer_shape(config), native, norms, layer.rotates)
-    )
+def native_layers(layers: Sequence[LayerWeights], config: ModelConfig) -> NativeLayers | None:
+    """The layers run by native kernels; None: not all of their products are native."""
+    products, norms = [], []
+    for layer in layers:
+        own = (layer.qkv, layer.output, layer.gate_up, layer.down)
+        products.append([product for product in own if isinstance(product, BlockLinear)])
+        norms.append((layer.input_norm, layer.mlp_norm, layer.query_norm, layer.key_norm))
+        if len(products[-1]) < len(own):
+            return None
+    return NativeLayers(layer_shape(config), products, norms, [layer.rotates for layer in layers])
 
 
 def attention_block(
     x: Tensor,
     layer: LayerWeights,
     config: ModelConfig,
-    rope: RopeTable,
     cache: Tensor,
-    step: StepTensors,
+    attention: Attention,
+    backend: Backend,
 ) -> Tensor:
     """x [T, hidden] + attention(norm(x)); writes the step's keys and values into `cache`.
 
-    cache [num_blocks, 2, kv_heads, block_size, head_dim] is this layer's; `rope` holds the rows of
-    the step's positions, or of all for a native layer, which changes x itself.
+    cache [num_blocks, 2, kv_heads, block_size, head_dim] is this layer's; `attention` is planned
+    for the step by `backend`.
     """
-    if layer.native is not None:
-        return layer.native.attention(x, rope, cache, step)
-    heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-    qkv = layer.qkv(rms_norm(x, layer.input_norm, config.rms_norm_eps))
-    queries_end, keys_end = heads * head_dim, (heads + kv_heads) * head_dim
-    rotated = qkv[:, :keys_end].view(-1, heads + kv_heads, head_dim)
+    eps = config.rms_norm_eps
+    qkv = layer.qkv(backend.rms_norm(x, layer.input_norm, eps))
+    norms = None
     if layer.query_norm is not None and layer.key_norm is not None:
-        for part, weight in (
-            (rotated[:, :heads], layer.query_norm),
-            (rotated[:, heads:], layer.key_norm),
-        ):
-            part.copy_(rms_norm(part, weight, config.rms_norm_eps))
-    if layer.rotates:
-        apply_rope_(rotated, rope)
-    write_kv(cache, qkv[:, queries_end:], step.slots)
-    queries = qkv[:, :queries_end].view(-1, heads, head_dim)
-    return layer.output(paged_attention(queries, cache, step), residual=x)
+        norms = HeadNorms(layer.query_norm, layer.key_norm, eps)
+    attention.write(qkv, cache, norms, layer.rotates)
+    width = config.num_heads * config.head_dim
+    queries = qkv[:, :width].view(-1, config.num_heads, config.head_dim)
+    return layer.output(attention.run(queries, cache), residual=x)
 
 
-def mlp_block(x: Tensor, layer: LayerWeights, config: ModelConfig) -> Tensor:
-    """x [T, hidden] + down(silu(gate) · up) of norm(x) (Shazeer, arXiv:2002.05202). A native layer
-    changes x itself.
-    """
-    if layer.native is not None:
-        return layer.native.mlp(x)
-    gate, up = layer.gate_up(rms_norm(x, layer.mlp_norm, config.rms_norm_eps)).chunk(2, dim=-1)
-    return layer.down(functional.silu(gate).mul_(up), residual=x)
+def mlp_block(x: Tensor, layer: LayerWeights, config: ModelConfig, backend: Backend) -> Tensor:
+    """x [T, hidden] + down(silu(gate) · up) of norm(x)."""
+    gate_up = layer.gate_up(backend.rms_norm(x, layer.mlp_norm, config.rms_norm_eps))
+    return layer.down(backend.silu_mul(gate_up), residual=x)
+
+
+def run_layers(
+    x: Tensor,
+    layers: Sequence[LayerWeights],
+    config: ModelConfig,
+    rope: RopeTable,
+    kv_cache: Tensor,
+    step: StepTensors,
+    backend: Backend,
+) -> Tensor:
+    """x [T, hidden] through layers, each with its part of kv_cache; see `LlamaModel.forward`."""
+    shape = AttentionShape(
+        config.num_heads, config.num_kv_heads, config.head_dim, kv_cache.shape[4]
+    )
+    attention = backend.plan(step, shape, rope)
+    for layer, cache in zip(layers, kv_cache.unbind(0), strict=True):
+        x = attention_block(x, layer, config, cache, attention, backend)
+        x = mlp_block(x, layer, config, backend)
+    return x
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaModel:
     """Weights on one device, and how to run them. Holds no state between steps.
 
-    `embedding` is read by rows only. `dtype` is that of activations and of the KV cache. With
-    `kernels`, all products and layers are native.
+    `embedding` is read by rows only. `dtype` is that of activations. With `kernels`, all products
+    are native, and `native` runs the layers; else `backend` serves them.
     """
 
     config: ModelConfig
@@ -115,6 +119,8 @@ class LlamaModel:
     dtype: torch.dtype
     device: torch.device
     kernels: CpuKernels | None = None
+    native: NativeLayers | None = None
+    backend: Backend = TORCH
 
     def forward(self, step: StepTensors, kv_cache: Tensor) -> Tensor:
         """Run a step; logits [R, vocab_size] float32 of the step's `sample_rows`.
@@ -132,13 +138,12 @@ class LlamaModel:
         [T, hidden_size].
         """
         x = self.embedding.rows(step.token_ids)
-        rope = self.rope if self.kernels is not None else self.rope.rows(step.positions)
-        for layer, cache in zip(self.layers, kv_cache.unbind(0), strict=True):
-            x = attention_block(x, layer, self.config, rope, cache, step)
-            x = mlp_block(x, layer, self.config)
-        return x
+        if self.native is not None:
+            return self.native.run(x, self.rope, kv_cache, step)
+        model = (self.layers, self.config, self.rope)
+        return run_layers(x, *model, kv_cache, step, self.backend)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [R, vocab_size] float32 of hidden states [R, hidden_size]; each row on its own."""
-        norm = rms_norm if self.kernels is None else self.kernels.norm
+        norm = self.backend.rms_norm if self.kernels is None else self.kernels.norm
         return self.head(norm(hidden, self.final_norm, self.config.rms_norm_eps)).float()

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from worker.errors import ModelError
+from worker.errors import ConfigError, ModelError
 from worker.models.checkpoints import GgufCheckpoint, WeightFile, open_checkpoint
 from worker.models.config import ModelConfig, RopeScaling
-from worker.models.llama import LayerWeights, LlamaModel, layer_shape, with_native
+from worker.models.llama import LayerWeights, LlamaModel, layer_shape, native_layers
 from worker.ops.cpu.native import CpuKernels
 from worker.ops.linear import DenseLinear, Linear, make_linear
 from worker.ops.rope import RopeTable, make_rope_table
@@ -43,19 +43,27 @@ def load_model(
     max_positions: int | None = None,
     check: Callable[[ModelConfig], object] | None = None,
     kernels: CpuKernels | None = None,
+    quantization: str = "none",
 ) -> LlamaModel:
     """Load a GGUF file or a safetensors directory; raise `ModelError` saying what is wrong.
 
     `max_positions` is how many a sequence may have, if not all that the model can attend to.
     `check` is called with the model's shape before any weight is read, and may raise. With
-    `kernels`, and a `dtype` of float32, weights stay as they are stored and layers are native.
+    `kernels`, and a `dtype` of float32, weights stay as they are stored and layers are native; a
+    `quantization` "q8_0" or "q4_1" converts those of products (embedding and head included) whose
+    rows are whole blocks. Raises `ConfigError` where that cannot be.
     """
-    checkpoint = open_checkpoint(Path(path))
+    checkpoint = open_checkpoint(Path(path), quantization)
     _check_tensors(checkpoint)
     if check is not None:
         check(checkpoint.config)
     if not layer_shape(checkpoint.config).is_supported:
         kernels = None
+    if quantization != "none" and kernels is None:
+        raise ConfigError(
+            f"--quantization {quantization}: no native kernels for the layers of {path}: leave the"
+            " flag out"
+        )
     return _Assembly(checkpoint, dtype, device, kernels).model(max_positions)
 
 
@@ -183,6 +191,7 @@ class _Assembly:
         return LlamaModel(
             *(config, embedding, layers, final_norm, head, rope),
             *(self._dtype, self._device, self._kernels),
+            native_layers(layers, config) if self._kernels is not None else None,
         )
 
     def _tables(self, shape: tuple[int, int]) -> tuple[Linear, Linear]:
@@ -207,7 +216,7 @@ class _Assembly:
             name: self._read(f"{prefix}{name}.weight", (size,))
             for name, size in _norms(config).items()
         }
-        layer = LayerWeights(
+        return LayerWeights(
             input_norm=norms["input_layernorm"],
             qkv=parts["qkv"],
             output=parts["output"],
@@ -218,7 +227,6 @@ class _Assembly:
             key_norm=norms.get("self_attn.k_norm"),
             rotates=index not in config.no_rope_layers,
         )
-        return with_native(layer, config)
 
     def _linear(self, prefix: str, part: _Projection) -> Linear:
         """The fused product, its parts below each other."""

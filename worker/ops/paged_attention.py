@@ -67,15 +67,16 @@ def padded_context(length: int, block_size: int) -> int:
 def paged_attention(queries: Tensor, cache: Tensor, step: StepTensors) -> Tensor:
     """queries [T, heads, head_dim] over one layer's cache → [T, heads · head_dim].
 
-    cache [num_blocks, 2, kv_heads, block_size, head_dim] holds the step's own keys already.
-    Softmax scale is 1 / sqrt(head_dim). Twin: `reference_ops.paged_attention`.
+    cache [num_blocks, 2, kv_heads, block_size, head_dim] holds the step's own keys already, and
+    is read in the dtype of the queries. Softmax scale is 1 / sqrt(head_dim).
+    Twin: `reference_ops.paged_attention`.
     """
     planes = _planes(cache, step.block_tables)
     starts: list[int] = step.query_starts.tolist()
     outputs = []
     for index, context in enumerate(step.context_lens.tolist()):
         rows = queries[starts[index] : starts[index + 1]]
-        keys, values = _gather(cache, planes[index], context)
+        keys, values = (part.to(queries.dtype) for part in _gather(cache, planes[index], context))
         keys[:, : step.first_position] = values[:, : step.first_position] = 0
         outputs.append(_attend(rows, keys, values, context - len(rows), step.first_position))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -154,9 +155,9 @@ def _attend_tile(
 def write_kv(cache: Tensor, kv: Tensor, slots: Tensor) -> None:
     """Write kv [T, 2·kv_heads·head_dim] (keys, then values) into one layer's cache.
 
-    cache [num_blocks, 2, kv_heads, block_size, head_dim]; `slots` [T] int32 are block · block_size
-    + offset of each token; none twice.
+    cache [num_blocks, 2, kv_heads, block_size, head_dim], to whose dtype they are rounded; `slots`
+    [T] int32 are block · block_size + offset of each token; none twice.
     """
     _, _, kv_heads, block_size, head_dim = cache.shape
     blocks, offsets = slots // block_size, slots % block_size
-    cache[blocks, :, :, offsets] = kv.view(-1, 2, kv_heads, head_dim)
+    cache[blocks, :, :, offsets] = kv.view(-1, 2, kv_heads, head_dim).to(cache.dtype)

@@ -25,11 +25,11 @@ _TILE = 1024
 
 @triton.jit
 def _log_normalizer_kernel(
-    scores: Any,
-    normalizers: Any,
-    vocab_size: Any,
-    stride_sequence: Any,
-    stride_row: Any,
+    scores: tl.tensor,
+    normalizers: tl.tensor,
+    vocab_size: tl.tensor,
+    stride_sequence: tl.tensor,
+    stride_row: tl.tensor,
     TILE: tl.constexpr,  # noqa: N803
 ) -> None:
     sequence = tl.program_id(0).to(tl.int64)
@@ -49,7 +49,7 @@ def _log_normalizer_kernel(
 
 
 @triton.jit
-def _residual(values: Any, proposed: Any, shift: Any) -> Any:
+def _residual(values: tl.tensor, proposed: tl.tensor, shift: tl.tensor) -> Any:
     """max(w p - q, 0) of a tile; a q that is not a number is none."""
     usable = (proposed == proposed) & (proposed < float("inf"))
     rest = tl.exp(values.to(tl.float64) + shift) - tl.where(usable, proposed, 0.0).to(tl.float64)
@@ -58,12 +58,12 @@ def _residual(values: Any, proposed: Any, shift: Any) -> Any:
 
 @triton.jit
 def _excess_kernel(
-    scores: Any,
-    proposals: Any,
-    shifts: Any,
-    masses: Any,
-    vocab_size: Any,
-    num_drafts: Any,
+    scores: tl.tensor,
+    proposals: tl.tensor,
+    shifts: tl.tensor,
+    masses: tl.tensor,
+    vocab_size: tl.tensor,
+    num_drafts: tl.tensor,
     TILE: tl.constexpr,  # noqa: N803
 ) -> None:
     sequence = tl.program_id(0).to(tl.int64)
@@ -84,16 +84,16 @@ def _excess_kernel(
 
 @triton.jit
 def _best_kernel(  # noqa: PLR0913, PLR0917
-    scores: Any,
-    proposals: Any,
-    noise: Any,
-    shifts: Any,
-    accepted: Any,
-    totals: Any,
-    best: Any,
-    best_ids: Any,
-    vocab_size: Any,
-    num_drafts: Any,
+    scores: tl.tensor,
+    proposals: tl.tensor,
+    noise: tl.tensor,
+    shifts: tl.tensor,
+    accepted: tl.tensor,
+    totals: tl.tensor,
+    best: tl.tensor,
+    best_ids: tl.tensor,
+    vocab_size: tl.tensor,
+    num_drafts: tl.tensor,
     TILE: tl.constexpr,  # noqa: N803
 ) -> None:
     """Of a tile, the largest sums of noise with the residual's logs, and with the row's scores."""

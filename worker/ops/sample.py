@@ -47,7 +47,7 @@ _SEED_BITS = (1 << 64) - 1
 _LEAST_HEAT = 1e-37
 # How far two sums of score and noise must be apart to be in order whatever rounds how: logarithms
 # are right to two units in the last place, and noise is below 23.
-_NOISE_ERROR, _SUM_ERROR = 1.2e-5, 3e-7
+NOISE_ERROR, SUM_ERROR = 1.2e-5, 3e-7
 
 SAMPLING = Stream()
 
@@ -256,7 +256,7 @@ def _draw_deep(
         noisy.masked_fill_(scores < least, -torch.inf)
     first, ids = (part[:, None] for part in largest(noisy))
     second = noisy.scatter_(1, ids, -torch.inf).amax(1, keepdim=True)
-    decided = first - second > _NOISE_ERROR + _SUM_ERROR * first.abs()
+    decided = first - second > NOISE_ERROR + SUM_ERROR * first.abs()
     if sure is not None:
         decided &= scores.gather(1, ids) >= sure
     states = torch.where(hot & ~decided & (states == DrawState.DRAWN), DrawState.UNDECIDED, states)

@@ -17,6 +17,10 @@ class StepTensors:
     this step, in the blocks `block_tables[s]` ([S, W]; what is behind its last one means nothing).
     `sample_rows` [R] are the rows whose hidden states are wanted. No row sees positions below
     `first_position`.
+
+    No sequence has more than `max_rows` rows, or a longer context than `max_context`; both are
+    known on the host. All sequences have the same blocks, written before this step, at their first
+    `shared_tokens` positions; no row is at one of these.
     """
 
     token_ids: Tensor
@@ -26,4 +30,7 @@ class StepTensors:
     context_lens: Tensor
     block_tables: Tensor
     sample_rows: Tensor
+    max_rows: int
+    max_context: int
     first_position: int = 0
+    shared_tokens: int = 0

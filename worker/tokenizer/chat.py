@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, nodes
@@ -44,6 +45,7 @@ RESERVED_VARIABLES = frozenset(
 )
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 _LONGEST_INDENT = 16
+_PROBED = {"probed": "argument"}
 _REFUSALS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
 
 
@@ -108,11 +110,44 @@ class ChatTemplate:
         self._tool_template = self._template if tool_source is None else self._compiled(tool_source)
         self._tokens = {**(special_tokens or {}), "bos_token": bos_token, "eos_token": eos_token}
         self._reserved = RESERVED_VARIABLES | self._tokens.keys()
+        self._tool_source = source if tool_source is None else tool_source
 
     @property
     def source(self) -> str:
         """The template as the model has it."""
         return self._source
+
+    @property
+    def tool_source(self) -> str:
+        """The same of requests with tools."""
+        return self._tool_source
+
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the template says anything of tools."""
+        return "tools" in self._tool_source
+
+    @cached_property
+    def takes_argument_objects(self) -> bool:
+        """Whether the arguments of tool calls in a history should be objects, as most templates
+        want them, or JSON text: found out by a look at what the template makes of either.
+        """
+        return self._writes_arguments(_PROBED) or not self._writes_arguments(json.dumps(_PROBED))
+
+    def _writes_arguments(self, arguments: object) -> bool:
+        function = {"name": "probe", "arguments": arguments}
+        call = {"id": "probe0001", "type": "function", "function": function}
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": "probe"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "probe0001", "name": "probe", "content": "probe"},
+        ]
+        tool = {"name": "probe", "description": "probe", "parameters": {"type": "object"}}
+        try:
+            text = self.render(messages, tools=[{"type": "function", "function": tool}])
+        except RequestError:
+            return False
+        return json.dumps(_PROBED)[1:-1] in text
 
     def _compiled(self, source: str) -> Template:
         try:

@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 
 from worker.config import EngineConfig, SchedulerConfig
 from worker.executor.interface import Executor
-from worker.executor.model_runner import ModelRunner, build_executor
+from worker.executor.model_runner import ModelRunner
+from worker.executor.start import build_executor
 from worker.models.loader import GgufCheckpoint
 
 TINY = {

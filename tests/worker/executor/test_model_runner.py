@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from worker.config import EngineConfig, SchedulerConfig
 from worker.errors import ConfigError, ModelError
 from worker.executor.interface import Executor, execute
-from worker.executor.model_runner import build_executor, choose_dtype
+from worker.executor.start import build_executor, choose_dtype
 from worker.types import (
     Draw,
     SampleSpec,

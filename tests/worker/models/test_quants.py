@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.errors import ModelError
 from worker.models import checkpoints
-from worker.models.checkpoints import read_part, read_tensor
+from worker.models.checkpoints import quantized, read_part, read_tensor
 from worker.models.gguf import GGML_TYPES, GgufFile
 
 Type = gguf.GGMLQuantizationType
@@ -102,3 +104,58 @@ def test_our_own_decoders_equal_the_packages(name: str, data: st.DataObject) -> 
         ours = checkpoints._DECODERS[name](raw)
         packages = gguf.quants.dequantize(raw.copy().reshape(1, -1), kind)
     np.testing.assert_array_equal(ours.reshape(-1), np.asarray(packages, np.float32).reshape(-1))
+
+
+def hard_rows(dtype: torch.dtype) -> torch.Tensor:
+    """Normal weights, and rows of zeros, of one value, of ties, of very large and small ones."""
+    rows = torch.randn(131, 576, generator=torch.Generator().manual_seed(3))
+    rows[0], rows[1] = 0.0, -0.75
+    rows[2] = torch.arange(576) % 32 * 4.5 - 63.5  # multiples of a half of what the largest gives
+    rows[3], rows[4] = rows[3] * 2.0**-14, rows[4] * 2.0**11
+    rows[5] = rows[5].abs()
+    return rows.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_1"])
+def test_encodes_to_the_bytes_of_the_package(name: str, dtype: torch.dtype) -> None:
+    """More rows than are converted at a time, and not a multiple of these."""
+    weight = hard_rows(dtype)
+    part = quantized(weight, name)
+    assert (part.type_name, part.rows, part.cols, part.heads) == (name, 131, 576, 0)
+    wanted = gguf.quants.quantize(weight.float().numpy(), Type[name])
+    np.testing.assert_array_equal(part.data.reshape(131, -1), wanted)
+
+
+def test_encodes_a_block_by_its_definition() -> None:
+    """In exact arithmetic: the nearest multiple of the scale, of two the one further from zero."""
+    values = [-127.0, -63.5, -0.5, 0.5, 1.5, 2.5, 127.0] + [0.0] * 25
+    data = quantized(torch.tensor([values]), "Q8_0").data
+    assert data[:2].view("<f2").tolist() == [1.0]
+    assert data[2:].view(np.int8).tolist() == [-127, -64, -1, 1, 2, 3, 127] + [0] * 25
+    values = [8.0 + step for step in range(31)] + [8.0]
+    data = quantized(torch.tensor([values]), "Q4_1").data
+    assert data[:4].view("<f2").tolist() == [2.0, 8.0]
+    codes = [(step + 1) // 2 for step in range(31)] + [0]
+    assert data[4:].tolist() == [codes[i] | codes[i + 16] << 4 for i in range(16)]
+
+
+def test_what_is_not_finite_stays_in_its_block() -> None:
+    """Which is then not finite either."""
+    weight = hard_rows(torch.float32)
+    weight[7, 40], weight[8, 3] = torch.nan, torch.inf
+    for name in ("Q8_0", "Q4_1"):
+        data = quantized(weight, name).data.reshape(131, -1)
+        with np.errstate(invalid="ignore"):
+            decoded = gguf.quants.dequantize(data, Type[name]).reshape(131, 18, 32)
+        assert np.argwhere(~np.isfinite(decoded).all(-1)).tolist() == [[7, 1], [8, 0]]
+
+
+def test_encoding_takes_little_memory_beside_its_result() -> None:
+    weight = torch.zeros(8192, 576, dtype=torch.bfloat16)
+    for name in ("Q8_0", "Q4_1"):
+        tracemalloc.start()
+        part = quantized(weight, name)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < part.data.nbytes + (1 << 20)

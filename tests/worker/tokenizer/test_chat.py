@@ -67,6 +67,30 @@ def test_requests_with_tools_have_their_own_template() -> None:
     chat = template("plain", tool_source="{{ tools[0].function.name }}")
     tools = [{"type": "function", "function": {"name": "look_up"}}]
     assert (chat.render(USER), chat.render(USER, tools=tools)) == ("plain", "look_up")
+    assert (chat.source, chat.tool_source) == ("plain", "{{ tools[0].function.name }}")
+    assert (chat.shows_tools, template("{{ messages }}").shows_tools) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("written", "as_objects"),
+    [
+        ("{{ call.function.arguments | tojson }}", True),
+        ("{{ call.function | tojson }}", True),
+        ("{{ '(' + call.function.arguments + ')' }}", False),
+        ("{{ call.function.arguments }}", False),
+        (
+            "{{ call.function.arguments if call.function.arguments is string"
+            " else call.function.arguments | tojson }}",
+            True,
+        ),
+        ("", True),
+        ("{{ raise_exception('no calls') }}", True),
+    ],
+)
+def test_a_template_tells_how_it_wants_arguments(written: str, as_objects: bool) -> None:
+    """Objects, unless it makes JSON of text alone."""
+    source = "{% for m in messages %}{% for call in m.tool_calls or [] %}…{% endfor %}{% endfor %}"
+    assert template(source.replace("…", written)).takes_argument_objects is as_objects
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from worker.api.generate.frames import Ending
+from worker.api.schema.answers import TOOL_CALLS_ENDED
 from worker.api.schema.params import TextParams
+from worker.api.tools.answer import AnswerForm
+from worker.api.tools.writer import CallDelta
 from worker.engine.messages import AddRequest, RequestOutput, SpeculationFigures
 from worker.errors import RequestError
 from worker.metrics.page import RequestRecord
@@ -21,11 +24,14 @@ REPETITION_DETECTED = "repetition_detected"
 class Piece:
     """What one output of the engine adds to a choice. The tokens are all that count, those without
     a text of their own included; `logprobs` has one entry for each when they were asked for.
+    `reasoning` and `calls` are what a parser took out of the text.
     """
 
     text: str
     token_ids: Sequence[int] = ()
     logprobs: Sequence[TokenLogprobs] = ()
+    reasoning: str = ""
+    calls: Sequence[CallDelta] = ()
 
 
 class Choice:
@@ -39,6 +45,7 @@ class Choice:
         request: AddRequest,
         text: TextParams,
         tokenizer: Tokenizer,
+        form: AnswerForm | None = None,
     ) -> None:
         self.index = index
         self.request = request
@@ -49,7 +56,9 @@ class Choice:
         self.last: RequestOutput | None = None
         self.speculation: SpeculationFigures | None = None
         self._text = text
+        self._parser = None if form is None else form.parser()
         skipped = tokenizer.special_ids if text.skip_special_tokens else frozenset()
+        skipped -= text.shown_ids
         starts_text = all(i in skipped for i in request.prompt_token_ids)
         self._detokenizer = Detokenizer(
             tokenizer.token_bytes,
@@ -101,7 +110,24 @@ class Choice:
             self._end(output.finish_reason, self._stop_reason(output))
         if self._detokenizer.matched is not None:
             self._end(FinishReason.STOP, self._detokenizer.matched)
-        return Piece(text, tokens[:counted], output.logprobs[:counted])
+        return self._parsed(Piece(text, tokens[:counted], output.logprobs[:counted]))
+
+    def _parsed(self, piece: Piece) -> Piece:
+        """The piece without what a parser takes out of its text. Once the choice has its end, that
+        of an answer that stopped after calls is theirs.
+        """
+        if self._parser is None:
+            return piece
+        said = self._parser.feed(piece.text)
+        text, reasoning, calls = said.content, said.reasoning, said.calls
+        if self.ending is not None:
+            stopped = self.reason is FinishReason.STOP
+            said = self._parser.finish(truncated=not stopped)
+            text, reasoning = text + said.content, reasoning + said.reasoning
+            calls = calls + said.calls
+            if stopped and self._parser.num_calls:
+                self.ending = replace(self.ending, finish_reason=TOOL_CALLS_ENDED)
+        return replace(piece, text=text, reasoning=reasoning, calls=calls)
 
     def _stop_reason(self, output: RequestOutput) -> str | int | None:
         """What to report: a stop token that the client or the model's generation config asked for,

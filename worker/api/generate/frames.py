@@ -17,13 +17,16 @@ from worker.api.schema.answers import (
     ChatChoice,
     ChatCompletion,
     ChatMessageOut,
+    FunctionOut,
     Generated,
     PromptDetails,
     TextChoice,
     TextCompletion,
     TokenChoice,
+    ToolCallOut,
     Usage,
 )
+from worker.api.tools.writer import CallDelta
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -75,17 +78,21 @@ class Delta:
     token_ids: Sequence[int] | None = None
     usage: TokenCounts | None = None
     metrics: Json | None = None
+    reasoning: str = ""
+    calls: Sequence[CallDelta] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One complete choice of a response that is not streamed."""
+    """One complete choice of a response that is not streamed. `calls` are all parts of them."""
 
     text: str
     ending: Ending
     logprobs: Json | msgspec.Raw | None = None
     token_ids: Sequence[int] | None = None
     prompt_logprobs: msgspec.Raw | None = None
+    reasoning: str = ""
+    calls: Sequence[CallDelta] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +207,8 @@ class ChatFrames(_OpenAiFrames):
 
     def delta(self, delta: Delta) -> bytes:
         ids = _or_null(delta.token_ids)
-        start = self._start + b'{"index":%d,"delta":{"content":' % delta.index
-        start += _encode(delta.text) + b'},"logprobs":' + _or_null(delta.logprobs)
+        start = self._start + b'{"index":%d,"delta":' % delta.index
+        start += _chat_delta(delta) + b',"logprobs":' + _or_null(delta.logprobs)
         ending = delta.ending
         if ending is None:
             end = b',"finish_reason":null,"token_ids":%b}' % ids
@@ -220,7 +227,7 @@ class ChatFrames(_OpenAiFrames):
                 choices=[
                     ChatChoice(
                         index=index,
-                        message=ChatMessageOut(self._role, self._echo + answer.text),
+                        message=self._message(answer),
                         **_of_choice(answer),
                     )
                     for index, answer in enumerate(answers)
@@ -230,6 +237,55 @@ class ChatFrames(_OpenAiFrames):
                 prompt_text=self._prompt.text,
             )
         )
+
+    def _message(self, answer: Answer) -> ChatMessageOut:
+        message = ChatMessageOut(self._role, self._echo + answer.text)
+        calls = _whole_calls(answer.calls)
+        if calls:
+            message.tool_calls = calls
+        if answer.reasoning:
+            message.reasoning = message.reasoning_content = answer.reasoning
+        if calls or answer.reasoning:
+            message.content = message.content or None
+        return message
+
+
+def _chat_delta(delta: Delta) -> bytes:
+    """The `delta` of a chunk. Reasoning has both its names; all that is new of one call is one
+    entry, because clients take the first entries that they see as they are.
+    """
+    if not delta.reasoning and not delta.calls:
+        return b'{"content":' + _encode(delta.text) + b"}"
+    parts: Json = {"content": delta.text} if delta.text else {}
+    if delta.reasoning:
+        parts |= {"reasoning": delta.reasoning, "reasoning_content": delta.reasoning}
+    entries: dict[int, Json] = {}
+    for call in delta.calls:
+        if call.broken:
+            entries.pop(call.index, None)
+            continue
+        entry = entries.setdefault(call.index, {"index": call.index, "function": {}})
+        if call.name is not None:
+            entry |= {"id": call.id, "type": "function"}
+            entry["function"]["name"] = call.name
+        function = entry["function"]
+        function["arguments"] = function.get("arguments", "") + call.arguments
+    if entries:
+        parts["tool_calls"] = list(entries.values())
+    return _encode(parts)
+
+
+def _whole_calls(parts: Sequence[CallDelta]) -> list[ToolCallOut]:
+    """The calls that parts add up to, without the broken ones."""
+    calls: dict[int, ToolCallOut] = {}
+    for part in parts:
+        if part.broken:
+            del calls[part.index]
+        elif part.name is not None:
+            calls[part.index] = ToolCallOut(part.id or "", FunctionOut(part.name, part.arguments))
+        else:
+            calls[part.index].function.arguments += part.arguments
+    return list(calls.values())
 
 
 class CompletionFrames(_OpenAiFrames):

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from worker.api.generate.answer_forms import AnswerForms
 from worker.api.generate.frames import (
     ChatFrames,
     CompletionFrames,
@@ -58,6 +59,7 @@ from worker.api.schema.requests import (
     decode_generation,
     refuse_unsupported,
 )
+from worker.api.tools.answer import AnswerForm
 from worker.config import ApiConfig
 from worker.engine.messages import AddRequest
 from worker.errors import RequestError
@@ -90,7 +92,8 @@ class Shown:
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A checked request: what to ask of the engine, and how to answer. `echoes` are the texts of
-    the prompts, where the answer begins with them; `constraint` is what it must match.
+    the prompts, where the answer begins with them. `constraint` is what it must match, `form` what
+    parsers look for in the answers.
     """
 
     requests: tuple[AddRequest, ...]
@@ -101,6 +104,7 @@ class Prepared:
     echoes: tuple[str, ...] = ()
     keep_alive_seconds: float | None = None
     constraint: Constraint | None = None
+    form: AnswerForm | None = None
 
     @property
     def num_sequences(self) -> int:
@@ -136,6 +140,7 @@ class RequestPreparer:
         text: ModelText,
         rng: random.Random,
         defaults: Mapping[str, float] | None = None,
+        forms: AnswerForms | None = None,
     ) -> None:
         self._config = config
         self._text = text
@@ -149,11 +154,13 @@ class RequestPreparer:
         # A fine-tune's tokenizer may name tokens its model has no embedding for.
         self._may_encode_unknown = text.tokenizer.vocab_size > text.limits.vocab_size
         self._accepted = {*config.served_model_names, *config.accepted_model_names}
+        self._forms = forms or AnswerForms(config, text)
 
     def with_encoder(self, encode: Encode) -> RequestPreparer:
         """The same, with another encoder of prompts in front of the same randomness."""
         text = replace(self._text, prompt_encoder=encode)
-        return RequestPreparer(self._config, text, self._rng, self._sampling.defaults)
+        defaults = self._sampling.defaults
+        return RequestPreparer(self._config, text, self._rng, defaults, self._forms)
 
     async def chat(self, body: bytes, arrival: Arrival) -> Prepared:
         """`POST /v1/chat/completions`; without a limit the answer may fill the context."""
@@ -190,7 +197,11 @@ class RequestPreparer:
         )
         as_ids = self._tokens_as_ids(request)
         token_bytes = self._text.tokenizer.token_bytes
-        return self._prepared(asked, frames, lambda: ChatLogprobs(token_bytes, as_ids=as_ids))
+        prepared = self._prepared(asked, frames, lambda: ChatLogprobs(token_bytes, as_ids=as_ids))
+        form, shown_ids = self._forms.form_of(request, prompt)
+        text = replace(prepared.text, shown_ids=shown_ids)
+        # What an answer must match is all of it: there is no call or reasoning to look for.
+        return replace(prepared, form=form if constraint is None else None, text=text)
 
     async def completion(self, body: bytes, arrival: Arrival) -> Prepared:
         """`POST /v1/completions`; without a limit the answer has 16 tokens."""

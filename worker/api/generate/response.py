@@ -200,4 +200,6 @@ class AnswerCollector:
             logprobs=logprobs,
             token_ids=[i for p in pieces for i in p.token_ids] if shown.token_ids else None,
             prompt_logprobs=None if asked is None else run.raw_logprobs(asked, token_bytes),
+            reasoning="".join(piece.reasoning for piece in pieces),
+            calls=[call for piece in pieces for call in piece.calls],
         )

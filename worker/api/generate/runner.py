@@ -27,6 +27,7 @@ from worker.api.generate.response import (
 )
 from worker.api.http.exchange import Exchange
 from worker.api.http.off_loop import off_loop_when_large
+from worker.api.tools.writer import CallDelta
 from worker.engine.messages import RequestOutput
 from worker.errors import EngineDeadError
 from worker.metrics.page import WorkerMetrics
@@ -98,7 +99,8 @@ class Runner:
         for place, request in enumerate(prepared.requests):
             choices = []
             for _ in range(1 + len(request.branch_ids)):
-                choices.append(Choice(index, request, prepared.text, self._tokenizer))
+                text, form = prepared.text, prepared.form
+                choices.append(Choice(index, request, text, self._tokenizer, form))
                 index += 1
             echo = prepared.echoes[place] if prepared.echoes else None
             runs.append(PromptRun(request, choices, echo))
@@ -204,12 +206,16 @@ class _Pending:
     begun: bool = False
     written: bool = False  # at least one delta
     text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[CallDelta] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     entries: list[TokenLogprobs] = field(default_factory=list)
     echoed: Columns | None = None
 
     def add(self, piece: Piece) -> None:
         self.text.append(piece.text)
+        self.reasoning.append(piece.reasoning)
+        self.calls += piece.calls
         self.token_ids += piece.token_ids
         self.entries += piece.logprobs
 
@@ -221,7 +227,13 @@ class _Pending:
 
     def clear(self) -> None:
         self.written = True
-        self.text, self.token_ids, self.entries = [], [], []
+        self.text, self.reasoning, self.calls = [], [], []
+        self.token_ids, self.entries = [], []
+
+    @property
+    def says_something(self) -> bool:
+        """Whether there is anything besides tokens."""
+        return any(self.text) or any(self.reasoning) or bool(self.calls)
 
 
 class StreamWriter:
@@ -274,7 +286,7 @@ class StreamWriter:
         if pending.written and len(pending.token_ids) < self._shown.interval:
             return False
         tells = self._shown.token_ids or pending.writer is not None
-        return tells or any(pending.text)
+        return tells or pending.says_something
 
     def _delta(self, run: PromptRun, choice: Choice, pending: _Pending) -> bytes:
         """The frame of what is pending; with the last one of all, what ends the response."""
@@ -295,6 +307,8 @@ class StreamWriter:
                 token_ids=pending.token_ids if shown.token_ids else None,
                 usage=usage,
                 metrics=None if shown.usage else metrics,
+                reasoning="".join(pending.reasoning),
+                calls=pending.calls,
             )
         )
         pending.clear()

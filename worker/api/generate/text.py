@@ -9,7 +9,8 @@ from typing import Any, Protocol
 from worker.api.http.off_loop import off_loop_when_large
 from worker.api.schema.params import ModelLimits
 from worker.api.schema.prompts import check_documents, check_prompt_chars, template_messages
-from worker.api.schema.requests import ChatMessage
+from worker.api.schema.requests import ChatMessage, Tool
+from worker.api.schema.tools import template_tools
 from worker.engine.grammar import Grammars
 from worker.errors import RequestError
 from worker.tokenizer.chat import ChatTemplate
@@ -35,6 +36,8 @@ class ChatOptions(Protocol):
     def chat_template_kwargs(self) -> dict[str, object] | None: ...
     @property
     def reasoning_effort(self) -> str | None: ...
+    @property
+    def tools(self) -> list[Tool] | None: ...
 
 
 def opens_a_turn(options: ChatOptions) -> bool:
@@ -78,10 +81,14 @@ class ModelText:
         variables = dict(options.chat_template_kwargs or {})
         if options.reasoning_effort is not None:
             variables["reasoning_effort"] = options.reasoning_effort
+        objects = True
+        if any(message.tool_calls for message in messages):
+            objects = self.template.takes_argument_objects
         return self.template.render(
-            template_messages(messages),
+            template_messages(messages, argument_objects=objects),
             add_generation_prompt=opens_a_turn(options),
             continue_final_message=bool(options.continue_final_message),
+            tools=template_tools(options.tools),
             documents=options.documents or None,
             variables=variables,
         )

@@ -41,11 +41,20 @@ def check_json(body: bytes) -> None:
     outside = _outside_strings(body)
     if outside.count(b":") > MAX_JSON_MEMBERS:
         raise malformed(f"The objects of the body have more than {MAX_JSON_MEMBERS} members")
-    if outside.count(b"{") + outside.count(b"[") > MAX_JSON_CONTAINERS:
+    if _num_containers(outside) > MAX_JSON_CONTAINERS:
         raise malformed(f"The body has more than {MAX_JSON_CONTAINERS} objects and arrays")
     brackets = outside.translate(_STEPS, _OTHER_THAN_BRACKETS)
     if max(accumulate(memoryview(brackets).cast("b")), default=0) > MAX_JSON_DEPTH:
         raise malformed(f"The body is nested deeper than {MAX_JSON_DEPTH} levels")
+
+
+def num_containers(text: str) -> int:
+    """How many objects and arrays a JSON text has; no fewer than a decoder would make of it."""
+    return _num_containers(_outside_strings(text.encode()))
+
+
+def _num_containers(outside_strings: bytes) -> int:
+    return outside_strings.count(b"{") + outside_strings.count(b"[")
 
 
 def malformed(message: str, place: str = "") -> RequestError:

@@ -21,8 +21,14 @@ ConfigFormat = Literal["text", "json"]
 # Encoded beforehand, or plain values.
 JsonObject = Annotated[Any, Meta(extra_json_schema={"type": ["object", "null"]})]
 JsonArray = Annotated[Any, Meta(extra_json_schema={"type": ["array", "null"]})]
+TOOL_CALLS_ENDED = "tool_calls"  # the reason of an answer that stopped after calls
 _Finish = Annotated[
-    str, Meta(extra_json_schema={"enum": sorted(reason.value for reason in FinishReason)})
+    str,
+    Meta(
+        extra_json_schema={
+            "enum": sorted({TOOL_CALLS_ENDED, *(reason.value for reason in FinishReason)})
+        }
+    ),
 ]
 
 
@@ -42,16 +48,35 @@ class Usage(msgspec.Struct):
     completion_tokens_details: UnsetType | None = UNSET
 
 
+class FunctionOut(msgspec.Struct):
+    """Part of `ToolCallOut`. The arguments are an object as JSON, unless the answer was cut."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallOut(msgspec.Struct):
+    """One call of a tool."""
+
+    id: str
+    function: FunctionOut
+    type: Literal["function"] = "function"
+
+
 class ChatMessageOut(msgspec.Struct):
-    """The assistant's turn."""
+    """The assistant's turn. Content is null where there is none besides calls or reasoning, which
+    has its older name too.
+    """
 
     role: str
-    content: str
+    content: str | None
     refusal: None = None
     annotations: None = None
     audio: None = None
     function_call: None = None
-    reasoning: None = None
+    reasoning: str | None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallOut] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):

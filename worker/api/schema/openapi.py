@@ -107,7 +107,7 @@ def _schemas(routes: Sequence[Route]) -> tuple[dict[Any, Json], Json]:
         kinds, schema_hook=schema_hook, ref_template=_REFERENCE
     )
     # A turn has content, or what an assistant thought: JSON schema says that of the whole object.
-    said = ("content", "reasoning", "reasoning_content")
+    said = ("content", "reasoning", "reasoning_content", "tool_calls")
     components["ChatMessage"]["anyOf"] = [{"required": [name]} for name in said]
     return dict(zip(kinds, schemas, strict=True)), components
 

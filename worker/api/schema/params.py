@@ -45,7 +45,8 @@ class TextParams:
 
     `echo_only` answers with the prompt alone: the one token the engine had to draw is not shown.
     `eos_id` is the model's own end (None: ignored); `extra_eos_ids` end a sequence besides it, and
-    are reported as its reason.
+    are reported as its reason. `shown_ids` are control tokens that the text has all the same, for
+    the parsers of answers.
     """
 
     stop: tuple[str, ...] = ()
@@ -55,6 +56,7 @@ class TextParams:
     echo_only: bool = False
     eos_id: int | None = None
     extra_eos_ids: frozenset[int] = frozenset()
+    shown_ids: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

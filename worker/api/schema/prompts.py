@@ -7,17 +7,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+import msgspec
 from msgspec import UNSET
 
-from worker.api.http.limits import malformed
+from worker.api.http.limits import MAX_JSON_CONTAINERS, malformed, num_containers
 from worker.api.schema.params import ModelLimits, invalid
 from worker.api.schema.parse import shown
-from worker.api.schema.requests import MAX_DOCUMENTS, MAX_MESSAGES, MAX_PROMPTS, ROLES, ChatMessage
+from worker.api.schema.requests import (
+    MAX_DOCUMENTS,
+    MAX_MESSAGES,
+    MAX_PROMPTS,
+    MAX_TOOL_CALLS,
+    ROLES,
+    ChatMessage,
+)
 from worker.errors import RequestError
 
 _INT64 = 1 << 63
 # Of a message; only null and empty ones are taken.
-UNSUPPORTED_PARTS = ("tool_calls", "tool_call_id", "function_call", "refusal", "audio")
+UNSUPPORTED_PARTS = ("function_call", "refusal", "audio")
 
 
 def check_prompt_chars(text: str, limits: ModelLimits) -> None:
@@ -68,14 +76,18 @@ def truncated(
     return token_ids[:size] if side == "right" else token_ids[-size:]
 
 
-def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+def template_messages(
+    messages: Sequence[ChatMessage], *, argument_objects: bool = True
+) -> list[dict[str, Any]]:
     """Messages as the chat template sees them: content is always one string (text parts joined by
-    line breaks).
+    line breaks). `argument_objects`: it wants the arguments of tool calls as objects, not as JSON.
     """
     if not messages:
         raise RequestError("messages is empty: a conversation has at least one message.")
     if len(messages) > MAX_MESSAGES:
         raise RequestError(f"messages takes at most {MAX_MESSAGES} messages", param="messages")
+    if argument_objects:
+        _check_arguments(messages)
     rendered = []
     for n, message in enumerate(messages):
         place = f"messages[{n}]"
@@ -87,10 +99,15 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
             )
         _refuse_unsupported_parts(message, place)
         reasoning = _reasoning(message, place)
-        content = _content(message, place, may_be_missing=reasoning is not None)
+        calls = _tool_calls(message, place, argument_objects=argument_objects)
+        content = _content(message, place, may_be_missing=bool(reasoning or calls))
         entry: dict[str, Any] = {"role": message.role, "content": content}
         if message.name is not None:
             entry["name"] = message.name
+        if calls:
+            entry["tool_calls"] = calls
+        if message.tool_call_id is not None:
+            entry["tool_call_id"] = message.tool_call_id
         if reasoning:
             # Templates read one or the other.
             entry |= {"reasoning": reasoning, "reasoning_content": reasoning}
@@ -102,6 +119,48 @@ def _refuse_unsupported_parts(message: ChatMessage, place: str) -> None:
     for name in UNSUPPORTED_PARTS:
         if getattr(message, name) not in (None, [], {}):
             raise RequestError(f"{place}.{name} is not supported yet", param=f"{place}.{name}")
+    if message.tool_call_id is not None and message.role != "tool":
+        name = f"{place}.tool_call_id"
+        raise RequestError(f"{name} is only of tools, not of {message.role}", param=name)
+
+
+def _tool_calls(
+    message: ChatMessage, place: str, *, argument_objects: bool
+) -> list[dict[str, Any]]:
+    calls = message.tool_calls or []
+    name = f"{place}.tool_calls"
+    if calls and message.role != "assistant":
+        raise RequestError(f"{name} is only of assistants, not of {message.role}", param=name)
+    if len(calls) > MAX_TOOL_CALLS:
+        raise RequestError(f"{name} takes at most {MAX_TOOL_CALLS} calls", param=name)
+    rendered = []
+    for n, call in enumerate(calls):
+        if call.type not in (None, "function"):
+            where = f"{name}[{n}].type"
+            raise RequestError(f"{where} must be 'function', got '{shown(call.type)}'", param=where)
+        arguments = call.function.arguments or "{}"
+        function = {
+            "name": call.function.name,
+            "arguments": _as_object(arguments) if argument_objects else arguments,
+        }
+        rendered.append({"id": call.id, "type": "function", "function": function})
+    return rendered
+
+
+def _check_arguments(messages: Sequence[ChatMessage]) -> None:
+    """The JSON in them is bounded as that of the body is."""
+    calls = [call for message in messages for call in message.tool_calls or []]
+    if sum(num_containers(call.function.arguments or "") for call in calls) > MAX_JSON_CONTAINERS:
+        reason = f"more than {MAX_JSON_CONTAINERS} objects and arrays"
+        raise RequestError(f"the arguments of tool calls have {reason}", param="messages")
+
+
+def _as_object(arguments: str) -> dict[str, Any] | str:
+    """The arguments of a call; those that a model got wrong stay text."""
+    try:
+        return msgspec.json.decode(arguments, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError):
+        return arguments
 
 
 def _reasoning(message: ChatMessage, place: str) -> str | None:

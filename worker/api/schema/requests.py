@@ -31,8 +31,13 @@ MAX_LOGPROB_TOKEN_IDS = 128
 MAX_DOCUMENTS = 1024
 MAX_GRAMMAR_BYTES = 1 << 16  # of a schema, a regular expression, a grammar, choices
 MAX_CHOICES = 4096
+MAX_TOOLS = 512
+MAX_TOOLS_BYTES = 1 << 20  # all of them together, as JSON
+MAX_TOOL_CALLS = 512  # of one message
 MAX_PROMPT_LOGPROBS = 1 << 20  # in one answer, which is some 70 MiB
 
+TOOL_NAME = r"^[A-Za-z0-9_.:/-]{1,128}$"
+TOOL_CHOICES = ["none", "auto", "required"]
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 # field → (default, least, most)
 RANGES: dict[str, tuple[float, float, float]] = {
@@ -240,6 +245,51 @@ class ContentPart(msgspec.Struct):
     text: str | None = None
 
 
+class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A function that the model may call; `parameters` is the JSON schema of its arguments."""
+
+    name: Annotated[str, says(pattern=TOOL_NAME)]
+    description: str | UnsetType | None = UNSET
+    parameters: dict[str, Any] | UnsetType | None = UNSET
+    strict: bool | UnsetType | None = UNSET
+
+
+class Tool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """One of `tools`."""
+
+    type: Annotated[str, says(enum=["function"])] = "function"
+    function: Function
+
+
+class FunctionName(msgspec.Struct, forbid_unknown_fields=True):
+    """Part of `NamedTool`."""
+
+    name: str
+
+
+class NamedTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A `tool_choice` that names the function to call."""
+
+    type: Annotated[str, says(enum=["function"])] = "function"
+    function: FunctionName
+
+
+class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
+    """Part of `SentCall`. `arguments` are JSON as the model wrote it, which may be wrong."""
+
+    name: str
+    arguments: str | None = None
+
+
+class SentCall(msgspec.Struct, forbid_unknown_fields=True):
+    """One tool call of an earlier answer. `index` is what clients leave in that gather a stream."""
+
+    function: CalledFunction
+    id: str | None = None
+    type: Annotated[str | None, says(enum=["function", None])] = None
+    index: int | None = None
+
+
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """One turn. The `Any` fields are what servers put into assistant turns that clients send back;
     only null or empty ones are taken, but for `annotations`, which say nothing to the model.
@@ -248,8 +298,8 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     role: Annotated[str, says(enum=sorted(ROLES))]
     content: str | list[ContentPart] | UnsetType | None = UNSET
     name: str | None = None
-    tool_calls: Annotated[Any, only([], {})] = None
-    tool_call_id: Annotated[Any, only([], {})] = None
+    tool_calls: Annotated[list[SentCall] | None, says(maxItems=MAX_TOOL_CALLS)] = None
+    tool_call_id: str | None = None
     function_call: Annotated[Any, only([], {})] = None
     refusal: Annotated[Any, only([], {})] = None
     annotations: Any = None
@@ -276,8 +326,8 @@ class ChatRequest(GenerationFields):
     return_prompt_text: bool | None = None
     verbosity: Any = None
 
-    tools: Annotated[list[dict[str, Any]] | None, only([])] = None
-    tool_choice: Annotated[Any, only("none", "auto")] = None
+    tools: Annotated[list[Tool] | None, says(maxItems=MAX_TOOLS)] = None
+    tool_choice: Annotated[str, says(enum=TOOL_CHOICES)] | NamedTool | None = None
     functions: Annotated[Any, only([])] = None
     function_call: Annotated[Any, only("none", "auto")] = None
     modalities: Annotated[Any, only(["text"])] = None
@@ -287,7 +337,7 @@ class ChatRequest(GenerationFields):
     moderation: Annotated[Any, only()] = None
     store: Annotated[Any, only(False)] = None
     chat_template: Annotated[str | None, only()] = None
-    include_reasoning: Annotated[Any, only(True)] = None
+    include_reasoning: bool | None = None
     mm_processor_kwargs: Annotated[dict[str, Any] | None, only({})] = None
     thinking_token_budget: Annotated[Any, only()] = None
 
@@ -314,6 +364,7 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     documents: Annotated[list[dict[str, Any]] | None, says(maxItems=MAX_DOCUMENTS)] = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    tools: Annotated[list[Tool] | None, says(maxItems=MAX_TOOLS)] = None
 
 
 class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -68,7 +68,7 @@ class CachedDrafter:
 
     `load` gives the network for a target, as it gave `network` for `target`. `blocks` is how many
     the caches have, and the tokens of one. `method` is how drafts are chosen
-    (`ops.draft`).
+    (`ops.draft`). `kv_dtype` is that of the target's cache; None: of its activations.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class CachedDrafter:
         target: LlamaModel,
         blocks: tuple[int, int],
         method: str,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self._load = load
         self._network: DraftNetwork | None = network
@@ -91,6 +92,7 @@ class CachedDrafter:
             blocks,
             target.dtype,
             target.device,
+            kv_dtype,
         )
         self._block_size = blocks[1]
         self._state = DeviceState(blocks[1], target.device)

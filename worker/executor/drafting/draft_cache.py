@@ -29,10 +29,12 @@ from worker.models.config import ModelConfig
 from worker.models.llama import StepTensors
 
 
-def bytes_per_token(model: ModelConfig, state_size: int, dtype: torch.dtype) -> int:
+def bytes_per_token(
+    model: ModelConfig, state_size: int, dtype: torch.dtype, kv_dtype: torch.dtype
+) -> int:
     """What a `DraftCache` takes for each token."""
-    elements = model.kv_elements_per_token + state_size
-    return elements * dtype.itemsize + torch.int32.itemsize + torch.bool.itemsize
+    kv = model.kv_elements_per_token * kv_dtype.itemsize
+    return kv + state_size * dtype.itemsize + torch.int32.itemsize + torch.bool.itemsize
 
 
 class DraftCache:
@@ -49,11 +51,14 @@ class DraftCache:
         blocks: tuple[int, int],
         dtype: torch.dtype,
         device: torch.device,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """`blocks`: how many, and tokens in one of them."""
+        """`blocks`: how many, and tokens in one of them. `dtype` is that of states, and of `kv` too
+        without a `kv_dtype`.
+        """
         num_blocks, self._block_size = blocks
         self._device = device
-        self.kv = allocate(num_blocks, self._block_size, model, dtype, device)
+        self.kv = allocate(num_blocks, self._block_size, model, kv_dtype or dtype, device)
         num_slots = num_blocks * self._block_size
         self._token_ids = zeros((num_slots,), torch.int32, device)
         self._is_synced = zeros((num_slots,), torch.bool, device)

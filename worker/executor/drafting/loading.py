@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from worker.config import SpeculativeConfig
@@ -102,10 +103,12 @@ def network_loader(config: SpeculativeConfig | None, max_positions: int) -> Load
     return None
 
 
-def drafter_bytes_per_token(network: DraftNetwork, target: LlamaModel) -> int:
+def drafter_bytes_per_token(
+    network: DraftNetwork, target: LlamaModel, kv_dtype: torch.dtype
+) -> int:
     """What the drafter keeps for each token that the target's cache has room for."""
     state_size = target.config.hidden_size if network.reads_states else 0
-    return bytes_per_token(network.config, state_size, target.dtype)
+    return bytes_per_token(network.config, state_size, target.dtype, kv_dtype)
 
 
 def _draft_model(path: str | None, target: LlamaModel, max_positions: int) -> ModelNetwork:

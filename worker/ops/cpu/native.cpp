@@ -436,13 +436,12 @@ void pointsman_norm(Engine* engine, const float* x, const float* weight, float* 
   engine->alone()->norm(x, weight, y, m, cols, eps);
 }
 
-void pointsman_attention(Engine* engine, const Layer* layer, const Shape* shape, const Step* step, const float* cos, const float* sin, void* cache, float* x) {
-  engine->alone()->attention(*layer, *shape, *step, cos, sin, cache, x);
-}
-
-void pointsman_attend(Engine* engine, AttentionJob* job) { engine->alone()->attend(*job); }
-
-void pointsman_mlp(Engine* engine, const Layer* layer, const Shape* shape, int tokens, float* x) {
-  engine->alone()->mlp(*layer, *shape, tokens, x);
+// x [T, hidden] through layers in turn, in place; the cache of each lies `cache_bytes` behind the last.
+void pointsman_layers(Engine* engine, const Layer* layers, int count, const Shape* shape, const Step* step, const float* cos, const float* sin, uint8_t* cache, int64_t cache_bytes, float* x) {
+  Engine::Held held = engine->alone();
+  for (int i = 0; i < count; i++, cache += cache_bytes) {
+    held->attention(layers[i], *shape, *step, cos, sin, cache, x);
+    held->mlp(layers[i], *shape, step->tokens, x);
+  }
 }
 }

@@ -12,7 +12,7 @@ import ctypes
 import functools
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ctypes import c_char_p, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -133,8 +133,7 @@ def _library() -> ctypes.CDLL | None:
         "rows": (c_void_p, c_void_p, c_int, c_void_p),
         "linear": (*(c_void_p,) * 3, c_int, c_void_p, c_void_p, c_int),
         "norm": (*(c_void_p,) * 4, c_int, c_int, c_float),
-        "attention": (c_void_p,) * 8,
-        "mlp": (*(c_void_p,) * 3, c_int, c_void_p),
+        "layers": (*(c_void_p,) * 2, c_int, *(c_void_p,) * 5, c_int64, c_void_p),
         "sample": (
             *(c_void_p, c_void_p, c_int64),
             *(c_void_p, c_void_p, c_int64, c_void_p),
@@ -156,7 +155,6 @@ class CpuKernels:
         self.library = library
         self.engine = engine
         self.int8 = int(int8_activations)
-        self._step: tuple[StepTensors, _Step] | None = None
 
     def __del__(self) -> None:
         self.library.pointsman_close(self.engine)
@@ -206,22 +204,6 @@ class CpuKernels:
             self.engine, x.data_ptr(), weight.data_ptr(), y.data_ptr(), *x.shape, eps
         )
         return y
-
-    def step(self, step: StepTensors) -> _Step:
-        """The addresses of a step, kept while its layers run."""
-        if self._step is None or self._step[0] is not step:
-            arrays = (
-                *(step.positions, step.slots, step.query_starts, step.context_lens),
-                step.block_tables,
-            )
-            native = _Step(
-                *(array.data_ptr() for array in arrays),
-                len(step.token_ids),
-                *step.block_tables.shape,
-                step.first_position,
-            )
-            self._step = (step, native)
-        return self._step[1]
 
 
 def _joined(parts: Sequence[Stored]) -> list[list[Stored]]:
@@ -295,56 +277,61 @@ class LayerShape:
         return self.head_dim <= _MAX_HEAD_DIM and self.heads // self.kv_heads <= _MAX_SHARING
 
 
-class NativeLayer:
-    """A decoder layer, each half of which is one call. Keys lie in the cache as [head_dim,
-    block_size], so that one vector holds an element of many positions; nothing but these kernels
-    may read or write such a cache.
+class NativeLayers:
+    """Decoder layers that run in one call. Keys lie in the cache as [head_dim, block_size], so that
+    one vector holds an element of many positions; nothing but these kernels may read or write such
+    a cache.
     """
 
     def __init__(
         self,
         shape: LayerShape,
-        linears: Sequence[BlockLinear],
-        norms: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
-        rotates: bool,
+        linears: Sequence[Sequence[BlockLinear]],
+        norms: Sequence[tuple[Tensor, Tensor, Tensor | None, Tensor | None]],
+        rotates: Sequence[bool],
     ) -> None:
-        """`linears` are qkv, output, gate_up and down; `norms`, all float32, of the input, the
-        MLP's input, queries and keys.
+        """Of each layer: `linears` are qkv, output, gate_up and down; `norms`, all float32, of the
+        input, the MLP's input, queries and keys.
         """
-        self._kernels = linears[0].kernels
+        self._kernels = linears[0][0].kernels
         self._held = (linears, norms)
-        pointers = (None if norm is None else norm.data_ptr() for norm in norms)
-        self._layer = _Layer(*pointers, *(linear.layer for linear in linears), rotates, 0)
+        self._layers = (_Layer * len(linears))()
+        for index, (products, weights) in enumerate(zip(linears, norms, strict=True)):
+            pointers = (None if norm is None else norm.data_ptr() for norm in weights)
+            layers = (linear.layer for linear in products)
+            self._layers[index] = _Layer(*pointers, *layers, rotates[index], 0)
         self._shape = _Shape(
-            linears[0].layer.cols,
+            linears[0][0].layer.cols,
             *(shape.heads, shape.kv_heads, shape.head_dim),
-            linears[3].layer.cols,
+            linears[0][3].layer.cols,
             *(0, 0, self._kernels.int8),
             shape.eps,
         )
 
-    def attention(self, x: Tensor, rope: RopeTable, cache: Tensor, step: StepTensors) -> Tensor:
-        """x [T, hidden] + attention(norm(x)), in place; writes the step's keys and values into
-        cache [num_blocks, 2, kv_heads, block_size, head_dim], float32 or bfloat16. `rope` is the
+    def run(self, x: Tensor, rope: RopeTable, cache: Tensor, step: StepTensors) -> Tensor:
+        """x [T, hidden] through all layers, in place; writes the step's keys and values into cache
+        [layers, num_blocks, 2, kv_heads, block_size, head_dim], float32 or bfloat16. `rope` is the
         table of all positions.
         """
         shape = self._shape
-        shape.block_size, shape.is_bfloat16 = cache.shape[3], cache.dtype is torch.bfloat16
-        self._call(
-            self._kernels.library.pointsman_attention,
-            ctypes.addressof(self._kernels.step(step)),
+        shape.block_size, shape.is_bfloat16 = cache.shape[4], cache.dtype is torch.bfloat16
+        arrays = (step.positions, step.slots, step.query_starts, step.context_lens)
+        native = _Step(
+            *(array.data_ptr() for array in (*arrays, step.block_tables)),
+            len(step.token_ids),
+            *step.block_tables.shape,
+            step.first_position,
+        )
+        self._kernels.library.pointsman_layers(
+            self._kernels.engine,
+            ctypes.addressof(self._layers),
+            len(self._layers),
+            ctypes.addressof(shape),
+            ctypes.addressof(native),
             rope.cos.data_ptr(),
             rope.sin.data_ptr(),
             cache.data_ptr(),
+            cache.stride(0) * cache.itemsize,
             x.data_ptr(),
         )
         return x
-
-    def mlp(self, x: Tensor) -> Tensor:
-        """x [T, hidden] + down(silu(gate) · up) of norm(x), in place."""
-        self._call(self._kernels.library.pointsman_mlp, len(x), x.data_ptr())
-        return x
-
-    def _call(self, function: Callable[..., int], *arguments: int) -> None:
-        layer, shape = ctypes.addressof(self._layer), ctypes.addressof(self._shape)
-        function(self._kernels.engine, layer, shape, *arguments)

@@ -42,6 +42,12 @@ def test_every_route_is_described() -> None:
         assert ("401" in statuses) is ("security" in operation)
 
 
+TOOLS: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "a"}],
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+}
+
+
 def body_schema(name: str) -> dict[str, Any]:
     """A component with the ones it refers to."""
     schemas = DOCUMENT["components"]["schemas"]
@@ -70,6 +76,8 @@ def body_schema(name: str) -> dict[str, Any]:
         ("ChatRequest", {"messages": [{"role": "user", "content": "a"}], "tools": []}, True),
         ("ChatRequest", {"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, False),
         ("ChatRequest", {"messages": [{"role": "user", "content": "a"}]}, True),
+        ("ChatRequest", {**TOOLS, "tool_choice": "none"}, True),
+        ("ChatRequest", {**TOOLS, "tool_choice": "some"}, False),
         ("GenerateRequest", {"token_ids": [1], "sampling_params": {"top_k": -2}}, False),
         ("GenerateRequest", {"token_ids": [-1]}, False),
     ],

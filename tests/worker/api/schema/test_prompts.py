@@ -13,6 +13,7 @@ from worker.api.schema.requests import ChatMessage, ChatRequest, ContentPart
 from worker.errors import RequestError
 
 LIMITS = ModelLimits(max_model_len=100, vocab_size=50)
+CALL: dict[str, Any] = {"id": "1", "function": {"name": "f", "arguments": '{"a": [1]}'}}
 
 
 def test_a_prompt_must_leave_room() -> None:
@@ -48,15 +49,51 @@ def test_text_parts_are_joined_and_others_refused() -> None:
         ({"role": "system", "content": None}, "body.messages.0.content"),
         ({"role": "assistant"}, "body.messages.0.content"),
         ({"role": "assistant", "tool_calls": [], "name": "a"}, "body.messages.0.content"),
-        ({"role": "assistant", "tool_calls": [{}]}, "messages[0].tool_calls"),
-        ({"role": "tool", "content": "x", "tool_call_id": "1"}, "messages[0].tool_call_id"),
+        ({"role": "user", "content": "", "tool_calls": [CALL]}, "messages[0].tool_calls"),
+        ({"role": "assistant", "tool_calls": [CALL] * 513}, "messages[0].tool_calls"),
+        (
+            {"role": "assistant", "tool_calls": [CALL, {**CALL, "type": "code"}]},
+            "messages[0].tool_calls[1].type",
+        ),
+        ({"role": "user", "content": "x", "tool_call_id": "1"}, "messages[0].tool_call_id"),
+        ({"role": "tool", "content": None, "tool_call_id": "1"}, "body.messages.0.content"),
     ],
 )
 def test_turns_that_cannot_be_rendered_are_refused(message: dict[str, object], param: str) -> None:
-    """Unknown roles, turns that say nothing, and tool calls are 400s that name the turn."""
+    """Unknown roles, turns that say nothing, and calls that are not an assistant's are 400s that
+    name the turn.
+    """
     with pytest.raises(RequestError) as caught:
         prompts.template_messages(msgspec.convert([message], list[ChatMessage]))
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("arguments", "as_object"),
+    [
+        ('{"a": [1]}', {"a": [1]}),
+        ("{}", {}),
+        ("", {}),
+        (None, {}),
+        ('{"a": ', '{"a": '),
+        ("[1]", "[1]"),
+    ],
+)
+def test_calls_and_results_reach_the_template(arguments: str | None, as_object: object) -> None:
+    """Arguments become objects where the template wants them; those a model got wrong stay text."""
+    call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
+    turns = [
+        {"role": "assistant", "content": None, "tool_calls": [{**call, "index": 0}]},
+        {"role": "tool", "content": "sunny", "tool_call_id": "1", "name": "f"},
+    ]
+    for objects, expected in ((True, as_object), (False, arguments or "{}")):
+        said, result = prompts.template_messages(
+            msgspec.convert(turns, list[ChatMessage]), argument_objects=objects
+        )
+        function = {"name": "f", "arguments": expected}
+        calls = [{"id": "1", "type": "function", "function": function}]
+        assert said == {"role": "assistant", "content": "", "tool_calls": calls}
+        assert result == {"role": "tool", "content": "sunny", "name": "f", "tool_call_id": "1"}
 
 
 def test_an_answer_of_ours_can_be_sent_back() -> None:

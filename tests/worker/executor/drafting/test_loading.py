@@ -20,7 +20,7 @@ from worker.executor.drafting.loading import (
 )
 from worker.executor.interface import execute
 from worker.executor.kv_cache import choose_num_blocks
-from worker.executor.model_runner import build_executor
+from worker.executor.start import build_executor
 from worker.models.loader import load_model
 from worker.types import Draw, SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 
@@ -104,10 +104,16 @@ def test_what_is_no_head_is_said_with_the_field_and_the_fix(
 def test_blocks_have_room_for_what_the_drafter_keeps(tiny_checkpoint: Path) -> None:
     """The same memory holds fewer blocks with a draft model, and a head pays for states."""
     target = load_model(tiny_checkpoint, torch.float32, CPU)
-    per_token = drafter_bytes_per_token(ModelNetwork(target), target)
+    single, half = torch.float32, torch.bfloat16
+    per_token = drafter_bytes_per_token(ModelNetwork(target), target, single)
     assert per_token == target.config.kv_elements_per_token * 4 + 5
-    head = drafter_bytes_per_token(HeadNetwork(tiny_head(target)), target)
-    assert head == (target.config.kv_elements_per_token // 2 + target.config.hidden_size) * 4 + 5
+    head, rounded = (
+        drafter_bytes_per_token(HeadNetwork(tiny_head(target)), target, kind)
+        for kind in (single, half)
+    )
+    elements = target.config.kv_elements_per_token // 2
+    assert head == (elements + target.config.hidden_size) * 4 + 5
+    assert head - rounded == elements * 2
     memory = replace(
         config(tiny_checkpoint, None), num_blocks_override=None, kv_cache_memory_bytes=1 << 20
     )

@@ -1,0 +1,113 @@
+# Apart: asks the machine; the plan works without one.
+"""The GPUs of this machine, and which worker gets which."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fleet.errors import FleetError
+
+# Of a GPU's memory, for all workers on it together: `vllm serve` takes as much.
+_MEMORY_SHARE = 0.92
+_QUERY = ("nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits")
+_QUERY_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One device: its number in `nvidia-smi`, the name CUDA knows it by, and what is printed."""
+
+    index: int
+    uuid: str
+    name: str
+    memory_mebibytes: int
+
+    def __str__(self) -> str:
+        return f"GPU {self.index} ({self.name}, {self.memory_mebibytes / 1024:.0f} GiB)"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The device of a worker, and its part of the memory."""
+
+    gpu: Gpu
+    memory_share: float
+
+
+def place(num_workers: int, gpus: Sequence[Gpu]) -> list[Placement]:
+    """A device for each worker, in turn. Those that share one have equal parts of its memory."""
+    counts = [len(range(i, num_workers, len(gpus))) for i in range(len(gpus))]
+    return [
+        Placement(gpus[i % len(gpus)], _MEMORY_SHARE / counts[i % len(gpus)])
+        for i in range(num_workers if gpus else 0)
+    ]
+
+
+def described(placements: Sequence[Placement]) -> list[str]:
+    """A line for each GPU that is used: who is on it, with how much of its memory."""
+    lines = []
+    for gpu in dict.fromkeys(placement.gpu for placement in placements):
+        mine = [i for i, placement in enumerate(placements) if placement.gpu == gpu]
+        share = placements[mine[0]].memory_share
+        names = ", ".join(f"worker-{i + 1}" for i in mine)
+        each = " each" if len(mine) > 1 else ""
+        lines.append(f"{gpu}: {names}, {share:.0%} of its memory{each}")
+    return lines
+
+
+def choose(wanted: str, gpus: Sequence[Gpu]) -> list[Gpu]:
+    """Those that `--devices` names: "all", "cpu" (none), or numbers such as "0,2".
+
+    Raises `FleetError` for a number that no GPU here has, or one given twice.
+    """
+    if wanted in ("all", "cpu"):
+        return list(gpus) if wanted == "all" else []
+    by_index = {str(gpu.index): gpu for gpu in gpus}
+    names = [name.strip() for name in wanted.split(",")]
+    there = ", ".join(by_index) or "none"
+    for name in names:
+        if name not in by_index:
+            raise FleetError(
+                f"--devices {wanted}: there is no GPU {name!r} here (there: {there}); it takes "
+                "all, cpu, or numbers such as 0,2"
+            )
+    if len(set(names)) < len(names):
+        raise FleetError(f"--devices {wanted} names a GPU twice")
+    return [by_index[name] for name in names]
+
+
+def find(environment: Mapping[str, str], query: Callable[[], str] | None = None) -> list[Gpu]:
+    """The GPUs that CUDA would see: those of `nvidia-smi`, less what CUDA_VISIBLE_DEVICES hides.
+
+    None on a machine without that program, or where it fails. `query` stands for it in tests.
+    """
+    try:
+        text = (query or _ask)()
+    except (OSError, subprocess.SubprocessError):
+        return []
+    gpus = [_parsed(line) for line in text.splitlines() if line.count(",") >= 3]
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return gpus
+    kept: list[Gpu] = []
+    for name in (name.strip() for name in visible.split(",")):
+        match = [g for g in gpus if name and (name == str(g.index) or g.uuid.startswith(name))]
+        if len(match) != 1:  # as CUDA does, what follows a name that is none is hidden too
+            break
+        kept += match
+    return kept
+
+
+def _ask() -> str:
+    done = subprocess.run(
+        _QUERY, capture_output=True, text=True, timeout=_QUERY_SECONDS, check=True
+    )
+    return done.stdout
+
+
+def _parsed(line: str) -> Gpu:
+    index, uuid, *name, memory = (part.strip() for part in line.split(","))
+    size = int(memory) if memory.isdecimal() else 0
+    return Gpu(int(index), uuid, ", ".join(name), size)

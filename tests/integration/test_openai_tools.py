@@ -1,0 +1,150 @@
+"""Tool calls and reasoning with the official client against a real worker process.
+
+The simulator echoes the prompt, and the chat template's prompt is the last message: so the model
+says what a test sends it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from sim_worker import sim_worker
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+CONTROL = ("<eos>", "<tool_call>", "</tool_call>", "<think>", "</think>")
+# Of tools it shows the format alone.
+TEMPLATE = "{% if tools %}{# <tool_call> #}{% endif %}{{ messages[-1].content }}"
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "The weather.",
+            "strict": True,
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
+    }
+]
+CITIES = ("Zürich 🙂", 'a "b" {</tool_call>}')
+CALLS = [
+    '<tool_call>\n{"name": "get_weather", "arguments": '
+    + json.dumps({"city": city}, ensure_ascii=False)
+    + "}\n</tool_call>"
+    for city in CITIES
+]
+ANSWER = f"<think>\nTwo cities.\n</think>\n\nI look.\n{CALLS[0]}\n{CALLS[1]}"
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    """Of a worker whose marks are control tokens and whose other tokens are bytes."""
+    folder = tmp_path_factory.mktemp("echo")
+    _write_model(folder)
+    flags = ("--model", str(folder), "--served-model-name", "echo", "--sim-mode", "echo")
+    with (
+        sim_worker(*flags, "--reasoning-parser", "qwen3") as worker,
+        openai.OpenAI(base_url=f"{worker.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
+
+
+def _write_model(folder: Path) -> None:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: n for n, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in CONTROL])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    eos = tokenizer.token_to_id("<eos>")
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": tokenizer.get_vocab_size(),
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "intermediate_size": 8,
+        "max_position_embeddings": 4096,
+        "eos_token_id": eos,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    settings = {"eos_token": "<eos>", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def says(text: str) -> dict[str, Any]:
+    """A request that is answered with the text."""
+    return {"model": "echo", "messages": [{"role": "user", "content": text}], "tools": TOOLS}
+
+
+def test_calls_and_reasoning_arrive(client: openai.OpenAI) -> None:
+    """As the client's own types have them; nothing of the control tokens is in the content."""
+    choice = client.chat.completions.create(**says(ANSWER)).choices[0]
+    message = choice.message
+    assert choice.finish_reason == "tool_calls"
+    assert message.content == "I look."
+    assert message.model_extra["reasoning_content"] == "Two cities."
+    assert message.model_extra["reasoning"] == "Two cities."
+    assert [call.function.name for call in message.tool_calls or []] == ["get_weather"] * 2
+    cities = [json.loads(call.function.arguments)["city"] for call in message.tool_calls or []]
+    assert tuple(cities) == CITIES
+
+
+def test_the_clients_own_stream_gathers_the_same(client: openai.OpenAI) -> None:
+    """Its accumulated completion, and its events of arguments, of as many pieces as it gets."""
+    whole = client.chat.completions.create(**says(ANSWER)).choices[0]
+    pieces: dict[int, list[str]] = {}
+    with client.chat.completions.stream(**says(ANSWER)) as stream:
+        for event in stream:
+            if event.type == "tool_calls.function.arguments.delta":
+                pieces.setdefault(event.index, []).append(event.arguments_delta)
+        gathered = stream.get_final_completion().choices[0]
+    assert gathered.finish_reason == whole.finish_reason
+    assert gathered.message.content == whole.message.content
+    calls = whole.message.tool_calls or []
+    functions = [call.function for call in gathered.message.tool_calls or []]
+    assert [(f.name, f.arguments) for f in functions] == [
+        (call.function.name, call.function.arguments) for call in calls
+    ]
+    assert [functions[0].parsed_arguments, functions[1].parsed_arguments] == [
+        {"city": city} for city in CITIES
+    ]
+    assert ["".join(pieces[n]) for n in range(2)] == [call.function.arguments for call in calls]
+
+
+def test_an_agent_goes_on_for_ten_turns(client: openai.OpenAI) -> None:
+    """Each answer of calls goes back with its results, and the next one is like it."""
+    messages: list[Any] = [{"role": "user", "content": ANSWER}]
+    for _ in range(10):
+        asked = {**says(""), "messages": messages}
+        message = client.chat.completions.create(**asked).choices[0].message
+        assert len(message.tool_calls or []) == 2
+        messages.append(message.model_dump(exclude_none=True))
+        messages += [
+            {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+            for call in message.tool_calls or []
+        ]
+        messages.append({"role": "user", "content": ANSWER})
+
+
+def test_an_answer_without_calls_is_as_ever(client: openai.OpenAI) -> None:
+    """And so is one that only looks like a call, but for its control tokens."""
+    choice = client.chat.completions.create(**says("Hi.")).choices[0]
+    assert (choice.message.content, choice.finish_reason) == ("Hi.", "stop")
+    assert choice.message.tool_calls is None
+    choice = client.chat.completions.create(**says("<tool_call>Hi.</tool_call>")).choices[0]
+    assert (choice.message.content, choice.finish_reason) == ("Hi.", "stop")
+    choice = client.chat.completions.create(**says(CALLS[0]), max_tokens=30).choices[0]
+    assert choice.finish_reason == "length"
+
+
+def test_what_needs_structured_output_is_refused(client: openai.OpenAI) -> None:
+    """By the field, until there is any."""
+    with pytest.raises(openai.BadRequestError, match="structured output") as caught:
+        client.chat.completions.create(**says(ANSWER), tool_choice="required")
+    assert caught.value.param == "tool_choice"

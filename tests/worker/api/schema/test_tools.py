@@ -1,0 +1,126 @@
+"""Tools and the choice among them: checks, and the schemas of answers that must be calls."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+
+from worker.api.schema.requests import ChatRequest
+from worker.api.schema.tools import answer_schema, template_tools, tool_use
+from worker.errors import RequestError
+
+TREE = {
+    "type": "object",
+    "properties": {"root": {"$ref": "#/$defs/node"}, "self": {"$ref": "#"}},
+    "required": ["root"],
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {"$ref": {"type": "integer"}, "next": {"$ref": "#/$defs/node"}},
+            "additionalProperties": False,
+        }
+    },
+}
+SUM = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+def tool(name: str, parameters: object = None) -> dict[str, Any]:
+    function = {"name": name} | ({} if parameters is None else {"parameters": parameters})
+    return {"type": "function", "function": function}
+
+
+def request(**fields: Any) -> ChatRequest:
+    return msgspec.convert({"messages": [], **fields}, ChatRequest)
+
+
+def test_tools_reach_the_template_as_they_came() -> None:
+    """With their own keys alone; none is None."""
+    sent = [tool("f"), tool("mcp.server:f/g-h_1", SUM)]
+    assert template_tools(request(tools=sent).tools) == sent
+    assert template_tools(request(tools=[]).tools) is None
+    assert template_tools(None) is None
+    assert template_tools(request(tools=[{"function": {"name": "f"}}]).tools) == [tool("f")]
+
+
+@pytest.mark.parametrize(
+    ("tools", "param"),
+    [
+        ([tool("")], "tools[0].function.name"),
+        ([tool("f"), tool("a b")], "tools[1].function.name"),
+        ([tool("f\n")], "tools[0].function.name"),
+        ([tool("x" * 129)], "tools[0].function.name"),
+        ([tool("f"), tool("f")], "tools[1].function.name"),
+        ([{**tool("f"), "type": "retrieval"}], "tools[0].type"),
+        ([tool(f"f{n}") for n in range(513)], "tools"),
+        ([tool("f", {"description": "x" * (1 << 20)})], "tools"),
+    ],
+)
+def test_tools_are_bounded(tools: list[Any], param: str) -> None:
+    """Names, numbers and size."""
+    with pytest.raises(RequestError) as caught:
+        template_tools(request(tools=tools).tools)
+    assert (caught.value.param, caught.value.status) == (param, 400)
+
+
+def test_the_choice_is_auto_where_there_are_tools() -> None:
+    """Without tools there is none to make."""
+    use = tool_use(request(tools=[tool("f")]))
+    assert use is not None
+    assert (use.choice, use.named, use.parallel, answer_schema(use)) == ("auto", None, True, None)
+    for choice in (None, "auto", "none"):
+        assert tool_use(request(tool_choice=choice)) is None
+
+
+def schema_of(**fields: Any) -> dict[str, Any]:
+    use = tool_use(request(**fields))
+    assert use is not None
+    schema = answer_schema(use)
+    assert schema is not None
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return schema
+
+
+def test_a_named_function_is_answered_with_its_arguments() -> None:
+    """Its own schema, or an object."""
+    named = {"type": "function", "function": {"name": "sum"}}
+    assert schema_of(tools=[tool("sum", SUM), tool("g")], tool_choice=named) == SUM
+    schema = schema_of(tools=[tool("sum")], tool_choice=named)
+    assert schema == {"type": "object", "properties": {}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ([{"name": "sum", "parameters": {"a": 1}}], True),
+        ([{"name": "sum", "parameters": {"a": 1}}, {"name": "other", "parameters": {}}], True),
+        ([{"name": "tree/1", "parameters": {"root": {"next": {"next": {}}}}}], True),
+        ([{"name": "tree/1", "parameters": {"root": {}, "self": {"root": {"$ref": 5}}}}], True),
+        ([{"name": "tree/1", "parameters": {"root": {}, "self": {}}}], False),
+        ([{"name": "tree/1", "parameters": {"root": {"next": {"a": {}}}}}], False),
+        ([{"name": "sum", "parameters": {"a": "1"}}], False),
+        ([{"name": "sum"}], False),
+        ([{"name": "nope", "parameters": {}}], False),
+        ([], False),
+        ({"name": "other", "parameters": {}}, False),
+    ],
+)
+def test_required_calls_are_an_array(answer: object, right: bool) -> None:
+    """Each with the arguments of its function, whose references lead to its own parts."""
+    tools = [tool("sum", SUM), tool("tree/1", TREE), tool("other")]
+    schema = schema_of(tools=tools, tool_choice="required")
+    assert jsonschema.Draft202012Validator(schema).is_valid(answer) is right
+    assert json.dumps(TREE["properties"]) == json.dumps(
+        {"root": {"$ref": "#/$defs/node"}, "self": {"$ref": "#"}}
+    )
+
+
+def test_one_call_may_be_all_that_is_wanted() -> None:
+    """`parallel_tool_calls: false`."""
+    fields = {"tools": [tool("f")], "tool_choice": "required", "parallel_tool_calls": False}
+    call = {"name": "f", "parameters": {}}
+    validator = jsonschema.Draft202012Validator(schema_of(**fields))
+    assert (validator.is_valid([call]), validator.is_valid([call, call])) == (True, False)

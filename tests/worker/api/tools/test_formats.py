@@ -1,0 +1,413 @@
+"""Calls in each format, written as the models' public definitions have them, in pieces of any size.
+
+Every case is parsed whole, cut at each of its characters, and in random pieces; what comes of the
+pieces together is the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import count, pairwise
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.api.tools.answer import TOOL_FORMATS, AnswerForm, format_of_template
+
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "get_weather": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer"},
+            "units": {"type": ["string", "null"]},
+            "where": {"anyOf": [{"type": "object"}, {"type": "string"}]},
+            "metric": {"type": "boolean"},
+            "at": {"type": "array"},
+        },
+    },
+    "now": {},
+}
+
+
+@dataclass
+class Parsed:
+    """What an answer said, all together; of calls the names and arguments, as a client of a stream
+    has them, and those that were broken off again.
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    calls: dict[int, list[str]] = field(default_factory=dict)
+    broken: set[int] = field(default_factory=set)
+
+    @property
+    def good(self) -> list[tuple[str, Any]]:
+        """The calls of an answer that is not streamed, with their arguments decoded."""
+        whole = [call for index, call in self.calls.items() if index not in self.broken]
+        return [(name, json.loads(arguments)) for name, arguments in whole]
+
+
+def parse(
+    pieces: Iterable[str], tool_format: str | None, *, truncated: bool = False, **form: Any
+) -> Parsed:
+    """What comes of pieces of text."""
+    numbers = count()
+    parser = AnswerForm(
+        lambda: f"call-{next(numbers)}",
+        **{"schemas": SCHEMAS, "tool_format": tool_format, **form},
+    ).parser()
+    parsed = Parsed()
+    said = [parser.feed(piece) for piece in pieces]
+    for part in [*said, parser.finish(truncated=truncated)]:
+        parsed.content += part.content
+        parsed.reasoning += part.reasoning
+        for call in part.calls:
+            if call.name is not None:
+                assert call.index not in parsed.calls
+                assert call.id == f"call-{call.index}"
+                parsed.calls[call.index] = [call.name, ""]
+            parsed.calls[call.index][1] += call.arguments
+            parsed.broken |= {call.index} if call.broken else set()
+    assert parser.num_calls == len(parsed.calls) - len(parsed.broken)
+    return parsed
+
+
+class Case(NamedTuple):
+    """An answer, the calls in it and the content that remains."""
+
+    tool_format: str
+    text: str
+    calls: list[tuple[str, Any]]
+    content: str = ""
+
+
+PARIS = {"city": "Paris", "days": 3}
+TRICKY = {"city": 'a "q" \\ </tool_call><tool_call> [TOOL_CALLS] }]} 你好 🙂\n', "days": -1}
+TRICKY_JSON = json.dumps(TRICKY, ensure_ascii=False)
+HERMES_PARIS = '<tool_call>\n{"name": "get_weather", "arguments": ' + json.dumps(PARIS) + "}"
+
+CASES = {
+    "hermes, one call": Case("hermes", HERMES_PARIS + "\n</tool_call>", [("get_weather", PARIS)]),
+    "hermes, text around two": Case(
+        "hermes",
+        f"Let me look.\n\n{HERMES_PARIS}\n</tool_call>\n"
+        '<tool_call>{"arguments": {}, "name": "now"}</tool_call>\nThat is all.\n',
+        [("get_weather", PARIS), ("now", {})],
+        "Let me look.\n\n\n\nThat is all.",
+    ),
+    "hermes, marks in strings": Case(
+        "hermes",
+        f'<tool_call>{{"name": "get_weather", "arguments": {TRICKY_JSON}}}</tool_call>',
+        [("get_weather", TRICKY)],
+    ),
+    "hermes, escapes": Case(
+        "qwen3",
+        '<tool_call>{"name": "get\\u005fweather", "arguments": {"city": "\\ud83d\\ude42\\t\\/"}}'
+        "</tool_call>",
+        [("get_weather", {"city": "🙂\t/"})],
+    ),
+    "hermes, a line break in a string": Case(
+        "hermes",
+        '<tool_call>{"name": "get_weather", "arguments": {"city": "a\nb\t"}}</tool_call>',
+        [("get_weather", {"city": "a\nb\t"})],
+    ),
+    "hermes, no arguments": Case(
+        "hermes",
+        '<tool_call>{"name": "now"}</tool_call><tool_call>{"name": "now", "arguments": null}'
+        '</tool_call><tool_call>{"id": [1, {}], "arguments": null, "name": "now"}</tool_call>',
+        [("now", {})] * 3,
+    ),
+    "hermes, no end": Case("hermes", HERMES_PARIS, [("get_weather", PARIS)]),
+    "hermes, no last brace": Case("hermes", HERMES_PARIS[:-1], [("get_weather", PARIS)]),
+    "hermes, deep": Case(
+        "hermes",
+        '<tool_call>{"name": "now", "arguments": {"a": [{"b": [[], {}, [1.5e3, -0, true]]}]}}'
+        "</tool_call>",
+        [("now", {"a": [{"b": [[], {}, [1500.0, 0, True]]}]})],
+    ),
+    "hermes, unknown function": Case(
+        "hermes", '<tool_call>{"name": "nope", "arguments": {}}</tool_call>', [("nope", {})]
+    ),
+    "hermes, only text": Case("hermes", " a < b, <tool> \n", [], " a < b, <tool> \n"),
+    "llama3, one call": Case(
+        "llama3_json",
+        '{"name": "get_weather", "parameters": ' + TRICKY_JSON + "}",
+        [("get_weather", TRICKY)],
+    ),
+    "llama3, tag, several": Case(
+        "llama3_json",
+        '<|python_tag|>{"type": "function", "name": "now", "parameters": {}}; '
+        '{"name": "get_weather", "parameters": {"days": 3}}',
+        [("now", {}), ("get_weather", {"days": 3})],
+    ),
+    "llama3, text": Case("llama3_json", 'It is {"name": "now"}.', [], 'It is {"name": "now"}.'),
+    "llama3, another object": Case("llama3_json", '{"name": "Bob"} ', [], '{"name": "Bob"} '),
+    "mistral, list": Case(
+        "mistral",
+        '[TOOL_CALLS] [{"name": "get_weather", "arguments": ' + TRICKY_JSON + "}, "
+        '{"name": "now", "arguments": {}}]',
+        [("get_weather", TRICKY), ("now", {})],
+    ),
+    "mistral, names": Case(
+        "mistral",
+        "Looking. [TOOL_CALLS]get_weather[CALL_ID]a1b2c3d4e[ARGS]"
+        + TRICKY_JSON
+        + "[TOOL_CALLS]now{}",
+        [("get_weather", TRICKY), ("now", {})],
+        "Looking.",
+    ),
+    "mistral, list with a bad one": Case(
+        "mistral",
+        '[TOOL_CALLS] [{"name": "now", "arguments": {}}, {"nome": 1}]',
+        [("now", {})],
+        ', {"nome": 1}]',
+    ),
+    "json, object": Case(
+        "json",
+        ' {"name": "get_weather", "arguments": {"days": 1}}\n',
+        [("get_weather", {"days": 1})],
+    ),
+    "json, list": Case(
+        "json",
+        '[{"name": "now", "parameters": {}},\n {"name": "get_weather", "parameters": {"days": 1}}]',
+        [("now", {}), ("get_weather", {"days": 1})],
+    ),
+    "json, another list": Case("json", "[1, 2]", [], "[1, 2]"),
+    "json, something more in it": Case(
+        "json", '{"name": "now", "age": 3}', [], '{"name": "now", "age": 3}'
+    ),
+    "pythonic": Case(
+        "pythonic",
+        "[get_weather(city='It\\'s \"x\", (y]', days=-3, where={'a': [None, True, 1.5]}), now()]",
+        [
+            (
+                "get_weather",
+                {"city": 'It\'s "x", (y]', "days": -3, "where": {"a": [None, True, 1.5]}},
+            ),
+            ("now", {}),
+        ],
+    ),
+    "pythonic, marked": Case(
+        "pythonic",
+        '<|python_start|>[get_weather(city="你好",at=(1, 2,), metric=false)]<|python_end|>',
+        [("get_weather", {"city": "你好", "at": [1, 2], "metric": False})],
+    ),
+    "pythonic, positional": Case("pythonic", "[get_weather('x')]", [], "[get_weather('x')]"),
+    "pythonic, an expression": Case(
+        "pythonic", "[get_weather(days=1+2)]", [], "[get_weather(days=1+2)]"
+    ),
+    "pythonic, a list": Case("pythonic", "[first, second]", [], "[first, second]"),
+    "qwen3_coder": Case(
+        "qwen3_coder",
+        'I look.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nÅ "b" \\ </param>\n'
+        "\tline\n</parameter>\n<parameter=days>\n3\n</parameter>\n<parameter=where>\n"
+        '{"a": [1]}\n</parameter>\n<parameter=units>\nnull\n</parameter>\n<parameter=metric>True'
+        "</parameter>\n<parameter=at>\n['x', 1]\n</parameter>\n</function>\n</tool_call>\n"
+        "<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        [
+            (
+                "get_weather",
+                {
+                    "city": 'Å "b" \\ </param>\n\tline',
+                    "days": 3,
+                    "where": {"a": [1]},
+                    "units": None,
+                    "metric": True,
+                    "at": ["x", 1],
+                },
+            ),
+            ("now", {}),
+        ],
+        "I look.",
+    ),
+    "qwen3_coder, no outer marks": Case(
+        "qwen3_coder",
+        "<function=get_weather>\n<parameter=days>\nthree\n</parameter>\n<parameter=other>\n5\n"
+        "</parameter>\n<parameter=where>\nhere\n</parameter></function>",
+        [("get_weather", {"days": "three", "other": "5", "where": "here"})],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_answers_are_parsed_alike_however_they_are_cut(name: str) -> None:
+    """Whole, by characters, in two pieces cut anywhere, and in pieces of three."""
+    case = CASES[name]
+    text = case.text
+    whole = parse([text], case.tool_format)
+    assert (whole.good, whole.content) == (case.calls, case.content)
+    assert parse(text, case.tool_format) == whole
+    assert parse([text[i : i + 3] for i in range(0, len(text), 3)], case.tool_format) == whole
+    for at in range(len(text) + 1):
+        assert parse([text[:at], text[at:]], case.tool_format) == whole
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_answer_may_end_anywhere(name: str) -> None:
+    """Cut off by a limit, each beginning of an answer is parsed alike in pieces and whole; at its
+    own end, what is not a whole call is content.
+    """
+    case = CASES[name]
+    for end in range(len(case.text)):
+        text = case.text[:end]
+        cut = parse([text], case.tool_format, truncated=True)
+        assert parse(text, case.tool_format, truncated=True) == cut
+        ended = parse([text], case.tool_format)
+        assert ended.good == case.calls[: len(ended.good)]
+        if not ended.good:
+            assert ended.content == text
+
+
+_PARTS = ("<tool_call>", "</tool_call>", "<function=now>", "<parameter=city>", "</parameter>",
+    "</function>", "[TOOL_CALLS]", "[ARGS]", "now", '{"name": "now"', '"arguments": ',
+    "{", "}", "[", "]", "(", ")", ",", ":", '"', "\\", "'", "\n", " ", "=", "1", "null", "é", "🙂",
+    "<think>", "</think>", "city", "\\u12", "<|python_tag|>")  # fmt: skip
+
+
+@given(
+    st.sampled_from(sorted(TOOL_FORMATS)),
+    st.lists(st.sampled_from(_PARTS) | st.text(max_size=3), max_size=30).map("".join),
+    st.data(),
+    st.sampled_from([None, False, True]),
+    st.booleans(),
+)
+@settings(max_examples=400, deadline=None)
+def test_any_text_is_parsed_alike_however_it_is_cut(
+    tool_format: str, text: str, data: st.DataObject, reasons: bool | None, truncated: bool
+) -> None:
+    """Nothing raises, the pieces add up to the whole, and no text is lost without a call."""
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8).map(sorted))
+    pieces = [text[i:j] for i, j in pairwise([0, *cuts, len(text)])]
+    asked: dict[str, Any] = {"reasons": reasons, "truncated": truncated}
+    whole = parse([text], tool_format, **asked)
+    assert parse(pieces, tool_format, **asked) == whole
+    assert parse(text, tool_format, **asked) == whole
+    if len(whole.calls) == len(whole.broken) and reasons is None:
+        assert whole.content == text
+
+
+@given(st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+))  # fmt: skip
+@settings(max_examples=150, deadline=None)
+def test_any_arguments_arrive_as_they_were_written(value: object) -> None:
+    """Whatever JSON can say: in JSON and as a literal of Python's."""
+    for ascii_only in (True, False):
+        written = json.dumps({"where": value}, ensure_ascii=ascii_only)
+        text = f'<tool_call>{{"name": "now", "arguments": {written}}}</tool_call>'
+        parsed = parse(text, "hermes")
+        assert parsed.calls == {0: ["now", written]}
+    assert parse([f"[now(where={value!r})]"], "pythonic").good == [("now", {"where": value})]
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "text"),
+    [
+        ("hermes", "<tool_call>get_weather</tool_call> "),
+        ("hermes", '<tool_call>{"name": 5, "arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "", "arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "now", "arguments": [1]}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "now", "arguments": {"a": tru}}</tool_call>'),
+        ("hermes", "<tool_call>{'name': 'now'}</tool_call>"),
+        ("hermes", '<tool_call>{"arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "now", "arguments": ' + '{"a":' * 70),
+        ("mistral", "[TOOL_CALLS]now[ARGS](1)"),
+        ("mistral", "[TOOL_CALLS][]"),
+        ("llama3_json", '{"name": "now", "parameters": {"a": }}'),
+        ("json", "[]"),
+        ("pythonic", "[now(a=1, a=2)]"),
+        ("pythonic", "[now(a=f(1))]"),
+        ("pythonic", "[now(a=b'x')]"),
+        ("pythonic", "[now(a={1: 2})]"),
+        ("pythonic", "[now(a=1e999)]"),
+        ("pythonic", "[now(a=[)]"),
+        ("pythonic", "[now(a=" + "[" * 200),
+        ("qwen3_coder", "<tool_call><function=now>text</function></tool_call>"),
+        ("qwen3_coder", "<function=now><parameter=a>1</parameter><parameter=a>2</parameter>"),
+        ("qwen3_coder", "<function=now><parameter=a>unfinished"),
+    ],
+)
+def test_a_malformed_call_is_content(tool_format: str, text: str) -> None:
+    """Not a character is lost, whether or not its arguments had begun."""
+    parsed = parse([text], tool_format)
+    assert parsed.good == []
+    assert parsed.content == text
+    assert parse(text, tool_format) == parsed
+
+
+def test_a_call_after_a_malformed_one_is_found() -> None:
+    """In the same answer, also right behind its mark."""
+    text = '<tool_call>oh <tool_call>{"name": <tool_call>{"name": "now"}</tool_call>'
+    parsed = parse([text], "hermes")
+    assert parsed.good == [("now", {})]
+    assert parsed.content == '<tool_call>oh <tool_call>{"name":'
+
+
+def test_a_call_that_a_limit_cuts_off_stays_as_far_as_it_goes() -> None:
+    """What came of its arguments; before they begin, its text is content."""
+    text = 'Yes.\n<tool_call>{"name": "now", "arguments": {"a": "b'
+    cut = parse(text, "hermes", truncated=True)
+    assert (cut.content, cut.calls, cut.broken) == ("Yes.", {0: ["now", '{"a": "b']}, set())
+    text = 'Yes.\n<tool_call>{"name": "now", '
+    assert parse(text, "hermes", truncated=True).content == text
+
+
+def test_arguments_come_as_they_are_written() -> None:
+    """Piece by piece, long before the call is complete."""
+    parser = AnswerForm(lambda: "x", SCHEMAS, "hermes").parser()
+    assert not parser.feed('<tool_call>{"name": "now", "arguments": ').calls
+    first = parser.feed('{"a": "one')
+    assert [(c.name, c.arguments) for c in first.calls] == [("now", ""), (None, '{'), (None, '"'),
+        (None, "a"), (None, '"'), (None, ":"), (None, " "), (None, '"'), (None, "one")]  # fmt: skip
+    assert "".join(c.arguments for c in parser.feed(" two").calls) == " two"
+    assert parser.num_calls == 0
+
+
+def test_only_the_first_call_is_wanted() -> None:
+    """`parallel_tool_calls: false` leaves others out; text stays."""
+    text = CASES["hermes, text around two"].text
+    parsed = parse(text, "hermes", only_one=True)
+    assert parsed.good == [("get_weather", PARIS)]
+    assert parsed.content == CASES["hermes, text around two"].content
+
+
+def test_a_named_function_is_answered_with_its_arguments() -> None:
+    """The whole answer is the object; what follows is content."""
+    parsed = parse(' {"city": "x}"} .', "json", named="get_weather")
+    assert (parsed.good, parsed.content) == ([("get_weather", {"city": "x}"})], ".")
+    assert parse(["no"], "json", named="get_weather") == Parsed(content="no")
+
+
+def test_control_tokens_are_no_content() -> None:
+    """Marks that the text has for the parser's sake are left out where they begin no call."""
+    hidden = ("<tool_call>", "</tool_call>")
+    text = 'a <tool_call>b</tool_call> <tool_call>{"name": "now", "arguments": 1}</tool_call>'
+    parsed = parse([text], "hermes", hidden=hidden)
+    assert parsed.content == 'a b {"name": "now", "arguments": 1}'
+    assert parse(text, "hermes", hidden=hidden) == parsed
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{% for t in tools %}<function=name>… <tool_call>", "qwen3_coder"),
+        ("{% if tools %}… within <tool_call></tool_call> XML tags", "hermes"),
+        ("{{ '[AVAILABLE_TOOLS]' + tools }} [TOOL_CALLS]", "mistral"),
+        ("{% if tools %}<|python_tag|>", "llama3_json"),
+        ('tools … {"name": function name, "parameters": dictionary}', "llama3_json"),
+        ("tools: [func_name1(params_name1=params_value1)]", "pythonic"),
+        ("{{ tools | tojson }}", None),
+    ],
+)
+def test_a_template_tells_the_format(source: str, expected: str | None) -> None:
+    """By what only templates of such models write."""
+    assert format_of_template(source) == expected

@@ -1,0 +1,406 @@
+"""The Triton kernels of attention against torch; run by `test_kernels`, on a GPU, or in Triton's
+interpreter where there is none (it must be chosen before Triton is imported).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from worker.ops.paged_attention import paged_attention
+from worker.ops.step import StepTensors
+from worker.ops.triton import attention
+from worker.ops.triton.attention import AttentionShape
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# bfloat16 is cut, not rounded, in the interpreter; float16 is rounded.
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+# (context, rows): one token on, before and after the end of a block; drafts; a chunk; no row.
+MIXED = [(1, 1), (16, 1), (0, 0), (63, 5), (90, 40), (47, 1), (17, 17)]
+DECODE = [(1, 1), (33, 1), (300, 1), (16, 1), (700, 1)]
+
+
+def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def make_step(
+    spans: list[tuple[int, int]], block_size: int = 16, first_position: int = 0, shared: int = 0
+) -> tuple[StepTensors, int]:
+    """A step of sequences (context, rows) over blocks in no order, of which the first `shared` are
+    those of all; and the number of blocks, one of which no sequence has: it is behind their last.
+    """
+    counts = [-(-context // block_size) for context, _ in spans]
+    pool = list(range(shared + 1 + sum(counts)))
+    random.Random(len(pool)).shuffle(pool)
+    common = [pool.pop() for _ in range(shared)]
+    tables = torch.full((len(spans), max(counts, default=0)), pool.pop(), dtype=torch.int32)
+    for row, count in zip(tables, counts, strict=True):
+        own = (common + [pool.pop() for _ in range(count)])[:count]
+        row[:count] = torch.tensor(own, dtype=torch.int32)
+    rows = torch.tensor([count for _, count in spans], dtype=torch.int32)
+    starts = torch.cat((rows.new_zeros(1), rows.cumsum(0, dtype=torch.int32)))
+    positions = [
+        position for context, count in spans for position in range(context - count, context)
+    ]
+    none = torch.zeros(len(positions), dtype=torch.int32)
+    step = StepTensors(
+        token_ids=none,
+        positions=torch.tensor(positions, dtype=torch.int32),
+        slots=none,
+        query_starts=starts,
+        context_lens=torch.tensor([context for context, _ in spans], dtype=torch.int32),
+        block_tables=tables,
+        sample_rows=none,
+        max_rows=max((count for _, count in spans), default=0),
+        max_context=max((context for context, _ in spans), default=0),
+        first_position=first_position,
+    )
+    return step, shared + 1 + sum(counts)
+
+
+def on_device(step: StepTensors) -> StepTensors:
+    """The step where the kernels run."""
+    values = {name: getattr(step, name) for name in StepTensors.__slots__}
+    return StepTensors(
+        **{
+            name: value.to(DEVICE) if isinstance(value, Tensor) else value
+            for name, value in values.items()
+        }
+    )
+
+
+def attend(
+    queries: Tensor,
+    cache: Tensor,
+    step: StepTensors,
+    *,
+    num_sms: int = 1,
+    shared_tokens: int = 0,
+    window: int | None = None,
+    scales: Tensor | None = None,
+) -> Tensor:
+    """The kernels' answer, on the CPU."""
+    there = on_device(step)
+    shape = AttentionShape(queries.shape[1], cache.shape[2], queries.shape[2], cache.shape[3])
+    there = replace(there, shared_tokens=shared_tokens)
+    plan = attention.plan(there, shape, num_sms)
+    out = torch.full((len(queries), queries.shape[1] * queries.shape[2]), torch.nan)
+    out = out.to(DEVICE, queries.dtype)
+    # Workspace that was not written is not read.
+    plan.partials.fill_(torch.nan)
+    plan.masses.fill_(torch.nan)
+    scales = None if scales is None else scales.to(DEVICE)
+    attention.run(queries.to(DEVICE), cache.to(DEVICE), plan, out, window, scales)
+    return out.cpu()
+
+
+def expected(
+    queries: Tensor, cache: Tensor, step: StepTensors, window: int | None = None
+) -> Tensor:
+    """Attention by one dense masked softmax for each sequence, in float64."""
+    num_rows, heads, head_dim = queries.shape
+    out = torch.zeros(num_rows, heads, head_dim, dtype=torch.float64)
+    starts = step.query_starts.tolist()
+    for index, context in enumerate(step.context_lens.tolist()):
+        mine = slice(starts[index], starts[index + 1])
+        held = cache[step.block_tables[index].long()].double()
+        held = held.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :context]
+        keys, values = held.repeat_interleave(heads // cache.shape[2], dim=1)
+        scores = torch.einsum("qhd,hsd->hqs", queries[mine].double(), keys) * head_dim**-0.5
+        at, to = step.positions[mine].unsqueeze(1), torch.arange(context)
+        seen = (to <= at) & (to >= step.first_position)
+        if window is not None:
+            seen &= to > at - window
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)
+        out[mine] = torch.einsum("hqs,hsd->qhd", weights, values)
+    return out.flatten(1)
+
+
+def assert_close(found: Tensor, wanted: Tensor) -> None:
+    """Up to the rounding of the found tensor's type, of the largest value."""
+    allowed = TOLERANCES[found.dtype] * float(wanted.abs().max())
+    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=allowed)
+
+
+def rows_of(step: StepTensors, index: int) -> slice:
+    """The rows of a sequence."""
+    return slice(int(step.query_starts[index]), int(step.query_starts[index + 1]))
+
+
+def alone(step: StepTensors, index: int) -> StepTensors:
+    """The step with one of its sequences, and a table no longer than it needs."""
+    mine, context = rows_of(step, index), step.context_lens[index : index + 1]
+    count = mine.stop - mine.start
+    width = -(-int(context) // 16)
+    return replace(
+        step,
+        token_ids=step.token_ids[mine],
+        positions=step.positions[mine],
+        slots=step.slots[mine],
+        query_starts=torch.tensor([0, count], dtype=torch.int32),
+        context_lens=context,
+        block_tables=step.block_tables[index : index + 1, :width].contiguous(),
+    )
+
+
+def spoil_unused(cache: Tensor, step: StepTensors) -> Tensor:
+    """The cache with nan wherever no sequence of the step has a token."""
+    block_size = cache.shape[3]
+    held = torch.zeros(len(cache), block_size, dtype=torch.bool)
+    for table, context in zip(step.block_tables.long(), step.context_lens.tolist(), strict=True):
+        positions = torch.arange(context)
+        held[table[positions // block_size], positions % block_size] = True
+    return cache.masked_fill(~held[:, None, None, :, None], torch.nan)
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("sharing", [1, 3, 4, 8])
+def test_any_mixture_of_work(sharing: int, head_dim: int) -> None:
+    """Single tokens, drafts and chunks, for every number of query heads and every head size; what
+    no sequence has written is nan.
+    """
+    step, num_blocks = make_step(MIXED)
+    cache = draw(num_blocks, 2, 1, 16, head_dim, seed=1)
+    queries = draw(len(step.positions), sharing, head_dim, seed=2)
+    found = attend(queries, spoil_unused(cache, step), step)
+    assert_close(found, expected(queries, cache, step))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "block_size"),
+    [(torch.bfloat16, 16), (torch.float16, 128), (torch.bfloat16, 8)],
+)
+def test_half_precision_and_other_blocks(dtype: torch.dtype, block_size: int) -> None:
+    """Several KV heads, blocks smaller and larger than a tile, queries that are part of wider
+    rows.
+    """
+    step, num_blocks = make_step([*MIXED, (300, 3)], block_size)
+    cache = draw(num_blocks, 2, 2, block_size, 64, seed=1, dtype=dtype)
+    queries = draw(len(step.positions), 10, 64, seed=2, dtype=dtype)[:, :6]
+    assert_close(attend(queries, cache, step), expected(queries, cache, step))
+
+
+def test_a_cache_of_fewer_bits_than_the_queries() -> None:
+    """Read as it is, by rows that are wider."""
+    step, num_blocks = make_step(MIXED)
+    cache = draw(num_blocks, 2, 2, 16, 64, seed=1, dtype=torch.bfloat16)
+    queries = draw(len(step.positions), 6, 64, seed=2)
+    assert_close(attend(queries, cache, step), expected(queries, cache, step))
+
+
+def test_the_torch_twin() -> None:
+    """The same as the attention of the torch path, which sums in other orders."""
+    step, num_blocks = make_step([span for span in MIXED if span[1]])
+    cache = draw(num_blocks, 2, 3, 16, 64, seed=1)
+    queries = draw(len(step.positions), 9, 64, seed=2)
+    assert_close(attend(queries, cache, step), paged_attention(queries, cache, step).double())
+
+
+def test_splits_are_merged() -> None:
+    """Contexts of one and of several splits, shared by any number of programs, to the same bit."""
+    step, num_blocks = make_step([*DECODE, (513, 4)])
+    cache = draw(num_blocks, 2, 2, 16, 64, seed=1)
+    queries = draw(len(step.positions), 6, 64, seed=2)
+    found = attend(queries, spoil_unused(cache, step), step)
+    assert_close(found, expected(queries, cache, step))
+    for num_sms in (3, 132):
+        assert torch.equal(attend(queries, cache, step, num_sms=num_sms), found)
+
+
+def test_a_long_context_has_longer_splits() -> None:
+    """As many as there is room for; beside it are contexts that have as many, and one."""
+    most = attention.SPLIT_TOKENS * attention.MAX_SPLITS
+    step, num_blocks = make_step([(most + 300, 1), (most, 1), (5, 1)])
+    cache = draw(num_blocks, 2, 1, 16, 64, seed=1)
+    queries = draw(3, 1, 64, seed=2)
+    assert_close(attend(queries, cache, step), expected(queries, cache, step))
+
+
+def test_a_row_alone_is_the_row_in_a_batch() -> None:
+    """Bit for bit, of both paths: neither neighbours nor the width of tables nor the device's size
+    change it.
+    """
+    step, num_blocks = make_step([*DECODE, (520, 3), (90, 70), (40, 17)])
+    cache = draw(num_blocks, 2, 1, 16, 64, seed=1)
+    queries = draw(len(step.positions), 3, 64, seed=2)
+    whole = attend(queries, cache, step, num_sms=132)
+    for index in range(len(step.context_lens)):
+        mine = rows_of(step, index)
+        assert torch.equal(attend(queries[mine], cache, alone(step, index)), whole[mine])
+
+
+@pytest.mark.parametrize("window", [1, 16, 40, 290])
+@pytest.mark.parametrize("first_position", [0, 20])
+def test_windows(window: int, first_position: int) -> None:
+    """A row sees its own position and the `window` - 1 before it; blocks that no row sees any more
+    may belong to others, and hold anything.
+    """
+    step, num_blocks = make_step([*MIXED, (330, 2), (700, 1)], first_position=first_position)
+    cache = draw(num_blocks, 2, 1, 16, 64, seed=1)
+    queries = draw(len(step.positions), 4, 64, seed=2)
+    wanted = expected(queries, cache, step, window)
+    tables = step.block_tables.clone()
+    for index, context in enumerate(step.context_lens.tolist()):
+        mine = rows_of(step, index)
+        lowest = max(first_position, context - (mine.stop - mine.start) - window + 1)
+        tables[index, : max(0, lowest) // 16] = num_blocks
+    spoiled = torch.cat((spoil_unused(cache, step), torch.full_like(cache[:1], torch.nan)))
+    found = attend(queries, spoiled, replace(step, block_tables=tables), window=window)
+    assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("first_position", [1, 17, 270])
+def test_no_row_sees_below_the_first_position(first_position: int) -> None:
+    """In either path; what is there may be nan. A row whose context ends below it is zero."""
+    step, num_blocks = make_step([*MIXED, (600, 2)], first_position=first_position)
+    cache = draw(num_blocks, 2, 2, 16, 64, seed=1)
+    queries = draw(len(step.positions), 6, 64, seed=2)
+    wanted = expected(queries, cache, step)
+    for table, context in zip(step.block_tables.long(), step.context_lens.tolist(), strict=True):
+        positions = torch.arange(min(first_position, context))
+        cache[table[positions // 16], :, :, positions % 16] = torch.nan
+    assert_close(attend(queries, cache, step), wanted)
+
+
+@pytest.mark.parametrize(("shared_blocks", "num_sms"), [(16, 1), (20, 132), (33, 2)])
+def test_a_prefix_that_all_share_is_read_once(shared_blocks: int, num_sms: int) -> None:
+    """With the results of reading it for each sequence, in a step of tokens and drafts."""
+    contexts = [(600, 1), (530, 1), (529, 1), (790, 3), (545, 16)]
+    step, num_blocks = make_step(contexts, shared=shared_blocks)
+    cache = draw(num_blocks, 2, 1, 16, 64, seed=1)
+    queries = draw(len(step.positions), 4, 64, seed=2)
+    wanted = expected(queries, cache, step)
+    # It is read through the first table alone: nothing is left to read there of the others.
+    step.block_tables[1:, :16] = num_blocks
+    spoiled = torch.cat((cache, torch.full_like(cache[:1], torch.nan)))
+    shared_tokens = shared_blocks * 16
+    found = attend(queries, spoiled, step, num_sms=num_sms, shared_tokens=shared_tokens)
+    assert_close(found, wanted)
+
+
+def test_a_chunk_or_a_window_reads_everything_itself() -> None:
+    """What the batch shares is no different then."""
+    step, num_blocks = make_step([(600, 1), (560, 20)], shared=32)
+    cache = draw(num_blocks, 2, 1, 16, 64, seed=1)
+    queries = draw(len(step.positions), 4, 64, seed=2)
+    found = attend(queries, cache, step, shared_tokens=512)
+    assert torch.equal(found, attend(queries, cache, step))
+    short, num_blocks = make_step([(600, 1), (560, 2)], shared=32)
+    found = attend(queries[:3], cache, short, shared_tokens=512, window=200)
+    assert_close(found, expected(queries[:3], cache, short, 200))
+
+
+@pytest.mark.parametrize("span", [(40, 6), (90, 40), (300, 3)])
+@pytest.mark.parametrize("plane", [0, 1])
+def test_a_row_that_is_nan_spoils_none_before_it(span: tuple[int, int], plane: int) -> None:
+    """Of drafts or a chunk, the rows before it are what they are without it; those after it are
+    nan, as in the torch path.
+    """
+    step, num_blocks = make_step([span])
+    cache = draw(num_blocks, 2, 1, 16, 64, seed=1)
+    queries = draw(span[1], 3, 64, seed=2)
+    clean = attend(queries, cache, step)
+    position = span[0] - 2
+    bad = cache.clone()
+    bad[step.block_tables[0, position // 16].long(), plane, 0, position % 16, 5] = torch.nan
+    found, twin = attend(queries, bad, step), paged_attention(queries, bad.clone(), step)
+    assert torch.equal(found[:-2], clean[:-2])
+    assert found[-2:].isnan().all()
+    assert torch.equal(found.isnan(), twin.isnan())
+
+
+def test_many_query_heads_of_one_kv_head() -> None:
+    """More than a tile of the short path has rows."""
+    step, num_blocks = make_step(MIXED)
+    cache = draw(num_blocks, 2, 1, 16, 64, seed=1)
+    queries = draw(len(step.positions), 20, 64, seed=2)
+    assert_close(attend(queries, cache, step), expected(queries, cache, step))
+
+
+def test_nothing_to_do() -> None:
+    """A step without sequences, and rows of a sequence without a context, which are zero."""
+    cache = draw(2, 2, 1, 16, 64, seed=1)
+    empty, _ = make_step([])
+    assert attend(draw(0, 3, 64, seed=2), cache, empty).shape == (0, 192)
+    padded = replace(
+        make_step([(5, 1), (1, 1)])[0], context_lens=torch.tensor([5, 0], dtype=torch.int32)
+    )
+    queries = draw(2, 3, 64, seed=2)
+    found = attend(queries, cache.repeat(2, 1, 1, 1, 1), padded)
+    assert found[0].isfinite().all()
+    assert not found[1].any()
+
+
+@pytest.mark.parametrize("spans", [MIXED, [*DECODE, (520, 3)]])
+def test_a_cache_of_eight_bits(spans: list[tuple[int, int]]) -> None:
+    """Keys and values are the numbers of the cache times the scales of their heads."""
+    step, num_blocks = make_step(spans)
+    cache = draw(num_blocks, 2, 2, 16, 64, seed=1).mul(50).to(torch.float8_e4m3fn)
+    scales = torch.tensor([[0.02, 0.01], [0.03, 0.5]])
+    queries = draw(len(step.positions), 6, 64, seed=2)
+    found = attend(queries, cache, step, scales=scales)
+    whole = cache.float() * scales[:, :, None, None]
+    assert_close(found, expected(queries, whole, step))
+
+
+class NoReads(TorchDispatchMode):
+    """Refuses what brings a value of a tensor to the host."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = str(func)
+        assert not name.startswith(("aten._local_scalar_dense", "aten._to_copy", "aten.copy_")), (
+            name
+        )
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_host_reads_nothing() -> None:
+    """Neither to plan a step nor to run a layer: a graph may hold it."""
+    step, num_blocks = make_step([*MIXED, *DECODE])
+    cache = draw(num_blocks, 2, 1, 16, 64, seed=1).to(DEVICE)
+    queries = draw(len(step.positions), 3, 64, seed=2).to(DEVICE)
+    out = torch.empty(len(queries), 192, device=DEVICE)
+    there = on_device(step)
+    launched: list[object] = []
+    with pytest.MonkeyPatch.context() as patch, NoReads():
+        for name in ("_split_kernel", "_merge_kernel", "_chunk_kernel"):
+            patch.setattr(attention, name, Launches(launched))
+        plan = attention.plan(there, AttentionShape(3, 1, 64, 16), 132)
+        attention.run(queries, cache, plan, out)
+    assert len(launched) == 3
+
+
+class Launches:
+    """In place of a kernel: lists the grids it is launched on."""
+
+    def __init__(self, launched: list[object]) -> None:
+        self._launched = launched
+
+    def __getitem__(self, grid: object) -> Any:
+        return lambda *_, **__: self._launched.append(grid)
+
+
+def test_splits_follow_from_the_context_programs_from_the_batch() -> None:
+    """A lone row of 8,192 tokens has as many programs as splits; a large batch has one for all."""
+    assert [attention.num_splits(n) for n in (0, 1, 256, 257, 8192, 1 << 20)] == [
+        0,
+        1,
+        1,
+        2,
+        32,
+        64,
+    ]
+    assert attention.num_programs(32, 8, 132) == 32
+    assert attention.num_programs(32, 64 * 8, 132) == 2
+    assert attention.num_programs(32, 4096, 132) == 1
+    assert attention.num_programs(0, 0, 132) == 1

@@ -1,0 +1,169 @@
+"""Draws by Triton kernels are those of the definition; run by `test_kernels`, on a GPU, or in
+Triton's interpreter where there is none (it must be chosen before Triton is imported).
+"""
+
+# Triton's decorators have no types.
+# mypy: disallow-untyped-decorators=False
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from worker.ops import noise
+from worker.ops.noise import Purpose, Stream
+from worker.ops.sample import DrawState, choose
+from worker.ops.triton import draws
+from worker.types import SampleSpec, SamplingParams
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+PHILOX, GUMBEL = draws._philox, draws._gumbel
+
+
+@triton.jit
+def noise_kernel(
+    seeds: tl.tensor,
+    words: tl.tensor,
+    variates: tl.tensor,
+    counts: tl.constexpr,
+) -> None:
+    """The words of a stream that `seeds` has: seed, position, purpose, offset; and their noise."""
+    found = PHILOX(
+        tl.load(seeds),
+        tl.load(seeds + 1),
+        tl.load(seeds + 2),
+        tl.load(seeds + 3),
+        0,
+        counts,
+    )
+    index = tl.arange(0, 8 * counts)
+    tl.store(words + index, found.to(tl.int32, bitcast=True))
+    tl.store(variates + index, GUMBEL(found))
+
+
+def signed(value: int) -> int:
+    """The int64 of the same bits."""
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+@pytest.mark.parametrize(
+    ("seed", "position", "purpose", "offset"),
+    [
+        (0, 0, Purpose.SAMPLE, 0),
+        (123456789, 77, Purpose.DRAFT, 5),
+        ((1 << 64) - 1, (1 << 40) + 3, Purpose.RESIDUAL, 1 << 63),
+    ],
+)
+def test_words_are_those_of_numpy(seed: int, position: int, purpose: Purpose, offset: int) -> None:
+    """To the bit; the noise up to the last places of logarithms."""
+    stream = [signed(seed), position, int(purpose), signed(offset)]
+    words = torch.empty(512, dtype=torch.int32, device=DEVICE)
+    variates = torch.empty(512, device=DEVICE)
+    noise_kernel[(1,)](torch.tensor(stream, device=DEVICE), words, variates, counts=64)
+    counter = (position << 128) + (int(purpose) << 192) + (offset << 64)
+    raw = np.random.Philox(key=seed, counter=counter).random_raw(256)
+    assert np.array_equal(words.cpu().numpy().view(np.uint32), raw.view(np.uint32))
+    wanted = noise.gumbel_noise(seed, position, 512, purpose, offset=offset)
+    torch.testing.assert_close(variates.cpu(), wanted, rtol=5e-7, atol=5e-7)
+
+
+def test_noise_at_both_ends_of_the_words() -> None:
+    """Finite, and as exact as in torch, for the smallest and the largest words."""
+    found = torch.empty(8, device=DEVICE)
+    words = torch.tensor([0, 1, 2, 255, 256, 1 << 31, (1 << 32) - 256, (1 << 32) - 1])
+    as_ints = words.to(torch.int32) if DEVICE.type == "cuda" else words.to(torch.uint32)
+    gumbel_kernel[(1,)](as_ints.view(torch.int32).to(DEVICE), found)
+    uniform = (words.float() + 0.5).mul(2.0**-32).clamp(max=1.0 - 2.0**-24)
+    wanted = -(-torch.log1p(-uniform.double())).log()
+    torch.testing.assert_close(found.cpu().double(), wanted, rtol=3e-7, atol=3e-7)
+
+
+@triton.jit
+def gumbel_kernel(words: tl.tensor, variates: tl.tensor) -> None:
+    index = tl.arange(0, 8)
+    tl.store(variates + index, GUMBEL(tl.load(words + index).to(tl.uint32, bitcast=True)))
+
+
+def draw(
+    logits: Tensor, rows: list[int], specs: list[SampleSpec], stream: Stream
+) -> tuple[list[int], list[int]]:
+    """The kernels' tokens and states."""
+    tokens, states = draws.draw(
+        logits.to(DEVICE),
+        torch.tensor(rows, dtype=torch.int32, device=DEVICE),
+        torch.tensor([signed(spec.params.seed) for spec in specs], device=DEVICE),
+        torch.tensor([spec.position for spec in specs], device=DEVICE),
+        torch.tensor([spec.params.temperature for spec in specs], device=DEVICE),
+        stream.purpose,
+        stream.offset,
+    )
+    return tokens.tolist(), states.tolist()
+
+
+def make_spec(seed: int, position: int, temperature: float) -> SampleSpec:
+    params = SamplingParams(max_tokens=1, seed=seed, temperature=temperature)
+    return SampleSpec(params, position)
+
+
+@pytest.mark.parametrize(("vocab_size", "count"), [(1, 40), (7, 480), (300, 400), (2049, 80)])
+def test_draws_are_the_definitions(vocab_size: int, count: int) -> None:
+    """Of many draws, several from a row: greedy ones and those of any temperature; what is left
+    undecided is rare.
+    """
+    generator = torch.Generator().manual_seed(vocab_size)
+    logits = torch.randn(5, vocab_size, generator=generator) * 3
+    logits[1, :: max(1, vocab_size // 3)] = 9.5
+    logits[2, 1:] = -torch.inf
+    rows = [index % 5 for index in range(count)]
+    specs = [
+        make_spec(index * 0x9E3779B97F4A7C15 % (1 << 64), index, (0.0, 0.3, 1.0, 1.7)[index % 4])
+        for index in range(count)
+    ]
+    stream = Stream(Purpose.DRAFT, 3)
+    tokens, states = draw(logits, rows, specs, stream)
+    undecided = 0
+    for row, spec, token, state in zip(rows, specs, tokens, states, strict=True):
+        undecided += state == DrawState.UNDECIDED
+        assert state in {DrawState.DRAWN, DrawState.UNDECIDED}
+        assert state == DrawState.UNDECIDED or token == choose(logits[row], spec, stream)
+    assert undecided <= 3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_rows_that_are_no_numbers(temperature: float) -> None:
+    """nan, infinity, nothing at all; and scores that overflow. Their neighbours are drawn."""
+    logits = torch.zeros(5, 2100)
+    logits[0, 2050], logits[1, 4], logits[2], logits[4, 17] = math.nan, math.inf, -math.inf, 50.0
+    specs = [make_spec(1, 2, temperature)] * 5
+    tokens, states = draw(logits, [0, 1, 2, 3, 4], specs, Stream())
+    assert states == [DrawState.NOT_NUMBERS] * 3 + [DrawState.DRAWN] * 2
+    assert tokens[4] == 17
+    if temperature:
+        hot = [make_spec(1, 2, 1e-37), make_spec(1, 2, math.nan)]
+        assert draw(logits, [4, 4], hot, Stream())[1] == [
+            DrawState.NOT_NUMBERS,
+            DrawState.UNDECIDED,
+        ]
+
+
+def test_two_that_are_alike_are_left_undecided() -> None:
+    """A sum that another one equals up to rounding; a greedy draw takes the lower id."""
+    logits = torch.full((1, 4096), -50.0)
+    logits[0, [100, 3000]] = 40.0
+    spec = make_spec(5, 6, 1.0)
+    apart = noise.gumbel_noise(5, 6, 4096)
+    logits[0, 100] += apart[3000] - apart[100]
+    assert draw(logits, [0], [spec], Stream())[1] == [DrawState.UNDECIDED]
+    logits[0, 100] = 40.0
+    assert draw(logits, [0], [make_spec(5, 6, 0.0)], Stream()) == ([100], [DrawState.DRAWN])
+
+
+def test_no_draws() -> None:
+    """An empty step."""
+    assert draw(torch.zeros(1, 8), [], [], Stream()) == ([], [])

@@ -1,0 +1,161 @@
+"""A whole engine on the Triton backend answers as it does on torch's; see `test_kernels`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
+from worker.engine.core import EngineCore
+from worker.engine.drafters.registry import build_drafter
+from worker.engine.messages import AddRequest
+from worker.engine.scheduler import Scheduler
+from worker.engine.speculation import Speculation
+from worker.executor.interface import Executor
+from worker.executor.start import build_executor
+from worker.types import SamplingParams
+
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 90,
+    "hidden_size": 48,
+    "intermediate_size": 40,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+}
+Answers = dict[str, list[int]]
+
+
+@dataclass(frozen=True)
+class Way:
+    """How requests are run."""
+
+    num_blocks: int = 200
+    budget: int = 512
+    batch: int = 25
+    overlap: bool = False
+    drafts: int = 0
+
+
+WAYS = {
+    "alone": Way(batch=1),
+    "batched, one step ahead": Way(overlap=True),
+    "chunked and preempted": Way(num_blocks=38, budget=40, batch=12),
+    "with drafts": Way(drafts=3),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Qwen3 of one layer, with norms of queries and keys, and random weights."""
+    path = tmp_path_factory.mktemp("tiny")
+    (path / "config.json").write_text(json.dumps(CONFIG))
+    noise = torch.Generator().manual_seed(4)
+
+    def weight(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=noise) * 0.3
+
+    tensors = {"model.embed_tokens.weight": weight(90, 48), "model.norm.weight": torch.ones(48)}
+    for layer in range(1):
+        shapes = {
+            "self_attn.q_proj": (48, 48),
+            "self_attn.k_proj": (16, 48),
+            "self_attn.v_proj": (16, 48),
+            "self_attn.o_proj": (48, 48),
+            "mlp.gate_proj": (40, 48),
+            "mlp.up_proj": (40, 48),
+            "mlp.down_proj": (48, 40),
+        }
+        norms = {"self_attn.q_norm": 16, "self_attn.k_norm": 16}
+        norms |= {"input_layernorm": 48, "post_attention_layernorm": 48}
+        prefix = f"model.layers.{layer}."
+        tensors |= {f"{prefix}{name}.weight": weight(*shape) for name, shape in shapes.items()}
+        tensors |= {f"{prefix}{name}.weight": 1 + 0.3 * weight(n) for name, n in norms.items()}
+    save_file(tensors, path / "model.safetensors")
+    return path
+
+
+def executor(checkpoint: Path, backend: str) -> Executor:
+    """The model with room for 200 blocks of 8 tokens."""
+    return build_executor(
+        EngineConfig(
+            "torch",
+            str(checkpoint),
+            "float32",
+            block_size=8,
+            num_blocks_override=200,
+            scheduler=SchedulerConfig(max_model_len=512),
+            attention_backend=backend,
+        )
+    )[0]
+
+
+class Lent(Executor):
+    """Another executor, which outlives the engine that it is lent to."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.submit = executor.submit  # type: ignore[method-assign]
+
+
+def requests() -> dict[str, AddRequest]:
+    """Fifty, greedy and seeded, some that begin alike, one longer than a split of the kernels."""
+    draw = Random(11)
+    stem = [draw.randrange(90) for _ in range(20)]
+    made = {}
+    for index in range(50):
+        own = [draw.randrange(90) for _ in range(270 if index == 7 else draw.randrange(2, 14))]
+        prompt = (stem if index % 3 else []) + own + own[:4]
+        heat = {"temperature": 0.0} if index % 2 else {"temperature": 0.8, "top_p": 0.9}
+        params = SamplingParams(max_tokens=4, seed=index, ignore_eos=True, **heat)
+        made[str(index)] = AddRequest(str(index), prompt, params, 0.0)
+    return made
+
+
+def run(executor: Executor, way: Way, asked: dict[str, AddRequest]) -> Answers:
+    """The answers to all, asked at once."""
+    limits = SchedulerConfig(way.budget, way.batch, 512)
+    speculation = None
+    if way.drafts:
+        config = SpeculativeConfig(
+            "ngram", way.drafts, prompt_lookup_min=1, enable_adaptive_verification=False
+        )
+        speculation = Speculation(config, build_drafter(config), False)
+    scheduler = Scheduler(CacheConfig(way.num_blocks, 8), limits, speculation=speculation)
+    core = EngineCore(scheduler, Lent(executor), lambda: 0.0, way.overlap)
+    for request in asked.values():
+        core.add(request)
+    answers: Answers = {name: [] for name in asked}
+    while core.has_work:
+        told = core.step()
+        for output in told.outputs if told is not None else ():
+            assert output.error is None
+            answers[output.request_id] += output.token_ids
+    core.shutdown()
+    assert bool(scheduler.stats().num_preemptions) == (way.num_blocks < 100)
+    assert bool(scheduler.stats().num_accepted_tokens) == bool(way.drafts)
+    return answers
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path) -> Answers:
+    """On torch, batched."""
+    return run(executor(checkpoint, "torch"), WAYS["batched, one step ahead"], requests())
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_answers_are_those_of_torch(checkpoint: Path, expected: Answers, name: str) -> None:
+    """Token for token, whoever shares a step; and speculation stays exact."""
+    assert run(executor(checkpoint, "triton"), WAYS[name], requests()) == expected

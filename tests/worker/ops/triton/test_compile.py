@@ -1,0 +1,198 @@
+"""Triton's compiler takes every launch of the kernels, for GPUs that are not there: the interpreter
+accepts more than the compiler does.
+
+The launches are those that the functions make for fake tensors, which have shapes and no values: to
+wait for a value is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from worker.ops.drafted import AcceptedPrefixes, DraftBatch
+from worker.ops.rope import RopeTable
+from worker.ops.step import StepTensors
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+
+AMPERE, HOPPER = 80, 90
+TYPES = {
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+    torch.float8_e4m3fn: "fp8e4nv",
+    torch.int32: "i32",
+    torch.int64: "i64",
+}
+
+
+class Compiler:
+    """In place of a kernel: compiles what is launched, down to the GPU's machine code."""
+
+    def __init__(self, kernel: Any, capability: int, compiled: list[str]) -> None:
+        self._kernel = kernel
+        self._capability = capability
+        self._compiled = compiled
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        assert all(type(extent) is int and extent > 0 for extent in grid)
+        return self._launch
+
+    def _launch(self, *args: Any, **named: Any) -> None:
+        import triton
+        from triton.backends.compiler import GPUTarget
+        from triton.compiler import ASTSource
+
+        signature, constants, attributes = {}, {}, {}
+        values = dict(zip(self._kernel.arg_names, args, strict=False)) | named
+        for index, parameter in enumerate(self._kernel.params):
+            value = values.get(parameter.name, parameter.default)
+            # A launch takes 1 for a constant, and knows which numbers 16 divides.
+            if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
+                signature[parameter.name], constants[(index,)] = "constexpr", value
+                continue
+            signature[parameter.name] = type_name(value)
+            if isinstance(value, Tensor) or (type(value) is int and value % 16 == 0):
+                attributes[(index,)] = [["tt.divisibility", 16]]
+        source = ASTSource(self._kernel, signature, constants, attributes)
+        binary = triton.compile(source, target=GPUTarget("cuda", self._capability, 32))
+        assert binary.asm["cubin"]
+        self._compiled.append(self._kernel.__name__)
+
+
+def type_name(value: Any) -> str:
+    """What Triton calls the type of an argument."""
+    if isinstance(value, Tensor):
+        return "*" + TYPES[value.dtype]
+    return "i32" if type(value) is int else "fp32"
+
+
+@pytest.fixture
+def fake_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tensors without values, and a compiler that starts from nothing."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+    with FakeTensorMode():
+        yield
+
+
+def compiling(
+    module: ModuleType, capability: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[str], set[str]]:
+    """The names of kernels as they are compiled, and those of all kernels of the module."""
+    compiled: list[str] = []
+    kernels = {name for name in vars(module) if name.endswith("_kernel")}
+    for name in kernels:
+        monkeypatch.setattr(module, name, Compiler(getattr(module, name), capability, compiled))
+    return compiled, kernels
+
+
+def ints(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.int32)
+
+
+def make_step(size: int, rows: int, width: int, max_context: int, shared: int = 0) -> StepTensors:
+    each = ints(rows)
+    tensors = (each, each, each, ints(size + 1), ints(size), ints(size, width), each)
+    return StepTensors(*tensors, rows // size, max_context, shared_tokens=shared)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "cache_dtype", "sharing", "head_dim", "window"),
+    [
+        (HOPPER, torch.bfloat16, torch.bfloat16, 4, 128, None),
+        (HOPPER, torch.bfloat16, torch.float8_e4m3fn, 8, 128, None),
+        (AMPERE, torch.float16, torch.float16, 3, 80, 4096),
+        (AMPERE, torch.float32, torch.float32, 1, 64, None),
+    ],
+)
+@pytest.mark.usefixtures("fake_tensors")
+def test_attention(
+    capability: int,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    sharing: int,
+    head_dim: int,
+    window: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of decoding with a shared prefix, of a step with chunks, and of one short context."""
+    from worker.ops.triton import attention
+    from worker.ops.triton.attention import AttentionShape
+
+    compiled, kernels = compiling(attention, capability, monkeypatch)
+    shape = AttentionShape(2 * sharing, 2, head_dim, 16)
+    for size, max_rows, max_context, shared in ((8, 1, 1000, 512), (8, 64, 1000, 0), (1, 1, 99, 0)):
+        with torch.device("cuda"):
+            cache = torch.empty(100, 2, 2, 16, head_dim, dtype=cache_dtype)
+            scales = torch.ones(2, 2) if cache_dtype.itemsize == 1 else None
+            step = make_step(size, size * max_rows, 64, max_context, shared)
+            queries = torch.empty(size * max_rows, 2 * sharing, head_dim, dtype=dtype)
+            out = torch.empty(size * max_rows, 2 * sharing * head_dim, dtype=dtype)
+        plan = attention.plan(step, shape, 132)
+        attention.run(queries, cache, plan, out, window, scales)
+    assert set(compiled) == kernels
+
+
+@pytest.mark.parametrize("capability", [AMPERE, HOPPER])
+@pytest.mark.usefixtures("fake_tensors")
+def test_fused_kernels(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without everything that is optional; eight bits where the GPU has them."""
+    from worker.ops.triton import fused
+    from worker.ops.triton.fused import HeadNorms
+
+    compiled, kernels = compiling(fused, capability, monkeypatch)
+    x, out, weight = (torch.empty(*n, dtype=torch.bfloat16) for n in ((4, 576), (4, 576), (576,)))
+    fused.rms_norm(x, weight, 1e-5, out)
+    fused.add_rms_norm_(x, x, weight, 1e-5, out)
+    fused.silu_mul(torch.empty(4, 3072, dtype=torch.bfloat16), torch.empty(4, 1536))
+    step, qkv = make_step(4, 4, 8, 99), torch.empty(4, 15 * 64, dtype=torch.bfloat16)
+    table, norms = RopeTable(torch.empty(99, 64), torch.empty(99, 64)), HeadNorms(x, x, 1e-5)
+    cache = torch.empty(9, 2, 3, 16, 64, dtype=torch.bfloat16)
+    fused.rotate_and_write(qkv, cache, step, None)
+    fused.rotate_and_write(qkv, cache, step, table, norms)
+    if capability >= HOPPER:
+        small = cache.to(torch.float8_e4m3fn)
+        fused.rotate_and_write(qkv, small, step, table, None, torch.ones(2, 3))
+    assert set(compiled) == kernels
+
+
+@pytest.mark.usefixtures("fake_tensors")
+def test_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a large vocabulary."""
+    from worker.ops.triton import draws
+
+    compiled, kernels = compiling(draws, HOPPER, monkeypatch)
+    wide, heat = torch.zeros(4, dtype=torch.int64), torch.ones(4)
+    draws.draw(torch.empty(4, 152_064), ints(4), wide, wide, heat)
+    assert set(compiled) == kernels
+
+
+@pytest.mark.usefixtures("fake_tensors")
+def test_verification_of_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sums over the vocabulary."""
+    from worker.ops import rejection_triton
+
+    compiled, kernels = compiling(rejection_triton, AMPERE, monkeypatch)
+    scores = torch.empty(2, 4, 5000)
+    normalizers = rejection_triton.log_normalizers(scores)
+    batch = DraftBatch(
+        torch.zeros(2, 3, dtype=torch.int64),
+        scores,
+        torch.empty(2, 3, 5000),
+        torch.zeros(2, dtype=torch.int64),
+    )
+    rejection_triton.excess(batch, normalizers[:, :-1], normalizers[:, :-1])
+    accepted = AcceptedPrefixes(torch.zeros(2, dtype=torch.int64), normalizers[:, 0])
+    rejection_triton.last_tokens(batch, accepted, torch.empty(2, 5000))
+    assert set(compiled) == kernels

@@ -1,0 +1,46 @@
+"""The Triton kernels do what torch does: on a GPU, or in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+PYTEST = ("-m", "pytest", "-p", "no:cacheprovider")
+# Files, and which of their tests: none of the runs is long.
+MERGING = "split or share or long or alone"
+RUNS = [
+    ("parity_attention.py", "mixture"),
+    ("parity_attention.py", MERGING),
+    ("parity_attention.py", f"not (mixture or {MERGING})"),
+    ("parity_draws.py", ""),
+    ("parity_fused.py", ""),
+]
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize(("parity", "expression"), RUNS)
+def test_kernels_agree_with_torch(parity: str, expression: str) -> None:
+    """The parity tests pass in a process of their own, where the interpreter can be chosen."""
+    interpret = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, *PYTEST, "-k", expression, str(HERE / parity)],
+        env={**os.environ, **interpret, "OMP_NUM_THREADS": "1"},
+        cwd=HERE.parents[3],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert "passed" in done.stdout
+
+
+def test_every_file_is_run() -> None:
+    """None is forgotten."""
+    assert {path.name for path in HERE.glob("parity_*.py")} == {parity for parity, _ in RUNS}

@@ -1,0 +1,160 @@
+"""`tools` and `tool_choice`: checked, as the chat template takes them, and the JSON schema that an
+answer must have which has to be a call. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from worker.api.schema.parse import shown
+from worker.api.schema.requests import (
+    MAX_TOOLS,
+    MAX_TOOLS_BYTES,
+    TOOL_CHOICES,
+    TOOL_NAME,
+    ChatRequest,
+    NamedTool,
+    Tool,
+)
+from worker.errors import RequestError
+
+Json = dict[str, Any]
+_NO_ARGUMENTS: Json = {"type": "object", "properties": {}}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What a request says of tools. `schemas` are of the arguments, by function; `choice` is one of
+    `TOOL_CHOICES`, or "named" for the function `named`.
+    """
+
+    schemas: Mapping[str, Json]
+    choice: str
+    named: str | None = None
+    parallel: bool = True
+
+
+def template_tools(tools: Sequence[Tool] | None) -> list[Json] | None:
+    """Tools as the chat template takes them, checked; None without any."""
+    if not tools:
+        return None
+    if len(tools) > MAX_TOOLS:
+        raise RequestError(
+            f"tools takes at most {MAX_TOOLS} tools, got {len(tools)}", param="tools"
+        )
+    names = set()
+    for n, tool in enumerate(tools):
+        place, name = f"tools[{n}].function.name", tool.function.name
+        if tool.type != "function":
+            reason = f"tools[{n}].type must be 'function', got '{shown(tool.type)}'"
+            raise RequestError(reason, param=f"tools[{n}].type")
+        if not re.fullmatch(TOOL_NAME, name):
+            reason = "1 to 128 letters, digits and the signs _ . : / -"
+            raise RequestError(f"{place} must be {reason}, got '{shown(name)}'", param=place)
+        if name in names:
+            raise RequestError(f"{place}: there are two tools named '{name}'", param=place)
+        names.add(name)
+    encoded = msgspec.json.encode(tools)
+    if len(encoded) > MAX_TOOLS_BYTES:
+        reason = f"tools may have at most {MAX_TOOLS_BYTES} bytes as JSON, got {len(encoded)}"
+        raise RequestError(reason, param="tools")
+    rendered: list[Json] = msgspec.to_builtins(tools)
+    return rendered
+
+
+def tool_use(request: ChatRequest) -> ToolUse | None:
+    """The choice among tools that are checked; None without any. Raises `RequestError`."""
+    choice = request.tool_choice
+    if not request.tools:
+        if choice in (None, "none", "auto"):
+            return None
+        raise RequestError(
+            "When using `tool_choice`, `tools` must be set. (parameter=tool_choice)",
+            param="tool_choice",
+        )
+    schemas = {
+        tool.function.name: tool.function.parameters or _NO_ARGUMENTS for tool in request.tools
+    }
+    parallel = request.parallel_tool_calls is not False
+    if isinstance(choice, NamedTool):
+        name = choice.function.name
+        if choice.type != "function" or name not in schemas:
+            reason = f"tool_choice names '{shown(name)}', which is not the function of any tool"
+            raise RequestError(reason, param="tool_choice")
+        return ToolUse(schemas, "named", name, parallel)
+    if choice not in (None, *TOOL_CHOICES):
+        known = ", ".join(TOOL_CHOICES)
+        reason = f"tool_choice must be one of {known}, or name a function, got '{shown(choice)}'"
+        raise RequestError(reason, param="tool_choice")
+    return ToolUse(schemas, choice or "auto", None, parallel)
+
+
+def answer_schema(use: ToolUse) -> Json | None:
+    """What an answer must be so that it is nothing but calls: the arguments of the named function,
+    or with "required" an array of `{name, parameters}`. None where it may be anything.
+    """
+    if use.named is not None:
+        return dict(use.schemas[use.named])
+    if use.choice != "required":
+        return None
+    definitions: Json = {}
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "enum": [name]},
+                "parameters": _embedded(schema, name, definitions),
+            },
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for name, schema in use.schemas.items()
+    ]
+    schema: Json = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    if not use.parallel:
+        schema["maxItems"] = 1
+    if definitions:
+        schema["$defs"] = definitions
+    return schema
+
+
+def need_structure(schema: Json | None, field: str) -> None:
+    """Refuse what asks for an answer of a certain schema."""
+    if schema is not None:
+        reason = f"this {field} needs structured output, which is not supported yet; use 'auto'"
+        raise RequestError(reason, param=field)
+
+
+def _embedded(schema: Json, name: str, definitions: Json) -> Json:
+    """A schema as a part of another: one that refers to parts of itself becomes a definition, to
+    which its references lead.
+    """
+    root = "#/$defs/" + name.replace("/", "~1")
+    moved, refers = _moved(schema, root)
+    if not refers:
+        return schema
+    definitions[name] = moved
+    return {"$ref": root}
+
+
+def _moved(value: Any, root: str) -> tuple[Any, bool]:
+    """A copy whose local references begin at `root`; and whether there are any."""
+    if isinstance(value, list):
+        parts = [_moved(one, root) for one in value]
+        return [part for part, _ in parts], any(refers for _, refers in parts)
+    if not isinstance(value, dict):
+        return value, False
+    copy: Json = {}
+    any_refers = False
+    for key, inner in value.items():
+        if key == "$ref" and isinstance(inner, str) and inner.startswith("#"):
+            copy[key], refers = root + inner[1:], True
+        else:
+            copy[key], refers = _moved(inner, root)
+        any_refers |= refers
+    return copy, any_refers

@@ -1,0 +1,170 @@
+"""Calls written in JSON: `{"name": …, "arguments" or "parameters": {…}}`, as they are or between
+marks. Public definitions: Hermes function calling (NousResearch), Meta's Llama 3.1 prompt format,
+Mistral's instruct tokenizers (V3 lists calls in JSON, V11 writes `name[ARGS]{…}`).
+"""
+
+from __future__ import annotations
+
+import re
+
+from worker.api.tools.scanner import Malformed, Parse, Scanner, ignore
+from worker.api.tools.writer import AnswerWriter
+
+TOOL_CALL, END_OF_TOOL_CALL = "<tool_call>", "</tool_call>"
+TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+PYTHON_TAG = "<|python_tag|>"
+_ARGUMENTS = ("arguments", "parameters")
+_OTHER_KEYS = ("id", "type")
+_NAME = re.compile(r"[\w.:/-]+")
+_SEPARATORS = re.compile(r"[\s;]+")
+
+
+def call_object(scanner: Scanner, writer: AnswerWriter, *, is_marked: bool = True) -> Parse[None]:
+    """One call, as an object. Without a mark it is one only if the function is known and it has
+    nothing else in it. Once the arguments are complete, so is the call, whatever follows.
+    """
+    call = _ObjectCall(scanner, writer, is_marked)
+    yield from scanner.expect("{")
+    try:
+        yield from call.members()
+    except Malformed:
+        if not call.is_complete:
+            raise
+        writer.leftover(scanner.raw())
+
+
+class _ObjectCall:
+    """The members of one object, which may come in any order. Owns what came before the name."""
+
+    def __init__(self, scanner: Scanner, writer: AnswerWriter, is_marked: bool) -> None:
+        self.is_complete = False
+        self._scanner = scanner
+        self._writer = writer
+        self._is_marked = is_marked
+        self._name: str | None = None
+        self._held: str | None = None  # arguments
+
+    def members(self) -> Parse[None]:
+        """Read them and the closing brace."""
+        scanner = self._scanner
+        while True:
+            yield from scanner.blanks()
+            key = yield from scanner.json_text()
+            yield from scanner.blanks()
+            yield from scanner.expect(":")
+            yield from scanner.blanks()
+            yield from self._value_of(key)
+            yield from scanner.blanks()
+            if not (yield from scanner.skip(",")):
+                break
+        yield from scanner.expect("}")
+        if not self.is_complete:
+            self._complete("{}")
+
+    def _value_of(self, key: str) -> Parse[None]:
+        scanner, writer = self._scanner, self._writer
+        if key == "name" and self._name is None:
+            name = yield from scanner.json_text()
+            if not name or not (self._is_marked or name in writer.known_names):
+                raise Malformed
+            self._name = name
+            if self._held is not None:
+                self._complete(self._held)
+        elif key in _ARGUMENTS and self._held is None and not self.is_complete:
+            is_object = (yield from scanner.peek()) == "{"
+            if self._name is not None and is_object:
+                writer.begin(self._name)
+                yield from scanner.json_value(writer.arguments)
+                self._end()
+                return
+            pieces: list[str] = []
+            yield from scanner.json_value(pieces.append)
+            if not is_object and pieces != ["null"]:
+                raise Malformed
+            self._held = "".join(pieces) if is_object else "{}"
+            if self._name is not None:
+                self._complete(self._held)
+        elif self._is_marked or key in _OTHER_KEYS:
+            yield from scanner.json_value(ignore)
+        else:
+            raise Malformed
+
+    def _complete(self, arguments: str) -> None:
+        if self._name is None:
+            raise Malformed
+        self._writer.begin(self._name)
+        self._writer.arguments(arguments)
+        self._end()
+
+    def _end(self) -> None:
+        self.is_complete = True
+        self._writer.end()
+        self._scanner.mark()
+
+
+def marked_object(scanner: Scanner, writer: AnswerWriter) -> Parse[None]:
+    """`<tool_call>{…}</tool_call>`; the end mark may be missing."""
+    yield from scanner.expect(TOOL_CALL)
+    yield from scanner.blanks()
+    yield from call_object(scanner, writer)
+    yield from scanner.blanks()
+    yield from scanner.skip(END_OF_TOOL_CALL)
+
+
+def mistral_calls(scanner: Scanner, writer: AnswerWriter) -> Parse[None]:
+    """`[TOOL_CALLS]` and a list of objects, one object, or a name and its arguments."""
+    yield from scanner.expect(TOOL_CALLS)
+    yield from scanner.blanks()
+    first = yield from scanner.peek()
+    if first == "[":
+        yield from call_list(scanner, writer)
+    elif first == "{":
+        yield from call_object(scanner, writer)
+    else:
+        name = yield from scanner.word(_NAME)
+        yield from scanner.blanks()
+        if (yield from scanner.skip(CALL_ID)):
+            yield from scanner.word(_NAME)
+        yield from scanner.skip(ARGS)
+        yield from scanner.blanks()
+        yield from arguments_of(scanner, writer, name)
+
+
+def call_list(scanner: Scanner, writer: AnswerWriter, *, is_marked: bool = True) -> Parse[None]:
+    """`[{…}, {…}]`, at least one; what follows the last good one is not part of it."""
+    yield from scanner.expect("[")
+    while True:
+        yield from scanner.blanks()
+        yield from call_object(scanner, writer, is_marked=is_marked)
+        scanner.mark()
+        yield from scanner.blanks()
+        if not (yield from scanner.skip(",")):
+            break
+    yield from scanner.expect("]")
+
+
+def plain_calls(scanner: Scanner, writer: AnswerWriter) -> Parse[None]:
+    """An answer that is nothing but calls: an object, several of them, or a list."""
+    yield from scanner.blanks()
+    is_marked = yield from scanner.skip(PYTHON_TAG)
+    yield from scanner.blanks()
+    if (yield from scanner.peek()) == "[":
+        yield from call_list(scanner, writer, is_marked=is_marked)
+        return
+    while True:
+        yield from call_object(scanner, writer, is_marked=is_marked)
+        scanner.mark()
+        yield from scanner.run(_SEPARATORS)
+        yield from scanner.skip(PYTHON_TAG)
+        if (yield from scanner.peek()) != "{":
+            return
+
+
+def arguments_of(scanner: Scanner, writer: AnswerWriter, name: str) -> Parse[None]:
+    """An object that is the arguments of a function that is known already."""
+    yield from scanner.blanks()
+    if (yield from scanner.peek()) != "{":
+        raise Malformed
+    writer.begin(name)
+    yield from scanner.json_value(writer.arguments)
+    writer.end()

@@ -1,0 +1,139 @@
+"""What parsers find in an answer, in the order in which it comes: content, reasoning, calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """A part of one tool call: `id` and `name` with the first, then pieces of its arguments.
+    `broken`: it turned out not to be one, and its text is content; of a stream, what was sent of it
+    remains.
+    """
+
+    index: int
+    arguments: str = ""
+    id: str | None = None
+    name: str | None = None
+    broken: bool = False
+
+
+@dataclass(slots=True)
+class Said:
+    """What is certain of a piece of an answer."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[CallDelta] = field(default_factory=list)
+
+
+class AnswerWriter:
+    """Owns what was found and not yet taken.
+
+    Blanks around calls and reasoning are no content: those at the end of a text are held until more
+    of it comes, and dropped if none does. `hidden` are control tokens, which are no content either.
+    """
+
+    def __init__(
+        self,
+        new_id: Callable[[], str],
+        *,
+        hidden: Collection[str] = (),
+        known_names: Collection[str] = (),
+        only_one: bool = False,
+        shows_reasoning: bool = True,
+    ) -> None:
+        """`known_names` are the functions that the request has; `only_one` drops calls after the
+        first.
+        """
+        self.hidden = tuple(hidden)
+        self.known_names = frozenset(known_names)
+        self.num_calls = 0  # that are complete
+        self._new_id = new_id
+        self._only_one = only_one
+        self._shows_reasoning = shows_reasoning
+        self._said = Said()
+        self._next_index = 0
+        self._open: int | None = None
+        self._dropping = False
+        self._blanks = ""
+        self._reasoning_blanks = ""
+        self._has_content = False
+        self._has_reasoned = False  # if only blanks
+        self._has_thought = False
+
+    def take(self) -> Said:
+        """What was found since the last time."""
+        said, self._said = self._said, Said()
+        return said
+
+    def content(self, text: str) -> None:
+        """Text for the reader."""
+        text = self._blanks + text
+        shown = text.rstrip()
+        self._blanks = text[len(shown) :]
+        if not shown:
+            return
+        if not self._has_content and (self.num_calls or self._has_reasoned):
+            shown = shown.lstrip()
+        self._has_content = True
+        self._said.content += shown
+
+    def reasoning(self, text: str) -> None:
+        """What the model thinks before it answers; may be empty."""
+        text = self._reasoning_blanks + text
+        shown = text.rstrip()
+        self._reasoning_blanks = text[len(shown) :]
+        self._has_reasoned = True
+        if shown and not self._has_thought:
+            self._has_thought = True
+            shown = shown.lstrip()
+        if self._shows_reasoning:
+            self._said.reasoning += shown
+
+    def begin(self, name: str) -> None:
+        """A call of a function, whose arguments follow."""
+        self._dropping = self._only_one and self.num_calls > 0
+        if self._dropping:
+            return
+        self._open = self._next_index
+        self._next_index += 1
+        self._said.calls.append(CallDelta(self._open, id=self._new_id(), name=name))
+
+    def arguments(self, text: str) -> None:
+        """More of the arguments of the call that was begun."""
+        if self._open is not None:
+            self._said.calls.append(CallDelta(self._open, text))
+
+    def end(self) -> None:
+        """The call that was begun is complete."""
+        self._open = None
+        self.num_calls += not self._dropping
+        self._dropping = False
+
+    def fail(self, raw: str, *, truncated: bool) -> None:
+        """What looked like a call is none: its text is content, without control tokens. One whose
+        arguments have begun when the answer is `truncated` stays, as far as it goes.
+        """
+        begun = self._open is not None or self._dropping
+        if begun and truncated:
+            self.end()
+            return
+        if self._open is not None:
+            self._said.calls.append(CallDelta(self._open, broken=True))
+        self._open, self._dropping = None, False
+        self.leftover(raw)
+
+    def leftover(self, raw: str) -> None:
+        """Text that parsers could make nothing of; content, but for control tokens."""
+        for token in self.hidden:
+            raw = raw.replace(token, "")
+        self.content(raw)
+
+    def finish(self) -> None:
+        """Nothing more comes."""
+        if not self.num_calls and (self._has_content or not self._has_reasoned):
+            self._said.content += self._blanks
+        self._blanks = ""

@@ -1,0 +1,177 @@
+# Apart: everything that happens once, before the first step.
+"""How a configuration becomes an executor: device, number types, backend, weights, KV cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import cast
+
+# First: it sets variables that torch reads when it is loaded.
+from worker.executor.model_runner import ModelRunner
+
+# isort: split
+import torch
+from torch import Tensor
+
+from worker.config import EngineConfig
+from worker.errors import ConfigError
+from worker.executor.drafting.cached_drafter import CachedDrafter
+from worker.executor.drafting.loading import drafter_bytes_per_token, network_loader
+from worker.executor.kv_cache import allocate, choose_num_blocks, room_bytes
+from worker.models.config import ModelConfig
+from worker.models.llama import LlamaModel
+from worker.models.loader import load_model
+from worker.ops.backends import TORCH, Backend
+from worker.ops.cpu.native import CpuKernels, open_kernels
+from worker.ops.draft import PROBABILISTIC
+from worker.ops.linear import can_pack, supported_dtype
+from worker.ops.rejection import choose_sums
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def build_executor(config: EngineConfig) -> tuple[ModelRunner, int]:
+    """Load the model, allocate its KV cache; return the executor and the number of blocks.
+
+    Raises `ModelError` for a checkpoint that cannot be loaded and `ConfigError` for settings that
+    cannot work. Sets the process's number of torch threads.
+    """
+    if config.model_path is None:
+        raise ConfigError("--engine torch needs --model")
+    path = config.model_path
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.dtype, device, can_pack(torch.bfloat16))
+    kv_dtype = choose_kv_dtype(config.kv_cache_dtype, device, dtype)
+    kernels = choose_kernels(config, device, dtype)
+    backend = choose_backend(config.attention_backend, device)
+    max_model_len = config.scheduler.max_model_len
+
+    def check(shape: ModelConfig) -> None:
+        # What no memory can hold is refused before minutes go into loading.
+        choose_num_blocks(config, shape, kv_dtype, device, room_bytes(config, device))
+
+    def load(check: Callable[[ModelConfig], object] | None = None) -> LlamaModel:
+        how = (check, kernels, config.quantization)
+        return dataclasses.replace(
+            load_model(path, dtype, device, max_model_len, *how), backend=backend
+        )
+
+    load_network = network_loader(config.speculative, max_model_len)
+    with torch.inference_mode():
+        model = load(check)
+        network = load_network(model) if load_network is not None else None
+        extra = drafter_bytes_per_token(network, model, kv_dtype) if network is not None else 0
+        room = room_bytes(config, device)
+        num_blocks = choose_num_blocks(config, model.config, kv_dtype, device, room, extra)
+    blocks, shape = (num_blocks, config.block_size), model.config
+
+    def allocate_cache() -> Tensor:
+        return allocate(*blocks, shape, kv_dtype, device)
+
+    chosen = config.speculative
+    if chosen is None or load_network is None or network is None:
+        return ModelRunner(model, load, allocate_cache), num_blocks
+    drafter = CachedDrafter(
+        load_network, network, model, blocks, chosen.draft_sample_method, kv_dtype
+    )
+    draws = chosen.draft_sample_method == PROBABILISTIC
+    sums = choose_sums(device) if draws else None
+    runner = ModelRunner(model, load, allocate_cache, drafter, chosen.rejection_sample_method, sums)
+    return runner, num_blocks
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of a configured name; "auto" is the first GPU that CUDA sees, else the CPU."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "--device cuda: torch finds no GPU (a driver, a torch built for CUDA, and"
+            " CUDA_VISIBLE_DEVICES decide): leave the flag out for the CPU"
+        )
+    has_gpu = name != "cpu" and torch.cuda.is_available()
+    return torch.device("cuda" if has_gpu else "cpu")
+
+
+def choose_backend(name: str, device: torch.device) -> Backend:
+    """What serves layers that are not native; "auto" is Triton on a GPU, if it is installed, and
+    torch elsewhere.
+    """
+    has_triton = find_spec("triton") is not None
+    if name == "auto":
+        name = "triton" if device.type == "cuda" and has_triton else "torch"
+    if name == "torch":
+        return TORCH
+    if not has_triton:
+        raise ConfigError("--attention-backend triton needs the package triton, not installed here")
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ConfigError(
+            "--attention-backend triton takes a GPU, or TRITON_INTERPRET=1 for a slow check without"
+            " one: leave the flag out"
+        )
+    module = importlib.import_module("worker.ops.triton.backend")
+    return cast("Backend", module.TritonBackend(device))
+
+
+def choose_dtype(name: str, device: torch.device, packs_bfloat16: bool) -> torch.dtype:
+    """The torch dtype of a configured name; "auto" is float32 on a CPU, half precision on a GPU.
+
+    Small quantized models have near ties that bfloat16 decides wrongly, so a CPU is exact unless it
+    is told otherwise. `packs_bfloat16` is `can_pack`'s answer: without it bfloat16 is
+    float32.
+    """
+    if name != "auto":
+        if name not in _DTYPES:
+            raise ConfigError(f"--dtype {name} is not one of auto, {', '.join(_DTYPES)}")
+        return supported_dtype(_DTYPES[name], device, packs_bfloat16)
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    return torch.float32
+
+
+def choose_kv_dtype(name: str, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """The torch dtype of a KV cache by its configured name; "auto" is that of activations, `dtype`.
+    Others work for float32 activations on a CPU; elsewhere they are a `ConfigError`.
+    """
+    chosen = dtype if name == "auto" else _DTYPES[name]
+    if chosen is not dtype and (device.type != "cpu" or dtype is not torch.float32):
+        raise ConfigError(
+            f"--kv-cache-dtype {name} takes a CPU and --dtype auto or float32; here activations are"
+            f" {str(dtype).removeprefix('torch.')}, and so is the cache: leave the flag out"
+        )
+    return chosen
+
+
+def choose_kernels(
+    config: EngineConfig, device: torch.device, dtype: torch.dtype
+) -> CpuKernels | None:
+    """The native kernels, of float32 activations on a CPU; None without, or where another backend
+    is asked for. Raises `ConfigError` for a `quantization` that cannot work.
+    """
+    kernels = None
+    if device.type == "cpu" and dtype is torch.float32 and config.attention_backend == "auto":
+        kernels = open_kernels(torch.get_num_threads(), config.cpu_activations == "int8")
+    if config.quantization == "none":
+        return kernels
+    flag, speculative = f"--quantization {config.quantization}", config.speculative
+    if device.type != "cpu":
+        raise ConfigError(f"{flag} is for a CPU, and the worker has a GPU: leave the flag out")
+    if config.dtype not in ("auto", "float32"):
+        raise ConfigError(f"{flag} goes with --dtype auto or float32, not {config.dtype}")
+    if speculative is not None and speculative.method == "eagle":
+        raise ConfigError(
+            f"{flag}: a draft head is trained for the weights in the file: leave the flag out, or"
+            " choose another method in --speculative-config"
+        )
+    if config.attention_backend != "auto":
+        raise ConfigError(f"{flag} goes without --attention-backend: leave one of them out")
+    if kernels is None:
+        raise ConfigError(
+            f"{flag} needs the native kernels, which this package or CPU has not: install it with a"
+            " C++ compiler, or leave the flag out"
+        )
+    return kernels

@@ -1,0 +1,125 @@
+"""What a layer does beside products: norms, activation, rotation, and attention over the KV cache.
+
+A backend gives it for one kind of device. It plans once a step what all layers share; a plan then
+serves one layer after the other. Layers that a CPU runs natively need none of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+from torch.nn import functional
+
+from worker.ops.norm import rms_norm
+from worker.ops.paged_attention import paged_attention, write_kv
+from worker.ops.rope import RopeTable, apply_rope_
+from worker.ops.step import StepTensors
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """The heads of a layer, and the number of tokens in a block of its cache."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """Weights [head_dim] of the norms of each query and each key, before they are rotated."""
+
+    query: Tensor
+    key: Tensor
+    eps: float
+
+
+class Attention(Protocol):
+    """Attention of one step, planned; the layers' caches are [num_blocks, 2, kv_heads, block_size,
+    head_dim].
+    """
+
+    def write(self, qkv: Tensor, cache: Tensor, norms: HeadNorms | None, rotates: bool) -> None:
+        """Normalise (with `norms`) and rotate (if the layer `rotates`) the queries of qkv [T,
+        (heads + 2 · kv_heads) · head_dim] in place, and write its keys, likewise, and its values
+        into the cache. The keys in qkv mean nothing after that.
+        """
+        ...
+
+    def run(self, queries: Tensor, cache: Tensor) -> Tensor:
+        """Attention of queries [T, heads, head_dim] over a cache that holds the step's own keys and
+        values: [T, heads · head_dim].
+        """
+        ...
+
+
+class Backend(Protocol):
+    """Implements the parts of a layer for one kind of device."""
+
+    @property
+    def name(self) -> str:
+        """What `--attention-backend` calls it."""
+        ...
+
+    def plan(self, step: StepTensors, shape: AttentionShape, rope: RopeTable) -> Attention:
+        """Attention of a step; `rope` is the table of all positions. Waits for no device."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x [T, H] / rms(x) · weight [H], in x's dtype."""
+        ...
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) · up [T, I] of gate_up [T, 2 · I] (Shazeer, arXiv:2002.05202)."""
+        ...
+
+
+class TorchBackend:
+    """The reference, for any device; implements `Backend`."""
+
+    name = "torch"
+
+    def plan(self, step: StepTensors, shape: AttentionShape, rope: RopeTable) -> Attention:
+        """The rows of the table that all layers share."""
+        return _TorchAttention(step, shape, rope.rows(step.positions))
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """In float32, rounded to x's dtype."""
+        return rms_norm(x, weight, eps)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """In gate_up's dtype."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.silu(gate).mul_(up)
+
+
+TORCH = TorchBackend()
+
+
+@dataclass(frozen=True, slots=True)
+class _TorchAttention:
+    """`rope` holds the rows of the step's positions."""
+
+    step: StepTensors
+    shape: AttentionShape
+    rope: RopeTable
+
+    def write(self, qkv: Tensor, cache: Tensor, norms: HeadNorms | None, rotates: bool) -> None:
+        heads, kv_heads = self.shape.heads, self.shape.kv_heads
+        keys_end = (heads + kv_heads) * self.shape.head_dim
+        rotated = qkv[:, :keys_end].view(-1, heads + kv_heads, self.shape.head_dim)
+        if norms is not None:
+            for part, weight in (
+                (rotated[:, :heads], norms.query),
+                (rotated[:, heads:], norms.key),
+            ):
+                part.copy_(rms_norm(part, weight, norms.eps))
+        if rotates:
+            apply_rope_(rotated, self.rope)
+        write_kv(cache, qkv[:, heads * self.shape.head_dim :], self.step.slots)
+
+    def run(self, queries: Tensor, cache: Tensor) -> Tensor:
+        return paged_attention(queries, cache, self.step)

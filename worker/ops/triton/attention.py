@@ -1,0 +1,568 @@
+"""Causal attention over a paged cache as Triton kernels: decoding, verification, chunks of prompts.
+
+Theory of operation. Query heads that share a KV head are rows of one tile, so that its keys and
+values are read once for them. A sequence takes one of two paths, by its own number of query rows
+alone.
+
+With at most `SHORT_ROWS` rows (a decoded token, or drafts under verification) the context is cut
+into splits. Each split leaves its normalised output and the logarithm of its softmax mass, and
+`_merge_kernel` combines them. Splits are `SPLIT_TOKENS` long, and a multiple of that where a
+context would have more than `MAX_SPLITS`: where they begin and end follows from the context alone.
+The batch and the device only decide how many programs share the splits of a context
+(`num_programs`). So the sums of a row run in the same order in any batch.
+
+With more rows (a chunk of a prompt) one program reads the whole context for a tile of rows.
+
+Blocks at the start of the block tables that the whole batch has in common (`shared_tokens`) can be
+read once for the rows of all sequences (cascade). What they leave is merged like any other split.
+
+A row never depends on what it does not see. Slots outside of a sequence's context are not loaded.
+Of the sequence's own tokens a row does not see the later ones, which weigh zero; but zero times nan
+is nan, so where some rows of a tile see a key and others do not, values that are not finite are
+replaced by zeros, and the scores of the rows that do see them by nan.
+
+Scores are in powers of two: exp2 is an instruction of a GPU, exp is not.
+"""
+
+# Triton's decorators have no types.
+# mypy: disallow-untyped-decorators=False
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from worker.ops.backends import AttentionShape
+from worker.ops.step import StepTensors
+
+SHORT_ROWS = 16
+SPLIT_TOKENS = 256
+MAX_SPLITS = 64
+# Programs for each multiprocessor: enough that the last ones to finish leave few of them idle.
+_WAVES = 4
+# Rows of a tile of the short path: the least that a product on tensor cores takes.
+_SHORT_TILE = 16
+# Numbers in a tile of keys. It and as many values are to fit a multiprocessor's memory a few times;
+# in float32, whose products need no tensor cores but many registers, the compiler spills more.
+_TILE_NUMBERS = 8192
+_FLOAT32_TILE_NUMBERS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """What every layer of a step shares. The kernels read lengths, tables and row numbers from
+    `step` on the device, so that a graph holds `run` for any values in the same tensors.
+
+    Sequences of the short path have `rows` places each, of the chunked path none. Each of these
+    S · `rows` places leaves up to `slots` partial results for each head: outputs `partials`
+    [S · rows, heads, slots, head_dim] and base-two logarithms of masses `masses`
+    [S · rows, heads, slots], float32.
+    """
+
+    step: StepTensors
+    shape: AttentionShape
+    rows: int
+    has_chunks: bool
+    shared_tokens: int
+    slots: int
+    num_sms: int
+    partials: Tensor
+    masses: Tensor
+
+
+def num_splits(num_tokens: int) -> int:
+    """The most splits that a context of up to `num_tokens` has."""
+    return min(MAX_SPLITS, -(-num_tokens // SPLIT_TOKENS))
+
+
+def num_programs(splits: int, num_tiles: int, num_sms: int) -> int:
+    """Programs to share the `splits` of each of `num_tiles` tiles of rows, so that a device with
+    `num_sms` multiprocessors is busy: at least 1, at most one for each split.
+    """
+    return max(1, min(splits, -(-_WAVES * num_sms // max(1, num_tiles))))
+
+
+def plan(
+    step: StepTensors,
+    shape: AttentionShape,
+    num_sms: int,
+) -> AttentionPlan:
+    """What `run` needs of a step, on a device with `num_sms` multiprocessors.
+
+    Of what all sequences share (`step.shared_tokens`), whole splits are read together; none in a
+    step with a sequence of more than `SHORT_ROWS` rows.
+    """
+    max_rows, shared_tokens = step.max_rows, step.shared_tokens
+    size, width = step.block_tables.shape
+    rows = min(max_rows, SHORT_ROWS)
+    max_context = min(step.max_context, width * shape.block_size)
+    shared = 0 if max_rows > SHORT_ROWS else shared_tokens // SPLIT_TOKENS * SPLIT_TOKENS
+    # A layer with a window does not use what is shared: it has slots for the whole context.
+    own = num_splits(max(0, max_context - shared))
+    slots = max(1, num_splits(max_context), num_splits(shared) + own)
+    places = size * rows if slots > 1 else 0
+    device = step.block_tables.device
+    partials = torch.empty(places, shape.heads, slots, shape.head_dim, device=device)
+    masses = torch.empty(places, shape.heads, slots, device=device)
+    has_chunks = max_rows > SHORT_ROWS
+    return AttentionPlan(step, shape, rows, has_chunks, shared, slots, num_sms, partials, masses)
+
+
+def run(
+    queries: Tensor,
+    cache: Tensor,
+    plan: AttentionPlan,
+    out: Tensor,
+    window: int | None = None,
+    scales: Tensor | None = None,
+) -> None:
+    """Write attention of queries [T, heads, head_dim] over one layer's cache to `out`
+    [T, heads · head_dim].
+
+    cache [num_blocks, 2, kv_heads, block_size, head_dim] holds the step's own keys already; if it
+    is float8_e4m3fn, scales [2, kv_heads] float32 are what its keys and values are to be multiplied
+    by. A row sees at most `window` positions, its own included. Softmax scale is
+    1 / sqrt(head_dim). A row that sees nothing is zero. Twin: `worker.ops.paged_attention`.
+    """
+    step, shape = plan.step, plan.shape
+    size = len(step.context_lens)
+    if not size or not len(queries):
+        return
+    sharing = shape.heads // shape.kv_heads
+    common: tuple[Any, ...] = (
+        queries,
+        cache,
+        out,
+        scales,
+        step.block_tables,
+        step.query_starts,
+        step.context_lens,
+        shape.head_dim**-0.5 * math.log2(math.e),
+        step.first_position,
+        size,
+        step.block_tables.stride(0),
+        queries.stride(0),
+        queries.stride(1),
+        cache.stride(0),
+        cache.stride(1),
+        cache.stride(2),
+    )
+    constants = {
+        "sharing": sharing,
+        "head_dim": shape.head_dim,
+        "padded_dim": triton.next_power_of_2(shape.head_dim),
+        "block_size": shape.block_size,
+        "tile_keys": _tile_keys(queries),
+        "product": _product_type(queries),
+        "window": window or 0,
+    }
+    shared = plan.shared_tokens if window is None else 0
+    _run_short(common, constants, plan, shared)
+    if plan.slots > 1:
+        _merge_kernel[(size * plan.rows, shape.heads)](
+            out,
+            plan.partials,
+            plan.masses,
+            step.query_starts,
+            step.context_lens,
+            shared,
+            plan.rows,
+            plan.slots,
+            head_dim=shape.head_dim,
+            padded_dim=constants["padded_dim"],
+        )
+    if plan.has_chunks:
+        tile = max(constants["tile_keys"], triton.next_power_of_2(sharing))
+        num_tiles = len(queries) // (tile // sharing) + size
+        _chunk_kernel[(num_tiles, shape.kv_heads)](*common, tile_rows=tile, **constants)
+
+
+def _run_short(
+    common: tuple[Any, ...], constants: dict[str, Any], plan: AttentionPlan, shared: int
+) -> None:
+    """Launch the splits of what the batch shares, and those of what it does not."""
+    shape, size = plan.shape, len(plan.step.context_lens)
+    sharing = shape.heads // shape.kv_heads
+    tile = max(_SHORT_TILE, triton.next_power_of_2(sharing))
+    queries_per_tile = tile // sharing
+    max_context = plan.step.block_tables.shape[1] * shape.block_size
+    own = size * triton.cdiv(plan.rows, queries_per_tile)
+    together = triton.cdiv(size * plan.rows, queries_per_tile)
+    for num_tiles, num_tokens, is_shared in (
+        (together, shared, True),
+        (own, max_context - shared, False),
+    ):
+        if is_shared and not shared:
+            continue
+        splits = min(num_splits(num_tokens), plan.slots)
+        programs = num_programs(splits, num_tiles * shape.kv_heads, plan.num_sms)
+        _split_kernel[(num_tiles, shape.kv_heads, programs)](
+            *common,
+            plan.partials,
+            plan.masses,
+            shared,
+            plan.rows,
+            plan.slots,
+            is_shared=is_shared,
+            tile_rows=tile,
+            **constants,
+        )
+
+
+def _tile_keys(queries: Tensor) -> int:
+    """Keys in a tile, and rows in one of the chunked path: of a power of two up to 64. They are the
+    same for every batch, so that sums are.
+    """
+    numbers = _FLOAT32_TILE_NUMBERS if queries.dtype is torch.float32 else _TILE_NUMBERS
+    return int(min(64, max(16, numbers // triton.next_power_of_2(queries.shape[2]))))
+
+
+def _product_type(queries: Tensor) -> Any:
+    """What products are taken of, with sums in float32: the type of the queries on a GPU. The
+    interpreter's products of bfloat16 are wrong, so there it is float32.
+    """
+    wide = queries.device.type != "cuda" or queries.dtype is torch.float32
+    return tl.float32 if wide else tl.bfloat16 if queries.dtype is torch.bfloat16 else tl.float16
+
+
+@triton.jit
+def _split_tokens(
+    num_tokens: tl.tensor, split_tokens: tl.constexpr, max_splits: tl.constexpr
+) -> Any:
+    """The length of the splits of `num_tokens`: a multiple of `split_tokens`."""
+    return split_tokens * tl.maximum(1, tl.cdiv(num_tokens, split_tokens * max_splits))
+
+
+@triton.jit
+def _attend(  # noqa: PLR0913, PLR0917
+    queries: tl.tensor,
+    cache: tl.tensor,
+    scales: tl.tensor,
+    table: tl.tensor,
+    at: tl.tensor,
+    mask: tl.tensor,
+    begin: tl.tensor,
+    end: tl.tensor,
+    first: tl.tensor,
+    highs: tl.tensor,
+    first_position: tl.tensor,
+    factor: tl.tensor,
+    stride_block: tl.tensor,
+    stride_plane: tl.tensor,
+    stride_head: tl.tensor,
+    tile_rows: tl.constexpr,
+    head_dim: tl.constexpr,
+    padded_dim: tl.constexpr,
+    block_size: tl.constexpr,
+    tile_keys: tl.constexpr,
+    product: tl.constexpr,
+    window: tl.constexpr,
+) -> Any:
+    """Attention of the rows that begin at `at` [rows] of the queries to the keys at `begin` to
+    `end` - 1: outputs [rows, padded_dim], and base-two logarithms of the masses [rows], -inf where
+    a row sees nothing. Row r is at position `highs[r]`, the first one at `first`.
+    """
+    dims = tl.arange(0, padded_dim)
+    query = tl.load(queries + at[:, None] + dims[None, :], mask=mask, other=0.0).to(product)
+    floor = first_position
+    lows = tl.full((tile_rows,), first_position, tl.int32)
+    if window > 0:
+        floor = tl.maximum(floor, first - window + 1)
+        lows = tl.maximum(lows, highs - window + 1)
+    begin = tl.maximum(begin, floor // tile_keys * tile_keys)
+    # Up to here every row sees every key of a tile.
+    middle = begin
+    if window == 0:
+        whole = tl.maximum(tl.minimum(first + 1, end) - begin, 0) // tile_keys * tile_keys
+        middle = tl.where(floor > begin, begin, begin + whole)
+    kv_head = tl.program_id(1)
+    keys = cache + kv_head * stride_head
+    values = keys + stride_plane
+    if scales is not None:
+        factor *= tl.load(scales + kv_head)
+    acc = tl.zeros((tile_rows, padded_dim), tl.float32)
+    total = tl.zeros((tile_rows,), tl.float32)
+    peak = tl.full((tile_rows,), float("-inf"), tl.float32)
+    for is_edge in tl.static_range(2):
+        for tile in range(middle if is_edge else begin, end if is_edge else middle, tile_keys):
+            positions = tile + tl.arange(0, tile_keys)
+            held = (positions >= floor) & (positions < end)
+            blocks = tl.load(table + positions // block_size, mask=held, other=0).to(tl.int64)
+            places = blocks * stride_block + (positions % block_size) * head_dim
+            key = tl.load(
+                keys + places[None, :] + dims[:, None],
+                mask=held[None, :] & (dims < head_dim)[:, None],
+                other=0.0,
+            ).to(product)
+            value = tl.load(
+                values + places[:, None] + dims[None, :],
+                mask=held[:, None] & (dims < head_dim)[None, :],
+                other=0.0,
+            ).to(product)
+            scores = tl.dot(query, key, input_precision="ieee") * factor
+            if is_edge:
+                finite = tl.abs(value.to(tl.float32)) < float("inf")
+                spoiled = tl.min(finite.to(tl.int32), axis=1) == 0
+                value = tl.where(finite, value, 0.0).to(product)
+                scores = tl.where(spoiled[None, :], float("nan"), scores)
+                seen = (positions[None, :] >= lows[:, None]) & held[None, :]
+                seen &= positions[None, :] <= highs[:, None]
+                scores = tl.where(seen, scores, float("-inf"))
+            highest = tl.maximum(peak, tl.max(scores, axis=1))
+            # Of -inf alone nothing is to be subtracted: it would not be a number.
+            shift = tl.where(highest == float("-inf"), 0.0, highest)
+            weights = tl.exp2(scores - shift[:, None])
+            kept = tl.exp2(peak - shift)
+            total = total * kept + tl.sum(weights, axis=1)
+            acc = acc * kept[:, None] + tl.dot(weights.to(product), value, input_precision="ieee")
+            peak = highest
+    if scales is not None:
+        acc *= tl.load(scales + tl.num_programs(1) + kv_head)
+    mass = tl.where(total == 0.0, 1.0, total)
+    return acc / mass[:, None], tl.where(total == 0.0, float("-inf"), peak + tl.log2(mass))
+
+
+@triton.jit
+def _split_kernel(  # noqa: PLR0913, PLR0917
+    queries: tl.tensor,
+    cache: tl.tensor,
+    out: tl.tensor,
+    scales: tl.tensor,
+    tables: tl.tensor,
+    query_starts: tl.tensor,
+    context_lens: tl.tensor,
+    factor: tl.tensor,
+    first_position: tl.tensor,
+    size: tl.tensor,
+    stride_table: tl.tensor,
+    stride_row: tl.tensor,
+    stride_query_head: tl.tensor,
+    stride_block: tl.tensor,
+    stride_plane: tl.tensor,
+    stride_head: tl.tensor,
+    partials: tl.tensor,
+    masses: tl.tensor,
+    shared: tl.tensor,
+    rows: tl.tensor,
+    slots: tl.tensor,
+    is_shared: tl.constexpr,
+    tile_rows: tl.constexpr,
+    sharing: tl.constexpr,
+    head_dim: tl.constexpr,
+    padded_dim: tl.constexpr,
+    block_size: tl.constexpr,
+    tile_keys: tl.constexpr,
+    product: tl.constexpr,
+    window: tl.constexpr,
+    short_rows: tl.constexpr = SHORT_ROWS,
+    split_tokens: tl.constexpr = SPLIT_TOKENS,
+    max_splits: tl.constexpr = MAX_SPLITS,
+) -> None:
+    """Of a tile of places of the short path, every so many-th split: of what the batch shares, for
+    places of any sequences; or of the rest, for places of one.
+    """
+    per_tile: tl.constexpr = tile_rows // sharing
+    index = tl.arange(0, tile_rows)
+    real = index < per_tile * sharing
+    if is_shared:
+        places = tl.program_id(0) * per_tile + index // sharing
+        real &= places < size * rows
+        sequences = tl.where(real, places // rows, 0)
+        ranks = places % rows
+        starts = tl.load(query_starts + sequences)
+        counts = tl.load(query_starts + sequences + 1) - starts
+        table = tables
+        base, num_tokens, first, end, slot = 0, shared, shared, shared, 0
+        highs = tl.full((tile_rows,), shared, tl.int32)
+    else:
+        tiles = tl.cdiv(rows, per_tile)
+        sequence = tl.program_id(0) // tiles
+        rank = tl.program_id(0) % tiles * per_tile
+        ranks = rank + index // sharing
+        places = sequence * rows + ranks
+        starts = tl.load(query_starts + sequence)
+        counts = tl.load(query_starts + sequence + 1) - starts
+        if (rank >= counts) | (counts > short_rows):
+            return
+        table = tables + sequence.to(tl.int64) * stride_table
+        context = tl.load(context_lens + sequence)
+        base, num_tokens = shared, tl.maximum(context - shared, 0)
+        slot = tl.cdiv(shared, _split_tokens(shared, split_tokens, max_splits))
+        first = context - counts + rank
+        end = tl.minimum(first + per_tile, context)
+        highs = context - counts + ranks
+    real &= ranks < counts
+    dims = tl.arange(0, padded_dim)
+    heads = tl.program_id(1) * sharing + index % sharing
+    rows_at = (starts + ranks).to(tl.int64)
+    mask = real[:, None] & (dims < head_dim)[None, :]
+    num_heads = tl.num_programs(1) * sharing
+    length = _split_tokens(num_tokens, split_tokens, max_splits)
+    # Where there is one slot, a row that sees nothing is written, too.
+    splits = tl.where(slots == 1, 1, tl.cdiv(num_tokens, length))
+    for split in range(tl.program_id(2), splits, tl.num_programs(2)):
+        begin = base + split * length
+        result, mass = _attend(
+            queries,
+            cache,
+            scales,
+            table,
+            rows_at * stride_row + heads * stride_query_head,
+            mask,
+            begin,
+            tl.minimum(begin + length, end),
+            first,
+            highs,
+            first_position,
+            factor,
+            stride_block,
+            stride_plane,
+            stride_head,
+            tile_rows,
+            head_dim,
+            padded_dim,
+            block_size,
+            tile_keys,
+            product,
+            window,
+        )
+        if slots == 1:
+            at = (rows_at * num_heads + heads) * head_dim
+            tl.store(out + at[:, None] + dims[None, :], result, mask=mask)
+        else:
+            at = (places.to(tl.int64) * num_heads + heads) * slots + slot + split
+            tl.store(partials + (at * head_dim)[:, None] + dims[None, :], result, mask=mask)
+            tl.store(masses + at, mass, mask=real)
+
+
+@triton.jit
+def _merge_kernel(  # noqa: PLR0913, PLR0917
+    out: tl.tensor,
+    partials: tl.tensor,
+    masses: tl.tensor,
+    query_starts: tl.tensor,
+    context_lens: tl.tensor,
+    shared: tl.tensor,
+    rows: tl.tensor,
+    slots: tl.tensor,
+    head_dim: tl.constexpr,
+    padded_dim: tl.constexpr,
+    short_rows: tl.constexpr = SHORT_ROWS,
+    split_tokens: tl.constexpr = SPLIT_TOKENS,
+    max_splits: tl.constexpr = MAX_SPLITS,
+) -> None:
+    """Of a place and a head, the average of all splits by their masses, one after the other."""
+    place = tl.program_id(0)
+    sequence = place // rows
+    rank = place % rows
+    start = tl.load(query_starts + sequence)
+    count = tl.load(query_starts + sequence + 1) - start
+    if (rank >= count) | (count > short_rows):
+        return
+    num_tokens = tl.maximum(tl.load(context_lens + sequence) - shared, 0)
+    splits = tl.cdiv(num_tokens, _split_tokens(num_tokens, split_tokens, max_splits))
+    splits += tl.cdiv(shared, _split_tokens(shared, split_tokens, max_splits))
+    at = (place.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * slots
+    index = tl.arange(0, 2 * max_splits)
+    mass = tl.load(masses + at + index, mask=index < splits, other=float("-inf"))
+    peak = tl.max(mass, axis=0)
+    shift = tl.where(peak == float("-inf"), 0.0, peak)
+    total = tl.sum(tl.exp2(mass - shift), axis=0)
+    dims = tl.arange(0, padded_dim)
+    inside = dims < head_dim
+    acc = tl.zeros((padded_dim,), tl.float32)
+    for split in range(splits):
+        weight = tl.exp2(tl.load(masses + at + split) - shift)
+        part = tl.load(partials + (at + split) * head_dim + dims, mask=inside, other=0.0)
+        acc += weight * part
+    row = (start + rank).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    tl.store(out + row * head_dim + dims, acc / tl.where(total == 0.0, 1.0, total), mask=inside)
+
+
+@triton.jit
+def _chunk_kernel(  # noqa: PLR0913, PLR0917
+    queries: tl.tensor,
+    cache: tl.tensor,
+    out: tl.tensor,
+    scales: tl.tensor,
+    tables: tl.tensor,
+    query_starts: tl.tensor,
+    context_lens: tl.tensor,
+    factor: tl.tensor,
+    first_position: tl.tensor,
+    size: tl.tensor,
+    stride_table: tl.tensor,
+    stride_row: tl.tensor,
+    stride_query_head: tl.tensor,
+    stride_block: tl.tensor,
+    stride_plane: tl.tensor,
+    stride_head: tl.tensor,
+    tile_rows: tl.constexpr,
+    sharing: tl.constexpr,
+    head_dim: tl.constexpr,
+    padded_dim: tl.constexpr,
+    block_size: tl.constexpr,
+    tile_keys: tl.constexpr,
+    product: tl.constexpr,
+    window: tl.constexpr,
+    short_rows: tl.constexpr = SHORT_ROWS,
+) -> None:
+    """A tile of rows of one sequence of the chunked path over its whole context.
+
+    Sequence s has the tiles from query_starts[s] // rows of a tile + s on: enough for its rows, and
+    found again by bisection.
+    """
+    per_tile: tl.constexpr = tile_rows // sharing
+    tile = tl.program_id(0)
+    sequence, above = tile * 0, tile * 0 + size
+    while above - sequence > 1:
+        middle = (sequence + above) // 2
+        is_below = tl.load(query_starts + middle) // per_tile + middle <= tile
+        sequence = tl.where(is_below, middle, sequence)
+        above = tl.where(is_below, above, middle)
+    start = tl.load(query_starts + sequence)
+    count = tl.load(query_starts + sequence + 1) - start
+    rank = (tile - start // per_tile - sequence) * per_tile
+    if (rank >= count) | (count <= short_rows):
+        return
+    context = tl.load(context_lens + sequence)
+    index = tl.arange(0, tile_rows)
+    ranks = rank + index // sharing
+    real = (index < per_tile * sharing) & (ranks < count)
+    first = context - count + rank
+    dims = tl.arange(0, padded_dim)
+    heads = tl.program_id(1) * sharing + index % sharing
+    rows_at = (start + ranks).to(tl.int64)
+    mask = real[:, None] & (dims < head_dim)[None, :]
+    result, _ = _attend(
+        queries,
+        cache,
+        scales,
+        tables + sequence.to(tl.int64) * stride_table,
+        rows_at * stride_row + heads * stride_query_head,
+        mask,
+        0,
+        tl.minimum(first + per_tile, context),
+        first,
+        context - count + ranks,
+        first_position,
+        factor,
+        stride_block,
+        stride_plane,
+        stride_head,
+        tile_rows,
+        head_dim,
+        padded_dim,
+        block_size,
+        tile_keys,
+        product,
+        window,
+    )
+    at = (rows_at * (tl.num_programs(1) * sharing) + heads) * head_dim
+    tl.store(out + at[:, None] + dims[None, :], result, mask=mask)

@@ -1,0 +1,60 @@
+# Apart: what the model calls; imports Triton only when it is chosen.
+"""The Triton kernels as a backend of the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worker.ops.backends import Attention, AttentionShape, HeadNorms
+from worker.ops.rope import RopeTable
+from worker.ops.step import StepTensors
+from worker.ops.triton import attention, fused
+
+# Of a device that is none, in the interpreter.
+_INTERPRETED_SMS = 4
+
+
+class TritonBackend:
+    """Implements `Backend` on a GPU, and on a CPU in Triton's interpreter."""
+
+    name = "triton"
+
+    def __init__(self, device: torch.device) -> None:
+        self._num_sms = _INTERPRETED_SMS
+        if device.type == "cuda":
+            self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+
+    def plan(self, step: StepTensors, shape: AttentionShape, rope: RopeTable) -> Attention:
+        """Memory for partial results, by the step's shape alone."""
+        planned = attention.plan(step, shape, self._num_sms)
+        return _TritonAttention(planned, rope)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """In float32, rounded to x's dtype."""
+        out = torch.empty_like(x)
+        fused.rms_norm(x, weight, eps, out)
+        return out
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """In float32, rounded to gate_up's dtype."""
+        out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+        fused.silu_mul(gate_up, out)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class _TritonAttention:
+    planned: attention.AttentionPlan
+    rope: RopeTable
+
+    def write(self, qkv: Tensor, cache: Tensor, norms: HeadNorms | None, rotates: bool) -> None:
+        rope = self.rope if rotates else None
+        fused.rotate_and_write(qkv, cache, self.planned.step, rope, norms)
+
+    def run(self, queries: Tensor, cache: Tensor) -> Tensor:
+        out = queries.new_empty(len(queries), queries.shape[1] * queries.shape[2])
+        attention.run(queries, cache, self.planned, out)
+        return out
