@@ -180,6 +180,53 @@ def test_a_constrained_stream_says_the_same(client: openai.OpenAI) -> None:
     assert cut.message.content == text[: text.index('"')]
 
 
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "additionalProperties": False,
+                "properties": {key: {"enum": values}, "note": {"type": "string", "maxLength": 9}},
+                "required": [key, "note"],
+            },
+        },
+    }
+    for name, key, values in (("paint", "colour", ["red", "blue"]), ("count", "number", [1, 2, 3]))
+]
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "count"}}], ids=str
+)
+def test_calls_that_must_come_come_and_validate(client: openai.OpenAI, choice: Any) -> None:
+    """Whatever the model: arguments are of the tool's schema, streamed or not."""
+    schemas = {t["function"]["name"]: t["function"]["parameters"] for t in TOOLS}
+    asked: dict[str, Any] = {"model": MODEL, "messages": HELLO, "tools": TOOLS, "max_tokens": 300}
+    asked |= {"tool_choice": choice, "parallel_tool_calls": False}
+    num_calls = 0
+    for seed in range(6):
+        whole = client.chat.completions.create(**asked, seed=seed).choices[0]
+        with client.chat.completions.stream(**asked, seed=seed) as stream:
+            streamed = stream.get_final_completion().choices[0]
+        calls = whole.message.tool_calls or []
+        told = [(call.function.name, call.function.arguments) for call in calls]
+        assert told == [
+            (call.function.name, call.function.arguments)
+            for call in streamed.message.tool_calls or []
+        ]
+        if whole.finish_reason == "length":
+            continue
+        assert (whole.finish_reason, len(told)) == ("tool_calls", 1)
+        assert not whole.message.content
+        for name, arguments in told:
+            assert choice == "required" or name == "count"
+            jsonschema.validate(json.loads(arguments), schemas[name])
+            num_calls += 1
+    assert num_calls
+
+
 def test_text_completions_and_older_names_are_constrained(client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"model": MODEL, "prompt": ["foko", "lasa"], "n": 2, "max_tokens": 30}
     for extra in (

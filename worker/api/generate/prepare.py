@@ -29,7 +29,7 @@ from worker.api.generate.text import Encode, ModelText, opens_a_turn
 from worker.api.http.arrival import Arrival
 from worker.api.http.limits import malformed
 from worker.api.http.off_loop import off_loop_when_large
-from worker.api.schema.constraints import Constraint, constraint_of, grammar_of, refused
+from worker.api.schema.constraints import CALLS, Constraint, constraint_of, grammar_of, refused
 from worker.api.schema.params import (
     ModelLimits,
     SamplingContext,
@@ -201,7 +201,8 @@ class RequestPreparer:
         form, shown_ids = self._forms.form_of(request, prompt)
         text = replace(prepared.text, shown_ids=shown_ids)
         # What an answer must match is all of it: there is no call or reasoning to look for.
-        return replace(prepared, form=form if constraint is None else None, text=text)
+        is_plain = constraint is not None and constraint.field != CALLS
+        return replace(prepared, form=None if is_plain else form, text=text)
 
     async def completion(self, body: bytes, arrival: Arrival) -> Prepared:
         """`POST /v1/completions`; without a limit the answer has 16 tokens."""

@@ -20,6 +20,7 @@ from worker.api.schema.params import invalid
 from worker.api.schema.parse import decode
 from worker.api.schema.requests import (
     MAX_GRAMMAR_BYTES,
+    ChatRequest,
     GenerationFields,
     JsonObjectFormat,
     JsonSchemaFormat,
@@ -29,6 +30,7 @@ from worker.api.schema.requests import (
     TextFormat,
     refuse_unsupported,
 )
+from worker.api.schema.tools import answer_schema, tool_use
 from worker.errors import RequestError
 
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -56,6 +58,10 @@ class Constraint:
     field: str
 
 
+# The field of a constraint to tool calls.
+CALLS = "tool_choice"
+
+
 def constraint_of(request: SamplingFields) -> Constraint | None:
     """What the request's own fields ask for. Raises `RequestError` for more than one thing."""
     found: list[Constraint] = []
@@ -67,6 +73,10 @@ def constraint_of(request: SamplingFields) -> Constraint | None:
             value = getattr(request, name)
             if value is not None:
                 found.append(Constraint(StructuredOutputs(**{kind: value}), name))
+    use = tool_use(request) if isinstance(request, ChatRequest) else None
+    calls = None if use is None or use.choice == "none" else answer_schema(use)
+    if calls is not None:
+        found.append(Constraint(StructuredOutputs(json=calls), CALLS))
     if len(found) > 1:
         names = " and ".join(f"`{each.field}`" for each in found)
         reason = f"{names} constrain the same answer; send one of them"
