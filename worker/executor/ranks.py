@@ -87,6 +87,7 @@ class Ranks:
         self._lost = threading.Event()
         self._why_lost = ""
         self._closing = threading.Event()
+        self._is_joined = False
 
     def start(self, device: torch.device) -> None:
         """Start them and join them, with rank 0's `device`. Call it from a thread that lives as
@@ -99,16 +100,21 @@ class Ranks:
             # Its file descriptor is the store's from here on.
             store = _store(port, self._size, is_master=True, master_listen_fd=listener.detach())
         join(Shard(0, self._size), store, device)
+        self._is_joined = True
 
     def send(self, message: ToRank) -> None:
         """Hand a message to every rank. Raises OSError where one is gone."""
+        if self._closing.is_set():
+            raise RuntimeError("the executor is shut down")
         encoded = self._encoder.encode(message)
         for process in self._processes:
             _write(process, encoded)
 
     def why_lost(self, timeout_seconds: float) -> str | None:
-        """Which rank is gone; None if none is, not even after a while."""
-        return self._why_lost if self._lost.wait(timeout_seconds) else None
+        """Which rank is gone; None if none is, not even after a while, or all were told to go."""
+        if self._closing.is_set() or not self._lost.wait(timeout_seconds):
+            return None
+        return self._why_lost
 
     def close(self) -> None:
         """End them: they leave when their input ends, or are killed. Idempotent."""
@@ -122,7 +128,8 @@ class Ranks:
             watcher.join(EXIT_SECONDS)
             process.kill()
             watcher.join()
-        if distributed.is_initialized():
+        if self._is_joined:
+            self._is_joined = False
             distributed.destroy_process_group()
 
     def _spawn(self, rank: int, port: int) -> None:
