@@ -39,6 +39,7 @@ from worker.engine.messages import (
     Shutdown,
     StepOutputs,
     ToEngine,
+    Vocabulary,
 )
 from worker.engine.pipeline import Pipeline
 from worker.engine.scheduler import Scheduler
@@ -54,6 +55,7 @@ logger = logging.getLogger(__name__)
 
 WARM_UP_SECONDS = 60.0
 LAST_WORDS_SECONDS = 2.0
+_COMPILING_SECONDS = 0.002  # between two looks whether a grammar is compiled
 
 
 class EngineSocket:
@@ -193,6 +195,8 @@ class Server:
                 self._pulse.idle()
                 self._channel.wait()
                 self._speculation_log.resume(time.monotonic())
+            elif self._core.is_compiling:
+                self._channel.wait(_COMPILING_SECONDS)
             self._pulse.working(commanded=self._num_commands > 0)
             if not self._receive():
                 return
@@ -211,6 +215,8 @@ class Server:
                 self._core.add(message)
             elif isinstance(message, AbortRequests):
                 self._core.abort(message.request_ids)
+            elif isinstance(message, Vocabulary):
+                self._core.take_vocabulary(message)
             elif isinstance(message, Shutdown):
                 return False
             else:

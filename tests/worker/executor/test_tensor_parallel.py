@@ -239,6 +239,23 @@ def draw_of(executor: Executor, tokens: list[int], start: int = 0) -> Any:
     return execute(executor, SchedulerOutput(0, (sequence,))).sampled[1]
 
 
+def test_a_masked_draw_is_the_same_on_every_rank(alone: Executor, two_ranks: Executor) -> None:
+    """What follows on a token that only the device knows is what follows on the one allowed."""
+    mask, drawn = bytes([0, 1 << 5]), []
+    greedy = SamplingParams(max_tokens=1, temperature=0.0, logprobs=4)
+    for executor in (alone, two_ranks):
+        masked, free = SampleSpec(greedy, 4, masks=(mask,)), SampleSpec(greedy, 5)
+        steps = (
+            ScheduledSequence(1, [5, 17, 80, 3], 0, [4], (masked,)),
+            ScheduledSequence(1, [], 4, [4], (free,), takes_pending=True),
+        )
+        outputs = [execute(executor, SchedulerOutput(0, (step,))).sampled[1][0] for step in steps]
+        assert outputs[0].token_id == 13
+        drawn.append(outputs[1])
+    assert drawn[0].token_id == drawn[1].token_id
+    assert drawn[1].logprobs.logprobs == pytest.approx(drawn[0].logprobs.logprobs, abs=1e-5)
+
+
 @pytest.mark.parametrize("level", [1, 2])
 def test_ranks_sleep_and_wake_together(two_ranks: Executor, level: int) -> None:
     """The same numbers as before, and no rank has kept what it had in its cache."""
