@@ -196,6 +196,8 @@ class EngineConfig:
     num_threads: int | None = None
     cpu_activations: str = "float32"
     device: str = "auto"
+    # Processes that share the model, each with a device of its own.
+    tensor_parallel_size: int = 1
     attention_backend: str = "auto"
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     sim: SimConfig = field(default_factory=SimConfig)

@@ -88,6 +88,12 @@ _ENGINE = (
     ),
     Flag("--device", DEVICES, "auto is the first GPU that CUDA sees, else the CPU"),
     Flag(
+        "--tensor-parallel-size",
+        at_least(1),
+        "processes that share the model, each with a GPU, or with its part of the CPU threads"
+        " (default %(default)s)",
+    ),
+    Flag(
         "--attention-backend",
         ATTENTION_BACKENDS,
         "what runs attention, norms and activations; auto is triton on a GPU and native kernels on"
@@ -112,8 +118,8 @@ _ENGINE = (
     Flag(
         "--kv-cache-memory-bytes",
         byte_count,
-        "memory of the KV cache, such as 4G (default: by what is available; on a CPU 1 GiB or"
-        " one longest sequence, and at most a quarter of that)",
+        "memory of the KV cache, of each rank, such as 4G (default: by what is available; on a CPU"
+        " 1 GiB or one longest sequence, and at most a quarter of that)",
     ),
     Flag(
         "--gpu-memory-utilization",

@@ -15,6 +15,7 @@ through the `gguf` package, which is imported only when a file needs it.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from importlib import import_module
@@ -75,8 +76,13 @@ class WeightFile(Protocol):
         """What the checkpoint itself calls (or would call) a tensor."""
         ...
 
-    def read_into(self, name: str, destination: Tensor) -> None:
-        """Decode one tensor into contiguous memory of its shape, of any float dtype and device."""
+    def read_into(
+        self, name: str, destination: Tensor, first_row: int = 0, first_column: int = 0
+    ) -> None:
+        """Decode one tensor, or the part of it that begins at a row and a column (of a vector, at
+        element `first_row`), into contiguous memory of the part's shape, of any float dtype and
+        device. A part of what holds a rotary embedding's rows is one of whole heads.
+        """
         ...
 
     def stored(self, name: str) -> Stored | None:
@@ -128,14 +134,27 @@ class GgufCheckpoint:
         """A whole tensor as float32 on the CPU."""
         return read(self, name)
 
-    def read_into(self, name: str, destination: Tensor) -> None:
-        parts = self._parts(name, destination)
-        count = len(parts)
-        step = max(1, _PIECE_ELEMENTS * count // max(1, destination.numel()))
-        for start in range(0, count, step):
+    def read_into(
+        self, name: str, destination: Tensor, first_row: int = 0, first_column: int = 0
+    ) -> None:
+        shape, heads = self._file.tensors[self._stored[name]].shape, self._rotary_heads(name)
+        if heads is None and len(shape) == 1:  # a vector is decoded as one row
+            shape, destination = (1, *shape), destination.unsqueeze(0)
+            first_row, first_column = 0, first_row
+        count = shape[0] if heads is None else heads
+        rows_of_part = shape[0] // count
+        parts = _parts(destination, None if heads is None else rows_of_part)
+        first = first_row // rows_of_part
+        columns = slice(first_column, first_column + destination.shape[-1])
+        step = max(1, _PIECE_ELEMENTS * count // max(1, math.prod(shape)))
+        for start in range(0, len(parts), step):
             piece = parts[start : start + step]
-            values = read_part(self._file, self._stored[name], start, start + len(piece), count)
-            piece.copy_(torch.from_numpy(values).view(piece.shape))
+            place = first + start
+            values = read_part(self._file, self._stored[name], place, place + len(piece), count)
+            decoded = torch.from_numpy(values)
+            if len(shape) > 1:
+                decoded = decoded.view(*piece.shape[:-1], shape[-1])[..., columns]
+            piece.copy_(decoded.view(piece.shape))
 
     def stored(self, name: str) -> Stored | None:
         info = self._file.tensors[self._stored[name]]
@@ -144,21 +163,22 @@ class GgufCheckpoint:
         data = np.frombuffer(self._file.tensor_bytes(self._stored[name]), np.uint8)
         return Stored(info.type.name, *info.shape, data, self._rotary_heads(name) or 0)
 
-    def _parts(self, name: str, destination: Tensor) -> Tensor:
-        """The destination as a row of parts in the order the file has them: rows, or, where rotary
-        rows are interleaved, heads with their two halves taken in turns.
-        """
-        rows = self._rotary_heads(name)
-        if rows is not None:
-            return destination.view(rows, 2, -1, *destination.shape[1:]).transpose(1, 2)
-        return destination if destination.dim() > 1 else destination.unsqueeze(0)
-
     def _rotary_heads(self, name: str) -> int | None:
         if self.config.architecture not in _INTERLEAVED:
             return None
         if ".q_proj." in name:
             return self.config.num_heads
         return self.config.num_kv_heads if ".k_proj." in name else None
+
+
+def _parts(destination: Tensor, head_rows: int | None) -> Tensor:
+    """The destination as a row of parts in the order the file has them: rows, or, where rotary rows
+    are interleaved, heads of `head_rows` with their two halves taken in turns.
+    """
+    if head_rows is None:
+        return destination
+    halves = destination.view(-1, 2, head_rows // 2, *destination.shape[1:])
+    return halves.transpose(1, 2)
 
 
 def _hf_name(name: str) -> str:
@@ -200,8 +220,16 @@ class SafetensorsCheckpoint:
     def stored_name(self, name: str) -> str:
         return name
 
-    def read_into(self, name: str, destination: Tensor) -> None:
-        destination.copy_(self._tensor(name))
+    def read_into(
+        self, name: str, destination: Tensor, first_row: int = 0, first_column: int = 0
+    ) -> None:
+        view = self._view(name)
+        if list(destination.shape) == view.get_shape():
+            destination.copy_(self._tensor(name))
+            return
+        rows = slice(first_row, first_row + len(destination))
+        columns = slice(first_column, first_column + destination.shape[-1])
+        destination.copy_(view[rows, columns] if destination.dim() > 1 else view[rows])
 
     def stored(self, name: str) -> Stored | None:
         tensor = self._tensor(name)
@@ -210,14 +238,19 @@ class SafetensorsCheckpoint:
         return None if tensor.dtype is torch.float64 else stored(tensor)
 
     def _tensor(self, name: str) -> Tensor:
-        shard = self._shard_of[name]
-        dtype = shard.get_slice(name).get_dtype()
+        self._view(name)
+        tensor: Tensor = self._shard_of[name].get_tensor(name)
+        return tensor
+
+    def _view(self, name: str) -> Any:
+        """A view that reads what is indexed. Raises `ModelError` for numbers of other types."""
+        view = self._shard_of[name].get_slice(name)
+        dtype = view.get_dtype()
         if dtype not in _SAFE_FLOATS:
             raise ModelError(
                 f"{self.source}: tensor {name} is {dtype}; supported are {', '.join(_SAFE_FLOATS)}"
             )
-        tensor: Tensor = shard.get_tensor(name)
-        return tensor
+        return view
 
 
 def _shard_names(path: Path) -> list[str]:
