@@ -13,6 +13,7 @@ import yaml
 from fleet.devices import Gpu, Placement, place
 from fleet.envoy.settings import BootstrapConfig, Mechanism, PipeAddress, SocketAddress
 from fleet.process import Program
+from worker import speculation_flags
 
 _LOOPBACK = "127.0.0.1"
 PORTS_OF_A_PICKER = 3  # ext_proc, health, HTTP
@@ -189,7 +190,12 @@ class Plan:
         # In our folder, so that what a killed worker could not remove goes with it.
         environment = {"TMPDIR": str(site.folder)}
         if options.engine == "torch":
-            argv += ["--num-threads", str(threads)]
+            argv += [
+                "--num-threads",
+                str(threads),
+                speculation_flags.FLAG,
+                speculation_flags.LOOKUP,
+            ]
             placements = self.placements
             if placements:
                 placement = placements[index % len(placements)]
