@@ -229,11 +229,12 @@ def _build_text(config: ServeConfig, checkpoint: Checkpoint | None) -> _Text:
 
 
 def _vocabulary(config: ServeConfig, tokenizer: Tokenizer) -> Vocabulary | None:
-    ends, size = config.engine.eos_token_ids, config.api.vocab_size
+    size = config.api.vocab_size
+    ends = [token for token in config.engine.eos_token_ids if token < size]
     if not ends:
         return None
     special_ids = sorted({*tokenizer.special_ids, *ends} & set(range(size)))
-    return Vocabulary([tokenizer.token_bytes(i) for i in range(size)], special_ids, list(ends))
+    return Vocabulary([tokenizer.token_bytes(i) for i in range(size)], special_ids, ends)
 
 
 def _crash() -> None:
