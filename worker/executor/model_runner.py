@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from typing import Any
 
 # Before torch loads OpenMP, which reads it once: threads that wait by spinning stall each other for
@@ -38,7 +39,7 @@ from worker.executor.step_batch import StepBatch
 from worker.models.llama import LlamaModel
 from worker.ops.cpu.sampling import NativeDraws
 from worker.ops.rejection import STANDARD, Sums
-from worker.ops.sample import TORCH_SAMPLER, Sampler
+from worker.ops.sample import TORCH_SAMPLER, Sampler, draw_rows
 from worker.types import ModelOutput, ScheduledSequence, SchedulerOutput
 
 
@@ -68,8 +69,7 @@ class ModelRunner:
         self._drafter = drafter
         self._rejection_method = rejection_method
         self._sums = sums
-        kernels = model.kernels
-        self._sampler = TORCH_SAMPLER if kernels is None else Sampler(NativeDraws(kernels))
+        self._sampler = _sampler(model)
         with torch.inference_mode():
             self._cache: Tensor | None = allocate_cache()
         self._state = DeviceState(self._cache.shape[4], model.device)
@@ -151,6 +151,14 @@ class ModelRunner:
         """Drop the weights and the cache. Idempotent."""
         self._is_shut_down = True
         self._model = self._cache = self._offloaded = self._drafter = None
+
+
+def _sampler(model: LlamaModel) -> Sampler:
+    if model.kernels is not None:
+        return Sampler(NativeDraws(model.kernels))
+    if model.device.type == "cpu":
+        return TORCH_SAMPLER
+    return Sampler(partial(draw_rows, draw=model.backend.draw))
 
 
 @dataclass(frozen=True, slots=True)
