@@ -91,7 +91,7 @@ class Undrawable:
     reason: str
 
 
-_UNDRAWABLE = {
+UNDRAWABLE = {
     DrawState.NOT_NUMBERS: Undrawable(NOT_NUMBERS),
     DrawState.ALL_MASKED: Undrawable(ALL_MASKED),
 }
@@ -231,7 +231,7 @@ class PendingDraws:
         """The token of each spec, or why it has none. Waits for the device."""
         tokens, states = self.answers.tolist()
         return [
-            token if state == DrawState.DRAWN else _UNDRAWABLE[state]
+            token if state == DrawState.DRAWN else UNDRAWABLE[state]
             for token, state in zip(tokens, states, strict=True)
         ]
 
