@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ class PoisonedGraphs(GraphDevice):
         self.calls: list[str] = []
         self.is_busy = False
         self.spoilt: list[Tensor] = []
+        self._one_at_a_time = Lock()
         self._fetches: list[tuple[Tensor, Tensor]] = []
 
     def host_buffer(self, size: int) -> Tensor:
@@ -53,7 +55,7 @@ class PoisonedGraphs(GraphDevice):
         """When it is waited for, or must have been done."""
         with self._at_work("fetch"):
             target.fill_(-(1 << 31))
-        self._fetches.append((source, target))
+            self._fetches.append((source, target))
         return self._finish
 
     def spare_fetched(self) -> None:
@@ -61,19 +63,19 @@ class PoisonedGraphs(GraphDevice):
         self._finish()
 
     def _finish(self) -> None:
-        while self._fetches:
-            source, target = self._fetches.pop(0)
-            with self._at_work():
+        with self._at_work():
+            for source, target in self._fetches:
                 target.copy_(source)
+            self._fetches.clear()
 
     @contextmanager
     def _at_work(self, *calls: str) -> Iterator[None]:
-        self.calls += calls
-        was = torch.are_deterministic_algorithms_enabled()
-        torch.use_deterministic_algorithms(True)  # new memory is filled
-        self.is_busy = True
-        try:
-            yield
-        finally:
-            self.is_busy = False
-            torch.use_deterministic_algorithms(was)
+        with self._one_at_a_time:
+            self.calls += calls
+            torch.use_deterministic_algorithms(True)  # new memory is filled
+            self.is_busy = True
+            try:
+                yield
+            finally:
+                self.is_busy = False
+                torch.use_deterministic_algorithms(False)

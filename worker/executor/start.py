@@ -21,6 +21,7 @@ from worker.config import EngineConfig
 from worker.errors import ConfigError
 from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.loading import drafter_bytes_per_token, network_loader
+from worker.executor.graphs import CudaGraphs, DecodeGraphs, graph_sizes
 from worker.executor.kv_cache import allocate, choose_num_blocks, room_bytes
 from worker.models.config import ModelConfig
 from worker.models.llama import LlamaModel
@@ -70,13 +71,17 @@ def build_executor(config: EngineConfig) -> tuple[ModelRunner, int]:
         room = room_bytes(config, device)
         num_blocks = choose_num_blocks(config, model.config, kv_dtype, device, room, extra)
     blocks, shape = (num_blocks, config.block_size), model.config
+    chosen = config.speculative
+    has_drafter = not (chosen is None or load_network is None or network is None)
+    graphs = None if has_drafter else choose_graphs(config, backend, device)
 
     def allocate_cache() -> Tensor:
-        return allocate(*blocks, shape, kv_dtype, device)
+        # One block is written by padded rows of graphs, and never read.
+        num_held = num_blocks + (graphs is not None)
+        return allocate(num_held, config.block_size, shape, kv_dtype, device)
 
-    chosen = config.speculative
     if chosen is None or load_network is None or network is None:
-        return ModelRunner(model, load, allocate_cache), num_blocks
+        return ModelRunner(model, load, allocate_cache, graphs=graphs), num_blocks
     drafter = CachedDrafter(
         load_network, network, model, blocks, chosen.draft_sample_method, kv_dtype
     )
@@ -115,6 +120,26 @@ def choose_backend(name: str, device: torch.device) -> Backend:
         )
     module = importlib.import_module("worker.ops.triton.backend")
     return cast("Backend", module.TritonBackend(device))
+
+
+def choose_graphs(
+    config: EngineConfig, backend: Backend, device: torch.device
+) -> DecodeGraphs | None:
+    """Graphs of decode steps on a GPU, for a backend that waits for no value. Raises `ConfigError`
+    for sizes that cannot be captured.
+    """
+    limits = config.scheduler
+    if config.cuda_graph_sizes and max(config.cuda_graph_sizes) > limits.max_num_seqs:
+        raise ConfigError(
+            f"--cuda-graph-sizes up to {max(config.cuda_graph_sizes)}: no step has more sequences"
+            f" than --max-num-seqs {limits.max_num_seqs}"
+        )
+    if device.type != "cuda" or backend.name != "triton" or config.enforce_eager:
+        return None
+    sizes = config.cuda_graph_sizes or graph_sizes(limits.max_num_seqs)
+    # Slots are kept for the sequences of two steps, and slot 0 for none.
+    room = (2 * limits.max_num_seqs + 1, -(-limits.max_model_len // config.block_size))
+    return DecodeGraphs(CudaGraphs(device), sizes, room)
 
 
 def choose_dtype(name: str, device: torch.device, packs_bfloat16: bool) -> torch.dtype:

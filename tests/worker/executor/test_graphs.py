@@ -15,15 +15,17 @@ from poisoned_graphs import PoisonedGraphs
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from worker.config import CacheConfig, SchedulerConfig, SpeculativeConfig
+from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
 from worker.engine.drafters.registry import build_drafter
 from worker.engine.messages import AddRequest
 from worker.engine.scheduler import Scheduler
 from worker.engine.speculation import Speculation
+from worker.errors import ConfigError
 from worker.executor.graphs import DecodeGraphs, graph_sizes
 from worker.executor.interface import execute
 from worker.executor.model_runner import ModelRunner
+from worker.executor.start import choose_graphs
 from worker.ops.backends import TORCH
 from worker.ops.step import StepTensors
 from worker.types import SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
@@ -41,8 +43,11 @@ WISHES: list[dict[str, Any]] = [
 ADJUSTED: list[dict[str, Any]] = [
     {"temperature": 0.8, "repetition_penalty": 1.4},
     {"temperature": 0.0, "logprobs": 2},
-    {"temperature": 1.0, "min_tokens": 3},
     {"temperature": 0.0, "logit_bias": ((5, 3.0),)},
+]
+BANS = [
+    *WISHES,
+    {"temperature": 1.0, "min_tokens": 3, "stop_token_ids": tuple(range(60))},
 ]
 
 
@@ -100,7 +105,7 @@ def requests(wishes: list[dict[str, Any]], count: int) -> list[AddRequest]:
     for index in range(count):
         prompt = [7, 8, 9, 10][: index % 5] + [draw.randrange(90) for _ in range(1 + index % 7)]
         params = SamplingParams(
-            max_tokens=4 + index % 17, seed=index, ignore_eos=True, **wishes[index % len(wishes)]
+            max_tokens=4 + index % 17, seed=index, **wishes[index % len(wishes)]
         )
         made.append(AddRequest(str(index), prompt, params, 0.0))
     return made
@@ -133,7 +138,9 @@ def answers(
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("wishes", [WISHES, WISHES + ADJUSTED], ids=["plain", "adjusted"])
+@pytest.mark.parametrize(
+    "wishes", [WISHES, WISHES + ADJUSTED, BANS], ids=["plain", "adjusted", "banned"]
+)
 @pytest.mark.parametrize("num_blocks", [64, 17], ids=["roomy", "preempted"])
 def test_an_engine_on_graphs_answers_the_same(
     wishes: list[dict[str, Any]], overlap: bool, num_blocks: int
@@ -145,7 +152,7 @@ def test_an_engine_on_graphs_answers_the_same(
     runner = make_runner(device, num_blocks)
     device.calls.clear()
     assert answers(runner, asked, num_blocks, overlap) == expected
-    assert device.calls.count("send") > 20
+    assert device.calls.count("send") > 10
 
 
 def test_steps_with_drafts_go_beside_the_graphs() -> None:
@@ -175,15 +182,14 @@ def test_steps_larger_than_all_sizes_are_launched_anew() -> None:
     assert answers(make_runner(device, sizes=(2, 4)), asked, 64, overlap=True) == expected
 
 
-def decode(step: int, count: int, ahead: bool, **wishes: Any) -> SchedulerOutput:
-    """The step-th decode step of `count` sequences, whose prompt was one token."""
+def decode(step: int, wishes: list[dict[str, Any]], ahead: bool) -> SchedulerOutput:
+    """The step-th decode step of a sequence for each wish, whose prompt was one token."""
     shares = []
-    for index in range(count):
-        params = PARAMS.setdefault(
-            (index, *wishes), SamplingParams(max_tokens=99, seed=index, **wishes)
-        )
+    for index, wish in enumerate(wishes):
+        made = SamplingParams(max_tokens=99, seed=index, **wish)
+        params = PARAMS.setdefault((index, repr(wish)), made)
         table = tuple(range(8 * index, 8 * index + step // BLOCK + 1))
-        spec = (SampleSpec(params, step + 1),)
+        spec = (SampleSpec(params, step + 1, num_prompt=1),)
         tokens = [] if ahead else [index + 3]
         shares.append(ScheduledSequence(index, tokens, step, table, spec, takes_pending=ahead))
     return SchedulerOutput(step, tuple(shares))
@@ -234,14 +240,31 @@ def test_a_steady_step_is_one_copy_there_and_one_back(
     """Steps of which the last is not known, with new blocks among them: nothing else crosses."""
     device = PoisonedGraphs()
     runner = make_runner(device)
-    tickets = [runner.submit(decode(0, count, ahead=False, **wishes))]
+    tickets = [runner.submit(decode(0, [wishes] * count, ahead=False))]
     for step in range(1, 10):
         device.calls.clear()
-        ahead = decode(step, count, ahead=True, **wishes)
+        ahead = decode(step, [wishes] * count, ahead=True)
         with unhindered(device, monkeypatch):
             tickets.append(runner.submit(ahead))
         assert device.calls == ["send", "replay", "replay", "fetch"]
         assert len(tickets.pop(0).collect().sampled) == count
+
+
+@pytest.mark.parametrize("wishes", [WISHES, [{"temperature": 0.9, "logprobs": 2}] * 3])
+def test_answers_that_are_collected_late_are_those_of_their_step(
+    wishes: list[dict[str, Any]],
+) -> None:
+    """After the next step was submitted, log probabilities too."""
+
+    def late(runner: ModelRunner) -> list[Any]:
+        tickets = [runner.submit(decode(0, wishes, ahead=False))]
+        found = []
+        for step in range(1, 10):
+            tickets.append(runner.submit(decode(step, wishes, ahead=True)))
+            found.append(tickets.pop(0).collect().sampled)
+        return found
+
+    assert late(make_runner(PoisonedGraphs())) == late(make_runner(None))
 
 
 def test_the_guard_refuses_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +288,7 @@ def test_rows_that_are_no_numbers_fail_alone() -> None:
     """A context with nan in it."""
     device = PoisonedGraphs()
     runner = make_runner(device)
-    step = decode(0, 3, ahead=False)
+    step = decode(0, WISHES[:3], ahead=False)
     lost = ScheduledSequence(7, [1], 2, (60,), step.sequences[0].samples)
     output = execute(runner, SchedulerOutput(0, (*step.sequences, lost)))
     assert list(output.sampled) == [0, 1, 2]
@@ -276,14 +299,14 @@ def test_a_runner_that_slept_captures_again() -> None:
     """When cache and weights are back, and not before."""
     device = PoisonedGraphs()
     runner = make_runner(device)
-    first = execute(runner, decode(0, 3, ahead=False)).sampled
+    first = execute(runner, decode(0, WISHES[:3], ahead=False)).sampled
     device.calls.clear()
     runner.sleep(2)
     runner.wake(frozenset({"weights"}))
     assert not device.calls
     runner.wake(frozenset({"kv_cache"}))
     assert device.calls.count("capture") == 4 * 5
-    assert execute(runner, decode(0, 3, ahead=False)).sampled == first
+    assert execute(runner, decode(0, WISHES[:3], ahead=False)).sampled == first
     assert device.calls[-3:] == ["replay", "replay", "fetch"]
 
 
@@ -294,3 +317,12 @@ def test_sizes() -> None:
     assert graph_sizes(8) == (1, 2, 4, 8)
     assert graph_sizes(30) == (1, 2, 4, 8, 16, 24, 30)
     assert np.diff(graph_sizes(256)[3:]).tolist() == [8] * 31
+
+
+def test_graphs_are_for_a_gpu_and_for_steps_that_come() -> None:
+    """None on a CPU; sizes that no step has are refused."""
+    cpu = torch.device("cpu")
+    assert choose_graphs(EngineConfig("torch", "m"), TORCH, cpu) is None
+    config = EngineConfig("torch", "m", cuda_graph_sizes=(1, 500))
+    with pytest.raises(ConfigError, match="--cuda-graph-sizes up to 500"):
+        choose_graphs(config, TORCH, cpu)
