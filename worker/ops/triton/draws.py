@@ -21,10 +21,12 @@ from torch import Tensor
 
 from worker.ops.noise import Stream
 from worker.ops.sample import NOISE_ERROR, SAMPLING, SUM_ERROR, Cut, DrawColumns, DrawState
-from worker.ops.truncate import WIDE_HEAD, floors
+from worker.ops.truncate import WIDE_HEAD, Truncations, floors
 
 # Counts of Philox in a tile; each gives the words of eight tokens.
 _COUNTS = 256
+# Rows that are sorted at a time: 32 of 128,256 tokens take some 150 MB.
+_SORTED_ROWS = 32
 
 
 def draw(logits: Tensor, columns: DrawColumns, cut: Cut, stream: Stream = SAMPLING) -> Tensor:
@@ -35,10 +37,8 @@ def draw(logits: Tensor, columns: DrawColumns, cut: Cut, stream: Stream = SAMPLI
         return answers
     least = None
     if cut in {Cut.HEAD, Cut.ALL}:
-        heat = columns.temperatures[:, None]
-        scores = logits / torch.where(heat != 0, heat, 1.0)
-        width = WIDE_HEAD if cut is Cut.HEAD else vocab_size
-        least = floors(scores, scores.amax(1, keepdim=True), columns.limits, width)
+        parts = range(0, count, _SORTED_ROWS)
+        least = torch.cat([_floors(logits, columns, cut, first) for first in parts])
     counts = min(_COUNTS, triton.next_power_of_2(triton.cdiv(vocab_size, 8)))
     tiles = triton.cdiv(vocab_size, 8 * counts)
     best = torch.empty(3, count, tiles, device=logits.device)
@@ -60,6 +60,17 @@ def draw(logits: Tensor, columns: DrawColumns, cut: Cut, stream: Stream = SAMPLI
         not_numbers=int(DrawState.NOT_NUMBERS),
     )
     return answers
+
+
+def _floors(logits: Tensor, columns: DrawColumns, cut: Cut, first: int) -> Tensor:
+    """The least scores [n, 1] that may be drawn, of some rows from `first` on."""
+    rows = slice(first, first + _SORTED_ROWS)
+    heat = columns.temperatures[rows, None]
+    scores = logits[rows] / torch.where(heat != 0, heat, 1.0)
+    limits = columns.limits
+    own = Truncations(limits.log_min_p[rows], limits.top_p[rows], limits.top_k[rows])
+    width = WIDE_HEAD if cut is Cut.HEAD else logits.shape[1]
+    return floors(scores, scores.amax(1, keepdim=True), own, width)
 
 
 @triton.jit
