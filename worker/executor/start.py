@@ -21,6 +21,7 @@ from worker.config import EngineConfig
 from worker.errors import ConfigError
 from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.loading import drafter_bytes_per_token, network_loader
+from worker.executor.graphs import CudaGraphs, DecodeGraphs, graph_sizes
 from worker.executor.interface import Executor
 from worker.executor.kv_cache import allocate, choose_num_blocks, room_bytes
 from worker.executor.ranks import Ranks, TensorParallelExecutor, agree_on_blocks
@@ -102,16 +103,20 @@ def build_shard(
         return choose_num_blocks(config, model.config, kv_dtype, device, room, extra)
 
     num_blocks = choose(room) if shard.size == 1 else agree_on_blocks(room, choose, shard, device)
-    blocks, shape = (num_blocks, config.block_size), model.config
+    chosen, shape = config.speculative, model.config
+    is_alone = shard.size == 1 and network is None
+    graphs = choose_graphs(config, backend, device) if is_alone else None
 
     def allocate_cache() -> Tensor:
-        return allocate(*blocks, shape, kv_dtype, device)
+        # One block is written by padded rows of graphs, and never read.
+        num_held = num_blocks + (graphs is not None)
+        return allocate(num_held, config.block_size, shape, kv_dtype, device)
 
-    chosen = config.speculative
     if chosen is None or load_network is None or network is None:
-        return ModelRunner(model, load, allocate_cache), num_blocks
+        return ModelRunner(model, load, allocate_cache, graphs=graphs), num_blocks
+    sizes = (num_blocks, config.block_size)
     drafter = CachedDrafter(
-        load_network, network, model, blocks, chosen.draft_sample_method, kv_dtype
+        load_network, network, model, sizes, chosen.draft_sample_method, kv_dtype
     )
     draws = chosen.draft_sample_method == PROBABILISTIC
     sums = choose_sums(device) if draws else None
@@ -174,6 +179,26 @@ def choose_backend(name: str, device: torch.device) -> Backend:
         )
     module = importlib.import_module("worker.ops.triton.backend")
     return cast("Backend", module.TritonBackend(device))
+
+
+def choose_graphs(
+    config: EngineConfig, backend: Backend, device: torch.device
+) -> DecodeGraphs | None:
+    """Graphs of decode steps on a GPU, for a backend that waits for no value. Raises `ConfigError`
+    for sizes that cannot be captured.
+    """
+    limits = config.scheduler
+    if config.cuda_graph_sizes and max(config.cuda_graph_sizes) > limits.max_num_seqs:
+        raise ConfigError(
+            f"--cuda-graph-sizes up to {max(config.cuda_graph_sizes)}: no step has more sequences"
+            f" than --max-num-seqs {limits.max_num_seqs}"
+        )
+    if device.type != "cuda" or backend.name != "triton" or config.enforce_eager:
+        return None
+    sizes = config.cuda_graph_sizes or graph_sizes(limits.max_num_seqs)
+    # Slots are kept for the sequences of two steps, and slot 0 for none.
+    room = (2 * limits.max_num_seqs + 1, -(-limits.max_model_len // config.block_size))
+    return DecodeGraphs(CudaGraphs(device), sizes, room)
 
 
 def choose_dtype(name: str, device: torch.device, packs_bfloat16: bool) -> torch.dtype:

@@ -15,6 +15,7 @@ from torch.nn import functional
 from worker.ops.norm import rms_norm
 from worker.ops.paged_attention import paged_attention, write_kv
 from worker.ops.rope import RopeTable, apply_rope_
+from worker.ops.sample import DeviceDraw, draw_columns
 from worker.ops.step import StepTensors
 
 
@@ -76,11 +77,17 @@ class Backend(Protocol):
         """silu(gate) · up [T, I] of gate_up [T, 2 · I] (Shazeer, arXiv:2002.05202)."""
         ...
 
+    @property
+    def draw(self) -> DeviceDraw:
+        """Draws off the CPU."""
+        ...
+
 
 class TorchBackend:
     """The reference, for any device; implements `Backend`."""
 
     name = "torch"
+    draw = staticmethod(draw_columns)
 
     def plan(self, step: StepTensors, shape: AttentionShape, rope: RopeTable) -> Attention:
         """The rows of the table that all layers share."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from worker.ops.backends import Attention, AttentionShape, HeadNorms
 from worker.ops.rope import RopeTable
 from worker.ops.step import StepTensors
-from worker.ops.triton import attention, fused
+from worker.ops.triton import attention, draws, fused
 
 # Of a device that is none, in the interpreter.
 _INTERPRETED_SMS = 4
@@ -21,6 +21,7 @@ class TritonBackend:
     """Implements `Backend` on a GPU, and on a CPU in Triton's interpreter."""
 
     name = "triton"
+    draw = staticmethod(draws.draw)
 
     def __init__(self, device: torch.device) -> None:
         self._num_sms = _INTERPRETED_SMS
