@@ -118,8 +118,7 @@ def build_shard(
     drafter = CachedDrafter(
         load_network, network, model, sizes, chosen.draft_sample_method, kv_dtype
     )
-    draws = chosen.draft_sample_method == PROBABILISTIC
-    sums = choose_sums(device) if draws else None
+    sums = choose_sums(device) if chosen.draft_sample_method == PROBABILISTIC else None
     runner = ModelRunner(model, load, allocate_cache, drafter, chosen.rejection_sample_method, sums)
     return runner, num_blocks
 
