@@ -307,7 +307,7 @@ class _SlotDraws:
             spec = sequence.samples[0]
             if params[slot] is not spec.params:
                 self._describe_one(slot, spec.params)
-            if spec.banned_ids:
+            if spec.banned_ids or spec.masks:
                 is_plain = False
         return is_plain and bool(self._is_plain[slots].all())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -326,3 +327,19 @@ def test_graphs_are_for_a_gpu_and_for_steps_that_come() -> None:
     config = EngineConfig("torch", "m", cuda_graph_sizes=(1, 500))
     with pytest.raises(ConfigError, match="--cuda-graph-sizes up to 500"):
         choose_graphs(config, TORCH, cpu)
+
+
+def test_a_step_replayed_draws_from_its_masks() -> None:
+    """Of a grammar: only what the mask of a row leaves, beside a row without one."""
+    step = decode(0, WISHES[:2], ahead=False)
+    mask = bytes([0, 0b100100, *[0] * 10])
+    masked = tuple(
+        replace(sequence, samples=(replace(sequence.samples[0], masks=(mask,) * (index == 1)),))
+        for index, sequence in enumerate(step.sequences)
+    )
+    outputs = [
+        execute(make_runner(device), SchedulerOutput(0, masked)).sampled
+        for device in (PoisonedGraphs(), None)
+    ]
+    assert outputs[0] == outputs[1]
+    assert outputs[0][1][0].token_id in {10, 13}
