@@ -141,10 +141,3 @@ def test_an_answer_without_calls_is_as_ever(client: openai.OpenAI) -> None:
     assert (choice.message.content, choice.finish_reason) == ("Hi.", "stop")
     choice = client.chat.completions.create(**says(CALLS[0]), max_tokens=30).choices[0]
     assert choice.finish_reason == "length"
-
-
-def test_what_needs_structured_output_is_refused(client: openai.OpenAI) -> None:
-    """By the field, until there is any."""
-    with pytest.raises(openai.BadRequestError, match="structured output") as caught:
-        client.chat.completions.create(**says(ANSWER), tool_choice="required")
-    assert caught.value.param == "tool_choice"
