@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -56,9 +57,70 @@ _GGUF_LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+# What some architectures call otherwise.
+_GGUF_OWN_NAMES = {"phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}}
+# Tensors that hold several of ours below each other, with the sizes of these.
+_FUSED = {
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+}
 _GGUF_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _HF_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _GGML_OF = {hf: ggml for ggml, hf in (_GGUF_NAMES | _GGUF_LAYER_NAMES).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a tensor lies: rows `start` to `stop` - 1 of what the file calls `stored`."""
+
+    stored: str
+    start: int
+    stop: int
+
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of these rows."""
+        return (self.stop - self.start, *whole[1:]) if whole else ()
+
+
+def _places(
+    stored: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], config: ModelConfig
+) -> dict[str, _Place]:
+    """Where our tensors lie, of a file that has tensors of some `shapes` under the names `stored`,
+    by what these are for us. Of a fused one the last part has what is left, right or wrong.
+    """
+    places = {}
+    sizes = {
+        "self_attn.q_proj": config.num_heads * config.head_dim,
+        "self_attn.k_proj": config.num_kv_heads * config.head_dim,
+        "mlp.gate_proj": config.intermediate_size,
+    }
+    for name, own in stored.items():
+        rows = shapes[own][0] if shapes[own] else 0
+        layer = _HF_LAYER.fullmatch(name)
+        if layer is None or layer[2] not in _FUSED:
+            places[name] = _Place(own, 0, rows)
+            continue
+        start = 0
+        for part in _FUSED[layer[2]]:
+            stop = min(rows, start + sizes.get(part, rows))
+            places[f"model.layers.{layer[1]}.{part}.{layer[3]}"] = _Place(own, start, stop)
+            start = stop
+    return places
+
+
+def _row_order(name: str, config: ModelConfig) -> list[int] | None:
+    """The rows of a projection to queries or keys in the order in which we have them; None: as they
+    are. We rotate a number with the one half a head away, also where only the first numbers of a
+    head are rotated: these move to the beginnings of both halves.
+    """
+    heads = config.num_heads if ".q_proj." in name else config.num_kv_heads
+    if config.rotary_dim in (0, config.head_dim) or not re.search(r"\.[qk]_proj\.", name):
+        return None
+    pairs, half = config.rotary_dim // 2, config.head_dim // 2
+    still = range(2 * pairs, config.head_dim)
+    middle = half - pairs
+    own = [*range(pairs), *still[:middle], *range(pairs, 2 * pairs), *still[middle:]]
+    return [head * config.head_dim + row for head in range(heads) for row in own]
 
 
 class WeightFile(Protocol):
@@ -116,33 +178,58 @@ class GgufCheckpoint:
         self._file = GgufFile.open(path)
         self.source = str(path)
         self.config = model_config.from_gguf(self._file)
-        self._stored = {_hf_name(name): name for name in self._file.tensors}
+        named = {_hf_name(name, self.config): name for name in self._file.tensors}
+        shapes = {name: info.shape for name, info in self._file.tensors.items()}
+        self._stored = _places(named, shapes, self.config)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: self._file.tensors[stored].shape for name, stored in self._stored.items()}
+        return {
+            name: place.shape(self._file.tensors[place.stored].shape)
+            for name, place in self._stored.items()
+        }
 
     def stored_name(self, name: str) -> str:
-        return self._stored.get(name) or _ggml_name(name)
+        if name in self._stored:
+            return self._stored[name].stored
+        return _ggml_name(name, self.config)
 
     def read(self, name: str) -> Tensor:
         """A whole tensor as float32 on the CPU."""
         return read(self, name)
 
     def read_into(self, name: str, destination: Tensor) -> None:
+        order = _row_order(name, self.config)
+        if order is not None:
+            whole = torch.empty_like(destination)
+            self._decode_into(name, whole)
+            torch.index_select(whole, 0, torch.tensor(order, device=whole.device), out=destination)
+        else:
+            self._decode_into(name, destination)
+
+    def _decode_into(self, name: str, destination: Tensor) -> None:
+        """As `read_into`, with rows in the order of the file."""
         parts = self._parts(name, destination)
-        count = len(parts)
+        count, place = len(parts), self._stored[name]
+        # A part of a fused tensor begins after so many parts, of so many in all.
+        rows = self._file.tensors[place.stored].shape[0]
+        offset, total = (0, count) if place.stop - place.start == rows else (place.start, rows)
         step = max(1, _PIECE_ELEMENTS * count // max(1, destination.numel()))
         for start in range(0, count, step):
             piece = parts[start : start + step]
-            values = read_part(self._file, self._stored[name], start, start + len(piece), count)
+            first = offset + start
+            values = read_part(self._file, place.stored, first, first + len(piece), total)
             piece.copy_(torch.from_numpy(values).view(piece.shape))
 
     def stored(self, name: str) -> Stored | None:
-        info = self._file.tensors[self._stored[name]]
+        place, order = self._stored[name], _row_order(name, self.config)
+        info = self._file.tensors[place.stored]
         if info.type.name not in GGML_TYPES or len(info.shape) != 2:
             return None
-        data = np.frombuffer(self._file.tensor_bytes(self._stored[name]), np.uint8)
-        return Stored(info.type.name, *info.shape, data, self._rotary_heads(name) or 0)
+        data = np.frombuffer(self._file.tensor_bytes(place.stored), np.uint8)
+        data = data.reshape(info.shape[0], -1)[place.start : place.stop]
+        data = (data if order is None else data[order]).reshape(-1)
+        rows, cols = place.stop - place.start, info.shape[1]
+        return Stored(info.type.name, rows, cols, data, self._rotary_heads(name) or 0)
 
     def _parts(self, name: str, destination: Tensor) -> Tensor:
         """The destination as a row of parts in the order the file has them: rows, or, where rotary
@@ -161,22 +248,25 @@ class GgufCheckpoint:
         return self.config.num_kv_heads if ".k_proj." in name else None
 
 
-def _hf_name(name: str) -> str:
+def _hf_name(name: str, config: ModelConfig) -> str:
     """The Hugging Face name of a GGUF tensor; a name it does not know stays as it is."""
     layer = _GGUF_LAYER.fullmatch(name)
-    if layer is not None and layer[2] in _GGUF_LAYER_NAMES:
-        return f"model.layers.{layer[1]}.{_GGUF_LAYER_NAMES[layer[2]]}.{layer[3]}"
+    known = _GGUF_LAYER_NAMES | _GGUF_OWN_NAMES.get(config.architecture, {})
+    if layer is not None and layer[2] in known:
+        return f"model.layers.{layer[1]}.{known[layer[2]]}.{layer[3]}"
     stem, _, suffix = name.rpartition(".")
     return f"{_GGUF_NAMES[stem]}.{suffix}" if stem in _GGUF_NAMES else name
 
 
-def _ggml_name(name: str) -> str:
+def _ggml_name(name: str, config: ModelConfig) -> str:
     """The way back."""
+    own = _GGUF_OWN_NAMES.get(config.architecture, {})
+    known = _GGML_OF | {hf: ggml for ggml, hf in own.items()}
     layer = _HF_LAYER.fullmatch(name)
-    if layer is not None and layer[2] in _GGML_OF:
-        return f"blk.{layer[1]}.{_GGML_OF[layer[2]]}.{layer[3]}"
+    if layer is not None and layer[2] in known:
+        return f"blk.{layer[1]}.{known[layer[2]]}.{layer[3]}"
     stem, _, suffix = name.rpartition(".")
-    return f"{_GGML_OF[stem]}.{suffix}" if stem in _GGML_OF else name
+    return f"{known[stem]}.{suffix}" if stem in known else name
 
 
 class SafetensorsCheckpoint:
@@ -191,14 +281,17 @@ class SafetensorsCheckpoint:
         self.config = model_config.from_hf(str(config_path), _read_json(config_path))
         shards = [_open_shard(path / shard) for shard in _shard_names(path)]
         self._shard_of = {name: shard for shard in shards for name in shard.keys()}  # noqa: SIM118
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {
+        self._shapes = {
             name: tuple(shard.get_slice(name).get_shape()) for name, shard in self._shard_of.items()
         }
+        named = {name: name for name in self._shapes}
+        self._places = _places(named, self._shapes, self.config)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: p.shape(self._shapes[p.stored]) for name, p in self._places.items()}
 
     def stored_name(self, name: str) -> str:
-        return name
+        return self._places[name].stored if name in self._places else name
 
     def read_into(self, name: str, destination: Tensor) -> None:
         destination.copy_(self._tensor(name))
@@ -210,14 +303,16 @@ class SafetensorsCheckpoint:
         return None if tensor.dtype is torch.float64 else stored(tensor)
 
     def _tensor(self, name: str) -> Tensor:
-        shard = self._shard_of[name]
-        dtype = shard.get_slice(name).get_dtype()
+        place, order = self._places[name], _row_order(name, self.config)
+        part = self._shard_of[place.stored].get_slice(place.stored)
+        dtype = part.get_dtype()
         if dtype not in _SAFE_FLOATS:
             raise ModelError(
-                f"{self.source}: tensor {name} is {dtype}; supported are {', '.join(_SAFE_FLOATS)}"
+                f"{self.source}: tensor {place.stored} is {dtype};"
+                f" supported are {', '.join(_SAFE_FLOATS)}"
             )
-        tensor: Tensor = shard.get_tensor(name)
-        return tensor
+        tensor: Tensor = part[place.start : place.stop]
+        return tensor if order is None else tensor[order]
 
 
 def _shard_names(path: Path) -> list[str]:

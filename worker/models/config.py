@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from worker.errors import ModelError
 from worker.models.gguf import GgufFile
 
-SUPPORTED_ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
+SUPPORTED_ARCHITECTURES = ("llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3")
 
 # SmolLM3 leaves rotary embedding out of every fourth layer unless the file says otherwise.
 _SMOLLM3_NO_ROPE_INTERVAL = 4
@@ -34,6 +34,11 @@ _NEUTRAL_KEYS = {
     "attn_logit_softcapping": 0,
     "final_logit_softcapping": 0,
 }
+_PARTLY_ROTATED = ("phi3",)
+# Those whose window is used only if `use_sliding_window` says so, and in how many layers it is not.
+_WINDOW_IF_ASKED = ("qwen2", "qwen3", "smollm3")
+_QWEN_FULL_LAYERS = 28
+_LONGROPE = ("longrope", "su")
 _T = TypeVar("_T", int, float)
 _MISSING = object()
 _LARGEST = 1 << 63  # no size or factor is near, and products of two are finite
@@ -72,6 +77,17 @@ class Fields:
         value = self.values.get(key)
         return default if value is None else bool(value)
 
+    def factors(self, key: str) -> tuple[float, ...]:
+        """A list of positive numbers."""
+        listed = self.values.get(key)
+        if not isinstance(listed, list) or not listed:
+            raise ModelError(f"{self.source}: {key} is {listed!r}, not a list of factors")
+        entries = Fields(f"{self.source}: {key}", {str(n): v for n, v in enumerate(listed)})
+        found = tuple(entries.number(str(n), float) for n in range(len(listed)))
+        if min(found) <= 0:
+            raise ModelError(f"{self.source}: {key} has a factor that is not positive")
+        return found
+
     def refuse(self, reason: str) -> ModelError:
         """An error that names the source."""
         return ModelError(f"{self.source}: {reason}")
@@ -79,7 +95,8 @@ class Fields:
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How rotary frequencies are stretched. `kind` is "linear", "dynamic", "llama3" or "yarn".
+    """How rotary frequencies are stretched. `kind` is "linear", "dynamic", "llama3", "yarn" or
+    "longrope".
 
     `original_context` is the number of positions the unscaled model was trained for.
 
@@ -89,6 +106,8 @@ class RopeScaling:
     high_frequency_factor` are kept, and between the two it is interpolated. yarn (Peng et al.,
     arXiv:2309.00071): interpolated between `beta_fast` and `beta_slow` turns over the original
     context, the bounds rounded outwards when `truncate`; cos and sin times `attention_factor`.
+    longrope (Ding et al., arXiv:2402.13753): each divided by its own factor, of `long_factors` for
+    a context longer than the original one, else of `short_factors`; and `attention_factor`.
     """
 
     kind: str
@@ -100,6 +119,8 @@ class RopeScaling:
     beta_slow: float = 1.0
     truncate: bool = True
     attention_factor: float = 1.0
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.factor <= 0 or self.original_context < 1 or self.attention_factor <= 0:
@@ -114,11 +135,11 @@ class RopeScaling:
 class ModelConfig:
     """The shape of a llama-family decoder.
 
-    `max_context` is the number of positions it may attend to: the trained context, or the sliding
-    window where that is shorter (inside the window, full attention is the same thing).
+    `max_context` is the number of positions that a sequence may have.
 
     `qk_norm`: queries and keys are normalised per head before they are rotated. `no_rope_layers`
-    are the layers that do not rotate at all.
+    are the layers that do not rotate at all. The first `rotary_dim` numbers of a head are rotated
+    (0: all of them). A row of one of the `window_layers` sees `window` positions, its own included.
     """
 
     architecture: str
@@ -139,6 +160,9 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     no_rope_layers: range | frozenset[int] = frozenset()
+    rotary_dim: int = 0
+    window: int = 0
+    window_layers: range | frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         sizes = (self.vocab_size, self.hidden_size, self.intermediate_size, self.num_layers)
@@ -155,6 +179,12 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ModelError(f"head_dim {self.head_dim} is odd; rotary embedding needs pairs")
+        if self.rotary_dim % 2 or not 0 <= self.rotary_dim <= self.head_dim:
+            raise ModelError(
+                f"{self.rotary_dim} of {self.head_dim} numbers of a head cannot rotate"
+            )
+        if self.window_layers and self.window < 1:
+            raise ModelError(f"a sliding window of {self.window} positions is below 1")
 
     @property
     def kv_elements_per_token(self) -> int:
@@ -188,9 +218,11 @@ def from_gguf(file: GgufFile) -> ModelConfig:
     head_dim = fields.number("attention.key_length", int, hidden // max(heads, 1))
     if fields.number("attention.value_length", int, head_dim) != head_dim:
         raise fields.refuse("values of another size than keys are not supported")
-    if fields.number("rope.dimension_count", int, head_dim) != head_dim:
+    rotary_dim = fields.number("rope.dimension_count", int, head_dim)
+    if rotary_dim != head_dim and architecture not in _PARTLY_ROTATED:
         raise fields.refuse("partial rotary embedding is not supported")
     num_layers = fields.number("block_count", int)
+    window = fields.number("attention.sliding_window", int, 0)
     return ModelConfig(
         architecture=architecture,
         vocab_size=embedding.shape[0],
@@ -210,6 +242,9 @@ def from_gguf(file: GgufFile) -> ModelConfig:
         mlp_bias="blk.0.ffn_down.bias" in file.tensors,
         qk_norm=architecture == "qwen3",
         no_rope_layers=_every_nth(_default_interval(architecture), num_layers),
+        rotary_dim=rotary_dim,
+        window=window,
+        window_layers=range(num_layers if window else 0),
     )
 
 
@@ -239,6 +274,8 @@ def from_hf(source: str, values: Mapping[str, Any]) -> ModelConfig:
     hidden = fields.number("hidden_size", int)
     num_layers = fields.number("num_hidden_layers", int)
     attention_bias = fields.flag("attention_bias")
+    head_dim = fields.number("head_dim", int, _default_head_dim(architecture, hidden, heads))
+    no_rope_layers = _hf_no_rope_layers(fields, architecture, num_layers)
     return ModelConfig(
         architecture=architecture,
         vocab_size=fields.number("vocab_size", int),
@@ -247,7 +284,7 @@ def from_hf(source: str, values: Mapping[str, Any]) -> ModelConfig:
         num_layers=num_layers,
         num_heads=heads,
         num_kv_heads=fields.number("num_key_value_heads", int, heads),
-        head_dim=fields.number("head_dim", int, _default_head_dim(architecture, hidden, heads)),
+        head_dim=head_dim,
         max_context=hf_context_length(source, values),
         rms_norm_eps=fields.number("rms_norm_eps", float, 1e-6),
         rope_theta=hf_rope(source, values).number("rope_theta", float, 10000.0),
@@ -257,7 +294,10 @@ def from_hf(source: str, values: Mapping[str, Any]) -> ModelConfig:
         output_bias=attention_bias,
         mlp_bias=fields.flag("mlp_bias"),
         qk_norm=architecture == "qwen3",
-        no_rope_layers=_hf_no_rope_layers(fields, architecture, num_layers),
+        no_rope_layers=no_rope_layers,
+        rotary_dim=_hf_rotary_dim(source, values, architecture, head_dim),
+        window=fields.number("sliding_window", int, 0),
+        window_layers=_hf_window_layers(fields, architecture, num_layers, no_rope_layers),
     )
 
 
@@ -280,6 +320,42 @@ def _hf_no_rope_layers(
     return frozenset(n for n, rotates in enumerate(listed) if not rotates)
 
 
+def _hf_window_layers(
+    fields: Fields,
+    architecture: str,
+    num_layers: int,
+    no_rope_layers: range | frozenset[int],
+) -> range | frozenset[int]:
+    """The layers with a sliding window: by `layer_types`, or else as the architecture has them."""
+    # Qwen2 writes a window it does not use beside `use_sliding_window: false`.
+    slides = fields.flag("use_sliding_window", default=architecture not in _WINDOW_IF_ASKED)
+    if not slides or not fields.optional("sliding_window"):
+        return frozenset()
+    listed = fields.values.get("layer_types")
+    if listed is not None:
+        if not isinstance(listed, list) or len(listed) != num_layers:
+            raise fields.refuse(f"layer_types is not a list of {num_layers} names")
+        odd = [kind for kind in listed if kind not in ("full_attention", "sliding_attention")]
+        if odd:
+            raise fields.refuse(f"layer_types has {odd[0]!r}, which is not supported")
+        return frozenset(n for n, kind in enumerate(listed) if kind == "sliding_attention")
+    if architecture in ("qwen2", "qwen3"):
+        full = fields.number("max_window_layers", int, _QWEN_FULL_LAYERS)
+        return range(max(full, 0), num_layers)
+    return no_rope_layers if architecture == "smollm3" else range(num_layers)
+
+
+def _hf_rotary_dim(source: str, values: Mapping[str, Any], architecture: str, head_dim: int) -> int:
+    """How many numbers of a head are rotated."""
+    rope = hf_rope(source, values)
+    part = rope.number("partial_rotary_factor", float, 1.0)
+    if part == 1.0:
+        return head_dim
+    if architecture not in _PARTLY_ROTATED:
+        raise rope.refuse("partial rotary embedding is not supported")
+    return int(head_dim * part)
+
+
 def hf_rope(source: str, values: Mapping[str, Any]) -> Fields:
     """The rotary settings of either layout: `rope_parameters` (transformers 5), or `rope_theta`
     beside `rope_scaling` (before). Raises `ModelError` when they are no object.
@@ -298,8 +374,6 @@ def hf_scaling(source: str, values: Mapping[str, Any]) -> RopeScaling | None:
     """The scaling in a `config.json`, or None; raise `ModelError` naming an unsupported kind."""
     rope = hf_rope(source, values)
     kind = rope.values.get("rope_type") or rope.values.get("type") or "default"
-    if rope.number("partial_rotary_factor", float, 1.0) != 1.0:
-        raise rope.refuse("partial rotary embedding is not supported")
     if kind == "default":
         return None
     positions = Fields(source, values).number("max_position_embeddings", int)
@@ -315,6 +389,8 @@ def hf_scaling(source: str, values: Mapping[str, Any]) -> RopeScaling | None:
         )
     if kind == "yarn":
         return _hf_yarn(rope, positions)
+    if kind in _LONGROPE and values.get("model_type") == "phi3":
+        return _hf_longrope(rope, values, positions)
     raise rope.refuse(f"rope scaling {kind!r} is not supported")
 
 
@@ -336,6 +412,25 @@ def _hf_yarn(rope: Fields, positions: int) -> RopeScaling:
         beta_slow=rope.optional("beta_slow") or 1.0,
         truncate=rope.flag("truncate", default=True),
         attention_factor=attention,
+    )
+
+
+def _hf_longrope(rope: Fields, values: Mapping[str, Any], positions: int) -> RopeScaling:
+    """Phi-3 states the original context beside the rotary settings, not among them."""
+    stated = Fields(rope.source, {**values, **rope.values})
+    original = stated.number("original_max_position_embeddings", int, positions)
+    factor = rope.number("factor", float, positions / max(original, 1))
+    attention = rope.optional("attention_factor")
+    if attention is None:
+        grown = math.log(factor) / math.log(max(original, 2)) if factor > 1 else 0.0
+        attention = math.sqrt(1 + grown)
+    return RopeScaling(
+        "longrope",
+        factor,
+        original,
+        attention_factor=attention,
+        short_factors=rope.factors("short_factor"),
+        long_factors=rope.factors("long_factor"),
     )
 
 
@@ -370,18 +465,15 @@ def gguf_scaling(fields: Fields) -> RopeScaling | None:
 
 
 def hf_context_length(source: str, values: Mapping[str, Any]) -> int:
-    """Positions a model with this `config.json` may attend to: as far as its scaling reaches, or
-    the sliding window where that is shorter (inside it, full attention is the same thing).
+    """Positions a sequence of a model with this `config.json` may have: as far as its scaling
+    reaches.
     """
     fields, rope = Fields(source, values), hf_rope(source, values)
     positions = fields.number("max_position_embeddings", int)
     kind = rope.values.get("rope_type") or rope.values.get("type")
     factor = rope.number("factor", float, 1.0)
     original = rope.number("original_max_position_embeddings", int, positions)
-    # Qwen2 writes a window it does not use beside `use_sliding_window: false`.
-    slides = fields.flag("use_sliding_window", default=True)
-    window = fields.optional("sliding_window") if slides else None
-    return _reach(_scaled(kind, positions, original, factor), window)
+    return _scaled(kind, positions, original, factor)
 
 
 def gguf_context_length(source: str, architecture: str, metadata: Mapping[str, Any]) -> int:
@@ -391,8 +483,7 @@ def gguf_context_length(source: str, architecture: str, metadata: Mapping[str, A
     kind = fields.values.get("rope.scaling.type")
     factor = fields.number("rope.scaling.factor", float, 1.0)
     original = fields.number("rope.scaling.original_context_length", int, positions)
-    window = fields.optional("attention.sliding_window")
-    return _reach(_scaled(kind, positions, original, factor), window)
+    return _scaled(kind, positions, original, factor)
 
 
 def gguf_fields(source: str, architecture: str, metadata: Mapping[str, Any]) -> Fields:
@@ -406,7 +497,3 @@ def _scaled(kind: object, positions: int, original: int, factor: float) -> int:
     if kind == "linear":
         return int(positions * max(factor, 1.0))
     return max(positions, int(original * factor)) if kind == "yarn" else positions
-
-
-def _reach(positions: int, window: float | None) -> int:
-    return min(positions, int(window)) if window else positions

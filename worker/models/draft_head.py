@@ -67,6 +67,7 @@ class HeadShape:
             mlp_bias=False,
             qk_norm=False,
             no_rope_layers=frozenset(),
+            window_layers=frozenset(),
         )
 
     def tensor_shapes(self, target: ModelConfig) -> dict[str, tuple[int, ...]]:

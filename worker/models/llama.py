@@ -21,7 +21,8 @@ class LayerWeights:
     """One decoder layer. `qkv` and `gate_up` are fused along their outputs.
 
     `query_norm` and `key_norm` [head_dim] normalise each head before it is rotated, where the
-    architecture does so; `rotates` is off for layers without rotary embedding.
+    architecture does so; `rotates` is off for layers without rotary embedding. With a `window`, a
+    row sees so many positions, its own included.
     """
 
     input_norm: Tensor
@@ -33,6 +34,7 @@ class LayerWeights:
     query_norm: Tensor | None = None
     key_norm: Tensor | None = None
     rotates: bool = True
+    window: int | None = None
 
 
 def layer_shape(config: ModelConfig) -> LayerShape:
@@ -49,7 +51,8 @@ def native_layers(layers: Sequence[LayerWeights], config: ModelConfig) -> Native
         norms.append((layer.input_norm, layer.mlp_norm, layer.query_norm, layer.key_norm))
         if len(products[-1]) < len(own):
             return None
-    return NativeLayers(layer_shape(config), products, norms, [layer.rotates for layer in layers])
+    rotates, windows = [n.rotates for n in layers], [n.window for n in layers]
+    return NativeLayers(layer_shape(config), products, norms, rotates, windows)
 
 
 def attention_block(
@@ -73,7 +76,7 @@ def attention_block(
     attention.write(qkv, cache, norms, layer.rotates)
     width = config.num_heads * config.head_dim
     queries = qkv[:, :width].view(-1, config.num_heads, config.head_dim)
-    return layer.output(attention.run(queries, cache), residual=x)
+    return layer.output(attention.run(queries, cache, layer.window), residual=x)
 
 
 def mlp_block(x: Tensor, layer: LayerWeights, config: ModelConfig, backend: Backend) -> Tensor:

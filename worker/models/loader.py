@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from worker.errors import ConfigError, ModelError
 from worker.models.checkpoints import GgufCheckpoint, WeightFile, open_checkpoint
@@ -75,7 +76,7 @@ def _check_tensors(checkpoint: WeightFile) -> None:
             f"{checkpoint.source}: there are {len(found)} tensors, too few for {num_layers} layers"
         )
     wanted = expected_shapes(checkpoint.config)
-    optional: dict[str, tuple[int, ...]] = {_ROPE_FACTORS: (checkpoint.config.head_dim // 2,)}
+    optional: dict[str, tuple[int, ...]] = {_ROPE_FACTORS: (_rotary_pairs(checkpoint.config),)}
     if checkpoint.config.tied_head:  # some exporters store the tied copy as well
         optional[_HEAD] = wanted[_EMBEDDING]
     known = wanted | {name: shape for name, shape in optional.items() if name in found}
@@ -100,7 +101,7 @@ def _check_tensors(checkpoint: WeightFile) -> None:
 
 def _some(names: Iterable[str]) -> str:
     """A few names, and how many more there are."""
-    listed = list(names)
+    listed = list(dict.fromkeys(names))  # parts of a fused tensor have one name
     more = len(listed) - _NAMES_LISTED
     return ", ".join(listed[:_NAMES_LISTED]) + (f" and {more} more" if more > 0 else "")
 
@@ -184,7 +185,7 @@ class _Assembly:
         final_norm = self._read(_FINAL_NORM, (config.hidden_size,))
         factors = None
         if _ROPE_FACTORS in self._checkpoint.shapes():
-            factors = torch.empty(config.head_dim // 2)
+            factors = torch.empty(_rotary_pairs(config))
             self._checkpoint.read_into(_ROPE_FACTORS, factors)
         length = min(config.max_context, max_positions or config.max_context)
         rope = model_rope_table(config, length, self._device, factors)
@@ -226,6 +227,7 @@ class _Assembly:
             query_norm=norms.get("self_attn.q_norm"),
             key_norm=norms.get("self_attn.k_norm"),
             rotates=index not in config.no_rope_layers,
+            window=config.window if index in config.window_layers else None,
         )
 
     def _linear(self, prefix: str, part: _Projection) -> Linear:
@@ -271,28 +273,39 @@ def model_rope_table(
     config: ModelConfig, length: int, device: torch.device, factors: Tensor | None = None
 ) -> RopeTable:
     """cos and sin of positions 0 to length-1, on a device."""
-    frequencies = inverse_frequencies(config, factors).to(device)
-    table = make_rope_table(frequencies, length)
+    frequencies = inverse_frequencies(config, factors, length)
+    still = config.head_dim // 2 - len(frequencies)  # pairs that are not rotated
+    table = make_rope_table(functional.pad(frequencies, (0, still)).to(device), length)
     scaling = config.rope_scaling
     if scaling is None or scaling.attention_factor == 1.0:
         return table
-    return RopeTable(table.cos * scaling.attention_factor, table.sin * scaling.attention_factor)
+    stretch = torch.full_like(frequencies, scaling.attention_factor)
+    stretch = functional.pad(stretch, (0, still), value=1.0).repeat(2).to(device)
+    return RopeTable(table.cos * stretch, table.sin * stretch)
 
 
-def inverse_frequencies(config: ModelConfig, factors: Tensor | None = None) -> Tensor:
-    """Rotary inverse frequencies [head_dim / 2], float32, scaled as the configuration says.
+def _rotary_pairs(config: ModelConfig) -> int:
+    """Pairs of numbers of a head that are rotated."""
+    return (config.rotary_dim or config.head_dim) // 2
 
-    `factors` [head_dim / 2] divide them (how GGUF stores Llama 3's scaling).
+
+def inverse_frequencies(
+    config: ModelConfig, factors: Tensor | None = None, length: int = 0
+) -> Tensor:
+    """Rotary inverse frequencies [rotary_dim / 2], float32, scaled as the configuration says.
+
+    `factors` [rotary_dim / 2] divide them (how GGUF stores Llama 3's scaling).
 
     Dynamic scaling uses one base for all positions, that of a sequence as long as the model's
     context. transformers raises the base only once a sequence outgrows the original context, which
-    no sequence does here, because the context of such a model is the original one.
+    no sequence does here, because the context of such a model is the original one. Longrope has one
+    set of factors as well: the long ones if sequences may have a `length` beyond the original.
     """
-    scaling, head_dim = config.rope_scaling, config.head_dim
+    scaling, pairs = config.rope_scaling, _rotary_pairs(config)
     base = config.rope_theta
     if scaling is not None and scaling.kind == "dynamic":
-        base = _dynamic_base(base, head_dim, scaling, config.max_context)
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+        base = _dynamic_base(base, 2 * pairs, scaling, config.max_context)
+    exponents = torch.arange(0, 2 * pairs, 2, dtype=torch.int64).float() / (2 * pairs)
     frequencies = 1.0 / (base**exponents)
     if factors is not None:
         frequencies = frequencies / factors
@@ -302,6 +315,12 @@ def inverse_frequencies(config: ModelConfig, factors: Tensor | None = None) -> T
         return frequencies / scaling.factor
     if scaling.kind == "yarn":
         return _yarn_frequencies(frequencies, base, scaling)
+    if scaling.kind == "longrope":
+        is_long = length > scaling.original_context
+        own = scaling.long_factors if is_long else scaling.short_factors
+        if len(own) != pairs:
+            raise ModelError(f"longrope has {len(own)} factors for {pairs} rotary frequencies")
+        return 1.0 / (torch.tensor(own) * base**exponents)
     return _llama3_frequencies(frequencies, scaling)
 
 

@@ -49,9 +49,9 @@ class Attention(Protocol):
         """
         ...
 
-    def run(self, queries: Tensor, cache: Tensor) -> Tensor:
+    def run(self, queries: Tensor, cache: Tensor, window: int | None = None) -> Tensor:
         """Attention of queries [T, heads, head_dim] over a cache that holds the step's own keys and
-        values: [T, heads · head_dim].
+        values: [T, heads · head_dim]. A row sees at most `window` positions, its own included.
         """
         ...
 
@@ -121,5 +121,5 @@ class _TorchAttention:
             apply_rope_(rotated, self.rope)
         write_kv(cache, qkv[:, heads * self.shape.head_dim :], self.step.slots)
 
-    def run(self, queries: Tensor, cache: Tensor) -> Tensor:
-        return paged_attention(queries, cache, self.step)
+    def run(self, queries: Tensor, cache: Tensor, window: int | None = None) -> Tensor:
+        return paged_attention(queries, cache, self.step, window)

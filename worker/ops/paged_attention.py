@@ -64,11 +64,14 @@ def padded_context(length: int, block_size: int) -> int:
     return -(-padded // granule) * granule
 
 
-def paged_attention(queries: Tensor, cache: Tensor, step: StepTensors) -> Tensor:
+def paged_attention(
+    queries: Tensor, cache: Tensor, step: StepTensors, window: int | None = None
+) -> Tensor:
     """queries [T, heads, head_dim] over one layer's cache → [T, heads · head_dim].
 
     cache [num_blocks, 2, kv_heads, block_size, head_dim] holds the step's own keys already, and
-    is read in the dtype of the queries. Softmax scale is 1 / sqrt(head_dim).
+    is read in the dtype of the queries. Softmax scale is 1 / sqrt(head_dim). A row sees at most
+    `window` positions, its own included; the whole context is read all the same.
     Twin: `reference_ops.paged_attention`.
     """
     planes = _planes(cache, step.block_tables)
@@ -77,8 +80,12 @@ def paged_attention(queries: Tensor, cache: Tensor, step: StepTensors) -> Tensor
     for index, context in enumerate(step.context_lens.tolist()):
         rows = queries[starts[index] : starts[index + 1]]
         keys, values = (part.to(queries.dtype) for part in _gather(cache, planes[index], context))
-        keys[:, : step.first_position] = values[:, : step.first_position] = 0
-        outputs.append(_attend(rows, keys, values, context - len(rows), step.first_position))
+        start = context - len(rows)
+        hidden = step.first_position
+        if window is not None:
+            hidden = max(hidden, start - window + 1)
+        keys[:, :hidden] = values[:, :hidden] = 0
+        outputs.append(_attend(rows, keys, values, start, step.first_position, window))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
@@ -106,32 +113,54 @@ def _gather(cache: Tensor, planes: Tensor, context: int) -> tuple[Tensor, Tensor
     return gathered[0], gathered[1]
 
 
-def _attend(queries: Tensor, keys: Tensor, values: Tensor, start: int, first_seen: int) -> Tensor:
+def _attend(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    start: int,
+    first_seen: int,
+    window: int | None,
+) -> Tensor:
     """queries [Q, heads, head_dim] at positions from `start` on → [Q, heads · head_dim]."""
     sharing = queries.shape[1] // len(keys)
-    spoiled = _take_spoiled(keys, values, start, len(queries)) if len(queries) > 1 else None
+    spoiled = None
+    if len(queries) > 1:
+        spoiled = _take_spoiled(keys, values, start, len(queries), window)
     outputs = []
     size = max(1, TILE_ROWS // sharing)
     for first in range(0, len(queries), size):
         tile = queries[first : first + size]
-        outputs.append(_attend_tile(tile, keys, values, start + first, first_seen))
+        outputs.append(_attend_tile(tile, keys, values, start + first, first_seen, window))
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return output if spoiled is None else output.masked_fill_(spoiled, torch.nan)
 
 
-def _take_spoiled(keys: Tensor, values: Tensor, start: int, count: int) -> Tensor:
-    """Zero what is not finite at the `count` positions from `start` on; which of these rows
-    [count, 1] see any of it.
+def _take_spoiled(
+    keys: Tensor, values: Tensor, start: int, count: int, window: int | None
+) -> Tensor:
+    """Zero what is not finite at positions that some of the `count` rows from `start` on see and
+    others do not; which of these rows [count, 1] see any of it.
     """
-    own = torch.cat((keys, values), dim=-1)[:, start : start + count]
-    bad = ~own.isfinite().all(dim=-1).all(dim=0)
+    lowest = start if window is None else max(0, start - window + 1)
+    bad = torch.zeros(start + count - lowest, dtype=torch.bool, device=keys.device)
     for part in (keys, values):
-        part[:, start : start + count].masked_fill_(bad.unsqueeze(-1), 0)
-    return bad.cummax(dim=0).values.unsqueeze(-1)
+        own = part[:, lowest : start + count]
+        bad |= ~own.isfinite().all(dim=-1).all(dim=0)
+    for part in (keys, values):
+        part[:, lowest : start + count].masked_fill_(bad.unsqueeze(-1), 0)
+    seen = functional.pad(bad.cumsum(0), (1, 0))
+    ends = torch.arange(start - lowest + 1, len(seen), device=keys.device)
+    begins = torch.zeros_like(ends) if window is None else (ends - window).clamp(min=0)
+    return (seen[ends] > seen[begins]).unsqueeze(-1)
 
 
 def _attend_tile(
-    queries: Tensor, keys: Tensor, values: Tensor, start: int, first_seen: int
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    start: int,
+    first_seen: int,
+    window: int | None,
 ) -> Tensor:
     """As `_attend`, for so few queries that they are rows of one product for each KV head."""
     num_queries, heads, head_dim = queries.shape
@@ -142,7 +171,10 @@ def _attend_tile(
     rows = rows.reshape(kv_heads, count, head_dim).index_select(1, order)
     context = padded_context(start + num_queries, _KEY_VECTOR)
     positions = torch.arange(context, device=queries.device)
-    seen = positions <= start + (order // sharing).unsqueeze(1)
+    own = start + (order // sharing).unsqueeze(1)
+    seen = positions <= own
+    if window is not None:
+        seen &= positions > own - window
     if first_seen:
         seen &= positions >= first_seen
     out = functional.scaled_dot_product_attention(

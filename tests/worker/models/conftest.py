@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ GGUF_ARCHITECTURES = {
     "smollm3": (gguf.MODEL_ARCH.SMOLLM3, True),
     "qwen2": (gguf.MODEL_ARCH.QWEN2, False),
     "qwen3": (gguf.MODEL_ARCH.QWEN3, False),
+    "phi3": (gguf.MODEL_ARCH.PHI3, False),
 }
 
 
@@ -49,7 +51,9 @@ def save_tiny(tmp_path: Path) -> Callable[..., Saved]:
     def save(kind: str = "Llama", shard_size: str = "5GB", **changes: object) -> Saved:
         import transformers
 
-        config = getattr(transformers, f"{kind}Config")(**{**TINY, **changes})
+        # transformers writes into the settings that it is given.
+        settings = copy.deepcopy({**TINY, **changes})
+        config = getattr(transformers, f"{kind}Config")(**settings)
         torch.manual_seed(5)
         model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
         with torch.no_grad():
@@ -81,6 +85,11 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
         writer.add_rope_dimension_count(head_dim)
+    if "partial_rotary_factor" in rope:
+        size = config.hidden_size // config.num_attention_heads
+        writer.add_rope_dimension_count(int(size * rope["partial_rotary_factor"]))
+    if getattr(config, "sliding_window", None):
+        writer.add_sliding_window(config.sliding_window)
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])

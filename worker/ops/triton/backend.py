@@ -54,7 +54,7 @@ class _TritonAttention:
         rope = self.rope if rotates else None
         fused.rotate_and_write(qkv, cache, self.planned.step, rope, norms)
 
-    def run(self, queries: Tensor, cache: Tensor) -> Tensor:
+    def run(self, queries: Tensor, cache: Tensor, window: int | None = None) -> Tensor:
         out = queries.new_empty(len(queries), queries.shape[1] * queries.shape[2])
-        attention.run(queries, cache, self.planned, out)
+        attention.run(queries, cache, self.planned, out, window)
         return out

@@ -1,0 +1,111 @@
+"""Tiny models of all architectures: a transformers class, and what it changes of a tiny Llama."""
+
+from __future__ import annotations
+
+from typing import Any
+
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 5000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 5000.0, "factor": 2.0}
+
+PHI3 = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+PARTLY = {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.75}
+
+# Checkpoints both formats can hold.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama, untied head": ("Llama", {"tie_word_embeddings": False}),
+    "llama, tied head": ("Llama", {"tie_word_embeddings": True}),
+    "llama, one KV head a head": ("Llama", {"num_key_value_heads": 4}),
+    "llama, explicit head_dim": ("Llama", {"head_dim": 24}),
+    "llama, biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama, linear rope": ("Llama", {"rope_parameters": LINEAR}),
+    "llama, yarn rope": ("Llama", {"rope_parameters": YARN}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "qwen2, untied head": ("Qwen2", {"use_sliding_window": False, "tie_word_embeddings": False}),
+    "qwen2, tied head": ("Qwen2", {"use_sliding_window": False, "tie_word_embeddings": True}),
+    "qwen2, yarn rope": ("Qwen2", {"use_sliding_window": False, "rope_parameters": YARN}),
+    "qwen3, untied head": ("Qwen3", {"head_dim": 24, "tie_word_embeddings": False}),
+    "qwen3, tied head": ("Qwen3", {"head_dim": 24, "tie_word_embeddings": True}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5, "pad_token_id": 0}),
+    "phi3": ("Phi3", PHI3),
+    "phi3, partly rotated, with a window": (
+        "Phi3",
+        {**PHI3, "rope_parameters": PARTLY, "sliding_window": 40, "tie_word_embeddings": True},
+    ),
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 5000.0,
+    "partial_rotary_factor": 0.75,
+    "original_max_position_embeddings": 64,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+}
+# Those only config.json can describe.
+HF_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "phi3, longrope": ("Phi3", {"rope_parameters": LONGROPE, **PHI3}),
+    "mistral, window": ("Mistral", {"sliding_window": 40}),
+    "qwen2, some layers with a window": (
+        "Qwen2",
+        {
+            "num_hidden_layers": 3,
+            "use_sliding_window": True,
+            "sliding_window": 40,
+            "max_window_layers": 1,
+        },
+    ),
+    "qwen3, listed layers with a window": (
+        "Qwen3",
+        {
+            "head_dim": 24,
+            "use_sliding_window": True,
+            "sliding_window": 30,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "smollm3, windows without rope": (
+        "SmolLM3",
+        {
+            "num_hidden_layers": 4,
+            "pad_token_id": 0,
+            "use_sliding_window": True,
+            "sliding_window": 20,
+        },
+    ),
+    "llama3 rope": ("Llama", {"rope_parameters": LLAMA3}),
+    "dynamic rope": ("Llama", {"rope_parameters": DYNAMIC}),
+    "yarn rope, all settings": (
+        "Llama",
+        {
+            "rope_parameters": {
+                **YARN,
+                "beta_fast": 16.0,
+                "beta_slow": 2.0,
+                "truncate": False,
+                "attention_factor": 1.3,
+            }
+        },
+    ),
+    "yarn rope, mscale": (
+        "Llama",
+        {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.0}},
+    ),
+    "qwen3, biases": ("Qwen3", {"head_dim": 16, "attention_bias": True}),
+    "smollm3, other layers": (
+        "SmolLM3",
+        {"num_hidden_layers": 3, "no_rope_layers": [0, 1, 0], "pad_token_id": 0},
+    ),
+}
