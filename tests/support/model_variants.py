@@ -24,6 +24,24 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 5000.0, "factor": 2.0}
 PHI3 = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 PARTLY = {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.75}
 
+GEMMA2 = {
+    "num_hidden_layers": 3,
+    "head_dim": 24,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 40,
+    "attn_logit_softcapping": 3.0,
+    "final_logit_softcapping": 4.0,
+}
+GEMMA3 = {
+    "num_hidden_layers": 7,
+    "head_dim": 24,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 40,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+}
 # Checkpoints both formats can hold.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, untied head": ("Llama", {"tie_word_embeddings": False}),
@@ -40,6 +58,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3, untied head": ("Qwen3", {"head_dim": 24, "tie_word_embeddings": False}),
     "qwen3, tied head": ("Qwen3", {"head_dim": 24, "tie_word_embeddings": True}),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 5, "pad_token_id": 0}),
+    "gemma2": ("Gemma2", GEMMA2),
+    "gemma3": ("Gemma3", GEMMA3),
     "phi3": ("Phi3", PHI3),
     "phi3, partly rotated, with a window": (
         "Phi3",
@@ -56,6 +76,20 @@ LONGROPE = {
 }
 # Those only config.json can describe.
 HF_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma2, another scale": (
+        "Gemma2",
+        {**GEMMA2, "query_pre_attn_scalar": 60, "attn_logit_softcapping": None},
+    ),
+    "gemma3, listed layers and a softcap": (
+        "Gemma3",
+        {
+            **GEMMA3,
+            "num_hidden_layers": 2,
+            "query_pre_attn_scalar": 60,
+            "final_logit_softcapping": 3.0,
+            "layer_types": ["full_attention", "sliding_attention"],
+        },
+    ),
     "phi3, longrope": ("Phi3", {"rope_parameters": LONGROPE, **PHI3}),
     "mistral, window": ("Mistral", {"sliding_window": 40}),
     "qwen2, some layers with a window": (

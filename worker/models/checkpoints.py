@@ -30,7 +30,7 @@ from torch import Tensor
 
 from worker.errors import ConfigError, ModelError
 from worker.models import config as model_config
-from worker.models.config import ModelConfig
+from worker.models.config import GEMMA, ModelConfig
 from worker.models.gguf import GgufFile, TensorInfo
 from worker.ops.cpu.native import GGML_TYPES, Stored, stored
 
@@ -58,13 +58,23 @@ _GGUF_LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 # What some architectures call otherwise.
-_GGUF_OWN_NAMES = {"phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}}
+_GEMMA_NAMES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_GGUF_OWN_NAMES = {
+    "gemma2": _GEMMA_NAMES,
+    "gemma3": _GEMMA_NAMES,
+    "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+}
 # Tensors that hold several of ours below each other, with the sizes of these.
 _FUSED = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
 }
 _GGUF_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_NORM = re.compile(r"norm\.weight$")
 _HF_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _GGML_OF = {hf: ggml for ggml, hf in (_GGUF_NAMES | _GGUF_LAYER_NAMES).items()}
 
@@ -294,7 +304,10 @@ class SafetensorsCheckpoint:
         return self._places[name].stored if name in self._places else name
 
     def read_into(self, name: str, destination: Tensor) -> None:
-        destination.copy_(self._tensor(name))
+        tensor = self._tensor(name)
+        # Gemma's norms multiply by one more than is stored; GGUF files have the sum.
+        is_added = self.config.architecture in GEMMA and _NORM.search(name)
+        destination.copy_(tensor.float() + 1 if is_added else tensor)
 
     def stored(self, name: str) -> Stored | None:
         tensor = self._tensor(name)

@@ -9,18 +9,24 @@ for the keys of GGUF.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from worker.errors import ModelError
 from worker.models.gguf import GgufFile
 
-SUPPORTED_ARCHITECTURES = ("llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3")
+SUPPORTED_ARCHITECTURES = (
+    *("gemma2", "gemma3", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3"),
+)
+GEMMA = ("gemma2", "gemma3", "gemma3_text")
 
 # SmolLM3 leaves rotary embedding out of every fourth layer unless the file says otherwise.
 _SMOLLM3_NO_ROPE_INTERVAL = 4
 _QWEN3_HEAD_DIM = 128  # where a Qwen3 configuration does not say
+_GEMMA_HEAD_DIM = 256  # nor a Gemma configuration, of its heads and of what scores are scaled by
+_GEMMA3_THETA = 1_000_000.0
+_TIED = ("gemma2", "gemma3_text", "smollm3")  # where a configuration does not say
 # Keys of GGUF that change the arithmetic, and the value that leaves it as it is.
 _NEUTRAL_KEYS = {
     "expert_count": 0,
@@ -34,10 +40,17 @@ _NEUTRAL_KEYS = {
     "attn_logit_softcapping": 0,
     "final_logit_softcapping": 0,
 }
+_QK_NORM = ("gemma3", "gemma3_text", "qwen3")
 _PARTLY_ROTATED = ("phi3",)
 # Those whose window is used only if `use_sliding_window` says so, and in how many layers it is not.
 _WINDOW_IF_ASKED = ("qwen2", "qwen3", "smollm3")
 _QWEN_FULL_LAYERS = 28
+# Of Gemma, which layers have no window: every so many-th; the base of those that have one; and the
+# number of layers of the sizes whose scores are scaled otherwise, which GGUF does not say.
+_GEMMA_FULL_INTERVALS = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6}
+_GEMMA3_LOCAL_THETA = 10_000.0
+_GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
+_GEMMA2_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 _LONGROPE = ("longrope", "su")
 _T = TypeVar("_T", int, float)
 _MISSING = object()
@@ -139,7 +152,14 @@ class ModelConfig:
 
     `qk_norm`: queries and keys are normalised per head before they are rotated. `no_rope_layers`
     are the layers that do not rotate at all. The first `rotary_dim` numbers of a head are rotated
-    (0: all of them). A row of one of the `window_layers` sees `window` positions, its own included.
+    (0: all of them). With a `window`, a row sees so many positions, its own included, in all layers
+    but the `full_layers`. If those have a rotary base of their own, it is `local_rope_theta`, and
+    their frequencies are not scaled.
+
+    `activation` ("silu" or "gelu", by tanh) gates the MLP. `post_norms`: what attention and MLP
+    give is normalised before it is added. Embeddings are multiplied by `embedding_scale`, scores by
+    `attention_scale` (0: 1 / sqrt(head_dim)). Softcaps c > 0 make c · tanh(x / c) of x: of the
+    scores of attention, and of logits.
     """
 
     architecture: str
@@ -162,7 +182,14 @@ class ModelConfig:
     no_rope_layers: range | frozenset[int] = frozenset()
     rotary_dim: int = 0
     window: int = 0
-    window_layers: range | frozenset[int] = frozenset()
+    full_layers: range | frozenset[int] = frozenset()
+    local_rope_theta: float = 0.0
+    activation: str = "silu"
+    post_norms: bool = False
+    embedding_scale: float = 1.0
+    attention_scale: float = 0.0
+    attention_softcap: float = 0.0
+    logit_softcap: float = 0.0
 
     def __post_init__(self) -> None:
         sizes = (self.vocab_size, self.hidden_size, self.intermediate_size, self.num_layers)
@@ -183,8 +210,12 @@ class ModelConfig:
             raise ModelError(
                 f"{self.rotary_dim} of {self.head_dim} numbers of a head cannot rotate"
             )
-        if self.window_layers and self.window < 1:
-            raise ModelError(f"a sliding window of {self.window} positions is below 1")
+        if min(self.window, self.attention_softcap, self.logit_softcap, self.attention_scale) < 0:
+            raise ModelError(f"model configuration has a window, cap or scale below 0: {self}")
+
+    def window_of(self, layer: int) -> int | None:
+        """How many positions a row of a layer sees, its own included; None: all before it."""
+        return self.window if self.window and layer not in self.full_layers else None
 
     @property
     def kv_elements_per_token(self) -> int:
@@ -208,6 +239,8 @@ def from_gguf(file: GgufFile) -> ModelConfig:
     architecture = check_architecture(source, file.architecture)
     fields = gguf_fields(source, architecture, file.metadata)
     for key, neutral in _NEUTRAL_KEYS.items():
+        if key in _GEMMA2_CAPS and architecture == "gemma2":
+            continue
         if fields.number(key, float, float(neutral)) != neutral:
             raise fields.refuse(f"{key} is {fields.values[key]!r}, which is not supported")
     embedding = file.tensors.get("token_embd.weight")
@@ -222,7 +255,13 @@ def from_gguf(file: GgufFile) -> ModelConfig:
     if rotary_dim != head_dim and architecture not in _PARTLY_ROTATED:
         raise fields.refuse("partial rotary embedding is not supported")
     num_layers = fields.number("block_count", int)
-    window = fields.number("attention.sliding_window", int, 0)
+    full_interval = _GEMMA_FULL_INTERVALS.get(architecture, 0)
+    gemma = {}
+    if architecture in GEMMA:
+        caps = [fields.number(key, float, 0.0) for key in _GEMMA2_CAPS]
+        is_27b = num_layers == _GEMMA_27B_LAYERS[architecture]
+        local_theta = fields.number("rope.freq_base_swa", float, _GEMMA3_LOCAL_THETA)
+        gemma = _gemma(architecture, hidden, hidden / heads if is_27b else 0, caps, local_theta)
     return ModelConfig(
         architecture=architecture,
         vocab_size=embedding.shape[0],
@@ -240,12 +279,28 @@ def from_gguf(file: GgufFile) -> ModelConfig:
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
         output_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_down.bias" in file.tensors,
-        qk_norm=architecture == "qwen3",
+        qk_norm=architecture in _QK_NORM,
         no_rope_layers=_every_nth(_default_interval(architecture), num_layers),
         rotary_dim=rotary_dim,
-        window=window,
-        window_layers=range(num_layers if window else 0),
+        window=fields.number("attention.sliding_window", int, 0),
+        full_layers=_every_nth(full_interval, num_layers),
+        **gemma,
     )
+
+
+def _gemma(
+    architecture: str, hidden: int, query_scalar: float, caps: Sequence[float], local_theta: float
+) -> dict[str, Any]:
+    """What the Gemmas do otherwise; scores are divided by the root of `query_scalar`."""
+    return {
+        "local_rope_theta": 0.0 if architecture == "gemma2" else local_theta,
+        "activation": "gelu",
+        "post_norms": True,
+        "embedding_scale": hidden**0.5,
+        "attention_scale": query_scalar**-0.5 if query_scalar > 0 else 0.0,
+        "attention_softcap": caps[0],
+        "logit_softcap": caps[1],
+    }
 
 
 def _default_interval(architecture: str) -> int:
@@ -262,8 +317,15 @@ def _every_nth(interval: int, num_layers: int) -> range:
 def from_hf(source: str, values: Mapping[str, Any]) -> ModelConfig:
     """The configuration in a Hugging Face `config.json`; `source` names the file in errors."""
     architecture = check_architecture(source, values.get("model_type"))
-    if values.get("hidden_act", "silu") != "silu":
-        raise ModelError(f"{source}: hidden_act {values['hidden_act']!r} is not supported")
+    if architecture == "gemma3":
+        raise ModelError(f"{source}: architecture 'gemma3' has images; supported is gemma3_text")
+    key, wanted = "hidden_act", "silu"
+    if architecture in GEMMA:
+        key, wanted = "hidden_activation", "gelu_pytorch_tanh"
+    if (values.get(key) or wanted) != wanted:
+        raise ModelError(f"{source}: {key} {values[key]!r} is not supported")
+    if values.get("use_bidirectional_attention"):
+        raise ModelError(f"{source}: use_bidirectional_attention is not supported")
     if values.get("quantization_config"):
         raise ModelError(
             f"{source}: quantization_config is not supported; use the unquantised weights or a"
@@ -275,7 +337,17 @@ def from_hf(source: str, values: Mapping[str, Any]) -> ModelConfig:
     num_layers = fields.number("num_hidden_layers", int)
     attention_bias = fields.flag("attention_bias")
     head_dim = fields.number("head_dim", int, _default_head_dim(architecture, hidden, heads))
-    no_rope_layers = _hf_no_rope_layers(fields, architecture, num_layers)
+    full_layers = _hf_full_layers(fields, architecture, num_layers)
+    gemma = {}
+    if architecture in GEMMA:
+        scalar = fields.number("query_pre_attn_scalar", float, _GEMMA_HEAD_DIM)
+        defaults = _GEMMA2_CAPS if architecture == "gemma2" else {}
+        # What is null is off, and what is missing is as in the class of transformers.
+        caps = [
+            fields.number(key, float, 0.0 if key in values else defaults.get(key, 0.0))
+            for key in _GEMMA2_CAPS
+        ]
+        gemma = _gemma(architecture, hidden, scalar, caps, _hf_local_theta(source, values))
     return ModelConfig(
         architecture=architecture,
         vocab_size=fields.number("vocab_size", int),
@@ -287,21 +359,39 @@ def from_hf(source: str, values: Mapping[str, Any]) -> ModelConfig:
         head_dim=head_dim,
         max_context=hf_context_length(source, values),
         rms_norm_eps=fields.number("rms_norm_eps", float, 1e-6),
-        rope_theta=hf_rope(source, values).number("rope_theta", float, 10000.0),
+        rope_theta=hf_rope(source, values).number("rope_theta", float, _hf_theta(architecture)),
         rope_scaling=hf_scaling(source, values),
-        tied_head=fields.flag("tie_word_embeddings", default=architecture == "smollm3"),
+        tied_head=fields.flag("tie_word_embeddings", default=architecture in _TIED),
         qkv_bias=attention_bias or architecture == "qwen2",
         output_bias=attention_bias,
         mlp_bias=fields.flag("mlp_bias"),
-        qk_norm=architecture == "qwen3",
-        no_rope_layers=no_rope_layers,
+        qk_norm=architecture in _QK_NORM,
+        no_rope_layers=_hf_no_rope_layers(fields, architecture, num_layers),
         rotary_dim=_hf_rotary_dim(source, values, architecture, head_dim),
-        window=fields.number("sliding_window", int, 0),
-        window_layers=_hf_window_layers(fields, architecture, num_layers, no_rope_layers),
+        window=0 if full_layers is None else fields.number("sliding_window", int, 0),
+        full_layers=full_layers or frozenset(),
+        **gemma,
     )
 
 
+def _hf_theta(architecture: str) -> float:
+    return _GEMMA3_THETA if architecture == "gemma3_text" else 10_000.0
+
+
+def _hf_local_theta(source: str, values: Mapping[str, Any]) -> float:
+    """The rotary base of Gemma-3's layers with a window, in either layout."""
+    stated = (values.get("rope_parameters") or {}).get("sliding_attention")
+    if stated is None:
+        return Fields(source, values).number("rope_local_base_freq", float, _GEMMA3_LOCAL_THETA)
+    local = Fields(f"{source}: sliding_attention", stated)
+    if stated.get("rope_type", "default") != "default":
+        raise local.refuse(f"rope scaling {stated['rope_type']!r} is not supported")
+    return local.number("rope_theta", float, _GEMMA3_LOCAL_THETA)
+
+
 def _default_head_dim(architecture: str, hidden: int, heads: int) -> int:
+    if architecture in GEMMA:
+        return _GEMMA_HEAD_DIM
     return _QWEN3_HEAD_DIM if architecture == "qwen3" else hidden // max(heads, 1)
 
 
@@ -320,17 +410,16 @@ def _hf_no_rope_layers(
     return frozenset(n for n, rotates in enumerate(listed) if not rotates)
 
 
-def _hf_window_layers(
-    fields: Fields,
-    architecture: str,
-    num_layers: int,
-    no_rope_layers: range | frozenset[int],
-) -> range | frozenset[int]:
-    """The layers with a sliding window: by `layer_types`, or else as the architecture has them."""
+def _hf_full_layers(
+    fields: Fields, architecture: str, num_layers: int
+) -> range | frozenset[int] | None:
+    """The layers without a sliding window: by `layer_types`, or else as the architecture has them.
+    None: there is no window.
+    """
     # Qwen2 writes a window it does not use beside `use_sliding_window: false`.
     slides = fields.flag("use_sliding_window", default=architecture not in _WINDOW_IF_ASKED)
     if not slides or not fields.optional("sliding_window"):
-        return frozenset()
+        return None
     listed = fields.values.get("layer_types")
     if listed is not None:
         if not isinstance(listed, list) or len(listed) != num_layers:
@@ -338,11 +427,13 @@ def _hf_window_layers(
         odd = [kind for kind in listed if kind not in ("full_attention", "sliding_attention")]
         if odd:
             raise fields.refuse(f"layer_types has {odd[0]!r}, which is not supported")
-        return frozenset(n for n, kind in enumerate(listed) if kind == "sliding_attention")
+        return frozenset(n for n, kind in enumerate(listed) if kind == "full_attention")
+    if architecture == "smollm3":
+        raise fields.refuse("layer_types is missing beside use_sliding_window")
     if architecture in ("qwen2", "qwen3"):
-        full = fields.number("max_window_layers", int, _QWEN_FULL_LAYERS)
-        return range(max(full, 0), num_layers)
-    return no_rope_layers if architecture == "smollm3" else range(num_layers)
+        return range(fields.number("max_window_layers", int, _QWEN_FULL_LAYERS))
+    interval = _GEMMA_FULL_INTERVALS.get(architecture, 0)
+    return _every_nth(fields.number("sliding_window_pattern", int, interval), num_layers)
 
 
 def _hf_rotary_dim(source: str, values: Mapping[str, Any], architecture: str, head_dim: int) -> int:
@@ -364,6 +455,8 @@ def hf_rope(source: str, values: Mapping[str, Any]) -> Fields:
     if not isinstance(stated, Mapping):
         raise ModelError(f"{source}: rope_parameters or rope_scaling is {stated!r}, not an object")
     rope = dict(stated)
+    if isinstance(rope.get("full_attention"), Mapping):  # settings for each type of layer
+        rope = dict(rope["full_attention"])
     for key in ("rope_theta", "partial_rotary_factor"):
         if key not in rope and values.get(key) is not None:
             rope[key] = values[key]
@@ -473,6 +566,8 @@ def hf_context_length(source: str, values: Mapping[str, Any]) -> int:
     kind = rope.values.get("rope_type") or rope.values.get("type")
     factor = rope.number("factor", float, 1.0)
     original = rope.number("original_max_position_embeddings", int, positions)
+    if values.get("model_type") in GEMMA:  # stated as they are with scaling
+        return positions
     return _scaled(kind, positions, original, factor)
 
 
@@ -483,6 +578,8 @@ def gguf_context_length(source: str, architecture: str, metadata: Mapping[str, A
     kind = fields.values.get("rope.scaling.type")
     factor = fields.number("rope.scaling.factor", float, 1.0)
     original = fields.number("rope.scaling.original_context_length", int, positions)
+    if architecture in GEMMA:
+        return positions
     return _scaled(kind, positions, original, factor)
 
 

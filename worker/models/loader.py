@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from torch.nn import functional
 
 from worker.errors import ConfigError, ModelError
 from worker.models.checkpoints import GgufCheckpoint, WeightFile, open_checkpoint
-from worker.models.config import ModelConfig, RopeScaling
+from worker.models.config import GEMMA, ModelConfig, RopeScaling
 from worker.models.llama import LayerWeights, LlamaModel, layer_shape, native_layers
 from worker.ops.cpu.native import CpuKernels
 from worker.ops.linear import DenseLinear, Linear, make_linear
@@ -126,10 +127,18 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 def _norms(config: ModelConfig) -> dict[str, int]:
     """The normalisations of a layer and their sizes."""
-    sizes = {"input_layernorm": config.hidden_size, "post_attention_layernorm": config.hidden_size}
+    names = {"input_layernorm", "post_attention_layernorm", _mlp_norm(config)}
+    if config.post_norms:
+        names.add("post_feedforward_layernorm")
+    sizes = dict.fromkeys(sorted(names), config.hidden_size)
     if config.qk_norm:
         sizes |= {"self_attn.q_norm": config.head_dim, "self_attn.k_norm": config.head_dim}
     return sizes
+
+
+def _mlp_norm(config: ModelConfig) -> str:
+    """The norm before the MLP, which is the one after attention unless that has one of its own."""
+    return "pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"
 
 
 class _Projection(NamedTuple):
@@ -182,17 +191,22 @@ class _Assembly:
         # Decoding is most of a start, and layers do not wait for each other.
         with ThreadPoolExecutor(min(_MAX_READERS, torch.get_num_threads())) as readers:
             layers = tuple(readers.map(self._layer, range(config.num_layers)))
-        final_norm = self._read(_FINAL_NORM, (config.hidden_size,))
+        final_norm = self._norm(_FINAL_NORM, config.hidden_size)
         factors = None
         if _ROPE_FACTORS in self._checkpoint.shapes():
             factors = torch.empty(_rotary_pairs(config))
             self._checkpoint.read_into(_ROPE_FACTORS, factors)
         length = min(config.max_context, max_positions or config.max_context)
         rope = model_rope_table(config, length, self._device, factors)
+        local_rope = None
+        if config.local_rope_theta:
+            local = replace(config, rope_theta=config.local_rope_theta, rope_scaling=None)
+            local_rope = model_rope_table(local, length, self._device)
         return LlamaModel(
             *(config, embedding, layers, final_norm, head, rope),
             *(self._dtype, self._device, self._kernels),
             native_layers(layers, config) if self._kernels is not None else None,
+            local_rope=local_rope,
         )
 
     def _tables(self, shape: tuple[int, int]) -> tuple[Linear, Linear]:
@@ -214,20 +228,22 @@ class _Assembly:
         config, prefix = self._config, f"model.layers.{index}."
         parts = {n: self._linear(prefix, p) for n, p in _projections(config).items()}
         norms = {
-            name: self._read(f"{prefix}{name}.weight", (size,))
+            name: self._norm(f"{prefix}{name}.weight", size)
             for name, size in _norms(config).items()
         }
         return LayerWeights(
             input_norm=norms["input_layernorm"],
             qkv=parts["qkv"],
             output=parts["output"],
-            mlp_norm=norms["post_attention_layernorm"],
+            mlp_norm=norms[_mlp_norm(config)],
             gate_up=parts["gate_up"],
             down=parts["down"],
             query_norm=norms.get("self_attn.q_norm"),
             key_norm=norms.get("self_attn.k_norm"),
             rotates=index not in config.no_rope_layers,
-            window=config.window if index in config.window_layers else None,
+            window=config.window_of(index),
+            attention_norm=norms["post_attention_layernorm"] if config.post_norms else None,
+            branch_norm=norms.get("post_feedforward_layernorm"),
         )
 
     def _linear(self, prefix: str, part: _Projection) -> Linear:
@@ -262,6 +278,14 @@ class _Assembly:
 
     def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         tensor = self._empty(shape)
+        self._checkpoint.read_into(name, tensor)
+        return tensor
+
+    def _norm(self, name: str, size: int) -> Tensor:
+        """Gemma's are stored without the one that is added, and are more precise than the sum."""
+        is_added = self._config.architecture in GEMMA
+        dtype = torch.float32 if is_added else self._dtype
+        tensor = torch.empty(size, dtype=dtype, device=self._device)
         self._checkpoint.read_into(name, tensor)
         return tensor
 

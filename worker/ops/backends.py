@@ -20,12 +20,16 @@ from worker.ops.step import StepTensors
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """The heads of a layer, and the number of tokens in a block of its cache."""
+    """The heads of a layer, and the number of tokens in a block of its cache. Scores are multiplied
+    by `scale`; a `softcap` c > 0 then makes c · tanh(score / c) of them.
+    """
 
     heads: int
     kv_heads: int
     head_dim: int
     block_size: int
+    scale: float
+    softcap: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,10 @@ class Backend(Protocol):
         """silu(gate) · up [T, I] of gate_up [T, 2 · I] (Shazeer, arXiv:2002.05202)."""
         ...
 
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """gelu(gate) · up [T, I] of gate_up [T, 2 · I], the GELU by tanh."""
+        ...
+
 
 class TorchBackend:
     """The reference, for any device; implements `Backend`."""
@@ -94,6 +102,11 @@ class TorchBackend:
         """In gate_up's dtype."""
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate).mul_(up)
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """In gate_up's dtype."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.gelu(gate, approximate="tanh").mul_(up)
 
 
 TORCH = TorchBackend()
@@ -122,4 +135,6 @@ class _TorchAttention:
         write_kv(cache, qkv[:, heads * self.shape.head_dim :], self.step.slots)
 
     def run(self, queries: Tensor, cache: Tensor, window: int | None = None) -> Tensor:
-        return paged_attention(queries, cache, self.step, window)
+        return paged_attention(
+            queries, cache, self.step, window, self.shape.scale, self.shape.softcap
+        )

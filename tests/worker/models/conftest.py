@@ -30,6 +30,8 @@ GGUF_ARCHITECTURES = {
     "smollm3": (gguf.MODEL_ARCH.SMOLLM3, True),
     "qwen2": (gguf.MODEL_ARCH.QWEN2, False),
     "qwen3": (gguf.MODEL_ARCH.QWEN3, False),
+    "gemma2": (gguf.MODEL_ARCH.GEMMA2, False),
+    "gemma3_text": (gguf.MODEL_ARCH.GEMMA3, False),
     "phi3": (gguf.MODEL_ARCH.PHI3, False),
 }
 
@@ -53,9 +55,9 @@ def save_tiny(tmp_path: Path) -> Callable[..., Saved]:
 
         # transformers writes into the settings that it is given.
         settings = copy.deepcopy({**TINY, **changes})
-        config = getattr(transformers, f"{kind}Config")(**settings)
+        architecture = getattr(transformers, f"{kind}ForCausalLM")
         torch.manual_seed(5)
-        model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+        model = architecture(architecture.config_class(**settings)).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 # Far from the initial norms of one and biases of zero, so that swaps show.
@@ -78,7 +80,7 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    rope = config.rope_parameters
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     writer.add_rope_freq_base(rope["rope_theta"])
     head_dim = getattr(config, "head_dim", None)
     if head_dim is not None:
@@ -90,6 +92,9 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_rope_dimension_count(int(size * rope["partial_rotary_factor"]))
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
+    if config.model_type == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
@@ -118,6 +123,8 @@ def write_gguf(tmp_path: Path) -> Callable[..., Path]:
                 values = interleave(values, config.num_attention_heads)
             if interleaves and ".k_proj." in name:
                 values = interleave(values, config.num_key_value_heads)
+            if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
+                values = values + 1
             stored = names.get_name(name, (".weight", ".bias"))
             kind = (encodings or {}).get(stored)
             if kind is None:

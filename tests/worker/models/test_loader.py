@@ -67,9 +67,11 @@ def test_safetensors_give_the_logits_of_transformers(
     torch.testing.assert_close(logits, saved.logits, rtol=1e-4, atol=1e-4)
 
 
-def test_bfloat16_is_near_float32(save_tiny: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("variant", ["llama, untied head", "gemma2"])
+def test_bfloat16_is_near_float32(variant: str, save_tiny: Callable[..., Any]) -> None:
     """The lower precision changes logits by little more than its rounding."""
-    saved = save_tiny()
+    kind, changes = VARIANTS[variant]
+    saved = save_tiny(kind, **changes)
     logits = logits_of(saved.path, saved.token_ids, torch.bfloat16)
     assert float((logits - saved.logits).abs().mean() / saved.logits.std()) < 0.03
 
@@ -245,12 +247,16 @@ def test_derived_buffers_are_ignored(save_tiny: Callable[..., Any]) -> None:
         ({"num_key_value_heads": 3}, "cannot share 3 KV heads"),
         ({"head_dim": 15}, "is odd"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope' is not supported"),
+        ({"model_type": "gemma3"}, "'gemma3' has images; supported is gemma3_text"),
+        ({"model_type": "gemma2", "hidden_activation": "gelu"}, "hidden_activation 'gelu'"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional"),
+        ({"use_sliding_window": True, "model_type": "smollm3", "sliding_window": 4}, "layer_types"),
         ({"sliding_window": 4, "layer_types": ["full_attention"]}, "not a list of 2 names"),
         (
             {"sliding_window": 4, "layer_types": ["full_attention", "chunked_attention"]},
             "'chunked_attention', which is not supported",
         ),
-        ({"sliding_window": -4}, "window of -4 positions is below 1"),
+        ({"sliding_window": -4}, "has a window, cap or scale below 0"),
     ],
 )
 def test_a_configuration_that_cannot_work_is_named(

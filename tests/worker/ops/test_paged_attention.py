@@ -197,6 +197,32 @@ def test_what_has_left_a_window_cannot_spoil_a_row(plane: int) -> None:
         assert_alike(mine, expected[row : row + 1])
 
 
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("sharing", [1, 3, 40])
+def test_scores_with_a_softcap(window: int | None, sharing: int) -> None:
+    """They are c · tanh(score · scale / c), of rows that are the same alone and in any chunk."""
+    scale, cap, start, kv_heads = 0.3, 2.0, 300, 2
+    cache = draw(50, 2, kv_heads, BLOCK_SIZE, 16, seed=1)
+    queries = draw(90, kv_heads * sharing, 16, seed=2)
+
+    def rows(first: int, count: int) -> torch.Tensor:
+        chunk = ScheduledSequence(0, [0] * count, start + first, range(50))
+        step = StepBatch([chunk], DeviceState(BLOCK_SIZE, CPU)).tensors
+        return paged_attention(queries[first : first + count], cache, step, window, scale, cap)
+
+    held = cache.transpose(0, 1).transpose(1, 2).reshape(2, kv_heads, -1, 16)[:, :, : start + 90]
+    keys, values = held.double().repeat_interleave(sharing, dim=1)
+    at, to = torch.arange(start, start + 90)[:, None], torch.arange(start + 90)
+    seen = (to <= at) & (to > at - (window or 1000))
+    scores = cap * torch.einsum("qhd,hsd->hqs", queries.double(), keys).mul(scale / cap).tanh()
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    expected = torch.einsum("hqs,hsd->qhd", weights, values).flatten(1)
+    whole = rows(0, 90)
+    torch.testing.assert_close(whole.double(), expected, rtol=1e-4, atol=1e-5)
+    for first, count in [(0, 1), (89, 1), (3, 2), (17, 40)]:
+        assert_alike(rows(first, count), whole[first : first + count])
+
+
 def test_rows_see_nothing_below_the_first_position() -> None:
     """Whatever stands there; the rest is seen as by a sequence that is one token shorter."""
     cache = draw(9, 2, 2, BLOCK_SIZE, 16, seed=1)

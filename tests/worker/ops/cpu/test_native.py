@@ -158,10 +158,10 @@ MODELS = {
         BASE, num_heads=4, num_kv_heads=2, head_dim=32, qk_norm=True
     ),
     "a window of 20": dataclasses.replace(
-        BASE, num_heads=8, num_kv_heads=2, head_dim=24, window=20, window_layers=range(1)
+        BASE, num_heads=8, num_kv_heads=2, head_dim=24, window=20
     ),
     "a window of 90": dataclasses.replace(
-        BASE, num_heads=4, num_kv_heads=2, head_dim=16, window=90, window_layers=range(1)
+        BASE, num_heads=4, num_kv_heads=2, head_dim=16, window=90
     ),
 }
 

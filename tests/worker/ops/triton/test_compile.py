@@ -131,7 +131,7 @@ def test_attention(
     from worker.ops.triton.attention import AttentionShape
 
     compiled, kernels = compiling(attention, capability, monkeypatch)
-    shape = AttentionShape(2 * sharing, 2, head_dim, 16)
+    shape = AttentionShape(2 * sharing, 2, head_dim, 16, 0.1, softcap=30.0 if window else 0.0)
     for size, max_rows, max_context, shared in ((8, 1, 1000, 512), (8, 64, 1000, 0), (1, 1, 99, 0)):
         with torch.device("cuda"):
             cache = torch.empty(100, 2, 2, 16, head_dim, dtype=cache_dtype)
@@ -156,6 +156,7 @@ def test_fused_kernels(capability: int, monkeypatch: pytest.MonkeyPatch) -> None
     fused.rms_norm(x, weight, 1e-5, out)
     fused.add_rms_norm_(x, x, weight, 1e-5, out)
     fused.silu_mul(torch.empty(4, 3072, dtype=torch.bfloat16), torch.empty(4, 1536))
+    fused.gelu_mul(torch.empty(4, 3072, dtype=torch.bfloat16), torch.empty(4, 1536))
     step, qkv = make_step(4, 4, 8, 99), torch.empty(4, 15 * 64, dtype=torch.bfloat16)
     table, norms = RopeTable(torch.empty(99, 64), torch.empty(99, 64)), HeadNorms(x, x, 1e-5)
     cache = torch.empty(9, 2, 3, 16, 64, dtype=torch.bfloat16)

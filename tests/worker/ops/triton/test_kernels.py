@@ -21,6 +21,7 @@ RUNS = [
     ("parity_attention.py", f"not (mixture or {MERGING})"),
     ("parity_draws.py", ""),
     ("parity_fused.py", ""),
+    ("parity_models.py", ""),
 ]
 
 
