@@ -42,6 +42,13 @@ GEMMA3 = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
     },
 }
+QWEN3_MOE = {
+    "head_dim": 24,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+}
 # Checkpoints both formats can hold.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, untied head": ("Llama", {"tie_word_embeddings": False}),
@@ -60,6 +67,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3", {"num_hidden_layers": 5, "pad_token_id": 0}),
     "gemma2": ("Gemma2", GEMMA2),
     "gemma3": ("Gemma3", GEMMA3),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3 moe": ("Qwen3Moe", QWEN3_MOE),
     "phi3": ("Phi3", PHI3),
     "phi3, partly rotated, with a window": (
         "Phi3",
@@ -88,6 +97,20 @@ HF_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "query_pre_attn_scalar": 60,
             "final_logit_softcapping": 3.0,
             "layer_types": ["full_attention", "sliding_attention"],
+        },
+    ),
+    "mixtral, window": (
+        "Mixtral",
+        {"num_local_experts": 5, "num_experts_per_tok": 1, "sliding_window": 40},
+    ),
+    "qwen3 moe, some dense layers": (
+        "Qwen3Moe",
+        {
+            **QWEN3_MOE,
+            "num_hidden_layers": 4,
+            "norm_topk_prob": False,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
         },
     ),
     "phi3, longrope": ("Phi3", {"rope_parameters": LONGROPE, **PHI3}),

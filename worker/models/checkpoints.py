@@ -15,6 +15,7 @@ through the `gguf` package, which is imported only when a file needs it.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ _BLOCK_ELEMENTS = 32  # of Q8_0 and Q4_1
 # Architectures whose converter interleaves the rotary rows of q and k (llama.cpp's "normal" rope).
 _INTERLEAVED = ("llama", "smollm3")
 
+ROUTER = "mlp.gate"  # of a layer with experts; stays as precise as it is
 _GGUF_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _GGUF_LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -63,7 +65,15 @@ _GEMMA_NAMES = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_MIXTURE_NAMES = {
+    "ffn_gate_inp": ROUTER,
+    "ffn_gate_exps": "mlp.experts.*.gate_proj",
+    "ffn_up_exps": "mlp.experts.*.up_proj",
+    "ffn_down_exps": "mlp.experts.*.down_proj",
+}
 _GGUF_OWN_NAMES = {
+    "llama": _MIXTURE_NAMES,
+    "qwen3moe": _MIXTURE_NAMES,
     "gemma2": _GEMMA_NAMES,
     "gemma3": _GEMMA_NAMES,
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
@@ -74,6 +84,7 @@ _FUSED = {
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
 }
 _GGUF_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_MIXTRAL = {"block_sparse_moe": "mlp", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _NORM = re.compile(r"norm\.weight$")
 _HF_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _GGML_OF = {hf: ggml for ggml, hf in (_GGUF_NAMES | _GGUF_LAYER_NAMES).items()}
@@ -89,7 +100,12 @@ class _Place:
 
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of these rows."""
-        return (self.stop - self.start, *whole[1:]) if whole else ()
+        return (self.stop - self.start, *whole[1:][-1:]) if whole else ()
+
+
+def _num_rows(shape: tuple[int, ...]) -> int:
+    """Rows of a tensor, those of matrices below each other."""
+    return math.prod(shape[:-1]) if len(shape) > 1 else sum(shape)
 
 
 def _places(
@@ -105,8 +121,13 @@ def _places(
         "mlp.gate_proj": config.intermediate_size,
     }
     for name, own in stored.items():
-        rows = shapes[own][0] if shapes[own] else 0
+        rows = _num_rows(shapes[own])
         layer = _HF_LAYER.fullmatch(name)
+        if layer is not None and "*" in layer[2]:  # a matrix for each expert
+            size = rows // max(config.num_experts, 1)
+            for n in range(config.num_experts):
+                places[name.replace("*", str(n))] = _Place(own, n * size, n * size + size)
+            continue
         if layer is None or layer[2] not in _FUSED:
             places[name] = _Place(own, 0, rows)
             continue
@@ -221,7 +242,7 @@ class GgufCheckpoint:
         parts = self._parts(name, destination)
         count, place = len(parts), self._stored[name]
         # A part of a fused tensor begins after so many parts, of so many in all.
-        rows = self._file.tensors[place.stored].shape[0]
+        rows = _num_rows(self._file.tensors[place.stored].shape)
         offset, total = (0, count) if place.stop - place.start == rows else (place.start, rows)
         step = max(1, _PIECE_ELEMENTS * count // max(1, destination.numel()))
         for start in range(0, count, step):
@@ -233,12 +254,12 @@ class GgufCheckpoint:
     def stored(self, name: str) -> Stored | None:
         place, order = self._stored[name], _row_order(name, self.config)
         info = self._file.tensors[place.stored]
-        if info.type.name not in GGML_TYPES or len(info.shape) != 2:
+        if info.type.name not in GGML_TYPES or len(info.shape) < 2:
             return None
         data = np.frombuffer(self._file.tensor_bytes(place.stored), np.uint8)
-        data = data.reshape(info.shape[0], -1)[place.start : place.stop]
+        data = data.reshape(_num_rows(info.shape), -1)[place.start : place.stop]
         data = (data if order is None else data[order]).reshape(-1)
-        rows, cols = place.stop - place.start, info.shape[1]
+        rows, cols = place.stop - place.start, info.shape[-1]
         return Stored(info.type.name, rows, cols, data, self._rotary_heads(name) or 0)
 
     def _parts(self, name: str, destination: Tensor) -> Tensor:
@@ -272,7 +293,7 @@ def _ggml_name(name: str, config: ModelConfig) -> str:
     """The way back."""
     own = _GGUF_OWN_NAMES.get(config.architecture, {})
     known = _GGML_OF | {hf: ggml for ggml, hf in own.items()}
-    layer = _HF_LAYER.fullmatch(name)
+    layer = _HF_LAYER.fullmatch(re.sub(r"\.experts\.\d+\.", ".experts.*.", name))
     if layer is not None and layer[2] in known:
         return f"blk.{layer[1]}.{known[layer[2]]}.{layer[3]}"
     stem, _, suffix = name.rpartition(".")
@@ -295,13 +316,20 @@ class SafetensorsCheckpoint:
             name: tuple(shard.get_slice(name).get_shape()) for name, shard in self._shard_of.items()
         }
         named = {name: name for name in self._shapes}
+        if self.config.architecture == "mixtral":
+            named = {".".join(_MIXTRAL.get(n, n) for n in k.split(".")): k for k in named}
         self._places = _places(named, self._shapes, self.config)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: p.shape(self._shapes[p.stored]) for name, p in self._places.items()}
 
     def stored_name(self, name: str) -> str:
-        return self._places[name].stored if name in self._places else name
+        if name in self._places:
+            return self._places[name].stored
+        if self.config.architecture != "mixtral":
+            return name
+        back = {own: stored for stored, own in _MIXTRAL.items()}
+        return ".".join(back.get(part, part) for part in name.split("."))
 
     def read_into(self, name: str, destination: Tensor) -> None:
         tensor = self._tensor(name)
@@ -311,7 +339,8 @@ class SafetensorsCheckpoint:
 
     def stored(self, name: str) -> Stored | None:
         tensor = self._tensor(name)
-        if self._quantization != "none" and tensor.shape[1] % _BLOCK_ELEMENTS == 0:
+        is_exact = self._quantization == "none" or f".{ROUTER}." in name
+        if not is_exact and tensor.shape[1] % _BLOCK_ELEMENTS == 0:
             return quantized(tensor, self._quantization.upper())
         return None if tensor.dtype is torch.float64 else stored(tensor)
 

@@ -1,23 +1,24 @@
 """The architecture of a checkpoint, read from GGUF metadata or Hugging Face JSON.
 
-Sources of the rotary embedding and of the context length that follows from it: transformers'
-`modeling_rope_utils.py` for what the keys mean, vLLM for how far a scaled model reaches (`linear`:
-the stated positions times the factor; `yarn`: the original positions times the factor), llama.cpp
-for the keys of GGUF.
+Sources of the context length: vLLM for how far a scaled model reaches (`linear`: the stated
+positions times the factor; `yarn`: the original positions times the factor), llama.cpp for the keys
+of GGUF.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from worker.errors import ModelError
+from worker.models.fields import Fields
 from worker.models.gguf import GgufFile
+from worker.models.rotary import RopeScaling, gguf_scaling, hf_rope, hf_scaling
 
 SUPPORTED_ARCHITECTURES = (
-    *("gemma2", "gemma3", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3"),
+    *("gemma2", "gemma3", "gemma3_text", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3"),
+    *("qwen3_moe", "qwen3moe", "smollm3"),
 )
 GEMMA = ("gemma2", "gemma3", "gemma3_text")
 
@@ -40,10 +41,17 @@ _NEUTRAL_KEYS = {
     "attn_logit_softcapping": 0,
     "final_logit_softcapping": 0,
 }
-_QK_NORM = ("gemma3", "gemma3_text", "qwen3")
+_MIXTURES = ("llama", "qwen3moe")  # those of GGUF that may have experts
+# What changes the arithmetic in a way that is done for some.
+_EXPECTED = {
+    "expert_count": _MIXTURES,
+    "attn_logit_softcapping": ("gemma2",),
+    "final_logit_softcapping": ("gemma2",),
+}
+_QK_NORM = ("gemma3", "gemma3_text", "qwen3", "qwen3_moe", "qwen3moe")
 _PARTLY_ROTATED = ("phi3",)
 # Those whose window is used only if `use_sliding_window` says so, and in how many layers it is not.
-_WINDOW_IF_ASKED = ("qwen2", "qwen3", "smollm3")
+_WINDOW_IF_ASKED = ("qwen2", "qwen3", "qwen3_moe", "smollm3")
 _QWEN_FULL_LAYERS = 28
 # Of Gemma, which layers have no window: every so many-th; the base of those that have one; and the
 # number of layers of the sizes whose scores are scaled otherwise, which GGUF does not say.
@@ -51,97 +59,6 @@ _GEMMA_FULL_INTERVALS = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6}
 _GEMMA3_LOCAL_THETA = 10_000.0
 _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 _GEMMA2_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
-_LONGROPE = ("longrope", "su")
-_T = TypeVar("_T", int, float)
-_MISSING = object()
-_LARGEST = 1 << 63  # no size or factor is near, and products of two are finite
-
-
-class Fields:
-    """One source of configuration, whose name stands in every error."""
-
-    def __init__(self, source: str, values: Mapping[str, Any]) -> None:
-        self.source = source
-        self.values = values
-
-    def number(self, key: str, kind: type[_T], default: Any = _MISSING) -> _T:
-        """A finite number; null counts as missing, and without a default that is an error."""
-        value = self.values.get(key)
-        if value is None:
-            if default is _MISSING:
-                raise ModelError(f"{self.source}: {key} is missing")
-            value = default
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ModelError(f"{self.source}: {key} is {value!r}, not a number")
-        if value != value or abs(value) == float("inf"):
-            raise ModelError(f"{self.source}: {key} is {value!r}, not a finite number")
-        if abs(value) > _LARGEST:
-            raise ModelError(f"{self.source}: {key} is too large a number")
-        if kind is int and value != int(value):
-            raise ModelError(f"{self.source}: {key} is {value!r}, not a whole number")
-        return kind(value)
-
-    def optional(self, key: str) -> float | None:
-        """A number, or None where it is missing or null."""
-        return None if self.values.get(key) is None else self.number(key, float)
-
-    def flag(self, key: str, default: bool = False) -> bool:
-        """Whether a switch is on; null counts as missing."""
-        value = self.values.get(key)
-        return default if value is None else bool(value)
-
-    def factors(self, key: str) -> tuple[float, ...]:
-        """A list of positive numbers."""
-        listed = self.values.get(key)
-        if not isinstance(listed, list) or not listed:
-            raise ModelError(f"{self.source}: {key} is {listed!r}, not a list of factors")
-        entries = Fields(f"{self.source}: {key}", {str(n): v for n, v in enumerate(listed)})
-        found = tuple(entries.number(str(n), float) for n in range(len(listed)))
-        if min(found) <= 0:
-            raise ModelError(f"{self.source}: {key} has a factor that is not positive")
-        return found
-
-    def refuse(self, reason: str) -> ModelError:
-        """An error that names the source."""
-        return ModelError(f"{self.source}: {reason}")
-
-
-@dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """How rotary frequencies are stretched. `kind` is "linear", "dynamic", "llama3", "yarn" or
-    "longrope".
-
-    `original_context` is the number of positions the unscaled model was trained for.
-
-    linear: frequencies divided by `factor` (kaiokendev). dynamic: a larger base for contexts beyond
-    the original one (NTK). llama3: frequencies whose wavelength is beyond `original_context /
-    low_frequency_factor` are divided by `factor`, those below `original_context /
-    high_frequency_factor` are kept, and between the two it is interpolated. yarn (Peng et al.,
-    arXiv:2309.00071): interpolated between `beta_fast` and `beta_slow` turns over the original
-    context, the bounds rounded outwards when `truncate`; cos and sin times `attention_factor`.
-    longrope (Ding et al., arXiv:2402.13753): each divided by its own factor, of `long_factors` for
-    a context longer than the original one, else of `short_factors`; and `attention_factor`.
-    """
-
-    kind: str
-    factor: float
-    original_context: int
-    low_frequency_factor: float = 1.0
-    high_frequency_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-    attention_factor: float = 1.0
-    short_factors: tuple[float, ...] = ()
-    long_factors: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.factor <= 0 or self.original_context < 1 or self.attention_factor <= 0:
-            raise ModelError(f"rope scaling has a size that is not positive: {self}")
-        if self.beta_fast <= 0 or self.beta_slow <= 0:
-            raise ModelError(f"rope scaling turns a number of times that is not positive: {self}")
-        if self.kind == "llama3" and self.high_frequency_factor <= self.low_frequency_factor:
-            raise ModelError(f"rope scaling has its frequency factors the wrong way round: {self}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +77,10 @@ class ModelConfig:
     give is normalised before it is added. Embeddings are multiplied by `embedding_scale`, scores by
     `attention_scale` (0: 1 / sqrt(head_dim)). Softcaps c > 0 make c · tanh(x / c) of x: of the
     scores of attention, and of logits.
+
+    With `num_experts`, the MLP of every `expert_interval`-th layer but the `dense_layers` is a
+    mixture of so many with `expert_size` inner features each. A token takes `experts_per_token` of
+    them, with weights that add up to one if `normalizes_experts`.
     """
 
     architecture: str
@@ -190,6 +111,12 @@ class ModelConfig:
     attention_scale: float = 0.0
     attention_softcap: float = 0.0
     logit_softcap: float = 0.0
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_size: int = 0
+    normalizes_experts: bool = True
+    expert_interval: int = 1
+    dense_layers: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         sizes = (self.vocab_size, self.hidden_size, self.intermediate_size, self.num_layers)
@@ -212,10 +139,24 @@ class ModelConfig:
             )
         if min(self.window, self.attention_softcap, self.logit_softcap, self.attention_scale) < 0:
             raise ModelError(f"model configuration has a window, cap or scale below 0: {self}")
+        if self.num_experts and not (
+            0 < self.experts_per_token <= self.num_experts and self.expert_size > 0
+        ):
+            raise ModelError(
+                f"{self.experts_per_token} of {self.num_experts} experts of size"
+                f" {self.expert_size} cannot be taken"
+            )
+        if self.expert_interval < 1:
+            raise ModelError(f"every {self.expert_interval}th layer cannot have experts")
 
     def window_of(self, layer: int) -> int | None:
         """How many positions a row of a layer sees, its own included; None: all before it."""
         return self.window if self.window and layer not in self.full_layers else None
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer's MLP is a mixture."""
+        is_due = (layer + 1) % self.expert_interval == 0 and layer not in self.dense_layers
+        return self.num_experts > 0 and is_due
 
     @property
     def kv_elements_per_token(self) -> int:
@@ -239,7 +180,7 @@ def from_gguf(file: GgufFile) -> ModelConfig:
     architecture = check_architecture(source, file.architecture)
     fields = gguf_fields(source, architecture, file.metadata)
     for key, neutral in _NEUTRAL_KEYS.items():
-        if key in _GEMMA2_CAPS and architecture == "gemma2":
+        if architecture in _EXPECTED.get(key, ()):
             continue
         if fields.number(key, float, float(neutral)) != neutral:
             raise fields.refuse(f"{key} is {fields.values[key]!r}, which is not supported")
@@ -255,6 +196,7 @@ def from_gguf(file: GgufFile) -> ModelConfig:
     if rotary_dim != head_dim and architecture not in _PARTLY_ROTATED:
         raise fields.refuse("partial rotary embedding is not supported")
     num_layers = fields.number("block_count", int)
+    inner = fields.number("feed_forward_length", int)
     full_interval = _GEMMA_FULL_INTERVALS.get(architecture, 0)
     gemma = {}
     if architecture in GEMMA:
@@ -266,7 +208,7 @@ def from_gguf(file: GgufFile) -> ModelConfig:
         architecture=architecture,
         vocab_size=embedding.shape[0],
         hidden_size=hidden,
-        intermediate_size=fields.number("feed_forward_length", int),
+        intermediate_size=inner,
         num_layers=num_layers,
         num_heads=heads,
         num_kv_heads=fields.number("attention.head_count_kv", int, heads),
@@ -285,7 +227,20 @@ def from_gguf(file: GgufFile) -> ModelConfig:
         window=fields.number("attention.sliding_window", int, 0),
         full_layers=_every_nth(full_interval, num_layers),
         **gemma,
+        **_gguf_experts(fields, inner),
     )
+
+
+def _gguf_experts(fields: Fields, inner: int) -> dict[str, Any]:
+    """The experts of a mixture, of as many inner features as a dense MLP if nothing else is said."""
+    count = fields.number("expert_count", int, 0)
+    if not count:
+        return {}
+    return {
+        "num_experts": count,
+        "experts_per_token": fields.number("expert_used_count", int),
+        "expert_size": fields.number("expert_feed_forward_length", int, inner),
+    }
 
 
 def _gemma(
@@ -371,7 +326,30 @@ def from_hf(source: str, values: Mapping[str, Any]) -> ModelConfig:
         window=0 if full_layers is None else fields.number("sliding_window", int, 0),
         full_layers=full_layers or frozenset(),
         **gemma,
+        **_hf_experts(fields, architecture),
     )
+
+
+def _hf_experts(fields: Fields, architecture: str) -> dict[str, Any]:
+    """The experts of a mixture."""
+    if architecture not in ("mixtral", "qwen3_moe"):
+        return {}
+    is_qwen = architecture == "qwen3_moe"
+    # transformers has called them by either name.
+    count = fields.number("num_local_experts", int, 0) or fields.number("num_experts", int)
+    dense = fields.values.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
+        raise fields.refuse(f"mlp_only_layers is {dense!r}, not a list of layers")
+    return {
+        "num_experts": count,
+        "experts_per_token": fields.number("num_experts_per_tok", int),
+        "expert_size": fields.number(
+            "moe_intermediate_size" if is_qwen else "intermediate_size", int
+        ),
+        "normalizes_experts": fields.flag("norm_topk_prob") if is_qwen else True,
+        "expert_interval": fields.number("decoder_sparse_step", int, 1) if is_qwen else 1,
+        "dense_layers": frozenset(dense) if is_qwen else frozenset(),
+    }
 
 
 def _hf_theta(architecture: str) -> float:
@@ -445,116 +423,6 @@ def _hf_rotary_dim(source: str, values: Mapping[str, Any], architecture: str, he
     if architecture not in _PARTLY_ROTATED:
         raise rope.refuse("partial rotary embedding is not supported")
     return int(head_dim * part)
-
-
-def hf_rope(source: str, values: Mapping[str, Any]) -> Fields:
-    """The rotary settings of either layout: `rope_parameters` (transformers 5), or `rope_theta`
-    beside `rope_scaling` (before). Raises `ModelError` when they are no object.
-    """
-    stated = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    if not isinstance(stated, Mapping):
-        raise ModelError(f"{source}: rope_parameters or rope_scaling is {stated!r}, not an object")
-    rope = dict(stated)
-    if isinstance(rope.get("full_attention"), Mapping):  # settings for each type of layer
-        rope = dict(rope["full_attention"])
-    for key in ("rope_theta", "partial_rotary_factor"):
-        if key not in rope and values.get(key) is not None:
-            rope[key] = values[key]
-    return Fields(source, rope)
-
-
-def hf_scaling(source: str, values: Mapping[str, Any]) -> RopeScaling | None:
-    """The scaling in a `config.json`, or None; raise `ModelError` naming an unsupported kind."""
-    rope = hf_rope(source, values)
-    kind = rope.values.get("rope_type") or rope.values.get("type") or "default"
-    if kind == "default":
-        return None
-    positions = Fields(source, values).number("max_position_embeddings", int)
-    if kind in ("linear", "dynamic"):
-        return RopeScaling(kind, rope.number("factor", float), positions)
-    if kind == "llama3":
-        return RopeScaling(
-            kind,
-            rope.number("factor", float),
-            rope.number("original_max_position_embeddings", int),
-            low_frequency_factor=rope.number("low_freq_factor", float),
-            high_frequency_factor=rope.number("high_freq_factor", float),
-        )
-    if kind == "yarn":
-        return _hf_yarn(rope, positions)
-    if kind in _LONGROPE and values.get("model_type") == "phi3":
-        return _hf_longrope(rope, values, positions)
-    raise rope.refuse(f"rope scaling {kind!r} is not supported")
-
-
-def _hf_yarn(rope: Fields, positions: int) -> RopeScaling:
-    original = rope.number("original_max_position_embeddings", int, positions)
-    factor = rope.number("factor", float, positions / max(original, 1))
-    attention = rope.optional("attention_factor")
-    if attention is None:
-        mscale, over_all = rope.optional("mscale"), rope.optional("mscale_all_dim")
-        if mscale and over_all:
-            attention = _mscale(factor, mscale) / (_mscale(factor, over_all) or 1.0)
-        else:
-            attention = _mscale(factor)
-    return RopeScaling(
-        "yarn",
-        factor,
-        original,
-        beta_fast=rope.optional("beta_fast") or 32.0,
-        beta_slow=rope.optional("beta_slow") or 1.0,
-        truncate=rope.flag("truncate", default=True),
-        attention_factor=attention,
-    )
-
-
-def _hf_longrope(rope: Fields, values: Mapping[str, Any], positions: int) -> RopeScaling:
-    """Phi-3 states the original context beside the rotary settings, not among them."""
-    stated = Fields(rope.source, {**values, **rope.values})
-    original = stated.number("original_max_position_embeddings", int, positions)
-    factor = rope.number("factor", float, positions / max(original, 1))
-    attention = rope.optional("attention_factor")
-    if attention is None:
-        grown = math.log(factor) / math.log(max(original, 2)) if factor > 1 else 0.0
-        attention = math.sqrt(1 + grown)
-    return RopeScaling(
-        "longrope",
-        factor,
-        original,
-        attention_factor=attention,
-        short_factors=rope.factors("short_factor"),
-        long_factors=rope.factors("long_factor"),
-    )
-
-
-def _mscale(factor: float, scale: float = 1.0) -> float:
-    """YaRN's growth of the attention logits with the context, of cos and sin each."""
-    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
-
-
-def gguf_scaling(fields: Fields) -> RopeScaling | None:
-    """The scaling in a file's keys, or None. Llama 3's is a tensor instead, `rope_freqs.weight`."""
-    kind = fields.values.get("rope.scaling.type", "none")
-    if kind == "none":
-        return None
-    positions = fields.number("context_length", int)
-    if kind == "linear":
-        return RopeScaling(kind, fields.number("rope.scaling.factor", float), positions)
-    if kind == "yarn":
-        factor = fields.number("rope.scaling.factor", float)
-        if fields.number("rope.scaling.yarn_ext_factor", float, 1.0) != 1.0:
-            raise fields.refuse("rope.scaling.yarn_ext_factor other than 1 is not supported")
-        attention = fields.number("rope.scaling.attn_factor", float, 1.0)
-        attention *= fields.number("rope.scaling.yarn_attn_factor", float, 1.0)
-        return RopeScaling(
-            kind,
-            factor,
-            fields.number("rope.scaling.original_context_length", int, positions),
-            beta_fast=fields.number("rope.scaling.yarn_beta_fast", float, 32.0),
-            beta_slow=fields.number("rope.scaling.yarn_beta_slow", float, 1.0),
-            attention_factor=attention * _mscale(factor),
-        )
-    raise fields.refuse(f"rope scaling {kind!r} is not supported")
 
 
 def hf_context_length(source: str, values: Mapping[str, Any]) -> int:

@@ -72,6 +72,7 @@ class HeadShape:
             post_norms=False,
             attention_scale=0.0,
             attention_softcap=0.0,
+            num_experts=0,
         )
 
     def tensor_shapes(self, target: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from worker.models.config import ModelConfig
 from worker.ops.backends import TORCH, Attention, AttentionShape, Backend, HeadNorms
 from worker.ops.cpu.native import BlockLinear, CpuKernels, LayerShape, NativeLayers
+from worker.ops.experts import Experts
 from worker.ops.linear import Linear
 from worker.ops.rope import RopeTable
 from worker.ops.step import StepTensors as StepTensors
@@ -25,7 +26,8 @@ class LayerWeights:
     `query_norm` and `key_norm` [head_dim] normalise each head before it is rotated, where the
     architecture does so; `rotates` is off for layers without rotary embedding. With a `window`, a
     row sees so many positions, its own included. `attention_norm` and `branch_norm` [hidden]
-    normalise what attention and MLP give before it is added, where the architecture does so.
+    normalise what attention and MLP give before it is added, where the architecture does so. With
+    `experts`, these are the MLP; `gate_up` and `down` are those of the first of them.
     """
 
     input_norm: Tensor
@@ -40,6 +42,7 @@ class LayerWeights:
     window: int | None = None
     attention_norm: Tensor | None = None
     branch_norm: Tensor | None = None
+    experts: Experts | None = None
 
 
 def layer_shape(config: ModelConfig) -> LayerShape:
@@ -51,7 +54,7 @@ def native_layers(layers: Sequence[LayerWeights], config: ModelConfig) -> Native
     """The layers run by native kernels; None: not all of their products are native, or they do
     what the kernels do not.
     """
-    if config.post_norms or config.activation != "silu":
+    if config.post_norms or config.activation != "silu" or config.num_experts:
         return None
     products, norms = [], []
     for layer in layers:
@@ -92,9 +95,12 @@ def attention_block(
 
 
 def mlp_block(x: Tensor, layer: LayerWeights, config: ModelConfig, backend: Backend) -> Tensor:
-    """x [T, hidden] + down(silu(gate) · up) of norm(x), or with the GELU."""
+    """x [T, hidden] + down(silu(gate) · up) of norm(x), or with the GELU; or of several experts."""
     eps = config.rms_norm_eps
-    gate_up = layer.gate_up(backend.rms_norm(x, layer.mlp_norm, eps))
+    normed = backend.rms_norm(x, layer.mlp_norm, eps)
+    if layer.experts is not None:
+        return x + backend.mix_experts(normed, layer.experts)
+    gate_up = layer.gate_up(normed)
     gated = backend.silu_mul(gate_up) if config.activation == "silu" else backend.gelu_mul(gate_up)
     if layer.branch_norm is None:
         return layer.down(gated, residual=x)

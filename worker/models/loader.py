@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +19,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker.errors import ConfigError, ModelError
-from worker.models.checkpoints import GgufCheckpoint, WeightFile, open_checkpoint
-from worker.models.config import GEMMA, ModelConfig, RopeScaling
+from worker.models.checkpoints import ROUTER, GgufCheckpoint, WeightFile, open_checkpoint
+from worker.models.config import GEMMA, ModelConfig
 from worker.models.llama import LayerWeights, LlamaModel, layer_shape, native_layers
+from worker.models.rotary import RopeScaling
 from worker.ops.cpu.native import CpuKernels
+from worker.ops.experts import Experts
 from worker.ops.linear import DenseLinear, Linear, make_linear
 from worker.ops.rope import RopeTable, make_rope_table
 
@@ -117,7 +119,7 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         prefix = f"model.layers.{index}."
         for norm, size in _norms(config).items():
             shapes[f"{prefix}{norm}.weight"] = (size,)
-        for part in _projections(config).values():
+        for part in _projections(config, index).values():
             for name, size in part.outputs.items():
                 shapes[f"{prefix}{name}.weight"] = (size, part.inputs)
                 if part.bias:
@@ -149,23 +151,34 @@ class _Projection(NamedTuple):
     bias: bool
 
 
-def _projections(config: ModelConfig) -> dict[str, _Projection]:
-    """The products of a layer."""
+def _projections(config: ModelConfig, index: int) -> dict[str, _Projection]:
+    """The products of a layer, `gate_up` and `down` of each of its experts."""
     query_size = config.num_heads * config.head_dim
     kv_size = config.num_kv_heads * config.head_dim
-    hidden, inner = config.hidden_size, config.intermediate_size
+    hidden = config.hidden_size
     qkv = {
         "self_attn.q_proj": query_size,
         "self_attn.k_proj": kv_size,
         "self_attn.v_proj": kv_size,
     }
-    gate_up = {"mlp.gate_proj": inner, "mlp.up_proj": inner}
-    return {
+    products = {
         "qkv": _Projection(qkv, hidden, config.qkv_bias),
         "output": _Projection({"self_attn.o_proj": hidden}, query_size, config.output_bias),
-        "gate_up": _Projection(gate_up, hidden, config.mlp_bias),
-        "down": _Projection({"mlp.down_proj": hidden}, inner, config.mlp_bias),
     }
+
+    def add_mlp(name: str, inner: int, suffix: str = "") -> None:
+        gate_up = {f"{name}.gate_proj": inner, f"{name}.up_proj": inner}
+        products[f"gate_up{suffix}"] = _Projection(gate_up, hidden, config.mlp_bias)
+        down = {f"{name}.down_proj": hidden}
+        products[f"down{suffix}"] = _Projection(down, inner, config.mlp_bias)
+
+    if not config.has_experts(index):
+        add_mlp("mlp", config.intermediate_size)
+        return products
+    products["router"] = _Projection({ROUTER: config.num_experts}, hidden, False)
+    for expert in range(config.num_experts):
+        add_mlp(f"mlp.experts.{expert}", config.expert_size, f".{expert}")
+    return products
 
 
 class _Assembly:
@@ -226,7 +239,8 @@ class _Assembly:
 
     def _layer(self, index: int) -> LayerWeights:
         config, prefix = self._config, f"model.layers.{index}."
-        parts = {n: self._linear(prefix, p) for n, p in _projections(config).items()}
+        parts = {n: self._linear(prefix, p) for n, p in _projections(config, index).items()}
+        experts = self._experts(parts) if config.has_experts(index) else None
         norms = {
             name: self._norm(f"{prefix}{name}.weight", size)
             for name, size in _norms(config).items()
@@ -236,14 +250,27 @@ class _Assembly:
             qkv=parts["qkv"],
             output=parts["output"],
             mlp_norm=norms[_mlp_norm(config)],
-            gate_up=parts["gate_up"],
-            down=parts["down"],
+            gate_up=parts["gate_up"] if experts is None else experts.gate_up[0],
+            down=parts["down"] if experts is None else experts.down[0],
             query_norm=norms.get("self_attn.q_norm"),
             key_norm=norms.get("self_attn.k_norm"),
             rotates=index not in config.no_rope_layers,
             window=config.window_of(index),
             attention_norm=norms["post_attention_layernorm"] if config.post_norms else None,
             branch_norm=norms.get("post_feedforward_layernorm"),
+            experts=experts,
+        )
+
+    def _experts(self, parts: Mapping[str, Linear]) -> Experts:
+        """The mixture of a layer with such products."""
+        config = self._config
+        numbers = range(config.num_experts)
+        return Experts(
+            router=parts["router"],
+            gate_up=tuple(parts[f"gate_up.{n}"] for n in numbers),
+            down=tuple(parts[f"down.{n}"] for n in numbers),
+            per_token=config.experts_per_token,
+            normalized=config.normalizes_experts,
         )
 
     def _linear(self, prefix: str, part: _Projection) -> Linear:

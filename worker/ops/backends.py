@@ -12,6 +12,7 @@ from typing import Protocol
 from torch import Tensor
 from torch.nn import functional
 
+from worker.ops.experts import Experts, mix_experts
 from worker.ops.norm import rms_norm
 from worker.ops.paged_attention import paged_attention, write_kv
 from worker.ops.rope import RopeTable, apply_rope_
@@ -84,6 +85,10 @@ class Backend(Protocol):
         """gelu(gate) · up [T, I] of gate_up [T, 2 · I], the GELU by tanh."""
         ...
 
+    def mix_experts(self, x: Tensor, experts: Experts) -> Tensor:
+        """What the experts that the router chooses make of rows x [T, H], by their weights."""
+        ...
+
 
 class TorchBackend:
     """The reference, for any device; implements `Backend`."""
@@ -107,6 +112,10 @@ class TorchBackend:
         """In gate_up's dtype."""
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.gelu(gate, approximate="tanh").mul_(up)
+
+    def mix_experts(self, x: Tensor, experts: Experts) -> Tensor:
+        """One expert after the other. Waits for the device, to learn which are chosen."""
+        return mix_experts(x, experts, self.silu_mul)
 
 
 TORCH = TorchBackend()

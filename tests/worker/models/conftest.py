@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ GGUF_ARCHITECTURES = {
     "qwen3": (gguf.MODEL_ARCH.QWEN3, False),
     "gemma2": (gguf.MODEL_ARCH.GEMMA2, False),
     "gemma3_text": (gguf.MODEL_ARCH.GEMMA3, False),
+    "mixtral": (gguf.MODEL_ARCH.LLAMA, True),
+    "qwen3_moe": (gguf.MODEL_ARCH.QWEN3MOE, False),
     "phi3": (gguf.MODEL_ARCH.PHI3, False),
 }
 
@@ -92,6 +94,11 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_rope_dimension_count(int(size * rope["partial_rotary_factor"]))
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
+    if getattr(config, "num_experts", None):
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if hasattr(config, "moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if config.model_type == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
@@ -115,7 +122,7 @@ def write_gguf(tmp_path: Path) -> Callable[..., Path]:
         writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
         describe(writer, config)
         names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
-        for name, parameter in model.state_dict().items():
+        for name, parameter in separated(model.state_dict()):
             if name == "lm_head.weight" and config.tie_word_embeddings:
                 continue
             values = parameter.numpy()
@@ -140,6 +147,18 @@ def write_gguf(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+def separated(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors with gates and what they gate of all experts in tensors of their own."""
+    for name, tensor in tensors.items():
+        stem, _, last = name.rpartition(".experts.")
+        if last == "gate_up_proj":
+            gate, up = tensor.chunk(2, dim=1)
+            yield f"{stem}.experts.gate_proj.weight", gate.contiguous()
+            yield f"{stem}.experts.up_proj.weight", up.contiguous()
+        else:
+            yield (f"{name}.weight" if last == "down_proj" else name), tensor
 
 
 def interleave(values: np.ndarray, heads: int) -> np.ndarray:

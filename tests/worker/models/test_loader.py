@@ -247,6 +247,11 @@ def test_derived_buffers_are_ignored(save_tiny: Callable[..., Any]) -> None:
         ({"num_key_value_heads": 3}, "cannot share 3 KV heads"),
         ({"head_dim": 15}, "is odd"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope' is not supported"),
+        (
+            {"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3},
+            "3 of 2 experts of size 96 cannot be taken",
+        ),
+        ({"model_type": "qwen3_moe"}, "num_experts is missing"),
         ({"model_type": "gemma3"}, "'gemma3' has images; supported is gemma3_text"),
         ({"model_type": "gemma2", "hidden_activation": "gelu"}, "hidden_activation 'gelu'"),
         ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional"),
@@ -328,7 +333,8 @@ def test_the_context_is_as_far_as_the_positions_reach(
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("expert_count", 8, "expert_count is 8"),
+        ("expert_count", 8, "expert_used_count is missing"),
+        ("attn_logit_softcapping", 30.0, "attn_logit_softcapping is 30"),
         ("rope.scaling.type", "longrope", "'longrope' is not supported"),
         ("rope.dimension_count", 8, "partial rotary"),
         ("attention.value_length", 8, "another size than keys"),

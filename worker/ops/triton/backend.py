@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from worker.ops.backends import Attention, AttentionShape, HeadNorms
+from worker.ops.experts import Experts, mix_experts
 from worker.ops.rope import RopeTable
 from worker.ops.step import StepTensors
 from worker.ops.triton import attention, fused
@@ -49,6 +50,10 @@ class TritonBackend:
         out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
         fused.gelu_mul(gate_up, out)
         return out
+
+    def mix_experts(self, x: Tensor, experts: Experts) -> Tensor:
+        """One expert after the other. Waits for the device, to learn which are chosen."""
+        return mix_experts(x, experts, self.silu_mul)
 
 
 @dataclass(frozen=True, slots=True)
