@@ -232,7 +232,7 @@ def from_gguf(file: GgufFile) -> ModelConfig:
 
 
 def _gguf_experts(fields: Fields, inner: int) -> dict[str, Any]:
-    """The experts of a mixture, of as many inner features as a dense MLP if nothing else is said."""
+    """The experts of a mixture, of the inner features of a dense MLP if nothing else is said."""
     count = fields.number("expert_count", int, 0)
     if not count:
         return {}

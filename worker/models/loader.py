@@ -25,7 +25,7 @@ from worker.models.llama import LayerWeights, LlamaModel, layer_shape, native_la
 from worker.models.rotary import RopeScaling
 from worker.ops.cpu.native import CpuKernels
 from worker.ops.experts import Experts
-from worker.ops.linear import DenseLinear, Linear, make_linear
+from worker.ops.linear import DenseLinear, Linear, can_pack, make_linear
 from worker.ops.rope import RopeTable, make_rope_table
 
 __all__ = ["GgufCheckpoint", "WeightFile", "load_model"]
@@ -239,8 +239,12 @@ class _Assembly:
 
     def _layer(self, index: int) -> LayerWeights:
         config, prefix = self._config, f"model.layers.{index}."
-        parts = {n: self._linear(prefix, p) for n, p in _projections(config, index).items()}
-        experts = self._experts(parts) if config.has_experts(index) else None
+        stacks = self._stacks() if config.has_experts(index) else {}
+        parts = {
+            name: self._linear(prefix, part, stacks.get(name))
+            for name, part in _projections(config, index).items()
+        }
+        experts = self._experts(parts, stacks) if config.has_experts(index) else None
         norms = {
             name: self._norm(f"{prefix}{name}.weight", size)
             for name, size in _norms(config).items()
@@ -261,7 +265,22 @@ class _Assembly:
             experts=experts,
         )
 
-    def _experts(self, parts: Mapping[str, Linear]) -> Experts:
+    def _stacks(self) -> dict[str, Tensor]:
+        """Memory for the weights of all experts of a layer, below each other, and the part of each
+        of their products; none where products have a layout of their own.
+        """
+        config, is_cpu = self._config, self._device.type == "cpu"
+        if self._kernels is not None or (is_cpu and can_pack(self._dtype)):
+            return {}
+        count, inner = config.num_experts, config.expert_size
+        stacks = {
+            "gate_up": self._empty((count, 2 * inner, config.hidden_size)),
+            "down": self._empty((count, config.hidden_size, inner)),
+        }
+        parts = {f"{name}.{n}": all_[n] for name, all_ in stacks.items() for n in range(count)}
+        return stacks | parts
+
+    def _experts(self, parts: Mapping[str, Linear], stacks: Mapping[str, Tensor]) -> Experts:
         """The mixture of a layer with such products."""
         config = self._config
         numbers = range(config.num_experts)
@@ -271,10 +290,13 @@ class _Assembly:
             down=tuple(parts[f"down.{n}"] for n in numbers),
             per_token=config.experts_per_token,
             normalized=config.normalizes_experts,
+            stacks=(stacks["gate_up"], stacks["down"]) if stacks else None,
         )
 
-    def _linear(self, prefix: str, part: _Projection) -> Linear:
-        """The fused product, its parts below each other."""
+    def _linear(self, prefix: str, part: _Projection, into: Tensor | None = None) -> Linear:
+        """The fused product, its parts below each other; its weight is decoded to `into`, if given,
+        and stays there.
+        """
         size = sum(part.outputs.values())
         bias = None
         if part.bias:
@@ -283,7 +305,8 @@ class _Assembly:
         native = self._native(weights, bias)
         if native is not None:
             return native
-        return make_linear(self._joined(weights, (size, part.inputs)), bias, self._kernels)
+        weight = self._joined(weights, (size, part.inputs), into)
+        return make_linear(weight, bias, self._kernels)
 
     def _native(self, names: Sequence[str], bias: Tensor | None = None) -> Linear | None:
         """The product with weights as they are stored, below each other; None: not with kernels, or
@@ -294,9 +317,11 @@ class _Assembly:
         parts = [part for name in names if (part := self._checkpoint.stored(name)) is not None]
         return self._kernels.linear(parts, bias) if len(parts) == len(names) else None
 
-    def _joined(self, names: Sequence[str], shape: tuple[int, ...]) -> Tensor:
+    def _joined(
+        self, names: Sequence[str], shape: tuple[int, ...], into: Tensor | None = None
+    ) -> Tensor:
         """Tensors decoded below each other."""
-        joined, start = self._empty(shape), 0
+        joined, start = self._empty(shape) if into is None else into, 0
         for name in names:
             end = start + self._checkpoint.shapes()[name][0]
             self._checkpoint.read_into(name, joined[start:end])

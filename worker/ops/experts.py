@@ -21,8 +21,8 @@ class Experts:
     row one logit for each. A row takes `per_token` of them; their weights add up to one if
     `normalized`.
 
-    On a GPU `stacks` are the same weights, as [experts, 2 · inner, hidden] and [experts, hidden,
-    inner].
+    Where products are dense, `stacks` are the same weights, as [experts, 2 · inner, hidden] and
+    [experts, hidden, inner].
     """
 
     router: Linear

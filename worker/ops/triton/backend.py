@@ -13,6 +13,7 @@ from worker.ops.experts import Experts, mix_experts
 from worker.ops.rope import RopeTable
 from worker.ops.step import StepTensors
 from worker.ops.triton import attention, fused
+from worker.ops.triton import experts as grouped
 
 # Of a device that is none, in the interpreter.
 _INTERPRETED_SMS = 4
@@ -52,8 +53,10 @@ class TritonBackend:
         return out
 
     def mix_experts(self, x: Tensor, experts: Experts) -> Tensor:
-        """One expert after the other. Waits for the device, to learn which are chosen."""
-        return mix_experts(x, experts, self.silu_mul)
+        """Grouped products; without stacks as torch does it."""
+        if experts.stacks is None:
+            return mix_experts(x, experts, self.silu_mul)
+        return grouped.mix_experts(x, experts, experts.stacks, self.silu_mul)
 
 
 @dataclass(frozen=True, slots=True)

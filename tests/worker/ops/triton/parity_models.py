@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_variants import GEMMA2, GEMMA3
+from model_variants import GEMMA2, GEMMA3, QWEN3_MOE
 from safetensors.torch import save_file
 
 from worker.executor.kv_cache import allocate
@@ -32,6 +32,7 @@ TINY = {
 }
 MODELS: dict[str, dict[str, Any]] = {
     "gemma2": {**GEMMA2, "model_type": "gemma2", "num_hidden_layers": 2},
+    "qwen3 moe": {**QWEN3_MOE, "model_type": "qwen3_moe"},
     "gemma3": {**GEMMA3, "model_type": "gemma3_text", "num_hidden_layers": 2},
 }
 
@@ -47,14 +48,24 @@ def save(path: Path, config: dict[str, Any]) -> None:
     )
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_logits_are_those_of_torch(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype", "tolerance"),
+    [
+        *((name, torch.float32, 1e-4) for name in MODELS),
+        ("qwen3 moe", torch.float16, 0.03),  # whose experts are dense, and run as grouped products
+    ],
+)
+def test_logits_are_those_of_torch(
+    name: str, dtype: torch.dtype, tolerance: float, tmp_path: Path
+) -> None:
     """Of a chunk, of the one after it, and of a token, beyond the windows."""
     save(tmp_path, {**TINY, **MODELS[name]})
-    model = load_model(tmp_path, torch.float32, CPU)
+    model = load_model(tmp_path, dtype, CPU)
+    experts = model.layers[0].experts
+    assert (experts is not None and experts.stacks is not None) == (dtype is torch.float16)
     found = []
     for each in (model, replace(model, backend=TritonBackend(CPU))):
-        cache = allocate(8, 16, model.config, torch.float32, CPU)
+        cache = allocate(8, 16, model.config, dtype, CPU)
         start, logits = 0, []
         for count in (50, 20, 1):
             tokens = [(7 * n) % 61 for n in range(start, start + count)]
@@ -65,4 +76,4 @@ def test_logits_are_those_of_torch(name: str, tmp_path: Path) -> None:
                 logits.append(each.forward(step, cache))
             start += count
         found.append(torch.cat(logits))
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(*found, rtol=tolerance, atol=tolerance)

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from worker.ops.drafted import AcceptedPrefixes, DraftBatch
+from worker.ops.linear import DenseLinear
 from worker.ops.rope import RopeTable
 from worker.ops.step import StepTensors
 
@@ -141,6 +142,26 @@ def test_attention(
             out = torch.empty(size * max_rows, 2 * sharing * head_dim, dtype=dtype)
         plan = attention.plan(step, shape, 132)
         attention.run(queries, cache, plan, out, window, scales)
+    assert set(compiled) == kernels
+
+
+@pytest.mark.parametrize("capability", [AMPERE, HOPPER])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.usefixtures("fake_tensors")
+def test_experts(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a mixture with Qwen3-30B-A3B's sizes; what is chosen is never waited for."""
+    from worker.ops.experts import Experts
+    from worker.ops.triton import experts
+
+    compiled, kernels = compiling(experts, capability, monkeypatch)
+    with torch.device("cuda"):
+        x, gated = torch.empty(40, 2048, dtype=dtype), torch.empty(320, 768, dtype=dtype)
+        router = DenseLinear(torch.empty(128, 2048, dtype=dtype))
+        stacks = (
+            torch.empty(128, 1536, 2048, dtype=dtype),
+            torch.empty(128, 2048, 768, dtype=dtype),
+        )
+    experts.mix_experts(x, Experts(router, (), (), 8, True), stacks, lambda _: gated)
     assert set(compiled) == kernels
 
 

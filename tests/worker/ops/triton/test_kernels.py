@@ -20,6 +20,7 @@ RUNS = [
     ("parity_attention.py", MERGING),
     ("parity_attention.py", f"not (mixture or {MERGING})"),
     ("parity_draws.py", ""),
+    ("parity_experts.py", ""),
     ("parity_fused.py", ""),
     ("parity_models.py", ""),
 ]
