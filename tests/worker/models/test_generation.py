@@ -63,22 +63,28 @@ def answers(path: Path, prompts: list[list[int]], kernels: CpuKernels | None) ->
     return [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
 
 
-def expected(model: Any, prompt: list[int]) -> list[int]:
-    """The same of transformers, which reads all of it again for each token."""
-    text = list(prompt)
+def shortfalls(model: Any, prompt: list[int], answer: list[int]) -> torch.Tensor:
+    """How far the logit of each token of an answer is below the highest one, in transformers, after
+    the prompt and the tokens before it.
+
+    None is, exactly when its own greedy answer is this one: by induction, each token is its argmax.
+    """
     with torch.no_grad():
-        for _ in range(NUM_TOKENS):
-            text.append(int(model(torch.tensor([text])).logits[0, -1].argmax()))
-    return text[len(prompt) :]
+        logits = model(torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :].float()
+    return logits.amax(dim=-1) - logits.gather(1, torch.tensor(answer).unsqueeze(1)).squeeze(1)
 
 
 @pytest.mark.parametrize("variant", VARIANTS | HF_VARIANTS)
 def test_answers_are_those_of_transformers(
     variant: str, kernels: CpuKernels | None, save_tiny: Callable[..., Any]
 ) -> None:
-    """Three prompts, longer than the windows, on torch's layers and on native ones."""
+    """Three prompts, longer than the windows, on torch's layers and on native ones; up to what
+    rounding may decide.
+    """
     kind, changes = (VARIANTS | HF_VARIANTS)[variant]
     saved = save_tiny(kind, **changes)
     prompts = [saved.token_ids[n : n + length] for n, length in enumerate(LENGTHS)]
-    wanted = [expected(saved.model, prompt) for prompt in prompts]
-    assert answers(saved.path, prompts, kernels) == wanted
+    found = answers(saved.path, prompts, kernels)
+    for prompt, answer in zip(prompts, found, strict=True):
+        assert len(answer) == NUM_TOKENS
+        assert float(shortfalls(saved.model, prompt, answer).max()) < 1e-3
