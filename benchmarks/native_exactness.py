@@ -74,6 +74,8 @@ class Decoding:
             context_lens=torch.full((texts,), self._length, dtype=torch.int32),
             block_tables=tables,
             sample_rows=(torch.arange(texts, dtype=torch.int32) + 1) * count - 1,
+            max_rows=count,
+            max_context=self._length,
         )
         return self._model.forward(step, self._cache)
 

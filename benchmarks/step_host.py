@@ -5,6 +5,9 @@ two steps in flight; the device's part (forward pass, logits, draws) returns at 
 given beforehand. CPU time of one thread, milliseconds a step, the median of some rounds: of the
 executor (submit and collect) and of the whole step (schedule, submit, collect, update). The limit
 that the executor is held to is 0.6 ms at 64 sequences.
+
+Then the same of steps that a GPU replays from graphs, without the calls of CUDA: microseconds of
+the executor, and as a line through the sizes: so much a step, and so much for each sequence.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +27,7 @@ from torch import Tensor
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine.messages import AddRequest
 from worker.engine.scheduler import Scheduler
+from worker.executor.graphs import DecodeGraphs, GraphDevice, graph_sizes
 from worker.executor.interface import Ticket
 from worker.executor.model_runner import ModelRunner
 from worker.ops.noise import Stream
@@ -42,6 +48,7 @@ class NullModel:
 
     kernels = None
     device = torch.device("cpu")
+    config = SimpleNamespace(vocab_size=VOCAB)
 
     def __init__(self, most: int) -> None:
         self._hidden = torch.zeros(most, 1)
@@ -68,16 +75,51 @@ class NullDraws:
         return answers
 
 
+class NullGraphs(GraphDevice):
+    """Copies at once, and replays nothing: every draw is token 0."""
+
+    def host_buffer(self, size: int) -> Tensor:
+        """Any memory."""
+        return torch.zeros(size, dtype=torch.int32)
+
+    def renew(self) -> None:
+        """Nothing is held."""
+
+    def capture(self, launch: Callable[[], None], writes: Tensor) -> Callable[[], None]:
+        """Forget it."""
+        return _nothing
+
+    def send(self, source: Tensor, target: Tensor) -> None:
+        """At once."""
+        target.copy_(source)
+
+    def fetch(self, source: Tensor, target: Tensor) -> Callable[[], None]:
+        """At once."""
+        target.copy_(source)
+        return _nothing
+
+    def spare_fetched(self) -> None:
+        """Nothing is under way."""
+
+
+def _nothing() -> None:
+    return
+
+
 class Loop:
     """A scheduler and a runner with `size` sequences of `context` tokens that decode."""
 
-    def __init__(self, size: int, context: int, wishes: dict[str, Any]) -> None:
+    def __init__(
+        self, size: int, context: int, wishes: dict[str, Any], is_graphed: bool = False
+    ) -> None:
         blocks = size * (-(-(context + (ROUNDS + 1) * STEPS + 8) // BLOCK_SIZE) + 1)
         limits = SchedulerConfig(size * context, size, 1 << 20)
         self._scheduler = Scheduler(CacheConfig(blocks, BLOCK_SIZE, False), limits)
         model: Any = NullModel(size)
         cache = torch.zeros(1, 1, 2, 1, BLOCK_SIZE, 1)
-        self._runner = ModelRunner(model, lambda: model, lambda: cache)
+        room = (2 * size + 1, blocks // size)
+        graphs = DecodeGraphs(NullGraphs(), graph_sizes(size), room) if is_graphed else None
+        self._runner = ModelRunner(model, lambda: model, lambda: cache, graphs=graphs)
         self._runner._sampler = Sampler(NullDraws())
         self._tickets: deque[tuple[SchedulerOutput, Ticket]] = deque()
         self._now = self.seconds = 0.0
@@ -103,9 +145,11 @@ class Loop:
         self._scheduler.update(oldest, result, self._now)
 
 
-def measure(size: int, context: int, wishes: dict[str, Any]) -> tuple[float, float]:
+def measure(
+    size: int, context: int, wishes: dict[str, Any], is_graphed: bool = False
+) -> tuple[float, float]:
     """Milliseconds of the executor and of the whole, a step."""
-    loop = Loop(size, context, wishes)
+    loop = Loop(size, context, wishes, is_graphed)
     own, whole = [], []
     for turn in range(ROUNDS + 1):
         began, loop.seconds = time.thread_time(), 0.0
@@ -125,6 +169,15 @@ def main() -> None:
         for name, wishes in WISHES.items():
             own, whole = measure(size, context, wishes)
             print(f"{size:3} x {context:5} {name:10} {own:7.3f} {whole:9.3f}", flush=True)
+    print("\nus a step from graphs    executor   whole step")
+    for context in (128, 1024, 8192):
+        sizes, owns = (1, 16, 64, 128), []
+        for size in sizes:
+            own, whole = measure(size, context, WISHES["T+top-p"], is_graphed=True)
+            owns.append(own * 1e3)
+            print(f"{size:3} x {context:5} {own * 1e3:17.1f} {whole * 1e3:12.1f}", flush=True)
+        each, fixed = np.polyfit(sizes, owns, 1)
+        print(f"  {fixed:.0f} us a step and {each:.2f} us for each sequence", flush=True)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,6 @@ from worker.types import (
 )
 
 BATCHES = (1, 4, 16)
-PEER_BATCHES = (1, 4, 16, 32)
 PROMPT_TOKENS = 128
 PREFILL_TOKENS = 512
 BLOCKS_EACH = 64
@@ -351,7 +350,7 @@ def compare_with_peers(options: argparse.Namespace) -> None:
         ours = Ours(options.model, options.dtype, cpu_activations=options.cpu_activations)
         peers = find_peers(options, threads)
         rows = {}
-        for size in PEER_BATCHES:
+        for size in [int(size) for size in options.batches.split(",")]:
             rows[f"decode {size}"] = take_turns(
                 partial(ours_decode, ours, prompts(size, PROMPT_TOKENS), options.steps),
                 {name: partial(decode, size) for name, decode, _ in peers},
@@ -466,6 +465,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=DEFAULT_MODEL)
     parser.add_argument("--threads", default="2,1")
     parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--batches", default="1,4,16,32", help="with --peers")
     parser.add_argument("--peers", action="store_true", help="compare with other engines")
     parser.add_argument("--weights", action="store_true", help="compare types of weights")
     parser.add_argument("--dtype", default="float32", help="ours, with --peers")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,26 +31,31 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The device of a worker, and its part of the memory."""
+    """The devices of a worker, one unless it is tensor-parallel, and its part of their memory."""
 
-    gpu: Gpu
+    gpus: tuple[Gpu, ...]
     memory_share: float
 
 
-def place(num_workers: int, gpus: Sequence[Gpu]) -> list[Placement]:
-    """A device for each worker, in turn. Those that share one have equal parts of its memory."""
-    counts = [len(range(i, num_workers, len(gpus))) for i in range(len(gpus))]
+def place(num_workers: int, gpus: Sequence[Gpu], each: int = 1) -> list[Placement]:
+    """`each` devices for each worker, in turn. Those that share one have equal parts of its memory.
+    Empty where there are fewer than `each`.
+    """
+    if len(gpus) < each:
+        return []
+    places = [[(i * each + rank) % len(gpus) for rank in range(each)] for i in range(num_workers)]
+    counts = Counter(index for own in places for index in own)
     return [
-        Placement(gpus[i % len(gpus)], _MEMORY_SHARE / counts[i % len(gpus)])
-        for i in range(num_workers if gpus else 0)
+        Placement(tuple(gpus[index] for index in own), _MEMORY_SHARE / max(counts[i] for i in own))
+        for own in places
     ]
 
 
 def described(placements: Sequence[Placement]) -> list[str]:
     """A line for each GPU that is used: who is on it, with how much of its memory."""
     lines = []
-    for gpu in dict.fromkeys(placement.gpu for placement in placements):
-        mine = [i for i, placement in enumerate(placements) if placement.gpu == gpu]
+    for gpu in dict.fromkeys(gpu for placement in placements for gpu in placement.gpus):
+        mine = [i for i, placement in enumerate(placements) if gpu in placement.gpus]
         share = placements[mine[0]].memory_share
         names = ", ".join(f"worker-{i + 1}" for i in mine)
         each = " each" if len(mine) > 1 else ""
@@ -94,7 +100,8 @@ def find(environment: Mapping[str, str], query: Callable[[], str] | None = None)
     kept: list[Gpu] = []
     for name in (name.strip() for name in visible.split(",")):
         match = [g for g in gpus if name and (name == str(g.index) or g.uuid.startswith(name))]
-        if len(match) != 1:  # as CUDA does, what follows a name that is none is hidden too
+        # As CUDA does, what follows a name that is none, or was there already, is hidden too.
+        if len(match) != 1 or match[0] in kept:
             break
         kept += match
     return kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import sys
 from collections.abc import Mapping
@@ -12,7 +13,9 @@ import yaml
 
 from fleet.devices import Gpu, Placement, place
 from fleet.envoy.settings import BootstrapConfig, Mechanism, PipeAddress, SocketAddress
+from fleet.errors import FleetError
 from fleet.process import Program
+from worker import speculation_flags
 
 _LOOPBACK = "127.0.0.1"
 PORTS_OF_A_PICKER = 3  # ext_proc, health, HTTP
@@ -131,7 +134,23 @@ class Plan:
     @property
     def placements(self) -> list[Placement]:
         """The GPU of each worker; empty where they run on the CPU."""
-        return place(self.options.workers, self.site.gpus)
+        return place(self.options.workers, self.site.gpus, self._gpus_each)
+
+    @property
+    def _gpus_each(self) -> int:
+        """How many a worker takes by the user's flags for it; more than there are if it takes none,
+        or will refuse the flags.
+        """
+        flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+        flags.add_argument("--device", default="auto")
+        flags.add_argument("--tensor-parallel-size", default="1", dest="size")
+        none = len(self.site.gpus) + 1
+        try:
+            asked, _ = flags.parse_known_args(self.options.worker_args)
+        except argparse.ArgumentError:
+            return none
+        is_sound = asked.device != "cpu" and asked.size.isdecimal() and int(asked.size) > 0
+        return int(asked.size) if is_sound else none
 
     @property
     def ingress(self) -> SocketAddress:
@@ -175,8 +194,10 @@ class Plan:
     def _hot_restart_path(self) -> Path:
         return self.site.folder / "hot"
 
-    def worker(self, index: int, port: int) -> WorkerPlan:
-        """The worker of that index, counted from 0, on `port`."""
+    def worker(self, index: int, port: int, beside: WorkerPlan | None = None) -> WorkerPlan:
+        """The worker of that index, counted from 0, on `port`. One that takes the place of
+        `beside`, which still runs, is on other GPUs; raises `FleetError` where there are none.
+        """
         options, site = self.options, self.site
         threads = max(1, site.cores // max(1, options.workers))
         argv = [*_python("worker"), "--engine", options.engine]
@@ -189,12 +210,18 @@ class Plan:
         # In our folder, so that what a killed worker could not remove goes with it.
         environment = {"TMPDIR": str(site.folder)}
         if options.engine == "torch":
-            argv += ["--num-threads", str(threads)]
+            argv += [
+                "--num-threads",
+                str(threads),
+                speculation_flags.FLAG,
+                speculation_flags.LOOKUP,
+            ]
             placements = self.placements
             if placements:
                 placement = placements[index % len(placements)]
+                gpus = placement.gpus if beside is None else self._spare_gpus(beside)
                 argv += ["--gpu-memory-utilization", f"{placement.memory_share:.4g}"]
-                environment["CUDA_VISIBLE_DEVICES"] = placement.gpu.uuid
+                environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in gpus)
             elif options.workers > 1:
                 share = _MEMORY_SHARE / options.workers
                 argv += ["--gpu-memory-utilization", f"{share:.2g}"]
@@ -205,6 +232,16 @@ class Plan:
         log = site.folder / f"{name}.log"
         program = Program(name, (*argv, *options.worker_args), log, environment)
         return WorkerPlan(program, SocketAddress(_LOOPBACK, port))
+
+    def _spare_gpus(self, beside: WorkerPlan) -> list[Gpu]:
+        taken = beside.program.environment["CUDA_VISIBLE_DEVICES"].split(",")
+        spare = [gpu for gpu in self.site.gpus if gpu.uuid not in taken]
+        if len(spare) < self._gpus_each:
+            raise FleetError(
+                f"{beside.program.name} is the only worker, and no GPU is free for a new one beside"
+                " it: run two workers (--workers 2), or end the fleet and start it again"
+            )
+        return spare[: self._gpus_each]
 
     def picker(
         self, ports: tuple[int, int, int] | None = None, record: Path | None = None

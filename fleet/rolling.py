@@ -223,7 +223,7 @@ class WorkerRestart:
         """A new one serves before the old one goes."""
         scene, old = self._scene, self._scene.members.workers[0]
         (port,) = free_ports(_HOST, 1, scene.plan.options.port + 1)
-        new = scene.members.new_worker(scene.plan.worker(0, port))
+        new = scene.members.new_worker(scene.plan.worker(0, port, beside=old.plan))
         name, address = new.plan.program.name, new.plan.address
         say(f"{name}: it is the only one; starting a new one beside it")
         await arrive(new.child, scene.group, scene.limit_seconds)

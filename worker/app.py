@@ -40,7 +40,8 @@ from worker.api.server import WorkerApi
 from worker.config import ApiConfig, EngineConfig, ServeConfig
 from worker.engine.block_hash import RANDOM_SEED
 from worker.engine.client import EngineClient
-from worker.engine.messages import EngineReady, StepOutputs
+from worker.engine.grammar import GrammarCompiler
+from worker.engine.messages import EngineReady, StepOutputs, Vocabulary
 from worker.engine.supervision import Supervision
 from worker.errors import ConfigError, root_cause
 from worker.executor.sim.runner import CRASH_STATUS
@@ -89,11 +90,13 @@ async def run(config: ServeConfig, checkpoint: Checkpoint | None) -> int:
             _with_hash_seed(config.engine), on_step, _supervision(config), metrics.sleep_done
         )
         try:
-            parts = await _started(client, checkpoint, config.chat_template, stop)
+            parts = await _started(client, config, checkpoint, stop)
             if parts is None:
                 return 0
             ready, text = parts
-            _warn_if_tools_are_unseen(config.api, text[1])
+            if text.vocabulary is not None:
+                client.describe(text.vocabulary)
+            _warn_if_tools_are_unseen(config.api, text.template)
             metrics.set_cache_info(cache_info(config.engine, ready))
             api = dataclasses.replace(
                 config.api,
@@ -170,14 +173,35 @@ def _metrics(api: ApiConfig) -> WorkerMetrics:
     return WorkerMetrics(name, api.max_model_len, time.time(), most_drafts)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Text:
+    """What is made of a checkpoint beside the engine; `vocabulary` None: nothing ends an answer,
+    so that none can be constrained.
+    """
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    vocabulary: Vocabulary | None
+
+    def of_model(self, config: ServeConfig) -> ModelText:
+        """What the API needs of it."""
+        return ModelText(
+            self.tokenizer,
+            self.template,
+            ModelLimits(config.api.max_model_len, config.api.vocab_size),
+            eos_token_ids=config.engine.eos_token_ids,
+            grammars=None if self.vocabulary is None else GrammarCompiler(self.vocabulary),
+        )
+
+
 async def _started(
-    client: EngineClient, checkpoint: Checkpoint | None, chat_template: str | None, stop: _Stop
-) -> tuple[EngineReady, tuple[Tokenizer, ChatTemplate | None]] | None:
+    client: EngineClient, config: ServeConfig, checkpoint: Checkpoint | None, stop: _Stop
+) -> tuple[EngineReady, _Text] | None:
     """Start the engine and build the tokenizer at once; None when we are told to stop first."""
     try:
         async with asyncio.TaskGroup() as group:
             interrupter = group.create_task(stop.interrupt(), name="stop")
-            built = asyncio.to_thread(_build_text, checkpoint, chat_template)
+            built = asyncio.to_thread(_build_text, config, checkpoint)
             building = group.create_task(built, name="text")
             ready = await client.start()
             text = await building
@@ -190,18 +214,27 @@ async def _started(
     return ready, text
 
 
-def _build_text(
-    checkpoint: Checkpoint | None, chat_template: str | None
-) -> tuple[Tokenizer, ChatTemplate | None]:
+def _build_text(config: ServeConfig, checkpoint: Checkpoint | None) -> _Text:
+    tokenizer: Tokenizer = sim.SimTokenizer()
+    source = config.chat_template
     if checkpoint is None:
-        source = chat_template or sim.CHAT_TEMPLATE
+        source = source or sim.CHAT_TEMPLATE
         template = ChatTemplate(source, bos_token="", eos_token=sim.IM_END, now=datetime.now)
-        return sim.SimTokenizer(), template
-    if chat_template is not None:
-        checkpoint = dataclasses.replace(
-            checkpoint, chat_template=chat_template, tool_chat_template=None
-        )
-    return build_tokenizer(checkpoint), chat_template_of(checkpoint, now=datetime.now)
+        return _Text(tokenizer, template, _vocabulary(config, tokenizer))
+    if source is not None:
+        checkpoint = dataclasses.replace(checkpoint, chat_template=source, tool_chat_template=None)
+    tokenizer = build_tokenizer(checkpoint)
+    chat_template = chat_template_of(checkpoint, now=datetime.now)
+    return _Text(tokenizer, chat_template, _vocabulary(config, tokenizer))
+
+
+def _vocabulary(config: ServeConfig, tokenizer: Tokenizer) -> Vocabulary | None:
+    size = config.api.vocab_size
+    ends = [token for token in config.engine.eos_token_ids if token < size]
+    if not ends:
+        return None
+    special_ids = sorted({*tokenizer.special_ids, *ends} & set(range(size)))
+    return Vocabulary([tokenizer.token_bytes(i) for i in range(size)], special_ids, ends)
 
 
 def _crash() -> None:
@@ -217,7 +250,7 @@ class _Worker:
         config: ServeConfig,
         client: EngineClient,
         metrics: WorkerMetrics,
-        text: tuple[Tokenizer, ChatTemplate | None],
+        text: _Text,
     ) -> None:
         api, tls = config.api, config.tls
         self._config = config
@@ -230,8 +263,7 @@ class _Worker:
             max_num_queued_tokens=api.max_num_queued_tokens,
             memory=MemoryGuard(api.max_rss_bytes, resident_bytes, time.monotonic),
         )
-        limits = ModelLimits(api.max_model_len, api.vocab_size)
-        model_text = ModelText(*text, limits, eos_token_ids=config.engine.eos_token_ids)
+        model_text = text.of_model(config)
         preparer = RequestPreparer(api, model_text, random.Random(api.seed))
         faults = None
         if config.faults is not None:

@@ -196,7 +196,13 @@ class EngineConfig:
     num_threads: int | None = None
     cpu_activations: str = "float32"
     device: str = "auto"
+    # Processes that share the model, each with a device of its own.
+    tensor_parallel_size: int = 1
     attention_backend: str = "auto"
+    # Launch every step anew on a GPU; else decode steps of these numbers of sequences are captured
+    # as graphs (none: small ones, every eighth, and the most that run at once).
+    enforce_eager: bool = False
+    cuda_graph_sizes: tuple[int, ...] = ()
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     sim: SimConfig = field(default_factory=SimConfig)
     kv_events: KvEventsConfig = field(default_factory=lambda: KvEventsConfig())

@@ -70,6 +70,14 @@ def power_of_two(text: str) -> int:
     return value
 
 
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """1,2,4: whole numbers of 1 or more."""
+    values = tuple(map(int, text.split(",")))
+    if min(values) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1 each, got {text}")
+    return values
+
+
 def positive(text: str) -> float:
     """A finite number above 0."""
     value = float(text)

@@ -34,6 +34,7 @@ from worker.flag_types import (
     positive,
     power_of_two,
     seconds_at_least,
+    whole_numbers,
 )
 from worker.server_flags import MODEL_FLAGS, add_server_flags, api_config, tls_config
 from worker.speculation_flags import add_speculation_flags, speculative_config
@@ -88,10 +89,24 @@ _ENGINE = (
     ),
     Flag("--device", DEVICES, "auto is the first GPU that CUDA sees, else the CPU"),
     Flag(
+        "--tensor-parallel-size",
+        at_least(1),
+        "processes that share the model, each with a GPU, or with its part of the CPU threads"
+        " (default %(default)s)",
+    ),
+    Flag(
         "--attention-backend",
         ATTENTION_BACKENDS,
         "what runs attention, norms and activations; auto is triton on a GPU and native kernels on"
         " a CPU (torch without them)",
+    ),
+    Flag("--enforce-eager", bool, "on a GPU, launch every step anew instead of replaying graphs"),
+    Flag(
+        "--cuda-graph-sizes",
+        whole_numbers,
+        "numbers of sequences of which a decode step is captured as a graph on a GPU; smaller steps"
+        " are padded (default: 1,2,4,8,16,24 and so on up to --max-num-seqs)",
+        metavar="N,N",
     ),
     Flag("--num-threads", at_least(1), "CPU threads of the torch engine"),
     Flag(
@@ -112,8 +127,8 @@ _ENGINE = (
     Flag(
         "--kv-cache-memory-bytes",
         byte_count,
-        "memory of the KV cache, such as 4G (default: by what is available; on a CPU 1 GiB or"
-        " one longest sequence, and at most a quarter of that)",
+        "memory of the KV cache, of each rank, such as 4G (default: by what is available; on a CPU"
+        " 1 GiB or one longest sequence, and at most a quarter of that)",
     ),
     Flag(
         "--gpu-memory-utilization",

@@ -25,6 +25,11 @@ from worker.errors import ConfigError
 
 FLAG = "--speculative-config"
 SHORT_FLAG = "-sc"
+# What `pointsman up` gives its workers: of any model, and off by itself where it does not pay.
+LOOKUP = (
+    '{"method": "ngram", "num_speculative_tokens": 16, "prompt_lookup_min": 1,'
+    ' "prompt_lookup_max": 16}'
+)
 # Of a draft model or head, where the number is not given: what most people give.
 DEFAULT_MODEL_DRAFTS = 5
 DEFAULT_LOOKUP_TOKENS = 5
@@ -72,9 +77,8 @@ def add_speculation_flags(group: argparse._ArgumentGroup) -> None:
         FLAG,
         SHORT_FLAG,
         metavar="JSON",
-        help='draft tokens and verify them, such as {"method": "eagle"}, or {"method": "ngram",'
-        ' "num_speculative_tokens": 16, "prompt_lookup_min": 1, "prompt_lookup_max": 16};'
-        " see docs/speculation.md",
+        help=f'draft tokens and verify them, such as {{"method": "eagle"}}, or {LOOKUP};'
+        " null: none; see docs/speculation.md",
     )
 
 
@@ -83,7 +87,7 @@ def speculative_config(options: argparse.Namespace) -> SpeculativeConfig | None:
     not into it. Raises `ConfigError` that names the field, what it may be, and what to do.
     """
     text: str | None = options.speculative_config
-    if text is None:
+    if text is None or text.strip() == "null":
         return None
     try:
         given = msgspec.json.decode(text, type=dict[str, Any])
@@ -253,7 +257,7 @@ _FIELDS: Mapping[str, _Field] = {
     "draft_sample_method": _word(DRAFT_SAMPLE_METHODS),
     "rejection_sample_method": _word(REJECTION_SAMPLE_METHODS, {"synthetic": _SYNTHETIC}),
     "draft_tensor_parallel_size": _Field(
-        "1, as a worker runs on one device", lambda v: v == 1 and not isinstance(v, bool)
+        "1, as drafts are made on one device", lambda v: v == 1 and not isinstance(v, bool)
     ),
     "num_speculative_tokens_per_batch_size": _Field(
         "a list of [first batch size, last batch size, number of drafts]",

@@ -41,6 +41,7 @@ class SamplingParams:
 
     `logit_bias` pairs (token id, bias) are added to the logits. A token that would complete one of
     the `bad_words` (token sequences) cannot be drawn; `allowed_token_ids` None allows all.
+    `grammar` is what the output must match, as `engine.grammar` compiles it (None: anything).
     `logprobs` N asks for the log probabilities of the drawn token and of the N likeliest (0: only
     the drawn one; None: none at all; -1: the whole vocabulary), `logprob_token_ids` for those of
     fixed tokens too; `prompt_logprobs` the same for each prompt token after the first.
@@ -61,6 +62,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
+    grammar: str | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logprob_token_ids: tuple[int, ...] = ()
@@ -87,6 +89,10 @@ class SampleSpec:
     of the tokens before `position` are the prompt: always given, so that the first token of a
     request can be told from the others. `history` is every token before `position`, given only
     when `params.needs_history`.
+
+    With `masks` only tokens of the first one can be drawn: token t if bit t % 8 of byte t // 8 is
+    set. The others are for the tokens after as many drafts, up to the first draft that cannot be
+    drawn; so are those of later rows, where nothing that is drawn counts.
     """
 
     params: SamplingParams
@@ -94,6 +100,7 @@ class SampleSpec:
     banned_ids: tuple[int, ...] = ()
     history: Sequence[int] = ()
     num_prompt: int = 0
+    masks: tuple[bytes, ...] = ()
 
     def after(self, drafts: Sequence[int]) -> SampleSpec:
         """How to draw the token that comes after this spec's own, were that and the next ones
@@ -109,6 +116,7 @@ class SampleSpec:
             self.banned_ids if bans else (),
             [*self.history, *drafts] if self.params.needs_history else (),
             self.num_prompt,
+            self.masks[len(drafts) :],
         )
 
 

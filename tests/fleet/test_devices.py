@@ -28,8 +28,8 @@ def flag(argv: tuple[str, ...], name: str) -> str | None:
 
 def placed(workers: int, there: int, **options: object) -> list[tuple[str | None, str | None]]:
     """CUDA_VISIBLE_DEVICES and the share of memory of each worker."""
-    site = Site(Path("/run/x"), (1, 2, 3), tuple(range(11, 11 + workers)), 4, Path("/bin/envoy"))
-    site = Site(*(getattr(site, name) for name in list(site.__slots__)[:-1]), gpus(there))
+    ports = tuple(range(11, 11 + workers))
+    site = Site(Path("/run/x"), (1, 2, 3), ports, 4, Path("/bin/envoy"), gpus=gpus(there))
     plan = Plan(FleetOptions(workers=workers, **options), site, MODEL)  # type: ignore[arg-type]
     programs = [worker.program for worker in plan.workers]
     return [
@@ -60,6 +60,34 @@ def test_workers_are_spread_over_the_gpus(
     assert placed(workers, there) == expected
 
 
+def test_a_tensor_parallel_worker_has_several() -> None:
+    """As many as its flag says, in either spelling; the worker refuses what there is not."""
+    two = ("--tensor-parallel-size", "2")
+    assert placed(2, 4, worker_args=two) == [("GPU-0,GPU-1", "0.92"), ("GPU-2,GPU-3", "0.92")]
+    assert placed(2, 3, worker_args=("--tensor-parallel-size=2",)) == [
+        ("GPU-0,GPU-1", "0.46"),
+        ("GPU-2,GPU-0", "0.46"),
+    ]
+    for odd in ("3", "x", "0"):
+        assert placed(2, 2, worker_args=("--tensor-parallel-size", odd)) == [(None, "0.25")] * 2
+    assert placed(2, 2, worker_args=("--device", "cpu")) == [(None, "0.25")] * 2
+
+
+def test_who_takes_over_from_the_only_worker_is_on_another_gpu() -> None:
+    """The old one holds most of the memory of its own."""
+    for there in (1, 2):
+        site = Site(Path("/run/x"), (1, 2, 3), (11,), 4, Path("/bin/envoy"), gpus=gpus(there))
+        plan = Plan(FleetOptions(workers=1), site, MODEL)
+        if there == 1:
+            with pytest.raises(FleetError, match="worker-1 is the only worker, and no GPU is free"):
+                plan.worker(0, 12, beside=plan.workers[0])
+            continue
+        second = plan.worker(0, 12, beside=plan.workers[0])
+        assert second.program.environment["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+        third = plan.worker(0, 13, beside=second)
+        assert third.program.environment["CUDA_VISIBLE_DEVICES"] == "GPU-0"
+
+
 def test_workers_can_be_kept_off_the_gpus() -> None:
     """With --devices cpu, and then nothing else finds one either."""
     assert placed(2, 0, devices="cpu") == [("", "0.25")] * 2
@@ -83,6 +111,7 @@ def test_the_user_is_told_who_is_where() -> None:
         ("GPU-aa", [0]),
         ("GPU-bb", []),  # either of two: CUDA takes it for none
         ("1,7,0", [1]),
+        ("1,1,0", [1]),
         ("-1", []),
         ("", []),
     ],

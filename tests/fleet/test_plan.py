@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,14 @@ def test_a_share_of_memory_can_be_given() -> None:
     """The user's own flags come last, and the last one counts."""
     worker = lay_out(worker_args=("--gpu-memory-utilization", "0.1")).workers[0]
     assert flags(worker.program.argv)["--gpu-memory-utilization"] == "0.1"
+
+
+def test_workers_speculate_unless_told_otherwise() -> None:
+    """By looking up what came before; the user's own flag comes last."""
+    first = lay_out().workers[0].program.argv
+    assert json.loads(flags(first)["--speculative-config"])["method"] == "ngram"
+    other = lay_out(worker_args=("--speculative-config", "null")).workers[0].program.argv
+    assert flags(other)["--speculative-config"] == "null"
 
 
 def test_the_simulator_needs_no_model_and_no_threads() -> None:

@@ -7,10 +7,12 @@ import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
+import jsonschema
 import openai
+import pydantic
 import pytest
 from sim_worker import sim_worker
 
@@ -133,6 +135,109 @@ def test_stop_strings_end_an_answer(client: openai.OpenAI) -> None:
     assert kept.text == text[: text.index(word) + len(word)]
 
 
+class Step(pydantic.BaseModel):
+    """Some of what pydantic puts into a schema."""
+
+    kind: Literal["add", "remove"]
+    count: int = pydantic.Field(ge=1, le=20)
+    note: str | None
+
+
+class Plan(pydantic.BaseModel):
+    """A schema with a reference."""
+
+    title: str
+    steps: list[Step]
+
+
+def test_an_answer_is_an_instance_of_a_model(client: openai.OpenAI) -> None:
+    """The client makes a schema of the class and parses the answer with it."""
+    answers = client.chat.completions.parse(
+        model=MODEL, messages=HELLO, response_format=Plan, n=3, seed=2, max_tokens=400
+    ).choices
+    ended = [choice for choice in answers if choice.finish_reason == "stop"]
+    assert ended
+    assert all(isinstance(choice.message.parsed, Plan) for choice in ended)
+
+
+def test_a_constrained_stream_says_the_same(client: openai.OpenAI) -> None:
+    """With log probabilities, and up to a stop string."""
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "messages": HELLO,
+        "seed": 8,
+        "max_tokens": 60,
+        "logprobs": True,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "b", "schema": BOOK}},
+    }
+    whole = client.chat.completions.create(**asked).choices[0]
+    text = whole.message.content or ""
+    chunks = list(client.chat.completions.create(**asked, stream=True))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == text
+    assert text.startswith("{")
+    assert whole.logprobs is not None
+    cut = client.chat.completions.create(**asked, stop=['"']).choices[0]
+    assert cut.message.content == text[: text.index('"')]
+
+
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "additionalProperties": False,
+                "properties": {key: {"enum": values}, "note": {"type": "string", "maxLength": 9}},
+                "required": [key, "note"],
+            },
+        },
+    }
+    for name, key, values in (("paint", "colour", ["red", "blue"]), ("count", "number", [1, 2, 3]))
+]
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "count"}}], ids=str
+)
+def test_calls_that_must_come_come_and_validate(client: openai.OpenAI, choice: Any) -> None:
+    """Whatever the model: arguments are of the tool's schema, streamed or not."""
+    schemas = {t["function"]["name"]: t["function"]["parameters"] for t in TOOLS}
+    asked: dict[str, Any] = {"model": MODEL, "messages": HELLO, "tools": TOOLS, "max_tokens": 300}
+    asked |= {"tool_choice": choice, "parallel_tool_calls": False}
+    num_calls = 0
+    for seed in range(6):
+        whole = client.chat.completions.create(**asked, seed=seed).choices[0]
+        with client.chat.completions.stream(**asked, seed=seed) as stream:
+            streamed = stream.get_final_completion().choices[0]
+        calls = whole.message.tool_calls or []
+        told = [(call.function.name, call.function.arguments) for call in calls]
+        assert told == [
+            (call.function.name, call.function.arguments)
+            for call in streamed.message.tool_calls or []
+        ]
+        if whole.finish_reason == "length":
+            continue
+        assert (whole.finish_reason, len(told)) == ("tool_calls", 1)
+        assert not whole.message.content
+        for name, arguments in told:
+            assert choice == "required" or name == "count"
+            jsonschema.validate(json.loads(arguments), schemas[name])
+            num_calls += 1
+    assert num_calls
+
+
+def test_text_completions_and_older_names_are_constrained(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "prompt": ["foko", "lasa"], "n": 2, "max_tokens": 30}
+    for extra in (
+        {"guided_choice": ["foko", "lasa"]},
+        {"structured_outputs": {"regex": "foko|lasa"}},
+        {"guided_grammar": 'root ::= "foko" | "lasa"'},
+    ):
+        for choice in client.completions.create(**asked, extra_body=extra).choices:
+            assert (choice.text in ("foko", "lasa"), choice.finish_reason) == (True, "stop")
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -145,7 +250,15 @@ def test_stop_strings_end_an_answer(client: openai.OpenAI) -> None:
             {"tools": [{"function": {"name": "f"}}], "tool_choice": "some"},
             "tool_choice must be one",
         ),
-        ({"response_format": {"type": "json_object"}}, "not supported yet"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "schema": {"not": {}}},
+                }
+            },
+            "cannot be enforced: Unimplemented keys",
+        ),
     ],
 )
 def test_a_bad_request_is_a_bad_request_error(
@@ -302,3 +415,42 @@ def test_the_models_answers_repeat_by_seed_and_differ_by_branch(model_url: str) 
         texts = [c.message.content for c in first]
         assert texts == [c.message.content for c in second]
         assert len(set(texts)) == 3
+
+
+BOOK = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "title": {"type": "string", "minLength": 1, "maxLength": 30},
+        "year": {"type": "integer", "minimum": 1500, "maximum": 2100},
+        "tags": {"type": "array", "items": {"enum": ["novel", "poem"]}, "maxItems": 2},
+    },
+    "required": ["title", "year", "tags"],
+}
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("speculates", [False, True])
+def test_the_models_answers_validate(model_path: Path, speculates: bool) -> None:
+    """Sampled, streamed or not, with drafts and without: the same answers, all of the schema."""
+    flags = ["--engine", "torch", "--model", str(model_path), "--max-model-len", "512"]
+    if speculates:
+        flags += ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}']
+    asked: dict[str, Any] = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Name a famous book, as JSON."}],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "b", "schema": BOOK}},
+        "max_tokens": 120,
+        "seed": 3,
+    }
+    with (
+        sim_worker(*flags, "--served-model-name", "tiny") as worker,
+        openai.OpenAI(base_url=f"{worker.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        answers = client.chat.completions.create(**asked, n=3).choices
+        chunks = list(client.chat.completions.create(**asked, stream=True))
+    for answer in answers:
+        assert answer.finish_reason == "stop"
+        jsonschema.validate(json.loads(answer.message.content or ""), BOOK)
+    streamed = "".join(c.choices[0].delta.content or "" for c in chunks)
+    assert streamed == answers[0].message.content

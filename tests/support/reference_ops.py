@@ -72,6 +72,9 @@ def adjust(logits: Tensor, spec: SampleSpec) -> list[float]:
     adjusted = []
     for token, logit in enumerate(logits.tolist()):
         allowed = params.allowed_token_ids is None or token in params.allowed_token_ids
+        if spec.masks and not _is_set(spec.masks[0], token):
+            adjusted.append(-math.inf)
+            continue
         if not allowed or token in completing or token in spec.banned_ids:
             adjusted.append(-math.inf)
             continue
@@ -83,6 +86,10 @@ def adjust(logits: Tensor, spec: SampleSpec) -> list[float]:
         logit -= params.presence_penalty * (token in output)
         adjusted.append(logit)
     return adjusted
+
+
+def _is_set(mask: bytes, token: int) -> bool:
+    return bool(int.from_bytes(mask, "little") >> token & 1)
 
 
 def truncate(scores: Tensor, params: SamplingParams) -> list[int]:

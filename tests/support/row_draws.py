@@ -58,7 +58,7 @@ def _choose(logits: Tensor, spec: SampleSpec) -> int | Undrawable:
     ids = _surviving(row, params).sort().values if _truncates(params) else None
     noisy = row if ids is None else row[ids]
     noise = _gumbel_noise(params.seed, spec.position, len(row), ids)
-    [chosen] = _largest((noisy + noise.to(row.device))[None])[1]
+    [chosen] = _largest((noisy.double() + noise)[None])[1]
     return chosen if ids is None else int(ids[chosen])
 
 
@@ -199,4 +199,4 @@ def _gumbel_noise(seed: int, position: int, size: int, ids: Tensor | None) -> Te
         words = words[ids.numpy()]
     uniform = torch.from_numpy(words.astype(np.float32))
     uniform.add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)
-    return uniform.neg_().log1p_().neg_().log_().neg_()
+    return -(-torch.log1p(-uniform.double())).log()

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 import httpx
@@ -25,7 +26,8 @@ from worker.api.http.connection import protocol_of
 from worker.api.schema.params import ModelLimits
 from worker.api.server import WorkerApi
 from worker.config import ApiConfig, EngineConfig
-from worker.engine.messages import AddRequest, Command, CommandReply, RequestOutput
+from worker.engine.grammar import GrammarCompiler
+from worker.engine.messages import AddRequest, Command, CommandReply, RequestOutput, Vocabulary
 from worker.metrics.page import WorkerMetrics
 from worker.tokenizer import sim
 from worker.tokenizer.chat import ChatTemplate
@@ -182,6 +184,15 @@ class WatchedTokenizer(sim.SimTokenizer):
         return watched
 
 
+@cache
+def sim_grammars() -> GrammarCompiler:
+    """For all tests together: its threads end with the process."""
+    tokenizer = sim.SimTokenizer()
+    spelled = [tokenizer.token_bytes(i) for i in range(sim.VOCAB_SIZE)]
+    ends = [sim.IM_END_ID, sim.IM_START_ID]
+    return GrammarCompiler(Vocabulary(spelled, ends, ends))
+
+
 def build(
     engine: ScriptedEngine,
     tokenizer: sim.SimTokenizer | None = None,
@@ -213,6 +224,7 @@ def build(
         template,
         ModelLimits(config.max_model_len, config.vocab_size),
         eos_token_ids=(sim.IM_END_ID, sim.IM_START_ID),
+        grammars=sim_grammars(),
     )
     preparer = RequestPreparer(config, text, random.Random(0))
     engine_config = EngineConfig(engine="sim", model_path=None)

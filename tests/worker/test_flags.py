@@ -291,7 +291,7 @@ def test_what_cannot_work_is_one_sentence(flags: list[str], message: str) -> Non
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--tensor-parallel-size", "2"],
+        ["--tensor-parallel-size", "0"],
         ["--max-model", "10"],
         ["--max-num-seqs", "0"],
         ["--dtype", "int8"],

@@ -31,8 +31,8 @@ def resolved(config: object, *flags: str, name: str = "--speculative-config") ->
 
 def test_there_is_no_speculation_without_the_flag() -> None:
     """One token a step, and no series of positions."""
-    config = resolve(build_parser().parse_args([]), TINY, {})
-    assert (config.engine.speculative, config.api.num_speculative_tokens) == (None, None)
+    for config in (resolve(build_parser().parse_args([]), TINY, {}), resolved("null")):
+        assert (config.engine.speculative, config.api.num_speculative_tokens) == (None, None)
 
 
 @pytest.mark.parametrize("flag", ["--speculative-config", "-sc"])

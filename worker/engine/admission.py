@@ -13,6 +13,8 @@ when the other's blocks are sealed it finds them in the cache instead of computi
 is decided anew in every step, from who runs at that moment, so an end, an abort or a preemption of
 the other sets it free; and the one it waits for runs, so it makes progress.
 
+A sequence whose grammar is still being compiled is passed over, and counts as held up by nobody.
+
 A sequence that was preempted comes back only when some room for growth is left besides, and after
 `policies.MAX_PREEMPTIONS` times only when it can be guaranteed (see `policies`).
 """
@@ -93,6 +95,8 @@ class Admitter:
                 break
             if only_begun and sequence.scheduled_seconds is None:
                 continue
+            if sequence.is_compiling:
+                continue
             if not self._may_go_on(walk, sequence):
                 break
             outcome = self._try(plan, sequence, walk)
@@ -148,6 +152,7 @@ class Admitter:
 
     def _begin(self, sequence: Sequence, hit: PrefixHit, now: float) -> None:
         sequence.guaranteed = self._needs_guarantee(sequence)
+        sequence.take_grammar()
         self._live.start(sequence)
         if sequence.scheduled_seconds is not None:
             return

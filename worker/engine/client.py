@@ -33,6 +33,7 @@ from worker.engine.messages import (
     Resume,
     Sleep,
     StepOutputs,
+    Vocabulary,
     WakeUp,
 )
 from worker.engine.supervision import RestartBudget, Supervision, add_counters, counters_of
@@ -152,6 +153,7 @@ class EngineClient:
         self._past = EngineStats()  # the counters of engines that died
         self._num_restarts = 0
         self._why_aborted: str | None = None
+        self._vocabulary: Vocabulary | None = None
 
     # ---- state that others read -------------------------------------------------------------
 
@@ -239,6 +241,14 @@ class EngineClient:
         child, self._child = self._child, None
         if child is not None:
             await child.close(timeout_seconds)
+
+    def describe(self, vocabulary: Vocabulary) -> None:
+        """Tell this engine and those that follow it what tokens say: requests may have a grammar
+        from now on. Once, after `start`.
+        """
+        self._vocabulary = vocabulary
+        if self._child is not None:
+            self._child.send(vocabulary)
 
     # ---- requests ---------------------------------------------------------------------------
 
@@ -360,6 +370,8 @@ class EngineClient:
                 child = self._child = self._new_child(config)
                 with contextlib.suppress(WorkerError):  # reported and handled at the next turn
                     await _bring_up(child)
+                    if self._vocabulary is not None:
+                        child.send(self._vocabulary)
                     for command in self._halts.commands():  # before any request
                         child.send(command)
                     self._why_down = None

@@ -23,6 +23,7 @@ import msgspec
 from worker.engine.admission import PauseState
 from worker.engine.cache_events import CacheEvent
 from worker.engine.control import CommandRunner
+from worker.engine.grammar import GrammarCompiler
 from worker.engine.messages import (
     AddRequest,
     Command,
@@ -30,6 +31,7 @@ from worker.engine.messages import (
     Configure,
     RequestOutput,
     StepOutputs,
+    Vocabulary,
 )
 from worker.engine.pipeline import InlinePipeline, OverlappedPipeline, Pipeline
 from worker.engine.scheduler import Scheduler
@@ -63,6 +65,7 @@ class EngineCore:
         self._ended: list[RequestOutput] = []  # refused or aborted since the last step
         self._is_changed = False  # something to report although no step ran
         self._running_step: tuple[float, int] | None = None
+        self._grammars: GrammarCompiler | None = None
 
     @property
     def has_work(self) -> bool:
@@ -77,6 +80,11 @@ class EngineCore:
         )
 
     @property
+    def is_compiling(self) -> bool:
+        """Whether `step` has nothing to do until a grammar is compiled."""
+        return not self._in_flight and not self._ended and self._scheduler.is_compiling
+
+    @property
     def running_step(self) -> tuple[float, int] | None:
         """When the oldest step in flight began, and its tokens. May be read from any thread."""
         return self._running_step
@@ -88,6 +96,10 @@ class EngineCore:
         """
         seconds: float = getattr(self._control.executor, "modelled_seconds", 0.0)
         return seconds
+
+    def take_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """From now on outputs can be constrained by grammars."""
+        self._grammars = self._scheduler.grammars = GrammarCompiler(vocabulary)
 
     def add(self, request: AddRequest) -> None:
         """Queue a request. One that can never run is answered by the next `step`."""
@@ -145,6 +157,8 @@ class EngineCore:
 
     def shutdown(self) -> None:
         """Give the device back. Idempotent."""
+        if self._grammars is not None:
+            self._grammars.shutdown()
         self._pipeline.shutdown()
 
     def _submit(self) -> bool:

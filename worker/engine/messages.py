@@ -32,6 +32,17 @@ class AddRequest(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     tenant: str = ""
 
 
+class Vocabulary(msgspec.Struct, frozen=True, array_like=True, tag="vocabulary"):
+    """What each token of the model stands for, an entry for every embedding (empty: nothing); sent
+    once, before any request whose output a grammar constrains. Control tokens are `special_ids`:
+    their bytes are not text. At least one of `eos_token_ids` is there.
+    """
+
+    token_bytes: list[bytes]
+    special_ids: list[int]
+    eos_token_ids: list[int]
+
+
 class AbortRequests(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
     """Stop these sequences; unknown ids are ignored (they ended already)."""
 
@@ -103,7 +114,7 @@ class Configure(msgspec.Struct, frozen=True, array_like=True, tag="configure"):
 
 
 Command = ResetPrefixCache | Pause | Resume | Sleep | WakeUp | DumpCache | Configure
-ToEngine = AddRequest | AbortRequests | Shutdown | Command
+ToEngine = AddRequest | AbortRequests | Vocabulary | Shutdown | Command
 
 
 class EngineReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):

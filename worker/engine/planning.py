@@ -171,12 +171,13 @@ def _scheduled(share: StepShare, block_table: Seq[int]) -> ScheduledSequence:
     sequence, end = share.sequence, share.end
     targets = sequence.prompt_targets(share.start, end)
     known = sequence.token_ids[share.start : end]
+    drafts = () if share.guess is None else share.guess.token_ids
     return ScheduledSequence(
         sequence.seq_id,
-        known if share.guess is None else [*known, *share.guess.token_ids],
+        [*known, *drafts] if drafts else known,
         share.start,
         block_table,
-        sequence.sample_specs(end) if share.answers else (),
+        sequence.sample_specs(end, drafts) if share.answers else (),
         takes_pending=end > len(sequence.token_ids),
         prompt_targets=targets,
         num_prompt_logprobs=(sequence.params.prompt_logprobs or 0) if targets else 0,

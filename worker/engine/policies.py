@@ -224,13 +224,15 @@ def check_stop(
 
     In vLLM's order: end token, stop token, length, then (from `min_tokens` on) repetition. Before
     `min_tokens` outputs the sampler draws no stop token; one that is there all the same is a token
-    like any other.
+    like any other, but for the end token of an output that its grammar does not let go on.
     """
     token = token_ids[-1]
     num_outputs = len(token_ids) - num_prompt
-    if num_outputs >= params.min_tokens and (
-        (token in eos_token_ids and not params.ignore_eos) or token in params.stop_token_ids
-    ):
+    is_long = num_outputs >= params.min_tokens
+    is_end = token in eos_token_ids and not params.ignore_eos
+    if is_end and (is_long or params.grammar is not None):
+        return FinishReason.STOP, token
+    if is_long and token in params.stop_token_ids:
         return FinishReason.STOP, token
     if len(token_ids) >= max_tokens_total:
         return FinishReason.LENGTH, None

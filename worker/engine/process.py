@@ -9,7 +9,6 @@ and then says `Shutdown`.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import logging
@@ -40,12 +39,14 @@ from worker.engine.messages import (
     Shutdown,
     StepOutputs,
     ToEngine,
+    Vocabulary,
 )
 from worker.engine.pipeline import Pipeline
 from worker.engine.scheduler import Scheduler
 from worker.engine.speculation import Speculation
 from worker.errors import ConfigError, ModelError, WorkerError
 from worker.executor.interface import Executor
+from worker.executor.lifeline import die_with_parent
 from worker.executor.profiling import ProfiledCache, profile
 from worker.executor.sim.runner import build_sim_executor
 from worker.types import EngineStats
@@ -54,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 WARM_UP_SECONDS = 60.0
 LAST_WORDS_SECONDS = 2.0
-_PR_SET_PDEATHSIG = 1  # prctl.h
+_COMPILING_SECONDS = 0.002  # between two looks whether a grammar is compiled
 
 
 class EngineSocket:
@@ -194,6 +195,8 @@ class Server:
                 self._pulse.idle()
                 self._channel.wait()
                 self._speculation_log.resume(time.monotonic())
+            elif self._core.is_compiling:
+                self._channel.wait(_COMPILING_SECONDS)
             self._pulse.working(commanded=self._num_commands > 0)
             if not self._receive():
                 return
@@ -212,6 +215,8 @@ class Server:
                 self._core.add(message)
             elif isinstance(message, AbortRequests):
                 self._core.abort(message.request_ids)
+            elif isinstance(message, Vocabulary):
+                self._core.take_vocabulary(message)
             elif isinstance(message, Shutdown):
                 return False
             else:
@@ -264,7 +269,7 @@ def run(config: EngineConfig, channel: EngineSocket, budget: StepBudget, pulse: 
             )
         gc.collect()
         gc.freeze()  # what start-up allocated stays; no later collection need look at it
-        _die_with_parent()
+        die_with_parent()
         elapsed = time.monotonic() - started
         channel.send(msgspec.structs.replace(ready, startup_seconds=elapsed))
         Server(core, channel, pulse, publisher, SpeculationLog()).serve()
@@ -315,14 +320,6 @@ def main() -> int:
         return run(config, EngineSocket(sys.argv[1]), budget, pulse)
     finally:
         heartbeat.stop()
-
-
-def _die_with_parent() -> None:
-    """Have the system kill this process when its parent is gone: a step that never ends, or one
-    that holds the interpreter, would keep `_exit_with_parent` from it. Linux alone can.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _exit_with_parent(*addresses: str) -> None:

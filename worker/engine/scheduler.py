@@ -33,6 +33,10 @@ pipeline puts the token in. Steps run strictly one after the other, and from tha
 - What step N writes is sealed when its results are there, not before. A sequence that was preempted
   in between has lost those blocks: it only takes the token.
 
+*Grammars.* What a constrained sequence may draw depends on its last token, so nothing is scheduled
+while a step in flight draws one: if its neighbours went on without it, it would run in every other
+step only.
+
 *Speculation.* A sequence that runs only its last token may have drafts run behind it, to be
 verified in the same step; see `lookahead`. They do not count as computed: those that stand are
 added with the step's results, the KV of the others is written over. Such a step is not overlapped.
@@ -48,6 +52,7 @@ from worker.engine import policies
 from worker.engine.admission import Admitter, PauseState
 from worker.engine.block_manager import BlockManager
 from worker.engine.counters import Counters
+from worker.engine.grammar import Grammars
 from worker.engine.live_sequences import LiveSequences, new_sequence
 from worker.engine.messages import AddRequest, RequestOutput
 from worker.engine.planning import Guess, StepInFlight, StepPlan, StepShare
@@ -100,6 +105,7 @@ class Scheduler:
             else Lookahead(speculation, self._live, self._kv, limits.max_num_batched_tokens)
         )
         self._in_flight: deque[StepInFlight] = deque()
+        self.grammars: Grammars | None = None  # None: requests with a grammar are refused
         self.pause_state = PauseState.UNPAUSED
 
     @property
@@ -122,6 +128,12 @@ class Scheduler:
         if self.pause_state is PauseState.PAUSED_ALL:
             return False
         return self.has_unfinished if self.pause_state is PauseState.UNPAUSED else self.has_begun
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether nothing can be scheduled before a grammar is compiled."""
+        waiting = self._live.waiting
+        return bool(waiting) and not self.num_running and all(s.is_compiling for s in waiting)
 
     @property
     def num_running(self) -> int:
@@ -170,6 +182,8 @@ class Scheduler:
         )
         error = self._refusal(request)
         if error is None:
+            if self.grammars is not None and request.params.grammar is not None:
+                sequence.grammar = self.grammars.compile(request.params.grammar)
             self._live.add(sequence)
             return []
         return [
@@ -270,9 +284,12 @@ class Scheduler:
             self._lookahead.check_integrity(self._in_flight)
 
     def _must_wait(self) -> bool:
-        if self._lookahead is None or not self._in_flight:
+        if not self._in_flight:
             return False
-        return self._lookahead.must_wait(self._in_flight[-1])
+        step = self._in_flight[-1]
+        if any(share.answers and share.sequence.matcher is not None for share in step.shares):
+            return True
+        return self._lookahead is not None and self._lookahead.must_wait(step)
 
     def _plan_running(self, plan: StepPlan) -> None:
         """Give every running sequence its share, until the budget is used up."""
@@ -342,6 +359,8 @@ class Scheduler:
                 f"the request asks for {len(names)} answers; at most {self._limits.max_num_seqs} "
                 "can run together (--max-num-seqs)"
             )
+        if request.params.grammar is not None and self.grammars is None:
+            return "outputs cannot be constrained: the engine does not know what its tokens say"
         if num_prompt == 0:
             return "the prompt is empty"
         if num_prompt >= self.max_model_len:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from worker.engine.block_hash import BlockHash
 from worker.engine.counters import DraftTally
+from worker.engine.grammar import Matcher
 from worker.engine.messages import AddRequest, RequestOutput, SpeculationFigures
 from worker.types import Draw, FinishReason, SampleSpec, SamplingParams, TokenLogprobs
 
@@ -43,6 +46,9 @@ class Sequence:
     `branches` are the request's other answers until the prompt has been run: the step that ends it
     draws for all of them, then each becomes a sequence that shares the prompt's blocks. Whichever
     answer leads (the first, until it is aborted) runs the prompt; it is `index` and `request_id`.
+
+    `grammar` is being compiled while the sequence waits; `matcher` follows its outputs from then on
+    (both None: nothing constrains them).
     """
 
     seq_id: int
@@ -69,6 +75,8 @@ class Sequence:
     num_prompt_logprobs: int = 0  # prompt tokens whose log probabilities were told
     draft_tally: DraftTally | None = None  # None: no draft of it was verified
     block_hashes: list[BlockHash] = field(default_factory=list)
+    grammar: Future[Matcher] | None = None
+    matcher: Matcher | None = None
     scheduled_seconds: float | None = None
     first_token_seconds: float | None = None
     last_token_seconds: float | None = None
@@ -115,6 +123,7 @@ class Sequence:
         child.num_cached = self.num_cached
         child.num_prompt_logprobs = self.num_prompt_logprobs
         child.block_hashes = self.block_hashes[:]
+        child.matcher = None if self.matcher is None else self.matcher.fork()
         child.scheduled_seconds = self.scheduled_seconds
         return child
 
@@ -154,6 +163,16 @@ class Sequence:
             return len(self.token_ids)
         return self.num_prompt_logprobs + 1
 
+    @property
+    def is_compiling(self) -> bool:
+        """Whether it still waits for its grammar."""
+        return self.grammar is not None and not self.grammar.done()
+
+    def take_grammar(self) -> None:
+        """Follow the grammar that was compiled for it, if one was."""
+        if self.grammar is not None:
+            self.matcher, self.grammar = self.grammar.result().fork(), None
+
     def preempt(self) -> None:
         """Lose the blocks and start over; what a step in flight draws still counts."""
         self.state = SequenceState.WAITING
@@ -163,20 +182,33 @@ class Sequence:
 
     # ---- drawing ----------------------------------------------------------------------------
 
-    def sample_specs(self, position: int) -> tuple[SampleSpec, ...]:
-        """How to draw the token at `position`, which is the next: once for each answer."""
+    def sample_specs(self, position: int, drafts: Seq[int] = ()) -> tuple[SampleSpec, ...]:
+        """How to draw the token at `position`, which is the next, and those after each of `drafts`;
+        once for each answer.
+        """
+        masks: tuple[bytes, ...] = ()
+        if self.matcher is not None:
+            outputs, ends = self.token_ids[self.num_prompt :], self._end_ids(self.params)
+            masks = self.matcher.masks(outputs, drafts, self.params, ends)
         if not self.branches:
-            return (self._sample_spec(self.params, position),)
-        return tuple(self._sample_spec(self.params_of(i), position) for i in self.answers)
+            return (self._sample_spec(self.params, position, masks),)
+        return tuple(self._sample_spec(self.params_of(i), position, masks) for i in self.answers)
 
-    def _sample_spec(self, params: SamplingParams, position: int) -> SampleSpec:
-        """Until `min_tokens` outputs are there, no token that could end the sequence is drawn."""
+    def _sample_spec(
+        self, params: SamplingParams, position: int, masks: tuple[bytes, ...]
+    ) -> SampleSpec:
+        """Until `min_tokens` outputs are there, no token that could end the sequence is drawn;
+        masks see to that themselves.
+        """
         banned: tuple[int, ...] = ()
-        if position - self.num_prompt < params.min_tokens:
-            ends = () if params.ignore_eos else tuple(self.eos_token_ids)
-            banned = (*ends, *params.stop_token_ids)
+        if not masks and position - self.num_prompt < params.min_tokens:
+            banned = self._end_ids(params)
         history = self.token_ids[:position] if params.needs_history else ()
-        return SampleSpec(params, position, banned, history, self.num_prompt)
+        return SampleSpec(params, position, banned, history, self.num_prompt, masks)
+
+    def _end_ids(self, params: SamplingParams) -> tuple[int, ...]:
+        ends = () if params.ignore_eos else tuple(self.eos_token_ids)
+        return (*ends, *params.stop_token_ids)
 
     def prompt_targets(self, start: int, end: int) -> list[int]:
         """The prompt tokens that follow positions `start` … `end`−1, if their log probabilities are

@@ -7,6 +7,9 @@ is planned. The executor's own (a draft model, a trained head) is told with a st
 to make, and they come with the step's result; they are kept here until the sequence is planned
 again, and are of use only if it still stands where it stood.
 
+What a grammar forces comes before what a drafter that guesses from tokens proposes, and of its
+proposals the grammar keeps those that may follow.
+
 Nothing that a drafter does changes an answer: the executor verifies every draft against what it
 would have drawn anyway. So a drafter is not trusted either. One that raises is done with for that
 sequence; what it proposes is cut at the first thing that is no token. One that raises when it is to
@@ -221,7 +224,9 @@ class Speculation:
         if limit <= 0 or not self._has_drafter(sequence):
             return _NO_DRAFTS
         if self._drafter is not None:
-            return self._ask(self._drafter, sequence, limit)
+            return _forced(sequence, limit) or _allowed(
+                sequence, self._ask(self._drafter, sequence, limit)
+            )
         drafts = self._kept.get(sequence.seq_id)
         if drafts is None or drafts.position != len(sequence.token_ids):
             self._kept.pop(sequence.seq_id, None)
@@ -284,6 +289,25 @@ class Speculation:
 def _context(sequence: Sequence) -> DraftContext:
     group = (sequence.request.tenant, sequence.request.cache_salt or "")
     return DraftContext(sequence.seq_id, sequence.token_ids, sequence.num_prompt, group)
+
+
+def _forced(sequence: Sequence, limit: int) -> Drafts | None:
+    """What the sequence's grammar leaves no choice about; None where it does. They always stand."""
+    if sequence.matcher is None:
+        return None
+    tokens = tuple(sequence.matcher.forced(sequence.token_ids[sequence.num_prompt :])[:limit])
+    return Drafts(len(sequence.token_ids), tokens, (1.0,) * len(tokens)) if tokens else None
+
+
+def _allowed(sequence: Sequence, drafts: Drafts) -> Drafts:
+    """The drafts up to the first that the sequence's grammar forbids. Not for drafts that were
+    drawn from a distribution: whether one is verified must not depend on which token it is.
+    """
+    if sequence.matcher is None or not drafts.token_ids:
+        return drafts
+    outputs = sequence.token_ids[sequence.num_prompt :]
+    length = sequence.matcher.num_allowed(outputs, drafts.token_ids)
+    return Drafts(drafts.position, drafts.token_ids[:length], drafts.confidences[:length])
 
 
 class Lookahead:

@@ -1,4 +1,4 @@
-"""What owns the device and runs steps: the model runner and its KV cache, drafting, the simulator.
+"""What owns the device and runs steps: model runner and KV cache, ranks, drafting, the simulator.
 
 It is given plain ints (`worker.types`) and knows nothing of requests or of how steps are chosen.
 """

@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from worker.executor.state import DeviceState, Ints
-from worker.executor.step_batch import StepBatch
+from worker.executor.step_batch import AnsweredRows, StepBatch
 from worker.ops.drafted import DraftBatch
 from worker.ops.logprobs import LogprobQuery, token_logprobs
 from worker.ops.rejection import STANDARD, Sums, verify_batch, verify_coupled
@@ -35,6 +36,7 @@ from worker.ops.sample import (
     drawable_scores,
     draws,
 )
+from worker.ops.step import sent
 from worker.types import Draw, ModelOutput, SampleSpec, ScheduledSequence, TokenLogprobs
 
 # Rows of logits that exist at once: 50 MB of a vocabulary of 49,152 in float32.
@@ -77,7 +79,7 @@ class PendingAnswers:
 
     def __init__(
         self,
-        batch: StepBatch,
+        batch: StepBatch | AnsweredRows,
         hidden: Tensor,
         logits_of: Callable[[Tensor], Tensor],
         verification: Verification | None = None,
@@ -186,7 +188,7 @@ class _Tile:
             place += 0 if self._is_judged(member) else member.num_draws
         tokens = self._pending.tokens
         if len(places) < len(tokens):
-            tokens = tokens[torch.tensor(places, dtype=torch.int64).to(tokens.device)]
+            tokens = tokens[sent(np.array(places, np.int32), tokens.device)]
         return slots[kept], tokens
 
     def collect(self, sampled: dict[int, tuple[Draw, ...]], failed: dict[int, str]) -> None:
@@ -224,7 +226,7 @@ def _together(outcomes: Sequence[int | Undrawable]) -> Run:
     return Run(tokens if fault is None else [], fault)
 
 
-def _targets(scored: list[ScheduledSequence]) -> Iterator[_Target]:
+def _targets(scored: Sequence[ScheduledSequence]) -> Iterator[_Target]:
     for sequence in scored:
         for token_id in sequence.prompt_targets:
             yield _Target(sequence.seq_id, token_id, sequence.num_prompt_logprobs)

@@ -26,15 +26,15 @@ _LEAST_CONTEXT = 512
 def room_bytes(config: EngineConfig, device: torch.device) -> int | None:
     """Memory that a cache may take on the device as it is now; None where nothing bounds it.
 
-    On a CPU that is a share of what is available: pages of a cache are taken as they are written,
-    so workers that start together, or next to idle ones, all see the same memory.
+    On a CPU that is a share of what is available (ranks divide it): pages of a cache are taken as
+    they are written, so workers that start together, or next to idle ones, all see the same memory.
     """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         taken = torch.cuda.memory_reserved(device)
         return gpu_room_bytes(free, total, taken, config.gpu_memory_utilization)
     available = available_bytes(read_file)
-    share = min(_CPU_MEMORY_SHARE, config.gpu_memory_utilization)
+    share = min(_CPU_MEMORY_SHARE, config.gpu_memory_utilization) / config.tensor_parallel_size
     return None if available is None else int(available * share)
 
 

@@ -1,3 +1,4 @@
+# Apart: steps; start.py is what happens before the first one.
 """The executor that runs a real model: plain ints in, sampled tokens out.
 
 Weights moved from the device to the host's memory and back, in place.
@@ -13,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from typing import Any
 
 # Before torch loads OpenMP, which reads it once: threads that wait by spinning stall each other for
@@ -29,6 +31,7 @@ from torch import Tensor
 from worker.executor.answers import PendingAnswers, Verification
 from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.interface import draft_requests
+from worker.executor.graphs import DecodeGraphs
 from worker.executor.interface import Finished, Ticket, with_history
 from worker.executor.kv_cache import (
     copy_blocks,
@@ -38,7 +41,7 @@ from worker.executor.step_batch import StepBatch
 from worker.models.llama import LlamaModel
 from worker.ops.cpu.sampling import NativeDraws
 from worker.ops.rejection import STANDARD, Sums
-from worker.ops.sample import TORCH_SAMPLER, Sampler
+from worker.ops.sample import TORCH_SAMPLER, Sampler, draw_rows
 from worker.types import ModelOutput, ScheduledSequence, SchedulerOutput
 
 
@@ -50,6 +53,8 @@ class ModelRunner:
     num_blocks, 2, kv_heads, block_size, head_dim] of zeros.
     `drafter` guesses what comes next, where a step asks it to; drafts that it drew from a
     distribution are verified by `rejection_method` with `sums` (None: those for the device).
+    Decode steps are replayed by `graphs`, for which the cache has one block more; not beside a
+    `drafter`.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class ModelRunner:
         drafter: CachedDrafter | None = None,
         rejection_method: str = STANDARD,
         sums: Sums | None = None,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self._load = load
         self._allocate_cache = allocate_cache
@@ -68,12 +74,14 @@ class ModelRunner:
         self._drafter = drafter
         self._rejection_method = rejection_method
         self._sums = sums
-        kernels = model.kernels
-        self._sampler = TORCH_SAMPLER if kernels is None else Sampler(NativeDraws(kernels))
+        self._sampler = _sampler(model)
         with torch.inference_mode():
             self._cache: Tensor | None = allocate_cache()
-        self._state = DeviceState(self._cache.shape[4], model.device)
+        self._graphs = graphs
+        room = None if graphs is None else graphs.room
+        self._state = DeviceState(self._cache.shape[4], model.device, room)
         self._is_shut_down = False
+        self._capture()
 
     @torch.inference_mode()
     def submit(self, step: SchedulerOutput) -> Ticket:
@@ -86,6 +94,10 @@ class ModelRunner:
                 drafter.copy_blocks(step.block_copies)
         if not step.sequences:
             return Finished(ModelOutput({}))
+        if self._graphs is not None:
+            ticket = self._graphs.submit(step.sequences, self._sampler, self._with_history)
+            if ticket is not None:
+                return ticket
         sequences = [self._with_history(sequence) for sequence in step.sequences]
         batch = StepBatch(sequences, self._state)
         verification = None
@@ -107,6 +119,11 @@ class ModelRunner:
             return sequence
         return with_history(sequence, self._state.last_token(sequence.seq_id))
 
+    @torch.inference_mode()
+    def _capture(self) -> None:
+        if self._graphs is not None:
+            self._graphs.capture(*self._awake(), self._state)
+
     def _awake(self) -> tuple[LlamaModel, Tensor]:
         if self._is_shut_down:
             raise RuntimeError("the executor is shut down")
@@ -122,6 +139,8 @@ class ModelRunner:
         if level < 1:
             return
         self._cache = None
+        if self._graphs is not None:
+            self._graphs.drop()
         if self._drafter is not None:
             self._drafter.sleep(level)
         if level > 1:
@@ -146,11 +165,21 @@ class ModelRunner:
             self._cache = self._allocate_cache()
         if self._drafter is not None:
             self._drafter.wake(tags, self._model)
+        if self._cache is not None and self._model is not None and self._offloaded is None:
+            self._capture()
 
     def shutdown(self) -> None:
         """Drop the weights and the cache. Idempotent."""
         self._is_shut_down = True
-        self._model = self._cache = self._offloaded = self._drafter = None
+        self._model = self._cache = self._offloaded = self._drafter = self._graphs = None
+
+
+def _sampler(model: LlamaModel) -> Sampler:
+    if model.kernels is not None:
+        return Sampler(NativeDraws(model.kernels))
+    if model.device.type == "cpu":
+        return TORCH_SAMPLER
+    return Sampler(partial(draw_rows, draw=model.backend.draw))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,10 @@ from worker.config import EngineConfig
 from worker.errors import ConfigError
 from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.loading import drafter_bytes_per_token, network_loader
+from worker.executor.graphs import CudaGraphs, DecodeGraphs, graph_sizes
+from worker.executor.interface import Executor
 from worker.executor.kv_cache import allocate, choose_num_blocks, room_bytes
+from worker.executor.ranks import Ranks, TensorParallelExecutor, agree_on_blocks
 from worker.models.config import ModelConfig
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
@@ -29,23 +32,47 @@ from worker.ops.backends import TORCH, Backend
 from worker.ops.cpu.native import CpuKernels, open_kernels
 from worker.ops.draft import PROBABILISTIC
 from worker.ops.linear import can_pack, supported_dtype
+from worker.ops.parallel import WHOLE, Shard
 from worker.ops.rejection import choose_sums
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def build_executor(config: EngineConfig) -> tuple[ModelRunner, int]:
-    """Load the model, allocate its KV cache; return the executor and the number of blocks.
+def build_executor(config: EngineConfig) -> tuple[Executor, int]:
+    """Load the model, allocate its KV cache; return the executor and the number of blocks. With
+    `tensor_parallel_size` above 1 the other ranks are started, which end with the caller's thread.
 
     Raises `ModelError` for a checkpoint that cannot be loaded and `ConfigError` for settings that
     cannot work. Sets the process's number of torch threads.
     """
+    size = config.tensor_parallel_size
+    if size == 1:
+        return build_shard(config)
+    _check_parallel(config)
+    ranks = Ranks(config)
+    try:
+        runner, num_blocks = build_shard(config, Shard(0, size), ranks.start)
+    except BaseException:
+        ranks.close()
+        raise
+    return TensorParallelExecutor(runner, ranks), num_blocks
+
+
+def build_shard(
+    config: EngineConfig,
+    shard: Shard = WHOLE,
+    meet: Callable[[torch.device], object] | None = None,
+) -> tuple[ModelRunner, int]:
+    """The executor of one rank and the number of blocks, as `build_executor`. `meet` joins the
+    other ranks with the device; it is called when nothing is left to refuse.
+    """
     if config.model_path is None:
         raise ConfigError("--engine torch needs --model")
     path = config.model_path
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
-    device = choose_device(config.device)
+    if config.num_threads is not None or shard.size > 1:
+        threads = config.num_threads or torch.get_num_threads()
+        torch.set_num_threads(max(1, threads // shard.size))
+    device = choose_device(config.device, shard)
     dtype = choose_dtype(config.dtype, device, can_pack(torch.bfloat16))
     kv_dtype = choose_kv_dtype(config.kv_cache_dtype, device, dtype)
     kernels = choose_kernels(config, device, dtype)
@@ -54,10 +81,13 @@ def build_executor(config: EngineConfig) -> tuple[ModelRunner, int]:
 
     def check(shape: ModelConfig) -> None:
         # What no memory can hold is refused before minutes go into loading.
-        choose_num_blocks(config, shape, kv_dtype, device, room_bytes(config, device))
+        if shard.rank == 0:
+            choose_num_blocks(config, shape, kv_dtype, device, room_bytes(config, device))
+        if meet is not None:
+            meet(device)
 
     def load(check: Callable[[ModelConfig], object] | None = None) -> LlamaModel:
-        how = (check, kernels, config.quantization)
+        how = (check, kernels, config.quantization, shard)
         return dataclasses.replace(
             load_model(path, dtype, device, max_model_len, *how), backend=backend
         )
@@ -68,33 +98,66 @@ def build_executor(config: EngineConfig) -> tuple[ModelRunner, int]:
         network = load_network(model) if load_network is not None else None
         extra = drafter_bytes_per_token(network, model, kv_dtype) if network is not None else 0
         room = room_bytes(config, device)
-        num_blocks = choose_num_blocks(config, model.config, kv_dtype, device, room, extra)
-    blocks, shape = (num_blocks, config.block_size), model.config
+
+    def choose(room: int | None) -> int:
+        return choose_num_blocks(config, model.config, kv_dtype, device, room, extra)
+
+    num_blocks = choose(room) if shard.size == 1 else agree_on_blocks(room, choose, shard, device)
+    chosen, shape = config.speculative, model.config
+    is_alone = shard.size == 1 and network is None
+    graphs = choose_graphs(config, backend, device) if is_alone else None
 
     def allocate_cache() -> Tensor:
-        return allocate(*blocks, shape, kv_dtype, device)
+        # One block is written by padded rows of graphs, and never read.
+        num_held = num_blocks + (graphs is not None)
+        return allocate(num_held, config.block_size, shape, kv_dtype, device)
 
-    chosen = config.speculative
     if chosen is None or load_network is None or network is None:
-        return ModelRunner(model, load, allocate_cache), num_blocks
+        return ModelRunner(model, load, allocate_cache, graphs=graphs), num_blocks
+    sizes = (num_blocks, config.block_size)
     drafter = CachedDrafter(
-        load_network, network, model, blocks, chosen.draft_sample_method, kv_dtype
+        load_network, network, model, sizes, chosen.draft_sample_method, kv_dtype
     )
-    draws = chosen.draft_sample_method == PROBABILISTIC
-    sums = choose_sums(device) if draws else None
+    sums = choose_sums(device) if chosen.draft_sample_method == PROBABILISTIC else None
     runner = ModelRunner(model, load, allocate_cache, drafter, chosen.rejection_sample_method, sums)
     return runner, num_blocks
 
 
-def choose_device(name: str) -> torch.device:
-    """The device of a configured name; "auto" is the first GPU that CUDA sees, else the CPU."""
+def _check_parallel(config: EngineConfig) -> None:
+    """Raises `ConfigError` for what ranks cannot do."""
+    flag, speculative = f"--tensor-parallel-size {config.tensor_parallel_size}", config.speculative
+    if speculative is not None and speculative.method in ("draft_model", "eagle"):
+        raise ConfigError(
+            f"{flag}: method {speculative.method} of --speculative-config drafts on one device:"
+            " choose ngram or suffix there, or leave one of the flags out"
+        )
+    if config.quantization != "none":
+        raise ConfigError(
+            f"{flag} goes without --quantization, whose kernels take a whole model: leave one of"
+            " them out"
+        )
+
+
+def choose_device(name: str, shard: Shard = WHOLE) -> torch.device:
+    """The device of a configured name; "auto" is the first GPU that CUDA sees, else the CPU. Each
+    rank has a GPU of its own.
+    """
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             "--device cuda: torch finds no GPU (a driver, a torch built for CUDA, and"
             " CUDA_VISIBLE_DEVICES decide): leave the flag out for the CPU"
         )
-    has_gpu = name != "cpu" and torch.cuda.is_available()
-    return torch.device("cuda" if has_gpu else "cpu")
+    if name == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    if shard.size == 1:
+        return torch.device("cuda")
+    seen = torch.cuda.device_count()
+    if shard.size > seen:
+        raise ConfigError(
+            f"--tensor-parallel-size {shard.size} takes as many GPUs, and torch sees {seen}"
+            f" (CUDA_VISIBLE_DEVICES decides): lower it to {seen}, or choose --device cpu"
+        )
+    return torch.device("cuda", shard.rank)
 
 
 def choose_backend(name: str, device: torch.device) -> Backend:
@@ -115,6 +178,26 @@ def choose_backend(name: str, device: torch.device) -> Backend:
         )
     module = importlib.import_module("worker.ops.triton.backend")
     return cast("Backend", module.TritonBackend(device))
+
+
+def choose_graphs(
+    config: EngineConfig, backend: Backend, device: torch.device
+) -> DecodeGraphs | None:
+    """Graphs of decode steps on a GPU, for a backend that waits for no value. Raises `ConfigError`
+    for sizes that cannot be captured.
+    """
+    limits = config.scheduler
+    if config.cuda_graph_sizes and max(config.cuda_graph_sizes) > limits.max_num_seqs:
+        raise ConfigError(
+            f"--cuda-graph-sizes up to {max(config.cuda_graph_sizes)}: no step has more sequences"
+            f" than --max-num-seqs {limits.max_num_seqs}"
+        )
+    if device.type != "cuda" or backend.name != "triton" or config.enforce_eager:
+        return None
+    sizes = config.cuda_graph_sizes or graph_sizes(limits.max_num_seqs)
+    # Slots are kept for the sequences of two steps, and slot 0 for none.
+    room = (2 * limits.max_num_seqs + 1, -(-limits.max_model_len // config.block_size))
+    return DecodeGraphs(CudaGraphs(device), sizes, room)
 
 
 def choose_dtype(name: str, device: torch.device, packs_bfloat16: bool) -> torch.dtype:
@@ -149,11 +232,12 @@ def choose_kv_dtype(name: str, device: torch.device, dtype: torch.dtype) -> torc
 def choose_kernels(
     config: EngineConfig, device: torch.device, dtype: torch.dtype
 ) -> CpuKernels | None:
-    """The native kernels, of float32 activations on a CPU; None without, or where another backend
-    is asked for. Raises `ConfigError` for a `quantization` that cannot work.
+    """The native kernels, of float32 activations on a CPU; None without, where another backend is
+    asked for, and of ranks. Raises `ConfigError` for a `quantization` that cannot work.
     """
     kernels = None
-    if device.type == "cpu" and dtype is torch.float32 and config.attention_backend == "auto":
+    wants_them = config.attention_backend == "auto" and config.tensor_parallel_size == 1
+    if device.type == "cpu" and dtype is torch.float32 and wants_them:
         kernels = open_kernels(torch.get_num_threads(), config.cpu_activations == "int8")
     if config.quantization == "none":
         return kernels

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from worker.ops.step import sent
 from worker.types import ScheduledSequence
 
 Ints = npt.NDArray[np.int32]
@@ -22,43 +23,62 @@ class DeviceState:
 
     A step names the blocks of its sequences; only what differs from the step before is written and
     sent to the device. The slot of a sequence that was in neither of the last two steps may go to
-    another one; if it returns, all its blocks are written again.
+    another one; if it returns, all its blocks are written again. Slot 0 is nobody's.
+
+    With `room` for so many slots, and blocks of a sequence, the device's tensors are others only
+    when more are needed.
     """
 
-    def __init__(self, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self, block_size: int, device: torch.device, room: tuple[int, int] | None = None
+    ) -> None:
         self.block_size = block_size
         self.device = device
+        self._is_shared = device.type == "cpu" and room is None
+        num_slots, width = room or (_FIRST_SLOTS, _FIRST_BLOCKS)
         self._slots: OrderedDict[int, int] = (
             OrderedDict()
         )  # by sequence id, least recently used first
-        self._used = [0] * _FIRST_SLOTS  # the step in which a slot was used last
-        self._held: list[tuple[int, ...]] = [()] * _FIRST_SLOTS
+        self._used = [0] * num_slots  # the step in which a slot was used last
+        self._held: list[tuple[int, ...]] = [()] * num_slots
         self._step = 0
-        self._tables: Ints = np.zeros((_FIRST_SLOTS, _FIRST_BLOCKS), np.int32)
-        self._on_device = self._sent()
-        self._last_tokens = torch.zeros(_FIRST_SLOTS, dtype=torch.int32, device=device)
+        self._tables: Ints = np.zeros((num_slots, width), np.int32)
+        self.device_tables = self._sent()
+        self._last_tokens = torch.zeros(num_slots, dtype=torch.int32, device=device)
 
     def enter(self, sequences: Sequence[ScheduledSequence]) -> Ints:
         """Begin a step of these sequences: their slots [S], whose block tables are now those that
         the step names.
         """
+        slots, changes = self.enter_quietly(sequences)
+        if changes and not self._is_shared:
+            self.send(changes)
+        return np.array(slots, np.int32)
+
+    def enter_quietly(
+        self, sequences: Sequence[ScheduledSequence]
+    ) -> tuple[list[int], list[tuple[int, int, int]]]:
+        """The same, but the device learns of it from the caller: slots, and changes of its tables
+        (slot, place, block). `device_tables` that had to grow hold them already.
+        """
         self._step += 1
         slots = [self._slot(sequence.seq_id) for sequence in sequences]
-        rows: list[int] = []
-        columns: list[int] = []
-        blocks: list[int] = []
+        changes: list[tuple[int, int, int]] = []
         for slot, sequence in zip(slots, sequences, strict=True):
             held, table = self._held[slot], tuple(sequence.block_table)
             if held == table:
                 continue
             num_kept = len(held) if table[: len(held)] == held else 0
-            rows += [slot] * (len(table) - num_kept)
-            columns += range(num_kept, len(table))
-            blocks += table[num_kept:]
+            changes += [(slot, place, table[place]) for place in range(num_kept, len(table))]
             self._held[slot] = table
-        if rows:
-            self._write(rows, columns, blocks)
-        return np.array(slots, np.int32)
+        if changes:
+            self._write(changes)
+        return slots, changes
+
+    def send(self, changes: list[tuple[int, int, int]]) -> None:
+        """Bring the device's tables up to date."""
+        rows, columns, blocks = sent(np.array(changes, np.int32).T.copy(), self.device)
+        self.device_tables[rows, columns] = blocks
 
     def blocks(self, slots: Ints, columns: Ints) -> Ints:
         """The blocks [n] at places `columns` [n] of the tables of `slots` [n], on the host."""
@@ -68,11 +88,15 @@ class DeviceState:
         """The first `width` blocks [S, width] of the tables of `slots` [S], on the device. What is
         behind the end of a table means nothing.
         """
-        return self._on_device[:, :width].index_select(0, slots)
+        return self.device_tables[:, :width].index_select(0, slots)
 
     def remember(self, slots: Ints, tokens: Tensor) -> None:
         """The step has drawn tokens [n] for sequences in `slots` [n]; both on the device."""
-        self._last_tokens[torch.from_numpy(slots).to(self.device)] = tokens.to(torch.int32)
+        self.keep(sent(slots, self.device), tokens)
+
+    def keep(self, slots: Tensor, tokens: Tensor) -> None:
+        """The same of `slots` [n] on the device."""
+        self._last_tokens[slots] = tokens.to(torch.int32)
 
     def last_tokens(self, slots: Tensor) -> Tensor:
         """What the step before drew for sequences in `slots` [n]: int32 [n] on the device."""
@@ -92,7 +116,7 @@ class DeviceState:
         return slot
 
     def _free_slot(self) -> int:
-        taken = len(self._slots)
+        taken = len(self._slots) + 1
         if taken == len(self._used):
             oldest, slot = next(iter(self._slots.items()))
             if self._used[slot] < self._step - 1:
@@ -100,28 +124,33 @@ class DeviceState:
                 return slot
             self._used += [0] * taken
             self._held += [()] * taken
-            self._grow(2 * taken, self._tables.shape[1])
+            self._grow(2 * taken)
         return taken
 
-    def _write(self, rows: list[int], columns: list[int], blocks: list[int]) -> None:
-        width = self._tables.shape[1]
-        while width <= max(columns):
+    def _write(self, changes: list[tuple[int, int, int]]) -> None:
+        rows, columns, blocks = np.array(changes, np.int32).T
+        width, needed = self._tables.shape[1], int(columns.max())
+        while width <= needed:
             width *= 2
-        if width > self._tables.shape[1]:
-            self._grow(len(self._tables), width)
+        has_room = width == self._tables.shape[1]
+        if not has_room:
+            self._tables = self._grown(len(self._tables), width)
         self._tables[rows, columns] = blocks
-        if self.device.type != "cpu":
-            places = torch.tensor([rows, columns, blocks], dtype=torch.int32).to(self.device)
-            self._on_device[places[0], places[1]] = places[2]
+        if not has_room:
+            self.device_tables = self._sent()
 
-    def _grow(self, num_slots: int, width: int) -> None:
+    def _grown(self, num_slots: int, width: int) -> Ints:
         tables = np.zeros((num_slots, width), np.int32)
         tables[: self._tables.shape[0], : self._tables.shape[1]] = self._tables
-        self._tables = tables
-        self._on_device = self._sent()
+        return tables
+
+    def _grow(self, num_slots: int) -> None:
+        self._tables = self._grown(num_slots, self._tables.shape[1])
+        self.device_tables = self._sent()
         more = self._last_tokens.new_zeros(num_slots - len(self._last_tokens))
         self._last_tokens = torch.cat([self._last_tokens, more])
 
     def _sent(self) -> Tensor:
-        """The tables on the device; on a CPU the same memory."""
-        return torch.from_numpy(self._tables).to(self.device)
+        """The tables on the device; on a CPU the same memory, but for graphs."""
+        tables = torch.from_numpy(self._tables)
+        return tables if self._is_shared else tables.to(self.device, copy=True)

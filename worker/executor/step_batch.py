@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -10,7 +11,20 @@ import torch
 
 from worker.executor.state import DeviceState, Ints
 from worker.models.llama import StepTensors
+from worker.ops.step import sent
 from worker.types import ScheduledSequence
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredRows:
+    """Sequences that each have one row and draw from it, and their slots in the state. What answers
+    need of a `StepBatch`.
+    """
+
+    sampled: Sequence[ScheduledSequence]
+    sampled_slots: Ints
+    scored: Sequence[ScheduledSequence] = ()
+    silent: Sequence[ScheduledSequence] = ()
 
 
 class StepBatch:
@@ -53,7 +67,7 @@ class StepBatch:
             np.array(self._sample_rows(ends), np.int32),
             *(entered, query_starts[1:][pending] - 1, entered[pending]),
         ]
-        packed = torch.from_numpy(np.concatenate(parts)).to(state.device)
+        packed = sent(np.concatenate(parts), state.device)
         token_ids, position, slots, query_start, context, sample_rows, own, rows, of = torch.split(
             packed, [len(part) for part in parts]
         )

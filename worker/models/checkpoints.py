@@ -17,8 +17,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,6 +32,16 @@ from worker.errors import ConfigError, ModelError
 from worker.models import config as model_config
 from worker.models.config import GEMMA, ModelConfig
 from worker.models.gguf import GgufFile, TensorInfo
+from worker.models.names import (
+    ROUTER,
+    from_mixtral,
+    ggml_name,
+    hf_name,
+    num_rows,
+    places,
+    row_order,
+    to_mixtral,
+)
 from worker.ops.cpu.native import GGML_TYPES, Stored, stored
 
 # Elements decoded at a time: little enough to stay in a core's cache, and for torch to copy them in
@@ -44,114 +53,7 @@ _BLOCK_ELEMENTS = 32  # of Q8_0 and Q4_1
 # Architectures whose converter interleaves the rotary rows of q and k (llama.cpp's "normal" rope).
 _INTERLEAVED = ("llama", "smollm3")
 
-ROUTER = "mlp.gate"  # of a layer with experts; stays as precise as it is
-_GGUF_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_GGUF_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-# What some architectures call otherwise.
-_GEMMA_NAMES = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_MIXTURE_NAMES = {
-    "ffn_gate_inp": ROUTER,
-    "ffn_gate_exps": "mlp.experts.*.gate_proj",
-    "ffn_up_exps": "mlp.experts.*.up_proj",
-    "ffn_down_exps": "mlp.experts.*.down_proj",
-}
-_GGUF_OWN_NAMES = {
-    "llama": _MIXTURE_NAMES,
-    "qwen3moe": _MIXTURE_NAMES,
-    "gemma2": _GEMMA_NAMES,
-    "gemma3": _GEMMA_NAMES,
-    "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
-}
-# Tensors that hold several of ours below each other, with the sizes of these.
-_FUSED = {
-    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
-}
-_GGUF_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-_MIXTRAL = {"block_sparse_moe": "mlp", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _NORM = re.compile(r"norm\.weight$")
-_HF_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
-_GGML_OF = {hf: ggml for ggml, hf in (_GGUF_NAMES | _GGUF_LAYER_NAMES).items()}
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a tensor lies: rows `start` to `stop` - 1 of what the file calls `stored`."""
-
-    stored: str
-    start: int
-    stop: int
-
-    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of these rows."""
-        return (self.stop - self.start, *whole[1:][-1:]) if whole else ()
-
-
-def _num_rows(shape: tuple[int, ...]) -> int:
-    """Rows of a tensor, those of matrices below each other."""
-    return math.prod(shape[:-1]) if len(shape) > 1 else sum(shape)
-
-
-def _places(
-    stored: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], config: ModelConfig
-) -> dict[str, _Place]:
-    """Where our tensors lie, of a file that has tensors of some `shapes` under the names `stored`,
-    by what these are for us. Of a fused one the last part has what is left, right or wrong.
-    """
-    places = {}
-    sizes = {
-        "self_attn.q_proj": config.num_heads * config.head_dim,
-        "self_attn.k_proj": config.num_kv_heads * config.head_dim,
-        "mlp.gate_proj": config.intermediate_size,
-    }
-    for name, own in stored.items():
-        rows = _num_rows(shapes[own])
-        layer = _HF_LAYER.fullmatch(name)
-        if layer is not None and "*" in layer[2]:  # a matrix for each expert
-            size = rows // max(config.num_experts, 1)
-            for n in range(config.num_experts):
-                places[name.replace("*", str(n))] = _Place(own, n * size, n * size + size)
-            continue
-        if layer is None or layer[2] not in _FUSED:
-            places[name] = _Place(own, 0, rows)
-            continue
-        start = 0
-        for part in _FUSED[layer[2]]:
-            stop = min(rows, start + sizes.get(part, rows))
-            places[f"model.layers.{layer[1]}.{part}.{layer[3]}"] = _Place(own, start, stop)
-            start = stop
-    return places
-
-
-def _row_order(name: str, config: ModelConfig) -> list[int] | None:
-    """The rows of a projection to queries or keys in the order in which we have them; None: as they
-    are. We rotate a number with the one half a head away, also where only the first numbers of a
-    head are rotated: these move to the beginnings of both halves.
-    """
-    heads = config.num_heads if ".q_proj." in name else config.num_kv_heads
-    if config.rotary_dim in (0, config.head_dim) or not re.search(r"\.[qk]_proj\.", name):
-        return None
-    pairs, half = config.rotary_dim // 2, config.head_dim // 2
-    still = range(2 * pairs, config.head_dim)
-    middle = half - pairs
-    own = [*range(pairs), *still[:middle], *range(pairs, 2 * pairs), *still[middle:]]
-    return [head * config.head_dim + row for head in range(heads) for row in own]
 
 
 class WeightFile(Protocol):
@@ -168,8 +70,13 @@ class WeightFile(Protocol):
         """What the checkpoint itself calls (or would call) a tensor."""
         ...
 
-    def read_into(self, name: str, destination: Tensor) -> None:
-        """Decode one tensor into contiguous memory of its shape, of any float dtype and device."""
+    def read_into(
+        self, name: str, destination: Tensor, first_row: int = 0, first_column: int = 0
+    ) -> None:
+        """Decode one tensor, or the part of it that begins at a row and a column (of a vector, at
+        element `first_row`), into contiguous memory of the part's shape, of any float dtype and
+        device. A part of what holds a rotary embedding's rows is one of whole heads.
+        """
         ...
 
     def stored(self, name: str) -> Stored | None:
@@ -209,9 +116,9 @@ class GgufCheckpoint:
         self._file = GgufFile.open(path)
         self.source = str(path)
         self.config = model_config.from_gguf(self._file)
-        named = {_hf_name(name, self.config): name for name in self._file.tensors}
+        named = {hf_name(name, self.config): name for name in self._file.tensors}
         shapes = {name: info.shape for name, info in self._file.tensors.items()}
-        self._stored = _places(named, shapes, self.config)
+        self._stored = places(named, shapes, self.config)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {
@@ -222,54 +129,58 @@ class GgufCheckpoint:
     def stored_name(self, name: str) -> str:
         if name in self._stored:
             return self._stored[name].stored
-        return _ggml_name(name, self.config)
+        return ggml_name(name, self.config)
 
     def read(self, name: str) -> Tensor:
         """A whole tensor as float32 on the CPU."""
         return read(self, name)
 
-    def read_into(self, name: str, destination: Tensor) -> None:
-        order = _row_order(name, self.config)
+    def read_into(
+        self, name: str, destination: Tensor, first_row: int = 0, first_column: int = 0
+    ) -> None:
+        order = row_order(name, self.config, len(destination))
+        decoded = destination if order is None else torch.empty_like(destination)
+        self._decode_into(name, decoded, first_row, first_column)
         if order is not None:
-            whole = torch.empty_like(destination)
-            self._decode_into(name, whole)
-            torch.index_select(whole, 0, torch.tensor(order, device=whole.device), out=destination)
-        else:
-            self._decode_into(name, destination)
+            destination.copy_(decoded[order])
 
-    def _decode_into(self, name: str, destination: Tensor) -> None:
+    def _decode_into(
+        self, name: str, destination: Tensor, first_row: int, first_column: int
+    ) -> None:
         """As `read_into`, with rows in the order of the file."""
-        parts = self._parts(name, destination)
-        count, place = len(parts), self._stored[name]
-        # A part of a fused tensor begins after so many parts, of so many in all.
-        rows = _num_rows(self._file.tensors[place.stored].shape)
-        offset, total = (0, count) if place.stop - place.start == rows else (place.start, rows)
-        step = max(1, _PIECE_ELEMENTS * count // max(1, destination.numel()))
-        for start in range(0, count, step):
+        stored, heads = self._stored[name], self._rotary_heads(name)
+        shape = self._file.tensors[stored.stored].shape
+        first_row += stored.start
+        if heads is None and len(shape) == 1:  # a vector is decoded as one row
+            shape, destination = (1, *shape), destination.unsqueeze(0)
+            first_row, first_column = 0, first_row
+        rows = num_rows(shape)
+        count = rows if heads is None else heads
+        rows_of_part = rows // count
+        parts = _parts(destination, None if heads is None else rows_of_part)
+        first = first_row // rows_of_part
+        columns = slice(first_column, first_column + destination.shape[-1])
+        step = max(1, _PIECE_ELEMENTS * count // max(1, math.prod(shape)))
+        for start in range(0, len(parts), step):
             piece = parts[start : start + step]
-            first = offset + start
-            values = read_part(self._file, place.stored, first, first + len(piece), total)
-            piece.copy_(torch.from_numpy(values).view(piece.shape))
+            place = first + start
+            values = read_part(self._file, stored.stored, place, place + len(piece), count)
+            decoded = torch.from_numpy(values)
+            if len(shape) > 1:
+                decoded = decoded.view(*piece.shape[:-1], shape[-1])[..., columns]
+            piece.copy_(decoded.view(piece.shape))
 
     def stored(self, name: str) -> Stored | None:
-        place, order = self._stored[name], _row_order(name, self.config)
+        place = self._stored[name]
+        order = row_order(name, self.config, place.stop - place.start)
         info = self._file.tensors[place.stored]
         if info.type.name not in GGML_TYPES or len(info.shape) < 2:
             return None
         data = np.frombuffer(self._file.tensor_bytes(place.stored), np.uint8)
-        data = data.reshape(_num_rows(info.shape), -1)[place.start : place.stop]
+        data = data.reshape(num_rows(info.shape), -1)[place.start : place.stop]
         data = (data if order is None else data[order]).reshape(-1)
         rows, cols = place.stop - place.start, info.shape[-1]
         return Stored(info.type.name, rows, cols, data, self._rotary_heads(name) or 0)
-
-    def _parts(self, name: str, destination: Tensor) -> Tensor:
-        """The destination as a row of parts in the order the file has them: rows, or, where rotary
-        rows are interleaved, heads with their two halves taken in turns.
-        """
-        rows = self._rotary_heads(name)
-        if rows is not None:
-            return destination.view(rows, 2, -1, *destination.shape[1:]).transpose(1, 2)
-        return destination if destination.dim() > 1 else destination.unsqueeze(0)
 
     def _rotary_heads(self, name: str) -> int | None:
         if self.config.architecture not in _INTERLEAVED:
@@ -279,25 +190,14 @@ class GgufCheckpoint:
         return self.config.num_kv_heads if ".k_proj." in name else None
 
 
-def _hf_name(name: str, config: ModelConfig) -> str:
-    """The Hugging Face name of a GGUF tensor; a name it does not know stays as it is."""
-    layer = _GGUF_LAYER.fullmatch(name)
-    known = _GGUF_LAYER_NAMES | _GGUF_OWN_NAMES.get(config.architecture, {})
-    if layer is not None and layer[2] in known:
-        return f"model.layers.{layer[1]}.{known[layer[2]]}.{layer[3]}"
-    stem, _, suffix = name.rpartition(".")
-    return f"{_GGUF_NAMES[stem]}.{suffix}" if stem in _GGUF_NAMES else name
-
-
-def _ggml_name(name: str, config: ModelConfig) -> str:
-    """The way back."""
-    own = _GGUF_OWN_NAMES.get(config.architecture, {})
-    known = _GGML_OF | {hf: ggml for ggml, hf in own.items()}
-    layer = _HF_LAYER.fullmatch(re.sub(r"\.experts\.\d+\.", ".experts.*.", name))
-    if layer is not None and layer[2] in known:
-        return f"blk.{layer[1]}.{known[layer[2]]}.{layer[3]}"
-    stem, _, suffix = name.rpartition(".")
-    return f"{known[stem]}.{suffix}" if stem in known else name
+def _parts(destination: Tensor, head_rows: int | None) -> Tensor:
+    """The destination as a row of parts in the order the file has them: rows, or, where rotary rows
+    are interleaved, heads of `head_rows` with their two halves taken in turns.
+    """
+    if head_rows is None:
+        return destination
+    halves = destination.view(-1, 2, head_rows // 2, *destination.shape[1:])
+    return halves.transpose(1, 2)
 
 
 class SafetensorsCheckpoint:
@@ -317,8 +217,8 @@ class SafetensorsCheckpoint:
         }
         named = {name: name for name in self._shapes}
         if self.config.architecture == "mixtral":
-            named = {".".join(_MIXTRAL.get(n, n) for n in k.split(".")): k for k in named}
-        self._places = _places(named, self._shapes, self.config)
+            named = {from_mixtral(name): name for name in named}
+        self._places = places(named, self._shapes, self.config)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: p.shape(self._shapes[p.stored]) for name, p in self._places.items()}
@@ -326,34 +226,45 @@ class SafetensorsCheckpoint:
     def stored_name(self, name: str) -> str:
         if name in self._places:
             return self._places[name].stored
-        if self.config.architecture != "mixtral":
-            return name
-        back = {own: stored for stored, own in _MIXTRAL.items()}
-        return ".".join(back.get(part, part) for part in name.split("."))
+        return to_mixtral(name) if self.config.architecture == "mixtral" else name
 
-    def read_into(self, name: str, destination: Tensor) -> None:
-        tensor = self._tensor(name)
+    def read_into(
+        self, name: str, destination: Tensor, first_row: int = 0, first_column: int = 0
+    ) -> None:
+        first = self._places[name].start + first_row
+        rows = slice(first, first + len(destination))
+        columns = slice(first_column, first_column + destination.shape[-1])
+        tensor = self._tensor(name, rows, columns if destination.dim() > 1 else None)
         # Gemma's norms multiply by one more than is stored; GGUF files have the sum.
         is_added = self.config.architecture in GEMMA and _NORM.search(name)
         destination.copy_(tensor.float() + 1 if is_added else tensor)
 
     def stored(self, name: str) -> Stored | None:
-        tensor = self._tensor(name)
+        place = self._places[name]
+        tensor = self._tensor(name, slice(place.start, place.stop))
         is_exact = self._quantization == "none" or f".{ROUTER}." in name
         if not is_exact and tensor.shape[1] % _BLOCK_ELEMENTS == 0:
             return quantized(tensor, self._quantization.upper())
         return None if tensor.dtype is torch.float64 else stored(tensor)
 
-    def _tensor(self, name: str) -> Tensor:
-        place, order = self._places[name], _row_order(name, self.config)
-        part = self._shard_of[place.stored].get_slice(place.stored)
-        dtype = part.get_dtype()
+    def _tensor(self, name: str, rows: slice, columns: slice | None = None) -> Tensor:
+        """Rows of what is stored, and columns of these, in our order. Raises `ModelError` for
+        numbers of other types.
+        """
+        stored = self._places[name].stored
+        view = self._shard_of[stored].get_slice(stored)
+        dtype, shape = view.get_dtype(), self._shapes[stored]
         if dtype not in _SAFE_FLOATS:
             raise ModelError(
-                f"{self.source}: tensor {place.stored} is {dtype};"
+                f"{self.source}: tensor {stored} is {dtype};"
                 f" supported are {', '.join(_SAFE_FLOATS)}"
             )
-        tensor: Tensor = part[place.start : place.stop]
+        is_whole = rows == slice(0, shape[0]) and columns in (None, slice(0, shape[-1]))
+        if is_whole:
+            tensor: Tensor = self._shard_of[stored].get_tensor(stored)
+        else:
+            tensor = view[rows] if columns is None else view[rows, columns]
+        order = row_order(name, self.config, len(tensor))
         return tensor if order is None else tensor[order]
 
 

@@ -6,11 +6,11 @@ A tensor that is missing, has another shape than the configuration says, or belo
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,13 +19,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker.errors import ConfigError, ModelError
-from worker.models.checkpoints import ROUTER, GgufCheckpoint, WeightFile, open_checkpoint
+from worker.models.checkpoints import GgufCheckpoint, WeightFile, open_checkpoint
 from worker.models.config import GEMMA, ModelConfig
 from worker.models.llama import LayerWeights, LlamaModel, layer_shape, native_layers
+from worker.models.names import ROUTER
 from worker.models.rotary import RopeScaling
 from worker.ops.cpu.native import CpuKernels
 from worker.ops.experts import Experts
 from worker.ops.linear import DenseLinear, Linear, can_pack, make_linear
+from worker.ops.parallel import WHOLE, RowParallelLinear, Shard, VocabParallelLinear
 from worker.ops.rope import RopeTable, make_rope_table
 
 __all__ = ["GgufCheckpoint", "WeightFile", "load_model"]
@@ -48,6 +50,7 @@ def load_model(
     check: Callable[[ModelConfig], object] | None = None,
     kernels: CpuKernels | None = None,
     quantization: str = "none",
+    shard: Shard = WHOLE,
 ) -> LlamaModel:
     """Load a GGUF file or a safetensors directory; raise `ModelError` saying what is wrong.
 
@@ -56,11 +59,15 @@ def load_model(
     `kernels`, and a `dtype` of float32, weights stay as they are stored and layers are native; a
     `quantization` "q8_0" or "q4_1" converts those of products (embedding and head included) whose
     rows are whole blocks. Raises `ConfigError` where that cannot be.
+
+    Of a `shard`, which takes no `kernels`, only what it needs is read (and the whole embedding),
+    and shapes are its own: see `shard_config`, which may raise.
     """
     checkpoint = open_checkpoint(Path(path), quantization)
     _check_tensors(checkpoint)
+    config = shard_config(checkpoint.config, shard)
     if check is not None:
-        check(checkpoint.config)
+        check(config)
     if not layer_shape(checkpoint.config).is_supported:
         kernels = None
     if quantization != "none" and kernels is None:
@@ -68,7 +75,31 @@ def load_model(
             f"--quantization {quantization}: no native kernels for the layers of {path}: leave the"
             " flag out"
         )
-    return _Assembly(checkpoint, dtype, device, kernels).model(max_positions)
+    return _Assembly(checkpoint, config, dtype, device, kernels, shard).model(max_positions)
+
+
+def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
+    """The shape of a shard's layers: its part of the heads, of the KV heads and of the inner size.
+    Raises `ConfigError` where these have no such parts.
+    """
+    if config.num_experts and shard.size > 1:
+        raise ConfigError(
+            f"--tensor-parallel-size {shard.size}: mixtures of experts are not split: leave the"
+            " flag out"
+        )
+    counts = (config.num_heads, config.num_kv_heads, config.intermediate_size)
+    heads, kv_heads, inner = (count // shard.size for count in counts)
+    if any(count % shard.size for count in counts):
+        common = math.gcd(*counts)
+        possible = [str(n) for n in range(1, common + 1) if common % n == 0]
+        raise ConfigError(
+            f"--tensor-parallel-size {shard.size} does not divide the model's {counts[0]} heads,"
+            f" {counts[1]} KV heads and intermediate size {counts[2]}: choose"
+            f" {' or '.join(filter(None, [', '.join(possible[:-1]), possible[-1]]))}"
+        )
+    return dataclasses.replace(
+        config, num_heads=heads, num_kv_heads=kv_heads, intermediate_size=inner
+    )
 
 
 def _check_tensors(checkpoint: WeightFile) -> None:
@@ -144,11 +175,14 @@ def _mlp_norm(config: ModelConfig) -> str:
 
 
 class _Projection(NamedTuple):
-    """Linear parts of a layer that read the same input, fused along their outputs."""
+    """Linear parts of a layer that read the same input, fused along their outputs. Shards have
+    other outputs, or else (`splits_inputs`) other inputs.
+    """
 
     outputs: dict[str, int]
     inputs: int
     bias: bool
+    splits_inputs: bool = False
 
 
 def _projections(config: ModelConfig, index: int) -> dict[str, _Projection]:
@@ -163,14 +197,16 @@ def _projections(config: ModelConfig, index: int) -> dict[str, _Projection]:
     }
     products = {
         "qkv": _Projection(qkv, hidden, config.qkv_bias),
-        "output": _Projection({"self_attn.o_proj": hidden}, query_size, config.output_bias),
+        "output": _Projection(
+            {"self_attn.o_proj": hidden}, query_size, config.output_bias, splits_inputs=True
+        ),
     }
 
     def add_mlp(name: str, inner: int, suffix: str = "") -> None:
         gate_up = {f"{name}.gate_proj": inner, f"{name}.up_proj": inner}
         products[f"gate_up{suffix}"] = _Projection(gate_up, hidden, config.mlp_bias)
         down = {f"{name}.down_proj": hidden}
-        products[f"down{suffix}"] = _Projection(down, inner, config.mlp_bias)
+        products[f"down{suffix}"] = _Projection(down, inner, config.mlp_bias, splits_inputs=True)
 
     if not config.has_experts(index):
         add_mlp("mlp", config.intermediate_size)
@@ -187,13 +223,16 @@ class _Assembly:
     def __init__(
         self,
         checkpoint: WeightFile,
+        config: ModelConfig,
         dtype: torch.dtype,
         device: torch.device,
         kernels: CpuKernels | None,
+        shard: Shard,
     ) -> None:
         self._kernels = kernels
         self._checkpoint = checkpoint
-        self._config = checkpoint.config
+        self._config = config
+        self._shard = shard
         self._dtype = dtype
         self._device = device
 
@@ -213,7 +252,9 @@ class _Assembly:
         rope = model_rope_table(config, length, self._device, factors)
         local_rope = None
         if config.local_rope_theta:
-            local = replace(config, rope_theta=config.local_rope_theta, rope_scaling=None)
+            local = dataclasses.replace(
+                config, rope_theta=config.local_rope_theta, rope_scaling=None
+            )
             local_rope = model_rope_table(local, length, self._device)
         return LlamaModel(
             *(config, embedding, layers, final_norm, head, rope),
@@ -224,6 +265,9 @@ class _Assembly:
 
     def _tables(self, shape: tuple[int, int]) -> tuple[Linear, Linear]:
         """The embedding and the head [vocab_size, hidden], which may be one."""
+        if self._shard.size > 1:
+            weight = self._read(_EMBEDDING, shape)
+            return DenseLinear(weight), self._vocab_parallel_head(weight)
         native = self._native([_EMBEDDING])
         if native is None:
             weight = self._read(_EMBEDDING, shape)
@@ -236,6 +280,22 @@ class _Assembly:
             return embedding, native or embedding
         head = self._native([_HEAD])
         return embedding, head or make_linear(self._read(_HEAD, shape), kernels=self._kernels)
+
+    def _vocab_parallel_head(self, embedding: Tensor) -> Linear:
+        """The head of the shard's part of the vocabulary."""
+        vocab_size, hidden = embedding.shape
+        size = -(-vocab_size // self._shard.size)
+        start = min(self._shard.rank * size, vocab_size)
+        stop = min(start + size, vocab_size)
+        if self._config.tied_head and stop - start == size:
+            weight = embedding[start:stop]
+        else:
+            weight = torch.zeros((size, hidden), dtype=self._dtype, device=self._device)
+            if self._config.tied_head:
+                weight[: stop - start] = embedding[start:stop]
+            else:
+                self._checkpoint.read_into(_HEAD, weight[: stop - start], start)
+        return VocabParallelLinear(make_linear(weight), vocab_size, self._shard)
 
     def _layer(self, index: int) -> LayerWeights:
         config, prefix = self._config, f"model.layers.{index}."
@@ -297,16 +357,16 @@ class _Assembly:
         """The fused product, its parts below each other; its weight is decoded to `into`, if given,
         and stays there.
         """
-        size = sum(part.outputs.values())
         bias = None
-        if part.bias:
-            bias = self._joined([f"{prefix}{name}.bias" for name in part.outputs], (size,))
-        weights = [f"{prefix}{name}.weight" for name in part.outputs]
-        native = self._native(weights, bias)
+        if part.bias and not (part.splits_inputs and self._shard.rank > 0):  # it is added once
+            bias = self._joined(prefix, "bias", part)
+        native = self._native([f"{prefix}{name}.weight" for name in part.outputs], bias)
         if native is not None:
             return native
-        weight = self._joined(weights, (size, part.inputs), into)
-        return make_linear(weight, bias, self._kernels)
+        linear = make_linear(self._joined(prefix, "weight", part, into), bias, self._kernels)
+        if part.splits_inputs and self._shard.size > 1:
+            return RowParallelLinear(linear)
+        return linear
 
     def _native(self, names: Sequence[str], bias: Tensor | None = None) -> Linear | None:
         """The product with weights as they are stored, below each other; None: not with kernels, or
@@ -318,14 +378,17 @@ class _Assembly:
         return self._kernels.linear(parts, bias) if len(parts) == len(names) else None
 
     def _joined(
-        self, names: Sequence[str], shape: tuple[int, ...], into: Tensor | None = None
+        self, prefix: str, kind: str, part: _Projection, into: Tensor | None = None
     ) -> Tensor:
-        """Tensors decoded below each other."""
+        """The weights or biases of a projection decoded below each other; the shard's part."""
+        rank, size = self._shard.rank, sum(part.outputs.values())
+        shape = (size, part.inputs) if kind == "weight" else (size,)
         joined, start = self._empty(shape) if into is None else into, 0
-        for name in names:
-            end = start + self._checkpoint.shapes()[name][0]
-            self._checkpoint.read_into(name, joined[start:end])
-            start = end
+        for name, count in part.outputs.items():
+            row, column = (0, rank * part.inputs) if part.splits_inputs else (rank * count, 0)
+            destination = joined[start : start + count]
+            self._checkpoint.read_into(f"{prefix}{name}.{kind}", destination, row, column)
+            start += count
         return joined
 
     def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:

@@ -16,6 +16,7 @@ from worker.ops.experts import Experts, mix_experts
 from worker.ops.norm import rms_norm
 from worker.ops.paged_attention import paged_attention, write_kv
 from worker.ops.rope import RopeTable, apply_rope_
+from worker.ops.sample import DeviceDraw, draw_columns
 from worker.ops.step import StepTensors
 
 
@@ -89,11 +90,17 @@ class Backend(Protocol):
         """What the experts that the router chooses make of rows x [T, H], by their weights."""
         ...
 
+    @property
+    def draw(self) -> DeviceDraw:
+        """Draws off the CPU."""
+        ...
+
 
 class TorchBackend:
     """The reference, for any device; implements `Backend`."""
 
     name = "torch"
+    draw = staticmethod(draw_columns)
 
     def plan(self, step: StepTensors, shape: AttentionShape, rope: RopeTable) -> Attention:
         """The rows of the table that all layers share."""

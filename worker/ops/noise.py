@@ -7,7 +7,6 @@ a number, and a request draws the same ones in any batch, chunking, or after a p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -73,8 +72,10 @@ def gumbel_noise(
     purpose: Purpose = Purpose.SAMPLE,
     ids: Tensor | None = None,
     offset: int = 0,
+    exact: bool = False,
 ) -> Tensor:
-    """Standard Gumbel variates [size], or only those at `ids` [n] int64; float32, on the CPU.
+    """Standard Gumbel variates [size], or only those at `ids` [n] int64; float32, on the CPU;
+    `exact` ones have their logarithms in float64.
 
     -log(-log(1 - u)) with u on a grid of 2^-32, finite everywhere. argmax(scores + noise) has
     exactly the distribution softmax(scores). Another `offset` (0 to 2^64) gives other numbers: for
@@ -83,46 +84,50 @@ def gumbel_noise(
     words = _words(seed, position, purpose, -(-size // 2), offset).view(np.uint32)[:size]
     if ids is not None:
         words = words[ids.numpy(force=True)]
-    return _gumbel(torch.from_numpy(words.astype(np.float32)))
+    values = torch.from_numpy(words.astype(np.float32))
+    return _exact_gumbel(values) if exact else _gumbel(values)
 
 
-def gumbel_rows(
-    seeds: Sequence[int], positions: Sequence[int], size: int, stream: Stream, device: torch.device
-) -> Tensor:
-    """`gumbel_noise` of each seed and position, for rows of `size` entries: [n, size] on `device`.
-    Off the CPU it is made there, by a number of calls that does not depend on n; logarithms may
-    then differ in the last place.
+def gumbel_rows(seeds: Tensor, positions: Tensor, size: int, stream: Stream) -> Tensor:
+    """`gumbel_noise` of seeds and positions [n] int64, for rows of `size` entries: [n, size] on
+    their device, by a number of calls that does not depend on n. Logarithms may differ in the last
+    place. Seeds of 2^63 and more are the int64 of the same bits.
     """
     whole = size if stream.token_ids is None else stream.vocab_size or size
-    if device.type == "cpu":
-        count = -(-whole // 2)
-        places = zip(seeds, positions, strict=True)
-        rows = [_words(seed, at, stream.purpose, count, stream.offset) for seed, at in places]
-        uniform = torch.from_numpy(np.stack(rows).view(np.uint32).astype(np.float32))
-    else:
-        uniform = philox(seeds, positions, -(-whole // 8), stream, device).float()
-    uniform = uniform[:, :whole] if stream.token_ids is None else uniform[:, stream.token_ids]
-    return _gumbel(uniform)
+    counts = torch.arange(1, -(-whole // 8) + 1, device=seeds.device)[None]
+    words = philox(seeds, positions, counts, stream).flatten(1)
+    words = words[:, :whole] if stream.token_ids is None else words[:, stream.token_ids]
+    return _gumbel(words.float())
+
+
+def gumbel_at(seeds: Tensor, positions: Tensor, ids: Tensor, stream: Stream) -> Tensor:
+    """Entries ids [n, m] int64 of `gumbel_rows`, with logarithms in float64."""
+    tokens = ids if stream.token_ids is None else stream.token_ids[ids]
+    words = philox(seeds, positions, tokens // 8 + 1, stream)
+    return _exact_gumbel(words.gather(2, (tokens % 8)[..., None])[..., 0].float())
+
+
+def _uniform(words: Tensor) -> Tensor:
+    """Of random 32 bits, as float32; in place."""
+    return words.add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)
 
 
 def _gumbel(words: Tensor) -> Tensor:
-    """Of random 32 bits, as float32; in place where it can be."""
-    uniform = words.add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)
-    return uniform.neg_().log1p_().neg_().log_().neg_()
+    return _uniform(words).neg_().log1p_().neg_().log_().neg_()
 
 
-def philox(
-    seeds: Sequence[int], positions: Sequence[int], count: int, stream: Stream, device: torch.device
-) -> Tensor:
-    """The words of `_words` by torch, in halves of 32 bits: [n, 8 · `count`] int64 on `device`."""
-    keys = torch.tensor(
-        [[_signed(seed), _signed(at)] for seed, at in zip(seeds, positions, strict=True)]
-    )
-    key, position = keys.to(device).unbind(1)
-    key, other = key[:, None], torch.zeros_like(key[:, None])
-    counts = torch.arange(1, count + 1, device=device).expand(len(key), -1)
-    a, b = counts, torch.full_like(counts, _signed(stream.offset))
-    c, d = position[:, None].expand_as(counts), torch.full_like(counts, int(stream.purpose))
+def _exact_gumbel(words: Tensor) -> Tensor:
+    return -(-torch.log1p(-_uniform(words).double())).log()
+
+
+def philox(seeds: Tensor, positions: Tensor, counts: Tensor, stream: Stream) -> Tensor:
+    """The words of `_words` by torch, in halves of 32 bits: [n, m, 8] int64, those of each of
+    counts [n or 1, m] int64 of eight, from 1 on.
+    """
+    key, other = seeds[:, None], torch.zeros_like(seeds[:, None])
+    a = counts.expand(len(seeds), -1)
+    b, c = torch.full_like(a, _signed(stream.offset)), positions[:, None].expand_as(a)
+    d = torch.full_like(a, int(stream.purpose))
     for _ in range(10):
         (high0, low0), (high1, low1) = (
             _product(a, 0xD2E7470EE14C6C93),
@@ -131,7 +136,7 @@ def philox(
         a, b, c, d = high1 ^ b ^ key, low1, high0 ^ d ^ other, low0
         key, other = key + _signed(0x9E3779B97F4A7C15), other + _signed(0xBB67AE8584CAA73B)
     words = torch.stack((a, b, c, d), -1)
-    return torch.stack((words & _LOW, (words >> 32) & _LOW), -1).flatten(1)
+    return torch.stack((words & _LOW, (words >> 32) & _LOW), -1).flatten(2)
 
 
 def _product(x: Tensor, factor: int) -> tuple[Tensor, Tensor]:

@@ -5,12 +5,14 @@ draw is Gumbel-max: argmax(score + noise) has exactly the softmax distribution, 
 pure function of the request's seed and the position (see `noise`).
 
 `choose` defines what one row gives. `Sampler` gives that for many rows at once, with arithmetic
-that may round otherwise: it reports only tokens that win by more than all rounding, and leaves the
-others, less than one draw in 640, to `choose`. So no draw depends on its batch, device or kernel.
+that may round otherwise. A token that wins by more than all rounding is drawn; of others, less than
+one draw in 640, score and noise are added again in float64, by `choose` on a CPU and by the kernel
+itself on other devices, for which nobody waits. So no draw depends on its batch, device or kernel.
 
 Adjusting a row. Changes to one row of logits before temperature, in vLLM's order.
 
-Allowed ids, bad words, banned ids, logit bias, then repetition, frequency and presence penalties.
+Masks of a grammar, allowed ids, bad words, banned ids, logit bias, then repetition, frequency and
+presence penalties.
 A token that must not be drawn gets -inf, which no later change brings back.
 """
 
@@ -28,8 +30,9 @@ import torch
 from torch import Tensor
 
 from worker.ops.logprobs import LogprobQuery, token_logprobs
-from worker.ops.noise import Stream, gumbel_noise, gumbel_rows
-from worker.ops.truncate import Truncations, floors, surviving, truncate, truncates
+from worker.ops.noise import Stream, gumbel_at, gumbel_noise, gumbel_rows
+from worker.ops.step import sent
+from worker.ops.truncate import WIDE_HEAD, Truncations, floors, surviving, truncate, truncates
 from worker.types import Draw, SampleSpec, SamplingParams
 
 NOT_NUMBERS = "the model's logits are not finite numbers"
@@ -38,11 +41,18 @@ ALL_MASKED = "no token may be drawn: every one is excluded by the request's para
 # Finding the largest of a row's largest parts is many times as fast as finding its place at once.
 _PART_SIZES = (128, 64, 32)
 
+# For each byte of a mask what to add to eight logits: a look-up is many times as fast as shifts.
+_BYTES, _BITS = torch.arange(256)[:, None], torch.arange(8)
+_SCORES_OF_BITS = torch.where((_BYTES >> _BITS & 1) == 1, 0.0, -torch.inf)
+
 _SEED_BITS = (1 << 64) - 1
 _LEAST_HEAT = 1e-37
 # How far two sums of score and noise must be apart to be in order whatever rounds how: logarithms
 # are right to two units in the last place, and noise is below 23.
 NOISE_ERROR, SUM_ERROR = 1.2e-5, 3e-7
+
+# Candidates of a close draw that a device looks at again: a fifth is less likely than a bit error.
+_CANDIDATES = 4
 
 SAMPLING = Stream()
 
@@ -56,6 +66,18 @@ DRAWS = np.dtype(
     ]
 )
 _NOT_ADJUSTED = (-1, 0, 0)
+DRAW_WORDS = DRAWS.itemsize // 4
+
+
+class Cut(IntEnum):
+    """What a batch of draws has to look at: the largest logits; all sums of score and noise; the
+    `WIDE_HEAD` likeliest tokens before that; or all of them in order.
+    """
+
+    GREEDY = 0
+    NOTHING = 1
+    HEAD = 2
+    ALL = 3
 
 
 class DrawState(IntEnum):
@@ -74,7 +96,7 @@ class Undrawable:
     reason: str
 
 
-_UNDRAWABLE = {
+UNDRAWABLE = {
     DrawState.NOT_NUMBERS: Undrawable(NOT_NUMBERS),
     DrawState.ALL_MASKED: Undrawable(ALL_MASKED),
 }
@@ -106,6 +128,47 @@ class DrawKernel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class DrawColumns:
+    """What n draws are made by, on the device: `seeds` and `positions` [n] int64, `temperatures`
+    [n] float32 (0: greedy; nan: so small that scores overflow) and what cuts them off.
+    """
+
+    seeds: Tensor
+    positions: Tensor
+    temperatures: Tensor
+    limits: Truncations
+
+    @staticmethod
+    def of(table: Tensor) -> DrawColumns:
+        """The columns of a table of `DRAWS` as int32 [n, `DRAW_WORDS`] on the device."""
+
+        def column(name: str, kind: torch.dtype) -> Tensor:
+            first = DRAWS.fields[name][1] // 4  # type: ignore[index]
+            words = table[:, first : first + kind.itemsize // 4].contiguous()
+            return words.view(kind)
+
+        limits = Truncations(
+            column("log_min_p", torch.float64),
+            column("top_p", torch.float64),
+            column("top_k", torch.int32).long(),
+        )
+        seeds, positions = (column(name, torch.int64)[:, 0] for name in ("seed", "position"))
+        return DrawColumns(seeds, positions, column("temperature", torch.float32)[:, 0], limits)
+
+
+class DeviceDraw(Protocol):
+    """Draws from rows of logits on a device, undecided nowhere and waiting for nothing."""
+
+    def __call__(
+        self, logits: Tensor, columns: DrawColumns, cut: Cut, stream: Stream = SAMPLING
+    ) -> Tensor:
+        """Tokens and `DrawState`s [2, n] int32 of one draw from each row of logits [n, V] float32,
+        none of which needs more than `cut`.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class Sampler:
     """Draws for a whole step with `kernel`; None: with torch, and on a CPU row by row."""
 
@@ -121,7 +184,7 @@ class Sampler:
         """Begin to draw `specs[i]` from row `rows[i]` of logits [R, V] float32, which stay as they
         are. Several may draw from one row; none sees another.
         """
-        draws = _draws(rows, specs)
+        draws = draw_table(rows, specs)
         changed = [index for index, spec in enumerate(specs) if adjusts(spec)]
         adjusted = None
         if changed:
@@ -135,7 +198,8 @@ class Sampler:
         else:
             answers = (kernel or draw_rows)(logits.contiguous(), adjusted, draws, stream)
         pending = PendingDraws(logits, rows, specs, stream, answers)
-        pending.decide()
+        if logits.device.type == "cpu":
+            pending.decide()
         return pending
 
 
@@ -158,7 +222,7 @@ class PendingDraws:
         return self.answers[0]
 
     def decide(self) -> None:
-        """Draw the rows that are undecided again, one by one. Waits for the device."""
+        """Draw the rows that are undecided again, one by one; on other devices none is."""
         [undecided] = np.nonzero(self.answers[1].numpy(force=True) == DrawState.UNDECIDED)
         for index in undecided.tolist():
             outcome = choose(self.logits[self.rows[index]], self.specs[index], self.stream)
@@ -172,12 +236,13 @@ class PendingDraws:
         """The token of each spec, or why it has none. Waits for the device."""
         tokens, states = self.answers.tolist()
         return [
-            token if state == DrawState.DRAWN else _UNDRAWABLE[state]
+            token if state == DrawState.DRAWN else UNDRAWABLE[state]
             for token, state in zip(tokens, states, strict=True)
         ]
 
 
-def _draws(rows: Sequence[int], specs: Sequence[SampleSpec]) -> npt.NDArray[np.void]:
+def draw_table(rows: Sequence[int], specs: Sequence[SampleSpec]) -> npt.NDArray[np.void]:
+    """Of `DRAWS` [n], none adjusted."""
     table = np.zeros(len(specs), DRAWS)
     table[:] = [
         (
@@ -196,66 +261,81 @@ def _draws(rows: Sequence[int], specs: Sequence[SampleSpec]) -> npt.NDArray[np.v
 
 
 def _heat(temperature: float) -> float:
-    """nan for what float32 would take for greedy: such rows are undecided."""
+    """nan for what float32 would take for greedy: a CPU leaves such rows undecided."""
     return temperature if temperature == 0 or temperature > _LEAST_HEAT else math.nan
 
 
-def draw_rows(
-    logits: Tensor, adjusted: Tensor | None, draws: npt.NDArray[np.void], stream: Stream
+def cut_of(draws: npt.NDArray[np.void]) -> Cut:
+    """What a table of `DRAWS` needs."""
+    hot = draws["temperature"] != 0
+    if not hot.any():
+        return Cut.GREEDY
+    nucleus, top_k = hot & (draws["top_p"] < 1), draws["top_k"]
+    if ((nucleus & (top_k == 0)) | (hot & (top_k > WIDE_HEAD))).any():
+        return Cut.ALL
+    cuts = nucleus | (hot & ((top_k > 0) | (draws["log_min_p"] > -np.inf)))
+    return Cut.HEAD if cuts.any() else Cut.NOTHING
+
+
+def draw_columns(
+    logits: Tensor, columns: DrawColumns, cut: Cut, stream: Stream = SAMPLING
 ) -> Tensor:
-    """`DrawKernel` in torch: a number of calls that does not depend on the number of draws."""
-    device = logits.device
-    rows = torch.from_numpy(draws["row"].astype(np.int64)).to(device)
-    peaks, tokens = largest(logits)
-    raw_peaks, tokens = peaks[rows], tokens[rows]
+    """`DeviceDraw` in torch: a number of calls that does not depend on the number of draws."""
+    raw_peaks, tokens = largest(logits)
     states = torch.where(raw_peaks.isfinite(), DrawState.DRAWN, DrawState.NOT_NUMBERS)
-    [deep] = np.nonzero((draws["temperature"] != 0) | (draws["adjusted"] >= 0))
-    if len(deep):
-        places = torch.from_numpy(deep).to(device)
-        scores = logits[rows[places]]
-        if adjusted is not None:
-            [own] = np.nonzero(draws["adjusted"][deep] >= 0)
-            scores[torch.from_numpy(own).to(device)] = adjusted
-        drawn, own_states = _draw_deep(scores, draws[deep], stream)
-        tokens[places] = drawn
-        broken = states[places] == DrawState.NOT_NUMBERS
-        states[places] = torch.where(broken, DrawState.NOT_NUMBERS, own_states)
-    return torch.stack((tokens, states))
-
-
-def _draw_deep(
-    logits: Tensor, draws: npt.NDArray[np.void], stream: Stream
-) -> tuple[Tensor, Tensor]:
-    """Tokens and states [n] from logits [n, V], adjusted where they are to be."""
-
-    def column(name: str, kind: type) -> Tensor:
-        return torch.from_numpy(draws[name].astype(kind)).to(logits.device)[:, None]
-
-    heat = column("temperature", np.float32)
+    if cut is Cut.GREEDY:
+        return torch.stack((tokens, states)).int()
+    heat = columns.temperatures[:, None]
     hot = heat != 0
-    scores = logits / torch.where(hot, heat, 1.0)
-    peaks, tokens = (part[:, None] for part in largest(scores))
-    states = torch.where(peaks.isfinite(), DrawState.DRAWN, DrawState.NOT_NUMBERS)
-    states = torch.where(peaks == -torch.inf, DrawState.ALL_MASKED, states)
-    states = torch.where(heat.isnan(), DrawState.UNDECIDED, states)
-    if not (draws["temperature"] != 0).any():
-        return tokens[:, 0], states[:, 0]
-    seeds, positions = draws["seed"].tolist(), draws["position"].tolist()
-    noisy = scores + gumbel_rows(seeds, positions, scores.shape[1], stream, logits.device)
-    limits = Truncations(
-        column("log_min_p", np.float64), column("top_p", np.float64), column("top_k", np.int64)
-    )
-    sure = None
-    if ((draws["top_p"] < 1) | (draws["top_k"] > 0) | (draws["log_min_p"] > -np.inf)).any():
-        least, sure = floors(scores, peaks, limits)
-        noisy.masked_fill_(scores < least, -torch.inf)
-    first, ids = (part[:, None] for part in largest(noisy))
-    second = noisy.scatter_(1, ids, -torch.inf).amax(1, keepdim=True)
-    decided = first - second > NOISE_ERROR + SUM_ERROR * first.abs()
-    if sure is not None:
-        decided &= scores.gather(1, ids) >= sure
-    states = torch.where(hot & ~decided & (states == DrawState.DRAWN), DrawState.UNDECIDED, states)
-    return torch.where(hot, ids, tokens)[:, 0], states[:, 0]
+    scores = logits / torch.where(hot, heat.nan_to_num(0.0), 1.0)
+    peaks = scores.amax(1, keepdim=True)
+    own_states = torch.where(peaks.isfinite(), DrawState.DRAWN, DrawState.NOT_NUMBERS)
+    own_states = torch.where(peaks == -torch.inf, DrawState.ALL_MASKED, own_states)[:, 0]
+    states = torch.where(states == DrawState.DRAWN, own_states, states)
+    key = columns.seeds, columns.positions
+    noisy = scores + gumbel_rows(*key, scores.shape[1], stream)
+    if cut is not Cut.NOTHING:
+        width = WIDE_HEAD if cut is Cut.HEAD else scores.shape[1]
+        noisy.masked_fill_(scores < floors(scores, peaks, columns.limits, width), -torch.inf)
+    first, ids = noisy.topk(min(_CANDIDATES, noisy.shape[1]))
+    sums = scores.gather(1, ids).double() + gumbel_at(*key, ids, stream)
+    sums.masked_fill_(first < first[:, :1] - _closeness(first[:, :1]), -torch.inf)
+    is_best = sums == sums.amax(1, keepdim=True)
+    drawn = torch.where(is_best, ids, scores.shape[1]).amin(1)
+    return torch.stack((torch.where(hot[:, 0], drawn, tokens), states)).int()
+
+
+def _closeness(first: Tensor) -> Tensor:
+    """How far from the largest sums of score and noise others must be to be below it."""
+    return NOISE_ERROR + SUM_ERROR * first.abs()
+
+
+def draw_rows(
+    logits: Tensor,
+    adjusted: Tensor | None,
+    draws: npt.NDArray[np.void],
+    stream: Stream,
+    draw: DeviceDraw = draw_columns,
+) -> Tensor:
+    """`DrawKernel` by `draw`; one copy to the device takes everything."""
+    device, count = logits.device, len(draws)
+    [changed] = np.nonzero(draws["adjusted"] >= 0)
+    numbers = (draws.view(np.int32), changed.astype(np.int32))
+    packed = sent(np.concatenate(numbers), device)
+    table, places = torch.split(packed, [count * DRAW_WORDS, len(changed)])
+    columns = DrawColumns.of(table.view(count, DRAW_WORDS))
+    rows = table.view(count, DRAW_WORDS)[:, DRAWS.fields["row"][1] // 4]  # type: ignore[index]
+    cut = cut_of(draws)
+    if adjusted is None:
+        return draw(logits.index_select(0, rows), columns, cut, stream)
+    chosen = logits.index_select(0, rows)
+    raw_peaks = chosen.amax(1)
+    chosen.index_copy_(0, places.long(), adjusted)
+    tokens, states = draw(chosen, columns, cut, stream).unbind(0)
+    masked = chosen.amax(1) == -torch.inf
+    states = torch.where(masked, DrawState.ALL_MASKED, states)
+    states = torch.where(raw_peaks.isfinite(), states, DrawState.NOT_NUMBERS)
+    return torch.stack((tokens, states.int()))
 
 
 def largest(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -312,9 +392,17 @@ def choose(logits: Tensor, spec: SampleSpec, stream: Stream = SAMPLING) -> int |
     if kept is not None and stream.token_ids is not None:
         ids = stream.token_ids[kept]
     size = stream.vocab_size or len(row)
-    noise = gumbel_noise(params.seed, spec.position, size, stream.purpose, ids, stream.offset)
-    chosen = int(largest((noisy + noise.to(row.device))[None])[1])
-    return chosen if kept is None else int(kept[chosen])
+    where = (params.seed, spec.position, size, stream.purpose)
+    noise = gumbel_noise(*where, ids, stream.offset)
+    sums = noisy + noise.to(row.device)
+    peak, chosen = largest(sums[None])
+    [close] = torch.nonzero(sums >= peak - _closeness(peak), as_tuple=True)
+    if len(close) > 1:
+        exact = gumbel_noise(
+            *where, close if ids is None else ids[close], stream.offset, exact=True
+        )
+        chosen = close[(noisy[close].double() + exact.to(row.device)).argmax()]
+    return int(chosen) if kept is None else int(kept[int(chosen)])
 
 
 def _fault(peak: float) -> Undrawable | None:
@@ -345,6 +433,7 @@ def adjusts(spec: SampleSpec) -> bool:
         or params.logit_bias
         or params.allowed_token_ids is not None
         or params.needs_history
+        or spec.masks
     )
 
 
@@ -360,6 +449,7 @@ def adjust_rows(logits: Tensor, specs: Sequence[SampleSpec]) -> None:
     flat, size = logits.view(-1), logits.shape[1]
     outputs = [spec.history[spec.num_prompt :] for spec in specs]
     wishes = [spec.params for spec in specs]
+    _mask(logits, [(i, spec.masks[0]) for i, spec in enumerate(specs) if spec.masks])
     allowed = [
         (i, p.allowed_token_ids) for i, p in enumerate(wishes) if p.allowed_token_ids is not None
     ]
@@ -379,6 +469,21 @@ def adjust_rows(logits: Tensor, specs: Sequence[SampleSpec]) -> None:
         biases = [bias for p in wishes for _, bias in p.logit_bias]
         flat.index_add_(0, _places(biased, size, logits), torch.tensor(biases).to(logits))
     _penalize(logits, specs, outputs)
+
+
+def _mask(logits: Tensor, masks: Sequence[tuple[int, bytes]]) -> None:
+    """-inf where a row's mask has no bit (`SampleSpec.masks`): one copy to the device for all."""
+    if not masks:
+        return
+    width = -(-logits.shape[1] // 8)
+    packed = np.zeros((len(masks), width), np.uint8)
+    for place, (_, mask) in enumerate(masks):
+        bits = np.frombuffer(mask, np.uint8)[:width]
+        packed[place, : len(bits)] = bits
+    places = torch.from_numpy(packed).to(logits.device).flatten().int()
+    scores = _SCORES_OF_BITS.to(logits.device).index_select(0, places).view(len(masks), -1)
+    rows = torch.tensor([row for row, _ in masks], device=logits.device)
+    logits.index_add_(0, rows, scores[:, : logits.shape[1]])
 
 
 def _places(ids_of_rows: Iterable[tuple[int, npt.ArrayLike]], size: int, beside: Tensor) -> Tensor:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
 
@@ -34,3 +37,13 @@ class StepTensors:
     max_context: int
     first_position: int = 0
     shared_tokens: int = 0
+
+
+def sent(values: npt.NDArray[np.int32], device: torch.device) -> Tensor:
+    """Values of the host on a device. Nobody waits: a GPU gets them through pinned memory, which
+    torch keeps until they have arrived.
+    """
+    there = torch.from_numpy(values)
+    if device.type == "cuda":
+        there = there.pin_memory()
+    return there.to(device, non_blocking=True)

@@ -5,8 +5,8 @@ All three keep what is not below some score, so together they are one floor, and
 are nearly always among the few hundred likeliest: only flatter rows are sorted whole.
 
 Sums of shares are in float64 and in one order: of the sorted scores where those are all that count,
-else of the ids. Whatever sums in another order must take a token that is nearer to the edge of the
-nucleus than its error for undecided.
+else of the ids. A CPU kernel that sums in another order must take a token that is nearer to the
+edge of the nucleus than its error for undecided; on other devices, their own sums decide.
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ from worker.types import SamplingParams
 # Sorted first; each further try takes this many times as many.
 _HEAD = 256
 _GROWTH = 16
-# What is looked at of many rows at once; where looking further is a wait for the device, more.
-_WIDE_HEAD = 1024
-# How much float64 sums in any order may differ.
-_SLACK = 1e-9
+# What is looked at of many rows at once where top-k bounds it.
+WIDE_HEAD = 1024
 
 
 def truncates(params: SamplingParams) -> bool:
@@ -98,15 +96,13 @@ class Truncations:
     top_k: Tensor
 
 
-def floors(scores: Tensor, peaks: Tensor, limits: Truncations) -> tuple[Tensor, Tensor]:
-    """Of scores [n, V] with the largest ones peaks [n, 1], two floors [n, 1]: what is below the
-    first does not survive, what is not below the second does. That is +inf for rows of which too
-    much survives to tell; by rounding, the two may differ in others.
+def floors(scores: Tensor, peaks: Tensor, limits: Truncations, width: int) -> Tensor:
+    """Of scores [n, V] with the largest ones peaks [n, 1], the least that survives, [n, 1]. The
+    `width` largest are looked at: no fewer than a top-k, and all for a top-p without one.
     """
-    vocab_size = scores.shape[1]
-    width = min(_HEAD if scores.device.type == "cpu" else _WIDE_HEAD, vocab_size)
+    width = min(width, scores.shape[1])
     head = scores.topk(width).values
-    ranked = (limits.top_k > 0) & (limits.top_k < vocab_size)
+    ranked = (limits.top_k > 0) & (limits.top_k < scores.shape[1])
     kth = head.gather(1, (limits.top_k - 1).clamp(0, width - 1))
     floor = (peaks.double() + limits.log_min_p).float()
     floor = torch.where(ranked, torch.maximum(floor, kth), floor)
@@ -114,11 +110,5 @@ def floors(scores: Tensor, peaks: Tensor, limits: Truncations) -> tuple[Tensor, 
     inside = head >= floor
     shares = (head.double() - peaks).exp() * inside
     before = shares.cumsum(1) - shares
-    cuts = limits.top_p * total
-    kept = [((before < cuts * by) & inside).sum(1, keepdim=True) for by in (1 + _SLACK, 1 - _SLACK)]
-    nucleus = limits.top_p < 1
-    least, sure = (
-        torch.where(nucleus, head.gather(1, (count - 1).clamp(min=0)), floor) for count in kept
-    )
-    unknown = (ranked & (limits.top_k > width)) | (nucleus & (kept[0] == width))
-    return least, torch.where(unknown & (width < vocab_size), torch.inf, sure)
+    kept = ((before < limits.top_p * total) & inside).sum(1, keepdim=True)
+    return torch.where(limits.top_p < 1, head.gather(1, (kept - 1).clamp(min=0)), floor)

@@ -25,10 +25,12 @@ from worker.engine.messages import (
     ResetPrefixCache,
     Resume,
     Sleep,
+    Vocabulary,
     WakeUp,
 )
 from worker.engine.supervision import Supervision
 from worker.errors import EngineDeadError
+from worker.tokenizer.sim import IM_END_ID, IM_START_ID, SimTokenizer
 from worker.types import FinishReason
 
 Make = Callable[..., AddRequest]
@@ -112,6 +114,28 @@ async def test_a_killed_engine_is_replaced_and_its_counters_go_on(make_request: 
         assert (await last_of(client, make_request("b", [1, 2]))).finish_reason is not None
         assert client.stats.num_restarts == 1
         assert client.stats.prompt_tokens >= before.prompt_tokens + 2
+
+
+async def test_a_new_engine_follows_grammars_too(make_request: Make) -> None:
+    """It is told what tokens say before any request."""
+    tokenizer = SimTokenizer()
+    spelled = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
+    async with running(eos_token_ids=(IM_END_ID,), sim=SimConfig(end_token_id=IM_END_ID)) as client:
+        client.describe(Vocabulary(spelled, [IM_START_ID, IM_END_ID], [IM_END_ID]))
+        for _ in range(2):
+            asked = make_request("a", [1], max_tokens=9, grammar='start: "," "(" | ",;"', seed=1)
+            (stream,) = client.open(asked)
+            with closing(stream):
+                said: list[int] = []
+                reason = None
+                while reason is None:
+                    output = await stream.next()
+                    said, reason = said + output.token_ids, output.finish_reason
+            assert said[:-1] in ([*b",("], [*b",;"])
+            assert (said[-1], reason) == (IM_END_ID, FinishReason.STOP)
+            signal_engine(client, signal.SIGKILL)
+            await until(lambda: not client.is_alive)
+            await until(lambda: client.is_alive)
 
 
 async def test_a_stopped_engine_is_killed_when_its_silence_lasts(make_request: Make) -> None:

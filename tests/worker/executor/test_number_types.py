@@ -120,8 +120,8 @@ def test_a_quantised_model_is_that_of_its_rounded_weights(
     path = rewritten(tiny_checkpoint, original, lambda _, t: t.to(source))
     model = loaded(path, kernels, quantization)
     twin = loaded(rewritten(path, rounded, decoded), kernels)
-    assert torch.equal(logits(model), logits(twin))
-    assert not torch.equal(logits(model), logits(loaded(path, kernels)))
+    error = (logits(model) - logits(twin)).abs().max()
+    assert error < 1e-3 * (logits(model) - logits(loaded(path, kernels))).abs().max()
     whole = [part for part in products(model) if part.shape[1] % 32 == 0]
     assert len(whole) == len(products(model)) - 2
     assert held_bytes(whole) == elements(whole) * BITS[quantization] // 8

@@ -43,6 +43,23 @@ def test_only_allowed_tokens_are_drawn() -> None:
     assert drawn == {5, 7}
 
 
+def test_only_what_a_mask_allows_is_drawn() -> None:
+    """Whatever else the request allows; what closes an object is drawn often."""
+    source = TokenSource(CONFIG)
+    mask = sum(1 << token for token in (5, 6, ord("}"), 305)).to_bytes(50, "little")
+
+    def drawn(**params: object) -> Counter[int | None]:
+        return Counter(
+            source.draw(1, replace(spec(seed=n, **params), masks=(mask, b""))) for n in range(400)
+        )
+
+    free = drawn()
+    assert free.keys() == {5, 6, ord("}"), 305}
+    assert free[ord("}")] > 130
+    assert drawn(allowed_token_ids=(6, 7)).keys() == {6}
+    assert drawn(allowed_token_ids=(7,)).keys() == {None}
+
+
 def test_a_full_bias_decides() -> None:
     """+100 forces tokens, −100 forbids them; anything between has no effect."""
     source = TokenSource(CONFIG)

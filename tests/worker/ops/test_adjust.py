@@ -20,12 +20,13 @@ def spec(
     prompt: list[int] | None = None,
     output: list[int] | None = None,
     banned: tuple[int, ...] = (),
+    masks: tuple[bytes, ...] = (),
     **changes: Any,
 ) -> SampleSpec:
     """A draw after a prompt and an output."""
     history = [*(prompt or []), *(output or [])]
     params = SamplingParams(max_tokens=9, **changes)
-    return SampleSpec(params, len(history), banned, history, len(prompt or []))
+    return SampleSpec(params, len(history), banned, history, len(prompt or []), masks)
 
 
 def adjusted(logits: list[float], wanted: SampleSpec) -> list[float]:
@@ -42,6 +43,7 @@ def specs(draw: st.DrawFn) -> SampleSpec:
         prompt,
         output,
         tuple(draw(st.lists(TOKENS, max_size=2))),
+        tuple(draw(st.lists(st.binary(min_size=1, max_size=4), max_size=2))),
         repetition_penalty=draw(st.sampled_from([1.0, 1.3, 0.5])),
         frequency_penalty=draw(penalty),
         presence_penalty=draw(penalty),

@@ -10,7 +10,7 @@ from typing import Any
 
 from worker.api.generate.text import ModelText, opens_a_turn
 from worker.api.schema.requests import ChatRequest
-from worker.api.schema.tools import ToolUse, answer_schema, need_structure, tool_use
+from worker.api.schema.tools import ToolUse, answer_schema, tool_use
 from worker.api.tools.answer import (
     REASONING_MARKS,
     TOOL_FORMATS,
@@ -61,7 +61,9 @@ class AnswerForms:
             schemas, chosen = use.schemas, self._chosen(use)
             marks.update(TOOL_FORMATS[chosen].marks)
         reasons: bool | None = None
-        if self._reasoning is not None:
+        # An answer that has to be calls is nothing else.
+        only_calls = use is not None and answer_schema(use) is not None
+        if self._reasoning is not None and not only_calls:
             opens = opens_a_turn(request)
             reasons = begins_with_reasoning(self._reasoning, prompt, opens_a_turn=opens)
             marks.update(REASONING_MARKS)
@@ -80,7 +82,6 @@ class AnswerForms:
 
     def _chosen(self, use: ToolUse) -> str:
         """How the calls will be written; those that an answer has to have are in plain JSON."""
-        need_structure(answer_schema(use), "tool_choice")
         if use.choice != "auto":
             return "json"
         if self._tools is None or not self._auto:

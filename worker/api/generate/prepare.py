@@ -4,6 +4,7 @@ here, before the engine hears of the request.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import secrets
 import time
@@ -28,6 +29,7 @@ from worker.api.generate.text import Encode, ModelText, opens_a_turn
 from worker.api.http.arrival import Arrival
 from worker.api.http.limits import malformed
 from worker.api.http.off_loop import off_loop_when_large
+from worker.api.schema.constraints import CALLS, Constraint, constraint_of, grammar_of, refused
 from worker.api.schema.params import (
     ModelLimits,
     SamplingContext,
@@ -63,6 +65,7 @@ from worker.engine.messages import AddRequest
 from worker.errors import RequestError
 
 DEFAULT_COMPLETION_TOKENS = 16
+COMPILE_SECONDS = 10.0  # of a grammar, others that it waits for included
 
 _OF_COMPLETIONS = frozenset(CompletionRequest.__struct_fields__)
 _encode = msgspec.json.Encoder(enc_hook=plain).encode
@@ -89,7 +92,8 @@ class Shown:
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A checked request: what to ask of the engine, and how to answer. `echoes` are the texts of
-    the prompts, where the answer begins with them. `form` is what parsers look for in the answers.
+    the prompts, where the answer begins with them. `constraint` is what it must match, `form` what
+    parsers look for in the answers.
     """
 
     requests: tuple[AddRequest, ...]
@@ -99,6 +103,7 @@ class Prepared:
     shown: Shown
     echoes: tuple[str, ...] = ()
     keep_alive_seconds: float | None = None
+    constraint: Constraint | None = None
     form: AnswerForm | None = None
 
     @property
@@ -120,6 +125,8 @@ class _Asked:
     echoes: tuple[str, ...]
     max_tokens: int | None
     logprobs: int | None
+    constraint: Constraint | None
+    grammar: str | None
 
 
 class RequestPreparer:
@@ -165,6 +172,7 @@ class RequestPreparer:
         ids = self._truncated(request, ids, limit)
         if self._may_encode_unknown:
             await self._check_ids([ids], ["messages"])
+        constraint = constraint_of(request)
         asked = _Asked(
             request,
             arrival,
@@ -173,6 +181,8 @@ class RequestPreparer:
             (),
             self._capped(limit),
             _chat_logprobs(request, self._limits),
+            constraint,
+            await self._grammar(constraint),
         )
         role = "assistant" if opens_a_turn(request) else request.messages[-1].role
         frames = ChatFrames(
@@ -190,7 +200,9 @@ class RequestPreparer:
         prepared = self._prepared(asked, frames, lambda: ChatLogprobs(token_bytes, as_ids=as_ids))
         form, shown_ids = self._forms.form_of(request, prompt)
         text = replace(prepared.text, shown_ids=shown_ids)
-        return replace(prepared, form=form, text=text)
+        # What an answer must match is all of it: there is no call or reasoning to look for.
+        is_plain = constraint is not None and constraint.field != CALLS
+        return replace(prepared, form=None if is_plain else form, text=text)
 
     async def completion(self, body: bytes, arrival: Arrival) -> Prepared:
         """`POST /v1/completions`; without a limit the answer has 16 tokens."""
@@ -207,6 +219,7 @@ class RequestPreparer:
             names = [f"prompt[{n}]" if nested else "prompt" for n in range(len(prompts))]
             await self._check_ids(prompts, names)
         logprobs = request.logprobs
+        constraint = constraint_of(request)
         asked = _Asked(
             request,
             arrival,
@@ -215,6 +228,8 @@ class RequestPreparer:
             await self._echoes(given, prompts, request),
             self._capped(limit),
             None if logprobs is None else check_logprobs("logprobs", logprobs, self._limits),
+            constraint,
+            await self._grammar(constraint),
         )
         shown_ids = prompts if request.return_token_ids else None
         frames = CompletionFrames(
@@ -226,6 +241,24 @@ class RequestPreparer:
         """A model nobody named is ours; a wrong name is a 404."""
         if name and name not in self._accepted:
             raise unknown_model(name, self._config.served_model_names)
+
+    async def _grammar(self, constraint: Constraint | None) -> str | None:
+        """The grammar of an answer that is constrained. It is compiled here to find what is wrong
+        with it; the engine compiles its own.
+        """
+        if constraint is None:
+            return None
+        if self._text.grammars is None:
+            raise refused(constraint.field, "this model has no end token, so no answer would end")
+        text = await asyncio.to_thread(grammar_of, constraint)
+        compiling = asyncio.wrap_future(self._text.grammars.compile(text))
+        await asyncio.wait({compiling}, timeout=COMPILE_SECONDS)
+        if not compiling.done():
+            raise refused(constraint.field, f"it takes more than {COMPILE_SECONDS:g} s to compile")
+        error = compiling.result().error
+        if error is not None:
+            raise refused(constraint.field, error)
+        return text
 
     async def _ids(
         self, given: Sequence[str | list[int]], request: CompletionRequest
@@ -311,6 +344,7 @@ class RequestPreparer:
             shown=self._shown(request, None if params.logprobs is None else new_logprobs),
             echoes=asked.echoes,
             keep_alive_seconds=self._config.sse_keep_alive_seconds,
+            constraint=asked.constraint,
         )
 
     def _shown(
@@ -342,6 +376,7 @@ class RequestPreparer:
         if asked.echoes and params.prompt_logprobs is None:
             # An echoed prompt shows the same log probabilities as the answer.
             params = replace(params, prompt_logprobs=params.logprobs)
+        params = replace(params, grammar=asked.grammar)
         n = num_sequences(request, params.temperature)
         if n * len(asked.prompts) > MAX_PROMPTS:
             reason = f"n × the number of prompts must be at most {MAX_PROMPTS}."

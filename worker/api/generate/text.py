@@ -11,6 +11,7 @@ from worker.api.schema.params import ModelLimits
 from worker.api.schema.prompts import check_documents, check_prompt_chars, template_messages
 from worker.api.schema.requests import ChatMessage, Tool
 from worker.api.schema.tools import template_tools
+from worker.engine.grammar import Grammars
 from worker.errors import RequestError
 from worker.tokenizer.chat import ChatTemplate
 from worker.tokenizer.tokenizer import Tokenizer
@@ -56,7 +57,7 @@ def opens_a_turn(options: ChatOptions) -> bool:
 class ModelText:
     """The model's text: tokenizer, template (None: not a chat model), limits, and the tokens that
     end a sequence, the model's own one first. `prompt_encoder` encodes prompts in the tokenizer's
-    place.
+    place. `grammars` checks what answers must match; None: none can be constrained.
     """
 
     tokenizer: Tokenizer
@@ -64,6 +65,7 @@ class ModelText:
     limits: ModelLimits
     eos_token_ids: tuple[int, ...] = ()
     prompt_encoder: Encode | None = None
+    grammars: Grammars | None = None
 
     @property
     def eos_token_id(self) -> int | None:

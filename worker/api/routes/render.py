@@ -166,8 +166,12 @@ class OffsetsRecorder:
 def sampling_fields(request: GenerationFields, prepared: Prepared, ask: AddRequest) -> Json:
     """vLLM's flat `SamplingParams`. The seed is the request's own, not one drawn for it."""
     params, text = ask.params, prepared.text
+    constraint = prepared.constraint
+    fields = msgspec.to_builtins(params)
+    del fields["grammar"]
     return {
-        **msgspec.to_builtins(params),
+        **fields,
+        "structured_outputs": None if constraint is None else constraint.outputs,
         "n": 1 + len(ask.branch_ids),
         "seed": None if request.seed is None else int(request.seed),
         "stop": list(text.stop),

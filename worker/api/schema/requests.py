@@ -29,6 +29,8 @@ MAX_BAD_WORDS = 128
 MAX_BAD_WORD_TOKENS = 1024
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_DOCUMENTS = 1024
+MAX_GRAMMAR_BYTES = 1 << 16  # of a schema, a regular expression, a grammar, choices
+MAX_CHOICES = 4096
 MAX_TOOLS = 512
 MAX_TOOLS_BYTES = 1 << 20  # all of them together, as JSON
 MAX_TOOL_CALLS = 512  # of one message
@@ -90,6 +92,67 @@ class RepetitionFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     min_count: Whole | None = None  # 2
 
 
+class TextFormat(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    """`response_format`: anything."""
+
+
+class JsonObjectFormat(
+    msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="json_object"
+):
+    """`response_format`: any JSON object."""
+
+
+class NamedSchema(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A JSON schema. It is always enforced to the letter, whatever `strict` says."""
+
+    name: str
+    schema: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(
+    msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="json_schema"
+):
+    """`response_format`: JSON that validates against a schema."""
+
+    json_schema: NamedSchema
+
+
+class TagStructure(msgspec.Struct, forbid_unknown_fields=True):
+    """What follows a trigger: `begin` (which starts with the trigger), JSON of `schema`, `end`."""
+
+    begin: str
+    schema: dict[str, Any]
+    end: str
+
+
+class StructuralTagFormat(
+    msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="structural_tag"
+):
+    """`response_format`: text, in which JSON of a schema follows where one of `triggers` stands."""
+
+    structures: Annotated[list[TagStructure], says(minItems=1)]
+    triggers: Annotated[list[str], says(minItems=1)]
+
+
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """`structured_outputs`: exactly one of the first six. `json` may be JSON in a string,
+    `structural_tag` is the `response_format` of that name in a string, `grammar` is GBNF (which
+    is llama.cpp's EBNF) or Lark. Whitespace of JSON is any, or what `whitespace_pattern` matches.
+    """
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: Annotated[list[str] | None, says(minItems=1, maxItems=MAX_CHOICES)] = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | None = None
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: Annotated[bool | None, only(False)] = None
+
+
 class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """How tokens are drawn, and when a sequence ends. Every field may be null: its default."""
 
@@ -119,6 +182,7 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     use_beam_search: Annotated[bool | None, only(False)] = None
     length_penalty: Annotated[float | None, only(1)] = None
     repetition_detection: RepetitionFields | None = None
+    structured_outputs: StructuredOutputs | None = None
     skip_special_tokens: bool | None = None
     # Our text is the exact bytes of the tokens, which has no such spaces to add or leave out.
     spaces_between_special_tokens: bool | None = None
@@ -156,12 +220,14 @@ class GenerationFields(SamplingFields, kw_only=True):
     session_id: Any = None
 
     best_of: Annotated[Any, only(1)] = None
-    response_format: Annotated[dict[str, Any] | None, only({"type": "text"})] = None
-    structured_outputs: Annotated[Any, only()] = None
-    guided_json: Annotated[Any, only()] = None
-    guided_regex: Annotated[Any, only()] = None
-    guided_choice: Annotated[Any, only()] = None
-    guided_grammar: Annotated[Any, only()] = None
+    response_format: (
+        TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat | None
+    ) = None
+    # Older names of what `structured_outputs` has.
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str] | None, says(minItems=1, maxItems=MAX_CHOICES)] = None
+    guided_grammar: str | None = None
     kv_transfer_params: Annotated[dict[str, Any] | None, only({})] = None
     ec_transfer_params: Annotated[dict[str, Any] | None, only({})] = None
     vllm_xargs: Annotated[dict[str, Any] | None, only({})] = None
@@ -317,7 +383,6 @@ class TokenSampling(SamplingFields, kw_only=True):
 
     logprobs: Annotated[Whole | None, says(minimum=-1)] = None
     truncate_prompt_tokens: Annotated[Whole | None, says(minimum=-1)] = None
-    structured_outputs: Annotated[Any, only()] = None
     extra_args: Annotated[Any, only({})] = None
     thinking_token_budget: Annotated[Any, only()] = None
     skip_reading_prefix_cache: Annotated[Any, only(False)] = None
@@ -372,12 +437,15 @@ def decode_generation(body: bytes, kind: type[_Generation]) -> _Generation:
     return request
 
 
-def refuse_unsupported(request: msgspec.Struct) -> None:
-    """Refuse (400) a known field with a value that asks for something which is not built."""
+def refuse_unsupported(request: msgspec.Struct, within: str = "") -> None:
+    """Refuse (400) a known field with a value that asks for something which is not built; the name
+    of the field it is a part of, if it is, comes `within` the message.
+    """
     for name, neutral, fix in _neutral_values(type(request)):
         value = getattr(request, name)
         if value is not None and not _is_one_of(value, neutral):
-            raise RequestError(f"`{name}` is not supported yet; {fix}", param=name)
+            path = within + name
+            raise RequestError(f"`{path}` is not supported yet; {fix}", param=path)
 
 
 @cache

@@ -123,13 +123,6 @@ def answer_schema(use: ToolUse) -> Json | None:
     return schema
 
 
-def need_structure(schema: Json | None, field: str) -> None:
-    """Refuse what asks for an answer of a certain schema."""
-    if schema is not None:
-        reason = f"this {field} needs structured output, which is not supported yet; use 'auto'"
-        raise RequestError(reason, param=field)
-
-
 def _embedded(schema: Json, name: str, definitions: Json) -> Json:
     """A schema as a part of another: one that refers to parts of itself becomes a definition, to
     which its references lead.

@@ -18,6 +18,9 @@ FULL_BIAS = 100.0  # a logit bias of this size decides alone
 
 _WORDS, _LENGTHS, _PROMPT = 2, 3, 4  # purposes of streams; 1 is latencies
 _LOG_HALF = log(0.5)
+# One constrained draw in so many ends a string, an array or an object if it may: bytes are their
+# own tokens.
+_CLOSE_EVERY, _CLOSERS = 3, frozenset(b'"]}')
 # The llm-d inference simulator's: an answer falls into the n-th bucket of max_tokens this often.
 _BUCKETS = (0.2, 0.3, 0.2, 0.05, 0.1, 0.15)
 _BUCKET_TOKENS, _FLEXIBLE_BUCKET = 20, 3
@@ -41,7 +44,7 @@ class TokenSource:
         config, params = self._config, sample.params
         base = stream(config.seed, params.seed if params.temperature > 0 else 0, _WORDS)
         random_bits = bits(base, sample.position, last_token)
-        is_free = not sample.banned_ids and not _is_choosy(params)
+        is_free = not sample.banned_ids and not sample.masks and not _is_choosy(params)
         end = None if params.ignore_eos else config.end_token_id
         if end is not None and (is_free or _may_draw(end, sample)):
             if echo is not None:
@@ -62,6 +65,11 @@ class TokenSource:
         """A token that the request's constraints allow."""
         config, params = self._config, sample.params
         candidates: Sequence[int] = [t for t, bias in params.logit_bias if bias >= FULL_BIAS]
+        if not candidates and sample.masks:
+            candidates = [t for t in range(config.vocab_size) if _may_draw(t, sample)]
+            closers = [t for t in candidates if t in _CLOSERS]
+            if (random_bits >> 16) % _CLOSE_EVERY == 0:
+                candidates = closers or candidates
         if not candidates:
             candidates = params.allowed_token_ids or range(
                 config.first_word_id, config.first_word_id + config.num_words
@@ -199,13 +207,18 @@ def _is_choosy(params: SamplingParams) -> bool:
 def _may_draw(token: int, sample: SampleSpec) -> bool:
     """Whether the request's constraints allow a token."""
     params = sample.params
-    if token in sample.banned_ids:
+    if token in sample.banned_ids or (sample.masks and not _is_in(sample.masks[0], token)):
         return False
     if params.allowed_token_ids is not None and token not in params.allowed_token_ids:
         return False
     if (token, True) in ((t, bias <= -FULL_BIAS) for t, bias in params.logit_bias):
         return False
     return not any(_completes(token, word, sample.history) for word in params.bad_words)
+
+
+def _is_in(mask: bytes, token: int) -> bool:
+    """Whether a mask (see `SampleSpec`) allows a token."""
+    return token >> 3 < len(mask) and bool(mask[token >> 3] >> (token & 7) & 1)
 
 
 def _completes(token: int, word: tuple[int, ...], history: Sequence[int]) -> bool:

@@ -7,7 +7,8 @@
 // A weight [rows, cols] as the kernels read it: groups of 16 rows, the rows of a group side by side
 // as the lanes of a vector. The last group is filled up with rows of zeros. The codes of a block of
 // 32 columns are words of 32 bits a row: 8 codes of 4 bits or 4 of 8, the first one lowest.
-// A weight is scale · code + minimum, where both are a row's in 32 columns (16 for kK6).
+// A weight is scale · code + minimum, where both are a row's in 32 columns (16 for kK6); codes of
+// kN8 have a sign.
 enum Format : int32_t {
   kF32,   // [cols][16] float32
   kF16,   // [cols][16] float16
@@ -39,11 +40,18 @@ struct LinearJob {
   const float* residual;
   float* y;
   int m, width;
-  // With int8 activations: codes [m][cols] (evens before odds in eights for words of 4 bits),
-  // scale [m][cols / 32], and the sum of what they stand for, [m][cols / 16]; else null.
+  // For weights in blocks, the sums of x, or of what int8 activations stand for: [m][cols / 16].
+  const float* sums;
+  // With int8 activations: codes [m][cols] (evens before odds in eights for words of 4 bits) and
+  // scale [m][cols / 32]; else null.
   const int8_t* codes;
   const float* scales;
-  const float* sums;
+};
+
+struct SumsJob {  // sums [m][cols / 16] of a LinearJob
+  const float* x;
+  int cols;
+  float* sums;
 };
 
 struct QuantizeJob {  // int8 activations of a LinearJob
@@ -96,6 +104,7 @@ struct AttentionJob {
 struct Kernels {
   const char* name;
   void (*linear)(const LinearJob&, int, int);
+  void (*sum)(const SumsJob&, int, int);
   void (*quantize)(const QuantizeJob&, int, int);
   void (*norm)(const NormJob&, int, int);
   void (*swiglu)(const SwigluJob&, int, int);

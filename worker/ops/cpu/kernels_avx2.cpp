@@ -14,6 +14,6 @@ namespace {
 #include "kernels.inc"
 }  // namespace
 
-const Kernels kAvx2 = {"avx2", linear, quantize, norm, swiglu, write, attend};
+const Kernels kAvx2 = {"avx2", linear, sum, quantize, norm, swiglu, write, attend};
 
 #endif

@@ -14,6 +14,6 @@ namespace {
 #include "kernels.inc"
 }  // namespace
 
-const Kernels kAvx512 = {"avx512", linear, quantize, norm, swiglu, write, attend};
+const Kernels kAvx512 = {"avx512", linear, sum, quantize, norm, swiglu, write, attend};
 
 #endif

@@ -13,5 +13,5 @@ namespace {
 #include "kernels.inc"
 }  // namespace
 
-const Kernels kPortable = {"portable", linear, quantize, norm, swiglu, write, attend};
+const Kernels kPortable = {"portable", linear, sum, quantize, norm, swiglu, write, attend};
 

@@ -84,17 +84,17 @@ void put_codes(uint8_t* words, int lane, const uint8_t* codes, int bits) {
 bool put_plain(int type, const uint8_t* src, uint8_t* dst, int lane) {
   const bool has_minimum = type == Q4_1 || type == Q5_1;
   const uint16_t scale = load16(src);
-  const int zero = type == Q4_0 ? 8 : type == Q5_0 ? 16 : 128;
-  uint16_t minimum = has_minimum ? load16(src + 2) : float_to_half(-zero * half_to_float(scale));
+  const float zero = type == Q4_0 ? -8 : 0;
+  uint16_t minimum = has_minimum ? load16(src + 2) : float_to_half(zero * half_to_float(scale));
   const uint8_t* body = src + (has_minimum ? 4 : 2);
   uint8_t codes[32];
   if (type == Q8_0) {
-    for (int i = 0; i < 32; i++) codes[i] = body[i] ^ 128;
+    memcpy(codes, body, 32);
   } else {
     uint32_t high = 0;
     if (type == Q5_0 || type == Q5_1) memcpy(&high, body, 4), body += 4;
     for (int i = 0; i < 32; i++)
-      codes[i] = (i < 16 ? body[i] & 15 : body[i - 16] >> 4) | (high >> i & 1) << 4;
+      codes[i] = ((i < 16 ? body[i] & 15 : body[i - 16] >> 4) | (high >> i & 1) << 4) - (type == Q5_0 ? 16 : 0);
   }
   put16(dst, lane, scale);
   put16(dst, 16 + lane, minimum);
@@ -211,7 +211,9 @@ void unpack_row(const Matrix& matrix, int row, float* out) {
       minimum = half_to_float(load16(head + 32 + lane * 2));
       if (layout.small) scale *= small[lane], minimum *= -(float)small[16 + lane];
     }
-    out[k] = fmaf(scale, (float)(word >> layout.bits * (place % each) & ((1u << layout.bits) - 1)), minimum);
+    int code = (int)(word >> layout.bits * (place % each) & ((1u << layout.bits) - 1));
+    if (matrix.format == kN8) code = (int8_t)code;
+    out[k] = fmaf(scale, (float)code, minimum);
   }
 }
 
@@ -290,7 +292,12 @@ class Engine {
 
   void linear(const Matrix& weight, int width, const float* x, int m, const float* residual, float* y, bool int8) {
     LinearJob job{&weight, x, residual, y, m, width, nullptr, nullptr, nullptr};
-    if (int8 && weight.format > kBF16) {
+    if (!int8 && weight.format > kBF16) {
+      float* sums = numbers_.get<float>((size_t)m * weight.cols / 16);
+      SumsJob summed{x, weight.cols, sums};
+      over(m, 16, [&](int first, int last) { kernels_.sum(summed, first, last); });
+      job.sums = sums;
+    } else if (weight.format > kBF16) {
       const size_t blocks = (size_t)m * weight.cols / 32;
       float* scales = numbers_.get<float>(blocks * 3);
       int8_t* codes = codes_.get<int8_t>(blocks * 32);

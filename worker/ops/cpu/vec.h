@@ -23,8 +23,10 @@ static inline vi iload(const void* p) { return _mm512_loadu_si512(p); }
 static inline vi iall(int32_t x) { return _mm512_set1_epi32(x); }
 static inline vi iadd(vi a, vi b) { return _mm512_add_epi32(a, b); }
 static inline vi iand(vi a, vi b) { return _mm512_and_si512(a, b); }
+static inline vi ixor(vi a, vi b) { return _mm512_xor_si512(a, b); }
 template <int N> static inline vi right(vi a) { return _mm512_srli_epi32(a, N); }
 template <int N> static inline vi left(vi a) { return _mm512_slli_epi32(a, N); }
+template <int N> static inline vi signed_right(vi a) { return _mm512_srai_epi32(a, N); }
 static inline vf to_float(vi a) { return _mm512_cvtepi32_ps(a); }
 static inline vi nearest(vf a) { return _mm512_cvtps_epi32(a); }
 static inline vf as_float(vi a) { return _mm512_castsi512_ps(a); }
@@ -66,8 +68,10 @@ static inline vi iload(const void* p) { return _mm256_loadu_si256((const __m256i
 static inline vi iall(int32_t x) { return _mm256_set1_epi32(x); }
 static inline vi iadd(vi a, vi b) { return _mm256_add_epi32(a, b); }
 static inline vi iand(vi a, vi b) { return _mm256_and_si256(a, b); }
+static inline vi ixor(vi a, vi b) { return _mm256_xor_si256(a, b); }
 template <int N> static inline vi right(vi a) { return _mm256_srli_epi32(a, N); }
 template <int N> static inline vi left(vi a) { return _mm256_slli_epi32(a, N); }
+template <int N> static inline vi signed_right(vi a) { return _mm256_srai_epi32(a, N); }
 static inline vf to_float(vi a) { return _mm256_cvtepi32_ps(a); }
 static inline vi nearest(vf a) { return _mm256_cvtps_epi32(a); }
 static inline vf as_float(vi a) { return _mm256_castsi256_ps(a); }
@@ -118,10 +122,12 @@ static inline vi iload(const void* p) { vi v; memcpy(&v, p, 16); return v; }
 static inline vi iall(int32_t x) { return vi{x, x, x, x}; }
 static inline vi iadd(vi a, vi b) { return a + b; }
 static inline vi iand(vi a, vi b) { return a & b; }
+static inline vi ixor(vi a, vi b) { return a ^ b; }
 template <int N> static inline vi right(vi a) {
   typedef uint32_t vu __attribute__((vector_size(16)));
   return (vi)((vu)a >> N);
 }
+template <int N> static inline vi signed_right(vi a) { return a >> N; }
 template <int N> static inline vi left(vi a) { return a << N; }
 static inline vf to_float(vi a) { return __builtin_convertvector(a, vf); }
 static inline vi nearest(vf a) {

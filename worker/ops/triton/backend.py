@@ -12,7 +12,7 @@ from worker.ops.backends import Attention, AttentionShape, HeadNorms
 from worker.ops.experts import Experts, mix_experts
 from worker.ops.rope import RopeTable
 from worker.ops.step import StepTensors
-from worker.ops.triton import attention, fused
+from worker.ops.triton import attention, draws, fused
 from worker.ops.triton import experts as grouped
 
 # Of a device that is none, in the interpreter.
@@ -23,6 +23,7 @@ class TritonBackend:
     """Implements `Backend` on a GPU, and on a CPU in Triton's interpreter."""
 
     name = "triton"
+    draw = staticmethod(draws.draw)
 
     def __init__(self, device: torch.device) -> None:
         self._num_sms = _INTERPRETED_SMS

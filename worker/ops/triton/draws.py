@@ -1,8 +1,10 @@
-"""Draws without truncation, as Triton kernels: the largest sum of score and Gumbel noise, in one
-pass over the logits, with the noise made where it is added.
+# Apart: kernels of sampling, read with their twin.
+"""Draws as Triton kernels: the largest sum of score and Gumbel noise, in one pass over the logits,
+with the noise made where it is added.
 
-The words are those of `worker.ops.noise`, NumPy's Philox4x64-10, to the bit. Logarithms may differ
-in the last place; a draw that this could decide is left to `worker.ops.sample.choose`.
+The words are those of `worker.ops.noise`, NumPy's Philox4x64-10, to the bit. Float32 logarithms may
+differ in the last place; where this could decide, the sums of the few that are closest are made
+again in float64, as `worker.ops.sample.choose` does it.
 """
 
 # Triton's decorators have no types.
@@ -17,63 +19,58 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.ops.noise import Purpose
-from worker.ops.sample import NOISE_ERROR, SUM_ERROR, DrawState
+from worker.ops.noise import Stream
+from worker.ops.sample import NOISE_ERROR, SAMPLING, SUM_ERROR, Cut, DrawColumns, DrawState
+from worker.ops.truncate import WIDE_HEAD, Truncations, floors
 
 # Counts of Philox in a tile; each gives the words of eight tokens.
 _COUNTS = 256
+# Rows that are sorted at a time: 32 of 128,256 tokens take some 150 MB.
+_SORTED_ROWS = 32
 
 
-def draw(
-    logits: Tensor,
-    rows: Tensor,
-    seeds: Tensor,
-    positions: Tensor,
-    temperatures: Tensor,
-    purpose: Purpose = Purpose.SAMPLE,
-    offset: int = 0,
-) -> tuple[Tensor, Tensor]:
-    """Tokens and `DrawState`s [n] int32 of draws from rows `rows` [n] int32 of logits [R, V]
-    float32, each with its seed and position [n] int64 and its temperature [n] float32 (0: greedy,
-    the lowest id of the largest logit). Waits for nothing. Twin: `worker.ops.sample.draw_rows`.
-
-    Seeds and `offset` of 2^63 and more are the int64 of the same bits.
-    """
-    count, vocab_size = len(rows), logits.shape[1]
+def draw(logits: Tensor, columns: DrawColumns, cut: Cut, stream: Stream = SAMPLING) -> Tensor:
+    """`DeviceDraw`; of a stream of all tokens. Twin: `worker.ops.sample.draw_columns`."""
+    count, vocab_size = logits.shape
     answers = torch.empty(2, count, dtype=torch.int32, device=logits.device)
-    if count:
-        counts = min(_COUNTS, triton.next_power_of_2(triton.cdiv(vocab_size, 8)))
-        tiles = triton.cdiv(vocab_size, 8 * counts)
-        best = torch.empty(3, count, tiles, device=logits.device)
-        ids = torch.empty(count, tiles, dtype=torch.int32, device=logits.device)
-        _best_kernel[(count, tiles)](
-            logits,
-            rows,
-            seeds,
-            positions,
-            temperatures,
-            best,
-            ids,
-            vocab_size,
-            logits.stride(0),
-            int(purpose),
-            offset,
-            counts=counts,
-        )
-        _decide_kernel[(count,)](
-            temperatures,
-            best,
-            ids,
-            answers,
-            tiles,
-            padded_tiles=triton.next_power_of_2(tiles),
-            noise_error=NOISE_ERROR,
-            sum_error=SUM_ERROR,
-            drawn=int(DrawState.DRAWN),
-            undecided=int(DrawState.UNDECIDED),
-            not_numbers=int(DrawState.NOT_NUMBERS),
-        )
-    return answers[0], answers[1]
+    if not count:
+        return answers
+    least = None
+    if cut in {Cut.HEAD, Cut.ALL}:
+        parts = range(0, count, _SORTED_ROWS)
+        least = torch.cat([_floors(logits, columns, cut, first) for first in parts])
+    counts = min(_COUNTS, triton.next_power_of_2(triton.cdiv(vocab_size, 8)))
+    tiles = triton.cdiv(vocab_size, 8 * counts)
+    best = torch.empty(3, count, tiles, device=logits.device)
+    ids = torch.empty(2, count, tiles, dtype=torch.int32, device=logits.device)
+    key = (columns.seeds, columns.positions, columns.temperatures)
+    offset = (stream.offset + (1 << 63)) % (1 << 64) - (1 << 63)
+    common = (best, ids, logits.stride(0), int(stream.purpose), offset)
+    _best_kernel[(count, tiles)](logits, *key, least, *common, vocab_size, counts=counts)
+    _decide_kernel[(count,)](
+        logits,
+        *key,
+        *common,
+        answers,
+        tiles,
+        padded_tiles=triton.next_power_of_2(tiles),
+        noise_error=NOISE_ERROR,
+        sum_error=SUM_ERROR,
+        drawn=int(DrawState.DRAWN),
+        not_numbers=int(DrawState.NOT_NUMBERS),
+    )
+    return answers
+
+
+def _floors(logits: Tensor, columns: DrawColumns, cut: Cut, first: int) -> Tensor:
+    """The least scores [n, 1] that may be drawn, of some rows from `first` on."""
+    rows = slice(first, first + _SORTED_ROWS)
+    heat = columns.temperatures[rows, None]
+    scores = logits[rows] / torch.where(heat != 0, heat, 1.0)
+    limits = columns.limits
+    own = Truncations(limits.log_min_p[rows], limits.top_p[rows], limits.top_k[rows])
+    width = WIDE_HEAD if cut is Cut.HEAD else logits.shape[1]
+    return floors(scores, scores.amax(1, keepdim=True), own, width)
 
 
 @triton.jit
@@ -108,9 +105,20 @@ def _philox(
 
 
 @triton.jit
+def _uniform(words: tl.tensor) -> Any:
+    """u of words, in float32."""
+    return tl.minimum((words.to(tl.float32) + 0.5) * (1.0 / 4294967296.0), 1.0 - 1.0 / 16777216)
+
+
+@triton.jit
 def _gumbel(words: tl.tensor) -> Any:
     """-log(-log(1 - u)), as `worker.ops.noise` makes u of words."""
-    uniform = tl.minimum((words.to(tl.float32) + 0.5) * (1.0 / 4294967296.0), 1.0 - 1.0 / 16777216)
+    return _twice_logged(_uniform(words))
+
+
+@triton.jit
+def _twice_logged(uniform: tl.tensor) -> Any:
+    """-log(-log(1 - u)) in the type of u."""
     # log(1 - u) where 1 - u is rounded: the rounded one's, times what u is of the rounded u.
     rest = 1.0 - uniform
     taken = 1.0 - rest
@@ -123,25 +131,26 @@ def _gumbel(words: tl.tensor) -> Any:
 @triton.jit
 def _best_kernel(  # noqa: PLR0913, PLR0917
     logits: tl.tensor,
-    rows: tl.tensor,
     seeds: tl.tensor,
     positions: tl.tensor,
     temperatures: tl.tensor,
+    least: tl.tensor,
     best: tl.tensor,
     ids: tl.tensor,
-    vocab_size: tl.tensor,
     stride_row: tl.tensor,
     purpose: tl.tensor,
     offset: tl.tensor,
+    vocab_size: tl.tensor,
     counts: tl.constexpr,
 ) -> None:
-    """Of a draw and a tile: the largest sum and its id, the second largest, and the largest score,
-    nan if any is.
+    """Of a draw and a tile: the two largest sums and their ids, and the largest score, nan if any
+    is. Scores below `least` are left out.
     """
     index = tl.program_id(0)
     tile = tl.program_id(1)
-    tokens = tile * (8 * counts) + tl.arange(0, 8 * counts)
-    row = tl.load(rows + index).to(tl.int64) * stride_row
+    inner = tl.arange(0, 8 * counts)
+    tokens = tile * (8 * counts) + inner
+    row = index.to(tl.int64) * stride_row
     values = tl.load(logits + row + tokens, mask=tokens < vocab_size, other=float("-inf"))
     heat = tl.load(temperatures + index)
     sums = values
@@ -157,52 +166,98 @@ def _best_kernel(  # noqa: PLR0913, PLR0917
             counts,
         )
         sums = values + _gumbel(words)
+        if least is not None:
+            sums = tl.where(values < tl.load(least + index), float("-inf"), sums)
     is_nan = tl.max((values != values).to(tl.int32), axis=0) > 0
     sums = tl.where(sums == sums, sums, float("-inf"))
     first = tl.argmax(sums, axis=0)
+    others = tl.where(inner == first, float("-inf"), sums)
     place = index * tl.num_programs(1) + tile
     plane = tl.num_programs(0) * tl.num_programs(1)
     tl.store(ids + place, tile * (8 * counts) + first)
+    tl.store(ids + plane + place, tile * (8 * counts) + tl.argmax(others, axis=0))
     tl.store(best + place, tl.max(sums, axis=0))
-    others = tl.where(tl.arange(0, 8 * counts) == first, float("-inf"), sums)
     tl.store(best + plane + place, tl.max(others, axis=0))
     peak = tl.max(tl.where(values == values, values, float("-inf")), axis=0)
     tl.store(best + 2 * plane + place, tl.where(is_nan, float("nan"), peak))
 
 
 @triton.jit
+def _exact_sum(
+    score: tl.tensor,
+    token: tl.tensor,
+    seed: tl.tensor,
+    position: tl.tensor,
+    purpose: tl.tensor,
+    offset: tl.tensor,
+) -> Any:
+    """A score plus the noise of its token, in float64."""
+    words = _philox(seed, position, purpose, offset, token // 8, 1)
+    own = tl.arange(0, 8) == token % 8
+    uniform = tl.sum(tl.where(own, _uniform(words), 0.0), axis=0)
+    return score.to(tl.float64) + _twice_logged(uniform.to(tl.float64))
+
+
+@triton.jit
 def _decide_kernel(  # noqa: PLR0913, PLR0917
+    logits: tl.tensor,
+    seeds: tl.tensor,
+    positions: tl.tensor,
     temperatures: tl.tensor,
     best: tl.tensor,
     ids: tl.tensor,
+    stride_row: tl.tensor,
+    purpose: tl.tensor,
+    offset: tl.tensor,
     answers: tl.tensor,
     tiles: tl.tensor,
     padded_tiles: tl.constexpr,
     noise_error: tl.constexpr,
     sum_error: tl.constexpr,
     drawn: tl.constexpr,
-    undecided: tl.constexpr,
     not_numbers: tl.constexpr,
 ) -> None:
-    """The token of a draw, and whether it wins by more than rounding."""
+    """The token of a draw, and whether its row holds numbers. Of the four largest sums, those that
+    rounding could make the largest are made again.
+    """
     index = tl.program_id(0)
     size = tl.num_programs(0)
     tile = tl.arange(0, padded_tiles)
     inside = tile < tiles
-    at = best + index * tiles + tile
-    firsts = tl.load(at, mask=inside, other=float("-inf"))
-    seconds = tl.load(at + size * tiles, mask=inside, other=float("-inf"))
-    peaks = tl.load(at + 2 * size * tiles, mask=inside, other=float("-inf"))
-    winner = tl.argmax(firsts, axis=0)
-    first = tl.max(firsts, axis=0)
-    second = tl.max(tl.where(tile == winner, seconds, firsts), axis=0)
+    at = index * tiles + tile
+    plane = size * tiles
+    firsts = tl.load(best + at, mask=inside, other=float("-inf"))
+    seconds = tl.load(best + plane + at, mask=inside, other=float("-inf"))
+    peaks = tl.load(best + 2 * plane + at, mask=inside, other=float("-inf"))
     is_nan = tl.max((peaks != peaks).to(tl.int32), axis=0) > 0
     peak = tl.max(tl.where(peaks == peaks, peaks, float("-inf")), axis=0)
     heat = tl.load(temperatures + index)
-    state = tl.where(first - second > noise_error + sum_error * tl.abs(first), drawn, undecided)
-    state = tl.where(heat == 0.0, drawn, state)
-    state = tl.where(is_nan | (tl.abs(peak) == float("inf")), not_numbers, state)
-    # A temperature that is nan: too small for float32.
-    state = tl.where(heat == heat, state, undecided)
-    tl.store(answers + index, tl.load(ids + index * tiles + winner))
-    tl.store(answers + size + index, state)
+    first_ids = tl.load(ids + at, mask=inside, other=0)
+    second_ids = tl.load(ids + plane + at, mask=inside, other=0)
+    first = tl.max(firsts, axis=0)
+    token = tl.max(tl.where(tile == tl.argmax(firsts, axis=0), first_ids, 0), axis=0)
+    # A temperature that is nan is too small for float32: scores overflow.
+    is_number = (heat == heat) & (is_nan == 0) & (tl.abs(peak) < float("inf"))
+    if (heat != 0.0) & is_number:
+        seed = tl.load(seeds + index)
+        position = tl.load(positions + index)
+        counter = tl.zeros((), tl.int64) + purpose
+        start = tl.zeros((), tl.int64) + offset
+        row = logits + index.to(tl.int64) * stride_row
+        least = first - (noise_error + sum_error * tl.abs(first))
+        highest = tl.full((), float("-inf"), tl.float64)
+        for _ in tl.static_range(4):
+            winner = tile == tl.argmax(firsts, axis=0)
+            if tl.max(firsts, axis=0) >= least:
+                other = tl.max(tl.where(winner, first_ids, 0), axis=0)
+                score = tl.div_rn(tl.load(row + other), heat)
+                total = _exact_sum(score, other, seed, position, counter, start)
+                is_better = (total > highest) | ((total == highest) & (other < token))
+                token = tl.where(is_better, other, token)
+                highest = tl.maximum(total, highest)
+            # Behind the first of a tile comes its second, and then none that is known.
+            firsts = tl.where(winner, seconds, firsts)
+            first_ids = tl.where(winner, second_ids, first_ids)
+            seconds = tl.where(winner, float("-inf"), seconds)
+    tl.store(answers + index, token)
+    tl.store(answers + size + index, tl.where(is_number, drawn, not_numbers))

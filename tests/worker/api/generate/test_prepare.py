@@ -182,7 +182,7 @@ async def test_facts_of_the_prompt_are_returned_when_asked(bench: Any) -> None:
         (TEXT, {"min_tokens": 17}, None, "less than or equal to max_tokens=16"),
         (TEXT, {"suffix": "x"}, "suffix", "not supported yet"),
         (TEXT, {"kv_transfer_params": {"a": 1}}, "kv_transfer_params", "not supported yet"),
-        (CHAT, {"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+        (CHAT, {"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "regex"),
         (CHAT, {"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs", "tokenize"),
         (TEXT, {"priority": 1, "settings": {"enable_priority": False}}, "priority", "not enabled"),
         (TEXT, {"truncate_prompt_tokens": 65}, "truncate_prompt_tokens", "cannot be greater than"),

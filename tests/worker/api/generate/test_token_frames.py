@@ -94,8 +94,8 @@ async def test_everything_a_client_library_sends_is_taken(bench: Any) -> None:
         ({"token_ids": [1], "sampling_params": {"use_beam_search": True}}, "use_beam_search"),
         ({"token_ids": [1], "sampling_params": {"extra_args": {"a": 1}}}, "extra_args"),
         (
-            {"token_ids": [1], "sampling_params": {"structured_outputs": {"json": {}}}},
-            "structured_outputs",
+            {"token_ids": [1], "sampling_params": {"structured_outputs": {"json": {"not": {}}}}},
+            "structured_outputs.json",
         ),
         (
             {"token_ids": [1], "sampling_params": {"skip_reading_prefix_cache": True}},

@@ -324,12 +324,11 @@ async def test_a_parser_can_be_chosen(bench: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "fields", "param", "words"),
     [
-        ({}, {"tool_choice": "required"}, "tool_choice", "structured output"),
         (
             {},
-            {"tool_choice": {"type": "function", "function": {"name": "look_up"}}},
+            {"tool_choice": "required", "response_format": {"type": "json_object"}},
             "tool_choice",
-            "structured output",
+            "constrain the same answer",
         ),
         (
             {},

@@ -51,13 +51,13 @@ def chat(extra: str) -> ChatRequest:
         (',"tools":[{"function":{"name":"f","x":1}}]', "body.tools.0.function.x"),
         (',"tool_choice":1', "body.tool_choice"),
         (',"tool_choice":{"type":"function"}', "body.tool_choice.function"),
-        (',"response_format":{"type":"json_object"}', "response_format"),
+        (',"response_format":{"type":"yaml"}', "body.response_format.type"),
         (',"priority":3.5', "body.priority"),
         (',"kv_transfer_params":{"do_remote_decode":true}', "kv_transfer_params"),
-        (',"structured_outputs":{"regex":"a"}', "structured_outputs"),
+        (',"structured_outputs":{"regex":1}', "body.structured_outputs.regex"),
         (',"return_token_offsets":true', "return_token_offsets"),
         (',"chat_template":"x"', "chat_template"),
-        (',"guided_json":{}', "guided_json"),
+        (',"guided_json":1', "body.guided_json"),
     ],
 )
 def test_a_refusal_names_the_field(extra: str, param: str) -> None:

@@ -128,7 +128,7 @@ def test_parts_of_several_types_biases_and_residuals(kernels: CpuKernels) -> Non
 
 def test_what_cannot_be_repacked_is_left_to_the_caller(kernels: CpuKernels) -> None:
     """An encoding that is not ours, and a scale whose minimum float16 cannot hold."""
-    part, _ = blocks("Q8_0", 1, 32)
+    part, _ = blocks("Q4_0", 1, 32)
     assert kernels.linear([dataclasses.replace(part, type_name="IQ2_XS")]) is None
     part.data[:2] = np.array([60000], np.float16).view(np.uint8)
     assert kernels.linear([part]) is None

@@ -8,6 +8,7 @@ Triton's interpreter where there is none (it must be chosen before Triton is imp
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from worker.ops import noise
 from worker.ops.noise import Purpose, Stream
-from worker.ops.sample import DrawState, choose
+from worker.ops.sample import DRAW_WORDS, DrawColumns, DrawState, choose, cut_of, draw_table
 from worker.ops.triton import draws
 from worker.types import SampleSpec, SamplingParams
 
@@ -94,28 +95,21 @@ def draw(
     logits: Tensor, rows: list[int], specs: list[SampleSpec], stream: Stream
 ) -> tuple[list[int], list[int]]:
     """The kernels' tokens and states."""
-    tokens, states = draws.draw(
-        logits.to(DEVICE),
-        torch.tensor(rows, dtype=torch.int32, device=DEVICE),
-        torch.tensor([signed(spec.params.seed) for spec in specs], device=DEVICE),
-        torch.tensor([spec.position for spec in specs], device=DEVICE),
-        torch.tensor([spec.params.temperature for spec in specs], device=DEVICE),
-        stream.purpose,
-        stream.offset,
-    )
-    return tokens.tolist(), states.tolist()
+    table = draw_table(rows, specs)
+    words = torch.from_numpy(table.view(np.int32)).view(len(specs), DRAW_WORDS)
+    columns = DrawColumns.of(words.to(DEVICE))
+    tokens, states = draws.draw(logits[rows].to(DEVICE), columns, cut_of(table), stream).tolist()
+    return tokens, states
 
 
-def make_spec(seed: int, position: int, temperature: float) -> SampleSpec:
-    params = SamplingParams(max_tokens=1, seed=seed, temperature=temperature)
+def make_spec(seed: int, position: int, temperature: float, **cuts: Any) -> SampleSpec:
+    params = SamplingParams(max_tokens=1, seed=seed, temperature=temperature, **cuts)
     return SampleSpec(params, position)
 
 
 @pytest.mark.parametrize(("vocab_size", "count"), [(1, 40), (7, 480), (300, 400), (2049, 80)])
 def test_draws_are_the_definitions(vocab_size: int, count: int) -> None:
-    """Of many draws, several from a row: greedy ones and those of any temperature; what is left
-    undecided is rare.
-    """
+    """Of many draws, several from a row: greedy ones and those of any temperature."""
     generator = torch.Generator().manual_seed(vocab_size)
     logits = torch.randn(5, vocab_size, generator=generator) * 3
     logits[1, :: max(1, vocab_size // 3)] = 9.5
@@ -127,12 +121,27 @@ def test_draws_are_the_definitions(vocab_size: int, count: int) -> None:
     ]
     stream = Stream(Purpose.DRAFT, 3)
     tokens, states = draw(logits, rows, specs, stream)
-    undecided = 0
-    for row, spec, token, state in zip(rows, specs, tokens, states, strict=True):
-        undecided += state == DrawState.UNDECIDED
-        assert state in {DrawState.DRAWN, DrawState.UNDECIDED}
-        assert state == DrawState.UNDECIDED or token == choose(logits[row], spec, stream)
-    assert undecided <= 3
+    assert states == [DrawState.DRAWN] * count
+    assert tokens == [
+        choose(logits[row], spec, stream) for row, spec in zip(rows, specs, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    "cuts", [{"top_p": 0.8}, {"top_k": 5, "top_p": 0.7}, {"min_p": 0.05}, {"top_k": 3}]
+)
+def test_truncated_draws_are_the_definitions(cuts: dict[str, Any]) -> None:
+    """Beside greedy ones and draws that are not cut."""
+    logits = torch.randn(60, 300, generator=torch.Generator().manual_seed(2)) * 2
+    logits[7] = logits[7].round()
+    wishes: list[dict[str, Any]] = [cuts, {}, cuts]
+    specs = [
+        make_spec(index, index, (0.9, 0.7, 1.4, 0.0)[index % 4], **wishes[index % 3])
+        for index in range(60)
+    ]
+    tokens, states = draw(logits, [*range(60)], specs, Stream())
+    assert states == [DrawState.DRAWN] * 60
+    assert tokens == [choose(row, spec) for row, spec in zip(logits, specs, strict=True)]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -146,21 +155,28 @@ def test_rows_that_are_no_numbers(temperature: float) -> None:
     assert tokens[4] == 17
     if temperature:
         hot = [make_spec(1, 2, 1e-37), make_spec(1, 2, math.nan)]
-        assert draw(logits, [4, 4], hot, Stream())[1] == [
-            DrawState.NOT_NUMBERS,
-            DrawState.UNDECIDED,
-        ]
+        assert draw(logits, [4, 4], hot, Stream())[1] == [DrawState.NOT_NUMBERS] * 2
 
 
-def test_two_that_are_alike_are_left_undecided() -> None:
-    """A sum that another one equals up to rounding; a greedy draw takes the lower id."""
+@pytest.mark.parametrize("other", [101, 3000])
+def test_sums_that_are_equal_are_made_again(other: int) -> None:
+    """Of two tokens in one tile, and in two: those that float32 cannot tell apart."""
+    logits = torch.full((40, 4096), -50.0)
+    specs = [make_spec(5, place, 1.0) for place in range(40)]
+    for spec, row in zip(specs, logits, strict=True):
+        apart = noise.gumbel_noise(5, spec.position, 4096)
+        row[other] = 40.0
+        row[100] = (row[other] + apart[other]) - apart[100]
+    tokens, states = draw(logits, [*range(40)], specs, Stream())
+    assert states == [DrawState.DRAWN] * 40
+    assert tokens == [choose(row, spec) for row, spec in zip(logits, specs, strict=True)]
+    assert set(tokens) == {100, other}
+
+
+def test_a_greedy_draw_takes_the_lower_of_equal_ids() -> None:
+    """In other tiles."""
     logits = torch.full((1, 4096), -50.0)
     logits[0, [100, 3000]] = 40.0
-    spec = make_spec(5, 6, 1.0)
-    apart = noise.gumbel_noise(5, 6, 4096)
-    logits[0, 100] += apart[3000] - apart[100]
-    assert draw(logits, [0], [spec], Stream())[1] == [DrawState.UNDECIDED]
-    logits[0, 100] = 40.0
     assert draw(logits, [0], [make_spec(5, 6, 0.0)], Stream()) == ([100], [DrawState.DRAWN])
 
 

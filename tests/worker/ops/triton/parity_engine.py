@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 import torch
+from poisoned_graphs import PoisonedGraphs
 from safetensors.torch import save_file
 
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
@@ -17,7 +18,9 @@ from worker.engine.drafters.registry import build_drafter
 from worker.engine.messages import AddRequest
 from worker.engine.scheduler import Scheduler
 from worker.engine.speculation import Speculation
+from worker.executor.graphs import DecodeGraphs
 from worker.executor.interface import Executor
+from worker.executor.model_runner import ModelRunner
 from worker.executor.start import build_executor
 from worker.types import SamplingParams
 
@@ -88,19 +91,37 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def executor(checkpoint: Path, backend: str) -> Executor:
+def engine_config(checkpoint: Path, backend: str) -> EngineConfig:
     """The model with room for 200 blocks of 8 tokens."""
-    return build_executor(
-        EngineConfig(
-            "torch",
-            str(checkpoint),
-            "float32",
-            block_size=8,
-            num_blocks_override=200,
-            scheduler=SchedulerConfig(max_model_len=512),
-            attention_backend=backend,
-        )
-    )[0]
+    return EngineConfig(
+        "torch",
+        str(checkpoint),
+        "float32",
+        block_size=8,
+        num_blocks_override=200,
+        scheduler=SchedulerConfig(max_model_len=512),
+        attention_backend=backend,
+    )
+
+
+def executor(checkpoint: Path, backend: str) -> Executor:
+    """Every step is launched anew."""
+    return build_executor(engine_config(checkpoint, backend))[0]
+
+
+def graphed(checkpoint: Path) -> Executor:
+    """The same on Triton, with decode steps from graphs on poisoned memory."""
+    model = build_executor(engine_config(checkpoint, "triton"))[0]._model
+    assert model is not None
+    device = PoisonedGraphs()
+
+    def cache() -> torch.Tensor:
+        made = torch.zeros(1, 201, 2, 1, 8, 16)
+        device.spoilt = [made[:, -1]]
+        return made
+
+    graphs = DecodeGraphs(device, (2, 8), (64, 64))
+    return ModelRunner(model, lambda: model, cache, graphs=graphs)
 
 
 class Lent(Executor):
@@ -159,3 +180,10 @@ def expected(checkpoint: Path) -> Answers:
 def test_answers_are_those_of_torch(checkpoint: Path, expected: Answers, name: str) -> None:
     """Token for token, whoever shares a step; and speculation stays exact."""
     assert run(executor(checkpoint, "triton"), WAYS[name], requests()) == expected
+
+
+def test_graphs_answer_as_torch_does(checkpoint: Path, expected: Answers) -> None:
+    """Of a few requests, the long one among them, in steps that are padded."""
+    asked = {name: request for name, request in requests().items() if int(name) < 8}
+    way = Way(batch=6, overlap=True)
+    assert run(graphed(checkpoint), way, asked) == {name: expected[name] for name in asked}

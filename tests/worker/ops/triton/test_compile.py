@@ -192,11 +192,13 @@ def test_fused_kernels(capability: int, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.usefixtures("fake_tensors")
 def test_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a large vocabulary."""
+    from worker.ops.sample import DRAW_WORDS, Cut, DrawColumns
     from worker.ops.triton import draws
 
     compiled, kernels = compiling(draws, HOPPER, monkeypatch)
-    wide, heat = torch.zeros(4, dtype=torch.int64), torch.ones(4)
-    draws.draw(torch.empty(4, 152_064), ints(4), wide, wide, heat)
+    columns = DrawColumns.of(ints(4, DRAW_WORDS))
+    for cut in (Cut.NOTHING, Cut.ALL):
+        draws.draw(torch.empty(4, 152_064), columns, cut)
     assert set(compiled) == kernels
 
 

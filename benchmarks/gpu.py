@@ -1,0 +1,351 @@
+"""What the worker makes of a GPU: kernels, decoding and prompts, against what the GPU can do.
+
+`python -m benchmarks.gpu`, from the repository root, on a machine with a GPU; under ten minutes.
+Weights are random, shapes are those of published models. First the GPU's own speed is measured: of
+copies, and of products of matrices. Then, for each shape:
+
+- each kernel against its twin in torch: whether the answer is the same, and only then the times, as
+  launched from Python (small kernels show what a launch costs);
+- decoding by graphs and launched anew: tokens a second, and the bytes that a step must read (all
+  weights and the contexts of all sequences) over its time, as a part of the speed of copies;
+- a prompt: operations a second as a part of the speed of products.
+
+`--check` checks kernels and decoding on a toy, in Triton's interpreter where there is no GPU (set
+TRITON_INTERPRET=1), and measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "support")]
+
+from poisoned_graphs import PoisonedGraphs  # noqa: E402  (the path of the tests' doubles)
+
+from worker.executor.graphs import CudaGraphs, DecodeGraphs  # noqa: E402
+from worker.executor.interface import Ticket  # noqa: E402
+from worker.executor.kv_cache import zeros  # noqa: E402
+from worker.executor.model_runner import ModelRunner  # noqa: E402
+from worker.executor.start import choose_backend  # noqa: E402
+from worker.models.config import ModelConfig  # noqa: E402
+from worker.models.llama import LayerWeights, LlamaModel  # noqa: E402
+from worker.ops.backends import TORCH, AttentionShape, Backend  # noqa: E402
+from worker.ops.linear import DenseLinear  # noqa: E402
+from worker.ops.rope import make_rope_table  # noqa: E402
+from worker.ops.sample import (  # noqa: E402
+    DRAW_WORDS,
+    Cut,
+    DrawColumns,
+    cut_of,
+    draw_table,
+)
+from worker.ops.step import StepTensors, sent  # noqa: E402
+from worker.types import (  # noqa: E402
+    SampleSpec,
+    SamplingParams,
+    ScheduledSequence,
+    SchedulerOutput,
+)
+
+BLOCK, CONTEXT, LONG, PROMPT, STEPS, ROUNDS = 16, 1024, 8192, 4096, 20, 5
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def shape(name: str, *sizes: int) -> ModelConfig:
+    """Of a vocabulary, hidden and inner sizes, layers, heads, KV heads and numbers of a head."""
+    return ModelConfig(name, *sizes, max_context=16384, rms_norm_eps=1e-5, rope_theta=500000.0)
+
+
+SHAPES = (
+    shape("135M", 49152, 576, 1536, 30, 9, 3, 64),
+    shape("1B", 128256, 2048, 8192, 16, 32, 8, 64),
+    shape("8B", 128256, 4096, 14336, 32, 32, 8, 128),
+)
+TOY = shape("toy", 96, 48, 40, 1, 3, 1, 16)
+
+
+class Size(NamedTuple):
+    """A batch that decodes: sequences, and tokens that each has already."""
+
+    sequences: int
+    context: int
+
+
+def random_model(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, backend: Backend
+) -> LlamaModel:
+    """Activations stay of the order of one."""
+    noise = torch.Generator(device).manual_seed(1)
+
+    def linear(rows: int, columns: int) -> DenseLinear:
+        weight = torch.empty(rows, columns, dtype=dtype, device=device)
+        return DenseLinear(weight.normal_(0, columns**-0.5, generator=noise))
+
+    hidden, inner = config.hidden_size, config.intermediate_size
+    width = config.num_heads * config.head_dim
+    qkv = width + 2 * config.num_kv_heads * config.head_dim
+    ones = torch.ones(hidden, dtype=dtype, device=device)
+    layers = [
+        LayerWeights(
+            ones,
+            linear(qkv, hidden),
+            linear(hidden, width),
+            ones,
+            linear(2 * inner, hidden),
+            linear(hidden, inner),
+        )
+        for _ in range(config.num_layers)
+    ]
+    powers = torch.arange(0, config.head_dim, 2, device=device) / config.head_dim
+    rope = make_rope_table(config.rope_theta**-powers, config.max_context)
+    head = linear(config.vocab_size, hidden)
+    return LlamaModel(config, head, tuple(layers), ones, head, rope, dtype, device, backend=backend)
+
+
+def num_weights(model: LlamaModel) -> int:
+    """Numbers that every step reads: all products, the head included."""
+    products = [model.head]
+    for layer in model.layers:
+        products += [layer.qkv, layer.output, layer.gate_up, layer.down]
+    return sum(product.weight.numel() for product in products if isinstance(product, DenseLinear))
+
+
+def seconds(act: Callable[[], object]) -> float:
+    """The median time of the device for it, after one that does not count."""
+    spent = []
+    for turn in range(ROUNDS + 1):
+        start, end = torch.cuda.Event(True), torch.cuda.Event(True)  # type: ignore[no-untyped-call]
+        start.record()
+        act()
+        end.record()
+        torch.cuda.synchronize()
+        if turn:
+            spent.append(start.elapsed_time(end) / 1e3)
+    return statistics.median(spent)
+
+
+def step_of(size: Size, rows: int, device: torch.device) -> StepTensors:
+    """A step of sequences with `rows` new rows each, whose blocks follow one another."""
+    each = -(-size.context // BLOCK)
+    ints = torch.arange(size.sequences * each, dtype=torch.int32, device=device)
+    tables = ints.view(size.sequences, each)
+    positions = torch.arange(size.context - rows, size.context, device=device).int()
+    slots = tables[:, positions // BLOCK] * BLOCK + positions % BLOCK
+    starts = torch.arange(size.sequences + 1, device=device).int() * rows
+    last = starts[1:] - 1
+    contexts = torch.full_like(last, size.context)
+    every = positions.repeat(size.sequences)
+    tensors = (every % 90, every, slots.flatten(), starts, contexts, tables, last)
+    return StepTensors(*tensors, rows, size.context)
+
+
+class Kernel(NamedTuple):
+    """One part of a layer, by a backend; `num_bytes` is what it has to move at least."""
+
+    name: str
+    run: Callable[[Backend], Tensor]
+    num_bytes: float
+
+
+def kernels(model: LlamaModel, size: Size, prompt: int) -> Iterator[Kernel]:
+    """The kernels of a decode step of `size`, and attention of a prompt of so many tokens."""
+    config, device, dtype = model.config, model.device, model.dtype
+    noise = torch.Generator(device).manual_seed(2)
+    heads = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, BLOCK)
+
+    def normal(*sizes: int) -> Tensor:
+        return torch.empty(*sizes, dtype=dtype, device=device).normal_(generator=noise)
+
+    def attention(step: StepTensors) -> Callable[[Backend], Tensor]:
+        held = step.block_tables.numel()
+        cache = normal(held, 2, config.num_kv_heads, BLOCK, config.head_dim)
+        queries = normal(len(step.token_ids), config.num_heads, config.head_dim)
+
+        def run(backend: Backend) -> Tensor:
+            return backend.plan(step, heads, model.rope).run(queries, cache)
+
+        return run
+
+    count, item = size.sequences, dtype.itemsize
+    kv_bytes = 2 * config.num_kv_heads * config.head_dim * item
+    yield Kernel("attention", attention(step_of(size, 1, device)), count * size.context * kv_bytes)
+    chunk = step_of(Size(1, prompt), prompt, device)
+    yield Kernel("attention, prompt", attention(chunk), prompt * kv_bytes)
+    x, gates = normal(count, config.hidden_size), normal(count, 2 * config.intermediate_size)
+    weight = normal(config.hidden_size)
+    yield Kernel("norm", lambda b: b.rms_norm(x, weight, 1e-5), 2 * x.numel() * item)
+    yield Kernel("activation", lambda b: b.silu_mul(gates.clone()), 2.5 * gates.numel() * item)
+    logits = normal(count, config.vocab_size).float() * 2
+    for name, params in (
+        ("draw", SamplingParams(1, 0.8)),
+        ("draw, top-k", SamplingParams(1, 0.8, top_k=40)),
+        ("draw, top-p", SamplingParams(1, 0.8, top_p=0.9)),
+    ):
+        columns, cut = columns_of(params, count, device)
+
+        def run(backend: Backend, columns: DrawColumns = columns, cut: Cut = cut) -> Tensor:
+            return backend.draw(logits, columns, cut)
+
+        yield Kernel(name, run, logits.numel() * 4.0)
+
+
+def columns_of(params: SamplingParams, count: int, device: torch.device) -> tuple[DrawColumns, Cut]:
+    """`count` draws at places of their own."""
+    table = draw_table(range(count), [SampleSpec(params, place) for place in range(count)])
+    words = sent(table.view("int32"), device)
+    return DrawColumns.of(words.view(count, DRAW_WORDS)), cut_of(table)
+
+
+def check(kernel: Kernel, backend: Backend) -> None:
+    """Raise unless the backend gives what torch gives: ids to the bit, numbers to rounding."""
+    found, wanted = kernel.run(backend), kernel.run(TORCH)
+    if not found.is_floating_point():
+        if not torch.equal(found, wanted.to(found.dtype)):
+            raise SystemExit(f"{kernel.name}: other tokens than torch's")
+        return
+    error = float((found.float() - wanted.float()).abs().max() / wanted.float().abs().max())
+    if not error < (1e-4 if found.dtype is torch.float32 else 2e-2):
+        raise SystemExit(f"{kernel.name}: {error:.1e} from torch's, of the largest value")
+
+
+def decoding(
+    model: LlamaModel, size: Size, is_graphed: bool, steps: int
+) -> tuple[float, list[int]]:
+    """Seconds of a decode step, two under way, and the first sequence's tokens. The cache holds
+    zeros: reading them takes as long.
+    """
+    config, device = model.config, model.device
+    each = -(-(size.context + steps + 1) // BLOCK)
+    blocks = size.sequences * each + 1
+    graphs = None
+    if is_graphed:
+        kind = CudaGraphs(device) if device.type == "cuda" else PoisonedGraphs()
+        room = (2 * size.sequences + 1, each)
+        graphs = DecodeGraphs(kind, (size.sequences,), room)
+
+    def cache() -> Tensor:
+        sizes = (config.num_layers, blocks, 2, config.num_kv_heads, BLOCK, config.head_dim)
+        return zeros(sizes, model.dtype, device)
+
+    runner = ModelRunner(model, lambda: model, cache, graphs=graphs)
+    params = [SamplingParams(steps + 1, 0.8, seed=index) for index in range(size.sequences)]
+    tables = [tuple(range(each * i, each * (i + 1))) for i in range(size.sequences)]
+    tickets: list[Ticket] = []
+    drawn: list[int] = []
+
+    def submit(number: int) -> None:
+        position, ahead = size.context + number, number > 0
+        shares = tuple(
+            ScheduledSequence(
+                *(index, [] if ahead else [index % 90], position, tables[index]),
+                (SampleSpec(params[index], position + 1),),
+                takes_pending=ahead,
+            )
+            for index in range(size.sequences)
+        )
+        tickets.append(runner.submit(SchedulerOutput(number, shares)))
+
+    def run() -> None:
+        drawn.clear()
+        for number in range(steps):
+            submit(number)
+            if len(tickets) == 2:
+                drawn.append(tickets.pop(0).collect().sampled[0][0].token_id)
+        drawn.append(tickets.pop(0).collect().sampled[0][0].token_id)
+
+    if device.type != "cuda":
+        run()
+        return 0.0, drawn
+    return seconds(run) / steps, drawn
+
+
+def check_decoding(model: LlamaModel, size: Size, steps: int) -> None:
+    """Raise unless graphs draw what steps draw that are launched anew."""
+    tokens = [decoding(model, size, is_graphed, steps)[1] for is_graphed in (False, True)]
+    if tokens[0] != tokens[1]:
+        raise SystemExit(f"decoding by graphs: other tokens than launched anew: {tokens}")
+
+
+def check_toy(backend: Backend, device: torch.device) -> None:
+    """All checks at small sizes."""
+    model = random_model(TOY, torch.float32, device, backend)
+    for kernel in kernels(model, Size(3, 20), 24):
+        check(kernel, backend)
+        print(f"{kernel.name}: as torch", flush=True)
+    check_decoding(model, Size(3, 20), 4)
+    print("decoding by graphs: as launched anew")
+
+
+def report(config: ModelConfig, backend: Backend, bandwidth: float, peak: float) -> None:
+    """Print the tables of a shape. `bandwidth` is bytes a second, `peak` operations a second."""
+    device, dtype = torch.device("cuda"), torch.bfloat16
+    model = random_model(config, dtype, device, backend)
+    print(f"\n{config.architecture}\nkernel               us    torch us   of copies")
+    for kernel in kernels(model, Size(16, LONG), PROMPT):
+        check(kernel, backend)
+        own, torchs = (seconds(lambda k=kernel, b=b: k.run(b)) for b in (backend, TORCH))  # type: ignore[misc]
+        part = kernel.num_bytes / own / bandwidth
+        print(f"{kernel.name:18} {own * 1e6:8.1f} {torchs * 1e6:9.1f} {part:8.0%}", flush=True)
+    weights, item = num_weights(model), dtype.itemsize
+    check_decoding(model, Size(4, CONTEXT), STEPS)
+    print("decoding     tokens/s   of copies   anew tokens/s")
+    for count in BATCHES:
+        size = Size(count, CONTEXT)
+        tokens = count * (CONTEXT + STEPS / 2)
+        num_bytes = (weights + config.kv_elements_per_token * tokens) * item
+        if num_bytes * 1.2 > torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved():
+            print(f"{count:4}: does not fit")
+            continue
+        graphed, anew = (decoding(model, size, way, STEPS)[0] for way in (True, False))
+        part = num_bytes / graphed / bandwidth
+        rates = f"{count / graphed:14.0f} {part:9.0%} {count / anew:15.0f}"
+        print(f"{count:4} x {CONTEXT} {rates}", flush=True)
+    step = step_of(Size(1, PROMPT), PROMPT, device)
+    sizes = (config.num_layers, PROMPT // BLOCK, 2, config.num_kv_heads, BLOCK, config.head_dim)
+    cache = zeros(sizes, dtype, device)
+    spent = seconds(lambda: model.forward(step, cache))
+    body = weights - config.vocab_size * config.hidden_size
+    pairs = 2 * config.num_layers * config.num_heads * config.head_dim * PROMPT**2
+    rate = (2 * body * PROMPT + pairs) / spent
+    print(f"prompt of {PROMPT}: {rate / 1e12:.0f} TFLOP/s, {rate / peak:.0%} of products")
+
+
+def limits(device: torch.device) -> tuple[float, float]:
+    """Bytes a second of copies, read and written; operations a second of products."""
+    source, side = torch.empty(1 << 29, dtype=torch.int16, device=device), 8192
+    target = torch.empty_like(source)
+    square = torch.randn(side, side, dtype=torch.bfloat16, device=device)
+    copying = seconds(lambda: target.copy_(source))
+    return 2 * source.nbytes / copying, 2 * side**3 / seconds(lambda: square @ square)
+
+
+@torch.inference_mode()
+def main() -> None:
+    """Check, or print tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--check", action="store_true", help="check a toy, and measure nothing")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if parser.parse_args().check:
+        check_toy(choose_backend("triton", device), device)
+        return
+    if device.type != "cuda":
+        raise SystemExit("torch finds no GPU: --check is all that can be done here")
+    backend = choose_backend("triton", device)
+    bandwidth, peak = limits(device)
+    print(f"{torch.cuda.get_device_name()}: copies {bandwidth / 1e12:.2f} TB/s,", end=" ")
+    print(f"products {peak / 1e12:.0f} TFLOP/s")
+    for config in SHAPES:
+        report(config, backend, bandwidth, peak)
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""Workers whose model is spread over two processes, on a CPU: what comes of the end of either."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+from running_worker import PATIENCE_SECONDS, Worker, running_worker
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from worker.config import EngineConfig, SchedulerConfig
+from worker.engine.client import EngineClient
+from worker.engine.messages import AddRequest
+from worker.errors import EngineDeadError
+from worker.types import SamplingParams
+
+STREAMS = 8
+HIDDEN, INNER, KEYS = 32, 48, 16
+TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One layer of random weights, and a tokenizer of bytes and an end token."""
+    path = tmp_path_factory.mktemp("bytes")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: n for n, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<eos>", normalized=False)])
+    tokenizer.save(str(path / "tokenizer.json"))
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": tokenizer.get_vocab_size(),
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "eos_token_id": tokenizer.token_to_id("<eos>"),
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    settings = {"eos_token": "<eos>", "chat_template": TEMPLATE}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    save_file(_weights(config["vocab_size"]), path / "model.safetensors")
+    return path
+
+
+def _weights(vocab_size: int) -> dict[str, torch.Tensor]:
+    noise = torch.Generator().manual_seed(3)
+    shapes = {
+        "embed_tokens": (vocab_size, HIDDEN),
+        "layers.0.self_attn.q_proj": (HIDDEN, HIDDEN),
+        "layers.0.self_attn.k_proj": (KEYS, HIDDEN),
+        "layers.0.self_attn.v_proj": (KEYS, HIDDEN),
+        "layers.0.self_attn.o_proj": (HIDDEN, HIDDEN),
+        "layers.0.mlp.gate_proj": (INNER, HIDDEN),
+        "layers.0.mlp.up_proj": (INNER, HIDDEN),
+        "layers.0.mlp.down_proj": (HIDDEN, INNER),
+        "layers.0.input_layernorm": (HIDDEN,),
+        "layers.0.post_attention_layernorm": (HIDDEN,),
+        "norm": (HIDDEN,),
+    }
+    return {
+        f"model.{name}.weight": torch.randn(shape, generator=noise) * 0.3
+        for name, shape in shapes.items()
+    }
+
+
+def rank_of(engine: int | None) -> int:
+    """The process id of an engine's other rank."""
+    children = Path(f"/proc/{engine}/task/{engine}/children").read_text().split()
+    assert len(children) == 1, "one other rank"
+    return int(children[0])
+
+
+class Watched:
+    """A process whose end can be waited for by anybody."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._ended = asyncio.Event()
+        self._fd = os.pidfd_open(pid)
+        asyncio.get_running_loop().add_reader(self._fd, self._end)
+
+    def kill(self) -> None:
+        """By SIGKILL."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    async def end(self) -> None:
+        """Wait for its end."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await self._ended.wait()
+
+    def _end(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._fd)
+        os.close(self._fd)
+        self._ended.set()
+
+
+async def streams_with(worker: Worker, rank: Watched) -> None:
+    """Have the rank killed under streams that have all begun; each ends with an error event."""
+    begun, all_begun = [0], asyncio.Event()
+    harmed = [0.0]
+
+    def count() -> None:
+        begun[0] += 1
+        if begun[0] == STREAMS:
+            all_begun.set()
+
+    async def harm() -> None:
+        await all_begun.wait()
+        harmed[0] = time.monotonic()
+        rank.kill()
+
+    asking = [worker.stream(count, max_tokens=3500) for _ in range(STREAMS)]
+    *ended, _ = await asyncio.gather(*asking, harm())
+    for stream in ended:
+        assert stream.error is not None, stream.events[-1:]
+        assert stream.error["code"] == 503
+        assert not stream.is_whole
+    last = max(stream.seconds for stream in ended) - harmed[0]
+    print(f"\nlast error event {last:.2f} s after the rank's end")  # noqa: T201
+
+
+async def test_a_rank_that_dies_ends_every_stream_and_the_worker_serves_again(
+    checkpoint: Path,
+) -> None:
+    """An error event each, a new engine with a new rank and the same answers; and at the regular
+    end of the worker no rank is left.
+    """
+    flags = ("--model", str(checkpoint), "--tensor-parallel-size", "2", "--device", "cpu")
+    async with running_worker(*flags, "--max-num-seqs", str(STREAMS)) as worker:
+        fields = {"temperature": 0, "max_tokens": 16}
+        before = (await worker.ask(**fields)).json()["choices"]
+        engine = worker.engine_pid()
+        lost = Watched(rank_of(engine))
+        await streams_with(worker, lost)
+        await lost.end()
+        await worker.until("/health", 200)
+        assert (await worker.ask(**fields)).json()["choices"] == before
+        assert worker.engine_pid() not in (None, engine)
+        last = Watched(rank_of(worker.engine_pid()))
+        worker.process.send_signal(signal.SIGTERM)
+        assert await worker.exit_status() == 0
+        await last.end()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop turn until something is so."""
+    while True:
+        if condition():
+            return
+        await asyncio.sleep(0.002)
+
+
+async def test_no_rank_outlives_an_engine_and_no_engine_an_idle_rank(checkpoint: Path) -> None:
+    """A rank that is killed while nothing runs ends the engine; a killed engine ends its rank, even
+    a stopped one; each time another engine serves.
+    """
+    limits = SchedulerConfig(max_model_len=256)
+    config = EngineConfig(
+        "torch", str(checkpoint), device="cpu", tensor_parallel_size=2, scheduler=limits
+    )
+    client = EngineClient(config)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await client.start()
+        try:
+            engines = [client.pid]
+            Watched(rank_of(client.pid)).kill()
+            await until(lambda: not client.is_alive)
+            with pytest.raises(EngineDeadError, match="exit code 1"):
+                client.open(AddRequest("a", [1], SamplingParams(2), 0.0))
+            await until(lambda: client.is_alive)
+            engines.append(client.pid)
+            rank, engine = Watched(rank_of(client.pid)), Watched(client.pid or 0)
+            os.kill(rank.pid, signal.SIGSTOP)
+            engine.kill()
+            await rank.end()
+            await until(lambda: not client.is_alive)
+            await until(lambda: client.is_alive)
+            assert client.pid not in engines
+            (stream,) = client.open(AddRequest("b", [1], SamplingParams(2), 0.0))
+            with closing(stream):
+                assert (await stream.next()).error is None
+            rank = Watched(rank_of(client.pid))
+        finally:
+            await client.shutdown()
+        await rank.end()

@@ -1,0 +1,81 @@
+"""Graphs of a device that is none: what was captured is run again, on poisoned memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+from worker.executor.graphs import GraphDevice
+
+
+class PoisonedGraphs(GraphDevice):
+    """What a replay should write, and all memory that it takes, holds nan (or the largest int)
+    before, and so does `spoilt`, what none may read. A fetch copies as late as it may. `calls` says
+    what was asked for; `is_busy` while the device is at work.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.is_busy = False
+        self.spoilt: list[Tensor] = []
+        self._one_at_a_time = Lock()
+        self._fetches: list[tuple[Tensor, Tensor]] = []
+
+    def host_buffer(self, size: int) -> Tensor:
+        """Any memory."""
+        return torch.zeros(size, dtype=torch.int32)
+
+    def renew(self) -> None:
+        """Nothing is shared."""
+        self.calls.append("renew")
+
+    def capture(self, launch: Callable[[], None], writes: Tensor) -> Callable[[], None]:
+        """Run it, as a device does that compiles."""
+
+        def replay() -> None:
+            with self._at_work("replay"):
+                for tensor in (writes, *self.spoilt):
+                    tensor.fill_(torch.nan if tensor.is_floating_point() else -(1 << 31))
+                launch()
+
+        with self._at_work("capture"):
+            launch()
+        return replay
+
+    def send(self, source: Tensor, target: Tensor) -> None:
+        """At once."""
+        with self._at_work("send"):
+            target.copy_(source)
+
+    def fetch(self, source: Tensor, target: Tensor) -> Callable[[], None]:
+        """When it is waited for, or must have been done."""
+        with self._at_work("fetch"):
+            target.fill_(-(1 << 31))
+            self._fetches.append((source, target))
+        return self._finish
+
+    def spare_fetched(self) -> None:
+        """All are done."""
+        self._finish()
+
+    def _finish(self) -> None:
+        with self._at_work():
+            for source, target in self._fetches:
+                target.copy_(source)
+            self._fetches.clear()
+
+    @contextmanager
+    def _at_work(self, *calls: str) -> Iterator[None]:
+        with self._one_at_a_time:
+            self.calls += calls
+            torch.use_deterministic_algorithms(True)  # new memory is filled
+            self.is_busy = True
+            try:
+                yield
+            finally:
+                self.is_busy = False
+                torch.use_deterministic_algorithms(False)

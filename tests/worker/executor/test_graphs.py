@@ -1,0 +1,328 @@
+"""Decode steps replayed from graphs answer as steps that are launched anew."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from poisoned_graphs import PoisonedGraphs
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
+from worker.engine.core import EngineCore
+from worker.engine.drafters.registry import build_drafter
+from worker.engine.messages import AddRequest
+from worker.engine.scheduler import Scheduler
+from worker.engine.speculation import Speculation
+from worker.errors import ConfigError
+from worker.executor.graphs import DecodeGraphs, graph_sizes
+from worker.executor.interface import execute
+from worker.executor.model_runner import ModelRunner
+from worker.executor.start import choose_graphs
+from worker.ops.backends import TORCH
+from worker.ops.step import StepTensors
+from worker.types import SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
+
+VOCABULARY, BLOCK = 90, 4
+ROOM = (40, 16)
+WISHES: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.9},
+    {"temperature": 0.0},
+    {"temperature": 1.1, "top_k": 7, "top_p": 0.8},
+    {"temperature": 0.8, "top_p": 0.7},
+    {"temperature": 0.7, "min_p": 0.05},
+]
+ADJUSTED: list[dict[str, Any]] = [
+    {"temperature": 0.8, "repetition_penalty": 1.4},
+    {"temperature": 0.0, "logprobs": 2},
+    {"temperature": 0.0, "logit_bias": ((5, 3.0),)},
+]
+BANS = [
+    *WISHES,
+    {"temperature": 1.0, "min_tokens": 3, "stop_token_ids": tuple(range(60))},
+]
+
+
+class ToyModel:
+    """Stands for `LlamaModel`: logits are a function of all tokens so far, which it keeps in the
+    cache. Each row is on its own, and nothing waits for a value.
+    """
+
+    config = SimpleNamespace(vocab_size=VOCABULARY)
+    device = torch.device("cpu")
+    kernels = None
+    backend = TORCH
+
+    def hidden(self, step: StepTensors, cache: Tensor) -> Tensor:
+        """Weighted sums [R, 1] of the tokens that rows see."""
+        keys = cache[0, :, 0, 0, :, 0]
+        keys[step.slots // BLOCK, step.slots % BLOCK] = step.token_ids.float()
+        rows = torch.arange(len(step.token_ids))
+        owners = torch.searchsorted(step.query_starts[1:].long(), rows, right=True)
+        held = keys[step.block_tables[owners]].flatten(1)
+        places = torch.arange(held.shape[1])[None]
+        contexts = step.context_lens[owners]
+        seen = (places <= step.positions[:, None]) & (places < contexts[:, None])
+        sums = (torch.where(seen, held, 0.0) * (places * 7 % 13 + 1)).sum(1, keepdim=True)
+        return sums.index_select(0, step.sample_rows)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """As random as sines are."""
+        return 3 * torch.sin(hidden * torch.arange(1, VOCABULARY + 1) * 0.7)
+
+
+def make_runner(
+    device: PoisonedGraphs | None,
+    num_blocks: int = 64,
+    sizes: tuple[int, ...] = (1, 2, 4, 8),
+    room: tuple[int, int] = ROOM,
+) -> ModelRunner:
+    """The toy model, with graphs of a device or without. Blocks are nan until they are written."""
+    model: Any = ToyModel()
+    graphs = None if device is None else DecodeGraphs(device, sizes, room)
+
+    def cache() -> Tensor:
+        made = torch.full((1, num_blocks + (graphs is not None), 2, 1, BLOCK, 1), torch.nan)
+        if device is not None:
+            device.spoilt = [made[:, -1]]
+        return made
+
+    return ModelRunner(model, lambda: model, cache, graphs=graphs)
+
+
+def requests(wishes: list[dict[str, Any]], count: int) -> list[AddRequest]:
+    """Some that begin alike, of other lengths."""
+    draw = random.Random(5)
+    made = []
+    for index in range(count):
+        prompt = [7, 8, 9, 10][: index % 5] + [draw.randrange(90) for _ in range(1 + index % 7)]
+        params = SamplingParams(
+            max_tokens=4 + index % 17, seed=index, **wishes[index % len(wishes)]
+        )
+        made.append(AddRequest(str(index), prompt, params, 0.0))
+    return made
+
+
+def answers(
+    runner: ModelRunner, asked: list[AddRequest], num_blocks: int, overlap: bool, drafts: int = 0
+) -> dict[str, list[Any]]:
+    """Tokens and log probabilities of all; two are added before every step."""
+    speculation = None
+    if drafts:
+        config = SpeculativeConfig(
+            "ngram", drafts, prompt_lookup_min=1, enable_adaptive_verification=False
+        )
+        speculation = Speculation(config, build_drafter(config), False)
+    limits = SchedulerConfig(12, 8, 64)
+    scheduler = Scheduler(CacheConfig(num_blocks, BLOCK), limits, speculation=speculation)
+    core = EngineCore(scheduler, runner, lambda: 0.0, overlap)
+    found: dict[str, list[Any]] = {request.request_id: [] for request in asked}
+    waiting = list(asked)
+    while core.has_work or waiting:
+        for _ in range(min(2, len(waiting))):
+            core.add(waiting.pop(0))
+        told = core.step()
+        for output in told.outputs if told is not None else ():
+            assert output.error is None
+            found[output.request_id] += [*output.token_ids, output.logprobs]
+    core.shutdown()
+    return found
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    "wishes", [WISHES, WISHES + ADJUSTED, BANS], ids=["plain", "adjusted", "banned"]
+)
+@pytest.mark.parametrize("num_blocks", [64, 17], ids=["roomy", "preempted"])
+def test_an_engine_on_graphs_answers_the_same(
+    wishes: list[dict[str, Any]], overlap: bool, num_blocks: int
+) -> None:
+    """Prompts in chunks between decode steps of any size, sequences that come, go and come back."""
+    asked = requests(wishes, 30)
+    expected = answers(make_runner(None, num_blocks), asked, num_blocks, overlap)
+    device = PoisonedGraphs()
+    runner = make_runner(device, num_blocks)
+    device.calls.clear()
+    assert answers(runner, asked, num_blocks, overlap) == expected
+    assert device.calls.count("send") > 10
+
+
+def test_steps_with_drafts_go_beside_the_graphs() -> None:
+    """And leave what the next replay needs."""
+    asked = requests(WISHES, 20)
+    expected = answers(make_runner(None), asked, 64, overlap=False)
+    device = PoisonedGraphs()
+    assert answers(make_runner(device), asked, 64, overlap=True, drafts=2) == expected
+    assert device.calls.count("send") > 3
+
+
+def test_tables_that_outgrow_their_room_are_captured_again() -> None:
+    """More slots and longer tables than expected, at the price of a capture."""
+    asked = requests(WISHES, 30)
+    expected = answers(make_runner(None), asked, 64, overlap=True)
+    device = PoisonedGraphs()
+    runner = make_runner(device, room=(3, 1))
+    assert answers(runner, asked, 64, overlap=True) == expected
+    assert device.calls.count("renew") > 2
+
+
+def test_steps_larger_than_all_sizes_are_launched_anew() -> None:
+    """Of five sequences and more here."""
+    asked = requests(WISHES, 20)
+    expected = answers(make_runner(None), asked, 64, overlap=True)
+    device = PoisonedGraphs()
+    assert answers(make_runner(device, sizes=(2, 4)), asked, 64, overlap=True) == expected
+
+
+def decode(step: int, wishes: list[dict[str, Any]], ahead: bool) -> SchedulerOutput:
+    """The step-th decode step of a sequence for each wish, whose prompt was one token."""
+    shares = []
+    for index, wish in enumerate(wishes):
+        made = SamplingParams(max_tokens=99, seed=index, **wish)
+        params = PARAMS.setdefault((index, repr(wish)), made)
+        table = tuple(range(8 * index, 8 * index + step // BLOCK + 1))
+        spec = (SampleSpec(params, step + 1, num_prompt=1),)
+        tokens = [] if ahead else [index + 3]
+        shares.append(ScheduledSequence(index, tokens, step, table, spec, takes_pending=ahead))
+    return SchedulerOutput(step, tuple(shares))
+
+
+PARAMS: dict[Any, SamplingParams] = {}
+
+
+class NoLaunches(TorchDispatchMode):
+    """Refuses all of torch's operations while the device is not at work on what was captured, and
+    those that read a value whenever.
+    """
+
+    def __init__(self, device: PoisonedGraphs) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = str(func)
+        is_read = "_local_scalar_dense" in name or "nonzero" in name
+        is_view = name.split(".")[1] in {"slice", "detach", "view", "alias"}
+        assert is_view or (self._device.is_busy and not is_read), f"{name} waits, or may"
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def unhindered(device: PoisonedGraphs, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Until it ends, nothing may be read from a tensor, nor made of what the host has."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("the host and the device met")
+
+    with monkeypatch.context() as patch, NoLaunches(device):
+        for name in ("tolist", "item", "cpu", "__int__", "__float__", "__bool__", "__index__"):
+            patch.setattr(torch.Tensor, name, refuse)
+        for name in ("tensor", "from_numpy", "as_tensor"):
+            patch.setattr(torch, name, refuse)
+        yield
+
+
+@pytest.mark.parametrize("wishes", [{"temperature": 0.0}, WISHES[1], WISHES[3], WISHES[4]])
+@pytest.mark.parametrize("count", [1, 5, 8])
+def test_a_steady_step_is_one_copy_there_and_one_back(
+    count: int, wishes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of which the last is not known, with new blocks among them: nothing else crosses."""
+    device = PoisonedGraphs()
+    runner = make_runner(device)
+    tickets = [runner.submit(decode(0, [wishes] * count, ahead=False))]
+    for step in range(1, 10):
+        device.calls.clear()
+        ahead = decode(step, [wishes] * count, ahead=True)
+        with unhindered(device, monkeypatch):
+            tickets.append(runner.submit(ahead))
+        assert device.calls == ["send", "replay", "replay", "fetch"]
+        assert len(tickets.pop(0).collect().sampled) == count
+
+
+@pytest.mark.parametrize("wishes", [WISHES, [{"temperature": 0.9, "logprobs": 2}] * 3])
+def test_answers_that_are_collected_late_are_those_of_their_step(
+    wishes: list[dict[str, Any]],
+) -> None:
+    """After the next step was submitted, log probabilities too."""
+
+    def late(runner: ModelRunner) -> list[Any]:
+        tickets = [runner.submit(decode(0, wishes, ahead=False))]
+        found = []
+        for step in range(1, 10):
+            tickets.append(runner.submit(decode(step, wishes, ahead=True)))
+            found.append(tickets.pop(0).collect().sampled)
+        return found
+
+    assert late(make_runner(PoisonedGraphs())) == late(make_runner(None))
+
+
+def test_the_guard_refuses_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = PoisonedGraphs()
+    for act in (
+        lambda x: x.item(),
+        lambda x: x.tolist(),
+        lambda x: x.cpu(),
+        lambda x: x.clone(),
+        lambda x: torch.tensor([1]),
+        bool,
+    ):
+        with pytest.raises(AssertionError), unhindered(device, monkeypatch):
+            act(torch.ones(1))
+        reading = device.capture
+        with pytest.raises(AssertionError), unhindered(device, monkeypatch):
+            reading(lambda: torch.ones(3).nonzero(), torch.ones(1))  # type: ignore[arg-type]
+
+
+def test_rows_that_are_no_numbers_fail_alone() -> None:
+    """A context with nan in it."""
+    device = PoisonedGraphs()
+    runner = make_runner(device)
+    step = decode(0, WISHES[:3], ahead=False)
+    lost = ScheduledSequence(7, [1], 2, (60,), step.sequences[0].samples)
+    output = execute(runner, SchedulerOutput(0, (*step.sequences, lost)))
+    assert list(output.sampled) == [0, 1, 2]
+    assert list(output.failed) == [7]
+
+
+def test_a_runner_that_slept_captures_again() -> None:
+    """When cache and weights are back, and not before."""
+    device = PoisonedGraphs()
+    runner = make_runner(device)
+    first = execute(runner, decode(0, WISHES[:3], ahead=False)).sampled
+    device.calls.clear()
+    runner.sleep(2)
+    runner.wake(frozenset({"weights"}))
+    assert not device.calls
+    runner.wake(frozenset({"kv_cache"}))
+    assert device.calls.count("capture") == 4 * 5
+    assert execute(runner, decode(0, WISHES[:3], ahead=False)).sampled == first
+    assert device.calls[-3:] == ["replay", "replay", "fetch"]
+
+
+def test_sizes() -> None:
+    """Small ones, every eighth, and the largest."""
+    assert graph_sizes(1) == (1,)
+    assert graph_sizes(6) == (1, 2, 4, 6)
+    assert graph_sizes(8) == (1, 2, 4, 8)
+    assert graph_sizes(30) == (1, 2, 4, 8, 16, 24, 30)
+    assert np.diff(graph_sizes(256)[3:]).tolist() == [8] * 31
+
+
+def test_graphs_are_for_a_gpu_and_for_steps_that_come() -> None:
+    """None on a CPU; sizes that no step has are refused."""
+    cpu = torch.device("cpu")
+    assert choose_graphs(EngineConfig("torch", "m"), TORCH, cpu) is None
+    config = EngineConfig("torch", "m", cuda_graph_sizes=(1, 500))
+    with pytest.raises(ConfigError, match="--cuda-graph-sizes up to 500"):
+        choose_graphs(config, TORCH, cpu)

@@ -1,0 +1,329 @@
+"""Two ranks on a CPU answer as one process does, and sleep and wake together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
+from worker.engine.core import EngineCore
+from worker.engine.drafters.registry import build_drafter
+from worker.engine.messages import AddRequest, RequestOutput
+from worker.engine.scheduler import Scheduler
+from worker.engine.speculation import Speculation
+from worker.errors import ConfigError
+from worker.executor import ranks
+from worker.executor.interface import Executor, execute
+from worker.executor.ranks import agree_on_blocks
+from worker.executor.start import build_executor, choose_device
+from worker.ops.parallel import Shard
+from worker.types import SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
+
+# A vocabulary that two ranks cannot halve, a head of its own, and biases everywhere.
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 91,
+    "hidden_size": 48,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "attention_bias": True,
+    "mlp_bias": True,
+}
+PROJECTIONS = {
+    "self_attn.q_proj": (48, 48),
+    "self_attn.k_proj": (24, 48),
+    "self_attn.v_proj": (24, 48),
+    "self_attn.o_proj": (48, 48),
+    "mlp.gate_proj": (40, 48),
+    "mlp.up_proj": (40, 48),
+    "mlp.down_proj": (48, 40),
+}
+BOTH = frozenset({"weights", "kv_cache"})
+
+
+@dataclass(frozen=True)
+class Way:
+    """How requests are run."""
+
+    num_blocks: int = 200
+    budget: int = 512
+    batch: int = 32
+    overlap: bool = False
+    drafts: int = 0
+
+
+WAYS = {
+    "batched, one step ahead": Way(overlap=True),
+    "chunked and preempted, one step ahead": Way(40, budget=48, batch=16, overlap=True),
+    "with drafts": Way(drafts=3),
+}
+
+
+@dataclass
+class Answer:
+    """What one of a request's answers was."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    prompt_logprobs: list[Any] = field(default_factory=list)
+
+    def add(self, output: RequestOutput) -> None:
+        """One more piece of it."""
+        assert output.error is None
+        self.token_ids += output.token_ids
+        self.logprobs += output.logprobs
+        self.prompt_logprobs += output.prompt_logprobs
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights of `CONFIG`."""
+    path = tmp_path_factory.mktemp("tiny")
+    (path / "config.json").write_text(json.dumps(CONFIG))
+    noise = torch.Generator().manual_seed(8)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=noise) * 0.3
+
+    tensors = {
+        "model.embed_tokens.weight": draw(91, 48),
+        "lm_head.weight": draw(91, 48),
+        "model.norm.weight": 1 + draw(48),
+    }
+    for layer in range(2):
+        prefix = f"model.layers.{layer}."
+        for name, shape in PROJECTIONS.items():
+            tensors |= {
+                f"{prefix}{name}.weight": draw(*shape),
+                f"{prefix}{name}.bias": draw(shape[0]),
+            }
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{prefix}{norm}.weight"] = 1 + draw(48)
+    save_file(tensors, path / "model.safetensors")
+    return path
+
+
+def config_of(checkpoint: Path, size: int, **changes: Any) -> EngineConfig:
+    """200 blocks of 8 tokens."""
+    config = EngineConfig(
+        "torch",
+        str(checkpoint),
+        "float32",
+        block_size=8,
+        num_blocks_override=200,
+        scheduler=SchedulerConfig(max_model_len=256),
+        attention_backend="torch",
+        device="cpu",
+        tensor_parallel_size=size,
+    )
+    return replace(config, **changes)
+
+
+@pytest.fixture(scope="module")
+def alone(checkpoint: Path) -> Executor:
+    """One process."""
+    return build_executor(config_of(checkpoint, 1))[0]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(checkpoint: Path) -> Iterator[Executor]:
+    """This process, and another one."""
+    executor, num_blocks = build_executor(config_of(checkpoint, 2))
+    assert num_blocks == 200
+    yield executor
+    executor.shutdown()
+    executor.shutdown()
+    for call in (lambda: executor.wake(BOTH), lambda: execute(executor, SchedulerOutput(0, ()))):
+        with pytest.raises(RuntimeError, match="shut down"):
+            call()
+
+
+class Lent(Executor):
+    """Another executor, which outlives the engine that it is lent to."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.submit = executor.submit  # type: ignore[method-assign]
+
+
+def requests() -> list[AddRequest]:
+    """Two hundred, greedy and seeded; some begin alike, some want several answers, log
+    probabilities, or draws that look at the tokens before.
+    """
+    draw = Random(11)
+    stem = [draw.randrange(91) for _ in range(20)]
+    made = []
+    for index in range(200):
+        own = [draw.randrange(91) for _ in range(draw.randrange(2, 14))]
+        prompt = (stem if index % 3 else []) + own + own[:4]
+        wishes: dict[str, Any] = {"temperature": 0.0}
+        if index % 2:
+            wishes = {"temperature": 0.9, "top_p": 0.9}
+        if index % 5 == 0:
+            wishes |= {"logprobs": 3}
+        if index % 10 == 0:
+            wishes |= {"prompt_logprobs": 1}
+        if index % 7 == 0:
+            wishes |= {"repetition_penalty": 1.3}
+        params = SamplingParams(max_tokens=3 + index % 4, seed=index, ignore_eos=True, **wishes)
+        branches = [f"{index}/{n}" for n in (1, 2)] if index % 8 == 1 else []
+        made.append(AddRequest(str(index), prompt, params, 0.0, branch_ids=branches))
+    return made
+
+
+def run(executor: Executor, way: Way) -> dict[str, Answer]:
+    """The answers to all requests, asked at once."""
+    limits = SchedulerConfig(way.budget, way.batch, 256)
+    speculation = None
+    if way.drafts:
+        config = SpeculativeConfig(
+            "ngram", way.drafts, prompt_lookup_min=1, enable_adaptive_verification=False
+        )
+        speculation = Speculation(config, build_drafter(config), False)
+    scheduler = Scheduler(CacheConfig(way.num_blocks, 8), limits, speculation=speculation)
+    core = EngineCore(scheduler, Lent(executor), lambda: 0.0, way.overlap)
+    answers: dict[str, Answer] = {}
+    for request in requests():
+        core.add(request)
+        answers |= {name: Answer() for name in (request.request_id, *request.branch_ids)}
+    while core.has_work:
+        told = core.step()
+        for output in told.outputs if told is not None else ():
+            answers[output.request_id].add(output)
+    core.shutdown()
+    assert bool(scheduler.stats().num_preemptions) == (way.num_blocks < 100)
+    assert bool(scheduler.stats().num_accepted_tokens) == bool(way.drafts)
+    return answers
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_two_ranks_answer_as_one_process(alone: Executor, two_ranks: Executor, name: str) -> None:
+    """Token for token; log probabilities but for the order of sums."""
+    expected, answers = run(alone, WAYS[name]), run(two_ranks, WAYS[name])
+    assert answers.keys() == expected.keys()
+    for name_of, answer in answers.items():
+        wanted = expected[name_of]
+        assert answer.token_ids == wanted.token_ids, name_of
+        for own, other in (
+            (answer.logprobs, wanted.logprobs),
+            (answer.prompt_logprobs, wanted.prompt_logprobs),
+        ):
+            assert [each.token_ids for each in own] == [each.token_ids for each in other]
+            for each, reference in zip(own, other, strict=True):
+                assert each.logprobs == pytest.approx(reference.logprobs, abs=1e-5)
+    assert sum(len(answer.logprobs) for answer in answers.values()) > 100
+    assert sum(len(answer.prompt_logprobs) for answer in answers.values()) > 100
+
+
+def draw_of(executor: Executor, tokens: list[int], start: int = 0) -> Any:
+    """What one sequence draws after these tokens."""
+    spec = SampleSpec(
+        SamplingParams(max_tokens=1, temperature=0.0, logprobs=4), start + len(tokens)
+    )
+    sequence = ScheduledSequence(1, tokens, start, [4, 2], (spec,))
+    return execute(executor, SchedulerOutput(0, (sequence,))).sampled[1]
+
+
+def test_a_masked_draw_is_the_same_on_every_rank(alone: Executor, two_ranks: Executor) -> None:
+    """What follows on a token that only the device knows is what follows on the one allowed."""
+    mask, drawn = bytes([0, 1 << 5]), []
+    greedy = SamplingParams(max_tokens=1, temperature=0.0, logprobs=4)
+    for executor in (alone, two_ranks):
+        masked, free = SampleSpec(greedy, 4, masks=(mask,)), SampleSpec(greedy, 5)
+        steps = (
+            ScheduledSequence(1, [5, 17, 80, 3], 0, [4], (masked,)),
+            ScheduledSequence(1, [], 4, [4], (free,), takes_pending=True),
+        )
+        outputs = [execute(executor, SchedulerOutput(0, (step,))).sampled[1][0] for step in steps]
+        assert outputs[0].token_id == 13
+        drawn.append(outputs[1])
+    assert drawn[0].token_id == drawn[1].token_id
+    assert drawn[1].logprobs.logprobs == pytest.approx(drawn[0].logprobs.logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_ranks_sleep_and_wake_together(two_ranks: Executor, level: int) -> None:
+    """The same numbers as before, and no rank has kept what it had in its cache."""
+    prompt = [5, 17, 80, 3]
+    before = draw_of(two_ranks, prompt), draw_of(two_ranks, [7], len(prompt))
+    two_ranks.sleep(level)
+    two_ranks.wake(frozenset({"weights"}))
+    two_ranks.wake(frozenset({"kv_cache"}))
+    assert draw_of(two_ranks, [7], len(prompt)) != before[1]  # after a context of zeros
+    assert (draw_of(two_ranks, prompt), draw_of(two_ranks, [7], len(prompt))) == before
+
+
+def test_a_size_that_divides_no_heads_is_refused(checkpoint: Path) -> None:
+    """With the flag and the sizes that would do."""
+    with pytest.raises(ConfigError, match=r"--tensor-parallel-size 3 .* 4 heads, 2 KV.* 1 or 2$"):
+        build_executor(config_of(checkpoint, 3))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"speculative": SpeculativeConfig("eagle", 2)}, "eagle .* choose ngram or suffix"),
+        ({"speculative": SpeculativeConfig("draft_model", 2, "m")}, "draft_model .* choose ngram"),
+        ({"quantization": "q8_0"}, "without --quantization"),
+        ({"num_blocks_override": 1}, "--num-gpu-blocks-override to 32"),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused(
+    checkpoint: Path, changes: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By name, and before any rank is started."""
+    monkeypatch.setattr(ranks.Ranks, "start", lambda *_: pytest.fail("ranks were started"))
+    with pytest.raises(ConfigError, match=reason):
+        build_executor(config_of(checkpoint, 2, **changes))
+
+
+def test_each_rank_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that CUDA sees; too few are refused."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_device("auto", Shard(1, 2)) == torch.device("cuda", 1)
+    assert choose_device("cpu", Shard(1, 4)) == torch.device("cpu")
+    with pytest.raises(ConfigError, match=r"torch sees 2 .* lower it to 2"):
+        choose_device("auto", Shard(3, 4))
+
+
+@pytest.mark.parametrize(("room", "other", "least"), [(100, 70, 70), (70, 100, 70), (None,) * 3])
+def test_ranks_agree_on_the_blocks_of_the_least_room(
+    room: int | None, other: int | None, least: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 chooses, from what the fullest device has; rank 1 takes its choice."""
+    seen: list[int | None] = []
+
+    def reduce(tensor: torch.Tensor, op: object) -> None:
+        assert op == torch.distributed.ReduceOp.MIN
+        tensor.clamp_(max=tensor if other is None else torch.tensor(other))
+
+    def choose(room: int | None) -> int:
+        seen.append(room)
+        return 12
+
+    def broadcast(tensor: torch.Tensor, source: int) -> None:
+        assert (source, seen) == (0, [least])
+        tensor.fill_(12)
+
+    monkeypatch.setattr(ranks.distributed, "all_reduce", reduce)
+    monkeypatch.setattr(ranks.distributed, "broadcast", broadcast)
+    device = torch.device("cpu")
+    assert agree_on_blocks(room, choose, Shard(0, 2), device) == 12
+    assert agree_on_blocks(room, choose, Shard(1, 2), device) == 12
+    assert seen == [least]

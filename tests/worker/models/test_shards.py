@@ -1,0 +1,148 @@
+"""What the ranks of tensor parallelism load is, put together, what one process loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import model_variants
+import pytest
+import torch
+from torch import Tensor
+
+from worker.errors import ConfigError
+from worker.models.checkpoints import GgufCheckpoint, SafetensorsCheckpoint, WeightFile, read
+from worker.models.llama import LlamaModel
+from worker.models.loader import load_model
+from worker.ops.linear import Linear
+from worker.ops.parallel import Shard
+
+CPU = torch.device("cpu")
+SIZE = 2
+PARTLY_ROTATED = "phi3, partly rotated, with a window"
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama, tied head": ("Llama", {"tie_word_embeddings": True}),
+    "llama, biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "qwen2, even vocabulary": ("Qwen2", {"vocab_size": 98, "tie_word_embeddings": False}),
+    "qwen2, tied head, even vocabulary": ("Qwen2", {"vocab_size": 98, "tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"head_dim": 24}),
+    **{name: model_variants.VARIANTS[name] for name in ("gemma2", "phi3", PARTLY_ROTATED)},
+}
+
+
+def weight(linear: Linear, rows: int) -> Tensor:
+    """All of a product's own rows."""
+    return linear.rows(torch.arange(rows))
+
+
+def halves(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """Shards of a product fused from parts of `sizes`, each with its share of each part, joined."""
+    parts = [tensor.split([size // SIZE for size in sizes]) for tensor in tensors]
+    return torch.cat([torch.cat(part) for part in zip(*parts, strict=True)])
+
+
+def assert_shards_make(whole: LlamaModel, shards: list[LlamaModel]) -> None:
+    """Every weight of the whole model is in them where it belongs."""
+    config = whole.config
+    hidden, inner, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
+    queries, keys = (n * config.head_dim for n in (config.num_heads, config.num_kv_heads))
+    for shard in shards:
+        assert torch.equal(weight(shard.embedding, vocab), weight(whole.embedding, vocab))
+        assert torch.equal(shard.final_norm, whole.final_norm)
+    rows = -(-vocab // SIZE)
+    head = torch.cat([weight(shard.head, rows) for shard in shards])
+    assert torch.equal(head[:vocab], weight(whole.head, vocab))
+    assert not head[vocab:].any()
+    for index, layer in enumerate(whole.layers):
+        own = [shard.layers[index] for shard in shards]
+        for shard in own:
+            assert torch.equal(shard.input_norm, layer.input_norm)
+            assert torch.equal(shard.mlp_norm, layer.mlp_norm)
+            if layer.query_norm is not None:
+                assert torch.equal(shard.query_norm, layer.query_norm)
+        fused = queries + 2 * keys
+        qkv = [weight(shard.qkv, fused // SIZE) for shard in own]
+        assert torch.equal(halves(qkv, (queries, keys, keys)), weight(layer.qkv, fused))
+        gate_up = [weight(shard.gate_up, inner) for shard in own]
+        assert torch.equal(halves(gate_up, (inner, inner)), weight(layer.gate_up, 2 * inner))
+        for name in ("output", "down"):
+            columns = [weight(getattr(shard, name), hidden) for shard in own]
+            assert torch.equal(torch.cat(columns, dim=1), weight(getattr(layer, name), hidden))
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "gguf"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_shards_put_together_are_the_whole(
+    name: str, kind: str, save_tiny: Callable[..., Any], write_gguf: Callable[..., Path]
+) -> None:
+    """Rows of heads, columns of what meets them, rows of the vocabulary; rotary rows in order."""
+    architecture, changes = VARIANTS[name]
+    saved = save_tiny(architecture, **changes)
+    path = saved.path if kind == "safetensors" else write_gguf(saved.model)
+    whole = load_model(path, torch.float32, CPU)
+    shards = [load_model(path, torch.float32, CPU, shard=Shard(r, SIZE)) for r in range(SIZE)]
+    assert {shard.config.num_kv_heads for shard in shards} == {1}
+    assert_shards_make(whole, shards)
+
+
+def test_a_mixture_of_experts_is_not_split(save_tiny: Callable[..., Any]) -> None:
+    """It is refused, and the flag is named."""
+    kind, changes = model_variants.VARIANTS["mixtral"]
+    path = save_tiny(kind, **changes).path
+    with pytest.raises(ConfigError, match="--tensor-parallel-size 2: mixtures of experts"):
+        load_model(path, torch.float32, CPU, shard=Shard(1, SIZE))
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "gguf"])
+def test_parts_of_tensors_are_read_as_the_whole_has_them(
+    kind: str, save_tiny: Callable[..., Any], write_gguf: Callable[..., Path]
+) -> None:
+    """Rows, columns, both; of blocks that a part cuts; of vectors; of rows in rotary order."""
+    saved = save_tiny("Llama", attention_bias=True, mlp_bias=True)
+    types = {"blk.0.ffn_down.weight": gguf.GGMLQuantizationType.Q8_0}
+    file: WeightFile = SafetensorsCheckpoint(saved.path)
+    if kind == "gguf":
+        file = GgufCheckpoint(write_gguf(saved.model, types))
+    prefix = "model.layers.0."
+    parts = {
+        "mlp.down_proj.weight": (slice(0, 64), slice(40, 70)),
+        "mlp.gate_proj.weight": (slice(30, 50), slice(10, 40)),
+        "mlp.gate_proj.bias": (slice(30, 50),),
+        "self_attn.q_proj.weight": (slice(16, 48), slice(0, 64)),
+        "self_attn.q_proj.bias": (slice(16, 48),),
+        "self_attn.k_proj.weight": (slice(16, 32), slice(8, 24)),
+    }
+    for name, part in parts.items():
+        expected = read(file, prefix + name)[part]
+        destination = torch.empty(expected.shape)
+        file.read_into(prefix + name, destination, *(each.start for each in part))
+        assert torch.equal(destination, expected), name
+
+
+def test_a_shard_reads_no_more_of_a_file_than_its_part(
+    save_tiny: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole tensors are the embedding and norms alone."""
+    saved = save_tiny("Llama", tie_word_embeddings=False)
+    names: list[str] = []
+    read_part = SafetensorsCheckpoint._tensor
+
+    def tensor(self: SafetensorsCheckpoint, name: str, *part: slice | None) -> Tensor:
+        found: Tensor = read_part(self, name, *part)  # type: ignore[arg-type]
+        if found.shape == self.shapes()[name]:
+            names.append(name)
+        return found
+
+    monkeypatch.setattr(SafetensorsCheckpoint, "_tensor", tensor)
+    load_model(saved.path, torch.float32, CPU, shard=Shard(1, SIZE))
+    assert "model.embed_tokens.weight" in names
+    assert all("norm" in name or "embed_tokens" in name for name in names)
+
+
+def test_what_has_no_such_parts_is_refused(save_tiny: Callable[..., Any]) -> None:
+    """Heads, KV heads and the inner size count."""
+    saved = save_tiny("Llama", num_attention_heads=4, num_key_value_heads=4, intermediate_size=94)
+    with pytest.raises(ConfigError, match=r"4 does not divide .* size 94: choose 1 or 2$"):
+        load_model(saved.path, torch.float32, CPU, shard=Shard(0, 4))

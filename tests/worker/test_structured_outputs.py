@@ -1,0 +1,535 @@
+"""Answers of a whole engine match what was asked: schemas, regular expressions, grammars.
+
+A tiny llama of random weights draws at temperature 1, so that what an answer says is the grammar's
+doing alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import jsonschema
+import pytest
+from grammar_bench import (
+    BIAS,
+    DEVICE,
+    END,
+    MARK,
+    NGRAM,
+    SUFFIX,
+    Answer,
+    GrammarBench,
+    compiled_error,
+    text_of,
+)
+
+from worker.api.schema.constraints import Constraint, grammar_of
+from worker.api.schema.requests import StructuredOutputs
+from worker.engine.grammar import GrammarCompiler
+from worker.errors import RequestError
+from worker.types import FinishReason
+
+NUM_ANSWERS = 5
+NAMED = {"type": "object", "additionalProperties": False}
+POINT = {
+    **NAMED,
+    "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}},
+    "required": ["x", "y"],
+}
+# Each must be enforced.
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "null": {"type": "null"},
+    "boolean": {"type": "boolean"},
+    "integer": {"type": "integer"},
+    "integer range": {"type": "integer", "minimum": -12, "maximum": 7},
+    "integer exclusive": {"type": "integer", "exclusiveMinimum": 99, "exclusiveMaximum": 103},
+    "integer multipleOf": {"type": "integer", "multipleOf": 7, "minimum": 1, "maximum": 99},
+    "number": {"type": "number"},
+    "number range": {"type": "number", "minimum": 0.5, "maximum": 1.25},
+    "number exclusive": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+    "string": {"type": "string"},
+    "string lengths": {"type": "string", "minLength": 2, "maxLength": 4},
+    "string maxLength 0": {"type": "string", "maxLength": 0},
+    "string pattern": {"type": "string", "pattern": "^[a-f]{2,3}-[0-9]+$"},
+    "string pattern unanchored": {"type": "string", "pattern": "ab|10", "maxLength": 12},
+    "string format date": {"type": "string", "format": "date"},
+    "string format time": {"type": "string", "format": "time"},
+    "string format date-time": {"type": "string", "format": "date-time"},
+    "string format duration": {"type": "string", "format": "duration"},
+    "string format uuid": {"type": "string", "format": "uuid"},
+    "string format ipv4": {"type": "string", "format": "ipv4"},
+    "string format ipv6": {"type": "string", "format": "ipv6"},
+    "string format email": {"type": "string", "format": "email"},
+    "string format hostname": {"type": "string", "format": "hostname"},
+    "enum": {"enum": ["red", "grün", 3, None, {"a": [1]}]},
+    "enum with type": {"type": "string", "enum": ["a", "b", 1]},
+    "const": {"const": {"b": [1, 2.5, "x"], "a": None}},
+    "const string": {"const": 'quote " and \\ and é'},
+    "types": {"type": ["integer", "null", "boolean"]},
+    "array": {"type": "array", "items": {"type": "boolean"}},
+    "array lengths": {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 3},
+    "array empty": {"type": "array", "maxItems": 0},
+    "array prefixItems": {
+        "type": "array",
+        "prefixItems": [{"type": "integer"}, {"type": "boolean"}],
+        "items": False,
+        "minItems": 2,
+    },
+    "array prefixItems open": {
+        "prefixItems": [{"const": 1}],
+        "type": "array",
+        "items": {"type": "null"},
+        "minItems": 2,
+    },
+    "array of arrays": {
+        "type": "array",
+        "maxItems": 2,
+        "items": {"type": "array", "items": {"const": 0}, "minItems": 1},
+    },
+    "object": {"type": "object", "maxProperties": 2},
+    "object empty": {**NAMED, "properties": {}},
+    "object properties": POINT,
+    "object optional": {**POINT, "required": ["y"]},
+    "object required unnamed": {"type": "object", "required": ["z"], "maxProperties": 1},
+    "object additionalProperties": {
+        "type": "object",
+        "properties": {"a": {"type": "null"}},
+        "additionalProperties": {"type": "integer"},
+    },
+    "object patternProperties": {
+        "type": "object",
+        "patternProperties": {"^a[0-9]$": {"type": "boolean"}, "^b": {"type": "null"}},
+        "additionalProperties": False,
+    },
+    "object minProperties": {**POINT, "minProperties": 2},
+    "object minProperties 1": {
+        "type": "object",
+        "minProperties": 1,
+        "additionalProperties": {"type": "null"},
+    },
+    "object maxProperties": {**POINT, "required": [], "maxProperties": 1},
+    "nested": {**NAMED, "properties": {"p": POINT, "q": {"enum": [1, 2]}}, "required": ["p", "q"]},
+    "anyOf": {"anyOf": [POINT, {"type": "null"}, {"const": "none"}]},
+    "anyOf in object": {
+        **NAMED,
+        "properties": {"v": {"anyOf": [{"type": "integer"}, {"type": "boolean"}]}},
+        "required": ["v"],
+    },
+    "oneOf disjoint": {"oneOf": [{"type": "string", "maxLength": 3}, {"type": "integer"}]},
+    "oneOf by tag": {
+        "oneOf": [
+            {**NAMED, "properties": {"kind": {"const": "a"}}, "required": ["kind"]},
+            {**NAMED, "properties": {"kind": {"const": "b"}}, "required": ["kind"]},
+        ]
+    },
+    "allOf": {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 11}]},
+    "allOf objects": {
+        "allOf": [
+            {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"]},
+            {"properties": {"b": {"type": "boolean"}}, "required": ["b"], "maxProperties": 2},
+        ]
+    },
+    "allOf strings": {"allOf": [{"type": "string", "minLength": 2}, {"pattern": "^[ab]{1,5}$"}]},
+    "$ref to $defs": {"$ref": "#/$defs/p", "$defs": {"p": POINT}},
+    "$ref to definitions": {"$ref": "#/definitions/p", "definitions": {"p": POINT}},
+    "$ref beside keywords": {
+        "$ref": "#/$defs/s",
+        "minLength": 2,
+        "$defs": {"s": {"type": "string", "maxLength": 5}},
+    },
+    "$ref recursive list": {
+        "$ref": "#/$defs/n",
+        "$defs": {
+            "n": {
+                **NAMED,
+                "properties": {"next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/n"}]}},
+                "required": ["next"],
+            }
+        },
+    },
+    "$ref recursive tree": {
+        **NAMED,
+        "properties": {"kids": {"type": "array", "maxItems": 1, "items": {"$ref": "#"}}},
+        "required": ["kids"],
+    },
+    "annotations": {
+        "title": "t",
+        "description": "d",
+        "$comment": "c",
+        "default": 1,
+        "examples": [{"minProperties": 3}],
+        "deprecated": True,
+        "readOnly": True,
+        "type": "integer",
+    },
+    "names like keywords": {
+        **NAMED,
+        "properties": {"minProperties": {"const": 5}, "not": {"const": 1}},
+        "required": ["minProperties", "not"],
+    },
+    "false property": {
+        **NAMED,
+        "properties": {"a": {"type": "null"}, "b": False},
+        "required": ["a"],
+    },
+    "true property": {**NAMED, "properties": {"a": {"enum": [1, 2]}, "b": True}, "required": ["a"]},
+    "pydantic model": {
+        "$defs": {"Unit": {"enum": ["cm", "in"], "title": "Unit", "type": "string"}},
+        "properties": {
+            "size": {"title": "Size", "type": "number", "minimum": 0, "maximum": 100},
+            "unit": {"$ref": "#/$defs/Unit"},
+            "note": {"anyOf": [{"type": "string", "maxLength": 6}, {"type": "null"}]},
+        },
+        "required": ["size", "unit", "note"],
+        "title": "Length",
+        "type": "object",
+        "additionalProperties": False,
+    },
+}
+# Each must be refused, and the message must say what for.
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "not": ({"not": {"type": "null"}}, "not"),
+    "if": ({"if": {"type": "null"}, "then": {}}, '"if", "then"'),
+    "uniqueItems": ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+    "contains": ({"type": "array", "contains": {"const": 1}}, "contains"),
+    "minContains": ({"type": "array", "minContains": 1, "contains": {}}, "minContains"),
+    "propertyNames": ({"type": "object", "propertyNames": {"maxLength": 2}}, "propertyNames"),
+    "dependentRequired": ({"dependentRequired": {"a": ["b"]}}, "dependentRequired"),
+    "dependentSchemas": ({"dependentSchemas": {"a": {}}}, "dependentSchemas"),
+    "dependencies": ({"dependencies": {"a": ["b"]}}, "dependencies"),
+    "unevaluatedProperties": ({"unevaluatedProperties": False}, "unevaluatedProperties"),
+    "unevaluatedItems": ({"unevaluatedItems": False}, "unevaluatedItems"),
+    "$dynamicRef": ({"$dynamicRef": "#a"}, "dynamicRef"),
+    "oneOf that overlaps": ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "oneOf"),
+    "an unknown format": ({"type": "string", "format": "postcode"}, "postcode"),
+    "an unknown type": ({"type": "text"}, "text"),
+    "look-around": ({"type": "string", "pattern": "^(?!a)b$"}, "look-around"),
+    "a reference to elsewhere": ({"$ref": "https://example.com/schema"}, "example.com"),
+    "nothing matches": ({"type": "integer", "minimum": 3, "maximum": 1}, "nsatisfiable"),
+    "a number of properties beside optional ones": (
+        {"type": "object", "properties": {"a": {}}, "maxProperties": 2},
+        "min/maxProperties",
+    ),
+    "names that may come twice": ({"type": "object", "minProperties": 2}, "minProperties"),
+    "names that may come twice, inside": (
+        {"type": "object", "properties": {"const": {"anyOf": [{"minProperties": 2}]}}},
+        "minProperties",
+    ),
+    "the library's own options": ({"x-guidance": {"lenient": True}, "not": {}}, "x-guidance"),
+    "options inside": ({"items": {"x-guidance": {"lenient": True}}}, "x-guidance"),
+}
+
+
+def grammar(**outputs: Any) -> str:
+    return grammar_of(Constraint(StructuredOutputs(**outputs), "field"))
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[GrammarBench]:
+    with GrammarBench() as bench:
+        yield bench
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[GrammarCompiler]:
+    from grammar_bench import VOCABULARY
+
+    compiler = GrammarCompiler(VOCABULARY)
+    yield compiler
+    compiler.shutdown()
+
+
+@pytest.fixture(scope="module")
+def answers(bench: GrammarBench) -> dict[str, list[Answer]]:
+    """Five answers to each schema, drawn side by side."""
+    asked = {
+        name: [bench.request(grammar(json=schema), seed=seed) for seed in range(NUM_ANSWERS)]
+        for name, schema in SCHEMAS.items()
+    }
+    found = bench.run(*(request for requests in asked.values() for request in requests))
+    return {name: [found[r.request_id] for r in requests] for name, requests in asked.items()}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_answers_validate(answers: dict[str, list[Answer]], name: str) -> None:
+    """Each answer that came to its end is what the schema says."""
+    ended = [answer for answer in answers[name] if answer.reason is FinishReason.STOP]
+    others = [answer for answer in answers[name] if answer not in ended]
+    assert ended
+    assert all(answer.reason is FinishReason.LENGTH for answer in others)
+    validator = jsonschema.Draft202012Validator(
+        SCHEMAS[name], format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+    )
+    for answer in ended:
+        validator.validate(json.loads(answer.text))
+
+
+def test_most_answers_come_to_their_end(answers: dict[str, list[Answer]]) -> None:
+    """So that the test above looks at enough of them."""
+    reasons = [answer.reason for each in answers.values() for answer in each]
+    assert reasons.count(FinishReason.STOP) > 0.9 * len(reasons)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_enforced_is_refused_by_name(compiler: GrammarCompiler, name: str) -> None:
+    """No schema is enforced in part."""
+    schema, told = REFUSED[name]
+    try:
+        error = compiled_error(grammar(json=schema), compiler)
+    except RequestError as refusal:
+        error = refusal.message
+    assert error is not None
+    assert told in error
+
+
+REGEXES = (
+    r"yes|no",
+    r"[a-c]{3}",
+    r"\d{3}-\d{2}",
+    r"(ab?c)+",
+    r"[^x]{2,5}",
+    r"(\+|-)?[0-9]+(\.[0-9]{1,3})?",
+    r"(?i)hello",
+    r"a.c",
+    r"é{1,3}[à-ü]",
+    r"[a-z]{1,5}@[a-z]{1,5}\.com",
+    r"^(left|right)$",
+    r"",
+)
+
+
+@pytest.mark.parametrize("regex", REGEXES)
+def test_answers_match_a_regular_expression(bench: GrammarBench, regex: str) -> None:
+    """The whole of each answer does."""
+    asked = [bench.request(grammar(regex=regex), seed=seed) for seed in range(NUM_ANSWERS)]
+    ended = [a for a in bench.run(*asked).values() if a.reason is FinishReason.STOP]
+    assert ended
+    for answer in ended:
+        assert re.fullmatch(regex, answer.text), answer.text
+
+
+# EBNF and Lark, and what each of them means.
+GRAMMARS = {
+    'root ::= "a" | "b" root': r"b*a",
+    'root ::= pair ("," pair)*\npair ::= [a-c]+ "=" [0-9]': r"[a-c]+=[0-9](,[a-c]+=[0-9])*",
+    'root ::= ("x" | "y"){2,3} "!"?': r"[xy]{2,3}!?",
+    'start: word (" " word)*\nword: /[a-d]{1,3}/': r"[a-d]{1,3}( [a-d]{1,3})*",
+    'start: "<" start ">" | "o"': r"<*o>*",
+    "start: SIGN? INT\nSIGN: /[+-]/\nINT: /[0-9]{1,4}/": r"[+-]?[0-9]{1,4}",
+}
+
+
+@pytest.mark.parametrize("text", GRAMMARS)
+def test_answers_match_a_grammar(bench: GrammarBench, text: str) -> None:
+    """By a regular expression that says as much; brackets balance."""
+    asked = [bench.request(grammar(grammar=text), seed=seed) for seed in range(NUM_ANSWERS)]
+    ended = [a for a in bench.run(*asked).values() if a.reason is FinishReason.STOP]
+    assert ended
+    for answer in ended:
+        assert re.fullmatch(GRAMMARS[text], answer.text), answer.text
+        assert answer.text.count("<") == answer.text.count(">")
+
+
+def test_answers_are_one_of_the_choices(bench: GrammarBench) -> None:
+    """Whatever characters these have."""
+    choices = ["a", 'say "hi"', "two\nlines", "é☃", "/x/", "\\d", "\u2028", "a b", "abc", "\x7f"]
+    asked = [bench.request(grammar(choice=choices), seed=seed) for seed in range(30)]
+    told = {answer.text for answer in bench.run(*asked).values()}
+    assert told <= set(choices)
+    assert len(told) > 3
+
+
+def test_a_json_object_is_one(bench: GrammarBench) -> None:
+    asked = [bench.request(grammar(json_object=True), seed=seed) for seed in range(10)]
+    ended = [a for a in bench.run(*asked).values() if a.reason is FinishReason.STOP]
+    assert len(ended) > 5
+    assert all(isinstance(json.loads(answer.text), dict) for answer in ended)
+
+
+def test_whitespace_is_what_was_asked_for(bench: GrammarBench) -> None:
+    """None at all, or, where there is any, what the pattern matches."""
+    blanks = tuple((ord(char), 9.0) for char in " \n")
+    none = grammar(json=POINT, disable_any_whitespace=True)
+    two = grammar(json=POINT, whitespace_pattern="[ ]{2}")
+    asked = [bench.request(text, logit_bias=(*BIAS[:9], *blanks)) for text in (none, two)]
+    compact, wide = bench.run(*asked).values()
+    assert re.fullmatch(r'\{"x":-?\d+,"y":-?\d+\}', compact.text)
+    assert re.fullmatch(r'\{(?:  )?"x"  :  -?\d+  ,  "y"  :  -?\d+  \}', wide.text)
+
+
+def test_text_goes_on_freely_between_structural_tags(bench: GrammarBench) -> None:
+    """What follows a trigger is one of the structures; the rest is any text."""
+    tag = {
+        "type": "structural_tag",
+        "triggers": ["<f"],
+        "structures": [{"begin": "<fx>", "schema": POINT, "end": "</f>"}],
+    }
+    bias = ((ord("<"), 12.0), (ord("f"), 12.0), (END, 10.0), *BIAS[1:])
+    text = grammar(structural_tag=json.dumps(tag))
+    asked = [bench.request(text, seed=seed, logit_bias=bias) for seed in range(8)]
+    ended = [a.text for a in bench.run(*asked).values() if a.reason is FinishReason.STOP]
+    calls = [call for text in ended for call in text.split("<f")[1:]]
+    assert calls
+    for call in calls:
+        found = re.match(r"x>(.*?)</f>", call, re.DOTALL)
+        assert found
+        jsonschema.validate(json.loads(found[1]), POINT)
+
+
+MIXED = [
+    grammar(json=SCHEMAS["pydantic model"]),
+    grammar(json=SCHEMAS["array of arrays"]),
+    grammar(json=SCHEMAS["$ref recursive list"]),
+    grammar(regex="(ab|cd){4,20}"),
+    grammar(choice=["yes", "no", "perhaps"]),
+    None,
+]
+
+
+def mixed(bench: GrammarBench) -> list[Any]:
+    """Requests with and without grammars, some with other parameters or several answers."""
+    changes: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.7, "top_p": 0.9},
+        {"repetition_penalty": 1.1, "logprobs": 2},
+        {"temperature": 0.0},
+        {"min_tokens": 8, "bad_words": ((ord("a"), ord("b")),)},
+    ]
+    return [
+        bench.request(
+            text, 3 if index % 4 == 0 else 1, b"ab" * (1 + index), seed=index, max_tokens=60, **more
+        )
+        for index, (text, more) in enumerate(
+            (text, more) for text in MIXED for more in changes if more.get("temperature") != 0.0
+        )
+    ] + [bench.request(text, seed=7, max_tokens=60, temperature=0.0) for text in MIXED]
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[list[int]]:
+    """What each request gives alone."""
+    with GrammarBench(overlap=False) as bench:
+        return [a.token_ids for r in mixed(bench) for a in bench.run(r).values()]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"speculative": NGRAM},
+        {"speculative": SUFFIX},
+        {"speculative": DEVICE},
+        {"num_blocks": 50},
+        {"num_blocks": 50, "speculative": NGRAM},
+    ],
+    ids=["batched", "ngram", "suffix", "draft model", "preempted", "preempted with drafts"],
+)
+def test_the_same_seed_gives_the_same_tokens(
+    plain: list[list[int]], settings: dict[str, Any]
+) -> None:
+    """In a batch, with drafts, and after preemption."""
+    with GrammarBench(**settings) as bench:
+        found = [answer.token_ids for answer in bench.run(*mixed(bench)).values()]
+        stats = bench.scheduler.stats()
+    assert found == plain
+    assert (stats.num_preemptions > 0) == ("num_blocks" in settings)
+    assert (stats.num_accepted_tokens > 0) == ("speculative" in settings)
+
+
+@pytest.mark.parametrize("method", ["standard", "block"])
+def test_drafts_drawn_from_a_distribution_are_verified_against_the_grammar(method: str) -> None:
+    """The draft model knows nothing of it: what it draws and the grammar forbids is rejected."""
+    config = replace(DEVICE, draft_sample_method="probabilistic", rejection_sample_method=method)
+    with GrammarBench(config) as bench:
+        asked = [bench.request(grammar(regex="[a-m0-4]{12}"), seed=seed) for seed in range(8)]
+        found = bench.run(*asked, *(bench.request(grammar(json=POINT), seed=s) for s in range(8)))
+        stats = bench.scheduler.stats()
+    texts = [answer.text for answer in found.values()]
+    assert all(re.fullmatch("[a-m0-4]{12}", text) for text in texts[:8])
+    for text in texts[8:]:
+        jsonschema.validate(json.loads(text), POINT)
+    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+
+
+def test_the_branches_of_a_request_each_match(bench: GrammarBench) -> None:
+    """Three answers, three seeds, one grammar."""
+    found = bench.run(bench.request(grammar(json=POINT), 3, logprobs=1)).values()
+    assert len({answer.text for answer in found}) > 1
+    for answer in found:
+        jsonschema.validate(json.loads(answer.text), POINT)
+        assert answer.num_logprobs == len(answer.token_ids)
+
+
+def test_a_stop_token_ends_an_answer_that_may_end(bench: GrammarBench) -> None:
+    """Not before, however likely it is."""
+    asked = bench.request(grammar(json=POINT), stop_token_ids=(MARK,), logit_bias=((MARK, 50.0),))
+    [answer] = bench.run(asked).values()
+    assert answer.stop_token_id == MARK
+    jsonschema.validate(json.loads(answer.text), POINT)
+
+
+def test_an_answer_that_cannot_go_on_ends_before_its_least_length(bench: GrammarBench) -> None:
+    asked = bench.request(grammar(choice=["yes"]), min_tokens=20)
+    [answer] = bench.run(asked).values()
+    assert (answer.text, answer.reason) == ("yes", FinishReason.STOP)
+
+
+def test_an_answer_goes_on_to_its_least_length_if_it_can(bench: GrammarBench) -> None:
+    asked = bench.request(grammar(regex="a*"), min_tokens=20, logit_bias=((END, 50.0),))
+    [answer] = bench.run(asked).values()
+    assert text_of(answer.token_ids) == "a" * len(answer.text)
+    assert len(answer.token_ids) == 21
+
+
+def test_a_grammar_that_fails_fails_its_request_alone(bench: GrammarBench) -> None:
+    """The API refuses it before; the engine does not rely on that."""
+    good, bad = bench.request(grammar(choice=["yes"])), bench.request("start: nothing")
+    found = bench.run(bad, good)
+    assert found[bad.request_id].reason is FinishReason.ERROR
+    assert found[good.request_id].text == "yes"
+
+
+def test_other_parameters_that_leave_nothing_fail_the_request(bench: GrammarBench) -> None:
+    asked = bench.request(grammar(choice=["yes"]), allowed_token_ids=(ord("n"),))
+    [answer] = bench.run(asked).values()
+    assert answer.reason is FinishReason.ERROR
+    assert "no token may be drawn" in (answer.error or "")
+
+
+def test_without_a_vocabulary_no_request_may_have_a_grammar() -> None:
+    with GrammarBench() as bench:
+        bench.scheduler.grammars = None
+        [answer] = bench.run(bench.request(grammar(choice=["yes"]))).values()
+    assert answer.reason is FinishReason.ERROR
+    assert "cannot be constrained" in (answer.error or "")
+
+
+def test_forced_tokens_are_drafts_that_stand() -> None:
+    """Names that are not in the prompt take no step for each of their tokens."""
+    names = ("kilometres", "longitude", "population")
+    schema = {
+        **NAMED,
+        "properties": {name: {"type": "boolean"} for name in names},
+        "required": [*names],
+    }
+    with GrammarBench(replace(NGRAM, num_speculative_tokens=30)) as bench:
+        asked = bench.request(grammar(json=schema, disable_any_whitespace=True), prompt=b"?")
+        [answer] = bench.run(asked).values()
+        stats = bench.scheduler.stats()
+    jsonschema.validate(json.loads(answer.text), schema)
+    assert stats.num_accepted_tokens == stats.num_draft_tokens > 30
+    assert answer.num_outputs < len(answer.token_ids) / 3
+
+
+def test_drafts_that_the_grammar_forbids_are_not_verified() -> None:
+    """A prompt that suggests much else: what is verified is what may follow."""
+    prompt = b"no no no no yes yes perhaps perhaps " * 3
+    config = replace(NGRAM, prompt_lookup_min=1)
+    with GrammarBench(config) as bench:
+        asked = [bench.request(grammar(regex="[a-z ]{40}"), 1, prompt, seed=s) for s in range(4)]
+        for answer in bench.run(*asked).values():
+            assert re.fullmatch("[a-z ]{40}", answer.text)

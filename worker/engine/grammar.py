@@ -1,0 +1,202 @@
+"""Grammars that outputs must match: compiled from text, followed token by token.
+
+Theory of operation
+-------------------
+A grammar is a text of llguidance: Lark, or JSON with schemas in it. `GrammarCompiler` compiles it
+on threads of its own and keeps what was used last. A `Matcher` is the state of one sequence. It is
+a function of the sequence's outputs and is brought up to date when it is asked, so preemption,
+prefix hits and drafts that fell need nothing here.
+
+What the grammar allows next is a mask: bit t % 8 of byte t // 8 stands for token t. Once the
+grammar may end, the model's end tokens and the request's stop tokens are allowed too; when it
+cannot go on, they alone are. Where the grammar forces a text, the library allows only the tokens of
+one spelling: the longest that fits, then the longest again.
+
+Compiling and masking are bounded by `LLParserLimits` in work and memory, not by time: what is too
+large fails the same way on every machine.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from worker.engine.messages import Vocabulary
+from worker.types import SamplingParams
+
+NUM_THREADS = 2
+_CACHED_GRAMMARS = 256
+_MESSAGE_CHARS = 500
+
+
+class Grammars(Protocol):
+    """Where the scheduler gets matchers from."""
+
+    def compile(self, grammar: str) -> Future[Matcher]:
+        """The state before the first token, to be forked. A grammar that fails gives a matcher too,
+        one that allows no token, so that its sequence fails at the first draw.
+        """
+        ...
+
+
+class GrammarCompiler:
+    """Compiles on `num_threads` threads and keeps the last grammars. For one thread, like all of
+    the engine's bookkeeping; the futures are for any.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, num_threads: int = NUM_THREADS) -> None:
+        self._vocabulary: Vocabulary | None = vocabulary
+        self._pool = ThreadPoolExecutor(num_threads, "grammar")
+        self._tokenizer: Future[LLTokenizer] | None = None
+        self._kept: OrderedDict[str, Future[Matcher]] = OrderedDict()
+
+    def compile(self, grammar: str) -> Future[Matcher]:
+        """See `Grammars`. `Matcher.error` says why a grammar failed."""
+        found = self._kept.get(grammar)
+        if found is None:
+            found = self._kept[grammar] = self._pool.submit(self._compiled, self._words(), grammar)
+            if len(self._kept) > _CACHED_GRAMMARS:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(grammar)
+        return found
+
+    def shutdown(self) -> None:
+        """Compile nothing more. Idempotent."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _words(self) -> Future[LLTokenizer]:
+        """The vocabulary as the library wants it: a third of a second of work for 152k tokens."""
+        if self._tokenizer is None:
+            vocabulary, self._vocabulary = self._vocabulary, None
+            assert vocabulary is not None  # noqa: S101 (given up only here)
+            self._tokenizer = self._pool.submit(_tokenizer, vocabulary)
+        return self._tokenizer
+
+    @staticmethod
+    def _compiled(tokenizer: Future[LLTokenizer], grammar: str) -> Matcher:
+        limits = LLParserLimits(verbose_errors=False)
+        matcher = LLMatcher(tokenizer.result(), grammar, log_level=0, limits=limits)
+        warnings = matcher.get_grammar_warnings()
+        if warnings:  # what the library would leave out
+            return Matcher(matcher, "; ".join(warnings)[:_MESSAGE_CHARS])
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # also finds what nothing matches
+        return Matcher(matcher, _cut(matcher.get_error()) if matcher.is_error() else None)
+
+
+def _cut(message: str) -> str:
+    return " ".join(message.split())[:_MESSAGE_CHARS]
+
+
+@dataclass(slots=True)
+class _Words:
+    """What `TokenizerWrapper` asks for; called, it gives the tokens of a text."""
+
+    tokens: list[bytes]
+    special_token_ids: list[int]
+    eos_token_id: int
+    encode: Callable[[str], list[int]] = lambda _: []
+    bos_token_id: int | None = None
+
+    def __call__(self, text: bytes) -> list[int]:
+        return self.encode(text.decode())
+
+
+def _tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
+    ends = vocabulary.eos_token_ids
+    words = _Words(vocabulary.token_bytes, vocabulary.special_ids, ends[0])
+    tokenizer = LLTokenizer(TokenizerWrapper(words), eos_token=list(ends))
+    words.encode = tokenizer.greedy_tokenize
+    return tokenizer
+
+
+class Matcher:
+    """Where in its grammar one sequence stands. `error`: the grammar is none, and why."""
+
+    def __init__(self, matcher: LLMatcher, error: str | None = None, num_taken: int = 0) -> None:
+        self.error = error
+        self._matcher = matcher
+        self._num_taken = num_taken
+
+    def fork(self) -> Matcher:
+        """The same state, to go on by itself."""
+        return Matcher(self._matcher.deep_copy(), self.error, self._num_taken)
+
+    def num_allowed(self, outputs: Sequence[int], drafts: Sequence[int]) -> int:
+        """How many of `drafts` may follow `outputs` one after the other."""
+        self._follow(outputs)
+        return 0 if self._matcher.is_error() else self._matcher.validate_tokens(list(drafts))
+
+    def forced(self, outputs: Sequence[int]) -> list[int]:
+        """The tokens that must follow `outputs`: each is the only one its mask allows. Not the end
+        of the output.
+        """
+        self._follow(outputs)
+        return [] if self._matcher.is_error() else self._matcher.compute_ff_tokens()
+
+    def masks(
+        self,
+        outputs: Sequence[int],
+        drafts: Sequence[int],
+        params: SamplingParams,
+        end_ids: Sequence[int] = (),
+    ) -> tuple[bytes, ...]:
+        """What may follow `outputs`, then what may follow the first draft, and so on; up to the
+        first draft that the grammar forbids.
+
+        `end_ids`, which would end the sequence, are left out until `params.min_tokens` outputs are
+        there, unless nothing else is allowed.
+        """
+        self._follow(outputs)
+        masks: list[bytes] = []
+        num_tried = 0
+        for draft in (*drafts, None):
+            few = len(outputs) + len(masks) < params.min_tokens
+            masks.append(self._mask(params.stop_token_ids, end_ids if few else ()))
+            if draft is None or not allows(masks[-1], draft):
+                break
+            if self._matcher.try_consume_tokens([draft]) == 0:  # it ends the output
+                break
+            num_tried += 1
+        if num_tried:
+            self._matcher.rollback(num_tried)
+        return tuple(masks)
+
+    def _follow(self, outputs: Sequence[int]) -> None:
+        new = list(outputs[self._num_taken :])
+        if new:
+            self._num_taken += len(new)
+            self._matcher.consume_tokens(new)
+
+    def _mask(self, stop_ids: Sequence[int], banned_ids: Sequence[int]) -> bytes:
+        matcher = self._matcher
+        if self.error is not None or matcher.is_error():
+            return b"\0"
+        mask = matcher.compute_bitmask()
+        if matcher.is_error():
+            return b"\0"
+        if not banned_ids:
+            if not stop_ids or not matcher.is_accepting():
+                return mask
+            return _with_bits(mask, stop_ids, True)
+        kept = _with_bits(mask, banned_ids, False)
+        return kept if kept.count(0) < len(kept) else mask
+
+
+def allows(mask: bytes, token: int) -> bool:
+    """Whether the mask has the token's bit."""
+    return token >> 3 < len(mask) and bool(mask[token >> 3] >> (token & 7) & 1)
+
+
+def _with_bits(mask: bytes, ids: Sequence[int], value: bool) -> bytes:
+    bits = bytearray(mask)
+    for token in ids:
+        place, bit = token >> 3, 1 << (token & 7)
+        if place < len(bits):
+            bits[place] = bits[place] | bit if value else bits[place] & ~bit
+    return bytes(bits)

@@ -1,0 +1,86 @@
+"""Rank 1 to N-1: `python -m worker.executor.follower PARENT RANK`, started by rank 0, whose process
+id PARENT is; see `ranks`. Signals that reach a whole process group are left to the worker.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from queue import SimpleQueue
+
+# First: it sets variables that torch reads when it is loaded.
+from worker.executor.start import build_shard
+
+# isort: split
+import msgspec
+
+from worker.executor.lifeline import die_with_parent
+from worker.executor.ranks import (
+    JoinRanks,
+    SleepRanks,
+    StepRanks,
+    ToRank,
+    WakeRanks,
+    find_ranks,
+    join,
+    read_messages,
+)
+from worker.ops.parallel import Shard
+
+logger = logging.getLogger(__name__)
+
+
+def run(messages: SimpleQueue[bytes]) -> None:
+    """Build the shard that the first message asks for, then do what the others say, for ever.
+    Whatever cannot be done raises: rank 0 fails of the same thing, or notices our end.
+    """
+    decoder = msgspec.msgpack.Decoder(ToRank)
+    first = decoder.decode(messages.get())
+    if not isinstance(first, JoinRanks):
+        raise TypeError(f"the first message is {type(first).__name__}")
+    shard = Shard(first.rank, first.config.tensor_parallel_size)
+    runner, _ = build_shard(
+        first.config, shard, lambda device: join(shard, find_ranks(first), device)
+    )
+    while True:
+        match decoder.decode(messages.get()):
+            case StepRanks(step=step):
+                runner.submit(step)
+            case SleepRanks(level=level):
+                runner.sleep(level)
+            case WakeRanks(tags=tags):
+                runner.wake(tags)
+
+
+def main() -> int:
+    """Tie our life to rank 0's, then follow it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    die_with_parent()
+    if os.getppid() != int(sys.argv[1]):  # it was gone before
+        return 1
+    logging.basicConfig(
+        level=logging.INFO,
+        format=f"%(asctime)s %(levelname)s [rank {sys.argv[2]}] %(name)s: %(message)s",
+    )
+    messages: SimpleQueue[bytes] = SimpleQueue()
+    threading.Thread(target=_read, args=[messages], name="input", daemon=True).start()
+    try:
+        run(messages)
+    except Exception:
+        logger.exception("the rank failed")
+    return 1
+
+
+def _read(messages: SimpleQueue[bytes]) -> None:
+    try:
+        read_messages(sys.stdin.buffer, messages.put)
+    finally:  # rank 0 has ended us, or is gone
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

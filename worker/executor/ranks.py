@@ -1,0 +1,251 @@
+"""The ranks of tensor parallelism: processes that run the same steps, each on its shard of a model.
+
+Theory of operation
+-------------------
+Rank 0 is the engine's own process. It starts the others (`worker.executor.follower`) and hands them
+every step before it runs that step itself: the collectives inside the model then meet. All ranks
+draw the same tokens from the same logits, so that a token which only the device knows is the same
+one on each; nobody but rank 0 tells what was drawn.
+
+A rank reads from its standard input: messages of msgpack, each behind its length (4 bytes, little
+endian). When that ends, rank 0 is gone, and so is the rank at once, whatever it is at.
+
+When a rank is gone, rank 0 cannot go on. A collective mostly fails of it; where none runs, or one
+waits for ever, the thread that watches the rank ends the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import IO, Any
+
+import msgspec
+import torch
+from torch import distributed
+
+from worker.config import EngineConfig
+from worker.errors import WorkerError
+from worker.executor.interface import Executor, Ticket
+from worker.executor.model_runner import ModelRunner
+from worker.ops.parallel import Shard
+from worker.types import SchedulerOutput
+
+logger = logging.getLogger(__name__)
+
+# What failed together with a rank has so long to say why, before the process ends without a word.
+GRACE_SECONDS = 1.0
+EXIT_SECONDS = 2.0
+_HOST = "127.0.0.1"
+_LENGTH_BYTES = 4
+_UNBOUNDED = torch.iinfo(torch.int64).max
+
+
+class JoinRanks(msgspec.Struct, frozen=True, tag=True):
+    """The first message: build shard `rank`, and find the others through rank 0's `port`."""
+
+    config: EngineConfig
+    rank: int
+    port: int
+
+
+class StepRanks(msgspec.Struct, frozen=True, tag=True):
+    """`Executor.submit`."""
+
+    step: SchedulerOutput
+
+
+class SleepRanks(msgspec.Struct, frozen=True, tag=True):
+    """`Executor.sleep`."""
+
+    level: int
+
+
+class WakeRanks(msgspec.Struct, frozen=True, tag=True):
+    """`Executor.wake`."""
+
+    tags: frozenset[str]
+
+
+ToRank = JoinRanks | StepRanks | SleepRanks | WakeRanks
+
+
+class Ranks:
+    """Owns the processes of ranks 1 to N-1, from `start` to `close`."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._size = config.tensor_parallel_size
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._watchers: list[threading.Thread] = []
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=list)  # of sequences that are no lists
+        self._lost = threading.Event()
+        self._why_lost = ""
+        self._closing = threading.Event()
+        self._is_joined = False
+
+    def start(self, device: torch.device) -> None:
+        """Start them and join them, with rank 0's `device`. Call it from a thread that lives as
+        long as they shall: on Linux they end with it.
+        """
+        with socket.create_server((_HOST, 0)) as listener:
+            port = listener.getsockname()[1]
+            for rank in range(1, self._size):
+                self._spawn(rank, port)
+            # Its file descriptor is the store's from here on.
+            store = _store(port, self._size, is_master=True, master_listen_fd=listener.detach())
+        join(Shard(0, self._size), store, device)
+        self._is_joined = True
+
+    def send(self, message: ToRank) -> None:
+        """Hand a message to every rank. Raises OSError where one is gone."""
+        if self._closing.is_set():
+            raise RuntimeError("the executor is shut down")
+        encoded = self._encoder.encode(message)
+        for process in self._processes:
+            _write(process, encoded)
+
+    def why_lost(self, timeout_seconds: float) -> str | None:
+        """Which rank is gone; None if none is, not even after a while, or all were told to go."""
+        if self._closing.is_set() or not self._lost.wait(timeout_seconds):
+            return None
+        return self._why_lost
+
+    def close(self) -> None:
+        """End them: they leave when their input ends, or are killed. Idempotent."""
+        self._closing.set()
+        for process in self._processes:
+            try:
+                _input(process).close()
+            except BrokenPipeError:  # what it had not taken
+                logger.debug("rank of process %d was gone already", process.pid)
+        for process, watcher in zip(self._processes, self._watchers, strict=True):
+            watcher.join(EXIT_SECONDS)
+            process.kill()
+            watcher.join()
+        if self._is_joined:
+            self._is_joined = False
+            distributed.destroy_process_group()
+
+    def _spawn(self, rank: int, port: int) -> None:
+        process = subprocess.Popen(
+            # -P: a folder in the current directory that is named like our package is not ours.
+            [
+                *(sys.executable, "-P", "-m", "worker.executor.follower"),
+                *(str(os.getpid()), str(rank)),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=2,  # what libraries print belongs into the log
+        )
+        name = f"rank-{rank}-watch"
+        watcher = threading.Thread(target=self._watch, args=(rank, process), name=name, daemon=True)
+        self._processes.append(process)
+        self._watchers.append(watcher)
+        watcher.start()
+        _write(process, self._encoder.encode(JoinRanks(self._config, rank, port)))
+
+    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        code = process.wait()
+        self._why_lost = f"rank {rank} of {self._size} ended with exit code {code}; see its log"
+        self._lost.set()
+        if not self._closing.wait(GRACE_SECONDS):
+            logger.error("%s: so does the engine", self._why_lost)
+            os._exit(1)
+
+
+def _input(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    stdin = process.stdin
+    assert stdin is not None  # noqa: S101 (it was asked for)
+    return stdin
+
+
+def _write(process: subprocess.Popen[bytes], encoded: bytes) -> None:
+    stdin = _input(process)
+    stdin.write(len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded)
+    stdin.flush()
+
+
+def read_messages(stream: IO[bytes], take: Callable[[bytes], None]) -> None:
+    """Hand over every message of a rank's input, still encoded, until that ends."""
+    while head := stream.read(_LENGTH_BYTES):
+        take(stream.read(int.from_bytes(head, "little")))
+
+
+def _store(port: int, size: int, **options: Any) -> Any:
+    """Where the ranks find each other: a server in rank 0, on this machine's own address."""
+    make: Any = distributed.TCPStore  # type: ignore[attr-defined]
+    return make(_HOST, port, size, wait_for_workers=False, **options)
+
+
+def find_ranks(message: JoinRanks) -> Any:
+    """The store, for a rank that was started."""
+    return _store(message.port, message.config.tensor_parallel_size)
+
+
+def join(shard: Shard, store: Any, device: torch.device) -> None:
+    """Make torch's default group of all ranks, when all of them have come: NCCL on GPUs, gloo
+    elsewhere, which listens on this machine's own address only.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        backend = "nccl"
+    else:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+        backend = "gloo"
+    distributed.init_process_group(backend, store=store, rank=shard.rank, world_size=shard.size)
+
+
+def agree_on_blocks(
+    room: int | None, choose: Callable[[int | None], int], shard: Shard, device: torch.device
+) -> int:
+    """What `choose` makes on rank 0 of the least room, in bytes, of all ranks; on every rank. May
+    raise on rank 0 what `choose` raises.
+    """
+    least = torch.tensor(_UNBOUNDED if room is None else room, device=device)
+    distributed.all_reduce(least, distributed.ReduceOp.MIN)
+    blocks = torch.zeros_like(least)
+    if shard.rank == 0:
+        blocks += choose(None if int(least) == _UNBOUNDED else int(least))
+    distributed.broadcast(blocks, 0)
+    return int(blocks)
+
+
+class TensorParallelExecutor(Executor):
+    """Rank 0: runs what the other ranks run, and answers; implements `Executor`. Raises
+    `WorkerError` when a rank is gone.
+    """
+
+    def __init__(self, runner: ModelRunner, ranks: Ranks) -> None:
+        self._runner = runner
+        self._ranks = ranks
+
+    def submit(self, step: SchedulerOutput) -> Ticket:
+        """Hand the step to all ranks and launch it here."""
+        try:
+            self._ranks.send(StepRanks(step))
+            return self._runner.submit(step)
+        except (OSError, RuntimeError) as error:
+            reason = self._ranks.why_lost(GRACE_SECONDS)
+            if reason is None:
+                raise
+            raise WorkerError(reason) from error
+
+    def sleep(self, level: int) -> None:
+        """Every rank gives its memory back."""
+        self._ranks.send(SleepRanks(level))
+        self._runner.sleep(level)
+
+    def wake(self, tags: frozenset[str]) -> None:
+        """Every rank takes its memory back, without waiting for the others."""
+        self._ranks.send(WakeRanks(tags))
+        self._runner.wake(tags)
+
+    def shutdown(self) -> None:
+        """End all ranks. Idempotent."""
+        self._runner.shutdown()
+        self._ranks.close()
