@@ -36,19 +36,23 @@ def paged_attention(
     cache: Tensor,
     block_tables: Sequence[Sequence[int]],
     positions: Sequence[Sequence[int]],
+    window: int | None = None,
 ) -> Tensor:
     """queries [T, heads, head_dim], the tokens of each sequence in turn → [T, heads · head_dim].
 
     cache [num_blocks, 2, kv_heads, block_size, head_dim]; `positions[i]` are those of sequence i's
-    queries, and each sees the keys at positions 0 to its own, found through `block_tables[i]`.
+    queries, and each sees the keys at positions 0 to its own, found through `block_tables[i]`, or
+    the last `window` of these.
     """
     num_tokens, heads, head_dim = queries.shape
     kv_heads, block_size = cache.shape[2:4]
     outputs: list[Tensor] = []
     for table, own in zip(block_tables, positions, strict=True):
         for position in own:
+            first = 0 if window is None else max(0, position - window + 1)
             seen = [
-                cache[table[p // block_size], ..., p % block_size, :] for p in range(position + 1)
+                cache[table[p // block_size], ..., p % block_size, :]
+                for p in range(first, position + 1)
             ]
             keys, values = torch.stack(seen).double().unbind(1)
             keys = keys.repeat_interleave(heads // kv_heads, dim=1)

@@ -30,8 +30,18 @@ from torch import Tensor
 
 from worker.errors import ConfigError, ModelError
 from worker.models import config as model_config
-from worker.models.config import ModelConfig
+from worker.models.config import GEMMA, ModelConfig
 from worker.models.gguf import GgufFile, TensorInfo
+from worker.models.names import (
+    ROUTER,
+    from_mixtral,
+    ggml_name,
+    hf_name,
+    num_rows,
+    places,
+    row_order,
+    to_mixtral,
+)
 from worker.ops.cpu.native import GGML_TYPES, Stored, stored
 
 # Elements decoded at a time: little enough to stay in a core's cache, and for torch to copy them in
@@ -43,23 +53,7 @@ _BLOCK_ELEMENTS = 32  # of Q8_0 and Q4_1
 # Architectures whose converter interleaves the rotary rows of q and k (llama.cpp's "normal" rope).
 _INTERLEAVED = ("llama", "smollm3")
 
-_GGUF_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_GGUF_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_GGUF_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-_HF_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
-_GGML_OF = {hf: ggml for ggml, hf in (_GGUF_NAMES | _GGUF_LAYER_NAMES).items()}
+_NORM = re.compile(r"norm\.weight$")
 
 
 class WeightFile(Protocol):
@@ -122,13 +116,20 @@ class GgufCheckpoint:
         self._file = GgufFile.open(path)
         self.source = str(path)
         self.config = model_config.from_gguf(self._file)
-        self._stored = {_hf_name(name): name for name in self._file.tensors}
+        named = {hf_name(name, self.config): name for name in self._file.tensors}
+        shapes = {name: info.shape for name, info in self._file.tensors.items()}
+        self._stored = places(named, shapes, self.config)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: self._file.tensors[stored].shape for name, stored in self._stored.items()}
+        return {
+            name: place.shape(self._file.tensors[place.stored].shape)
+            for name, place in self._stored.items()
+        }
 
     def stored_name(self, name: str) -> str:
-        return self._stored.get(name) or _ggml_name(name)
+        if name in self._stored:
+            return self._stored[name].stored
+        return ggml_name(name, self.config)
 
     def read(self, name: str) -> Tensor:
         """A whole tensor as float32 on the CPU."""
@@ -137,12 +138,25 @@ class GgufCheckpoint:
     def read_into(
         self, name: str, destination: Tensor, first_row: int = 0, first_column: int = 0
     ) -> None:
-        shape, heads = self._file.tensors[self._stored[name]].shape, self._rotary_heads(name)
+        order = row_order(name, self.config, len(destination))
+        decoded = destination if order is None else torch.empty_like(destination)
+        self._decode_into(name, decoded, first_row, first_column)
+        if order is not None:
+            destination.copy_(decoded[order])
+
+    def _decode_into(
+        self, name: str, destination: Tensor, first_row: int, first_column: int
+    ) -> None:
+        """As `read_into`, with rows in the order of the file."""
+        stored, heads = self._stored[name], self._rotary_heads(name)
+        shape = self._file.tensors[stored.stored].shape
+        first_row += stored.start
         if heads is None and len(shape) == 1:  # a vector is decoded as one row
             shape, destination = (1, *shape), destination.unsqueeze(0)
             first_row, first_column = 0, first_row
-        count = shape[0] if heads is None else heads
-        rows_of_part = shape[0] // count
+        rows = num_rows(shape)
+        count = rows if heads is None else heads
+        rows_of_part = rows // count
         parts = _parts(destination, None if heads is None else rows_of_part)
         first = first_row // rows_of_part
         columns = slice(first_column, first_column + destination.shape[-1])
@@ -150,18 +164,23 @@ class GgufCheckpoint:
         for start in range(0, len(parts), step):
             piece = parts[start : start + step]
             place = first + start
-            values = read_part(self._file, self._stored[name], place, place + len(piece), count)
+            values = read_part(self._file, stored.stored, place, place + len(piece), count)
             decoded = torch.from_numpy(values)
             if len(shape) > 1:
                 decoded = decoded.view(*piece.shape[:-1], shape[-1])[..., columns]
             piece.copy_(decoded.view(piece.shape))
 
     def stored(self, name: str) -> Stored | None:
-        info = self._file.tensors[self._stored[name]]
-        if info.type.name not in GGML_TYPES or len(info.shape) != 2:
+        place = self._stored[name]
+        order = row_order(name, self.config, place.stop - place.start)
+        info = self._file.tensors[place.stored]
+        if info.type.name not in GGML_TYPES or len(info.shape) < 2:
             return None
-        data = np.frombuffer(self._file.tensor_bytes(self._stored[name]), np.uint8)
-        return Stored(info.type.name, *info.shape, data, self._rotary_heads(name) or 0)
+        data = np.frombuffer(self._file.tensor_bytes(place.stored), np.uint8)
+        data = data.reshape(num_rows(info.shape), -1)[place.start : place.stop]
+        data = (data if order is None else data[order]).reshape(-1)
+        rows, cols = place.stop - place.start, info.shape[-1]
+        return Stored(info.type.name, rows, cols, data, self._rotary_heads(name) or 0)
 
     def _rotary_heads(self, name: str) -> int | None:
         if self.config.architecture not in _INTERLEAVED:
@@ -181,24 +200,6 @@ def _parts(destination: Tensor, head_rows: int | None) -> Tensor:
     return halves.transpose(1, 2)
 
 
-def _hf_name(name: str) -> str:
-    """The Hugging Face name of a GGUF tensor; a name it does not know stays as it is."""
-    layer = _GGUF_LAYER.fullmatch(name)
-    if layer is not None and layer[2] in _GGUF_LAYER_NAMES:
-        return f"model.layers.{layer[1]}.{_GGUF_LAYER_NAMES[layer[2]]}.{layer[3]}"
-    stem, _, suffix = name.rpartition(".")
-    return f"{_GGUF_NAMES[stem]}.{suffix}" if stem in _GGUF_NAMES else name
-
-
-def _ggml_name(name: str) -> str:
-    """The way back."""
-    layer = _HF_LAYER.fullmatch(name)
-    if layer is not None and layer[2] in _GGML_OF:
-        return f"blk.{layer[1]}.{_GGML_OF[layer[2]]}.{layer[3]}"
-    stem, _, suffix = name.rpartition(".")
-    return f"{_GGML_OF[stem]}.{suffix}" if stem in _GGML_OF else name
-
-
 class SafetensorsCheckpoint:
     """A directory with `config.json` and `model.safetensors`, or shards and their index. With a
     `quantization` other than "none", `stored` gives rows of whole blocks in that encoding.
@@ -211,46 +212,60 @@ class SafetensorsCheckpoint:
         self.config = model_config.from_hf(str(config_path), _read_json(config_path))
         shards = [_open_shard(path / shard) for shard in _shard_names(path)]
         self._shard_of = {name: shard for shard in shards for name in shard.keys()}  # noqa: SIM118
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {
+        self._shapes = {
             name: tuple(shard.get_slice(name).get_shape()) for name, shard in self._shard_of.items()
         }
+        named = {name: name for name in self._shapes}
+        if self.config.architecture == "mixtral":
+            named = {from_mixtral(name): name for name in named}
+        self._places = places(named, self._shapes, self.config)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: p.shape(self._shapes[p.stored]) for name, p in self._places.items()}
 
     def stored_name(self, name: str) -> str:
-        return name
+        if name in self._places:
+            return self._places[name].stored
+        return to_mixtral(name) if self.config.architecture == "mixtral" else name
 
     def read_into(
         self, name: str, destination: Tensor, first_row: int = 0, first_column: int = 0
     ) -> None:
-        view = self._view(name)
-        if list(destination.shape) == view.get_shape():
-            destination.copy_(self._tensor(name))
-            return
-        rows = slice(first_row, first_row + len(destination))
+        first = self._places[name].start + first_row
+        rows = slice(first, first + len(destination))
         columns = slice(first_column, first_column + destination.shape[-1])
-        destination.copy_(view[rows, columns] if destination.dim() > 1 else view[rows])
+        tensor = self._tensor(name, rows, columns if destination.dim() > 1 else None)
+        # Gemma's norms multiply by one more than is stored; GGUF files have the sum.
+        is_added = self.config.architecture in GEMMA and _NORM.search(name)
+        destination.copy_(tensor.float() + 1 if is_added else tensor)
 
     def stored(self, name: str) -> Stored | None:
-        tensor = self._tensor(name)
-        if self._quantization != "none" and tensor.shape[1] % _BLOCK_ELEMENTS == 0:
+        place = self._places[name]
+        tensor = self._tensor(name, slice(place.start, place.stop))
+        is_exact = self._quantization == "none" or f".{ROUTER}." in name
+        if not is_exact and tensor.shape[1] % _BLOCK_ELEMENTS == 0:
             return quantized(tensor, self._quantization.upper())
         return None if tensor.dtype is torch.float64 else stored(tensor)
 
-    def _tensor(self, name: str) -> Tensor:
-        self._view(name)
-        tensor: Tensor = self._shard_of[name].get_tensor(name)
-        return tensor
-
-    def _view(self, name: str) -> Any:
-        """A view that reads what is indexed. Raises `ModelError` for numbers of other types."""
-        view = self._shard_of[name].get_slice(name)
-        dtype = view.get_dtype()
+    def _tensor(self, name: str, rows: slice, columns: slice | None = None) -> Tensor:
+        """Rows of what is stored, and columns of these, in our order. Raises `ModelError` for
+        numbers of other types.
+        """
+        stored = self._places[name].stored
+        view = self._shard_of[stored].get_slice(stored)
+        dtype, shape = view.get_dtype(), self._shapes[stored]
         if dtype not in _SAFE_FLOATS:
             raise ModelError(
-                f"{self.source}: tensor {name} is {dtype}; supported are {', '.join(_SAFE_FLOATS)}"
+                f"{self.source}: tensor {stored} is {dtype};"
+                f" supported are {', '.join(_SAFE_FLOATS)}"
             )
-        return view
+        is_whole = rows == slice(0, shape[0]) and columns in (None, slice(0, shape[-1]))
+        if is_whole:
+            tensor: Tensor = self._shard_of[stored].get_tensor(stored)
+        else:
+            tensor = view[rows] if columns is None else view[rows, columns]
+        order = row_order(name, self.config, len(tensor))
+        return tensor if order is None else tensor[order]
 
 
 def _shard_names(path: Path) -> list[str]:

@@ -1,26 +1,33 @@
 """The architecture of a checkpoint, read from GGUF metadata or Hugging Face JSON.
 
-Sources of the rotary embedding and of the context length that follows from it: transformers'
-`modeling_rope_utils.py` for what the keys mean, vLLM for how far a scaled model reaches (`linear`:
-the stated positions times the factor; `yarn`: the original positions times the factor), llama.cpp
-for the keys of GGUF.
+Sources of the context length: vLLM for how far a scaled model reaches (`linear`: the stated
+positions times the factor; `yarn`: the original positions times the factor), llama.cpp for the keys
+of GGUF.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from worker.errors import ModelError
+from worker.models.fields import Fields
 from worker.models.gguf import GgufFile
+from worker.models.rotary import RopeScaling, gguf_scaling, hf_rope, hf_scaling
 
-SUPPORTED_ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
+SUPPORTED_ARCHITECTURES = (
+    *("gemma2", "gemma3", "gemma3_text", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3"),
+    *("qwen3_moe", "qwen3moe", "smollm3"),
+)
+GEMMA = ("gemma2", "gemma3", "gemma3_text")
 
 # SmolLM3 leaves rotary embedding out of every fourth layer unless the file says otherwise.
 _SMOLLM3_NO_ROPE_INTERVAL = 4
 _QWEN3_HEAD_DIM = 128  # where a Qwen3 configuration does not say
+_GEMMA_HEAD_DIM = 256  # nor a Gemma configuration, of its heads and of what scores are scaled by
+_GEMMA3_THETA = 1_000_000.0
+_TIED = ("gemma2", "gemma3_text", "smollm3")  # where a configuration does not say
 # Keys of GGUF that change the arithmetic, and the value that leaves it as it is.
 _NEUTRAL_KEYS = {
     "expert_count": 0,
@@ -34,91 +41,46 @@ _NEUTRAL_KEYS = {
     "attn_logit_softcapping": 0,
     "final_logit_softcapping": 0,
 }
-_T = TypeVar("_T", int, float)
-_MISSING = object()
-_LARGEST = 1 << 63  # no size or factor is near, and products of two are finite
-
-
-class Fields:
-    """One source of configuration, whose name stands in every error."""
-
-    def __init__(self, source: str, values: Mapping[str, Any]) -> None:
-        self.source = source
-        self.values = values
-
-    def number(self, key: str, kind: type[_T], default: Any = _MISSING) -> _T:
-        """A finite number; null counts as missing, and without a default that is an error."""
-        value = self.values.get(key)
-        if value is None:
-            if default is _MISSING:
-                raise ModelError(f"{self.source}: {key} is missing")
-            value = default
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ModelError(f"{self.source}: {key} is {value!r}, not a number")
-        if value != value or abs(value) == float("inf"):
-            raise ModelError(f"{self.source}: {key} is {value!r}, not a finite number")
-        if abs(value) > _LARGEST:
-            raise ModelError(f"{self.source}: {key} is too large a number")
-        if kind is int and value != int(value):
-            raise ModelError(f"{self.source}: {key} is {value!r}, not a whole number")
-        return kind(value)
-
-    def optional(self, key: str) -> float | None:
-        """A number, or None where it is missing or null."""
-        return None if self.values.get(key) is None else self.number(key, float)
-
-    def flag(self, key: str, default: bool = False) -> bool:
-        """Whether a switch is on; null counts as missing."""
-        value = self.values.get(key)
-        return default if value is None else bool(value)
-
-    def refuse(self, reason: str) -> ModelError:
-        """An error that names the source."""
-        return ModelError(f"{self.source}: {reason}")
-
-
-@dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """How rotary frequencies are stretched. `kind` is "linear", "dynamic", "llama3" or "yarn".
-
-    `original_context` is the number of positions the unscaled model was trained for.
-
-    linear: frequencies divided by `factor` (kaiokendev). dynamic: a larger base for contexts beyond
-    the original one (NTK). llama3: frequencies whose wavelength is beyond `original_context /
-    low_frequency_factor` are divided by `factor`, those below `original_context /
-    high_frequency_factor` are kept, and between the two it is interpolated. yarn (Peng et al.,
-    arXiv:2309.00071): interpolated between `beta_fast` and `beta_slow` turns over the original
-    context, the bounds rounded outwards when `truncate`; cos and sin times `attention_factor`.
-    """
-
-    kind: str
-    factor: float
-    original_context: int
-    low_frequency_factor: float = 1.0
-    high_frequency_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-    attention_factor: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.factor <= 0 or self.original_context < 1 or self.attention_factor <= 0:
-            raise ModelError(f"rope scaling has a size that is not positive: {self}")
-        if self.beta_fast <= 0 or self.beta_slow <= 0:
-            raise ModelError(f"rope scaling turns a number of times that is not positive: {self}")
-        if self.kind == "llama3" and self.high_frequency_factor <= self.low_frequency_factor:
-            raise ModelError(f"rope scaling has its frequency factors the wrong way round: {self}")
+_MIXTURES = ("llama", "qwen3moe")  # those of GGUF that may have experts
+# What changes the arithmetic in a way that is done for some.
+_EXPECTED = {
+    "expert_count": _MIXTURES,
+    "attn_logit_softcapping": ("gemma2",),
+    "final_logit_softcapping": ("gemma2",),
+}
+_QK_NORM = ("gemma3", "gemma3_text", "qwen3", "qwen3_moe", "qwen3moe")
+_PARTLY_ROTATED = ("phi3",)
+# Those whose window is used only if `use_sliding_window` says so, and in how many layers it is not.
+_WINDOW_IF_ASKED = ("qwen2", "qwen3", "qwen3_moe", "smollm3")
+_QWEN_FULL_LAYERS = 28
+# Of Gemma, which layers have no window: every so many-th; the base of those that have one; and the
+# number of layers of the sizes whose scores are scaled otherwise, which GGUF does not say.
+_GEMMA_FULL_INTERVALS = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6}
+_GEMMA3_LOCAL_THETA = 10_000.0
+_GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
+_GEMMA2_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The shape of a llama-family decoder.
 
-    `max_context` is the number of positions it may attend to: the trained context, or the sliding
-    window where that is shorter (inside the window, full attention is the same thing).
+    `max_context` is the number of positions that a sequence may have.
 
     `qk_norm`: queries and keys are normalised per head before they are rotated. `no_rope_layers`
-    are the layers that do not rotate at all.
+    are the layers that do not rotate at all. The first `rotary_dim` numbers of a head are rotated
+    (0: all of them). With a `window`, a row sees so many positions, its own included, in all layers
+    but the `full_layers`. If those have a rotary base of their own, it is `local_rope_theta`, and
+    their frequencies are not scaled.
+
+    `activation` ("silu" or "gelu", by tanh) gates the MLP. `post_norms`: what attention and MLP
+    give is normalised before it is added. Embeddings are multiplied by `embedding_scale`, scores by
+    `attention_scale` (0: 1 / sqrt(head_dim)). Softcaps c > 0 make c · tanh(x / c) of x: of the
+    scores of attention, and of logits.
+
+    With `num_experts`, the MLP of every `expert_interval`-th layer but the `dense_layers` is a
+    mixture of so many with `expert_size` inner features each. A token takes `experts_per_token` of
+    them, with weights that add up to one if `normalizes_experts`.
     """
 
     architecture: str
@@ -139,6 +101,22 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     no_rope_layers: range | frozenset[int] = frozenset()
+    rotary_dim: int = 0
+    window: int = 0
+    full_layers: range | frozenset[int] = frozenset()
+    local_rope_theta: float = 0.0
+    activation: str = "silu"
+    post_norms: bool = False
+    embedding_scale: float = 1.0
+    attention_scale: float = 0.0
+    attention_softcap: float = 0.0
+    logit_softcap: float = 0.0
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_size: int = 0
+    normalizes_experts: bool = True
+    expert_interval: int = 1
+    dense_layers: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         sizes = (self.vocab_size, self.hidden_size, self.intermediate_size, self.num_layers)
@@ -155,6 +133,30 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ModelError(f"head_dim {self.head_dim} is odd; rotary embedding needs pairs")
+        if self.rotary_dim % 2 or not 0 <= self.rotary_dim <= self.head_dim:
+            raise ModelError(
+                f"{self.rotary_dim} of {self.head_dim} numbers of a head cannot rotate"
+            )
+        if min(self.window, self.attention_softcap, self.logit_softcap, self.attention_scale) < 0:
+            raise ModelError(f"model configuration has a window, cap or scale below 0: {self}")
+        if self.num_experts and not (
+            0 < self.experts_per_token <= self.num_experts and self.expert_size > 0
+        ):
+            raise ModelError(
+                f"{self.experts_per_token} of {self.num_experts} experts of size"
+                f" {self.expert_size} cannot be taken"
+            )
+        if self.expert_interval < 1:
+            raise ModelError(f"every {self.expert_interval}th layer cannot have experts")
+
+    def window_of(self, layer: int) -> int | None:
+        """How many positions a row of a layer sees, its own included; None: all before it."""
+        return self.window if self.window and layer not in self.full_layers else None
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer's MLP is a mixture."""
+        is_due = (layer + 1) % self.expert_interval == 0 and layer not in self.dense_layers
+        return self.num_experts > 0 and is_due
 
     @property
     def kv_elements_per_token(self) -> int:
@@ -178,6 +180,8 @@ def from_gguf(file: GgufFile) -> ModelConfig:
     architecture = check_architecture(source, file.architecture)
     fields = gguf_fields(source, architecture, file.metadata)
     for key, neutral in _NEUTRAL_KEYS.items():
+        if architecture in _EXPECTED.get(key, ()):
+            continue
         if fields.number(key, float, float(neutral)) != neutral:
             raise fields.refuse(f"{key} is {fields.values[key]!r}, which is not supported")
     embedding = file.tensors.get("token_embd.weight")
@@ -188,14 +192,23 @@ def from_gguf(file: GgufFile) -> ModelConfig:
     head_dim = fields.number("attention.key_length", int, hidden // max(heads, 1))
     if fields.number("attention.value_length", int, head_dim) != head_dim:
         raise fields.refuse("values of another size than keys are not supported")
-    if fields.number("rope.dimension_count", int, head_dim) != head_dim:
+    rotary_dim = fields.number("rope.dimension_count", int, head_dim)
+    if rotary_dim != head_dim and architecture not in _PARTLY_ROTATED:
         raise fields.refuse("partial rotary embedding is not supported")
     num_layers = fields.number("block_count", int)
+    inner = fields.number("feed_forward_length", int)
+    full_interval = _GEMMA_FULL_INTERVALS.get(architecture, 0)
+    gemma = {}
+    if architecture in GEMMA:
+        caps = [fields.number(key, float, 0.0) for key in _GEMMA2_CAPS]
+        is_27b = num_layers == _GEMMA_27B_LAYERS[architecture]
+        local_theta = fields.number("rope.freq_base_swa", float, _GEMMA3_LOCAL_THETA)
+        gemma = _gemma(architecture, hidden, hidden / heads if is_27b else 0, caps, local_theta)
     return ModelConfig(
         architecture=architecture,
         vocab_size=embedding.shape[0],
         hidden_size=hidden,
-        intermediate_size=fields.number("feed_forward_length", int),
+        intermediate_size=inner,
         num_layers=num_layers,
         num_heads=heads,
         num_kv_heads=fields.number("attention.head_count_kv", int, heads),
@@ -208,9 +221,41 @@ def from_gguf(file: GgufFile) -> ModelConfig:
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
         output_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_down.bias" in file.tensors,
-        qk_norm=architecture == "qwen3",
+        qk_norm=architecture in _QK_NORM,
         no_rope_layers=_every_nth(_default_interval(architecture), num_layers),
+        rotary_dim=rotary_dim,
+        window=fields.number("attention.sliding_window", int, 0),
+        full_layers=_every_nth(full_interval, num_layers),
+        **gemma,
+        **_gguf_experts(fields, inner),
     )
+
+
+def _gguf_experts(fields: Fields, inner: int) -> dict[str, Any]:
+    """The experts of a mixture, of the inner features of a dense MLP if nothing else is said."""
+    count = fields.number("expert_count", int, 0)
+    if not count:
+        return {}
+    return {
+        "num_experts": count,
+        "experts_per_token": fields.number("expert_used_count", int),
+        "expert_size": fields.number("expert_feed_forward_length", int, inner),
+    }
+
+
+def _gemma(
+    architecture: str, hidden: int, query_scalar: float, caps: Sequence[float], local_theta: float
+) -> dict[str, Any]:
+    """What the Gemmas do otherwise; scores are divided by the root of `query_scalar`."""
+    return {
+        "local_rope_theta": 0.0 if architecture == "gemma2" else local_theta,
+        "activation": "gelu",
+        "post_norms": True,
+        "embedding_scale": hidden**0.5,
+        "attention_scale": query_scalar**-0.5 if query_scalar > 0 else 0.0,
+        "attention_softcap": caps[0],
+        "logit_softcap": caps[1],
+    }
 
 
 def _default_interval(architecture: str) -> int:
@@ -227,8 +272,15 @@ def _every_nth(interval: int, num_layers: int) -> range:
 def from_hf(source: str, values: Mapping[str, Any]) -> ModelConfig:
     """The configuration in a Hugging Face `config.json`; `source` names the file in errors."""
     architecture = check_architecture(source, values.get("model_type"))
-    if values.get("hidden_act", "silu") != "silu":
-        raise ModelError(f"{source}: hidden_act {values['hidden_act']!r} is not supported")
+    if architecture == "gemma3":
+        raise ModelError(f"{source}: architecture 'gemma3' has images; supported is gemma3_text")
+    key, wanted = "hidden_act", "silu"
+    if architecture in GEMMA:
+        key, wanted = "hidden_activation", "gelu_pytorch_tanh"
+    if (values.get(key) or wanted) != wanted:
+        raise ModelError(f"{source}: {key} {values[key]!r} is not supported")
+    if values.get("use_bidirectional_attention"):
+        raise ModelError(f"{source}: use_bidirectional_attention is not supported")
     if values.get("quantization_config"):
         raise ModelError(
             f"{source}: quantization_config is not supported; use the unquantised weights or a"
@@ -239,6 +291,18 @@ def from_hf(source: str, values: Mapping[str, Any]) -> ModelConfig:
     hidden = fields.number("hidden_size", int)
     num_layers = fields.number("num_hidden_layers", int)
     attention_bias = fields.flag("attention_bias")
+    head_dim = fields.number("head_dim", int, _default_head_dim(architecture, hidden, heads))
+    full_layers = _hf_full_layers(fields, architecture, num_layers)
+    gemma = {}
+    if architecture in GEMMA:
+        scalar = fields.number("query_pre_attn_scalar", float, _GEMMA_HEAD_DIM)
+        defaults = _GEMMA2_CAPS if architecture == "gemma2" else {}
+        # What is null is off, and what is missing is as in the class of transformers.
+        caps = [
+            fields.number(key, float, 0.0 if key in values else defaults.get(key, 0.0))
+            for key in _GEMMA2_CAPS
+        ]
+        gemma = _gemma(architecture, hidden, scalar, caps, _hf_local_theta(source, values))
     return ModelConfig(
         architecture=architecture,
         vocab_size=fields.number("vocab_size", int),
@@ -247,21 +311,65 @@ def from_hf(source: str, values: Mapping[str, Any]) -> ModelConfig:
         num_layers=num_layers,
         num_heads=heads,
         num_kv_heads=fields.number("num_key_value_heads", int, heads),
-        head_dim=fields.number("head_dim", int, _default_head_dim(architecture, hidden, heads)),
+        head_dim=head_dim,
         max_context=hf_context_length(source, values),
         rms_norm_eps=fields.number("rms_norm_eps", float, 1e-6),
-        rope_theta=hf_rope(source, values).number("rope_theta", float, 10000.0),
+        rope_theta=hf_rope(source, values).number("rope_theta", float, _hf_theta(architecture)),
         rope_scaling=hf_scaling(source, values),
-        tied_head=fields.flag("tie_word_embeddings", default=architecture == "smollm3"),
+        tied_head=fields.flag("tie_word_embeddings", default=architecture in _TIED),
         qkv_bias=attention_bias or architecture == "qwen2",
         output_bias=attention_bias,
         mlp_bias=fields.flag("mlp_bias"),
-        qk_norm=architecture == "qwen3",
+        qk_norm=architecture in _QK_NORM,
         no_rope_layers=_hf_no_rope_layers(fields, architecture, num_layers),
+        rotary_dim=_hf_rotary_dim(source, values, architecture, head_dim),
+        window=0 if full_layers is None else fields.number("sliding_window", int, 0),
+        full_layers=full_layers or frozenset(),
+        **gemma,
+        **_hf_experts(fields, architecture),
     )
 
 
+def _hf_experts(fields: Fields, architecture: str) -> dict[str, Any]:
+    """The experts of a mixture."""
+    if architecture not in ("mixtral", "qwen3_moe"):
+        return {}
+    is_qwen = architecture == "qwen3_moe"
+    # transformers has called them by either name.
+    count = fields.number("num_local_experts", int, 0) or fields.number("num_experts", int)
+    dense = fields.values.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
+        raise fields.refuse(f"mlp_only_layers is {dense!r}, not a list of layers")
+    return {
+        "num_experts": count,
+        "experts_per_token": fields.number("num_experts_per_tok", int),
+        "expert_size": fields.number(
+            "moe_intermediate_size" if is_qwen else "intermediate_size", int
+        ),
+        "normalizes_experts": fields.flag("norm_topk_prob") if is_qwen else True,
+        "expert_interval": fields.number("decoder_sparse_step", int, 1) if is_qwen else 1,
+        "dense_layers": frozenset(dense) if is_qwen else frozenset(),
+    }
+
+
+def _hf_theta(architecture: str) -> float:
+    return _GEMMA3_THETA if architecture == "gemma3_text" else 10_000.0
+
+
+def _hf_local_theta(source: str, values: Mapping[str, Any]) -> float:
+    """The rotary base of Gemma-3's layers with a window, in either layout."""
+    stated = (values.get("rope_parameters") or {}).get("sliding_attention")
+    if stated is None:
+        return Fields(source, values).number("rope_local_base_freq", float, _GEMMA3_LOCAL_THETA)
+    local = Fields(f"{source}: sliding_attention", stated)
+    if stated.get("rope_type", "default") != "default":
+        raise local.refuse(f"rope scaling {stated['rope_type']!r} is not supported")
+    return local.number("rope_theta", float, _GEMMA3_LOCAL_THETA)
+
+
 def _default_head_dim(architecture: str, hidden: int, heads: int) -> int:
+    if architecture in GEMMA:
+        return _GEMMA_HEAD_DIM
     return _QWEN3_HEAD_DIM if architecture == "qwen3" else hidden // max(heads, 1)
 
 
@@ -280,108 +388,55 @@ def _hf_no_rope_layers(
     return frozenset(n for n, rotates in enumerate(listed) if not rotates)
 
 
-def hf_rope(source: str, values: Mapping[str, Any]) -> Fields:
-    """The rotary settings of either layout: `rope_parameters` (transformers 5), or `rope_theta`
-    beside `rope_scaling` (before). Raises `ModelError` when they are no object.
+def _hf_full_layers(
+    fields: Fields, architecture: str, num_layers: int
+) -> range | frozenset[int] | None:
+    """The layers without a sliding window: by `layer_types`, or else as the architecture has them.
+    None: there is no window.
     """
-    stated = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    if not isinstance(stated, Mapping):
-        raise ModelError(f"{source}: rope_parameters or rope_scaling is {stated!r}, not an object")
-    rope = dict(stated)
-    for key in ("rope_theta", "partial_rotary_factor"):
-        if key not in rope and values.get(key) is not None:
-            rope[key] = values[key]
-    return Fields(source, rope)
+    # Qwen2 writes a window it does not use beside `use_sliding_window: false`.
+    slides = fields.flag("use_sliding_window", default=architecture not in _WINDOW_IF_ASKED)
+    if not slides or not fields.optional("sliding_window"):
+        return None
+    listed = fields.values.get("layer_types")
+    if listed is not None:
+        if not isinstance(listed, list) or len(listed) != num_layers:
+            raise fields.refuse(f"layer_types is not a list of {num_layers} names")
+        odd = [kind for kind in listed if kind not in ("full_attention", "sliding_attention")]
+        if odd:
+            raise fields.refuse(f"layer_types has {odd[0]!r}, which is not supported")
+        return frozenset(n for n, kind in enumerate(listed) if kind == "full_attention")
+    if architecture == "smollm3":
+        raise fields.refuse("layer_types is missing beside use_sliding_window")
+    if architecture in ("qwen2", "qwen3"):
+        return range(fields.number("max_window_layers", int, _QWEN_FULL_LAYERS))
+    interval = _GEMMA_FULL_INTERVALS.get(architecture, 0)
+    return _every_nth(fields.number("sliding_window_pattern", int, interval), num_layers)
 
 
-def hf_scaling(source: str, values: Mapping[str, Any]) -> RopeScaling | None:
-    """The scaling in a `config.json`, or None; raise `ModelError` naming an unsupported kind."""
+def _hf_rotary_dim(source: str, values: Mapping[str, Any], architecture: str, head_dim: int) -> int:
+    """How many numbers of a head are rotated."""
     rope = hf_rope(source, values)
-    kind = rope.values.get("rope_type") or rope.values.get("type") or "default"
-    if rope.number("partial_rotary_factor", float, 1.0) != 1.0:
+    part = rope.number("partial_rotary_factor", float, 1.0)
+    if part == 1.0:
+        return head_dim
+    if architecture not in _PARTLY_ROTATED:
         raise rope.refuse("partial rotary embedding is not supported")
-    if kind == "default":
-        return None
-    positions = Fields(source, values).number("max_position_embeddings", int)
-    if kind in ("linear", "dynamic"):
-        return RopeScaling(kind, rope.number("factor", float), positions)
-    if kind == "llama3":
-        return RopeScaling(
-            kind,
-            rope.number("factor", float),
-            rope.number("original_max_position_embeddings", int),
-            low_frequency_factor=rope.number("low_freq_factor", float),
-            high_frequency_factor=rope.number("high_freq_factor", float),
-        )
-    if kind == "yarn":
-        return _hf_yarn(rope, positions)
-    raise rope.refuse(f"rope scaling {kind!r} is not supported")
-
-
-def _hf_yarn(rope: Fields, positions: int) -> RopeScaling:
-    original = rope.number("original_max_position_embeddings", int, positions)
-    factor = rope.number("factor", float, positions / max(original, 1))
-    attention = rope.optional("attention_factor")
-    if attention is None:
-        mscale, over_all = rope.optional("mscale"), rope.optional("mscale_all_dim")
-        if mscale and over_all:
-            attention = _mscale(factor, mscale) / (_mscale(factor, over_all) or 1.0)
-        else:
-            attention = _mscale(factor)
-    return RopeScaling(
-        "yarn",
-        factor,
-        original,
-        beta_fast=rope.optional("beta_fast") or 32.0,
-        beta_slow=rope.optional("beta_slow") or 1.0,
-        truncate=rope.flag("truncate", default=True),
-        attention_factor=attention,
-    )
-
-
-def _mscale(factor: float, scale: float = 1.0) -> float:
-    """YaRN's growth of the attention logits with the context, of cos and sin each."""
-    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
-
-
-def gguf_scaling(fields: Fields) -> RopeScaling | None:
-    """The scaling in a file's keys, or None. Llama 3's is a tensor instead, `rope_freqs.weight`."""
-    kind = fields.values.get("rope.scaling.type", "none")
-    if kind == "none":
-        return None
-    positions = fields.number("context_length", int)
-    if kind == "linear":
-        return RopeScaling(kind, fields.number("rope.scaling.factor", float), positions)
-    if kind == "yarn":
-        factor = fields.number("rope.scaling.factor", float)
-        if fields.number("rope.scaling.yarn_ext_factor", float, 1.0) != 1.0:
-            raise fields.refuse("rope.scaling.yarn_ext_factor other than 1 is not supported")
-        attention = fields.number("rope.scaling.attn_factor", float, 1.0)
-        attention *= fields.number("rope.scaling.yarn_attn_factor", float, 1.0)
-        return RopeScaling(
-            kind,
-            factor,
-            fields.number("rope.scaling.original_context_length", int, positions),
-            beta_fast=fields.number("rope.scaling.yarn_beta_fast", float, 32.0),
-            beta_slow=fields.number("rope.scaling.yarn_beta_slow", float, 1.0),
-            attention_factor=attention * _mscale(factor),
-        )
-    raise fields.refuse(f"rope scaling {kind!r} is not supported")
+    return int(head_dim * part)
 
 
 def hf_context_length(source: str, values: Mapping[str, Any]) -> int:
-    """Positions a model with this `config.json` may attend to: as far as its scaling reaches, or
-    the sliding window where that is shorter (inside it, full attention is the same thing).
+    """Positions a sequence of a model with this `config.json` may have: as far as its scaling
+    reaches.
     """
     fields, rope = Fields(source, values), hf_rope(source, values)
     positions = fields.number("max_position_embeddings", int)
     kind = rope.values.get("rope_type") or rope.values.get("type")
     factor = rope.number("factor", float, 1.0)
     original = rope.number("original_max_position_embeddings", int, positions)
-    # Qwen2 writes a window it does not use beside `use_sliding_window: false`.
-    slides = fields.flag("use_sliding_window", default=True)
-    window = fields.optional("sliding_window") if slides else None
-    return _reach(_scaled(kind, positions, original, factor), window)
+    if values.get("model_type") in GEMMA:  # stated as they are with scaling
+        return positions
+    return _scaled(kind, positions, original, factor)
 
 
 def gguf_context_length(source: str, architecture: str, metadata: Mapping[str, Any]) -> int:
@@ -391,8 +446,9 @@ def gguf_context_length(source: str, architecture: str, metadata: Mapping[str, A
     kind = fields.values.get("rope.scaling.type")
     factor = fields.number("rope.scaling.factor", float, 1.0)
     original = fields.number("rope.scaling.original_context_length", int, positions)
-    window = fields.optional("attention.sliding_window")
-    return _reach(_scaled(kind, positions, original, factor), window)
+    if architecture in GEMMA:
+        return positions
+    return _scaled(kind, positions, original, factor)
 
 
 def gguf_fields(source: str, architecture: str, metadata: Mapping[str, Any]) -> Fields:
@@ -406,7 +462,3 @@ def _scaled(kind: object, positions: int, original: int, factor: float) -> int:
     if kind == "linear":
         return int(positions * max(factor, 1.0))
     return max(positions, int(original * factor)) if kind == "yarn" else positions
-
-
-def _reach(positions: int, window: float | None) -> int:
-    return min(positions, int(window)) if window else positions

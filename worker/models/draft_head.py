@@ -67,6 +67,12 @@ class HeadShape:
             mlp_bias=False,
             qk_norm=False,
             no_rope_layers=frozenset(),
+            window=0,
+            activation="silu",
+            post_norms=False,
+            attention_scale=0.0,
+            attention_softcap=0.0,
+            num_experts=0,
         )
 
     def tensor_shapes(self, target: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -1,4 +1,6 @@
-"""The llama family: Llama, SmolLM, Mistral, and Qwen2 (which adds biases to q, k and v)."""
+"""The llama family, and what has grown out of it: Mistral, Phi, Qwen (which adds biases to q, k and
+v, or norms), Gemma (which normalises what attention and MLP give as well).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from torch import Tensor
 from worker.models.config import ModelConfig
 from worker.ops.backends import TORCH, Attention, AttentionShape, Backend, HeadNorms
 from worker.ops.cpu.native import BlockLinear, CpuKernels, LayerShape, NativeLayers
+from worker.ops.experts import Experts
 from worker.ops.linear import Linear
 from worker.ops.rope import RopeTable
 from worker.ops.step import StepTensors as StepTensors
@@ -21,7 +24,10 @@ class LayerWeights:
     """One decoder layer. `qkv` and `gate_up` are fused along their outputs.
 
     `query_norm` and `key_norm` [head_dim] normalise each head before it is rotated, where the
-    architecture does so; `rotates` is off for layers without rotary embedding.
+    architecture does so; `rotates` is off for layers without rotary embedding. With a `window`, a
+    row sees so many positions, its own included. `attention_norm` and `branch_norm` [hidden]
+    normalise what attention and MLP give before it is added, where the architecture does so. With
+    `experts`, these are the MLP; `gate_up` and `down` are those of the first of them.
     """
 
     input_norm: Tensor
@@ -33,6 +39,10 @@ class LayerWeights:
     query_norm: Tensor | None = None
     key_norm: Tensor | None = None
     rotates: bool = True
+    window: int | None = None
+    attention_norm: Tensor | None = None
+    branch_norm: Tensor | None = None
+    experts: Experts | None = None
 
 
 def layer_shape(config: ModelConfig) -> LayerShape:
@@ -41,7 +51,11 @@ def layer_shape(config: ModelConfig) -> LayerShape:
 
 
 def native_layers(layers: Sequence[LayerWeights], config: ModelConfig) -> NativeLayers | None:
-    """The layers run by native kernels; None: not all of their products are native."""
+    """The layers run by native kernels; None: not all of their products are native, or they do
+    what the kernels do not.
+    """
+    if config.post_norms or config.activation != "silu" or config.num_experts:
+        return None
     products, norms = [], []
     for layer in layers:
         own = (layer.qkv, layer.output, layer.gate_up, layer.down)
@@ -49,7 +63,8 @@ def native_layers(layers: Sequence[LayerWeights], config: ModelConfig) -> Native
         norms.append((layer.input_norm, layer.mlp_norm, layer.query_norm, layer.key_norm))
         if len(products[-1]) < len(own):
             return None
-    return NativeLayers(layer_shape(config), products, norms, [layer.rotates for layer in layers])
+    rotates, windows = [n.rotates for n in layers], [n.window for n in layers]
+    return NativeLayers(layer_shape(config), products, norms, rotates, windows)
 
 
 def attention_block(
@@ -73,13 +88,23 @@ def attention_block(
     attention.write(qkv, cache, norms, layer.rotates)
     width = config.num_heads * config.head_dim
     queries = qkv[:, :width].view(-1, config.num_heads, config.head_dim)
-    return layer.output(attention.run(queries, cache), residual=x)
+    attended = attention.run(queries, cache, layer.window)
+    if layer.attention_norm is None:
+        return layer.output(attended, residual=x)
+    return x + backend.rms_norm(layer.output(attended), layer.attention_norm, eps)
 
 
 def mlp_block(x: Tensor, layer: LayerWeights, config: ModelConfig, backend: Backend) -> Tensor:
-    """x [T, hidden] + down(silu(gate) · up) of norm(x)."""
-    gate_up = layer.gate_up(backend.rms_norm(x, layer.mlp_norm, config.rms_norm_eps))
-    return layer.down(backend.silu_mul(gate_up), residual=x)
+    """x [T, hidden] + down(silu(gate) · up) of norm(x), or with the GELU; or of several experts."""
+    eps = config.rms_norm_eps
+    normed = backend.rms_norm(x, layer.mlp_norm, eps)
+    if layer.experts is not None:
+        return x + backend.mix_experts(normed, layer.experts)
+    gate_up = layer.gate_up(normed)
+    gated = backend.silu_mul(gate_up) if config.activation == "silu" else backend.gelu_mul(gate_up)
+    if layer.branch_norm is None:
+        return layer.down(gated, residual=x)
+    return x + backend.rms_norm(layer.down(gated), layer.branch_norm, eps)
 
 
 def run_layers(
@@ -90,14 +115,22 @@ def run_layers(
     kv_cache: Tensor,
     step: StepTensors,
     backend: Backend,
+    local_rope: RopeTable | None = None,
 ) -> Tensor:
     """x [T, hidden] through layers, each with its part of kv_cache; see `LlamaModel.forward`."""
     shape = AttentionShape(
-        config.num_heads, config.num_kv_heads, config.head_dim, kv_cache.shape[4]
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        kv_cache.shape[4],
+        config.attention_scale or config.head_dim**-0.5,
+        config.attention_softcap,
     )
     attention = backend.plan(step, shape, rope)
+    local = attention if local_rope is None else backend.plan(step, shape, local_rope)
     for layer, cache in zip(layers, kv_cache.unbind(0), strict=True):
-        x = attention_block(x, layer, config, cache, attention, backend)
+        planned = attention if layer.window is None else local
+        x = attention_block(x, layer, config, cache, planned, backend)
         x = mlp_block(x, layer, config, backend)
     return x
 
@@ -107,7 +140,8 @@ class LlamaModel:
     """Weights on one device, and how to run them. Holds no state between steps.
 
     `embedding` is read by rows only. `dtype` is that of activations. With `kernels`, all products
-    are native, and `native` runs the layers; else `backend` serves them.
+    are native, and `native` runs the layers, if it is there; else `backend` serves them.
+    `local_rope` is the table of layers with a window, if they have one of their own.
     """
 
     config: ModelConfig
@@ -121,6 +155,7 @@ class LlamaModel:
     kernels: CpuKernels | None = None
     native: NativeLayers | None = None
     backend: Backend = TORCH
+    local_rope: RopeTable | None = None
 
     def forward(self, step: StepTensors, kv_cache: Tensor) -> Tensor:
         """Run a step; logits [R, vocab_size] float32 of the step's `sample_rows`.
@@ -138,12 +173,16 @@ class LlamaModel:
         [T, hidden_size].
         """
         x = self.embedding.rows(step.token_ids)
+        if self.config.embedding_scale != 1.0:
+            x = x * torch.tensor(self.config.embedding_scale, dtype=x.dtype)
         if self.native is not None:
             return self.native.run(x, self.rope, kv_cache, step)
         model = (self.layers, self.config, self.rope)
-        return run_layers(x, *model, kv_cache, step, self.backend)
+        return run_layers(x, *model, kv_cache, step, self.backend, self.local_rope)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [R, vocab_size] float32 of hidden states [R, hidden_size]; each row on its own."""
         norm = self.backend.rms_norm if self.kernels is None else self.kernels.norm
-        return self.head(norm(hidden, self.final_norm, self.config.rms_norm_eps)).float()
+        logits = self.head(norm(hidden, self.final_norm, self.config.rms_norm_eps)).float()
+        cap = self.config.logit_softcap
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits

@@ -9,20 +9,24 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from worker.errors import ConfigError, ModelError
 from worker.models.checkpoints import GgufCheckpoint, WeightFile, open_checkpoint
-from worker.models.config import ModelConfig, RopeScaling
+from worker.models.config import GEMMA, ModelConfig
 from worker.models.llama import LayerWeights, LlamaModel, layer_shape, native_layers
+from worker.models.names import ROUTER
+from worker.models.rotary import RopeScaling
 from worker.ops.cpu.native import CpuKernels
-from worker.ops.linear import DenseLinear, Linear, make_linear
+from worker.ops.experts import Experts
+from worker.ops.linear import DenseLinear, Linear, can_pack, make_linear
 from worker.ops.parallel import WHOLE, RowParallelLinear, Shard, VocabParallelLinear
 from worker.ops.rope import RopeTable, make_rope_table
 
@@ -78,6 +82,11 @@ def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
     """The shape of a shard's layers: its part of the heads, of the KV heads and of the inner size.
     Raises `ConfigError` where these have no such parts.
     """
+    if config.num_experts and shard.size > 1:
+        raise ConfigError(
+            f"--tensor-parallel-size {shard.size}: mixtures of experts are not split: leave the"
+            " flag out"
+        )
     counts = (config.num_heads, config.num_kv_heads, config.intermediate_size)
     heads, kv_heads, inner = (count // shard.size for count in counts)
     if any(count % shard.size for count in counts):
@@ -101,7 +110,7 @@ def _check_tensors(checkpoint: WeightFile) -> None:
             f"{checkpoint.source}: there are {len(found)} tensors, too few for {num_layers} layers"
         )
     wanted = expected_shapes(checkpoint.config)
-    optional: dict[str, tuple[int, ...]] = {_ROPE_FACTORS: (checkpoint.config.head_dim // 2,)}
+    optional: dict[str, tuple[int, ...]] = {_ROPE_FACTORS: (_rotary_pairs(checkpoint.config),)}
     if checkpoint.config.tied_head:  # some exporters store the tied copy as well
         optional[_HEAD] = wanted[_EMBEDDING]
     known = wanted | {name: shape for name, shape in optional.items() if name in found}
@@ -126,7 +135,7 @@ def _check_tensors(checkpoint: WeightFile) -> None:
 
 def _some(names: Iterable[str]) -> str:
     """A few names, and how many more there are."""
-    listed = list(names)
+    listed = list(dict.fromkeys(names))  # parts of a fused tensor have one name
     more = len(listed) - _NAMES_LISTED
     return ", ".join(listed[:_NAMES_LISTED]) + (f" and {more} more" if more > 0 else "")
 
@@ -141,7 +150,7 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         prefix = f"model.layers.{index}."
         for norm, size in _norms(config).items():
             shapes[f"{prefix}{norm}.weight"] = (size,)
-        for part in _projections(config).values():
+        for part in _projections(config, index).values():
             for name, size in part.outputs.items():
                 shapes[f"{prefix}{name}.weight"] = (size, part.inputs)
                 if part.bias:
@@ -151,10 +160,18 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 def _norms(config: ModelConfig) -> dict[str, int]:
     """The normalisations of a layer and their sizes."""
-    sizes = {"input_layernorm": config.hidden_size, "post_attention_layernorm": config.hidden_size}
+    names = {"input_layernorm", "post_attention_layernorm", _mlp_norm(config)}
+    if config.post_norms:
+        names.add("post_feedforward_layernorm")
+    sizes = dict.fromkeys(sorted(names), config.hidden_size)
     if config.qk_norm:
         sizes |= {"self_attn.q_norm": config.head_dim, "self_attn.k_norm": config.head_dim}
     return sizes
+
+
+def _mlp_norm(config: ModelConfig) -> str:
+    """The norm before the MLP, which is the one after attention unless that has one of its own."""
+    return "pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"
 
 
 class _Projection(NamedTuple):
@@ -168,25 +185,36 @@ class _Projection(NamedTuple):
     splits_inputs: bool = False
 
 
-def _projections(config: ModelConfig) -> dict[str, _Projection]:
-    """The products of a layer."""
+def _projections(config: ModelConfig, index: int) -> dict[str, _Projection]:
+    """The products of a layer, `gate_up` and `down` of each of its experts."""
     query_size = config.num_heads * config.head_dim
     kv_size = config.num_kv_heads * config.head_dim
-    hidden, inner = config.hidden_size, config.intermediate_size
+    hidden = config.hidden_size
     qkv = {
         "self_attn.q_proj": query_size,
         "self_attn.k_proj": kv_size,
         "self_attn.v_proj": kv_size,
     }
-    gate_up = {"mlp.gate_proj": inner, "mlp.up_proj": inner}
-    return {
+    products = {
         "qkv": _Projection(qkv, hidden, config.qkv_bias),
         "output": _Projection(
             {"self_attn.o_proj": hidden}, query_size, config.output_bias, splits_inputs=True
         ),
-        "gate_up": _Projection(gate_up, hidden, config.mlp_bias),
-        "down": _Projection({"mlp.down_proj": hidden}, inner, config.mlp_bias, splits_inputs=True),
     }
+
+    def add_mlp(name: str, inner: int, suffix: str = "") -> None:
+        gate_up = {f"{name}.gate_proj": inner, f"{name}.up_proj": inner}
+        products[f"gate_up{suffix}"] = _Projection(gate_up, hidden, config.mlp_bias)
+        down = {f"{name}.down_proj": hidden}
+        products[f"down{suffix}"] = _Projection(down, inner, config.mlp_bias, splits_inputs=True)
+
+    if not config.has_experts(index):
+        add_mlp("mlp", config.intermediate_size)
+        return products
+    products["router"] = _Projection({ROUTER: config.num_experts}, hidden, False)
+    for expert in range(config.num_experts):
+        add_mlp(f"mlp.experts.{expert}", config.expert_size, f".{expert}")
+    return products
 
 
 class _Assembly:
@@ -215,17 +243,24 @@ class _Assembly:
         # Decoding is most of a start, and layers do not wait for each other.
         with ThreadPoolExecutor(min(_MAX_READERS, torch.get_num_threads())) as readers:
             layers = tuple(readers.map(self._layer, range(config.num_layers)))
-        final_norm = self._read(_FINAL_NORM, (config.hidden_size,))
+        final_norm = self._norm(_FINAL_NORM, config.hidden_size)
         factors = None
         if _ROPE_FACTORS in self._checkpoint.shapes():
-            factors = torch.empty(config.head_dim // 2)
+            factors = torch.empty(_rotary_pairs(config))
             self._checkpoint.read_into(_ROPE_FACTORS, factors)
         length = min(config.max_context, max_positions or config.max_context)
         rope = model_rope_table(config, length, self._device, factors)
+        local_rope = None
+        if config.local_rope_theta:
+            local = dataclasses.replace(
+                config, rope_theta=config.local_rope_theta, rope_scaling=None
+            )
+            local_rope = model_rope_table(local, length, self._device)
         return LlamaModel(
             *(config, embedding, layers, final_norm, head, rope),
             *(self._dtype, self._device, self._kernels),
             native_layers(layers, config) if self._kernels is not None else None,
+            local_rope=local_rope,
         )
 
     def _tables(self, shape: tuple[int, int]) -> tuple[Linear, Linear]:
@@ -264,32 +299,71 @@ class _Assembly:
 
     def _layer(self, index: int) -> LayerWeights:
         config, prefix = self._config, f"model.layers.{index}."
-        parts = {n: self._linear(prefix, p) for n, p in _projections(config).items()}
+        stacks = self._stacks() if config.has_experts(index) else {}
+        parts = {
+            name: self._linear(prefix, part, stacks.get(name))
+            for name, part in _projections(config, index).items()
+        }
+        experts = self._experts(parts, stacks) if config.has_experts(index) else None
         norms = {
-            name: self._read(f"{prefix}{name}.weight", (size,))
+            name: self._norm(f"{prefix}{name}.weight", size)
             for name, size in _norms(config).items()
         }
         return LayerWeights(
             input_norm=norms["input_layernorm"],
             qkv=parts["qkv"],
             output=parts["output"],
-            mlp_norm=norms["post_attention_layernorm"],
-            gate_up=parts["gate_up"],
-            down=parts["down"],
+            mlp_norm=norms[_mlp_norm(config)],
+            gate_up=parts["gate_up"] if experts is None else experts.gate_up[0],
+            down=parts["down"] if experts is None else experts.down[0],
             query_norm=norms.get("self_attn.q_norm"),
             key_norm=norms.get("self_attn.k_norm"),
             rotates=index not in config.no_rope_layers,
+            window=config.window_of(index),
+            attention_norm=norms["post_attention_layernorm"] if config.post_norms else None,
+            branch_norm=norms.get("post_feedforward_layernorm"),
+            experts=experts,
         )
 
-    def _linear(self, prefix: str, part: _Projection) -> Linear:
-        """The fused product, its parts below each other."""
+    def _stacks(self) -> dict[str, Tensor]:
+        """Memory for the weights of all experts of a layer, below each other, and the part of each
+        of their products; none where products have a layout of their own.
+        """
+        config, is_cpu = self._config, self._device.type == "cpu"
+        if self._kernels is not None or (is_cpu and can_pack(self._dtype)):
+            return {}
+        count, inner = config.num_experts, config.expert_size
+        stacks = {
+            "gate_up": self._empty((count, 2 * inner, config.hidden_size)),
+            "down": self._empty((count, config.hidden_size, inner)),
+        }
+        parts = {f"{name}.{n}": all_[n] for name, all_ in stacks.items() for n in range(count)}
+        return stacks | parts
+
+    def _experts(self, parts: Mapping[str, Linear], stacks: Mapping[str, Tensor]) -> Experts:
+        """The mixture of a layer with such products."""
+        config = self._config
+        numbers = range(config.num_experts)
+        return Experts(
+            router=parts["router"],
+            gate_up=tuple(parts[f"gate_up.{n}"] for n in numbers),
+            down=tuple(parts[f"down.{n}"] for n in numbers),
+            per_token=config.experts_per_token,
+            normalized=config.normalizes_experts,
+            stacks=(stacks["gate_up"], stacks["down"]) if stacks else None,
+        )
+
+    def _linear(self, prefix: str, part: _Projection, into: Tensor | None = None) -> Linear:
+        """The fused product, its parts below each other; its weight is decoded to `into`, if given,
+        and stays there.
+        """
         bias = None
         if part.bias and not (part.splits_inputs and self._shard.rank > 0):  # it is added once
             bias = self._joined(prefix, "bias", part)
         native = self._native([f"{prefix}{name}.weight" for name in part.outputs], bias)
         if native is not None:
             return native
-        linear = make_linear(self._joined(prefix, "weight", part), bias, self._kernels)
+        linear = make_linear(self._joined(prefix, "weight", part, into), bias, self._kernels)
         if part.splits_inputs and self._shard.size > 1:
             return RowParallelLinear(linear)
         return linear
@@ -303,10 +377,13 @@ class _Assembly:
         parts = [part for name in names if (part := self._checkpoint.stored(name)) is not None]
         return self._kernels.linear(parts, bias) if len(parts) == len(names) else None
 
-    def _joined(self, prefix: str, kind: str, part: _Projection) -> Tensor:
+    def _joined(
+        self, prefix: str, kind: str, part: _Projection, into: Tensor | None = None
+    ) -> Tensor:
         """The weights or biases of a projection decoded below each other; the shard's part."""
         rank, size = self._shard.rank, sum(part.outputs.values())
-        joined, start = self._empty((size, part.inputs) if kind == "weight" else (size,)), 0
+        shape = (size, part.inputs) if kind == "weight" else (size,)
+        joined, start = self._empty(shape) if into is None else into, 0
         for name, count in part.outputs.items():
             row, column = (0, rank * part.inputs) if part.splits_inputs else (rank * count, 0)
             destination = joined[start : start + count]
@@ -319,6 +396,14 @@ class _Assembly:
         self._checkpoint.read_into(name, tensor)
         return tensor
 
+    def _norm(self, name: str, size: int) -> Tensor:
+        """Gemma's are stored without the one that is added, and are more precise than the sum."""
+        is_added = self._config.architecture in GEMMA
+        dtype = torch.float32 if is_added else self._dtype
+        tensor = torch.empty(size, dtype=dtype, device=self._device)
+        self._checkpoint.read_into(name, tensor)
+        return tensor
+
     def _empty(self, shape: tuple[int, ...]) -> Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)
 
@@ -327,28 +412,39 @@ def model_rope_table(
     config: ModelConfig, length: int, device: torch.device, factors: Tensor | None = None
 ) -> RopeTable:
     """cos and sin of positions 0 to length-1, on a device."""
-    frequencies = inverse_frequencies(config, factors).to(device)
-    table = make_rope_table(frequencies, length)
+    frequencies = inverse_frequencies(config, factors, length)
+    still = config.head_dim // 2 - len(frequencies)  # pairs that are not rotated
+    table = make_rope_table(functional.pad(frequencies, (0, still)).to(device), length)
     scaling = config.rope_scaling
     if scaling is None or scaling.attention_factor == 1.0:
         return table
-    return RopeTable(table.cos * scaling.attention_factor, table.sin * scaling.attention_factor)
+    stretch = torch.full_like(frequencies, scaling.attention_factor)
+    stretch = functional.pad(stretch, (0, still), value=1.0).repeat(2).to(device)
+    return RopeTable(table.cos * stretch, table.sin * stretch)
 
 
-def inverse_frequencies(config: ModelConfig, factors: Tensor | None = None) -> Tensor:
-    """Rotary inverse frequencies [head_dim / 2], float32, scaled as the configuration says.
+def _rotary_pairs(config: ModelConfig) -> int:
+    """Pairs of numbers of a head that are rotated."""
+    return (config.rotary_dim or config.head_dim) // 2
 
-    `factors` [head_dim / 2] divide them (how GGUF stores Llama 3's scaling).
+
+def inverse_frequencies(
+    config: ModelConfig, factors: Tensor | None = None, length: int = 0
+) -> Tensor:
+    """Rotary inverse frequencies [rotary_dim / 2], float32, scaled as the configuration says.
+
+    `factors` [rotary_dim / 2] divide them (how GGUF stores Llama 3's scaling).
 
     Dynamic scaling uses one base for all positions, that of a sequence as long as the model's
     context. transformers raises the base only once a sequence outgrows the original context, which
-    no sequence does here, because the context of such a model is the original one.
+    no sequence does here, because the context of such a model is the original one. Longrope has one
+    set of factors as well: the long ones if sequences may have a `length` beyond the original.
     """
-    scaling, head_dim = config.rope_scaling, config.head_dim
+    scaling, pairs = config.rope_scaling, _rotary_pairs(config)
     base = config.rope_theta
     if scaling is not None and scaling.kind == "dynamic":
-        base = _dynamic_base(base, head_dim, scaling, config.max_context)
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+        base = _dynamic_base(base, 2 * pairs, scaling, config.max_context)
+    exponents = torch.arange(0, 2 * pairs, 2, dtype=torch.int64).float() / (2 * pairs)
     frequencies = 1.0 / (base**exponents)
     if factors is not None:
         frequencies = frequencies / factors
@@ -358,6 +454,12 @@ def inverse_frequencies(config: ModelConfig, factors: Tensor | None = None) -> T
         return frequencies / scaling.factor
     if scaling.kind == "yarn":
         return _yarn_frequencies(frequencies, base, scaling)
+    if scaling.kind == "longrope":
+        is_long = length > scaling.original_context
+        own = scaling.long_factors if is_long else scaling.short_factors
+        if len(own) != pairs:
+            raise ModelError(f"longrope has {len(own)} factors for {pairs} rotary frequencies")
+        return 1.0 / (torch.tensor(own) * base**exponents)
     return _llama3_frequencies(frequencies, scaling)
 
 

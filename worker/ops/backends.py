@@ -12,6 +12,7 @@ from typing import Protocol
 from torch import Tensor
 from torch.nn import functional
 
+from worker.ops.experts import Experts, mix_experts
 from worker.ops.norm import rms_norm
 from worker.ops.paged_attention import paged_attention, write_kv
 from worker.ops.rope import RopeTable, apply_rope_
@@ -21,12 +22,16 @@ from worker.ops.step import StepTensors
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """The heads of a layer, and the number of tokens in a block of its cache."""
+    """The heads of a layer, and the number of tokens in a block of its cache. Scores are multiplied
+    by `scale`; a `softcap` c > 0 then makes c · tanh(score / c) of them.
+    """
 
     heads: int
     kv_heads: int
     head_dim: int
     block_size: int
+    scale: float
+    softcap: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +55,9 @@ class Attention(Protocol):
         """
         ...
 
-    def run(self, queries: Tensor, cache: Tensor) -> Tensor:
+    def run(self, queries: Tensor, cache: Tensor, window: int | None = None) -> Tensor:
         """Attention of queries [T, heads, head_dim] over a cache that holds the step's own keys and
-        values: [T, heads · head_dim].
+        values: [T, heads · head_dim]. A row sees at most `window` positions, its own included.
         """
         ...
 
@@ -75,6 +80,14 @@ class Backend(Protocol):
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """silu(gate) · up [T, I] of gate_up [T, 2 · I] (Shazeer, arXiv:2002.05202)."""
+        ...
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """gelu(gate) · up [T, I] of gate_up [T, 2 · I], the GELU by tanh."""
+        ...
+
+    def mix_experts(self, x: Tensor, experts: Experts) -> Tensor:
+        """What the experts that the router chooses make of rows x [T, H], by their weights."""
         ...
 
     @property
@@ -102,6 +115,15 @@ class TorchBackend:
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate).mul_(up)
 
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """In gate_up's dtype."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.gelu(gate, approximate="tanh").mul_(up)
+
+    def mix_experts(self, x: Tensor, experts: Experts) -> Tensor:
+        """One expert after the other. Waits for the device, to learn which are chosen."""
+        return mix_experts(x, experts, self.silu_mul)
+
 
 TORCH = TorchBackend()
 
@@ -128,5 +150,7 @@ class _TorchAttention:
             apply_rope_(rotated, self.rope)
         write_kv(cache, qkv[:, heads * self.shape.head_dim :], self.step.slots)
 
-    def run(self, queries: Tensor, cache: Tensor) -> Tensor:
-        return paged_attention(queries, cache, self.step)
+    def run(self, queries: Tensor, cache: Tensor, window: int | None = None) -> Tensor:
+        return paged_attention(
+            queries, cache, self.step, window, self.shape.scale, self.shape.softcap
+        )

@@ -10,4 +10,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x [T, H] / rms(x) · weight [H], each row on its own; computed in float32, returned in x's
     dtype. Twin: `reference_ops.rms_norm`.
     """
+    if weight.dtype is not x.dtype:
+        return functional.rms_norm(x.float(), weight.shape, weight.float(), eps).to(x.dtype)
     return functional.rms_norm(x, weight.shape, weight, eps)

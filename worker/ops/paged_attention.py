@@ -20,6 +20,7 @@ are split alike (`padded_context`).
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,6 +39,9 @@ _LEAST_FREE_ROWS = 12
 _KEY_VECTOR = 16
 _KEY_PARTITION = 512
 _MOST_UNSPLIT = 192
+# Of products of attention with a softcap.
+_CAPPED_ROWS = 32
+_CAPPED_KEYS = 256
 
 
 def padded_rows(count: int, kv_heads: int = 0) -> int:
@@ -65,11 +69,20 @@ def padded_context(length: int, block_size: int) -> int:
     return -(-padded // granule) * granule
 
 
-def paged_attention(queries: Tensor, cache: Tensor, step: StepTensors) -> Tensor:
+def paged_attention(
+    queries: Tensor,
+    cache: Tensor,
+    step: StepTensors,
+    window: int | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+) -> Tensor:
     """queries [T, heads, head_dim] over one layer's cache → [T, heads · head_dim].
 
     cache [num_blocks, 2, kv_heads, block_size, head_dim] holds the step's own keys already, and
-    is read in the dtype of the queries. Softmax scale is 1 / sqrt(head_dim).
+    is read in the dtype of the queries. Scores are multiplied by `scale`, or 1 / sqrt(head_dim); a
+    `softcap` c > 0 then makes c · tanh(score / c) of them. A row sees at most `window` positions,
+    its own included; the whole context is read all the same.
     Twin: `reference_ops.paged_attention`.
     """
     planes = _planes(cache, step.block_tables)
@@ -78,8 +91,13 @@ def paged_attention(queries: Tensor, cache: Tensor, step: StepTensors) -> Tensor
     for index, context in enumerate(step.context_lens.tolist()):
         rows = queries[starts[index] : starts[index + 1]]
         keys, values = (part.to(queries.dtype) for part in _gather(cache, planes[index], context))
-        keys[:, : step.first_position] = values[:, : step.first_position] = 0
-        outputs.append(_attend(rows, keys, values, context - len(rows), step.first_position))
+        start = context - len(rows)
+        hidden = step.first_position
+        if window is not None:
+            hidden = max(hidden, start - window + 1)
+        keys[:, :hidden] = values[:, :hidden] = 0
+        view = _View(start, step.first_position, window, scale or queries.shape[2] ** -0.5, softcap)
+        outputs.append(_attend(rows, keys, values, view))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
@@ -107,49 +125,121 @@ def _gather(cache: Tensor, planes: Tensor, context: int) -> tuple[Tensor, Tensor
     return gathered[0], gathered[1]
 
 
-def _attend(queries: Tensor, keys: Tensor, values: Tensor, start: int, first_seen: int) -> Tensor:
-    """queries [Q, heads, head_dim] at positions from `start` on → [Q, heads · head_dim]."""
+class _View(NamedTuple):
+    """What rows at positions from `start` on see of keys, and how scores are made."""
+
+    start: int
+    first_seen: int
+    window: int | None
+    scale: float
+    softcap: float
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, view: _View) -> Tensor:
+    """queries [Q, heads, head_dim] → [Q, heads · head_dim]."""
     sharing = queries.shape[1] // len(keys)
-    spoiled = _take_spoiled(keys, values, start, len(queries)) if len(queries) > 1 else None
+    spoiled = None
+    if len(queries) > 1:
+        spoiled = _take_spoiled(keys, values, view.start, len(queries), view.window)
+    attend_tile, most = (_attend_tile, TILE_ROWS)
+    if view.softcap:
+        attend_tile, most = (_attend_capped_tile, _CAPPED_ROWS)
     outputs = []
-    size = max(1, TILE_ROWS // sharing)
+    size = max(1, most // sharing)
     for first in range(0, len(queries), size):
         tile = queries[first : first + size]
-        outputs.append(_attend_tile(tile, keys, values, start + first, first_seen))
+        outputs.append(attend_tile(tile, keys, values, view._replace(start=view.start + first)))
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return output if spoiled is None else output.masked_fill_(spoiled, torch.nan)
 
 
-def _take_spoiled(keys: Tensor, values: Tensor, start: int, count: int) -> Tensor:
-    """Zero what is not finite at the `count` positions from `start` on; which of these rows
-    [count, 1] see any of it.
-    """
-    own = torch.cat((keys, values), dim=-1)[:, start : start + count]
-    bad = ~own.isfinite().all(dim=-1).all(dim=0)
-    for part in (keys, values):
-        part[:, start : start + count].masked_fill_(bad.unsqueeze(-1), 0)
-    return bad.cummax(dim=0).values.unsqueeze(-1)
-
-
-def _attend_tile(
-    queries: Tensor, keys: Tensor, values: Tensor, start: int, first_seen: int
+def _take_spoiled(
+    keys: Tensor, values: Tensor, start: int, count: int, window: int | None
 ) -> Tensor:
+    """Zero what is not finite at positions that some of the `count` rows from `start` on see and
+    others do not; which of these rows [count, 1] see any of it.
+    """
+    lowest = start if window is None else max(0, start - window + 1)
+    bad = torch.zeros(start + count - lowest, dtype=torch.bool, device=keys.device)
+    for part in (keys, values):
+        own = part[:, lowest : start + count]
+        bad |= ~own.isfinite().all(dim=-1).all(dim=0)
+    for part in (keys, values):
+        part[:, lowest : start + count].masked_fill_(bad.unsqueeze(-1), 0)
+    seen = functional.pad(bad.cumsum(0), (1, 0))
+    ends = torch.arange(start - lowest + 1, len(seen), device=keys.device)
+    begins = torch.zeros_like(ends) if window is None else (ends - window).clamp(min=0)
+    return (seen[ends] > seen[begins]).unsqueeze(-1)
+
+
+def _attend_tile(queries: Tensor, keys: Tensor, values: Tensor, view: _View) -> Tensor:
     """As `_attend`, for so few queries that they are rows of one product for each KV head."""
-    num_queries, heads, head_dim = queries.shape
-    kv_heads, sharing = len(keys), heads // len(keys)
-    count = num_queries * sharing
-    order = torch.arange(padded_rows(count, kv_heads), device=queries.device) % count
-    rows = queries.view(num_queries, kv_heads, sharing, head_dim).transpose(0, 1)
-    rows = rows.reshape(kv_heads, count, head_dim).index_select(1, order)
-    context = padded_context(start + num_queries, _KEY_VECTOR)
-    positions = torch.arange(context, device=queries.device)
-    seen = positions <= start + (order // sharing).unsqueeze(1)
-    if first_seen:
-        seen &= positions >= first_seen
+    sharing = queries.shape[1] // len(keys)
+    count = len(queries) * sharing
+    rows, own = _rows(queries, len(keys), padded_rows(count, len(keys)), view)
+    context = padded_context(view.start + len(queries), _KEY_VECTOR)
     out = functional.scaled_dot_product_attention(
-        rows.unsqueeze(0), keys[None, :, :context], values[None, :, :context], attn_mask=seen
+        rows.unsqueeze(0),
+        keys[None, :, :context],
+        values[None, :, :context],
+        attn_mask=_seen(own, 0, context, view),
+        scale=view.scale,
     )
-    out = out[0, :, :count].reshape(kv_heads, num_queries, sharing * head_dim)
+    return _unrolled(out[0], queries)
+
+
+def _attend_capped_tile(queries: Tensor, keys: Tensor, values: Tensor, view: _View) -> Tensor:
+    """The same with a softcap, which the fused kernel has not: in float32, a part of the keys at a
+    time. All products have one shape, whatever the step, so that sums run in one order.
+    """
+    sharing, context = queries.shape[1] // len(keys), view.start + len(queries)
+    rows, own = _rows(queries, len(keys), max(_CAPPED_ROWS, sharing), view)
+    rows = rows.float() * view.scale
+    peak = rows.new_full((*rows.shape[:2], 1), -torch.inf)
+    total, acc = torch.zeros_like(peak), torch.zeros_like(rows)
+    for begin in range(0, context, _CAPPED_KEYS):
+        key, value = (part[:, begin : begin + _CAPPED_KEYS].float() for part in (keys, values))
+        missing = (0, 0, 0, _CAPPED_KEYS - key.shape[1])
+        key, value = functional.pad(key, missing), functional.pad(value, missing)
+        scores = (rows @ key.transpose(1, 2)).div_(view.softcap).tanh_().mul_(view.softcap)
+        scores.masked_fill_(~_seen(own, begin, begin + _CAPPED_KEYS, view), -torch.inf)
+        highest = torch.maximum(peak, scores.amax(dim=-1, keepdim=True))
+        shift = highest.masked_fill(highest == -torch.inf, 0.0)
+        weights, kept = (scores - shift).exp_(), (peak - shift).exp_()
+        total = total * kept + weights.sum(dim=-1, keepdim=True)
+        acc = acc * kept + weights @ value
+        peak = highest
+    return _unrolled((acc / total).to(queries.dtype), queries)
+
+
+def _rows(queries: Tensor, kv_heads: int, padded: int, view: _View) -> tuple[Tensor, Tensor]:
+    """Queries as rows [kv_heads, padded, head_dim] by the KV head that they share, the first ones
+    repeated to as many as wanted; and the positions [padded, 1] that these are at.
+    """
+    num_queries, heads, head_dim = queries.shape
+    sharing = heads // kv_heads
+    order = torch.arange(padded, device=queries.device) % (num_queries * sharing)
+    rows = queries.view(num_queries, kv_heads, sharing, head_dim).transpose(0, 1)
+    rows = rows.reshape(kv_heads, -1, head_dim).index_select(1, order)
+    return rows, view.start + (order // sharing).unsqueeze(1)
+
+
+def _seen(own: Tensor, begin: int, end: int, view: _View) -> Tensor:
+    """Which of the positions `begin` to `end` - 1 rows at positions `own` [R, 1] see."""
+    positions = torch.arange(begin, end, device=own.device)
+    seen = positions <= own
+    if view.window is not None:
+        seen &= positions > own - view.window
+    if view.first_seen:
+        seen &= positions >= view.first_seen
+    return seen
+
+
+def _unrolled(rows: Tensor, queries: Tensor) -> Tensor:
+    """Rows [kv_heads, padded, head_dim] of queries [Q, heads, head_dim] → [Q, heads · head_dim]."""
+    num_queries, heads, head_dim = queries.shape
+    count = num_queries * heads // len(rows)
+    out = rows[:, :count].reshape(len(rows), num_queries, -1)
     return out.transpose(0, 1).reshape(num_queries, heads * head_dim)
 
 

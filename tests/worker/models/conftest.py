@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,11 @@ GGUF_ARCHITECTURES = {
     "smollm3": (gguf.MODEL_ARCH.SMOLLM3, True),
     "qwen2": (gguf.MODEL_ARCH.QWEN2, False),
     "qwen3": (gguf.MODEL_ARCH.QWEN3, False),
+    "gemma2": (gguf.MODEL_ARCH.GEMMA2, False),
+    "gemma3_text": (gguf.MODEL_ARCH.GEMMA3, False),
+    "mixtral": (gguf.MODEL_ARCH.LLAMA, True),
+    "qwen3_moe": (gguf.MODEL_ARCH.QWEN3MOE, False),
+    "phi3": (gguf.MODEL_ARCH.PHI3, False),
 }
 
 
@@ -49,9 +55,11 @@ def save_tiny(tmp_path: Path) -> Callable[..., Saved]:
     def save(kind: str = "Llama", shard_size: str = "5GB", **changes: object) -> Saved:
         import transformers
 
-        config = getattr(transformers, f"{kind}Config")(**{**TINY, **changes})
+        # transformers writes into the settings that it is given.
+        settings = copy.deepcopy({**TINY, **changes})
+        architecture = getattr(transformers, f"{kind}ForCausalLM")
         torch.manual_seed(5)
-        model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+        model = architecture(architecture.config_class(**settings)).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 # Far from the initial norms of one and biases of zero, so that swaps show.
@@ -74,13 +82,26 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    rope = config.rope_parameters
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     writer.add_rope_freq_base(rope["rope_theta"])
     head_dim = getattr(config, "head_dim", None)
     if head_dim is not None:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
         writer.add_rope_dimension_count(head_dim)
+    if "partial_rotary_factor" in rope:
+        size = config.hidden_size // config.num_attention_heads
+        writer.add_rope_dimension_count(int(size * rope["partial_rotary_factor"]))
+    if getattr(config, "sliding_window", None):
+        writer.add_sliding_window(config.sliding_window)
+    if getattr(config, "num_experts", None):
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if hasattr(config, "moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if config.model_type == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
@@ -101,7 +122,7 @@ def write_gguf(tmp_path: Path) -> Callable[..., Path]:
         writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
         describe(writer, config)
         names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
-        for name, parameter in model.state_dict().items():
+        for name, parameter in separated(model.state_dict()):
             if name == "lm_head.weight" and config.tie_word_embeddings:
                 continue
             values = parameter.numpy()
@@ -109,6 +130,8 @@ def write_gguf(tmp_path: Path) -> Callable[..., Path]:
                 values = interleave(values, config.num_attention_heads)
             if interleaves and ".k_proj." in name:
                 values = interleave(values, config.num_key_value_heads)
+            if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
+                values = values + 1
             stored = names.get_name(name, (".weight", ".bias"))
             kind = (encodings or {}).get(stored)
             if kind is None:
@@ -124,6 +147,18 @@ def write_gguf(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+def separated(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors with gates and what they gate of all experts in tensors of their own."""
+    for name, tensor in tensors.items():
+        stem, _, last = name.rpartition(".experts.")
+        if last == "gate_up_proj":
+            gate, up = tensor.chunk(2, dim=1)
+            yield f"{stem}.experts.gate_proj.weight", gate.contiguous()
+            yield f"{stem}.experts.up_proj.weight", up.contiguous()
+        else:
+            yield (f"{name}.weight" if last == "down_proj" else name), tensor
 
 
 def interleave(values: np.ndarray, heads: int) -> np.ndarray:

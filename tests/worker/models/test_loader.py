@@ -10,6 +10,16 @@ from typing import Any
 import gguf
 import pytest
 import torch
+from model_variants import (
+    DYNAMIC,
+    HF_VARIANTS,
+    LINEAR,
+    LLAMA3,
+    LONGROPE,
+    PHI3,
+    VARIANTS,
+    YARN,
+)
 from safetensors.torch import load_file, save_file
 
 from worker.errors import ModelError
@@ -32,67 +42,6 @@ TINY = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
-}
-
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 5000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 5000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}
-DYNAMIC = {"rope_type": "dynamic", "rope_theta": 5000.0, "factor": 2.0}
-
-# Checkpoints both formats can hold.
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama, untied head": ("Llama", {"tie_word_embeddings": False}),
-    "llama, tied head": ("Llama", {"tie_word_embeddings": True}),
-    "llama, one KV head a head": ("Llama", {"num_key_value_heads": 4}),
-    "llama, explicit head_dim": ("Llama", {"head_dim": 24}),
-    "llama, biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama, linear rope": ("Llama", {"rope_parameters": LINEAR}),
-    "llama, yarn rope": ("Llama", {"rope_parameters": YARN}),
-    "mistral": ("Mistral", {"sliding_window": None}),
-    "qwen2, untied head": ("Qwen2", {"use_sliding_window": False, "tie_word_embeddings": False}),
-    "qwen2, tied head": ("Qwen2", {"use_sliding_window": False, "tie_word_embeddings": True}),
-    "qwen2, yarn rope": ("Qwen2", {"use_sliding_window": False, "rope_parameters": YARN}),
-    "qwen3, untied head": ("Qwen3", {"head_dim": 24, "tie_word_embeddings": False}),
-    "qwen3, tied head": ("Qwen3", {"head_dim": 24, "tie_word_embeddings": True}),
-    "smollm3": ("SmolLM3", {"num_hidden_layers": 5, "pad_token_id": 0}),
-}
-# Those only config.json can describe.
-HF_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama3 rope": ("Llama", {"rope_parameters": LLAMA3}),
-    "dynamic rope": ("Llama", {"rope_parameters": DYNAMIC}),
-    "yarn rope, all settings": (
-        "Llama",
-        {
-            "rope_parameters": {
-                **YARN,
-                "beta_fast": 16.0,
-                "beta_slow": 2.0,
-                "truncate": False,
-                "attention_factor": 1.3,
-            }
-        },
-    ),
-    "yarn rope, mscale": (
-        "Llama",
-        {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.0}},
-    ),
-    "qwen3, biases": ("Qwen3", {"head_dim": 16, "attention_bias": True}),
-    "smollm3, other layers": (
-        "SmolLM3",
-        {"num_hidden_layers": 3, "no_rope_layers": [0, 1, 0], "pad_token_id": 0},
-    ),
 }
 
 
@@ -118,9 +67,11 @@ def test_safetensors_give_the_logits_of_transformers(
     torch.testing.assert_close(logits, saved.logits, rtol=1e-4, atol=1e-4)
 
 
-def test_bfloat16_is_near_float32(save_tiny: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("variant", ["llama, untied head", "gemma2"])
+def test_bfloat16_is_near_float32(variant: str, save_tiny: Callable[..., Any]) -> None:
     """The lower precision changes logits by little more than its rounding."""
-    saved = save_tiny()
+    kind, changes = VARIANTS[variant]
+    saved = save_tiny(kind, **changes)
     logits = logits_of(saved.path, saved.token_ids, torch.bfloat16)
     assert float((logits - saved.logits).abs().mean() / saved.logits.std()) < 0.03
 
@@ -296,6 +247,21 @@ def test_derived_buffers_are_ignored(save_tiny: Callable[..., Any]) -> None:
         ({"num_key_value_heads": 3}, "cannot share 3 KV heads"),
         ({"head_dim": 15}, "is odd"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope' is not supported"),
+        (
+            {"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3},
+            "3 of 2 experts of size 96 cannot be taken",
+        ),
+        ({"model_type": "qwen3_moe"}, "num_experts is missing"),
+        ({"model_type": "gemma3"}, "'gemma3' has images; supported is gemma3_text"),
+        ({"model_type": "gemma2", "hidden_activation": "gelu"}, "hidden_activation 'gelu'"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional"),
+        ({"use_sliding_window": True, "model_type": "smollm3", "sliding_window": 4}, "layer_types"),
+        ({"sliding_window": 4, "layer_types": ["full_attention"]}, "not a list of 2 names"),
+        (
+            {"sliding_window": 4, "layer_types": ["full_attention", "chunked_attention"]},
+            "'chunked_attention', which is not supported",
+        ),
+        ({"sliding_window": -4}, "has a window, cap or scale below 0"),
     ],
 )
 def test_a_configuration_that_cannot_work_is_named(
@@ -322,10 +288,27 @@ def test_unreadable_files_are_named(save_tiny: Callable[..., Any], tmp_path: Pat
         load_model(saved.path, torch.float32, CPU)
 
 
-def test_a_sliding_window_caps_the_context(save_tiny: Callable[..., Any]) -> None:
-    """Full attention is only right inside the window, so no more than that is offered."""
+def test_a_sliding_window_leaves_the_context(save_tiny: Callable[..., Any]) -> None:
+    """It is a property of layers: a sequence may be longer."""
     saved = save_tiny("Mistral", sliding_window=128)
-    assert load_model(saved.path, torch.float32, CPU).config.max_context == 128
+    model = load_model(saved.path, torch.float32, CPU)
+    assert model.config.max_context == 256
+    assert [layer.window for layer in model.layers] == [128, 128]
+
+
+def test_longrope_takes_short_factors_where_sequences_stay_short(
+    save_tiny: Callable[..., Any],
+) -> None:
+    """Factors follow from the longest sequence there may be, so all positions have the same."""
+    import transformers
+
+    saved = save_tiny("Phi3", rope_parameters=LONGROPE, **PHI3)
+    model = load_model(saved.path, torch.float32, CPU, max_positions=64)
+    original = transformers.Phi3ForCausalLM.from_pretrained(saved.path)
+    rope = original.model.rotary_emb
+    cos, _ = rope(torch.zeros(1), torch.arange(64)[None])
+    torch.testing.assert_close(model.rope.cos[:, :6], cos[0, :, :6])
+    assert torch.equal(model.rope.cos[:, 6:8], torch.ones(64, 2))
 
 
 @pytest.mark.parametrize(
@@ -336,14 +319,13 @@ def test_a_sliding_window_caps_the_context(save_tiny: Callable[..., Any]) -> Non
         ({"rope_parameters": YARN, "max_position_embeddings": 64}, 256),
         ({"rope_parameters": LLAMA3}, 256),
         ({"rope_parameters": DYNAMIC}, 256),
-        ({"sliding_window": 100, "use_sliding_window": True}, 100),
-        ({"sliding_window": 100, "use_sliding_window": False}, 256),
+        ({"sliding_window": 100}, 256),
     ],
 )
 def test_the_context_is_as_far_as_the_positions_reach(
     changes: dict[str, Any], context: int
 ) -> None:
-    """Scaled models reach further than the unscaled positions, windowed ones less far."""
+    """Scaled models reach further than the unscaled positions."""
     values = {**TINY, "model_type": "llama", **changes}
     assert from_hf("config.json", values).max_context == context
 
@@ -351,7 +333,8 @@ def test_the_context_is_as_far_as_the_positions_reach(
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("expert_count", 8, "expert_count is 8"),
+        ("expert_count", 8, "expert_used_count is missing"),
+        ("attn_logit_softcapping", 30.0, "attn_logit_softcapping is 30"),
         ("rope.scaling.type", "longrope", "'longrope' is not supported"),
         ("rope.dimension_count", 8, "partial rotary"),
         ("attention.value_length", 8, "another size than keys"),

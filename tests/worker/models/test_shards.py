@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import model_variants
 import pytest
 import torch
 from torch import Tensor
@@ -20,12 +21,14 @@ from worker.ops.parallel import Shard
 
 CPU = torch.device("cpu")
 SIZE = 2
+PARTLY_ROTATED = "phi3, partly rotated, with a window"
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, tied head": ("Llama", {"tie_word_embeddings": True}),
     "llama, biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
     "qwen2, even vocabulary": ("Qwen2", {"vocab_size": 98, "tie_word_embeddings": False}),
     "qwen2, tied head, even vocabulary": ("Qwen2", {"vocab_size": 98, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"head_dim": 24}),
+    **{name: model_variants.VARIANTS[name] for name in ("gemma2", "phi3", PARTLY_ROTATED)},
 }
 
 
@@ -84,6 +87,14 @@ def test_shards_put_together_are_the_whole(
     assert_shards_make(whole, shards)
 
 
+def test_a_mixture_of_experts_is_not_split(save_tiny: Callable[..., Any]) -> None:
+    """It is refused, and the flag is named."""
+    kind, changes = model_variants.VARIANTS["mixtral"]
+    path = save_tiny(kind, **changes).path
+    with pytest.raises(ConfigError, match="--tensor-parallel-size 2: mixtures of experts"):
+        load_model(path, torch.float32, CPU, shard=Shard(1, SIZE))
+
+
 @pytest.mark.parametrize("kind", ["safetensors", "gguf"])
 def test_parts_of_tensors_are_read_as_the_whole_has_them(
     kind: str, save_tiny: Callable[..., Any], write_gguf: Callable[..., Path]
@@ -116,11 +127,13 @@ def test_a_shard_reads_no_more_of_a_file_than_its_part(
     """Whole tensors are the embedding and norms alone."""
     saved = save_tiny("Llama", tie_word_embeddings=False)
     names: list[str] = []
-    whole = SafetensorsCheckpoint._tensor
+    read_part = SafetensorsCheckpoint._tensor
 
-    def tensor(self: SafetensorsCheckpoint, name: str) -> Tensor:
-        names.append(name)
-        return whole(self, name)
+    def tensor(self: SafetensorsCheckpoint, name: str, *part: slice | None) -> Tensor:
+        found: Tensor = read_part(self, name, *part)  # type: ignore[arg-type]
+        if found.shape == self.shapes()[name]:
+            names.append(name)
+        return found
 
     monkeypatch.setattr(SafetensorsCheckpoint, "_tensor", tensor)
     load_model(saved.path, torch.float32, CPU, shard=Shard(1, SIZE))

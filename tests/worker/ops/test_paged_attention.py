@@ -27,6 +27,7 @@ class Work:
     kv_heads: int
     sharing: int
     seed: int
+    window: int | None
 
 
 works = st.builds(
@@ -39,6 +40,7 @@ works = st.builds(
     st.integers(1, 3),
     st.integers(1, 4),
     st.integers(0, 2**16),
+    st.none() | st.integers(1, 90),
 )
 
 
@@ -59,13 +61,16 @@ def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Te
 
 
 def run(
-    sequences: list[ScheduledSequence], queries: dict[int, torch.Tensor], cache: torch.Tensor
+    sequences: list[ScheduledSequence],
+    queries: dict[int, torch.Tensor],
+    cache: torch.Tensor,
+    window: int | None = None,
 ) -> dict[int, torch.Tensor]:
     """Attention of one step; queries and results by sequence id."""
     step = StepBatch(sequences, DeviceState(BLOCK_SIZE, CPU)).tensors
     rows = torch.cat([queries[sequence.seq_id] for sequence in sequences])
     with torch.inference_mode():
-        out = paged_attention(rows, cache, step)
+        out = paged_attention(rows, cache, step, window)
     parts = out.split([len(sequence.token_ids) for sequence in sequences])
     return {s.seq_id: part for s, part in zip(sequences, parts, strict=True)}
 
@@ -82,12 +87,13 @@ def test_agrees_with_its_twin_on_any_step(work: Work) -> None:
         s.seq_id: draw(len(s.token_ids), heads, 16, seed=work.seed + s.seq_id + 1)
         for s in sequences
     }
-    result = run(sequences, queries, cache)
+    result = run(sequences, queries, cache, work.window)
     expected = reference.paged_attention(
         torch.cat([queries[s.seq_id] for s in sequences]),
         cache,
         [s.block_table for s in sequences],
         [range(s.start, s.start + len(s.token_ids)) for s in sequences],
+        work.window,
     )
     actual = torch.cat([result[s.seq_id] for s in sequences])
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
@@ -165,6 +171,56 @@ def test_what_a_row_does_not_see_cannot_spoil_it(value: float, plane: int) -> No
     found = run([chunk], {0: queries}, cache)[0]
     assert torch.equal(found[:60], expected[:60])
     assert found[60:].isnan().all()
+
+
+@pytest.mark.parametrize("plane", [0, 1])
+def test_what_has_left_a_window_cannot_spoil_a_row(plane: int) -> None:
+    """A token that is no number makes nan of the rows in whose window it is, before the chunk or in
+    it, and of no others; all but those are what a chunk of any length gives.
+    """
+    window, start, table = 50, 600, list(range(90))
+    cache = draw(90, 2, 3, BLOCK_SIZE, 16, seed=1)
+    queries = draw(110, 9, 16, seed=2)
+    chunk = ScheduledSequence(0, [0] * 110, start, table)
+    expected = run([chunk], {0: queries}, cache, window)[0]
+    for position in (10, 570, 630):
+        spoiled = cache.clone()
+        spoiled[table[position // BLOCK_SIZE], plane, 1, position % BLOCK_SIZE, 3] = torch.nan
+        found = run([chunk], {0: queries}, spoiled, window)[0]
+        rows = torch.arange(start, start + 110)
+        sees = (rows >= position) & (rows < position + window)
+        assert torch.equal(found.isnan().all(-1), sees)
+        assert torch.equal(found[~sees], expected[~sees])
+    for row in (0, 49, 50, 109):
+        alone = ScheduledSequence(0, [0], start + row, table)
+        mine = run([alone], {0: queries[row : row + 1]}, cache, window)[0]
+        assert_alike(mine, expected[row : row + 1])
+
+
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("sharing", [1, 3, 40])
+def test_scores_with_a_softcap(window: int | None, sharing: int) -> None:
+    """They are c · tanh(score · scale / c), of rows that are the same alone and in any chunk."""
+    scale, cap, start, kv_heads = 0.3, 2.0, 300, 2
+    cache = draw(50, 2, kv_heads, BLOCK_SIZE, 16, seed=1)
+    queries = draw(90, kv_heads * sharing, 16, seed=2)
+
+    def rows(first: int, count: int) -> torch.Tensor:
+        chunk = ScheduledSequence(0, [0] * count, start + first, range(50))
+        step = StepBatch([chunk], DeviceState(BLOCK_SIZE, CPU)).tensors
+        return paged_attention(queries[first : first + count], cache, step, window, scale, cap)
+
+    held = cache.transpose(0, 1).transpose(1, 2).reshape(2, kv_heads, -1, 16)[:, :, : start + 90]
+    keys, values = held.double().repeat_interleave(sharing, dim=1)
+    at, to = torch.arange(start, start + 90)[:, None], torch.arange(start + 90)
+    seen = (to <= at) & (to > at - (window or 1000))
+    scores = cap * torch.einsum("qhd,hsd->hqs", queries.double(), keys).mul(scale / cap).tanh()
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    expected = torch.einsum("hqs,hsd->qhd", weights, values).flatten(1)
+    whole = rows(0, 90)
+    torch.testing.assert_close(whole.double(), expected, rtol=1e-4, atol=1e-5)
+    for first, count in [(0, 1), (89, 1), (3, 2), (17, 40)]:
+        assert_alike(rows(first, count), whole[first : first + count])
 
 
 def test_rows_see_nothing_below_the_first_position() -> None:

@@ -93,7 +93,7 @@ struct AttentionJob {
   const int32_t* context_lens;
   const int32_t* block_tables;
   int32_t tokens, sequences, table_width, first_position;
-  int32_t heads, kv_heads, head_dim, block_size, rotates, bfloat16;
+  int32_t heads, kv_heads, head_dim, block_size, rotates, bfloat16, window;
   float eps;
   // Set by the caller: the parts of the job, four numbers each (sequence, KV head, first query and
   // how many).

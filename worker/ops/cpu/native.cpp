@@ -261,7 +261,7 @@ const Kernels* choose(const char* name) {
 struct Layer {
   const float *input_norm, *mlp_norm, *query_norm, *key_norm;  // the last two may be null
   Linear qkv, output, gate_up, down;
-  int32_t rotates, reserved;
+  int32_t rotates, window;  // positions that a row sees; 0: all before it
 };
 
 struct Shape {
@@ -329,7 +329,7 @@ class Engine {
                      step.positions, step.slots, step.query_starts, step.context_lens, step.block_tables,
                      step.tokens, step.sequences, step.table_width, step.first_position,
                      shape.heads, shape.kv_heads, shape.head_dim, shape.block_size, layer.rotates,
-                     shape.bfloat16, shape.eps, nullptr};
+                     shape.bfloat16, layer.window, shape.eps, nullptr};
     attend(job);
     linear(layer.output, out, step.tokens, x, x, shape.int8);
   }

@@ -60,7 +60,7 @@ class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("input_norm", "mlp_norm", "query_norm", "key_norm")),
         *((name, _Linear) for name in ("qkv", "output", "gate_up", "down")),
-        *((name, c_int32) for name in ("rotates", "reserved")),
+        *((name, c_int32) for name in ("rotates", "window")),
     )
 
 
@@ -289,9 +289,10 @@ class NativeLayers:
         linears: Sequence[Sequence[BlockLinear]],
         norms: Sequence[tuple[Tensor, Tensor, Tensor | None, Tensor | None]],
         rotates: Sequence[bool],
+        windows: Sequence[int | None],
     ) -> None:
         """Of each layer: `linears` are qkv, output, gate_up and down; `norms`, all float32, of the
-        input, the MLP's input, queries and keys.
+        input, the MLP's input, queries and keys; `windows` are how many positions a row sees.
         """
         self._kernels = linears[0][0].kernels
         self._held = (linears, norms)
@@ -299,7 +300,7 @@ class NativeLayers:
         for index, (products, weights) in enumerate(zip(linears, norms, strict=True)):
             pointers = (None if norm is None else norm.data_ptr() for norm in weights)
             layers = (linear.layer for linear in products)
-            self._layers[index] = _Layer(*pointers, *layers, rotates[index], 0)
+            self._layers[index] = _Layer(*pointers, *layers, rotates[index], windows[index] or 0)
         self._shape = _Shape(
             linears[0][0].layer.cols,
             *(shape.heads, shape.kv_heads, shape.head_dim),

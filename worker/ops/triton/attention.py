@@ -128,8 +128,8 @@ def run(
 
     cache [num_blocks, 2, kv_heads, block_size, head_dim] holds the step's own keys already; if it
     is float8_e4m3fn, scales [2, kv_heads] float32 are what its keys and values are to be multiplied
-    by. A row sees at most `window` positions, its own included. Softmax scale is
-    1 / sqrt(head_dim). A row that sees nothing is zero. Twin: `worker.ops.paged_attention`.
+    by. A row sees at most `window` positions, its own included. A row that sees nothing is zero.
+    Twin: `worker.ops.paged_attention`.
     """
     step, shape = plan.step, plan.shape
     size = len(step.context_lens)
@@ -144,7 +144,7 @@ def run(
         step.block_tables,
         step.query_starts,
         step.context_lens,
-        shape.head_dim**-0.5 * math.log2(math.e),
+        shape.scale * math.log2(math.e),
         step.first_position,
         size,
         step.block_tables.stride(0),
@@ -162,6 +162,7 @@ def run(
         "tile_keys": _tile_keys(queries),
         "product": _product_type(queries),
         "window": window or 0,
+        "softcap": shape.softcap * math.log2(math.e),
     }
     shared = plan.shared_tokens if window is None else 0
     _run_short(common, constants, plan, shared)
@@ -264,6 +265,7 @@ def _attend(  # noqa: PLR0913, PLR0917
     tile_keys: tl.constexpr,
     product: tl.constexpr,
     window: tl.constexpr,
+    softcap: tl.constexpr,
 ) -> Any:
     """Attention of the rows that begin at `at` [rows] of the queries to the keys at `begin` to
     `end` - 1: outputs [rows, padded_dim], and base-two logarithms of the masses [rows], -inf where
@@ -307,6 +309,8 @@ def _attend(  # noqa: PLR0913, PLR0917
                 other=0.0,
             ).to(product)
             scores = tl.dot(query, key, input_precision="ieee") * factor
+            if softcap > 0:  # times tanh
+                scores = softcap - 2.0 * softcap / (1.0 + tl.exp(scores * (2.0 / softcap)))
             if is_edge:
                 finite = tl.abs(value.to(tl.float32)) < float("inf")
                 spoiled = tl.min(finite.to(tl.int32), axis=1) == 0
@@ -361,6 +365,7 @@ def _split_kernel(  # noqa: PLR0913, PLR0917
     tile_keys: tl.constexpr,
     product: tl.constexpr,
     window: tl.constexpr,
+    softcap: tl.constexpr,
     short_rows: tl.constexpr = SHORT_ROWS,
     split_tokens: tl.constexpr = SPLIT_TOKENS,
     max_splits: tl.constexpr = MAX_SPLITS,
@@ -432,6 +437,7 @@ def _split_kernel(  # noqa: PLR0913, PLR0917
             tile_keys,
             product,
             window,
+            softcap,
         )
         if slots == 1:
             at = (rows_at * num_heads + heads) * head_dim
@@ -512,6 +518,7 @@ def _chunk_kernel(  # noqa: PLR0913, PLR0917
     tile_keys: tl.constexpr,
     product: tl.constexpr,
     window: tl.constexpr,
+    softcap: tl.constexpr,
     short_rows: tl.constexpr = SHORT_ROWS,
 ) -> None:
     """A tile of rows of one sequence of the chunked path over its whole context.
@@ -564,6 +571,7 @@ def _chunk_kernel(  # noqa: PLR0913, PLR0917
         tile_keys,
         product,
         window,
+        softcap,
     )
     at = (rows_at * (tl.num_programs(1) * sharing) + heads) * head_dim
     tl.store(out + at[:, None] + dims[None, :], result, mask=mask)

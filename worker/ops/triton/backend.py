@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from worker.ops.backends import Attention, AttentionShape, HeadNorms
+from worker.ops.experts import Experts, mix_experts
 from worker.ops.rope import RopeTable
 from worker.ops.step import StepTensors
 from worker.ops.triton import attention, draws, fused
+from worker.ops.triton import experts as grouped
 
 # Of a device that is none, in the interpreter.
 _INTERPRETED_SMS = 4
@@ -45,6 +47,18 @@ class TritonBackend:
         fused.silu_mul(gate_up, out)
         return out
 
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """In float32, rounded to gate_up's dtype."""
+        out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+        fused.gelu_mul(gate_up, out)
+        return out
+
+    def mix_experts(self, x: Tensor, experts: Experts) -> Tensor:
+        """Grouped products; without stacks as torch does it."""
+        if experts.stacks is None:
+            return mix_experts(x, experts, self.silu_mul)
+        return grouped.mix_experts(x, experts, experts.stacks, self.silu_mul)
+
 
 @dataclass(frozen=True, slots=True)
 class _TritonAttention:
@@ -55,7 +69,7 @@ class _TritonAttention:
         rope = self.rope if rotates else None
         fused.rotate_and_write(qkv, cache, self.planned.step, rope, norms)
 
-    def run(self, queries: Tensor, cache: Tensor) -> Tensor:
+    def run(self, queries: Tensor, cache: Tensor, window: int | None = None) -> Tensor:
         out = queries.new_empty(len(queries), queries.shape[1] * queries.shape[2])
-        attention.run(queries, cache, self.planned, out)
+        attention.run(queries, cache, self.planned, out, window)
         return out

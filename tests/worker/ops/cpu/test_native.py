@@ -157,6 +157,12 @@ MODELS = {
     "normed queries and keys": dataclasses.replace(
         BASE, num_heads=4, num_kv_heads=2, head_dim=32, qk_norm=True
     ),
+    "a window of 20": dataclasses.replace(
+        BASE, num_heads=8, num_kv_heads=2, head_dim=24, window=20
+    ),
+    "a window of 90": dataclasses.replace(
+        BASE, num_heads=4, num_kv_heads=2, head_dim=16, window=90
+    ),
 }
 
 
@@ -178,6 +184,7 @@ def dense_layer(config: ModelConfig, rotates: bool = True) -> LayerWeights:
         query_norm=norm(config.head_dim),
         key_norm=norm(config.head_dim),
         rotates=rotates,
+        window=config.window or None,
     )
 
 

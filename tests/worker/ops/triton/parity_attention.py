@@ -23,6 +23,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # bfloat16 is cut, not rounded, in the interpreter; float16 is rounded.
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 # (context, rows): one token on, before and after the end of a block; drafts; a chunk; no row.
+SCALE = 0.3  # of scores, where it is not the usual one
 MIXED = [(1, 1), (16, 1), (0, 0), (63, 5), (90, 40), (47, 1), (17, 17)]
 DECODE = [(1, 1), (33, 1), (300, 1), (16, 1), (700, 1)]
 
@@ -86,10 +87,13 @@ def attend(
     shared_tokens: int = 0,
     window: int | None = None,
     scales: Tensor | None = None,
+    softcap: float = 0.0,
 ) -> Tensor:
     """The kernels' answer, on the CPU."""
     there = on_device(step)
-    shape = AttentionShape(queries.shape[1], cache.shape[2], queries.shape[2], cache.shape[3])
+    heads, head_dim = queries.shape[1:]
+    scale = head_dim**-0.5 if not softcap else SCALE
+    shape = AttentionShape(heads, cache.shape[2], head_dim, cache.shape[3], scale, softcap)
     there = replace(there, shared_tokens=shared_tokens)
     plan = attention.plan(there, shape, num_sms)
     out = torch.full((len(queries), queries.shape[1] * queries.shape[2]), torch.nan)
@@ -202,6 +206,17 @@ def test_the_torch_twin() -> None:
     cache = draw(num_blocks, 2, 3, 16, 64, seed=1)
     queries = draw(len(step.positions), 9, 64, seed=2)
     assert_close(attend(queries, cache, step), paged_attention(queries, cache, step).double())
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_a_softcap_and_another_scale(window: int | None) -> None:
+    """As the torch twin has them; scores are far beyond the cap."""
+    step, num_blocks = make_step([span for span in (*MIXED, (700, 1)) if span[1]])
+    cache = draw(num_blocks, 2, 2, 16, 64, seed=1)
+    queries = draw(len(step.positions), 4, 64, seed=2)
+    found = attend(queries, spoil_unused(cache, step), step, window=window, softcap=2.0)
+    twin = paged_attention(queries, cache, step, window, SCALE, 2.0)
+    assert_close(found, twin.double())
 
 
 def test_splits_are_merged() -> None:
@@ -375,7 +390,7 @@ def test_the_host_reads_nothing() -> None:
     with pytest.MonkeyPatch.context() as patch, NoReads():
         for name in ("_split_kernel", "_merge_kernel", "_chunk_kernel"):
             patch.setattr(attention, name, Launches(launched))
-        plan = attention.plan(there, AttentionShape(3, 1, 64, 16), 132)
+        plan = attention.plan(there, AttentionShape(3, 1, 64, 16, 0.125), 132)
         attention.run(queries, cache, plan, out)
     assert len(launched) == 3
 

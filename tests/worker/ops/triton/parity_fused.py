@@ -65,6 +65,8 @@ def test_gated_activation(rows: int, width: int, dtype: torch.dtype) -> None:
     fused.silu_mul(gate_up, out)
     gate, up = gate_up.float().chunk(2, dim=-1)
     assert_close(out, (functional.silu(gate) * up).to(dtype))
+    fused.gelu_mul(gate_up, out)
+    assert_close(out, (functional.gelu(gate, approximate="tanh") * up).to(dtype))
 
 
 def make_step(rows: int, num_slots: int) -> StepTensors:

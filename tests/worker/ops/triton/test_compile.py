@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from worker.ops.drafted import AcceptedPrefixes, DraftBatch
+from worker.ops.linear import DenseLinear
 from worker.ops.rope import RopeTable
 from worker.ops.step import StepTensors
 
@@ -131,7 +132,7 @@ def test_attention(
     from worker.ops.triton.attention import AttentionShape
 
     compiled, kernels = compiling(attention, capability, monkeypatch)
-    shape = AttentionShape(2 * sharing, 2, head_dim, 16)
+    shape = AttentionShape(2 * sharing, 2, head_dim, 16, 0.1, softcap=30.0 if window else 0.0)
     for size, max_rows, max_context, shared in ((8, 1, 1000, 512), (8, 64, 1000, 0), (1, 1, 99, 0)):
         with torch.device("cuda"):
             cache = torch.empty(100, 2, 2, 16, head_dim, dtype=cache_dtype)
@@ -141,6 +142,26 @@ def test_attention(
             out = torch.empty(size * max_rows, 2 * sharing * head_dim, dtype=dtype)
         plan = attention.plan(step, shape, 132)
         attention.run(queries, cache, plan, out, window, scales)
+    assert set(compiled) == kernels
+
+
+@pytest.mark.parametrize("capability", [AMPERE, HOPPER])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.usefixtures("fake_tensors")
+def test_experts(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a mixture with Qwen3-30B-A3B's sizes; what is chosen is never waited for."""
+    from worker.ops.experts import Experts
+    from worker.ops.triton import experts
+
+    compiled, kernels = compiling(experts, capability, monkeypatch)
+    with torch.device("cuda"):
+        x, gated = torch.empty(40, 2048, dtype=dtype), torch.empty(320, 768, dtype=dtype)
+        router = DenseLinear(torch.empty(128, 2048, dtype=dtype))
+        stacks = (
+            torch.empty(128, 1536, 2048, dtype=dtype),
+            torch.empty(128, 2048, 768, dtype=dtype),
+        )
+    experts.mix_experts(x, Experts(router, (), (), 8, True), stacks, lambda _: gated)
     assert set(compiled) == kernels
 
 
@@ -156,6 +177,7 @@ def test_fused_kernels(capability: int, monkeypatch: pytest.MonkeyPatch) -> None
     fused.rms_norm(x, weight, 1e-5, out)
     fused.add_rms_norm_(x, x, weight, 1e-5, out)
     fused.silu_mul(torch.empty(4, 3072, dtype=torch.bfloat16), torch.empty(4, 1536))
+    fused.gelu_mul(torch.empty(4, 3072, dtype=torch.bfloat16), torch.empty(4, 1536))
     step, qkv = make_step(4, 4, 8, 99), torch.empty(4, 15 * 64, dtype=torch.bfloat16)
     table, norms = RopeTable(torch.empty(99, 64), torch.empty(99, 64)), HeadNorms(x, x, 1e-5)
     cache = torch.empty(9, 2, 3, 16, 64, dtype=torch.bfloat16)

@@ -20,7 +20,9 @@ RUNS = [
     ("parity_attention.py", MERGING),
     ("parity_attention.py", f"not (mixture or {MERGING})"),
     ("parity_draws.py", ""),
+    ("parity_experts.py", ""),
     ("parity_fused.py", ""),
+    ("parity_models.py", ""),
     *(("parity_engine.py", way) for way in ("alone", "batched", "chunked", "drafts", "graphs")),
 ]
 

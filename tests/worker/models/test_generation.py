@@ -1,0 +1,90 @@
+"""Whole answers are those of transformers, token for token, however prompts are cut and batched."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_variants import HF_VARIANTS, VARIANTS
+
+from worker.executor.kv_cache import allocate
+from worker.executor.state import DeviceState
+from worker.executor.step_batch import StepBatch
+from worker.models.loader import load_model
+from worker.ops.cpu.native import CpuKernels, open_kernels
+from worker.types import ScheduledSequence
+
+CPU = torch.device("cpu")
+NUM_TOKENS = 24
+CHUNK = 29
+LENGTHS = (70, 101, 83)
+
+
+@pytest.fixture(params=["torch", "native"])
+def kernels(request: pytest.FixtureRequest) -> CpuKernels | None:
+    """What products and layers run on."""
+    if request.param == "torch":
+        return None
+    found = open_kernels(2)
+    if found is None:
+        pytest.skip("the native kernels are not built")
+    return found
+
+
+def answers(path: Path, prompts: list[list[int]], kernels: CpuKernels | None) -> list[list[int]]:
+    """Greedy answers to all prompts at once, read in chunks, that begin one step apart."""
+    with torch.inference_mode():
+        model = load_model(path, torch.float32, CPU, kernels=kernels)
+        cache = allocate(45, 16, model.config, torch.float32, CPU)
+        texts = [list(prompt) for prompt in prompts]
+        done = [0] * len(texts)
+        wanted = [len(prompt) + NUM_TOKENS for prompt in prompts]
+        turn = 0
+        state = DeviceState(16, CPU)
+        while any(len(text) < end for text, end in zip(texts, wanted, strict=True)):
+            turn += 1
+            running = [i for i in range(min(turn, len(texts))) if len(texts[i]) < wanted[i]]
+            shares = {i: texts[i][done[i] : done[i] + CHUNK] for i in running}
+            batch = [
+                ScheduledSequence(i, share, done[i], list(range(15 * i, 15 * i + 15)))
+                for i, share in shares.items()
+            ]
+            step = StepBatch(batch, state).tensors
+            step = dataclasses.replace(step, sample_rows=step.query_starts[1:] - 1)
+            drawn = model.forward(step, cache).argmax(dim=-1).tolist()
+            for i, token in zip(running, drawn, strict=True):
+                done[i] += len(shares[i])
+                if done[i] == len(texts[i]):
+                    texts[i].append(token)
+    return [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
+
+
+def shortfalls(model: Any, prompt: list[int], answer: list[int]) -> torch.Tensor:
+    """How far the logit of each token of an answer is below the highest one, in transformers, after
+    the prompt and the tokens before it.
+
+    None is, exactly when its own greedy answer is this one: by induction, each token is its argmax.
+    """
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :].float()
+    return logits.amax(dim=-1) - logits.gather(1, torch.tensor(answer).unsqueeze(1)).squeeze(1)
+
+
+@pytest.mark.parametrize("variant", VARIANTS | HF_VARIANTS)
+def test_answers_are_those_of_transformers(
+    variant: str, kernels: CpuKernels | None, save_tiny: Callable[..., Any]
+) -> None:
+    """Three prompts, longer than the windows, on torch's layers and on native ones; up to what
+    rounding may decide.
+    """
+    kind, changes = (VARIANTS | HF_VARIANTS)[variant]
+    saved = save_tiny(kind, **changes)
+    prompts = [saved.token_ids[n : n + length] for n, length in enumerate(LENGTHS)]
+    found = answers(saved.path, prompts, kernels)
+    for prompt, answer in zip(prompts, found, strict=True):
+        assert len(answer) == NUM_TOKENS
+        assert float(shortfalls(saved.model, prompt, answer).max()) < 1e-3

@@ -1,0 +1,79 @@
+"""Layers that are not a Llama's give the same logits on the Triton backend as on torch's."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_variants import GEMMA2, GEMMA3, QWEN3_MOE
+from safetensors.torch import save_file
+
+from worker.executor.kv_cache import allocate
+from worker.executor.state import DeviceState
+from worker.executor.step_batch import StepBatch
+from worker.models.config import from_hf
+from worker.models.loader import expected_shapes, load_model
+from worker.ops.triton.backend import TritonBackend
+from worker.types import ScheduledSequence
+
+CPU = torch.device("cpu")
+TINY = {
+    "vocab_size": 61,
+    "hidden_size": 48,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "gemma2": {**GEMMA2, "model_type": "gemma2", "num_hidden_layers": 2},
+    "qwen3 moe": {**QWEN3_MOE, "model_type": "qwen3_moe"},
+    "gemma3": {**GEMMA3, "model_type": "gemma3_text", "num_hidden_layers": 2},
+}
+
+
+def save(path: Path, config: dict[str, Any]) -> None:
+    """A checkpoint of random weights."""
+    (path / "config.json").write_text(json.dumps(config))
+    noise = torch.Generator().manual_seed(3)
+    shapes = expected_shapes(from_hf("config.json", config))
+    save_file(
+        {name: torch.randn(shape, generator=noise) * 0.2 for name, shape in shapes.items()},
+        path / "model.safetensors",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "tolerance"),
+    [
+        *((name, torch.float32, 1e-4) for name in MODELS),
+        ("qwen3 moe", torch.float16, 0.03),  # whose experts are dense, and run as grouped products
+    ],
+)
+def test_logits_are_those_of_torch(
+    name: str, dtype: torch.dtype, tolerance: float, tmp_path: Path
+) -> None:
+    """Of a chunk, of the one after it, and of a token, beyond the windows."""
+    save(tmp_path, {**TINY, **MODELS[name]})
+    model = load_model(tmp_path, dtype, CPU)
+    experts = model.layers[0].experts
+    assert (experts is not None and experts.stacks is not None) == (dtype is torch.float16)
+    found = []
+    for each in (model, replace(model, backend=TritonBackend(CPU))):
+        cache = allocate(8, 16, model.config, dtype, CPU)
+        start, logits = 0, []
+        for count in (50, 20, 1):
+            tokens = [(7 * n) % 61 for n in range(start, start + count)]
+            sequence = ScheduledSequence(0, tokens, start, range(8))
+            step = StepBatch([sequence], DeviceState(16, CPU)).tensors
+            step = replace(step, sample_rows=torch.arange(count))
+            with torch.inference_mode():
+                logits.append(each.forward(step, cache))
+            start += count
+        found.append(torch.cat(logits))
+    torch.testing.assert_close(*found, rtol=tolerance, atol=tolerance)

@@ -1,0 +1,61 @@
+"""Values of a configuration, checked one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from worker.errors import ModelError
+
+_T = TypeVar("_T", int, float)
+_MISSING = object()
+_LARGEST = 1 << 63  # no size or factor is near, and products of two are finite
+
+
+class Fields:
+    """One source of configuration, whose name stands in every error."""
+
+    def __init__(self, source: str, values: Mapping[str, Any]) -> None:
+        self.source = source
+        self.values = values
+
+    def number(self, key: str, kind: type[_T], default: Any = _MISSING) -> _T:
+        """A finite number; null counts as missing, and without a default that is an error."""
+        value = self.values.get(key)
+        if value is None:
+            if default is _MISSING:
+                raise ModelError(f"{self.source}: {key} is missing")
+            value = default
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ModelError(f"{self.source}: {key} is {value!r}, not a number")
+        if value != value or abs(value) == float("inf"):
+            raise ModelError(f"{self.source}: {key} is {value!r}, not a finite number")
+        if abs(value) > _LARGEST:
+            raise ModelError(f"{self.source}: {key} is too large a number")
+        if kind is int and value != int(value):
+            raise ModelError(f"{self.source}: {key} is {value!r}, not a whole number")
+        return kind(value)
+
+    def optional(self, key: str) -> float | None:
+        """A number, or None where it is missing or null."""
+        return None if self.values.get(key) is None else self.number(key, float)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """Whether a switch is on; null counts as missing."""
+        value = self.values.get(key)
+        return default if value is None else bool(value)
+
+    def factors(self, key: str) -> tuple[float, ...]:
+        """A list of positive numbers."""
+        listed = self.values.get(key)
+        if not isinstance(listed, list) or not listed:
+            raise ModelError(f"{self.source}: {key} is {listed!r}, not a list of factors")
+        entries = Fields(f"{self.source}: {key}", {str(n): v for n, v in enumerate(listed)})
+        found = tuple(entries.number(str(n), float) for n in range(len(listed)))
+        if min(found) <= 0:
+            raise ModelError(f"{self.source}: {key} has a factor that is not positive")
+        return found
+
+    def refuse(self, reason: str) -> ModelError:
+        """An error that names the source."""
+        return ModelError(f"{self.source}: {reason}")

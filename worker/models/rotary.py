@@ -1,0 +1,164 @@
+"""Settings of the rotary embedding, read from GGUF metadata or Hugging Face JSON.
+
+Sources: transformers' `modeling_rope_utils.py` for what the keys mean, llama.cpp for those of GGUF.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from worker.errors import ModelError
+from worker.models.fields import Fields
+
+_LONGROPE = ("longrope", "su")
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How rotary frequencies are stretched. `kind` is "linear", "dynamic", "llama3", "yarn" or
+    "longrope".
+
+    `original_context` is the number of positions the unscaled model was trained for.
+
+    linear: frequencies divided by `factor` (kaiokendev). dynamic: a larger base for contexts beyond
+    the original one (NTK). llama3: frequencies whose wavelength is beyond `original_context /
+    low_frequency_factor` are divided by `factor`, those below `original_context /
+    high_frequency_factor` are kept, and between the two it is interpolated. yarn (Peng et al.,
+    arXiv:2309.00071): interpolated between `beta_fast` and `beta_slow` turns over the original
+    context, the bounds rounded outwards when `truncate`; cos and sin times `attention_factor`.
+    longrope (Ding et al., arXiv:2402.13753): each divided by its own factor, of `long_factors` for
+    a context longer than the original one, else of `short_factors`; and `attention_factor`.
+    """
+
+    kind: str
+    factor: float
+    original_context: int
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.factor <= 0 or self.original_context < 1 or self.attention_factor <= 0:
+            raise ModelError(f"rope scaling has a size that is not positive: {self}")
+        if self.beta_fast <= 0 or self.beta_slow <= 0:
+            raise ModelError(f"rope scaling turns a number of times that is not positive: {self}")
+        if self.kind == "llama3" and self.high_frequency_factor <= self.low_frequency_factor:
+            raise ModelError(f"rope scaling has its frequency factors the wrong way round: {self}")
+
+
+def hf_rope(source: str, values: Mapping[str, Any]) -> Fields:
+    """The rotary settings of either layout: `rope_parameters` (transformers 5), or `rope_theta`
+    beside `rope_scaling` (before). Raises `ModelError` when they are no object.
+    """
+    stated = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    if not isinstance(stated, Mapping):
+        raise ModelError(f"{source}: rope_parameters or rope_scaling is {stated!r}, not an object")
+    rope = dict(stated)
+    if isinstance(rope.get("full_attention"), Mapping):  # settings for each type of layer
+        rope = dict(rope["full_attention"])
+    for key in ("rope_theta", "partial_rotary_factor"):
+        if key not in rope and values.get(key) is not None:
+            rope[key] = values[key]
+    return Fields(source, rope)
+
+
+def hf_scaling(source: str, values: Mapping[str, Any]) -> RopeScaling | None:
+    """The scaling in a `config.json`, or None; raise `ModelError` naming an unsupported kind."""
+    rope = hf_rope(source, values)
+    kind = rope.values.get("rope_type") or rope.values.get("type") or "default"
+    if kind == "default":
+        return None
+    positions = Fields(source, values).number("max_position_embeddings", int)
+    if kind in ("linear", "dynamic"):
+        return RopeScaling(kind, rope.number("factor", float), positions)
+    if kind == "llama3":
+        return RopeScaling(
+            kind,
+            rope.number("factor", float),
+            rope.number("original_max_position_embeddings", int),
+            low_frequency_factor=rope.number("low_freq_factor", float),
+            high_frequency_factor=rope.number("high_freq_factor", float),
+        )
+    if kind == "yarn":
+        return _hf_yarn(rope, positions)
+    if kind in _LONGROPE and values.get("model_type") == "phi3":
+        return _hf_longrope(rope, values, positions)
+    raise rope.refuse(f"rope scaling {kind!r} is not supported")
+
+
+def _hf_yarn(rope: Fields, positions: int) -> RopeScaling:
+    original = rope.number("original_max_position_embeddings", int, positions)
+    factor = rope.number("factor", float, positions / max(original, 1))
+    attention = rope.optional("attention_factor")
+    if attention is None:
+        mscale, over_all = rope.optional("mscale"), rope.optional("mscale_all_dim")
+        if mscale and over_all:
+            attention = _mscale(factor, mscale) / (_mscale(factor, over_all) or 1.0)
+        else:
+            attention = _mscale(factor)
+    return RopeScaling(
+        "yarn",
+        factor,
+        original,
+        beta_fast=rope.optional("beta_fast") or 32.0,
+        beta_slow=rope.optional("beta_slow") or 1.0,
+        truncate=rope.flag("truncate", default=True),
+        attention_factor=attention,
+    )
+
+
+def _hf_longrope(rope: Fields, values: Mapping[str, Any], positions: int) -> RopeScaling:
+    """Phi-3 states the original context beside the rotary settings, not among them."""
+    stated = Fields(rope.source, {**values, **rope.values})
+    original = stated.number("original_max_position_embeddings", int, positions)
+    factor = rope.number("factor", float, positions / max(original, 1))
+    attention = rope.optional("attention_factor")
+    if attention is None:
+        grown = math.log(factor) / math.log(max(original, 2)) if factor > 1 else 0.0
+        attention = math.sqrt(1 + grown)
+    return RopeScaling(
+        "longrope",
+        factor,
+        original,
+        attention_factor=attention,
+        short_factors=rope.factors("short_factor"),
+        long_factors=rope.factors("long_factor"),
+    )
+
+
+def _mscale(factor: float, scale: float = 1.0) -> float:
+    """YaRN's growth of the attention logits with the context, of cos and sin each."""
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+
+def gguf_scaling(fields: Fields) -> RopeScaling | None:
+    """The scaling in a file's keys, or None. Llama 3's is a tensor instead, `rope_freqs.weight`."""
+    kind = fields.values.get("rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    positions = fields.number("context_length", int)
+    if kind == "linear":
+        return RopeScaling(kind, fields.number("rope.scaling.factor", float), positions)
+    if kind == "yarn":
+        factor = fields.number("rope.scaling.factor", float)
+        if fields.number("rope.scaling.yarn_ext_factor", float, 1.0) != 1.0:
+            raise fields.refuse("rope.scaling.yarn_ext_factor other than 1 is not supported")
+        attention = fields.number("rope.scaling.attn_factor", float, 1.0)
+        attention *= fields.number("rope.scaling.yarn_attn_factor", float, 1.0)
+        return RopeScaling(
+            kind,
+            factor,
+            fields.number("rope.scaling.original_context_length", int, positions),
+            beta_fast=fields.number("rope.scaling.yarn_beta_fast", float, 32.0),
+            beta_slow=fields.number("rope.scaling.yarn_beta_slow", float, 1.0),
+            attention_factor=attention * _mscale(factor),
+        )
+    raise fields.refuse(f"rope scaling {kind!r} is not supported")

@@ -1,0 +1,57 @@
+"""Mixtures of experts: each row goes through a few of many MLPs, which a router chooses for it.
+
+After Shazeer et al., arXiv:1701.06538, as Mixtral and Qwen3 have it: a softmax over all experts,
+and the likeliest few with their probabilities, which may be made to add up to one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worker.ops.linear import Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The experts of one layer: `gate_up` and `down` are the products of each, and `router` gives a
+    row one logit for each. A row takes `per_token` of them; their weights add up to one if
+    `normalized`.
+
+    Where products are dense, `stacks` are the same weights, as [experts, 2 · inner, hidden] and
+    [experts, hidden, inner].
+    """
+
+    router: Linear
+    gate_up: tuple[Linear, ...]
+    down: tuple[Linear, ...]
+    per_token: int
+    normalized: bool
+    stacks: tuple[Tensor, Tensor] | None = None
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Of rows x [T, hidden], the chosen experts [T, per_token] int64, and their weights
+        [T, per_token] float32.
+        """
+        shares, chosen = self.router(x).float().softmax(dim=-1).topk(self.per_token, dim=-1)
+        if self.normalized:
+            shares = shares / shares.sum(dim=-1, keepdim=True)
+        return chosen, shares
+
+
+def mix_experts(x: Tensor, experts: Experts, gate: Callable[[Tensor], Tensor]) -> Tensor:
+    """What the chosen experts make of each row of x [T, hidden], by their weights: [T, hidden].
+    `gate` makes [n, inner] of gates and what they gate [n, 2 · inner].
+
+    A row's sum runs over its experts by number, in float32, so it does not depend on other rows.
+    """
+    chosen, shares = experts.route(x)
+    mixed = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for expert in sorted(set(chosen.flatten().tolist())):
+        rows, places = (chosen == expert).nonzero(as_tuple=True)
+        own = experts.down[expert](gate(experts.gate_up[expert](x.index_select(0, rows))))
+        mixed.index_add_(0, rows, own.float() * shares[rows, places].unsqueeze(1))
+    return mixed.to(x.dtype)

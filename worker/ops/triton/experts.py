@@ -1,0 +1,197 @@
+# Apart: kernels of mixtures, which few models have.
+"""Mixtures of experts as grouped products, without waiting for the device to say who is chosen.
+
+Theory of operation. Each row and expert that are to meet are a pair. Pairs are sorted by expert,
+and each expert's are cut into tiles. How many tiles there are is known on the device alone, so as
+many programs are launched as there can be, and those without a tile end at once. A tile multiplies
+the rows of its pairs by the weights of its expert; a pair leaves a row of its own, and those of a
+row are summed by its weights in the order of its choice.
+
+Tiles have one size, and a product's sum runs over the inner features in order, so a row's numbers
+depend neither on the rows that share its tile nor on how many there are.
+"""
+
+# Triton's decorators have no types.
+# mypy: disallow-untyped-decorators=False
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from worker.ops.experts import Experts
+
+_TILE_ROWS = 64
+_TILE_COLUMNS = 128
+_TILE_INNER = 64
+# In float32, whose products need no tensor cores but many registers.
+_FLOAT32_TILE = 32
+_MIX_TILE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """Pairs in the order of their experts [P] int32, and of each tile [tiles] int32 its expert, its
+    first pair in that order, and where its expert's pairs end. A tile without pairs begins there.
+    """
+
+    order: Tensor
+    experts: Tensor
+    firsts: Tensor
+    ends: Tensor
+
+
+def mix_experts(
+    x: Tensor,
+    experts: Experts,
+    stacks: tuple[Tensor, Tensor],
+    gate: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """What the chosen experts make of each row of x [T, hidden], by their weights: [T, hidden].
+    `stacks` are those of `experts`; `gate` makes [n, inner] of gates and what they gate
+    [n, 2 · inner].
+
+    Twin: `worker.ops.experts.mix_experts`.
+    """
+    chosen, shares = experts.route(x)
+    gate_up, down = stacks
+    rows = _tile_rows(x)
+    tiles = _cut(chosen, len(gate_up), rows)
+    both = x.new_empty(chosen.numel(), gate_up.shape[1])
+    _multiply(x, gate_up, tiles, experts.per_token, both)
+    parts = x.new_empty(chosen.numel(), down.shape[1])
+    _multiply(gate(both), down, tiles, 1, parts)
+    mixed = torch.empty_like(x)
+    if len(x):
+        grid = (len(x), triton.cdiv(x.shape[1], _MIX_TILE))
+        _mix_kernel[grid](
+            parts, shares, mixed, x.shape[1], per_token=experts.per_token, tile=_MIX_TILE
+        )
+    return mixed
+
+
+def _tile_rows(x: Tensor) -> int:
+    return _FLOAT32_TILE if x.dtype is torch.float32 else _TILE_ROWS
+
+
+def _cut(chosen: Tensor, num_experts: int, size: int) -> _Tiles:
+    """Tiles of up to `size` pairs, of the choice of each row [T, per_token] int64."""
+    pairs = chosen.flatten()
+    most = len(pairs) // size + min(num_experts, len(pairs))
+    order = pairs.argsort(stable=True)
+    counts = torch.zeros(num_experts, dtype=torch.int64, device=pairs.device)
+    counts.scatter_add_(0, pairs, torch.ones_like(pairs))
+    pair_ends = counts.cumsum(0)
+    tiles = (counts + size - 1) // size
+    tile_ends = tiles.cumsum(0)
+    numbers = torch.arange(most, device=pairs.device)
+    owners = torch.searchsorted(tile_ends, numbers, right=True).clamp_(max=num_experts - 1)
+    ends = pair_ends.index_select(0, owners)
+    # Where the first tile of an expert would begin if all tiles before it were full.
+    shifts = pair_ends - counts - (tile_ends - tiles) * size
+    firsts = torch.minimum(shifts.index_select(0, owners) + numbers * size, ends)
+    return _Tiles(order.int(), owners.int(), firsts.int(), ends.int())
+
+
+def _multiply(x: Tensor, weights: Tensor, tiles: _Tiles, per_row: int, out: Tensor) -> None:
+    """Write the product of each pair to `out` [P, N]: of row pair // `per_row` of x [.., K] with
+    the matrix of its expert, of weights [experts, N, K].
+    """
+    _, width, inner = weights.shape
+    if not len(out):
+        return
+    is_wide = x.dtype is torch.float32
+    columns = _FLOAT32_TILE if is_wide else _TILE_COLUMNS
+    _grouped_kernel[(len(tiles.experts), triton.cdiv(width, columns))](
+        x,
+        weights,
+        out,
+        tiles.order,
+        tiles.experts,
+        tiles.firsts,
+        tiles.ends,
+        width,
+        inner,
+        x.stride(0),
+        per_row=per_row,
+        tile_rows=_tile_rows(x),
+        tile_columns=columns,
+        tile_inner=_FLOAT32_TILE if is_wide else _TILE_INNER,
+        product=_product_type(x),
+    )
+
+
+def _product_type(x: Tensor) -> Any:
+    """As those of attention: the interpreter's products of bfloat16 are wrong."""
+    wide = x.device.type != "cuda" or x.dtype is torch.float32
+    return tl.float32 if wide else tl.bfloat16 if x.dtype is torch.bfloat16 else tl.float16
+
+
+@triton.jit
+def _grouped_kernel(  # noqa: PLR0913, PLR0917
+    x: tl.tensor,
+    weights: tl.tensor,
+    out: tl.tensor,
+    order: tl.tensor,
+    experts: tl.tensor,
+    firsts: tl.tensor,
+    ends: tl.tensor,
+    width: tl.tensor,
+    inner: tl.tensor,
+    stride_x: tl.tensor,
+    per_row: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_columns: tl.constexpr,
+    tile_inner: tl.constexpr,
+    product: tl.constexpr,
+) -> None:
+    """A tile of pairs by a tile of columns of their expert's matrix."""
+    first = tl.load(firsts + tl.program_id(0))
+    end = tl.load(ends + tl.program_id(0))
+    if first >= end:
+        return
+    index = first + tl.arange(0, tile_rows)
+    real = index < end
+    pairs = tl.load(order + index, mask=real, other=0)
+    rows = (pairs // per_row).to(tl.int64)
+    columns = tl.program_id(1) * tile_columns + tl.arange(0, tile_columns)
+    inside = columns < width
+    matrix = weights + tl.load(experts + tl.program_id(0)).to(tl.int64) * width * inner
+    matrix += columns.to(tl.int64)[None, :] * inner
+    own = x + (rows * stride_x)[:, None]
+    acc = tl.zeros((tile_rows, tile_columns), tl.float32)
+    for start in range(0, inner, tile_inner):
+        along = start + tl.arange(0, tile_inner)
+        within = along < inner
+        left = tl.load(own + along[None, :], mask=real[:, None] & within[None, :], other=0.0)
+        right = tl.load(matrix + along[:, None], mask=within[:, None] & inside[None, :], other=0.0)
+        acc += tl.dot(left.to(product), right.to(product), input_precision="ieee")
+    places = out + (pairs.to(tl.int64) * width)[:, None] + columns[None, :]
+    tl.store(places, acc, mask=real[:, None] & inside[None, :])
+
+
+@triton.jit
+def _mix_kernel(
+    parts: tl.tensor,
+    shares: tl.tensor,
+    out: tl.tensor,
+    width: tl.tensor,
+    per_token: tl.constexpr,
+    tile: tl.constexpr,
+) -> None:
+    """Of a row, the sum of its pairs' rows by its weights, one after the other."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * tile + tl.arange(0, tile)
+    inside = columns < width
+    acc = tl.zeros((tile,), tl.float32)
+    for place in tl.static_range(per_token):
+        pair = row * per_token + place
+        part = tl.load(parts + pair * width + columns, mask=inside, other=0.0).to(tl.float32)
+        acc += tl.load(shares + pair) * part
+    tl.store(out + row * width + columns, acc, mask=inside)
