@@ -159,7 +159,8 @@ def kernels(model: LlamaModel, size: Size, prompt: int) -> Iterator[Kernel]:
     """The kernels of a decode step of `size`, and attention of a prompt of so many tokens."""
     config, device, dtype = model.config, model.device, model.dtype
     noise = torch.Generator(device).manual_seed(2)
-    heads = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, BLOCK)
+    scale = config.head_dim**-0.5
+    heads = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, BLOCK, scale)
 
     def normal(*sizes: int) -> Tensor:
         return torch.empty(*sizes, dtype=dtype, device=device).normal_(generator=noise)

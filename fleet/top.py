@@ -125,12 +125,14 @@ def _keys(keyboard: TextIO) -> Iterator[Callable[[float], str]]:
 
 @contextlib.contextmanager
 def _ending_by_signals() -> Iterator[None]:
-    """Let signals end the program as Ctrl-C does, so that the terminal is left clean."""
+    """Let signals end the program as Ctrl-C does, so that the terminal is left clean; and Ctrl-C,
+    too, where whoever started us ignores it.
+    """
 
     def end(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    numbers = (signal.SIGTERM, signal.SIGHUP)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, end) for number in numbers]
     try:
         yield
