@@ -177,7 +177,9 @@ FORMATS = {
     "gptq, second version": Format(
         {**GPTQ, "checkpoint_format": "gptq_v2"}, partial(gptq, group_size=32, version=2)
     ),
-    "gptq, one group": Format({**GPTQ, "group_size": -1}, partial(gptq, group_size=-1)),
+    "gptq, one group": Format(
+        {**GPTQ, "group_size": -1}, partial(gptq, group_size=-1, symmetric=True)
+    ),
     "gptq, act order": Format(
         {**GPTQ, "desc_act": True}, partial(gptq, group_size=32, act_order=True)
     ),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from model_variants import save_random
-from quantized_checkpoints import FORMATS, quantize
+from quantized_checkpoints import quantize
 from torch import Tensor
 
 from worker.executor.kv_cache import allocate
@@ -33,12 +33,13 @@ TINY = {
     "model_type": "llama",
     "vocab_size": 61,
     "hidden_size": 64,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
 }
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+FORMS = ("fp8, blocks", "compressed, channel", "awq", "gptq, act order", "gptq, 8 bits, zeros")
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 
@@ -58,8 +59,13 @@ def random_weight(encoding: Encoding, out: int, inputs: int, group: int) -> Grou
     return GroupedWeight(encoding, codes, scales.half(), zeros, groups)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("rows", [0, 1, 5, 16, 17, 70])
+@pytest.mark.parametrize(
+    ("dtype", "rows"),
+    [
+        *((torch.float32, rows) for rows in (0, 5, 33)),
+        *((torch.float16, 1), (torch.bfloat16, 16), (torch.bfloat16, 70)),
+    ],
+)
 @pytest.mark.parametrize(
     ("encoding", "out", "inputs", "group"),
     [
@@ -107,10 +113,10 @@ def test_every_float8_number_is_decoded_exactly() -> None:
     assert torch.equal(found[0].cpu(), numbers.float())
 
 
-def greedy(model: LlamaModel, count: int = 12) -> list[int]:
-    """An answer to a prompt of 40 tokens."""
-    cache, tokens, start = allocate(4, 16, model.config, torch.float32, CPU), list(range(40)), 0
-    while len(tokens) < 40 + count:
+def greedy(model: LlamaModel, count: int = 6) -> list[int]:
+    """An answer to a prompt of 20 tokens."""
+    cache, tokens, start = allocate(4, 16, model.config, torch.float32, CPU), list(range(20)), 0
+    while len(tokens) < 20 + count:
         sequence = ScheduledSequence(0, tokens[start:], start, range(4))
         step = StepBatch([sequence], DeviceState(16, CPU)).tensors
         start = len(tokens)
@@ -121,7 +127,7 @@ def greedy(model: LlamaModel, count: int = 12) -> list[int]:
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="the models are on the interpreter's device")
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", FORMS)
 def test_a_model_answers_as_with_decoded_weights(
     form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -153,7 +159,7 @@ def test_what_fits_no_kernel_is_decoded_and_said(
     beside = quantize(path, "awq")
     with caplog.at_level(logging.WARNING):
         model = load_model(path, torch.float32, CPU)
-    assert "model.layers.0.mlp.down_proj, model.layers.1.mlp.down_proj" in caplog.text
+    assert "are decoded: model.layers.0.mlp.down_proj" in caplog.text
     assert isinstance(model.layers[0].qkv, QuantizedLinear)
     assert greedy(model) == greedy(load_model(beside, torch.float32, CPU))
 

@@ -23,6 +23,7 @@ RUNS = [
     ("parity_experts.py", ""),
     ("parity_fused.py", ""),
     ("parity_models.py", ""),
+    ("parity_quantized.py", ""),
     *(("parity_engine.py", way) for way in ("alone", "batched", "chunked", "drafts", "graphs")),
 ]
 
