@@ -41,8 +41,9 @@ def fp8(
             scales[r, c] = weight[place].abs().max() / LARGEST_E4M3
             each[place] = scales[r, c]
     codes = (weight / each).to(torch.float8_e4m3fn)
-    stored = scales.reshape(()) if strategy == "tensor" and static else scales
-    parts = {"weight": codes, scale_name: stored.clone()}
+    if strategy == "tensor":
+        scales = scales.reshape(() if static else 1)
+    parts = {"weight": codes, scale_name: scales}
     if static:
         parts["input_scale"] = torch.tensor(0.02)
     return parts, codes.float() * each

@@ -251,7 +251,7 @@ class _Assembly:
             layers = tuple(readers.map(self._layer, range(config.num_layers)))
         if self._decoded:
             logger.warning(
-                "%s: quantised weights whose groups do not fit the kernels are decoded: %s",
+                "%s: quantised weights that no kernel here takes are decoded: %s",
                 self._checkpoint.source,
                 _some(sorted(self._decoded)),
             )
@@ -375,7 +375,7 @@ class _Assembly:
         native = self._native([f"{prefix}{name}.weight" for name in part.outputs], bias)
         if native is not None:
             return native
-        linear = self._packed(prefix, part, bias) if into is None else None
+        linear = self._packed(prefix, part, bias, into is not None)
         if linear is None:
             linear = make_linear(self._joined(prefix, "weight", part, into), bias, self._kernels)
         if part.splits_inputs and self._shard.size > 1:
@@ -391,21 +391,25 @@ class _Assembly:
         parts = [part for name in names if (part := self._checkpoint.stored(name)) is not None]
         return self._kernels.linear(parts, bias) if len(parts) == len(names) else None
 
-    def _packed(self, prefix: str, part: _Projection, bias: Tensor | None) -> Linear | None:
-        """The product with weights that stay quantised; None: the device decodes them now, or one
-        of them is not quantised, or they do not fit together.
+    def _packed(
+        self, prefix: str, part: _Projection, bias: Tensor | None, is_stacked: bool
+    ) -> Linear | None:
+        """The product with weights that stay quantised. None: one of them is not quantised, or they
+        have to be decoded, as on a CPU and in a stack of experts.
         """
         if self._product is None or self._kernels is not None:
             return None
-        names, found = list(part.outputs), []
+        found = []
         for name, (rows, columns) in self._places(part).items():
+            if is_stacked:  # whether it is quantised is all that is asked
+                rows = slice(rows.start, rows.start + 1)
             weight = self._checkpoint.grouped(f"{prefix}{name}.weight", rows, columns)
             if weight is None:
                 return None
             found.append(weight)
-        packed = pack(found, self._device)
+        packed = None if is_stacked else pack(found, self._device)
         if packed is None:
-            self._decoded.append(f"{prefix}{names[0]}")
+            self._decoded.append(f"{prefix}{next(iter(part.outputs))}")
             return None
         return QuantizedLinear(packed, bias, self._product)
 

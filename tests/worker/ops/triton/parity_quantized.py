@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_variants import save_random
+from model_variants import QWEN3_MOE, save_random
 from quantized_checkpoints import quantize
 from torch import Tensor
 
@@ -162,6 +162,25 @@ def test_what_fits_no_kernel_is_decoded_and_said(
     assert "are decoded: model.layers.0.mlp.down_proj" in caplog.text
     assert isinstance(model.layers[0].qkv, QuantizedLinear)
     assert greedy(model) == greedy(load_model(beside, torch.float32, CPU))
+
+
+def test_experts_are_decoded_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Their grouped products take dense weights; attention stays quantised."""
+    path = tmp_path / "model"
+    path.mkdir()
+    config = {**TINY, **QWEN3_MOE, "model_type": "qwen3_moe", "head_dim": 16}
+    save_random(path, {**config, "intermediate_size": 128})
+    beside = quantize(path, "gptq")
+    with caplog.at_level(logging.WARNING):
+        model = load_model(path, torch.float16, CPU)
+    assert "are decoded: model.layers.0.mlp.experts.0.down_proj, model.layers" in caplog.text
+    assert isinstance(model.layers[0].qkv, QuantizedLinear)
+    found, wanted = (m.layers[0].experts for m in (model, load_model(beside, torch.float16, CPU)))
+    assert found is not None
+    assert wanted is not None
+    assert found.stacks is not None
+    assert wanted.stacks is not None
+    assert all(torch.equal(*pair) for pair in zip(found.stacks, wanted.stacks, strict=True))
 
 
 def test_a_row_alone_is_the_row_in_a_batch() -> None:
