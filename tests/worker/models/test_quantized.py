@@ -161,7 +161,10 @@ def configured(path: Path, quantization: object) -> dict[str, Any]:
         ({"bits": 4}, "quant_method is 'missing'"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2'; supported: e4m3"),
         ({"quant_method": "fp8", "activation_scheme": "odd"}, "activation_scheme is 'odd'"),
-        ({"quant_method": "fp8", "weight_block_size": [0, 128]}, r"weight_block_size is \[0, 128\]"),
+        (
+            {"quant_method": "fp8", "weight_block_size": [0, 128]},
+            r"weight_block_size is \[0, 128\]",
+        ),
         ({"quant_method": "fp8", "weight_block_size": 128}, "weight_block_size is 128, not two"),
         (AWQ, "group_size is missing"),
         ({**AWQ, "group_size": 0}, "group_size 0 is neither"),

@@ -17,6 +17,7 @@ from worker.executor.state import DeviceState
 from worker.executor.step_batch import StepBatch
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
+from worker.ops.parallel import Shard
 from worker.ops.quantized import (
     Encoding,
     GroupedWeight,
@@ -162,6 +163,33 @@ def test_what_fits_no_kernel_is_decoded_and_said(
     assert "are decoded: model.layers.0.mlp.down_proj" in caplog.text
     assert isinstance(model.layers[0].qkv, QuantizedLinear)
     assert greedy(model) == greedy(load_model(beside, torch.float32, CPU))
+
+
+@pytest.mark.parametrize(
+    ("form", "decoded"),
+    [("fp8, blocks", ""), ("awq", "o_proj"), ("gptq, act order", "down_proj, model.layers.0.self")],
+)
+def test_shards_stay_quantised(
+    form: str, decoded: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows of heads and columns of inputs, but where a shard's columns are not whole groups."""
+    path = tmp_path / "model"
+    path.mkdir()
+    save_random(path, {**TINY, "intermediate_size": 128})
+    layer = load_model(quantize(path, form), torch.float32, CPU).layers[0]
+    with caplog.at_level(logging.WARNING):
+        shards = [load_model(path, torch.float32, CPU, shard=Shard(rank, 2)) for rank in range(2)]
+    assert len(caplog.records) == (2 if decoded else 0)
+    assert decoded in caplog.text
+    own = [shard.layers[0] for shard in shards]
+    assert all(isinstance(part.gate_up, QuantizedLinear) for part in own)
+    every = torch.arange(64)
+    for name in ("output", "down"):
+        columns = torch.cat([getattr(part, name).rows(every) for part in own], dim=1)
+        assert torch.equal(columns, getattr(layer, name).rows(every))
+    for first in (0, 64):  # gates, and what they gate
+        rows = torch.cat([part.gate_up.rows(every + first) for part in own])
+        assert torch.equal(rows, layer.gate_up.rows(torch.arange(128) + 2 * first))
 
 
 def test_experts_are_decoded_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
