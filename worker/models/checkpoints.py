@@ -60,10 +60,13 @@ _PROJECTION_BIAS = re.compile(r"\.(?:([a-z_]+)_proj|w[123])\.bias$")
 
 
 class WeightFile(Protocol):
-    """Named tensors on disk. `source` names it in errors."""
+    """Named tensors on disk. `source` names it in errors; if it `is_grouped`, `grouped` gives some
+    of them.
+    """
 
     source: str
     config: ModelConfig
+    is_grouped: bool
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Every tensor stored, by its Hugging Face name."""
@@ -120,6 +123,8 @@ def read(checkpoint: WeightFile, name: str) -> Tensor:
 
 class GgufCheckpoint:
     """A GGUF file under Hugging Face names, with rotary rows in rotate-half order."""
+
+    is_grouped = False
 
     def __init__(self, path: Path) -> None:
         self._file = GgufFile.open(path)
@@ -230,6 +235,7 @@ class SafetensorsCheckpoint:
             name: tuple(shard.get_slice(name).get_shape()) for name, shard in self._shard_of.items()
         }
         self._quantized = self._find_quantized(str(config_path), values)
+        self.is_grouped = self._quantized is not None
         named = {name: name for name in self._shapes}
         if self.config.architecture == "mixtral":
             named = {from_mixtral(name): name for name in named}

@@ -239,7 +239,7 @@ class _Assembly:
         self._shard = shard
         self._dtype = dtype
         self._device = device
-        self._product = choose_product(device)
+        self._product = choose_product(device) if checkpoint.is_grouped else None
         self._decoded: list[str] = []  # products that packed weights do not fit
 
     def model(self, max_positions: int | None) -> LlamaModel:
