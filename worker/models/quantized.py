@@ -90,7 +90,8 @@ def read_quantization(source: str, values: Mapping[str, Any]) -> Quantization | 
         return Quantization("awq", bits, group_size=max(size, 0))
     version = _one_of(fields, "checkpoint_format", ("gptq", "gptq_v2"), "gptq")
     overrides = fields.values.get("dynamic") or {}
-    if any(not str(pattern).startswith("-:") for pattern in overrides):
+    # "-:" is before patterns of modules that are not quantised.
+    if not isinstance(overrides, dict) or not all(each.startswith("-:") for each in overrides):
         raise fields.refuse("dynamic has settings of its own for some modules: not supported")
     return Quantization("gptq", bits, None, max(size, 0), 1 if version == "gptq" else 0)
 
@@ -99,7 +100,8 @@ def _compressed(fields: Fields) -> Quantization:
     """Of compressed-tensors, FP8 with one layout for all groups of modules."""
     _one_of(fields, "format", _FORMATS)
     for key in ("sparsity_config", "transform_config"):
-        if fields.values.get(key):
+        value = fields.values.get(key)
+        if value and not (isinstance(value, dict) and value.get("format") == "dense"):
             raise fields.refuse(f"{key} is not supported")
     groups = fields.values.get("config_groups")
     if not isinstance(groups, dict) or not groups:
@@ -107,7 +109,8 @@ def _compressed(fields: Fields) -> Quantization:
     blocks = []
     for name, group in groups.items():
         weights = group.get("weights") if isinstance(group, dict) else None
-        own = Fields(f"{fields.source}: {name}: weights", weights or {})
+        settings = weights if isinstance(weights, dict) else {}
+        own = Fields(f"{fields.source}: {name}: weights", settings)
         _one_of(own, "type", ("float",))
         if own.number("num_bits", int) != 8:
             raise own.refuse(f"num_bits {own.values['num_bits']} is not supported, only 8")
@@ -202,7 +205,7 @@ class QuantizedTensors:
             return
         groups = -(-inputs // how.group_size) if how.group_size else 1
         self._expect(f"{stem}.scales", [(groups, out)])
-        self._expect(f"{stem}.qzeros", [(groups, out // self._per_word)])
+        self._expect(f"{stem}.qzeros", [(groups, -(-out // self._per_word))])
         if f"{stem}.g_idx" in self._shapes:
             self._expect(f"{stem}.g_idx", [(inputs,)])
 

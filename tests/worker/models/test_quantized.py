@@ -173,6 +173,8 @@ def configured(path: Path, quantization: object) -> dict[str, Any]:
         ({**GPTQ, "bits": 3}, "bits 3 is not supported, only 4 and 8"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
         ({**GPTQ, "dynamic": {"+:.*": {"bits": 8}}}, "dynamic has settings of its own"),
+        ({**GPTQ, "dynamic": True}, "dynamic has settings of its own"),
+        ({**compressed("tensor"), "config_groups": {"a": {"weights": [1]}}}, "a: weights: type is"),
         ({**compressed("tensor"), "format": "pack-quantized"}, "format is 'pack-quantized'"),
         ({**compressed("tensor"), "config_groups": {}}, "config_groups is missing"),
         ({**compressed("tensor"), "sparsity_config": {"format": "x"}}, "sparsity_config is not"),
@@ -249,6 +251,7 @@ def test_scales_of_a_cache_are_not_needed(save_tiny: Callable[..., Any]) -> None
     """The KV cache has the numbers' own type."""
     path = save_tiny("Llama").path
     quantize(path, "compressed, tensor")
+    configure(path, sparsity_config={"format": "dense"}, transform_config={})
     edit(path, lambda tensors: tensors.update({f"{PREFIX}self_attn.k_scale": torch.ones(1)}))
     assert load_model(path, torch.float32, CPU).config.num_layers == 2
 
