@@ -32,6 +32,7 @@ TYPES = {
     torch.float32: "fp32",
     torch.float64: "fp64",
     torch.float8_e4m3fn: "fp8e4nv",
+    torch.uint8: "u8",
     torch.int32: "i32",
     torch.int64: "i64",
 }
@@ -222,6 +223,37 @@ def test_experts(capability: int, dtype: torch.dtype, monkeypatch: pytest.Monkey
             torch.empty(128, 2048, 768, dtype=dtype),
         )
     experts.mix_experts(x, Experts(router, (), (), 8, True), stacks, lambda _: gated)
+    assert set(compiled) == kernels
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype"),
+    [(HOPPER, torch.bfloat16), (AMPERE, torch.float16), (AMPERE, torch.float32)],
+)
+@pytest.mark.usefixtures("fake_tensors")
+def test_quantised_products(
+    capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one row and of many; of float8 also on a GPU that does not know the type."""
+    from worker.ops.quantized import Encoding, PackedWeight
+    from worker.ops.triton import quantized
+
+    compiled, kernels = compiling(quantized, capability, monkeypatch)
+    for encoding, group in (
+        (Encoding.UINT4, 32),
+        (Encoding.UINT8, 128),
+        (Encoding.FLOAT8, 128),
+        (Encoding.FLOAT8, 4096),
+    ):
+        with torch.device("cuda"):
+            rows = 2048 if encoding is Encoding.UINT4 else 4096
+            codes = torch.empty(rows, 1024, dtype=torch.uint8)
+            scales = torch.empty(4096 // group, 1024, dtype=torch.float16)
+            zeros = None if encoding is Encoding.FLOAT8 else scales.to(torch.uint8)
+            weight = PackedWeight(encoding, codes, scales, zeros, group, None)
+            for count in (1, 300):
+                quantized.multiply(torch.empty(count, 4096, dtype=dtype), weight)
+    assert len(compiled) == 8
     assert set(compiled) == kernels
 
 
