@@ -128,7 +128,11 @@ def _strip(trust_control_headers: bool) -> list[mutation_rules_pb2.HeaderMutatio
 
 def _routes(config: BootstrapConfig) -> route_pb2.RouteConfiguration:
     if config.pools:
-        routes = [*(_pool_route(config, name) for name in config.pools), _nowhere(config.pools)]
+        routes = [_pool_route(config, name) for name in config.pools]
+        if config.route_by_model:
+            routes += [*(_chosen_route(config, name) for name in config.pools), _undecided()]
+        else:
+            routes.append(_nowhere(config.pools))
     else:
         routes = [_route(config, POOL, "/")]
     host = route_components_pb2.VirtualHost(name="pool", domains=["*"], routes=routes)
@@ -143,6 +147,27 @@ def _pool_route(config: BootstrapConfig, name: str) -> route_components_pb2.Rout
     route.route.prefix_rewrite = "/"
     _set_ext_proc(route, ext_proc_pb2.ExtProcPerRoute(overrides=overrides))
     return route
+
+
+def _chosen_route(config: BootstrapConfig, name: str) -> route_components_pb2.Route:
+    """To the pool that the picker has chosen: it clears the route, and this one is found then."""
+    route = _route(config, name, "/")
+    route.name = f"{name}-by-model"
+    route.match.headers.append(
+        route_components_pb2.HeaderMatcher(name=POOL_METADATA, string_match={"exact": name})
+    )
+    return route
+
+
+def _undecided() -> route_components_pb2.Route:
+    """For requests that the picker has yet to read, and for those that it could not."""
+    return route_components_pb2.Route(
+        name="by-model",
+        match=route_components_pb2.RouteMatch(prefix="/"),
+        direct_response=route_components_pb2.DirectResponseAction(
+            status=503, body={"inline_string": "the endpoint picker did not choose a pool\n"}
+        ),
+    )
 
 
 def _nowhere(pools: Sequence[str]) -> route_components_pb2.Route:

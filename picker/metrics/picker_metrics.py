@@ -207,6 +207,9 @@ class PickerMetrics(Family):
     unknown_pool_total = own_counter(
         "Requests refused by a picker of several pools because the proxy named none of them."
     )
+    unknown_model_total = own_counter(
+        "Requests refused by a picker of several pools because none of them has the model."
+    )
     admin_failures_total = own_counter(
         "Requests at the HTTP port that an unforeseen error kept from being answered, by page.",
         ("page",),
@@ -246,6 +249,7 @@ class PickerMetrics(Family):
         return (
             self.info,
             self.unknown_pool_total,
+            self.unknown_model_total,
             self.admin_failures_total,
             *self.streams.all,
             *(xds.clients, xds.responses_total, xds.acks_total, xds.nacks_total),

@@ -112,9 +112,8 @@ class Exchange:
 
     # What the stream asks
 
-    @property
-    def decides_at_once(self) -> bool:
-        """Whether `route`, called right now, waits for nothing."""
+    def decides_at_once(self, raw: RawRequest) -> bool:
+        """Whether `route(raw)`, called right now, waits for nothing, whatever `raw` is."""
         pipeline, gate = self._pipeline, self._pipeline.gate
         self._goes_at_once = (
             not pipeline.asks_others

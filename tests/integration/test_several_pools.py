@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from aiohttp import web
 from eds_scene import CONFIG, STEERING
 from envoy_process import EnvoyProcess
 from local_ports import free_port
+from metrics_pages import page
 from prometheus_client.parser import text_string_to_metric_families
 from waiting import until
 
@@ -41,6 +42,7 @@ from picker.config.pool_file import read_pool_file
 LIMIT_SECONDS = 60.0
 CHOSEN = "x-chosen-pool"  # what Envoy may say of the pool that it has chosen
 BODY = {"model": "m", "prompt": "hello", "max_tokens": 1}
+SAID = {"pool", "worker", "told", "path"}
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,14 @@ class Answer:
 
 @dataclass
 class PoolWorker:
-    """A server of one pool, which says so."""
+    """A server of one pool, which says so. `models` it lists, with their parents; `running` are
+    adapters that its metrics name.
+    """
 
     pool: str
     port: int = 0
+    models: Mapping[str, str | None] = field(default_factory=dict)
+    running: Sequence[str] = ()
 
     @property
     def host_port(self) -> str:
@@ -70,7 +76,10 @@ class PoolWorker:
     async def answer(self, request: web.Request) -> web.Response:
         """Who it is, and what it was told."""
         if request.path in ("/health", "/metrics"):
-            return web.Response(text="")
+            return web.Response(text=page(adapters=self.running))
+        if self.models and request.path == "/v1/models":
+            entries = [{"id": name, "parent": of} for name, of in self.models.items()]
+            return web.json_response({"object": "list", "data": entries})
         await request.read()
         told = request.headers.get(DESTINATION_KEY)
         said = {"pool": self.pool, "worker": self.host_port, "told": told, "path": request.path}
@@ -129,12 +138,27 @@ class PoolsScene:
         if worker is not None:
             sent[STEERING] = worker.host_port
         method, path = ("POST", "completions") if body else ("GET", "models")
-        url = f"http://127.0.0.1:{self.listen}/{place}/v1/{path}"
-        data = BODY if body else None
-        async with self._http.request(method, url, json=data, headers=sent) as response:
+        return await self.send(method, f"/{place}/v1/{path}", BODY if body else None, sent)
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """One request."""
+        url = f"http://127.0.0.1:{self.listen}{path}"
+        async with self._http.request(method, url, json=body, headers=headers) as response:
             text = await response.text()
             said = json.loads(text) if response.status == 200 else {}
-            return Answer(response.status, text, chosen=response.headers.get(CHOSEN), **said)
+            known = {key: said[key] for key in SAID & said.keys()}
+            return Answer(response.status, text, chosen=response.headers.get(CHOSEN), **known)
+
+    async def by_model(self, model: str, **headers: str) -> Answer:
+        """One request of no place."""
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await self.send("POST", "/v1/completions", BODY | {"model": model}, sent)
 
     async def crowd(
         self, places: Sequence[str], count: int, at_once: int = 12
@@ -459,6 +483,55 @@ def _at(document: Document, pool: str, picker: PickerProcess) -> Document:
     add_picker(document, cluster, picker.grpc, picker.health)
     asking(document, pool, by_cluster(cluster))
     return by_cluster(cluster)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "is_buffered"),
+    [
+        (Mechanism.OVERRIDE_HOST, False),
+        (Mechanism.OVERRIDE_HOST, True),
+        (Mechanism.ORIGINAL_DST, False),
+    ],
+)
+async def test_the_model_chooses_the_pool(
+    tmp_path: Path, mechanism: Mechanism, is_buffered: bool
+) -> None:
+    """Models and adapters that workers list, and adapters that run, whatever clients say."""
+    async with pools_scene(tmp_path, A, B) as scene:
+        for at, worker in enumerate(scene.workers[A]):
+            worker.models = {"llama": None, "sql": "llama"} if at else {"llama": None}
+        for worker in scene.workers[B]:
+            worker.models, worker.running = {"qwen": None}, ["poems"]
+        picker = of_all(scene, "--route-by-model")
+        buffered = {"buffer_request_body": is_buffered}
+        document = bootstrap(scene, picker, mechanism, route_by_model=True, **buffered)
+        expected = {"llama": A, "sql": A, "qwen": B, "poems": B}
+        async with running(picker):
+            await scene.start_envoy(document)
+            for pool in (A, B):
+                await scene.until_picked(pool)  # by its own path
+
+            async def found() -> dict[str, str | None]:
+                return {name: (await scene.by_model(name)).pool for name in expected}
+
+            await until(found, lambda pools: pools == expected, what="all models are known")
+            for _ in range(10):
+                for name, pool in expected.items():
+                    lie = A if pool == B else B
+                    one = await scene.by_model(name, x_pointsman_pool=lie)
+                    assert crossed([(pool, one)]) == []
+            unknown = await scene.by_model("mixtral")
+            assert unknown.status == 404
+            assert "the model 'mixtral' does not exist; known are: llama, poems, qwen, sql" in (
+                unknown.text
+            )
+            assert (await scene.send("POST", "/v1/completions", {"prompt": "x"})).status == 400
+            listed = json.loads((await scene.send("GET", "/v1/models")).text)
+            assert [one["id"] for one in listed["data"]] == sorted(expected)
+            assert (await scene.counted(picker, "pointsman_unknown_model_total"))[""] >= 1
+            await picker.kill()
+            await scene.envoy.until_healthy("picker", 0)
+            assert (await scene.by_model("llama")).status == 503  # nobody knows whose it is
 
 
 def page_block() -> str:
