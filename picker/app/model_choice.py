@@ -29,7 +29,7 @@ from picker.metrics.series import Counter
 from picker.plugins.parsers._json_bodies import decoded, model_of
 from picker.pool.datastore import Snapshot
 from picker.pool.policies import RuleSet
-from picker.requestcontrol.pipeline import request_path
+from picker.requestcontrol.headers import path_of
 from picker.types import FinishCause, RawRequest, RouteDecision
 
 log = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ class ModelChoice:
     def choose(self, raw: RawRequest) -> PoolOfModels:
         """The pool of a complete request. Raises `RefusedError` when no pool has its model."""
         if raw.body is None:
-            if request_path(raw.headers).rstrip("/") == LIST_PATH:
+            if path_of(raw.headers).rstrip("/") == LIST_PATH:
                 raise ModelListing(self._models.listing())
             raise self._refusal(Code.NOT_FOUND, "the request names no model")
         named, _ = decoded(raw.body, _decode_named)

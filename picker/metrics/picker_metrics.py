@@ -138,6 +138,10 @@ class PickerMetrics(Family):
         _EXTENSION,
     )
     request_outcomes_total = own_counter("Requests by the one cause that ended them.", ("cause",))
+    request_features_total = own_counter(
+        "Routed requests that offer tools or ask for an answer of a given form, by which.",
+        ("feature",),
+    )
     plugin_failures_total = own_counter("Calls of plugins that failed by mistake.", ("plugin",))
 
     response_size_bytes = of_requests("Body size of responses.", RESPONSE_BYTES, "response_sizes")
