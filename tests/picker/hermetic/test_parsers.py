@@ -232,12 +232,18 @@ PYTHONS = (b"nonetype", b"codec", b"recursion", b"object has no", b"`", b"dict",
 
 
 async def test_bad_bodies_are_refused(tmp_path: Path) -> None:
-    """400 as plain text without words of the language this is written in; nothing stays held."""
+    """400 as plain text, Anthropic's in its own form, without words of the language this is written
+    in; nothing stays held.
+    """
     async with whole_picker(tmp_path, pods(page()), EVERY_PARSER) as picker:
         for path, body in BAD:
             (said,) = await picker.ask(body, path=path)
             assert said.immediate_response.status.code == 400, body
             text = said.immediate_response.body
+            if path == "/v1/messages":
+                wrong = json.loads(text)["error"]
+                assert wrong["type"] == "invalid_request_error", body
+                text = wrong["message"].encode()
             assert text.startswith(b"inference error: BadRequest - "), body
             assert not [word for word in PYTHONS if word in text.lower()], body
         assert await picker.outcomes() == {"refused": len(BAD)}
