@@ -96,7 +96,7 @@ def _connection_manager(config: BootstrapConfig) -> http_connection_manager_pb2.
         early_header_mutation_extensions=[
             extension(
                 "envoy.http.early_header_mutation.header_mutation",
-                header_mutation_pb2.HeaderMutation(mutations=_strip(config.trust_control_headers)),
+                header_mutation_pb2.HeaderMutation(mutations=_strip(config)),
             )
         ],
         route_config=_routes(config),
@@ -108,10 +108,14 @@ def _connection_manager(config: BootstrapConfig) -> http_connection_manager_pb2.
     return manager
 
 
-def _strip(trust_control_headers: bool) -> list[mutation_rules_pb2.HeaderMutation]:
+def _strip(config: BootstrapConfig) -> list[mutation_rules_pb2.HeaderMutation]:
     """What is removed from a request before anything, the route included, looks at it."""
-    prefixes = ROUTING_PREFIXES if trust_control_headers else CONTROL_PREFIXES + ROUTING_PREFIXES
+    prefixes = ROUTING_PREFIXES
+    if not config.trust_control_headers:
+        prefixes = CONTROL_PREFIXES + ROUTING_PREFIXES
     exact = [name for name in ROUTING_HEADERS if not name.startswith(prefixes)]
+    if config.route_by_model:
+        exact.append(POOL_METADATA)  # by which the picker chooses the route
     mutation = mutation_rules_pb2.HeaderMutation
     return [
         *(

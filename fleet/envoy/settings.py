@@ -22,7 +22,6 @@ ROUTING_HEADERS = (
     "x-llm-d-model-name-rewrite",
     "x-encoder-hosts-ports",
     "x-kv-cache-source-host-port",
-    POOL_METADATA,
 )
 ROUTING_PREFIXES = ("x-prefiller-", "x-data-parallel-")
 # Families that also hold what a trusted hop may say about a request (objective, fairness, SLO).
