@@ -110,7 +110,7 @@ def _connection_manager(config: BootstrapConfig) -> http_connection_manager_pb2.
 
 def _strip(config: BootstrapConfig) -> list[mutation_rules_pb2.HeaderMutation]:
     """What is removed from a request before anything, the route included, looks at it."""
-    prefixes = ROUTING_PREFIXES
+    prefixes: tuple[str, ...] = ROUTING_PREFIXES
     if not config.trust_control_headers:
         prefixes = CONTROL_PREFIXES + ROUTING_PREFIXES
     exact = [name for name in ROUTING_HEADERS if not name.startswith(prefixes)]
