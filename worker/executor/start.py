@@ -197,7 +197,8 @@ def choose_graphs(
     sizes = config.cuda_graph_sizes or graph_sizes(limits.max_num_seqs)
     # Slots are kept for the sequences of two steps, and slot 0 for none.
     room = (2 * limits.max_num_seqs + 1, -(-limits.max_model_len // config.block_size))
-    return DecodeGraphs(CudaGraphs(device), sizes, room)
+    drafts = 0 if config.speculative is None else config.speculative.num_speculative_tokens
+    return DecodeGraphs(CudaGraphs(device), sizes, room, drafts)
 
 
 def choose_dtype(name: str, device: torch.device, packs_bfloat16: bool) -> torch.dtype:

@@ -110,7 +110,7 @@ def executor(checkpoint: Path, backend: str) -> Executor:
 
 
 def graphed(checkpoint: Path) -> Executor:
-    """The same on Triton, with decode steps from graphs on poisoned memory."""
+    """The same on Triton, from graphs on poisoned memory, of up to three drafts."""
     model = build_executor(engine_config(checkpoint, "triton"))[0]._model
     assert model is not None
     device = PoisonedGraphs()
@@ -120,7 +120,7 @@ def graphed(checkpoint: Path) -> Executor:
         device.spoilt = [made[:, -1]]
         return made
 
-    graphs = DecodeGraphs(device, (2, 8), (64, 64))
+    graphs = DecodeGraphs(device, (2, 8), (64, 64), 3)
     return ModelRunner(model, lambda: model, cache, graphs=graphs)
 
 
@@ -182,8 +182,9 @@ def test_answers_are_those_of_torch(checkpoint: Path, expected: Answers, name: s
     assert run(executor(checkpoint, "triton"), WAYS[name], requests()) == expected
 
 
-def test_graphs_answer_as_torch_does(checkpoint: Path, expected: Answers) -> None:
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_graphs_answer_as_torch_does(checkpoint: Path, expected: Answers, drafts: int) -> None:
     """Of a few requests, the long one among them, in steps that are padded."""
     asked = {name: request for name, request in requests().items() if int(name) < 8}
-    way = Way(batch=6, overlap=True)
+    way = Way(batch=6, overlap=True, drafts=drafts)
     assert run(graphed(checkpoint), way, asked) == {name: expected[name] for name in asked}
