@@ -75,8 +75,9 @@ class PendingAnswers:
     one of its rows is not all finite numbers, or if no token may be drawn from it; but rows of
     drafts count only as far as plain decoding would have come, and there is a token before them.
 
-    The logits of `tile_rows` rows are kept until `collect`. Steps that draw from more wait for the
-    device before, and so do those that score prompts.
+    Logits are kept until `collect` where log probabilities of draws, or drafts that are verified by
+    rejection, need them: those of up to `tile_rows` rows. Steps that need more wait for the device
+    before, and so do those that score prompts.
     """
 
     def __init__(
@@ -93,16 +94,17 @@ class PendingAnswers:
         self._sampled: dict[int, tuple[Draw, ...]] = {}
         self._scored: dict[int, list[TokenLogprobs]] = {}
         self._drawn: list[tuple[Ints, Tensor]] = []
-        self._open: _Tile | None = None
+        self._open: list[_Tile] = []
         verification = verification or Verification()
         first = place = 0
         for members in _tiles(batch.sampled, tile_rows):
-            self._close()
+            if self._open and self._open[-1].holds_logits:
+                self._close()
             last = first + sum(1 + sequence.num_drafts for sequence in members)
             logits = logits_of(hidden[first:last])
-            self._open = _Tile(logits, members, verification, sampler)
+            self._open.append(_Tile(logits, members, verification, sampler))
             slots = batch.sampled_slots[place : place + len(members)]
-            self._drawn.append(self._open.last_draws(slots))
+            self._drawn.append(self._open[-1].last_draws(slots))
             first, place = last, place + len(members)
         targets = _targets(batch.scored)
         while wanted := list(islice(targets, tile_rows)):
@@ -134,9 +136,9 @@ class PendingAnswers:
         )
 
     def _close(self) -> None:
-        if self._open is not None:
-            self._open.collect(self._sampled, self._failed)
-            self._open = None
+        for tile in self._open:
+            tile.collect(self._sampled, self._failed)
+        self._open.clear()
 
 
 def _tiles(
@@ -169,7 +171,6 @@ class _Tile:
         verification: Verification,
         sampler: Sampler,
     ) -> None:
-        self._logits = logits
         self._verification = verification
         ends = accumulate(1 + sequence.num_drafts for sequence in members)
         self._members = [
@@ -177,6 +178,11 @@ class _Tile:
             for sequence, end in zip(members, ends, strict=True)
         ]
         coupled = [member for member in self._members if not self._is_judged(member)]
+        wishes = [spec.params for sequence in members for spec in sequence.samples]
+        self.holds_logits = len(coupled) < len(members) or any(
+            params.logprobs is not None or params.logprob_token_ids for params in wishes
+        )
+        self._logits = logits if self.holds_logits else logits.new_empty(0, 0)
         wanted = [each for member in coupled for each in member.draws()]
         pending = sampler.launch(logits, [row for row, _ in wanted], [s for _, s in wanted])
         runs = _Runs.of(pending.answers, coupled)
