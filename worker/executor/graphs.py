@@ -28,6 +28,7 @@ last was collected, and with it all that was copied for it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -211,6 +212,8 @@ class DecodeGraphs:
         self.room = room
         self._device = device
         self._keys = _keys(sizes, min(most_drafts, _MOST_DRAFTS))
+        self._decoding = sorted(key for key in self._keys if key.width == 1)
+        self._verifying = sorted(key for key in self._keys if key.width > 1)
         step = max(key.num_words for key in self._keys)
         answers = max(key.size * key.num_answers for key in self._keys)
         buffers = [(device.host_buffer(step), device.host_buffer(answers)) for _ in range(2)]
@@ -278,14 +281,14 @@ class DecodeGraphs:
         """The smallest step that holds these sequences."""
         if not all(map(_decodes, sequences)):
             return None
-        drafts = max(sequence.num_drafts for sequence in sequences)
-        count = len(sequences)
-        keys = (
-            key
-            for key in self._keys
-            if key.size >= count and key.width > drafts and (key.width == 1) == (drafts == 0)
-        )
-        return min(keys, default=None)
+        drafts = max([sequence.num_drafts for sequence in sequences])
+        keys = self._verifying if drafts else self._decoding
+        place = bisect_left(keys, len(sequences), key=_size)
+        return keys[place] if place < len(keys) and keys[place].width > drafts else None
+
+
+def _size(key: _Key) -> int:
+    return key.size
 
 
 def _decodes(sequence: ScheduledSequence) -> bool:
@@ -520,6 +523,9 @@ class _DecodeTicket:
         sampled: dict[int, tuple[Draw, ...]] = {}
         failed: dict[int, str] = {}
         for sequence, answer in zip(self.sequences, answers, strict=True):
+            if self.width == 1 and not answer[1]:  # `DRAWN`; most steps are of these
+                sampled[sequence.seq_id] = (Draw(answer[0]),)
+                continue
             tokens, state = run_of(answer, self.width, sequence.num_drafts)
             if tokens:
                 sampled[sequence.seq_id] = tuple(map(Draw, tokens))

@@ -23,8 +23,7 @@ class StepTensors:
     `first_position`.
 
     No sequence has more than `max_rows` rows, or a longer context than `max_context`; both are
-    known on the host. All sequences have the same blocks, written before this step, at their first
-    `shared_tokens` positions; no row is at one of these.
+    known on the host.
     """
 
     token_ids: Tensor
@@ -37,7 +36,6 @@ class StepTensors:
     max_rows: int
     max_context: int
     first_position: int = 0
-    shared_tokens: int = 0
 
 
 def sent(values: npt.NDArray[np.int32], device: torch.device) -> Tensor:
