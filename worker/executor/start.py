@@ -104,8 +104,7 @@ def build_shard(
 
     num_blocks = choose(room) if shard.size == 1 else agree_on_blocks(room, choose, shard, device)
     chosen, shape = config.speculative, model.config
-    is_alone = shard.size == 1 and network is None
-    graphs = choose_graphs(config, backend, device) if is_alone else None
+    graphs = choose_graphs(config, backend, device) if network is None else None
 
     def allocate_cache() -> Tensor:
         # One block is written by padded rows of graphs, and never read.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -10,7 +9,7 @@ from random import Random
 import pytest
 import torch
 from poisoned_graphs import PoisonedGraphs
-from safetensors.torch import save_file
+from tiny_checkpoint import save_checkpoint
 
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
@@ -65,29 +64,7 @@ WAYS = {
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Qwen3 of one layer, with norms of queries and keys, and random weights."""
     path = tmp_path_factory.mktemp("tiny")
-    (path / "config.json").write_text(json.dumps(CONFIG))
-    noise = torch.Generator().manual_seed(4)
-
-    def weight(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=noise) * 0.3
-
-    tensors = {"model.embed_tokens.weight": weight(90, 48), "model.norm.weight": torch.ones(48)}
-    for layer in range(1):
-        shapes = {
-            "self_attn.q_proj": (48, 48),
-            "self_attn.k_proj": (16, 48),
-            "self_attn.v_proj": (16, 48),
-            "self_attn.o_proj": (48, 48),
-            "mlp.gate_proj": (40, 48),
-            "mlp.up_proj": (40, 48),
-            "mlp.down_proj": (48, 40),
-        }
-        norms = {"self_attn.q_norm": 16, "self_attn.k_norm": 16}
-        norms |= {"input_layernorm": 48, "post_attention_layernorm": 48}
-        prefix = f"model.layers.{layer}."
-        tensors |= {f"{prefix}{name}.weight": weight(*shape) for name, shape in shapes.items()}
-        tensors |= {f"{prefix}{name}.weight": 1 + 0.3 * weight(n) for name, n in norms.items()}
-    save_file(tensors, path / "model.safetensors")
+    save_checkpoint(path, CONFIG)
     return path
 
 
