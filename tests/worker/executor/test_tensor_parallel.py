@@ -56,7 +56,13 @@ TINY = {
     "tie_word_embeddings": True,
 }
 LAYOUTS: dict[str, dict[str, Any]] = {
-    "phi3": {**PHI3, "model_type": "phi3", "rope_parameters": PARTLY, "sliding_window": 40},
+    "phi3": {
+        **PHI3,
+        "model_type": "phi3",
+        "hidden_size": 64,
+        "rope_parameters": PARTLY,
+        "sliding_window": 40,
+    },
     "gemma2": {**GEMMA2, "model_type": "gemma2", "num_hidden_layers": 2},
     "one KV head": {**CONFIG, "num_key_value_heads": 1},
 }
