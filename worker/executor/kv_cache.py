@@ -122,9 +122,26 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 
 
 def copy_blocks(cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
-    """Copy blocks (source, destination) over all layers; all are read before any is written."""
-    pairs = torch.tensor(copies, dtype=torch.int64, device=cache.device)
-    cache[:, pairs[:, 1]] = cache[:, pairs[:, 0]]
+    """Copy blocks (source, destination) over all layers; all are read before any is written. Where
+    the device's memory is too small, through the host's.
+    """
+    try:
+        pairs = torch.tensor(copies, dtype=torch.int64, device=cache.device)
+        read = cache[:, pairs[:, 0]]
+    except torch.OutOfMemoryError:
+        sources = [[layer[source].cpu() for layer in cache] for source, _ in copies]
+        for (_, destination), blocks in zip(copies, sources, strict=True):
+            for layer, block in zip(cache, blocks, strict=True):
+                layer[destination].copy_(block)
+    else:
+        cache[:, pairs[:, 1]] = read
+
+
+def give_back(device: torch.device) -> None:
+    """Wait for a GPU, and give it the memory that torch keeps for what may come."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
 
 
 Read = Callable[[str], str | None]
