@@ -129,7 +129,7 @@ def copy_blocks(cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
         pairs = torch.tensor(copies, dtype=torch.int64, device=cache.device)
         read = cache[:, pairs[:, 0]]
     except torch.OutOfMemoryError:
-        sources = [[layer[source].cpu() for layer in cache] for source, _ in copies]
+        sources = [[layer[source].to("cpu", copy=True) for layer in cache] for source, _ in copies]
         for (_, destination), blocks in zip(copies, sources, strict=True):
             for layer, block in zip(cache, blocks, strict=True):
                 layer[destination].copy_(block)
