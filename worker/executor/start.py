@@ -6,7 +6,9 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from typing import cast
 
@@ -18,12 +20,13 @@ import torch
 from torch import Tensor
 
 from worker.config import EngineConfig
-from worker.errors import ConfigError
+from worker.errors import ConfigError, DeviceMemoryError
 from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.loading import drafter_bytes_per_token, network_loader
 from worker.executor.graphs import CudaGraphs, DecodeGraphs, graph_sizes
-from worker.executor.interface import Executor
+from worker.executor.interface import Executor, execute
 from worker.executor.kv_cache import allocate, choose_num_blocks, room_bytes
+from worker.executor.memory import CudaMemory, DeviceMemory, largest_step
 from worker.executor.ranks import Ranks, TensorParallelExecutor, agree_on_blocks
 from worker.models.config import ModelConfig
 from worker.models.llama import LlamaModel
@@ -34,6 +37,7 @@ from worker.ops.draft import PROBABILISTIC
 from worker.ops.linear import can_pack, supported_dtype
 from worker.ops.parallel import WHOLE, Shard
 from worker.ops.rejection import choose_sums
+from worker.types import ModelOutput
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -78,11 +82,12 @@ def build_shard(
     kernels = choose_kernels(config, device, dtype)
     backend = choose_backend(config.attention_backend, device)
     max_model_len = config.scheduler.max_model_len
+    memory = CudaMemory(device) if device.type == "cuda" else None
 
     def check(shape: ModelConfig) -> None:
         # What no memory can hold is refused before minutes go into loading.
         if shard.rank == 0:
-            choose_num_blocks(config, shape, kv_dtype, device, room_bytes(config, device))
+            choose_num_blocks(config, shape, kv_dtype, device, room_bytes(config, memory))
         if meet is not None:
             meet(device)
 
@@ -93,34 +98,77 @@ def build_shard(
         )
 
     load_network = network_loader(config.speculative, max_model_len)
-    with torch.inference_mode():
+    with torch.inference_mode(), fitting("the weights", _FOR_WEIGHTS):
         model = load(check)
         network = load_network(model) if load_network is not None else None
         extra = drafter_bytes_per_token(network, model, kv_dtype) if network is not None else 0
-        room = room_bytes(config, device)
+    is_alone = shard.size == 1 and network is None
+    graphs = choose_graphs(config, backend, device) if is_alone else None
+    steps = 0
+    is_sized = (config.kv_cache_memory_bytes, config.num_blocks_override) != (None, None)
+    if memory is not None and not is_sized:
+        steps = step_bytes(config, model, kv_dtype, memory, graphs)
+    room = room_bytes(config, memory, steps)
 
     def choose(room: int | None) -> int:
         return choose_num_blocks(config, model.config, kv_dtype, device, room, extra)
 
     num_blocks = choose(room) if shard.size == 1 else agree_on_blocks(room, choose, shard, device)
     chosen, shape = config.speculative, model.config
-    is_alone = shard.size == 1 and network is None
-    graphs = choose_graphs(config, backend, device) if is_alone else None
 
     def allocate_cache() -> Tensor:
         # One block is written by padded rows of graphs, and never read.
         num_held = num_blocks + (graphs is not None)
         return allocate(num_held, config.block_size, shape, kv_dtype, device)
 
-    if chosen is None or load_network is None or network is None:
-        return ModelRunner(model, load, allocate_cache, graphs=graphs), num_blocks
-    sizes = (num_blocks, config.block_size)
-    drafter = CachedDrafter(
-        load_network, network, model, sizes, chosen.draft_sample_method, kv_dtype
-    )
-    sums = choose_sums(device) if chosen.draft_sample_method == PROBABILISTIC else None
-    runner = ModelRunner(model, load, allocate_cache, drafter, chosen.rejection_sample_method, sums)
-    return runner, num_blocks
+    with fitting("the KV cache and graphs", _FOR_CACHE):
+        if chosen is None or load_network is None or network is None:
+            return ModelRunner(model, load, allocate_cache, graphs=graphs), num_blocks
+        sizes, method = (num_blocks, config.block_size), chosen.draft_sample_method
+        drafter = CachedDrafter(load_network, network, model, sizes, method, kv_dtype)
+        sums = choose_sums(device) if method == PROBABILISTIC else None
+        how = (drafter, chosen.rejection_sample_method, sums)
+        return ModelRunner(model, load, allocate_cache, *how), num_blocks
+
+
+@contextmanager
+def fitting(what: str, advice: str) -> Iterator[None]:
+    """Raises `ConfigError` where the device has too little memory for it."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, DeviceMemoryError) as error:
+        raise ConfigError(f"the device's memory is too small for {what}: {advice}") from error
+
+
+def step_bytes(
+    config: EngineConfig,
+    model: LlamaModel,
+    kv_dtype: torch.dtype,
+    memory: DeviceMemory,
+    graphs: DecodeGraphs | None,
+) -> int:
+    """What the largest step takes of a device's memory, and what `graphs` do; both are tried."""
+    tried = partial(allocate, 2, config.block_size, model.config, kv_dtype, model.device)
+
+    def run() -> ModelOutput:
+        step = largest_step(config.scheduler, config.block_size)
+        return execute(ModelRunner(model, lambda: model, tried), step)
+
+    with fitting("the largest step beside the weights", _FOR_STEPS):
+        captured = 0
+        if graphs is not None:
+            capture = partial(ModelRunner, model, lambda: model, tried, graphs=graphs)
+            captured = memory.peak_of(capture)
+            graphs.drop()
+        return captured + memory.peak_of(run)
+
+
+_FOR_WEIGHTS = "choose a smaller or quantised model, or raise --tensor-parallel-size"
+_FOR_STEPS = "lower --max-num-batched-tokens, --max-num-seqs or --max-model-len"
+_FOR_CACHE = (
+    "lower --kv-cache-memory-bytes or --num-gpu-blocks-override, where one is given, or"
+    " --gpu-memory-utilization, or the largest of --cuda-graph-sizes"
+)
 
 
 def _check_parallel(config: EngineConfig) -> None:
