@@ -137,6 +137,8 @@ def copy_blocks(cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
     """Copy blocks (source, destination) over all layers; all are read before any is written. Where
     the device's memory is too small, through the host's.
     """
+    if cache.itemsize == 1:  # what torch can copy
+        cache = cache.view(torch.uint8)
     try:
         pairs = torch.tensor(copies, dtype=torch.int64, device=cache.device)
         read = cache[:, pairs[:, 0]]

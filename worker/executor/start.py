@@ -40,6 +40,9 @@ from worker.ops.rejection import choose_sums
 from worker.types import ModelOutput
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Both are vLLM's names of one type.
+EIGHT_BITS = ("fp8", "fp8_e4m3")
+_EIGHT_BIT_GPUS = (8, 9)  # the compute capability
 
 
 def build_executor(config: EngineConfig) -> tuple[Executor, int]:
@@ -78,9 +81,9 @@ def build_shard(
         torch.set_num_threads(max(1, threads // shard.size))
     device = choose_device(config.device, shard)
     dtype = choose_dtype(config.dtype, device, can_pack(torch.bfloat16))
-    kv_dtype = choose_kv_dtype(config.kv_cache_dtype, device, dtype)
     kernels = choose_kernels(config, device, dtype)
     backend = choose_backend(config.attention_backend, device)
+    kv_dtype = choose_kv_dtype(config.kv_cache_dtype, device, dtype, backend)
     max_model_len = config.scheduler.max_model_len
     memory = CudaMemory(device) if device.type == "cuda" else None
 
@@ -264,10 +267,26 @@ def choose_dtype(name: str, device: torch.device, packs_bfloat16: bool) -> torch
     return torch.float32
 
 
-def choose_kv_dtype(name: str, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+def choose_kv_dtype(
+    name: str, device: torch.device, dtype: torch.dtype, backend: Backend
+) -> torch.dtype:
     """The torch dtype of a KV cache by its configured name; "auto" is that of activations, `dtype`.
-    Others work for float32 activations on a CPU; elsewhere they are a `ConfigError`.
+    Eight bits take Triton, and a GPU that has them; others float32 activations on a CPU. Raises
+    `ConfigError` for what cannot work.
     """
+    if name in EIGHT_BITS:
+        flag = f"--kv-cache-dtype {name}"
+        if backend.name != "triton":
+            raise ConfigError(
+                f"{flag} takes the kernels of --attention-backend triton, and a GPU for them; here"
+                f" the backend is {backend.name}: leave the flag out, or choose bfloat16 on a CPU"
+            )
+        if device.type == "cuda" and torch.cuda.get_device_capability(device) < _EIGHT_BIT_GPUS:
+            raise ConfigError(
+                f"{flag} takes a GPU of compute capability 8.9 or higher (Ada, Hopper), which can"
+                " convert such numbers; this one is older: leave the flag out"
+            )
+        return torch.float8_e4m3fn
     chosen = dtype if name == "auto" else _DTYPES[name]
     if chosen is not dtype and (device.type != "cpu" or dtype is not torch.float32):
         raise ConfigError(

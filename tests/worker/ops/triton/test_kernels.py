@@ -23,7 +23,10 @@ RUNS = [
     ("parity_experts.py", ""),
     ("parity_fused.py", ""),
     ("parity_models.py", ""),
-    *(("parity_engine.py", way) for way in ("alone", "batched", "chunked", "drafts", "graphs")),
+    *(
+        ("parity_engine.py", way)
+        for way in ("alone", "batched", "chunked", "drafts", "graphs", "eight")
+    ),
 ]
 
 
