@@ -335,11 +335,11 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="check a toy, and measure nothing")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if parser.parse_args().check:
-        check_toy(choose_backend("triton", device), device)
+        check_toy(choose_backend("triton", device, torch.bfloat16, 16), device)
         return
     if device.type != "cuda":
         raise SystemExit("torch finds no GPU: --check is all that can be done here")
-    backend = choose_backend("triton", device)
+    backend = choose_backend("triton", device, torch.bfloat16, 16)
     bandwidth, peak = limits(device)
     print(f"{torch.cuda.get_device_name()}: copies {bandwidth / 1e12:.2f} TB/s,", end=" ")
     print(f"products {peak / 1e12:.0f} TFLOP/s")
