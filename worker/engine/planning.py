@@ -77,6 +77,10 @@ class StepInFlight:
         return any(share.looks_ahead for share in self.shares)
 
 
+NO_MEMORY = (
+    "the device has too little memory for this request, even alone: shorten it, or lower"
+    " --gpu-memory-utilization or --kv-cache-memory-bytes, which leaves steps more"
+)
 # After so many steps that the device had memory for, they may be twice as large.
 _STEPS_TO_GROWTH = 32
 

@@ -41,10 +41,8 @@ step only.
 verified in the same step; see `lookahead`. They do not count as computed: those that stand are
 added with the step's results, the KV of the others is written over. Such a step is not overlapped.
 
-*Memory.* A step for which the device has too little memory is taken back, with those behind it:
-their sequences stand where they stood. Nothing has to be undone in the cache. What such a step
-wrote lies behind `num_written`, and is written again before it is read; block copies are made. Half
-of its sequences are preempted, steps are half as large, and after a while larger again.
+*Memory.* A step that the device has too little memory for is taken back, with those behind it. What
+it wrote lies behind `num_written`, and is written again before it is read; block copies are made.
 """
 
 from __future__ import annotations
@@ -60,7 +58,7 @@ from worker.engine.counters import Counters
 from worker.engine.grammar import Grammars
 from worker.engine.live_sequences import LiveSequences, new_sequence
 from worker.engine.messages import AddRequest, RequestOutput
-from worker.engine.planning import Guess, StepCeiling, StepInFlight, StepPlan, StepShare
+from worker.engine.planning import NO_MEMORY, Guess, StepCeiling, StepInFlight, StepPlan, StepShare
 from worker.engine.sequence import Sequence, SequenceState
 from worker.engine.sequence_kv import SequenceKv
 from worker.engine.speculation import Lookahead, Speculation
@@ -73,11 +71,6 @@ from worker.types import (
     ModelOutput,
     SchedulerOutput,
     TokenLogprobs,
-)
-
-NO_MEMORY = (
-    "the device has too little memory for this request, even alone: shorten it, or lower"
-    " --gpu-memory-utilization or --kv-cache-memory-bytes, which leaves steps more"
 )
 
 
@@ -274,9 +267,8 @@ class Scheduler:
         return outputs
 
     def take_back(self) -> list[RequestOutput]:
-        """The oldest step in flight failed for lack of memory, and those behind it count as little.
-        Sequences are preempted, the last first. One that fails again although nothing can be left
-        out ends with an error; what there is to tell.
+        """The oldest step in flight failed for lack of memory; those behind it do not count either.
+        Some sequences are preempted; one that fails alone, and again, ends. What there is to tell.
         """
         shares = self._in_flight[0].shares
         self._counters.num_out_of_memory += 1
@@ -285,9 +277,8 @@ class Scheduler:
         num_tokens = sum(share.end - share.start + share.num_drafts for share in shares)
         if not self._ceiling.lower(num_tokens, len(shares)):
             self._ceiling.lift()
-            sequence = shares[0].sequence
-            is_live = sequence.state is not SequenceState.FINISHED
-            return self._results.fail(sequence, NO_MEMORY) if is_live else []
+            live = [s.sequence for s in shares if s.sequence.state is not SequenceState.FINISHED]
+            return [told for sequence in live for told in self._results.fail(sequence, NO_MEMORY)]
         running = self._live.running
         while len(running) > 1 and self.num_running > self._ceiling.num_seqs:
             self._preempt(running[-1])
@@ -497,7 +488,7 @@ class Results:
         return [sequence.output(prompt_logprobs=told)] if told else []
 
     def fail(self, sequence: Sequence, error: str) -> list[RequestOutput]:
-        """End it with all its answers; none of what it wrote is of use."""
+        """End it with all its answers, and forget what it wrote."""
         names = (sequence.request_id, *(branch.request_id for branch in sequence.branches))
         self.end(sequence, forget=True)
         return [

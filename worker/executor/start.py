@@ -91,11 +91,7 @@ def build_shard(
 
     def check(shape: ModelConfig) -> None:
         # What no memory can hold is refused before minutes go into loading.
-        if backend.name == "flash-attn" and shape.head_dim not in flash_attention.HEAD_DIMS:
-            raise ConfigError(
-                "--attention-backend flash-attn takes heads of a multiple of 8 numbers up to 256;"
-                f" the model's have {shape.head_dim}: leave the flag out"
-            )
+        _check_heads(backend, shape)
         if shard.rank == 0:
             choose_num_blocks(config, shape, kv_dtype, device, room_bytes(config, memory))
         if meet is not None:
@@ -103,9 +99,8 @@ def build_shard(
 
     def load(check: Callable[[ModelConfig], object] | None = None) -> LlamaModel:
         how = (check, kernels, config.quantization, shard)
-        return dataclasses.replace(
-            load_model(path, dtype, device, max_model_len, *how), backend=backend
-        )
+        model = load_model(path, dtype, device, max_model_len, *how)
+        return dataclasses.replace(model, backend=backend)
 
     load_network = network_loader(config.speculative, max_model_len)
     with torch.inference_mode(), fitting("the weights", _FOR_WEIGHTS):
@@ -114,11 +109,7 @@ def build_shard(
         extra = drafter_bytes_per_token(network, model, kv_dtype) if network is not None else 0
     is_alone = shard.size == 1 and network is None
     graphs = choose_graphs(config, backend, device) if is_alone else None
-    steps = 0
-    is_sized = (config.kv_cache_memory_bytes, config.num_blocks_override) != (None, None)
-    if memory is not None and not is_sized:
-        steps = step_bytes(config, model, kv_dtype, memory, graphs)
-    room = room_bytes(config, memory, steps)
+    room = room_bytes(config, memory, step_bytes(config, model, kv_dtype, memory, graphs))
 
     def choose(room: int | None) -> int:
         return choose_num_blocks(config, model.config, kv_dtype, device, room, extra)
@@ -154,10 +145,15 @@ def step_bytes(
     config: EngineConfig,
     model: LlamaModel,
     kv_dtype: torch.dtype,
-    memory: DeviceMemory,
+    memory: DeviceMemory | None,
     graphs: DecodeGraphs | None,
 ) -> int:
-    """What the largest step takes of a device's memory, and what `graphs` do; both are tried."""
+    """What the largest step takes of a device's memory, and what `graphs` do; both are tried. 0 for
+    the host's, and where the cache has a size.
+    """
+    is_sized = (config.kv_cache_memory_bytes, config.num_blocks_override) != (None, None)
+    if memory is None or is_sized:
+        return 0
     tried = partial(allocate, 2, config.block_size, model.config, kv_dtype, model.device)
 
     def run() -> ModelOutput:
@@ -244,6 +240,14 @@ def choose_backend(name: str, device: torch.device, dtype: torch.dtype, block_si
             " one: leave the flag out"
         )
     return _triton(device)
+
+
+def _check_heads(backend: Backend, shape: ModelConfig) -> None:
+    if backend.name == "flash-attn" and shape.head_dim not in flash_attention.HEAD_DIMS:
+        raise ConfigError(
+            "--attention-backend flash-attn takes heads of a multiple of 8 numbers up to 256; the"
+            f" model's have {shape.head_dim}: leave the flag out"
+        )
 
 
 def _triton(device: torch.device) -> Backend:

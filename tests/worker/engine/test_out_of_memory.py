@@ -15,7 +15,8 @@ from worker.config import CacheConfig, SchedulerConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest, Command, RequestOutput
 from worker.engine.pipeline import InlinePipeline, OverlappedPipeline, Pipeline
-from worker.engine.scheduler import NO_MEMORY, Scheduler
+from worker.engine.planning import NO_MEMORY
+from worker.engine.scheduler import Scheduler
 from worker.errors import DeviceMemoryError
 from worker.executor.interface import Ticket
 from worker.types import FinishReason, ModelOutput, SchedulerOutput

@@ -89,6 +89,10 @@ def test_the_largest_step_and_all_graphs_are_tried() -> None:
     output = memory.tried[1]
     assert isinstance(output, ModelOutput)
     assert len(output.sampled) == 5
+    for flag in ("kv_cache_memory_bytes", "num_blocks_override"):
+        given = dataclasses.replace(CONFIG, **{flag: 9})
+        assert step_bytes(given, model, torch.float32, Fake(), None) == 0
+    assert step_bytes(CONFIG, model, torch.float32, None, None) == 0  # the host's memory
     alone = Fake(70)
     assert step_bytes(CONFIG, model, torch.float32, alone, None) == 70
     assert model.rows[-1] == (40, 5)
