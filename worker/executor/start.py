@@ -246,7 +246,7 @@ def _check_heads(backend: Backend, shape: ModelConfig) -> None:
     if backend.name == "flash-attn" and shape.head_dim not in flash_attention.HEAD_DIMS:
         raise ConfigError(
             "--attention-backend flash-attn takes heads of a multiple of 8 numbers up to 256; the"
-            f" model's have {shape.head_dim}: leave the flag out"
+            f" model's have {shape.head_dim}: choose another backend"
         )
 
 

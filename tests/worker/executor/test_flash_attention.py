@@ -200,5 +200,5 @@ def test_heads_of_other_sizes_are_refused_before_anything_is_read(
     monkeypatch.setattr(start, "choose_backend", lambda *_: flash)
     path = make_checkpoint(1, hidden_size=4 * head_dim)
     config = EngineConfig("torch", str(path), "float32", attention_backend="flash-attn")
-    with pytest.raises(ConfigError, match=f"takes heads of .* have {head_dim}: leave the flag out"):
+    with pytest.raises(ConfigError, match=f"takes heads of .* have {head_dim}: choose another"):
         build_executor(config)
