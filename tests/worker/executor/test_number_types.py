@@ -243,7 +243,9 @@ def test_a_cache_of_eight_bits_takes_triton_and_a_gpu_that_has_them(
         build_executor(config(tiny_checkpoint, kv_cache_dtype="fp8"))
 
 
-@pytest.mark.parametrize("form", ["{}_scale", "attn.{}_scale", "{}_proj.{}_scale"])
+@pytest.mark.parametrize(
+    "form", ["{}_scale", "attn.{}_scale", "{}_proj.{}_scale", "{}_proj.output_scale"]
+)
 def test_scales_of_the_cache_are_read_from_the_checkpoint(
     form: str, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:

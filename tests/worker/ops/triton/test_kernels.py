@@ -27,6 +27,8 @@ RUNS = [
         ("parity_engine.py", way)
         for way in ("alone", "batched", "chunked", "drafts", "graphs", "eight")
     ),
+    ("parity_quantized.py", "twin"),
+    ("parity_quantized.py", "not twin"),
 ]
 
 
