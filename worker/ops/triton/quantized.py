@@ -71,7 +71,7 @@ def _product_type(x: Tensor) -> Any:
     return tl.float32 if wide else tl.bfloat16 if x.dtype is torch.bfloat16 else tl.float16
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows",))
 def _product_kernel(  # noqa: PLR0913, PLR0917
     x: tl.tensor,
     codes: tl.tensor,
