@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker.errors import ConfigError, ModelError
-from worker.models.checkpoints import GgufCheckpoint, WeightFile, open_checkpoint
+from worker.models.checkpoints import GgufCheckpoint, WeightFile, open_checkpoint, read
 from worker.models.config import GEMMA, ModelConfig
 from worker.models.llama import LayerWeights, LlamaModel, layer_shape, native_layers
 from worker.models.names import ROUTER
@@ -38,6 +38,9 @@ logger = logging.getLogger(__name__)
 
 # Buffers some exporters store although they follow from the configuration.
 _DERIVED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|masked_bias|attn\.bias)$")
+# What keys and values are divided by in a cache of eight bits, by those who store it.
+_KV_SCALES = ("{}_scale", "attn.{}_scale", "{}_proj.{}_scale", "{}_proj.output_scale")
+_KV_SCALE = re.compile(r"\.self_attn\.((attn\.|[qkv]_proj\.)?[qkv]|[qkv]_proj\.output)_scale$")
 _ROPE_FACTORS = "rope_freqs.weight"
 _EMBEDDING, _FINAL_NORM = "model.embed_tokens.weight", "model.norm.weight"
 _HEAD = "lm_head.weight"
@@ -128,7 +131,8 @@ def _check_tensors(checkpoint: WeightFile) -> None:
     if checkpoint.config.tied_head:  # some exporters store the tied copy as well
         optional[_HEAD] = wanted[_EMBEDDING]
     known = wanted | {name: shape for name, shape in optional.items() if name in found}
-    surplus = [n for n in found if n not in known and not _DERIVED.search(n)]
+    unread = [n for n in found if _DERIVED.search(n) or _KV_SCALE.search(n)]
+    surplus = [n for n in found if n not in known and n not in unread]
     problems = [
         ("missing tensors: ", [checkpoint.stored_name(n) for n in known if n not in found]),
         ("unexpected tensors: ", [checkpoint.stored_name(n) for n in surplus]),
@@ -345,7 +349,31 @@ class _Assembly:
             attention_norm=norms["post_attention_layernorm"] if config.post_norms else None,
             branch_norm=norms.get("post_feedforward_layernorm"),
             experts=experts,
+            kv_scales=self._kv_scales(f"{prefix}self_attn."),
         )
+
+    def _kv_scales(self, prefix: str) -> Tensor | None:
+        """Of the shard's KV heads, [2, kv_heads]; None where nothing is stored. Raises `ModelError`
+        for what is no scale.
+        """
+        heads, names = self._config.num_kv_heads, self._checkpoint.shapes()
+        scales = torch.ones(2, heads)
+        found = False
+        for row, part in zip(scales, "kv", strict=True):
+            for name in (prefix + form.format(part, part) for form in _KV_SCALES):
+                if name not in names:
+                    continue
+                stored = read(self._checkpoint, name)
+                if len(stored) not in (1, heads * self._shard.size) or not (stored > 0).all():
+                    raise ModelError(
+                        f"{self._checkpoint.source}: tensor {name} must be a positive number, or"
+                        " one for each KV head"
+                    )
+                if len(stored) > 1:
+                    stored = stored[self._shard.rank * heads :][:heads]
+                row.copy_(stored)
+                found = True
+        return scales.to(self._device) if found else None
 
     def _stacks(self) -> dict[str, Tensor]:
         """Memory for the weights of all experts of a layer, below each other, and the part of each

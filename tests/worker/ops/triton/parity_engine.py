@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
 import pytest
 import torch
 from poisoned_graphs import PoisonedGraphs
+from safetensors.torch import load_file, save_file
 from tiny_checkpoint import save_checkpoint
 
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
@@ -21,6 +23,7 @@ from worker.executor.graphs import DecodeGraphs
 from worker.executor.interface import Executor
 from worker.executor.model_runner import ModelRunner
 from worker.executor.start import build_executor
+from worker.ops.backends import TORCH
 from worker.types import SamplingParams
 
 CONFIG = {
@@ -165,3 +168,26 @@ def test_graphs_answer_as_torch_does(checkpoint: Path, expected: Answers, drafts
     asked = {name: request for name, request in requests().items() if int(name) < 8}
     way = Way(batch=6, overlap=True, drafts=drafts)
     assert run(graphed(checkpoint), way, asked) == {name: expected[name] for name in asked}
+
+
+def test_a_cache_of_eight_bits_answers_as_torch_does(checkpoint: Path, tmp_path: Path) -> None:
+    """By the flag, with scales from the checkpoint, in chunks. Torch's cache is
+    as coarse; an exact one answers otherwise.
+    """
+    shutil.copy(checkpoint / "config.json", tmp_path)
+    scales = {"k_proj.k_scale": torch.tensor(0.05), "v_proj.v_scale": torch.tensor([0.02])}
+    tensors = load_file(checkpoint / "model.safetensors")
+    tensors |= {f"model.layers.0.self_attn.{name}": scale for name, scale in scales.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    asked = {name: request for name, request in requests().items() if int(name) < 7}
+    config = replace(engine_config(tmp_path, "triton"), kv_cache_dtype="fp8_e4m3")
+    runner, _ = build_executor(config)
+    assert isinstance(runner, ModelRunner)
+    model, cache = runner._awake()
+    assert cache.dtype is torch.float8_e4m3fn
+    twin = replace(model, backend=TORCH)
+    coarse = ModelRunner(twin, lambda: twin, lambda: torch.zeros_like(cache))
+    way = Way(budget=40, batch=12)
+    found = run(runner, way, asked)
+    assert found == run(coarse, WAYS["batched, one step ahead"], asked)
+    assert found != run(executor(tmp_path, "torch"), WAYS["batched, one step ahead"], asked)
