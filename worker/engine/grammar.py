@@ -90,6 +90,8 @@ class GrammarCompiler:
 
 
 def _cut(message: str) -> str:
+    if message.startswith("NoExtension"):
+        return "nothing can match it"
     return " ".join(message.split())[:_MESSAGE_CHARS]
 
 
