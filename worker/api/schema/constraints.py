@@ -9,6 +9,7 @@ grammar is compiled. Refused here is what it would not enforce.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,7 @@ from worker.api.schema.requests import (
     refuse_unsupported,
 )
 from worker.api.schema.tools import answer_schema, tool_use
+from worker.api.tools.answer import END_OF_THINK, THINK
 from worker.errors import RequestError
 
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -135,6 +137,27 @@ def grammar_of(constraint: Constraint) -> str:
         raise refused(field, str(error)) from error
     _check_size(text, field)
     return text
+
+
+def after_reasoning(grammar: str, marks: Mapping[str, int], *, is_certain: bool) -> str:
+    """The grammar of an answer that reasons up to `</think>` and matches `grammar` from there on:
+    whatever happens if it `is_certain`, else if it begins with `<think>`. `marks` has the ids of
+    those of the two that are control tokens.
+    """
+    begin, end = (
+        f"<[{marks[mark]}]>" if mark in marks else f'"{mark}"' for mark in (THINK, END_OF_THINK)
+    )
+    whole = msgspec.json.decode(grammar)["grammars"] if grammar.startswith("{") else []
+    answer = whole[0] if whole else {"lark_grammar": grammar}
+    until = r"/(.|\n)*<\/think>/"
+    if END_OF_THINK in marks:
+        thought = f"thought: THOUGHT {end}\nTHOUGHT: /(.|\\n)*/ & ~({until} /(.|\\n)*/)"
+    else:
+        thought = f"thought[lazy]: {until}"
+    first = f"{begin}? thought BLANKS" if is_certain else f"({begin} thought BLANKS)?"
+    lark = f"start: {first} @answer\n{thought}\nBLANKS: /[ \\n]{{0,4}}/\n"
+    parts = [{"lark_grammar": lark}, {**answer, "name": "answer"}]
+    return msgspec.json.encode({"grammars": parts}).decode()
 
 
 def refused(field: str, reason: str) -> RequestError:
