@@ -433,19 +433,6 @@ def test_reasoning_is_read_up_to_its_first_end(
         assert (start.fork().num_allowed([], whole) == len(whole)) is fits, bytes(tokens[:30])
 
 
-def test_reasoning_that_is_not_certain_begins_with_its_mark(bench: GrammarBench) -> None:
-    """Else the whole answer is constrained."""
-    text = reasoned(grammar(choice=["yes", "no"]), True, is_certain=False)
-    likely = ((ord("<"), 30.0), *ENDING)
-    found = bench.run(
-        *(bench.request(text, seed=seed) for seed in range(5)),
-        *(bench.request(text, seed=seed, logit_bias=likely) for seed in range(5)),
-    )
-    texts = [answer.text for answer in found.values()]
-    assert {*texts[:5]} <= {"yes", "no"} or "<think>" in "".join(texts[:5])
-    assert all(text.startswith("<think>") for text in texts[5:])
-
-
 MIXED = [
     reasoned(grammar(json=POINT), True),
     reasoned(grammar(regex="[a-c]{3,9}"), False, is_certain=False),
