@@ -100,7 +100,7 @@ class SampleSpec:
     banned_ids: tuple[int, ...] = ()
     history: Sequence[int] = ()
     num_prompt: int = 0
-    masks: tuple[bytes, ...] = ()
+    masks: Sequence[bytes] = ()
 
     def after(self, drafts: Sequence[int]) -> SampleSpec:
         """How to draw the token that comes after this spec's own, were that and the next ones

@@ -189,7 +189,7 @@ def _sampler(model: LlamaModel) -> Sampler:
         return Sampler(NativeDraws(model.kernels))
     if model.device.type == "cpu":
         return TORCH_SAMPLER
-    return Sampler(partial(draw_rows, draw=model.backend.draw))
+    return Sampler(partial(draw_rows, draw=model.backend.draw), model.backend.mask)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from worker.ops.experts import Experts, mix_experts
 from worker.ops.norm import rms_norm
 from worker.ops.paged_attention import paged_attention, write_kv
 from worker.ops.rope import RopeTable, apply_rope_
-from worker.ops.sample import DeviceDraw, draw_columns
+from worker.ops.sample import DeviceDraw, DeviceMask, draw_columns, mask_rows
 from worker.ops.step import StepTensors
 
 
@@ -105,6 +105,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def mask(self) -> DeviceMask:
+        """Takes out what grammars forbid."""
+        ...
+
+    @property
     def draw(self) -> DeviceDraw:
         """Draws off the CPU."""
         ...
@@ -115,6 +120,7 @@ class TorchBackend:
 
     name = "torch"
     draw = staticmethod(draw_columns)
+    mask = staticmethod(mask_rows)
 
     def plan(self, step: StepTensors, shape: AttentionShape, rope: RopeTable) -> Attention:
         """The rows of the table that all layers share."""

@@ -24,6 +24,7 @@ class TritonBackend:
 
     name = "triton"
     draw = staticmethod(draws.draw)
+    mask = staticmethod(draws.mask_rows)
 
     def __init__(self, device: torch.device) -> None:
         self._num_sms = _INTERPRETED_SMS

@@ -290,6 +290,7 @@ def test_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = DrawColumns.of(ints(4, DRAW_WORDS))
     for cut in (Cut.NOTHING, Cut.ALL):
         draws.draw(torch.empty(4, 152_064), columns, cut)
+    draws.mask_rows(torch.empty(4, 152_064), ints(3), ints(3, 4752))
     assert set(compiled) == kernels
 
 
