@@ -50,6 +50,17 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LoraConfig:
+    """LoRA adapters of rank `max_lora_rank` or less: of how many different ones a step may have
+    sequences, and how many the host's memory keeps.
+    """
+
+    max_loras: int = 1
+    max_cpu_loras: int = 1
+    max_lora_rank: int = 16
+
+
+@dataclass(frozen=True, slots=True)
 class SimConfig:
     """`--engine sim`: how long steps take and what is answered. Seconds and tokens throughout.
 
@@ -209,6 +220,7 @@ class EngineConfig:
     eos_token_ids: tuple[int, ...] = ()
     speculative: SpeculativeConfig | None = None  # None: one token a step
     vocab_size: int | None = None  # of the model; None: not known here
+    lora: LoraConfig | None = None  # None: no adapters
 
 
 @dataclass(frozen=True, slots=True)
