@@ -258,6 +258,8 @@ class ApiConfig:
     max_rss_bytes: int | None = None
     # Routes that change or reveal the state of the whole worker: sleep, pause, reset, server info.
     enable_admin_routes: bool = False
+    # Routes that load and unload LoRA adapters.
+    enable_adapter_routes: bool = False
     enable_tokenizer_info: bool = False
     # From a request's first byte to the end of its headers, and from there to the end of its body.
     header_timeout_seconds: float = 10.0
@@ -273,6 +275,15 @@ class ApiConfig:
     enable_auto_tool_choice: bool = True  # False: calls are parsed only where they must be
     # The most drafts that a step verifies of one sequence; None: there is no speculation.
     num_speculative_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoraModule:
+    """An adapter to load at start; it is listed under `base_model_name` (None: the served name)."""
+
+    name: str
+    path: str
+    base_model_name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,3 +326,4 @@ class ServeConfig:
     tls: TlsConfig | None = None
     chat_template: str | None = None
     faults: FaultConfig | None = None  # None: none can be injected
+    lora_modules: tuple[LoraModule, ...] = ()

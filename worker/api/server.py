@@ -16,6 +16,7 @@ from http import HTTPStatus
 
 import msgspec
 
+from worker.api.generate.adapters import ServedAdapters
 from worker.api.generate.admission import Admission
 from worker.api.generate.engine import Engine
 from worker.api.generate.open_sequences import OpenSequences
@@ -34,6 +35,7 @@ from worker.api.http.exchange import (
     error_frame,
     status_error,
 )
+from worker.api.routes.adapters import AdapterRoutes
 from worker.api.routes.control import ControlRoutes
 from worker.api.routes.generation import GenerationRoutes
 from worker.api.routes.probes import ProbeRoutes
@@ -65,12 +67,14 @@ class WorkerApi:
         preparer: RequestPreparer,
         engine_config: EngineConfig | None = None,
         stats: Callable[[], EngineStats] | None = None,
+        adapters: ServedAdapters | None = None,
     ) -> None:
         """`stats` stands for the engine's own in metrics and load reports."""
         self._config = config
         self._metrics = metrics
         self._keys = ApiKeys(config.api_keys)
         stats = stats or (lambda: engine.stats)
+        adapters = adapters or ServedAdapters(engine, config.served_model_names, has_files=True)
         sequences = OpenSequences(engine, admission)
         runner = Runner(sequences, text.tokenizer, metrics)
         kv_events = KvEventsConfig() if engine_config is None else engine_config.kv_events
@@ -79,7 +83,10 @@ class WorkerApi:
             **generation.handlers(),
             **TokenizationRoutes(config, text, preparer).handlers(),
             **RenderRoutes(config, text.tokenizer, preparer).handlers(),
-            **ProbeRoutes(config, engine, stats, admission, metrics, kv_events).handlers(),
+            **ProbeRoutes(
+                config, engine, stats, admission, metrics, kv_events, adapters
+            ).handlers(),
+            **AdapterRoutes(config, adapters).handlers(),
             **ControlRoutes(config, engine, sequences, engine_config).handlers(),
         }
         routes = [route for route in ROUTES if route.is_served(config)]

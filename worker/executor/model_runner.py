@@ -13,6 +13,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import Any
@@ -28,6 +29,7 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 import torch
 from torch import Tensor
 
+from worker.executor.adapters import DeviceAdapters
 from worker.executor.answers import PendingAnswers, Verification
 from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.interface import draft_requests
@@ -42,7 +44,7 @@ from worker.models.llama import LlamaModel
 from worker.ops.cpu.sampling import NativeDraws
 from worker.ops.rejection import STANDARD, Sums
 from worker.ops.sample import TORCH_SAMPLER, Sampler, draw_rows
-from worker.types import ModelOutput, ScheduledSequence, SchedulerOutput
+from worker.types import Adapter, ModelOutput, ScheduledSequence, SchedulerOutput
 
 
 class ModelRunner:
@@ -54,7 +56,7 @@ class ModelRunner:
     `drafter` guesses what comes next, where a step asks it to; drafts that it drew from a
     distribution are verified by `rejection_method` with `sums` (None: those for the device).
     Decode steps are replayed by `graphs`, for which the cache has one block more; not beside a
-    `drafter`.
+    `drafter`, nor with sequences that have `adapters`.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class ModelRunner:
         rejection_method: str = STANDARD,
         sums: Sums | None = None,
         graphs: DecodeGraphs | None = None,
+        adapters: DeviceAdapters | None = None,
     ) -> None:
         self._load = load
         self._allocate_cache = allocate_cache
@@ -77,6 +80,7 @@ class ModelRunner:
         self._sampler = _sampler(model)
         with torch.inference_mode():
             self._cache: Tensor | None = allocate_cache()
+        self._adapters = adapters
         self._graphs = graphs
         room = None if graphs is None else graphs.room
         self._state = DeviceState(self._cache.shape[4], model.device, room)
@@ -92,14 +96,18 @@ class ModelRunner:
             copy_blocks(cache, step.block_copies)
             if drafter is not None:
                 drafter.copy_blocks(step.block_copies)
+        adapted = None
+        if self._adapters is not None:
+            self._adapters.put(step.adapters)
+            adapted = self._adapters.plan(step.sequences)
         if not step.sequences:
             return Finished(ModelOutput({}))
-        if self._graphs is not None:
+        if self._graphs is not None and adapted is None:
             ticket = self._graphs.submit(step.sequences, self._sampler, self._with_history)
             if ticket is not None:
                 return ticket
         sequences = [self._with_history(sequence) for sequence in step.sequences]
-        batch = StepBatch(sequences, self._state)
+        batch = StepBatch(sequences, self._state, adapters=adapted)
         verification = None
         if drafter is None:
             hidden = model.hidden(batch.tensors, cache)
@@ -112,6 +120,12 @@ class ModelRunner:
         answers = PendingAnswers(batch, hidden, model.logits, verification, self._sampler)
         answers.store(self._state)
         return _ModelTicket(step, answers, drafter)
+
+    def read_adapter(self, adapter: Adapter) -> Future[Any]:
+        """On a thread of its own."""
+        if self._adapters is None:
+            raise RuntimeError("the executor was built without adapters")
+        return self._adapters.read(adapter)
 
     def _with_history(self, sequence: ScheduledSequence) -> ScheduledSequence:
         """With the pending token in the history of draws that look at it; waits for that token."""
@@ -171,6 +185,8 @@ class ModelRunner:
     def shutdown(self) -> None:
         """Drop the weights and the cache. Idempotent."""
         self._is_shut_down = True
+        if self._adapters is not None:
+            self._adapters.shutdown()
         self._model = self._cache = self._offloaded = self._drafter = self._graphs = None
 
 

@@ -17,14 +17,16 @@ from worker.executor.model_runner import ModelRunner
 import torch
 from torch import Tensor
 
-from worker.config import EngineConfig
+from worker.config import EngineConfig, LoraConfig
 from worker.errors import ConfigError
+from worker.executor.adapters import DeviceAdapters
 from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.loading import drafter_bytes_per_token, network_loader
 from worker.executor.graphs import CudaGraphs, DecodeGraphs, graph_sizes
 from worker.executor.interface import Executor
 from worker.executor.kv_cache import allocate, choose_num_blocks, room_bytes
 from worker.executor.ranks import Ranks, TensorParallelExecutor, agree_on_blocks
+from worker.models.adapters import layer_products
 from worker.models.config import ModelConfig
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
@@ -32,6 +34,7 @@ from worker.ops.backends import TORCH, Backend
 from worker.ops.cpu.native import CpuKernels, open_kernels
 from worker.ops.draft import PROBABILISTIC
 from worker.ops.linear import can_pack, supported_dtype
+from worker.ops.lora import AdapterStore, LinearAdapters
 from worker.ops.parallel import WHOLE, Shard
 from worker.ops.rejection import choose_sums
 
@@ -95,6 +98,7 @@ def build_shard(
     load_network = network_loader(config.speculative, max_model_len)
     with torch.inference_mode():
         model = load(check)
+        adapters = choose_adapters(config.lora, model)
         network = load_network(model) if load_network is not None else None
         extra = drafter_bytes_per_token(network, model, kv_dtype) if network is not None else 0
         room = room_bytes(config, device)
@@ -113,14 +117,28 @@ def build_shard(
         return allocate(num_held, config.block_size, shape, kv_dtype, device)
 
     if chosen is None or load_network is None or network is None:
-        return ModelRunner(model, load, allocate_cache, graphs=graphs), num_blocks
+        runner = ModelRunner(model, load, allocate_cache, graphs=graphs, adapters=adapters)
+        return runner, num_blocks
     sizes = (num_blocks, config.block_size)
     drafter = CachedDrafter(
         load_network, network, model, sizes, chosen.draft_sample_method, kv_dtype
     )
     sums = choose_sums(device) if chosen.draft_sample_method == PROBABILISTIC else None
-    runner = ModelRunner(model, load, allocate_cache, drafter, chosen.rejection_sample_method, sums)
-    return runner, num_blocks
+    drawn = (drafter, chosen.rejection_sample_method, sums)
+    return ModelRunner(model, load, allocate_cache, *drawn, adapters=adapters), num_blocks
+
+
+def choose_adapters(config: LoraConfig | None, model: LlamaModel) -> DeviceAdapters | None:
+    """Room for LoRA adapters beside a model, in the form that its backend multiplies."""
+    if config is None:
+        return None
+    size, place = config.max_loras, (model.dtype, model.device)
+    store: AdapterStore = LinearAdapters(size, *place, model.kernels)
+    if model.backend.name == "triton":
+        module = importlib.import_module("worker.ops.triton.lora")
+        layers = layer_products(model.config)
+        store = cast("AdapterStore", module.StackedAdapters(size, config.max_lora_rank, layers, *place))
+    return DeviceAdapters(model.config, config.max_lora_rank, store)
 
 
 def _check_parallel(config: EngineConfig) -> None:
@@ -130,6 +148,11 @@ def _check_parallel(config: EngineConfig) -> None:
         raise ConfigError(
             f"{flag}: method {speculative.method} of --speculative-config drafts on one device:"
             " choose ngram or suffix there, or leave one of the flags out"
+        )
+    if config.lora is not None:
+        raise ConfigError(
+            f"{flag} goes without --enable-lora, whose adapters are not split: leave one of them"
+            " out"
         )
     if config.quantization != "none":
         raise ConfigError(

@@ -102,6 +102,7 @@ class WorkerMetrics:
         max_model_len: int,
         start_unix_seconds: float,
         num_speculative_tokens: int | None = None,
+        max_loras: int = 0,
     ) -> None:
         """`start_unix_seconds` becomes `process_start_time_seconds`, by which scrapers tell a
         restarted worker from one whose counters stand still. With `num_speculative_tokens` there

@@ -416,6 +416,22 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ec_transfer_params: Annotated[Any, only({}, [])] = None
 
 
+class LoadAdapterBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of `POST /v1/load_lora_adapter`."""
+
+    lora_name: Annotated[str, Meta(max_length=MAX_ADAPTER_CHARS)]
+    lora_path: Annotated[str, Meta(max_length=MAX_ADAPTER_CHARS)]
+    load_inplace: bool | None = None
+    is_3d_lora_weight: Annotated[Any, only(False)] = None
+
+
+class UnloadAdapterBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of `POST /v1/unload_lora_adapter`; vLLM's `lora_int_id` says nothing here."""
+
+    lora_name: Annotated[str, Meta(max_length=MAX_ADAPTER_CHARS)]
+    lora_int_id: int | None = None
+
+
 class AbortBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Body of `POST /inference/v1/abort_requests`."""
 
