@@ -67,14 +67,14 @@ class WorkerApi:
         preparer: RequestPreparer,
         engine_config: EngineConfig | None = None,
         stats: Callable[[], EngineStats] | None = None,
-        adapters: ServedAdapters | None = None,
     ) -> None:
         """`stats` stands for the engine's own in metrics and load reports."""
         self._config = config
         self._metrics = metrics
         self._keys = ApiKeys(config.api_keys)
         stats = stats or (lambda: engine.stats)
-        adapters = adapters or ServedAdapters(engine, config.served_model_names, has_files=True)
+        names = config.served_model_names
+        adapters = preparer.adapters or ServedAdapters(engine, names, has_files=True)
         sequences = OpenSequences(engine, admission)
         runner = Runner(sequences, text.tokenizer, metrics)
         kv_events = KvEventsConfig() if engine_config is None else engine_config.kv_events

@@ -1,5 +1,5 @@
-"""Which LoRA adapters are where: read from files into the host's memory, and from there into slots of
-the device.
+"""Which LoRA adapters are where: read from files into the host's memory, and from there into slots
+of the device.
 
 Theory of operation
 -------------------
@@ -23,7 +23,7 @@ from typing import Any
 from worker.types import Adapter
 
 
-class Place(Enum):
+class Access(Enum):
     """Whether a sequence can have its adapter now."""
 
     READY = auto()  # in a slot, or there is one for it
@@ -67,22 +67,22 @@ class AdapterSlots:
         self._held.move_to_end(adapter.number)
         return held
 
-    def place(self, adapter: Adapter, users: Collection[int]) -> Place:
+    def place(self, adapter: Adapter, users: Collection[int]) -> Access:
         """Whether a sequence could run with an adapter in the next step. If all it lacks is to be
         read, that begins.
         """
         number = adapter.number
         if number in self._slots:
-            return Place.READY
+            return Access.READY
         num_reading = sum(not held.done() for held in self._held.values())
         num_spare = len(self._free) + sum(other not in users for other in self._slots)
         held = self._held.get(number)
         if num_spare == 0 or (held is None and num_spare <= num_reading):
-            return Place.NO_SLOT
+            return Access.NO_SLOT
         held = self.load(adapter)
         if not held.done():
-            return Place.READING
-        return Place.READY if held.exception() is None else Place.BROKEN
+            return Access.READING
+        return Access.READY if held.exception() is None else Access.BROKEN
 
     def error(self, adapter: Adapter) -> str:
         """Why its files cannot be used. They are read again when it is wanted next."""

@@ -29,7 +29,7 @@ from enum import Enum, auto
 
 from worker.config import SchedulerConfig
 from worker.engine import policies
-from worker.engine.adapters import AdapterSlots, Place
+from worker.engine.adapters import Access, AdapterSlots
 from worker.engine.block_manager import PrefixHit
 from worker.engine.counters import Counters
 from worker.engine.live_sequences import LiveSequences
@@ -131,11 +131,11 @@ class Admitter:
         ):
             return False
         place = adapters.place(adapter, self._live.running_adapters())
-        if place is Place.NO_SLOT:
+        if place is Access.NO_SLOT:
             walk.without_slot.append(sequence)
-        elif place is Place.BROKEN:
+        elif place is Access.BROKEN:
             self.broken.append((sequence, adapters.error(adapter)))
-        return place is Place.READY
+        return place is Access.READY
 
     def _may_go_on(self, walk: _Walk, sequence: Sequence) -> bool:
         held = ((s.priority, s.num_bypassed) for s in walk.blocked)

@@ -171,17 +171,17 @@ class Scheduler:
             num_deferred=self._num_deferred(),
             num_evictions=blocks.num_evictions,
             num_hash_collisions=blocks.num_hash_collisions,
-            **self._adapter_names(),
+            loaded_adapters=() if self.adapters is None else self.adapters.loaded,
+            awaited_adapters=self._awaited_adapters(),
         )
         return stats if self._speculation is None else self._speculation.stats(stats)
 
-    def _adapter_names(self) -> dict[str, tuple[str, ...]]:
+    def _awaited_adapters(self) -> tuple[str, ...]:
         if self.adapters is None:
-            return {}
-        loaded = self.adapters.loaded
+            return ()
         wanted = (s.request.adapter for s in self._live.waiting)
-        awaited = dict.fromkeys(a.name for a in wanted if a is not None and a.name not in loaded)
-        return {"loaded_adapters": loaded, "awaited_adapters": tuple(awaited)}
+        loaded = self.adapters.loaded
+        return tuple({a.name: None for a in wanted if a is not None and a.name not in loaded})
 
     # ---- requests come and go ---------------------------------------------------------------
 
@@ -200,6 +200,8 @@ class Scheduler:
             self._eos_token_ids,
         )
         error = self._refusal(request)
+        if request.adapter is not None and self.adapters is None:
+            error = "there are no adapters here: start the worker with --enable-lora"
         if error is None:
             if self.grammars is not None and request.params.grammar is not None:
                 sequence.grammar = self.grammars.compile(request.params.grammar)
@@ -393,8 +395,6 @@ class Scheduler:
             )
         if request.params.grammar is not None and self.grammars is None:
             return "outputs cannot be constrained: the engine does not know what its tokens say"
-        if request.adapter is not None and self.adapters is None:
-            return "there are no adapters here: start the worker with --enable-lora"
         if num_prompt == 0:
             return "the prompt is empty"
         if num_prompt >= self.max_model_len:

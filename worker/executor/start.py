@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import os
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import cast
 
@@ -71,7 +72,7 @@ def build_shard(
     """
     if config.model_path is None:
         raise ConfigError("--engine torch needs --model")
-    path = config.model_path
+    path, max_model_len = config.model_path, config.scheduler.max_model_len
     if config.num_threads is not None or shard.size > 1:
         threads = config.num_threads or torch.get_num_threads()
         torch.set_num_threads(max(1, threads // shard.size))
@@ -80,7 +81,6 @@ def build_shard(
     kv_dtype = choose_kv_dtype(config.kv_cache_dtype, device, dtype)
     kernels = choose_kernels(config, device, dtype)
     backend = choose_backend(config.attention_backend, device)
-    max_model_len = config.scheduler.max_model_len
 
     def check(shape: ModelConfig) -> None:
         # What no memory can hold is refused before minutes go into loading.
@@ -116,16 +116,15 @@ def build_shard(
         num_held = num_blocks + (graphs is not None)
         return allocate(num_held, config.block_size, shape, kv_dtype, device)
 
+    make = partial(ModelRunner, model, load, allocate_cache, adapters=adapters)
     if chosen is None or load_network is None or network is None:
-        runner = ModelRunner(model, load, allocate_cache, graphs=graphs, adapters=adapters)
-        return runner, num_blocks
+        return make(graphs=graphs), num_blocks
     sizes = (num_blocks, config.block_size)
     drafter = CachedDrafter(
         load_network, network, model, sizes, chosen.draft_sample_method, kv_dtype
     )
     sums = choose_sums(device) if chosen.draft_sample_method == PROBABILISTIC else None
-    drawn = (drafter, chosen.rejection_sample_method, sums)
-    return ModelRunner(model, load, allocate_cache, *drawn, adapters=adapters), num_blocks
+    return make(drafter, chosen.rejection_sample_method, sums), num_blocks
 
 
 def choose_adapters(config: LoraConfig | None, model: LlamaModel) -> DeviceAdapters | None:
@@ -137,7 +136,9 @@ def choose_adapters(config: LoraConfig | None, model: LlamaModel) -> DeviceAdapt
     if model.backend.name == "triton":
         module = importlib.import_module("worker.ops.triton.lora")
         layers = layer_products(model.config)
-        store = cast("AdapterStore", module.StackedAdapters(size, config.max_lora_rank, layers, *place))
+        store = cast(
+            "AdapterStore", module.StackedAdapters(size, config.max_lora_rank, layers, *place)
+        )
     return DeviceAdapters(model.config, config.max_lora_rank, store)
 
 

@@ -70,6 +70,9 @@ class ServedAdapters:
                     " adapter in place, set 'load_inplace' to True.",
                     type="InvalidUserInput",
                 )
+            if "," in name or not name.isprintable():  # metrics list names between commas
+                message = "'lora_name' must be printable, and without a comma."
+                raise RequestError(message, "lora_name", type="InvalidUserInput")
             if name in self._base_names:
                 message = f"'{name}' is the name of the served model: choose another."
                 raise RequestError(message, "lora_name", type="InvalidUserInput")

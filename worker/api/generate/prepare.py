@@ -147,7 +147,7 @@ class RequestPreparer:
         adapters: ServedAdapters | None = None,
     ) -> None:
         self._config = config
-        self._adapters = adapters
+        self.adapters = adapters
         self._text = text
         self._rng = rng
         self._limits = replace(text.limits, max_logprobs=config.max_logprobs)
@@ -165,7 +165,7 @@ class RequestPreparer:
         """The same, with another encoder of prompts in front of the same randomness."""
         text = replace(self._text, prompt_encoder=encode)
         defaults = self._sampling.defaults
-        parts = (self._rng, defaults, self._forms, self._adapters)
+        parts = (self._rng, defaults, self._forms, self.adapters)
         return RequestPreparer(self._config, text, *parts)
 
     async def chat(self, body: bytes, arrival: Arrival) -> Prepared:
@@ -251,9 +251,9 @@ class RequestPreparer:
         """
         if not name or name in self._accepted:
             return None
-        served = None if self._adapters is None else self._adapters.find(name)
+        served = None if self.adapters is None else self.adapters.find(name)
         if served is None:
-            names = [] if self._adapters is None else self._adapters.names
+            names = [] if self.adapters is None else self.adapters.names
             raise unknown_model(name, [*self._config.served_model_names, *names])
         return served.adapter
 

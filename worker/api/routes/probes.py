@@ -148,4 +148,3 @@ def _sources(config: KvEventsConfig) -> dict[str, KvEventSource]:
     if not config.enable_kv_cache_events:
         return {}
     return {"0": msgspec.convert(config, KvEventSource, from_attributes=True)}
-

@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.ops.lora import AdapterFactors, Owners, Product
+from worker.ops.lora import AdapterFactors, Factors, Owners, Product
 from worker.ops.step import StepAdapters, sent
 from worker.ops.triton import experts
 
@@ -40,6 +40,16 @@ class _Stack:
     sizes: tuple[int, ...]
     down: Tensor
     up: Tensor
+
+    def fill(self, slot: int, factors: Factors) -> None:
+        """Copy an adapter's factors into a slot of zeros."""
+        row, most = 0, self.up.shape[2]
+        for place, (size, part) in enumerate(zip(self.sizes, factors.parts, strict=True)):
+            if part is not None:
+                first, rank = place * most, len(part[0])
+                self.down[slot, first : first + rank].copy_(part[0])
+                self.up[slot, row : row + size, :rank].copy_(part[1])
+            row += size
 
 
 class StackedAdapters:
@@ -83,14 +93,8 @@ class StackedAdapters:
                 stack.down[slot].zero_()
                 stack.up[slot].zero_()
                 factors = None if prepared is None else prepared[index].get(name)
-                row, rank = 0, stack.up.shape[2]
-                for place, size in enumerate(stack.sizes if factors is not None else ()):
-                    part = factors.parts[place]
-                    if part is not None:
-                        first = place * rank
-                        stack.down[slot, first : first + len(part[0])].copy_(part[0])
-                        stack.up[slot, row : row + size, : len(part[0])].copy_(part[1])
-                    row += size
+                if factors is not None:
+                    stack.fill(slot, factors)
 
     def plan(self, owners: Owners) -> StepAdapters:
         """Tiles of rows of one slot each."""
@@ -106,7 +110,7 @@ class StackedAdapters:
         ]
         columns = np.ascontiguousarray(np.array(tiles, np.int32).T)
         packed = sent(np.concatenate([order, *columns]), self._device)
-        parts = packed.split([len(order), *(len(column) for column in columns)])
+        parts = torch.split(packed, [len(order), *(len(column) for column in columns)])
         return _StackedStep(self._layers, experts.Tiles(*parts))
 
 
@@ -137,9 +141,9 @@ def add_up(
     first = 0
     for place, size in enumerate(sizes):
         _add_kernel[(len(tiles.experts), triton.cdiv(size, columns))](
-            small[:, place * rank :],
-            up[:, first:],
-            y[:, first:],
+            small.narrow(1, place * rank, rank),
+            up.narrow(1, first, size),
+            y.narrow(1, first, size),
             tiles.order,
             tiles.experts,
             tiles.firsts,
