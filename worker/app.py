@@ -283,7 +283,7 @@ class _Worker:
         )
         model_text = text.of_model(config)
         rng = random.Random(api.seed)
-        preparer = RequestPreparer(api, model_text, rng, adapters=adapters)
+        preparer = RequestPreparer(api, model_text, rng, adapters)
         faults = None
         if config.faults is not None:
             faults = FaultInjection(config, client, time.monotonic, _crash)

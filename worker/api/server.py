@@ -16,7 +16,6 @@ from http import HTTPStatus
 
 import msgspec
 
-from worker.api.generate.adapters import ServedAdapters
 from worker.api.generate.admission import Admission
 from worker.api.generate.engine import Engine
 from worker.api.generate.open_sequences import OpenSequences
@@ -73,8 +72,6 @@ class WorkerApi:
         self._metrics = metrics
         self._keys = ApiKeys(config.api_keys)
         stats = stats or (lambda: engine.stats)
-        names = config.served_model_names
-        adapters = preparer.adapters or ServedAdapters(engine, names, has_files=True)
         sequences = OpenSequences(engine, admission)
         runner = Runner(sequences, text.tokenizer, metrics)
         kv_events = KvEventsConfig() if engine_config is None else engine_config.kv_events
@@ -84,9 +81,9 @@ class WorkerApi:
             **TokenizationRoutes(config, text, preparer).handlers(),
             **RenderRoutes(config, text.tokenizer, preparer).handlers(),
             **ProbeRoutes(
-                config, engine, stats, admission, metrics, kv_events, adapters
+                config, engine, stats, admission, metrics, kv_events, preparer.adapters
             ).handlers(),
-            **AdapterRoutes(config, adapters).handlers(),
+            **AdapterRoutes(config, preparer.adapters).handlers(),
             **ControlRoutes(config, engine, sequences, engine_config).handlers(),
         }
         routes = [route for route in ROUTES if route.is_served(config)]

@@ -142,9 +142,9 @@ class RequestPreparer:
         config: ApiConfig,
         text: ModelText,
         rng: random.Random,
+        adapters: ServedAdapters,
         defaults: Mapping[str, float] | None = None,
         forms: AnswerForms | None = None,
-        adapters: ServedAdapters | None = None,
     ) -> None:
         self._config = config
         self.adapters = adapters
@@ -165,7 +165,7 @@ class RequestPreparer:
         """The same, with another encoder of prompts in front of the same randomness."""
         text = replace(self._text, prompt_encoder=encode)
         defaults = self._sampling.defaults
-        parts = (self._rng, defaults, self._forms, self.adapters)
+        parts = (self._rng, self.adapters, defaults, self._forms)
         return RequestPreparer(self._config, text, *parts)
 
     async def chat(self, body: bytes, arrival: Arrival) -> Prepared:
@@ -251,10 +251,10 @@ class RequestPreparer:
         """
         if not name or name in self._accepted:
             return None
-        served = None if self.adapters is None else self.adapters.find(name)
+        served = self.adapters.find(name)
         if served is None:
-            names = [] if self.adapters is None else self.adapters.names
-            raise unknown_model(name, [*self._config.served_model_names, *names])
+            names = [*self._config.served_model_names, *self.adapters.names]
+            raise unknown_model(name, names)
         return served.adapter
 
     async def _grammar(self, constraint: Constraint | None) -> str | None:
