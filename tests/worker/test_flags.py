@@ -140,7 +140,7 @@ def test_parsers_of_answers_are_set_by_flags() -> None:
 
 
 def test_adapters_are_set_as_for_vllm() -> None:
-    """By name and path or in JSON; routes that load them take the environment's word, or admin's."""
+    """By name and path or in JSON; routes that load them are there if the environment says so."""
     modules = ["sql=/a/sql", '{"name": "chat", "path": "/a/chat", "base_model_name": "base"}']
     flags = ("--enable-lora", "--max-loras", "3", "--max-lora-rank", "64", "--lora-modules")
     config = resolved(*flags, *modules)
@@ -302,7 +302,7 @@ def test_a_certificate_is_tried_before_anything_starts(
         (["--enable-lora", "--lora-modules", '{"name": "sql"}'], "missing required field `path`"),
         (
             ["--enable-lora", "--max-loras", "4", "--max-cpu-loras", "2"],
-            "--max-cpu-loras 2 is less",
+            "2 is less than --max-loras 4",
         ),
     ],
 )

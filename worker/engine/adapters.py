@@ -20,6 +20,7 @@ from concurrent.futures import Future
 from enum import Enum, auto
 from typing import Any
 
+from worker.errors import IntegrityError
 from worker.types import Adapter
 
 
@@ -121,6 +122,16 @@ class AdapterSlots:
             if slot is not None:
                 self._puts[slot] = None
                 self._free.append(slot)
+
+    def check_integrity(self, users: Collection[int]) -> None:
+        """Raise IntegrityError unless each slot is free or has one adapter, and all in use have
+        one. For tests.
+        """
+        taken = [slot for slot, _ in self._slots.values()]
+        if len({*taken, *self._free}) != len(taken) + len(self._free):
+            raise IntegrityError("a slot has two adapters, or is free and has one")
+        if not set(users) <= set(self._slots):
+            raise IntegrityError("a sequence runs with an adapter that has no slot")
 
     def _evict(self, users: Collection[int]) -> int:
         number = next(number for number in self._slots if number not in users)

@@ -316,6 +316,8 @@ class Scheduler:
         self._kv.check_total(self._live.running)
         if self._lookahead is not None:
             self._lookahead.check_integrity(self._in_flight)
+        if self.adapters is not None:
+            self.adapters.check_integrity(self._live.running_adapters())
 
     def _must_wait(self) -> bool:
         if not self._in_flight:

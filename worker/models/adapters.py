@@ -88,12 +88,12 @@ def read_adapter(path: str, config: ModelConfig, max_rank: int) -> list[dict[str
     """
     folder = Path(path)
     settings = _settings(folder / CONFIG_NAME, max_rank)
-    shapes = expected_shapes(config)
+    layers = layer_products(config)
     source = folder / WEIGHTS_NAME
     try:
         with safe_open(source, framework="pt") as file:
             stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no mapping)
-            names = _checked(source, stored, shapes, settings.r)
+            names = _checked(source, stored, _places(layers), settings.r)
             read = {name: file.get_tensor(stored_as) for name, stored_as in names.items()}
     except FileNotFoundError:
         raise ModelError(f"there is no file {source}") from None
@@ -106,9 +106,18 @@ def read_adapter(path: str, config: ModelConfig, max_rank: int) -> list[dict[str
         if not bool(tensor.isfinite().all()):
             raise ModelError(f"{source}: the numbers of {name} are not all finite")
     return [
-        _layer(f"model.layers.{index}.", products, weights)
-        for index, products in enumerate(layer_products(config))
+        _layer(f"model.layers.{index}.", products, weights) for index, products in enumerate(layers)
     ]
+
+
+def _places(layers: Sequence[Mapping[str, Product]]) -> dict[str, tuple[int, int]]:
+    """The modules that can be adapted, and the shapes of their weights."""
+    return {
+        f"model.layers.{index}.{name}": (size, product.inputs)
+        for index, products in enumerate(layers)
+        for key, product in products.items()
+        for name, size in zip(_PARTS[key], product.sizes, strict=True)
+    }
 
 
 def _settings(path: Path, max_rank: int) -> _Settings:
@@ -144,15 +153,15 @@ _Side = tuple[str, str]  # a module of the model, and "A" or "B"
 def _checked(
     source: Path,
     stored: Mapping[str, tuple[int, ...]],
-    shapes: Mapping[str, tuple[int, ...]],
+    places: Mapping[str, tuple[int, int]],
     rank: int,
 ) -> dict[_Side, str]:
     """The stored names of the two weights of each module. Every one has its shape and its twin."""
     names: dict[_Side, str] = {}
     for name, shape in stored.items():
         match = _NAME.fullmatch(name)
-        weight = shapes.get(f"{match[1]}.weight") if match else None
-        if match is None or weight is None or not match[1].endswith(TARGETS):
+        weight = places.get(match[1]) if match else None
+        if match is None or weight is None:
             raise ModelError(f"{source}: the model has no place for tensor {name}")
         wanted = (rank, weight[1]) if match[2] == "A" else (weight[0], rank)
         if shape != wanted:

@@ -8,7 +8,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from step_driver import advance
+from hypothesis import given
+from hypothesis import strategies as st
+from step_driver import advance, result_of
 
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine.adapters import Access, AdapterSlots
@@ -184,6 +186,63 @@ def test_adapters_are_refused_where_there_are_none() -> None:
     engine = Scheduler(CacheConfig(8, 4), SchedulerConfig())
     (output,) = engine.add(AddRequest("x", [7], SamplingParams(1), 0.0, adapter=A))
     assert "--enable-lora" in (output.error or "")
+
+
+@given(
+    moves=st.lists(
+        st.one_of(
+            st.tuples(st.just("add"), st.integers(-1, 3)),
+            st.tuples(st.just("abort"), st.integers(0, 20)),
+            st.tuples(st.just("give up"), st.integers(0, 3)),
+            st.tuples(st.sampled_from(["step", "read", "preempt"]), st.just(0)),
+        ),
+        max_size=60,
+    ),
+    num_slots=st.integers(1, 3),
+)
+def test_every_request_is_answered_by_its_adapter(
+    moves: list[tuple[str, int]], num_slots: int
+) -> None:
+    """Whatever comes and goes: in every step each sequence's slot has the adapter it asked for, no
+    more adapters run than there are slots, and nothing is left waiting in the end.
+    """
+    adapters, files = (A, B, C, D), Files(is_slow=True)
+    slots = AdapterSlots(num_slots, num_slots, files)
+    engine = scheduler(slots, max_bypasses=2)
+    wanted: dict[int, str | None] = {}
+    contents: dict[int, str | None] = {}
+
+    def step() -> None:
+        planned = engine.schedule(0.0)
+        engine.check_integrity()
+        if planned is None:
+            return
+        contents.update(planned.adapters)
+        for sequence in planned.sequences:
+            slot = sequence.adapter_slot
+            assert (None if slot is None else contents[slot]) == wanted[sequence.seq_id]
+        engine.update(planned, result_of(planned, {}), 0.0)
+        engine.check_integrity()
+
+    for number, (move, value) in enumerate(moves):
+        if move == "add":
+            adapter = None if value < 0 else adapters[value]
+            wanted[len(wanted)] = None if adapter is None else adapter.name
+            add(engine, str(number), adapter, tokens=3)
+        elif move == "abort":
+            engine.abort(str(value))
+        elif move == "give up":
+            slots.give_up(adapters[value])
+        elif move == "read":
+            files.finish()
+        elif move == "preempt":
+            engine.preempt_all()
+        else:
+            step()
+    for _ in range(10 * len(moves) + 10):
+        files.finish()
+        step()
+    assert not engine.has_unfinished
 
 
 @pytest.mark.parametrize("adapter", [None, Adapter("n", "/p", 3, 1)])

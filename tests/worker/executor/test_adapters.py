@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from lora_files import merge, weight_shapes, write_adapter
+from lora_files import ALL, merge, weight_shapes, write_adapter
 from safetensors.torch import load_file, save_file
 
 from worker.config import EngineConfig, LoraConfig, SchedulerConfig, SpeculativeConfig
@@ -20,6 +20,7 @@ from worker.engine.process import build_core
 from worker.errors import ModelError
 from worker.models.adapters import read_adapter
 from worker.models.checkpoints import open_checkpoint
+from worker.models.loader import expected_shapes
 from worker.types import Adapter, SamplingParams
 
 NUM_ADAPTERS = 5
@@ -191,6 +192,18 @@ def test_what_is_not_supported_is_refused_by_name(
     path = write_adapter(tmp_path / "a", weight_shapes(tiny_checkpoint), seed=0, **changes)
     with pytest.raises(ModelError, match=message):
         read_adapter(str(path), open_checkpoint(tiny_checkpoint).config, max_rank=16)
+
+
+def test_adapters_of_experts_are_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """Those of attention beside them are read."""
+    dense = open_checkpoint(tiny_checkpoint).config
+    mixture = replace(dense, num_experts=2, experts_per_token=1, expert_size=80)
+    shapes = expected_shapes(mixture)
+    layers = read_adapter(str(write_adapter(tmp_path / "a", shapes, 0, 4, ALL[:4])), mixture, 16)
+    assert [set(layer) for layer in layers] == [{"qkv", "output"}] * dense.num_layers
+    path = write_adapter(tmp_path / "b", shapes, seed=0)
+    with pytest.raises(ModelError, match=r"no place for tensor .*experts"):
+        read_adapter(str(path), mixture, max_rank=16)
 
 
 @pytest.mark.parametrize(
