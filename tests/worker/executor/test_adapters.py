@@ -143,6 +143,16 @@ def test_an_answer_does_not_depend_on_its_batch(
     assert run(make_core(tiny_checkpoint, lora=None), requests[-1:]) == together[-1:]
 
 
+def test_a_draft_model_without_the_adapter_changes_no_token(
+    tiny_checkpoint: Path, adapters: list[Adapter]
+) -> None:
+    """It proposes what the model alone would say; what stands is the adapter's."""
+    drafts = SpeculativeConfig("draft_model", 3, str(tiny_checkpoint))
+    requests = list(zip(prompts(6, seed=3), [*adapters, None], strict=True))
+    plain, drafted = make_core(tiny_checkpoint), make_core(tiny_checkpoint, speculative=drafts)
+    assert answers(drafted, requests) == answers(plain, requests)
+
+
 def test_blocks_of_one_adapter_are_no_hits_for_another(
     tiny_checkpoint: Path, adapters: list[Adapter]
 ) -> None:
