@@ -50,6 +50,17 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LoraConfig:
+    """LoRA adapters of rank `max_lora_rank` or less: of how many different ones a step may have
+    sequences, and how many the host's memory keeps.
+    """
+
+    max_loras: int = 1
+    max_cpu_loras: int = 1
+    max_lora_rank: int = 16
+
+
+@dataclass(frozen=True, slots=True)
 class SimConfig:
     """`--engine sim`: how long steps take and what is answered. Seconds and tokens throughout.
 
@@ -209,6 +220,7 @@ class EngineConfig:
     eos_token_ids: tuple[int, ...] = ()
     speculative: SpeculativeConfig | None = None  # None: one token a step
     vocab_size: int | None = None  # of the model; None: not known here
+    lora: LoraConfig | None = None  # None: no adapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +258,8 @@ class ApiConfig:
     max_rss_bytes: int | None = None
     # Routes that change or reveal the state of the whole worker: sleep, pause, reset, server info.
     enable_admin_routes: bool = False
+    # Routes that load and unload LoRA adapters.
+    enable_adapter_routes: bool = False
     enable_tokenizer_info: bool = False
     # From a request's first byte to the end of its headers, and from there to the end of its body.
     header_timeout_seconds: float = 10.0
@@ -261,6 +275,15 @@ class ApiConfig:
     enable_auto_tool_choice: bool = True  # False: calls are parsed only where they must be
     # The most drafts that a step verifies of one sequence; None: there is no speculation.
     num_speculative_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoraModule:
+    """An adapter to load at start; it is listed under `base_model_name` (None: the served name)."""
+
+    name: str
+    path: str
+    base_model_name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,3 +326,4 @@ class ServeConfig:
     tls: TlsConfig | None = None
     chat_template: str | None = None
     faults: FaultConfig | None = None  # None: none can be injected
+    lora_modules: tuple[LoraModule, ...] = ()

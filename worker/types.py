@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 import msgspec
 
@@ -17,6 +18,25 @@ class FinishReason(Enum):
     ABORT = "abort"
     ERROR = "error"
     REPETITION = "repetition"
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter that requests may choose by its `name`, read from the directory `path`.
+
+    `number` is its own among all that a worker ever loads. `version` counts those that were loaded
+    before it by the same name from the same path, and may have had other weights.
+    """
+
+    name: str
+    path: str
+    number: int
+    version: int = 0
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What it enters block hashes as: vLLM's key, until files of its path are loaded again."""
+        return ("lora", self.name, f"{self.path}#{self.version}" if self.version else self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +165,8 @@ class ScheduledSequence:
 
     `num_to_draft` asks the executor's own drafter, if it has one, for up to so many drafts of what
     comes after this step's draws. The block table has room for the draws and those drafts.
+
+    `adapter_slot` is where the adapter is that all its tokens run with (None: the model alone).
     """
 
     seq_id: int
@@ -157,6 +179,7 @@ class ScheduledSequence:
     num_prompt_logprobs: int = 0
     num_drafts: int = 0
     num_to_draft: int = 0
+    adapter_slot: int | None = None
 
     @property
     def drafts(self) -> Sequence[int]:
@@ -172,12 +195,14 @@ class ScheduledSequence:
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
     """One step's work. `block_copies` (source, destination) are done before anything is written;
-    every source is read before any destination is written.
+    every source is read before any destination is written. `adapters` are put into slots first:
+    each slot, and what `Executor.read_adapter` gave.
     """
 
     step: int
     sequences: tuple[ScheduledSequence, ...]
     block_copies: tuple[tuple[int, int], ...] = ()
+    adapters: tuple[tuple[int, Any], ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -278,3 +303,6 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     # Drafts per decoding sequence in the last step, a gauge; 0 while nothing decodes.
     num_speculative_tokens: float = 0.0
     num_out_of_memory: int = 0  # steps taken back for lack of memory
+    # Names of adapters that are in slots of the device, and of those that requests wait for.
+    loaded_adapters: tuple[str, ...] = ()
+    awaited_adapters: tuple[str, ...] = ()

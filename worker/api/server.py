@@ -34,6 +34,7 @@ from worker.api.http.exchange import (
     error_frame,
     status_error,
 )
+from worker.api.routes.adapters import AdapterRoutes
 from worker.api.routes.control import ControlRoutes
 from worker.api.routes.generation import GenerationRoutes
 from worker.api.routes.probes import ProbeRoutes
@@ -79,7 +80,10 @@ class WorkerApi:
             **generation.handlers(),
             **TokenizationRoutes(config, text, preparer).handlers(),
             **RenderRoutes(config, text.tokenizer, preparer).handlers(),
-            **ProbeRoutes(config, engine, stats, admission, metrics, kv_events).handlers(),
+            **ProbeRoutes(
+                config, engine, stats, admission, metrics, kv_events, preparer.adapters
+            ).handlers(),
+            **AdapterRoutes(config, preparer.adapters).handlers(),
             **ControlRoutes(config, engine, sequences, engine_config).handlers(),
         }
         routes = [route for route in ROUTES if route.is_served(config)]

@@ -40,12 +40,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from worker.config import CacheConfig
-from worker.engine.block_hash import BlockHash, PartialBlock, extra_keys
+from worker.engine.block_hash import BlockHash, PartialBlock, extra_keys, key_of
 from worker.engine.cache_events import CacheEvent, announcement
 from worker.engine.free_queue import FreeQueue
 from worker.engine.messages import CachedBlock
 from worker.engine.prefix_cache import PrefixCache
 from worker.errors import IntegrityError, UnknownSequenceError
+from worker.types import Adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,11 @@ class BlockManager:
         return max(0, -(-end // self._block_size) - len(self._holding(seq_id).table))
 
     def match(
-        self, chain: Sequence[BlockHash], token_ids: Sequence[int], cache_salt: str | None = None
+        self,
+        chain: Sequence[BlockHash],
+        token_ids: Sequence[int],
+        cache_salt: str | None = None,
+        adapter: Adapter | None = None,
     ) -> PrefixHit:
         """The longest known prefix of `token_ids`, without the last of them.
 
@@ -158,7 +163,7 @@ class BlockManager:
             found = self._cache.find_beginning(
                 chain[num_full - 1] if num_full else None,
                 token_ids[start : min(start + size, max_hit)],
-                extra_keys(num_full, cache_salt),
+                extra_keys(num_full, cache_salt, adapter),
             )
             if found is not None:
                 return PrefixHit(tuple(blocks), start + found[1], found[0])
@@ -326,7 +331,8 @@ class BlockManager:
                 content.digest,
                 None if first else content.parent,
                 list(content.token_ids),
-                next((key[1] for key in content.extra or () if key[0] == "cache_salt"), None),
+                key_of(content.extra, "cache_salt"),
+                key_of(content.extra, "lora"),
             )
             for content, first in self._cache.full_blocks()
         ]

@@ -30,8 +30,10 @@ from worker.engine.messages import (
     Command,
     CommandReply,
     Configure,
+    LoadAdapter,
     RequestOutput,
     StepOutputs,
+    UnloadAdapter,
     Vocabulary,
 )
 from worker.engine.pipeline import InlinePipeline, OverlappedPipeline, Pipeline
@@ -80,13 +82,17 @@ class EngineCore:
             or self._commands
             or self._is_changed
             or self._control.replies
+            or self._control.loading
             or self._scheduler.is_runnable
         )
 
     @property
     def is_compiling(self) -> bool:
-        """Whether `step` has nothing to do until a grammar is compiled."""
-        return not self._in_flight and not self._ended and self._scheduler.is_compiling
+        """Whether `step` has nothing to do until a grammar is compiled or an adapter is read."""
+        if self._in_flight or self._ended:
+            return False
+        is_idle = bool(self._control.loading) and not self._scheduler.is_runnable
+        return is_idle or self._scheduler.is_compiling
 
     @property
     def running_step(self) -> tuple[float, int] | None:
@@ -119,15 +125,18 @@ class EngineCore:
 
     def command(self, message: Command) -> None:
         """Have a command carried out by the next calls of `step`; `take_replies` has the answer
-        when its state is reached. `Configure` is done at once.
+        when its state is reached. `Configure` and what concerns adapters is done at once.
         """
         if isinstance(message, Configure):
             self._control.configure(message)
+        elif isinstance(message, LoadAdapter | UnloadAdapter):
+            self._control.serve_adapter(message)
         else:
             self._commands.append(message)
 
     def take_replies(self) -> list[CommandReply]:
         """The answers to commands since the last call."""
+        self._control.look_at_adapters()
         replies, self._control.replies = self._control.replies, []
         return replies
 
@@ -170,6 +179,7 @@ class EngineCore:
         """Schedule the next step and hand it over; False when there is none."""
         now = self._clock()
         step = self._scheduler.schedule(now)
+        self._ended += self._scheduler.take_broken()
         if step is None:
             return False
         self._in_flight.append(step)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from worker.types import EngineStats, FinishReason, SamplingParams, TokenLogprobs
+from worker.types import Adapter, EngineStats, FinishReason, SamplingParams, TokenLogprobs
 
 
 class AddRequest(msgspec.Struct, frozen=True, array_like=True, tag="add"):
@@ -30,6 +30,7 @@ class AddRequest(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     cache_salt: str | None = None
     branch_ids: list[str] = []
     tenant: str = ""
+    adapter: Adapter | None = None  # None: the model alone
 
 
 class Vocabulary(msgspec.Struct, frozen=True, array_like=True, tag="vocabulary"):
@@ -113,7 +114,33 @@ class Configure(msgspec.Struct, frozen=True, array_like=True, tag="configure"):
     settings: dict[str, Any]
 
 
-Command = ResetPrefixCache | Pause | Resume | Sleep | WakeUp | DumpCache | Configure
+class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag="load_adapter"):
+    """Read an adapter into the host's memory, from where requests get it; answered when it is
+    there. `ok` False: its files are wrong.
+    """
+
+    command_id: int
+    adapter: Adapter
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, array_like=True, tag="unload_adapter"):
+    """Give up the memory of an adapter as soon as no request uses it. Answered at once."""
+
+    command_id: int
+    adapter: Adapter
+
+
+Command = (
+    ResetPrefixCache
+    | Pause
+    | Resume
+    | Sleep
+    | WakeUp
+    | DumpCache
+    | Configure
+    | LoadAdapter
+    | UnloadAdapter
+)
 ToEngine = AddRequest | AbortRequests | Vocabulary | Shutdown | Command
 
 
@@ -155,6 +182,7 @@ class CachedBlock(msgspec.Struct, frozen=True, array_like=True):
     parent: bytes | None
     token_ids: list[int]
     cache_salt: str | None = None
+    lora_name: str | None = None
 
 
 class CommandReply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):

@@ -228,4 +228,5 @@ def _scheduled(share: StepShare, block_table: Seq[int]) -> ScheduledSequence:
         num_prompt_logprobs=(sequence.params.prompt_logprobs or 0) if targets else 0,
         num_drafts=share.num_drafts,
         num_to_draft=share.num_to_draft,
+        adapter_slot=sequence.adapter_slot,
     )

@@ -52,6 +52,7 @@ from collections.abc import Sequence as Seq
 
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine import policies
+from worker.engine.adapters import AdapterSlots
 from worker.engine.admission import Admitter, PauseState
 from worker.engine.block_manager import BlockManager
 from worker.engine.counters import Counters
@@ -87,6 +88,7 @@ class Scheduler:
         limits: SchedulerConfig,
         eos_token_ids: Seq[int] = (),
         speculation: Speculation | None = None,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         _check(limits)
         self._limits = limits
@@ -99,7 +101,10 @@ class Scheduler:
         self._live = LiveSequences()
         self._kv = SequenceKv(cache)
         watermark = int(cache.watermark * cache.num_blocks)
-        self._admission = Admitter(limits, self._live, self._kv, self._counters, watermark)
+        self.adapters = adapters  # None: requests with an adapter are refused
+        self._admission = Admitter(
+            limits, self._live, self._kv, self._counters, watermark, adapters
+        )
         self._results = Results(self._live, self._kv, self._counters, speculation)
         self._speculation = speculation
         self._lookahead = (
@@ -135,9 +140,14 @@ class Scheduler:
 
     @property
     def is_compiling(self) -> bool:
-        """Whether nothing can be scheduled before a grammar is compiled."""
+        """Whether nothing can be scheduled before a grammar is compiled or an adapter is read."""
         waiting = self._live.waiting
-        return bool(waiting) and not self.num_running and all(s.is_compiling for s in waiting)
+        return bool(waiting) and not self.num_running and all(map(self._is_incomplete, waiting))
+
+    def _is_incomplete(self, sequence: Sequence) -> bool:
+        adapter, adapters = sequence.request.adapter, self.adapters
+        is_read = adapter is None or adapters is None or not adapters.is_missing(adapter)
+        return sequence.is_compiling or not is_read
 
     @property
     def num_running(self) -> int:
@@ -165,8 +175,17 @@ class Scheduler:
             num_deferred=self._num_deferred(),
             num_evictions=blocks.num_evictions,
             num_hash_collisions=blocks.num_hash_collisions,
+            loaded_adapters=() if self.adapters is None else self.adapters.loaded,
+            awaited_adapters=self._awaited_adapters(),
         )
         return stats if self._speculation is None else self._speculation.stats(stats)
+
+    def _awaited_adapters(self) -> tuple[str, ...]:
+        if self.adapters is None:
+            return ()
+        wanted = (s.request.adapter for s in self._live.waiting)
+        loaded = self.adapters.loaded
+        return tuple({a.name: None for a in wanted if a is not None and a.name not in loaded})
 
     # ---- requests come and go ---------------------------------------------------------------
 
@@ -185,6 +204,8 @@ class Scheduler:
             self._eos_token_ids,
         )
         error = self._refusal(request)
+        if request.adapter is not None and self.adapters is None:
+            error = "there are no adapters here: start the worker with --enable-lora"
         if error is None:
             if self.grammars is not None and request.params.grammar is not None:
                 sequence.grammar = self.grammars.compile(request.params.grammar)
@@ -241,6 +262,8 @@ class Scheduler:
         plan = StepPlan(self._limits, len(self._live), self._ceiling)
         self._plan_running(plan)
         if not plan.preempted:
+            if self.adapters is not None and self.adapters.has_given_up:
+                self.prune_adapters(self.adapters)
             self._admission.admit(plan, now, self.pause_state is PauseState.PAUSED_NEW)
         if self._lookahead is not None and not self._in_flight:
             self._lookahead.plan(plan)
@@ -250,7 +273,18 @@ class Scheduler:
         self._counters.num_steps += 1
         step = self._counters.num_steps
         self._in_flight.append(StepInFlight(step, shares, now))
-        return SchedulerOutput(step, sequences, self.blocks.take_copies())
+        puts = () if self.adapters is None else self.adapters.take_puts()
+        return SchedulerOutput(step, sequences, self.blocks.take_copies(), puts)
+
+    def prune_adapters(self, adapters: AdapterSlots) -> None:
+        """Free the adapters that were given up and no request wants."""
+        wanted = (s.request.adapter for s in self._live)
+        adapters.prune({adapter.number for adapter in wanted if adapter is not None})
+
+    def take_broken(self) -> list[RequestOutput]:
+        """The ends of requests whose adapters could not be read, since the last call."""
+        broken, self._admission.broken = self._admission.broken, []
+        return [output for sequence, why in broken for output in self._results.fail(sequence, why)]
 
     def update(self, step: SchedulerOutput, result: ModelOutput, now: float) -> list[RequestOutput]:
         """Take in what a step produced: new tokens, newly full blocks, branches, ended sequences.
@@ -305,6 +339,8 @@ class Scheduler:
         self._kv.check_total(self._live.running)
         if self._lookahead is not None:
             self._lookahead.check_integrity(self._in_flight)
+        if self.adapters is not None:
+            self.adapters.check_integrity(self._live.running_adapters())
 
     def _must_wait(self) -> bool:
         if not self._in_flight:
@@ -488,7 +524,7 @@ class Results:
         return [sequence.output(prompt_logprobs=told)] if told else []
 
     def fail(self, sequence: Sequence, error: str) -> list[RequestOutput]:
-        """End it with all its answers, and forget what it wrote."""
+        """End a sequence whose answers cannot be had; its KV is not to be hit."""
         names = (sequence.request_id, *(branch.request_id for branch in sequence.branches))
         self.end(sequence, forget=True)
         return [

@@ -75,6 +75,7 @@ class Sequence:
     num_prompt_logprobs: int = 0  # prompt tokens whose log probabilities were told
     draft_tally: DraftTally | None = None  # None: no draft of it was verified
     block_hashes: list[BlockHash] = field(default_factory=list)
+    adapter_slot: int | None = None  # that of its adapter, while it runs
     grammar: Future[Matcher] | None = None
     matcher: Matcher | None = None
     scheduled_seconds: float | None = None
@@ -123,6 +124,7 @@ class Sequence:
         child.num_cached = self.num_cached
         child.num_prompt_logprobs = self.num_prompt_logprobs
         child.block_hashes = self.block_hashes[:]
+        child.adapter_slot = self.adapter_slot
         child.matcher = None if self.matcher is None else self.matcher.fork()
         child.scheduled_seconds = self.scheduled_seconds
         return child

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
-from worker.types import ModelOutput, SampleSpec, ScheduledSequence, SchedulerOutput
+from worker.types import Adapter, ModelOutput, SampleSpec, ScheduledSequence, SchedulerOutput
 
 
 class Ticket(Protocol):
@@ -37,6 +38,12 @@ class Executor(Protocol):
 
         Raises `DeviceMemoryError` where memory is too small for the step. Its block copies are made
         then, in what it was to write there may be anything, and others may be submitted.
+        """
+        ...
+
+    def read_adapter(self, adapter: Adapter) -> Future[Any]:
+        """Begin to read an adapter from its files into the host's memory. What the result holds is
+        for `SchedulerOutput.adapters` alone. Fails with `ModelError` where it cannot be used.
         """
         ...
 
@@ -83,6 +90,12 @@ class HostExecutor(Executor):
     def execute(self, step: SchedulerOutput) -> ModelOutput:
         """Run one step to its end."""
         raise NotImplementedError
+
+    def read_adapter(self, adapter: Adapter) -> Future[Any]:
+        """There is nothing to read: any name and path will do."""
+        done: Future[Any] = Future()
+        done.set_result(adapter)
+        return done
 
     def sleep(self, level: int) -> None:
         """Does nothing."""

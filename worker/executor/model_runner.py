@@ -13,6 +13,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import Any
@@ -29,6 +30,7 @@ import torch
 from torch import Tensor
 
 from worker.errors import DeviceMemoryError
+from worker.executor.adapters import DeviceAdapters
 from worker.executor.answers import PendingAnswers, Verification
 from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.interface import draft_requests
@@ -42,7 +44,8 @@ from worker.models.llama import LlamaModel
 from worker.ops.cpu.sampling import NativeDraws
 from worker.ops.rejection import STANDARD, Sums
 from worker.ops.sample import TORCH_SAMPLER, Sampler, draw_rows
-from worker.types import ModelOutput, ScheduledSequence, SchedulerOutput
+from worker.ops.step import StepAdapters
+from worker.types import Adapter, ModelOutput, ScheduledSequence, SchedulerOutput
 
 
 class ModelRunner:
@@ -54,7 +57,7 @@ class ModelRunner:
     `drafter` guesses what comes next, where a step asks it to; drafts that it drew from a
     distribution are verified by `rejection_method` with `sums` (None: those for the device).
     Decode steps are replayed by `graphs`, for which the cache has one block more; not beside a
-    `drafter`.
+    `drafter`, nor with sequences that have `adapters`.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class ModelRunner:
         rejection_method: str = STANDARD,
         sums: Sums | None = None,
         graphs: DecodeGraphs | None = None,
+        adapters: DeviceAdapters | None = None,
     ) -> None:
         self._load = load
         self._allocate_cache = allocate_cache
@@ -77,6 +81,7 @@ class ModelRunner:
         self._sampler = _sampler(model)
         with torch.inference_mode():
             self._cache: Tensor | None = allocate_cache()
+        self._adapters = adapters
         self._graphs = graphs
         room = None if graphs is None else graphs.room
         self._state = DeviceState(self._cache.shape[4], model.device, room)
@@ -91,10 +96,14 @@ class ModelRunner:
             copy_blocks(cache, step.block_copies)
             if self._drafter is not None:
                 self._drafter.copy_blocks(step.block_copies)
+        adapted = None
+        if self._adapters is not None:
+            self._adapters.put(step.adapters)
+            adapted = self._adapters.plan(step.sequences)
         if not step.sequences:
             return Finished(ModelOutput({}))
         try:
-            return self._launch(step, model, cache)
+            return self._launch(step, model, cache, adapted)
         except torch.OutOfMemoryError as error:
             reason = str(error)
         # The error is gone, and with it the step's tensors.
@@ -102,14 +111,16 @@ class ModelRunner:
         give_back(model.device)
         raise DeviceMemoryError(reason)
 
-    def _launch(self, step: SchedulerOutput, model: LlamaModel, cache: Tensor) -> Ticket:
+    def _launch(
+        self, step: SchedulerOutput, model: LlamaModel, cache: Tensor, adapted: StepAdapters | None
+    ) -> Ticket:
         drafter = self._drafter
-        if self._graphs is not None:
+        if self._graphs is not None and adapted is None:
             ticket = self._graphs.submit(step.sequences, self._sampler, self._with_history)
             if ticket is not None:
                 return _ModelTicket(step, ticket, None, model.device)
         sequences = [self._with_history(sequence) for sequence in step.sequences]
-        batch = StepBatch(sequences, self._state)
+        batch = StepBatch(sequences, self._state, adapters=adapted)
         verification = None
         if drafter is None:
             hidden = model.hidden(batch.tensors, cache)
@@ -122,6 +133,12 @@ class ModelRunner:
         answers = PendingAnswers(batch, hidden, model.logits, verification, self._sampler)
         answers.store(self._state)
         return _ModelTicket(step, answers, drafter, model.device)
+
+    def read_adapter(self, adapter: Adapter) -> Future[Any]:
+        """On a thread of its own."""
+        if self._adapters is None:
+            raise RuntimeError("the executor was built without adapters")
+        return self._adapters.read(adapter)
 
     def _with_history(self, sequence: ScheduledSequence) -> ScheduledSequence:
         """With the pending token in the history of draws that look at it; waits for that token."""
@@ -181,6 +198,8 @@ class ModelRunner:
     def shutdown(self) -> None:
         """Drop the weights and the cache. Idempotent."""
         self._is_shut_down = True
+        if self._adapters is not None:
+            self._adapters.shutdown()
         self._model = self._cache = self._offloaded = self._drafter = self._graphs = None
 
 

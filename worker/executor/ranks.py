@@ -23,6 +23,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import IO, Any
 
 import msgspec
@@ -34,7 +35,7 @@ from worker.errors import DeviceMemoryError, WorkerError
 from worker.executor.interface import Executor, Ticket
 from worker.executor.model_runner import ModelRunner
 from worker.ops.parallel import Shard
-from worker.types import SchedulerOutput
+from worker.types import Adapter, SchedulerOutput
 
 logger = logging.getLogger(__name__)
 
@@ -236,6 +237,10 @@ class TensorParallelExecutor(Executor):
             if reason is None:
                 raise
             raise WorkerError(reason) from error
+
+    def read_adapter(self, adapter: Adapter) -> Future[Any]:
+        """Raises RuntimeError: ranks are built without adapters."""
+        return self._runner.read_adapter(adapter)
 
     def sleep(self, level: int) -> None:
         """Every rank gives its memory back."""

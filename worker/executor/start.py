@@ -19,8 +19,9 @@ from worker.executor.model_runner import ModelRunner
 import torch
 from torch import Tensor
 
-from worker.config import EngineConfig
+from worker.config import EngineConfig, LoraConfig
 from worker.errors import ConfigError, DeviceMemoryError
+from worker.executor.adapters import DeviceAdapters
 from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.loading import drafter_bytes_per_token, network_loader
 from worker.executor.graphs import CudaGraphs, DecodeGraphs, graph_sizes
@@ -28,6 +29,7 @@ from worker.executor.interface import Executor, execute
 from worker.executor.kv_cache import allocate, choose_num_blocks, room_bytes
 from worker.executor.memory import CudaMemory, DeviceMemory, largest_step
 from worker.executor.ranks import Ranks, TensorParallelExecutor, agree_on_blocks
+from worker.models.adapters import layer_products
 from worker.models.config import ModelConfig
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
@@ -37,6 +39,7 @@ from worker.ops.cpu.native import CpuKernels, open_kernels
 from worker.ops.draft import PROBABILISTIC
 from worker.ops.flash_attention import FlashBackend
 from worker.ops.linear import can_pack, supported_dtype
+from worker.ops.lora import AdapterStore, LinearAdapters
 from worker.ops.parallel import WHOLE, Shard
 from worker.ops.rejection import choose_sums
 from worker.types import ModelOutput
@@ -77,7 +80,7 @@ def build_shard(
     """
     if config.model_path is None:
         raise ConfigError("--engine torch needs --model")
-    path = config.model_path
+    path, max_model_len = config.model_path, config.scheduler.max_model_len
     if config.num_threads is not None or shard.size > 1:
         threads = config.num_threads or torch.get_num_threads()
         torch.set_num_threads(max(1, threads // shard.size))
@@ -105,6 +108,7 @@ def build_shard(
     load_network = network_loader(config.speculative, max_model_len)
     with torch.inference_mode(), fitting("the weights", _FOR_WEIGHTS):
         model = load(check)
+        adapters = choose_adapters(config.lora, model)
         network = load_network(model) if load_network is not None else None
         extra = drafter_bytes_per_token(network, model, kv_dtype) if network is not None else 0
     graphs = choose_graphs(config, backend, device) if network is None else None
@@ -122,13 +126,14 @@ def build_shard(
         return allocate(num_held, config.block_size, shape, kv_dtype, device)
 
     with fitting("the KV cache and graphs", _FOR_CACHE):
+        make = partial(ModelRunner, model, load, allocate_cache, adapters=adapters)
         if chosen is None or load_network is None or network is None:
-            return ModelRunner(model, load, allocate_cache, graphs=graphs), num_blocks
+            return make(graphs=graphs), num_blocks
         sizes, method = (num_blocks, config.block_size), chosen.draft_sample_method
         drafter = CachedDrafter(load_network, network, model, sizes, method, kv_dtype)
         sums = choose_sums(device) if method == PROBABILISTIC else None
         how = (drafter, chosen.rejection_sample_method, sums)
-        return ModelRunner(model, load, allocate_cache, *how), num_blocks
+        return make(*how), num_blocks
 
 
 @contextmanager
@@ -176,6 +181,21 @@ _FOR_CACHE = (
 )
 
 
+def choose_adapters(config: LoraConfig | None, model: LlamaModel) -> DeviceAdapters | None:
+    """Room for LoRA adapters beside a model, in the form that its backend multiplies."""
+    if config is None:
+        return None
+    size, place = config.max_loras, (model.dtype, model.device)
+    store: AdapterStore = LinearAdapters(size, *place, model.kernels)
+    if model.backend.name == "triton":
+        module = importlib.import_module("worker.ops.triton.lora")
+        layers = layer_products(model.config)
+        store = cast(
+            "AdapterStore", module.StackedAdapters(size, config.max_lora_rank, layers, *place)
+        )
+    return DeviceAdapters(model.config, config.max_lora_rank, store)
+
+
 def _check_parallel(config: EngineConfig) -> None:
     """Raises `ConfigError` for what ranks cannot do."""
     flag, speculative = f"--tensor-parallel-size {config.tensor_parallel_size}", config.speculative
@@ -183,6 +203,11 @@ def _check_parallel(config: EngineConfig) -> None:
         raise ConfigError(
             f"{flag}: method {speculative.method} of --speculative-config drafts on one device:"
             " choose ngram or suffix there, or leave one of the flags out"
+        )
+    if config.lora is not None:
+        raise ConfigError(
+            f"{flag} goes without --enable-lora, whose adapters are not split: leave one of them"
+            " out"
         )
     if config.quantization != "none":
         raise ConfigError(

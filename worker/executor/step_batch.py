@@ -11,7 +11,7 @@ import torch
 
 from worker.executor.state import DeviceState, Ints
 from worker.models.llama import StepTensors
-from worker.ops.step import sent
+from worker.ops.step import StepAdapters, sent
 from worker.types import ScheduledSequence
 
 
@@ -33,11 +33,16 @@ class StepBatch:
     The rows of `tensors.sample_rows` are: the last 1 + `num_drafts` ones of each of `sampled`, then
     one for each prompt target of each of `scored`, then the last one of each of `silent`, whose
     logits are not wanted. `slots` [T] are those of the tensors, on the host; `sampled_slots` are
-    the state's slots of `sampled`. No query attends to positions below `first_position`.
+    the state's slots of `sampled`. No query attends to positions below `first_position`; the rows
+    have these `adapters`.
     """
 
     def __init__(
-        self, sequences: Sequence[ScheduledSequence], state: DeviceState, first_position: int = 0
+        self,
+        sequences: Sequence[ScheduledSequence],
+        state: DeviceState,
+        first_position: int = 0,
+        adapters: StepAdapters | None = None,
     ) -> None:
         self.sequences = sequences
         places = [i for i, s in enumerate(sequences) if s.samples]
@@ -78,6 +83,7 @@ class StepBatch:
         self.tensors = StepTensors(
             *(token_ids, position, slots, query_start, context, tables, sample_rows),
             *(max(counts, default=0), longest, first_position),
+            adapters=adapters,
         )
 
     def _sample_rows(self, ends: Sequence[int]) -> list[int]:

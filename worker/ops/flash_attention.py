@@ -35,7 +35,7 @@ class FlashBackend:
         self._plan_base = base.plan
         self._attend = flash_attn_varlen_func
         self.rms_norm, self.silu_mul, self.gelu_mul = base.rms_norm, base.silu_mul, base.gelu_mul
-        self.mix_experts, self.draw = base.mix_experts, base.draw
+        self.mix_experts, self.draw, self.mask = base.mix_experts, base.draw, base.mask
 
     def plan(self, step: StepTensors, shape: AttentionShape, rope: RopeTable) -> Attention:
         """Where contexts begin, were they one behind the other. Steps that do not see the first

@@ -4,11 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+
+class StepAdapters(Protocol):
+    """What LoRA adapters add in one step; see `ops.lora`."""
+
+    @property
+    def native(self) -> Any:
+        """The same as native layers read it, where products are native."""
+        ...
+
+    def add(self, layer: int, product: str, x: Tensor, y: Tensor) -> None:
+        """Add to y [T, out], which `product` ("qkv", "output", "gate_up" or "down") of a layer made
+        of x [T, in], in place.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +39,7 @@ class StepTensors:
     `first_position`.
 
     No sequence has more than `max_rows` rows, or a longer context than `max_context`; both are
-    known on the host.
+    known on the host. `adapters` is None where no row has one.
     """
 
     token_ids: Tensor
@@ -36,6 +52,7 @@ class StepTensors:
     max_rows: int
     max_context: int
     first_position: int = 0
+    adapters: StepAdapters | None = None
 
 
 def sent(values: npt.NDArray[np.int32], device: torch.device) -> Tensor:

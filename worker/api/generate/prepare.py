@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from worker.api.generate.adapters import ServedAdapters
 from worker.api.generate.answer_forms import AnswerForms
 from worker.api.generate.frames import (
     ChatFrames,
@@ -63,6 +64,7 @@ from worker.api.tools.answer import AnswerForm
 from worker.config import ApiConfig
 from worker.engine.messages import AddRequest
 from worker.errors import RequestError
+from worker.types import Adapter
 
 DEFAULT_COMPLETION_TOKENS = 16
 COMPILE_SECONDS = 10.0  # of a grammar, others that it waits for included
@@ -127,6 +129,7 @@ class _Asked:
     logprobs: int | None
     constraint: Constraint | None
     grammar: str | None
+    adapter: Adapter | None
 
 
 class RequestPreparer:
@@ -139,10 +142,12 @@ class RequestPreparer:
         config: ApiConfig,
         text: ModelText,
         rng: random.Random,
+        adapters: ServedAdapters,
         defaults: Mapping[str, float] | None = None,
         forms: AnswerForms | None = None,
     ) -> None:
         self._config = config
+        self.adapters = adapters
         self._text = text
         self._rng = rng
         self._limits = replace(text.limits, max_logprobs=config.max_logprobs)
@@ -160,12 +165,13 @@ class RequestPreparer:
         """The same, with another encoder of prompts in front of the same randomness."""
         text = replace(self._text, prompt_encoder=encode)
         defaults = self._sampling.defaults
-        return RequestPreparer(self._config, text, self._rng, defaults, self._forms)
+        parts = (self._rng, self.adapters, defaults, self._forms)
+        return RequestPreparer(self._config, text, *parts)
 
     async def chat(self, body: bytes, arrival: Arrival) -> Prepared:
         """`POST /v1/chat/completions`; without a limit the answer may fill the context."""
         request = decode_generation(body, ChatRequest)
-        self.check_model(request.model)
+        adapter = self.check_model(request.model)
         prompt = self._text.render(request.messages, request)
         ids = await self._text.encode(prompt, add_special_tokens=bool(request.add_special_tokens))
         limit = requested_max_tokens(request, request.max_completion_tokens, self._limits)
@@ -186,6 +192,7 @@ class RequestPreparer:
             await self._grammar(
                 constraint, lambda text: self._forms.grammar_of(text, form, request, prompt)
             ),
+            adapter,
         )
         role = "assistant" if opens_a_turn(request) else request.messages[-1].role
         frames = ChatFrames(
@@ -209,7 +216,7 @@ class RequestPreparer:
     async def completion(self, body: bytes, arrival: Arrival) -> Prepared:
         """`POST /v1/completions`; without a limit the answer has 16 tokens."""
         request = decode_generation(body, CompletionRequest)
-        self.check_model(request.model)
+        adapter = self.check_model(request.model)
         least = 0 if request.echo else 1
         limit = requested_max_tokens(request, None, self._limits, least)
         limit = DEFAULT_COMPLETION_TOKENS if limit is None else limit
@@ -232,6 +239,7 @@ class RequestPreparer:
             None if logprobs is None else check_logprobs("logprobs", logprobs, self._limits),
             constraint,
             await self._grammar(constraint),
+            adapter,
         )
         shown_ids = prompts if request.return_token_ids else None
         frames = CompletionFrames(
@@ -239,10 +247,17 @@ class RequestPreparer:
         )
         return self._prepared(asked, frames, self._completion_logprobs(request))
 
-    def check_model(self, name: str | None) -> None:
-        """A model nobody named is ours; a wrong name is a 404."""
-        if name and name not in self._accepted:
-            raise unknown_model(name, self._config.served_model_names)
+    def check_model(self, name: str | None) -> Adapter | None:
+        """The adapter of that name; None: the model itself, as where nothing is named. A wrong name
+        is a 404.
+        """
+        if not name or name in self._accepted:
+            return None
+        served = self.adapters.find(name)
+        if served is None:
+            names = [*self._config.served_model_names, *self.adapters.names]
+            raise unknown_model(name, names)
+        return served.adapter
 
     async def _grammar(
         self, constraint: Constraint | None, whole: Callable[[str], str] = str
@@ -320,7 +335,7 @@ class RequestPreparer:
     def _head(self, asked: _Asked) -> ResponseHead:
         return ResponseHead(
             asked.response_id,
-            self._config.served_model_names[0],
+            self._config.served_model_names[0] if asked.adapter is None else asked.adapter.name,
             int(time.time()),
             self._config.system_fingerprint,
         )
@@ -406,6 +421,7 @@ class RequestPreparer:
                     cache_salt=request.cache_salt,
                     branch_ids=[f"{i + 1}_{request_id}" for i in range(n - 1)],
                     tenant=asked.arrival.tenant,
+                    adapter=asked.adapter,
                 )
             )
         return tuple(requests)
@@ -453,10 +469,11 @@ class TokenPreparer:
             shown = replace(
                 shown, new_logprobs=lambda: ChatLogprobs(self._token_bytes, as_ids=True)
             )
+        adapter = prepared.requests[0].adapter
         frames = TokenFrames(
             # As the client knows it, and as it may abort it: without the prefix of completions.
             response_of(prepared.requests[0].request_id).partition("-")[2],
-            self._model,
+            self._model if adapter is None else adapter.name,
             int(time.time()),
             with_text=request.output_mode == "text",
         )

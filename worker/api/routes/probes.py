@@ -8,6 +8,7 @@ from http import HTTPStatus
 
 import msgspec
 
+from worker.api.generate.adapters import ServedAdapters
 from worker.api.generate.admission import Admission
 from worker.api.generate.engine import Engine
 from worker.api.http.exchange import Exchange, status_error
@@ -44,6 +45,7 @@ class ProbeRoutes:
         admission: Admission,
         metrics: WorkerMetrics,
         kv_events: KvEventsConfig,
+        adapters: ServedAdapters,
     ) -> None:
         self._engine = engine
         self._stats = stats
@@ -51,9 +53,12 @@ class ProbeRoutes:
         self._metrics = metrics
         self._version = msgspec.json.encode(Version(package_version()))
         self._sources = msgspec.json.encode(_sources(kv_events))
-        cards = {name: _model_card(name, config) for name in config.served_model_names}
-        self._models = msgspec.json.encode(ModelList("list", list(cards.values())))
-        self._model_of = {name: msgspec.json.encode(card) for name, card in cards.items()}
+        self._max_model_len = config.max_model_len
+        created, root = int(time.time()), config.model_root
+        self._cards = [
+            self._card(name, root or name, created) for name in config.served_model_names
+        ]
+        self._adapters = adapters
 
     def handlers(self) -> dict[str, Handler]:
         """By the names of `routes.PROBE_ROUTES`."""
@@ -65,7 +70,7 @@ class ProbeRoutes:
             "version": lambda e: e.reply(self._version),
             "load": self._load,
             "metrics": self._page,
-            "models": lambda e: e.reply(self._models),
+            "models": self._models,
             "model": self._model,
             "kv_event_sources": lambda e: e.reply(self._sources),
             "docs": lambda e: e.reply(_DOCS, HTTPStatus.OK, _TEXT_HEADERS),
@@ -97,11 +102,34 @@ class ProbeRoutes:
             return "The engine is asleep; POST /wake_up wakes it"
         return None
 
+    async def _models(self, exchange: Exchange) -> None:
+        await exchange.reply(msgspec.json.encode(ModelList("list", self._all_cards())))
+
     async def _model(self, exchange: Exchange) -> None:
-        name = model_id(exchange.path) or ""
-        if name not in self._model_of:
-            raise unknown_model(name, list(self._model_of))
-        await exchange.reply(self._model_of[name])
+        name, cards = model_id(exchange.path) or "", self._all_cards()
+        for card in cards:
+            if card.id == name:
+                await exchange.reply(msgspec.json.encode(card))
+                return
+        raise unknown_model(name, [card.id for card in cards])
+
+    def _all_cards(self) -> list[ModelCard]:
+        """The model's names, then its adapters."""
+        adapted = [
+            self._card(served.adapter.name, served.adapter.path, served.created, served.parent)
+            for served in self._adapters.all
+        ]
+        return [*self._cards, *adapted]
+
+    def _card(self, name: str, root: str, created: int, parent: str | None = None) -> ModelCard:
+        return ModelCard(
+            id=name,
+            created=created,
+            root=root,
+            parent=parent,
+            max_model_len=self._max_model_len,
+            permission=[ModelPermission(f"modelperm-{name}", "model_permission", created)],
+        )
 
     async def _load(self, exchange: Exchange) -> None:
         await exchange.reply(msgspec.json.encode(Load(self._admission.num_inside)))
@@ -120,14 +148,3 @@ def _sources(config: KvEventsConfig) -> dict[str, KvEventSource]:
     if not config.enable_kv_cache_events:
         return {}
     return {"0": msgspec.convert(config, KvEventSource, from_attributes=True)}
-
-
-def _model_card(name: str, config: ApiConfig) -> ModelCard:
-    created = int(time.time())
-    return ModelCard(
-        id=name,
-        created=created,
-        root=config.model_root or name,
-        max_model_len=config.max_model_len,
-        permission=[ModelPermission(f"modelperm-{name}", "model_permission", created)],
-    )

@@ -16,7 +16,9 @@ from worker.api.schema.requests import (
     CompletionRequest,
     DetokenizeRequest,
     GenerateRequest,
+    LoadAdapterBody,
     TokenizeRequest,
+    UnloadAdapterBody,
 )
 from worker.config import ApiConfig
 from worker.errors import RequestError
@@ -260,6 +262,25 @@ CONTROL_ROUTES = (
 )
 
 
+ADAPTER_ROUTES = tuple(
+    Route(
+        "POST",
+        f"/v1/{name}",
+        name,
+        summary,
+        body=body,
+        answer=str,
+        media_type="text/plain",
+        statuses=(404, 503),
+        switch="enable_adapter_routes",
+    )
+    for name, summary, body in (
+        ("load_lora_adapter", "Serve a LoRA adapter under a name", LoadAdapterBody),
+        ("unload_lora_adapter", "Serve it no more", UnloadAdapterBody),
+    )
+)
+
+
 def model_id(path: str) -> str | None:
     """The `{id}` of a path of one model, slashes and all; None for any other path."""
     return path.removeprefix(_MODELS) or None if path.startswith(_MODELS) else None
@@ -273,7 +294,7 @@ def is_guarded(route: Route) -> bool:
     return route.guarded or route.path.startswith(GUARDED_PATHS)
 
 
-ROUTES = (*GENERATION_ROUTES, *TEXT_ROUTES, *PROBE_ROUTES, *CONTROL_ROUTES)
+ROUTES = (*GENERATION_ROUTES, *TEXT_ROUTES, *PROBE_ROUTES, *CONTROL_ROUTES, *ADAPTER_ROUTES)
 
 
 def query_values(exchange: Exchange, route: Route) -> dict[str, Any]:

@@ -258,6 +258,31 @@ def test_quantised_products(
 
 
 @pytest.mark.parametrize("capability", [AMPERE, HOPPER])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.usefixtures("fake_tensors")
+def test_adapters(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the way up, of Llama 3.1 8B's queries, keys and values; the way down is that of experts,
+    with fewer columns than a tile has.
+    """
+    from worker.ops.triton import experts, lora
+
+    compiled, kernels = compiling(lora, capability, monkeypatch)
+    down, _ = compiling(experts, capability, monkeypatch)
+    with torch.device("cuda"):
+        x, y = torch.empty(40, 4096, dtype=dtype), torch.empty(40, 6144, dtype=dtype)
+        small = torch.empty(40, 48, dtype=dtype)
+        stacks = (
+            torch.empty(4, 48, 4096, dtype=dtype),
+            torch.empty(4, 6144, 16, dtype=dtype),
+        )
+        tiles = experts.Tiles(ints(40), ints(3), ints(3), ints(3))
+    experts.multiply(x, stacks[0], tiles, 1, small)
+    lora.add_up(small, stacks[1], tiles, (4096, 1024, 1024), y)
+    assert set(compiled) == kernels
+    assert down == ["_grouped_kernel"]
+
+
+@pytest.mark.parametrize("capability", [AMPERE, HOPPER])
 @pytest.mark.usefixtures("fake_tensors")
 def test_fused_kernels(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With and without everything that is optional; eight bits where the GPU has them."""

@@ -22,6 +22,7 @@ RUNS = [
     ("parity_draws.py", ""),
     ("parity_experts.py", ""),
     ("parity_fused.py", ""),
+    ("parity_lora.py", ""),
     ("parity_models.py", ""),
     *(
         ("parity_engine.py", way)
