@@ -19,6 +19,13 @@ class FinishReason(Enum):
     REPETITION = "repetition"
 
 
+class Pooling(Enum):
+    """Which of a prompt's hidden states become its embedding: the last one, or the mean of all."""
+
+    LAST = "last"
+    MEAN = "mean"
+
+
 @dataclass(frozen=True, slots=True)
 class RepetitionDetection:
     """Ends a sequence whose tail is one pattern of `min_pattern_size` to `max_pattern_size` tokens
@@ -145,6 +152,8 @@ class ScheduledSequence:
 
     `num_to_draft` asks the executor's own drafter, if it has one, for up to so many drafts of what
     comes after this step's draws. The block table has room for the draws and those drafts.
+
+    `num_pooled` asks for the sum of the hidden states of so many of the last `token_ids`.
     """
 
     seq_id: int
@@ -157,6 +166,7 @@ class ScheduledSequence:
     num_prompt_logprobs: int = 0
     num_drafts: int = 0
     num_to_draft: int = 0
+    num_pooled: int = 0
 
     @property
     def drafts(self) -> Sequence[int]:
@@ -233,6 +243,9 @@ class ModelOutput:
     may be missing or shorter than asked for. `drafting_seconds` of the step's time went into them,
     and `catch_up_seconds` besides into what the drafter had to read first, more than it has to in
     every round: a prompt, say. That pays off only later, or never.
+
+    `pooled` holds, for sequences with `num_pooled`, the sum [hidden_size] of hidden states after
+    the final norm.
     """
 
     sampled: dict[int, tuple[Draw, ...]]
@@ -241,6 +254,7 @@ class ModelOutput:
     drafts: dict[int, Drafts] = field(default_factory=dict)
     drafting_seconds: float = 0.0
     catch_up_seconds: float = 0.0
+    pooled: dict[int, list[float]] = field(default_factory=dict)
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
@@ -277,3 +291,4 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     num_drafter_failures: int = 0  # a drafter raised, or proposed what is no token
     # Drafts per decoding sequence in the last step, a gauge; 0 while nothing decodes.
     num_speculative_tokens: float = 0.0
+    num_out_of_memory: int = 0  # steps that the device had too little memory for

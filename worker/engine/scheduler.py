@@ -40,6 +40,11 @@ step only.
 *Speculation.* A sequence that runs only its last token may have drafts run behind it, to be
 verified in the same step; see `lookahead`. They do not count as computed: those that stand are
 added with the step's results, the KV of the others is written over. Such a step is not overlapped.
+
+*Memory.* A step for which the device has too little memory is taken back, with those behind it:
+their sequences stand where they stood. Nothing has to be undone in the cache. What such a step
+wrote lies behind `num_written`, and is written again before it is read; block copies are made. Half
+of its sequences are preempted, steps are half as large, and after a while larger again.
 """
 
 from __future__ import annotations
@@ -55,7 +60,7 @@ from worker.engine.counters import Counters
 from worker.engine.grammar import Grammars
 from worker.engine.live_sequences import LiveSequences, new_sequence
 from worker.engine.messages import AddRequest, RequestOutput
-from worker.engine.planning import Guess, StepInFlight, StepPlan, StepShare
+from worker.engine.planning import Guess, StepCeiling, StepInFlight, StepPlan, StepShare
 from worker.engine.sequence import Sequence, SequenceState
 from worker.engine.sequence_kv import SequenceKv
 from worker.engine.speculation import Lookahead, Speculation
@@ -68,6 +73,12 @@ from worker.types import (
     ModelOutput,
     SchedulerOutput,
     TokenLogprobs,
+)
+
+
+NO_MEMORY = (
+    "the device has too little memory for this request, even alone: it takes a shorter one, or a"
+    " worker with a lower --gpu-memory-utilization or --kv-cache-memory-bytes, whose steps have more"
 )
 
 
@@ -105,6 +116,7 @@ class Scheduler:
             else Lookahead(speculation, self._live, self._kv, limits.max_num_batched_tokens)
         )
         self._in_flight: deque[StepInFlight] = deque()
+        self._ceiling = StepCeiling(limits)
         self.grammars: Grammars | None = None  # None: requests with a grammar are refused
         self.pause_state = PauseState.UNPAUSED
 
@@ -234,7 +246,7 @@ class Scheduler:
         """
         if self.pause_state is PauseState.PAUSED_ALL or self._must_wait():
             return None
-        plan = StepPlan(self._limits, len(self._live))
+        plan = StepPlan(self._limits, len(self._live), self._ceiling)
         self._plan_running(plan)
         if not plan.preempted:
             self._admission.admit(plan, now, self.pause_state is PauseState.PAUSED_NEW)
@@ -256,10 +268,30 @@ class Scheduler:
         if not self._in_flight or self._in_flight[0].step != step.step:
             raise IntegrityError(f"step {step.step} is not the oldest in flight")
         ended = self._in_flight.popleft()
+        self._ceiling.passed()
         outputs = self._results.apply(ended, result, now)
         if self._lookahead is not None:
             self._lookahead.observe(ended, result, now)
         return outputs
+
+    def take_back(self) -> list[RequestOutput]:
+        """The oldest step in flight did not run for lack of memory, nor did those behind it. Some of
+        its sequences are preempted, the last first; what there is to tell. A sequence that fails a
+        second time although nothing can be left out ends with an error.
+        """
+        shares = self._in_flight[0].shares
+        self._counters.num_out_of_memory += 1
+        while self._in_flight:
+            self._results.undo(self._in_flight.pop())
+        num_tokens = sum(share.end - share.start + share.num_drafts for share in shares)
+        if not self._ceiling.lower(num_tokens, len(shares)):
+            sequence = shares[0].sequence
+            is_live = sequence.state is not SequenceState.FINISHED
+            return self._results.fail(sequence, NO_MEMORY) if is_live else []
+        running = self._live.running
+        while len(running) > 1 and self.num_running > self._ceiling.num_seqs:
+            self._preempt(running[-1])
+        return []
 
     def check_integrity(self) -> None:
         """Raise IntegrityError when sequences, steps and blocks contradict each other. For tests;
@@ -363,9 +395,10 @@ class Scheduler:
             return "outputs cannot be constrained: the engine does not know what its tokens say"
         if num_prompt == 0:
             return "the prompt is empty"
-        if num_prompt >= self.max_model_len:
+        num_outputs = int(request.pooling is None)
+        if num_prompt + num_outputs > self.max_model_len:
             return (
-                f"the prompt has {num_prompt} tokens; with at least one output token the limit is "
+                f"the prompt has {num_prompt} tokens; with {num_outputs} output tokens the limit is "
                 f"{self.max_model_len} (the model's length, the KV cache or, with chunked prefill "
                 "off, the tokens of a step, whichever is smallest)"
             )
@@ -416,13 +449,26 @@ class Results:
             seq_id = sequence.seq_id
             error = result.failed.get(seq_id)
             if error is not None:
-                outputs += self._fail(sequence, error)
+                self._counters.num_corrupted_requests += sequence.num_answers
+                outputs += self.fail(sequence, error)
                 continue
             outputs += self._take_in(share, result, now)
             if share.looks_ahead and self._has_blocks(share):
                 self._kv.shrink(sequence)
             self._keep(sequence, result.drafts.get(seq_id))
         return outputs
+
+    def undo(self, step: StepInFlight) -> None:
+        """Put the sequences of a step back to where they stood. Call it for the last step first."""
+        for share in step.shares:
+            sequence = share.sequence
+            if sequence.state is SequenceState.FINISHED:
+                continue
+            sequence.num_pending -= bool(share.answers)
+            sequence.is_branching = False
+            if self._has_blocks(share):
+                sequence.num_computed = share.start
+                self._kv.blocks.shrink(sequence.seq_id, len(sequence.token_ids))
 
     def end(self, sequence: Sequence, forget: bool = False) -> None:
         """Free the blocks and forget the sequence, with its branches; with `forget` its KV and its
@@ -446,14 +492,37 @@ class Results:
             return [self._take_run(share, share.guess, result.sampled[seq_id], now)]
         if self._has_blocks(share):
             self._kv.written(sequence, share.end)
+        if sequence.request.pooling is not None:
+            return self._take_pooled(share, result.pooled.get(seq_id), now)
         told = self._new_prompt_logprobs(share, result.prompt_logprobs.get(seq_id, ()))
         if share.answers:
             return self._take_draws(share, result.sampled[seq_id], told, now)
         return [sequence.output(prompt_logprobs=told)] if told else []
 
-    def _fail(self, sequence: Sequence, error: str) -> list[RequestOutput]:
+    def _take_pooled(
+        self, share: StepShare, sums: list[float] | None, now: float
+    ) -> list[RequestOutput]:
+        """What a step has summed, also for a sequence that has lost its blocks since: it does not
+        run those positions again for their sake. The step that ends the prompt ends the sequence.
+        """
+        sequence = share.sequence
+        if sums is not None:
+            sequence.pool(sums)
+        if not share.answers:
+            return []
+        sequence.num_pending -= 1
+        sequence.first_token_seconds = sequence.last_token_seconds = now
+        self._count_prompt(sequence)
+        self.end(sequence)
+        return [sequence.output(finish_reason=FinishReason.STOP, pooled=sequence.embedding())]
+
+    def _count_prompt(self, sequence: Sequence) -> None:
+        self._counters.prompt_tokens += sequence.num_prompt
+        self._counters.prompt_tokens_cached += sequence.num_cached
+
+    def fail(self, sequence: Sequence, error: str) -> list[RequestOutput]:
+        """End it with all its answers; none of what it wrote is of use."""
         names = (sequence.request_id, *(branch.request_id for branch in sequence.branches))
-        self._counters.num_corrupted_requests += len(names)
         self.end(sequence, forget=True)
         return [
             sequence.output(finish_reason=FinishReason.ERROR, error=error, request_id=name)
@@ -484,8 +553,7 @@ class Results:
         parent.num_pending -= 1
         parent.is_branching = False
         if parent.num_outputs == 0:
-            self._counters.prompt_tokens += parent.num_prompt
-            self._counters.prompt_tokens_cached += parent.num_cached
+            self._count_prompt(parent)
         members = {parent.index: parent}
         if parent.branches:
             for child in self._live.branch(parent):

@@ -239,6 +239,7 @@ def _decodes(sequence: ScheduledSequence) -> bool:
         and len(sequence.samples) == 1
         and not sequence.num_drafts
         and not sequence.prompt_targets
+        and not sequence.num_pooled
     )
 
 
