@@ -291,4 +291,3 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     num_drafter_failures: int = 0  # a drafter raised, or proposed what is no token
     # Drafts per decoding sequence in the last step, a gauge; 0 while nothing decodes.
     num_speculative_tokens: float = 0.0
-    num_out_of_memory: int = 0  # steps that the device had too little memory for

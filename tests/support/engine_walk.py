@@ -164,9 +164,7 @@ def embeddings(draw: st.DrawFn, name: str) -> Arrival:
     pooling = draw(st.sampled_from(Pooling))
     salt, tenant = draw(st.sampled_from([None, "x"])), draw(st.sampled_from(["", "y"]))
     params = SamplingParams(max_tokens=1, temperature=0.0)
-    request = AddRequest(
-        name, draw(prompts), params, 0.0, 0, salt, tenant=tenant, pooling=pooling
-    )
+    request = AddRequest(name, draw(prompts), params, 0.0, 0, salt, tenant=tenant, pooling=pooling)
     abort_at = draw(st.sampled_from([None, None, None, *range(20)]))
     return Arrival(request, draw(st.integers(0, 12)), (abort_at,))
 

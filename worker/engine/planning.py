@@ -34,7 +34,7 @@ class StepShare:
     has the blocks that the step writes: it is counted up when it loses them.
 
     `guess` are drafts that are verified behind the last token; `end` does not count them. For
-    `num_to_draft` see `ScheduledSequence`.
+    `num_to_draft` and `num_pooled` see `ScheduledSequence`.
     """
 
     sequence: Sequence
@@ -44,6 +44,7 @@ class StepShare:
     num_preemptions: int
     guess: Guess | None = None
     num_to_draft: int = 0
+    num_pooled: int = 0
 
     @property
     def num_drafts(self) -> int:
@@ -77,42 +78,6 @@ class StepInFlight:
         return any(share.looks_ahead for share in self.shares)
 
 
-# After so many steps that the device had memory for, they may be twice as large.
-_STEPS_TO_GROWTH = 64
-
-
-class StepCeiling:
-    """How large a step may be since the device had too little memory for one: `num_tokens` tokens,
-    and `num_seqs` answers that run.
-    """
-
-    def __init__(self, limits: SchedulerConfig) -> None:
-        self._limits = limits
-        self.num_tokens = limits.max_num_batched_tokens
-        self.num_seqs = limits.max_num_seqs
-        self._num_passed = 0
-        self._num_stuck = 0  # steps in a row that failed and cannot be smaller
-
-    def lower(self, num_tokens: int, num_seqs: int) -> bool:
-        """A step of so many failed. False if none is smaller, and one like it failed before it."""
-        self._num_passed = 0
-        is_least = num_seqs == 1 and (num_tokens == 1 or not self._limits.enable_chunked_prefill)
-        self._num_stuck = self._num_stuck + 1 if is_least else 0
-        self.num_seqs = max(1, num_seqs // 2)
-        if self._limits.enable_chunked_prefill:
-            self.num_tokens = max(1, num_tokens // 2)
-        return self._num_stuck < 2
-
-    def passed(self) -> None:
-        """A step ended well."""
-        self._num_stuck = 0
-        self._num_passed += 1
-        if self._num_passed % _STEPS_TO_GROWTH == 0:
-            limits = self._limits
-            self.num_tokens = min(2 * self.num_tokens, limits.max_num_batched_tokens)
-            self.num_seqs = min(2 * self.num_seqs, limits.max_num_seqs)
-
-
 class StepPlan:
     """How many tokens of which sequences run in the next step, under one budget; for one
     `schedule`.
@@ -120,9 +85,8 @@ class StepPlan:
     Nothing of a sequence changes until `commit`, so that one that gives way can be dropped again.
     """
 
-    def __init__(self, limits: SchedulerConfig, num_eligible: int, ceiling: StepCeiling) -> None:
-        self.budget = ceiling.num_tokens
-        self.max_num_seqs = ceiling.num_seqs
+    def __init__(self, limits: SchedulerConfig, num_eligible: int) -> None:
+        self.budget = limits.max_num_batched_tokens
         self.preempted = False
         self._chunked = limits.enable_chunked_prefill
         self._cap = policies.chunk_limit(
@@ -195,6 +159,7 @@ class StepPlan:
                 sequence.num_preemptions,
                 self._guesses.get(sequence.seq_id),
                 self._num_to_draft.get(sequence.seq_id, 0),
+                sequence.pool_rows(start, end),
             )
             shares.append(share)
             scheduled.append(_scheduled(share, tuple(table_of(sequence.seq_id))))
@@ -221,5 +186,5 @@ def _scheduled(share: StepShare, block_table: Seq[int]) -> ScheduledSequence:
         num_prompt_logprobs=(sequence.params.prompt_logprobs or 0) if targets else 0,
         num_drafts=share.num_drafts,
         num_to_draft=share.num_to_draft,
-        num_pooled=sequence.pool_rows(share.start, end),
+        num_pooled=share.num_pooled,
     )

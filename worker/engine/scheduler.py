@@ -40,11 +40,6 @@ step only.
 *Speculation.* A sequence that runs only its last token may have drafts run behind it, to be
 verified in the same step; see `lookahead`. They do not count as computed: those that stand are
 added with the step's results, the KV of the others is written over. Such a step is not overlapped.
-
-*Memory.* A step for which the device has too little memory is taken back, with those behind it:
-their sequences stand where they stood. Nothing has to be undone in the cache. What such a step
-wrote lies behind `num_written`, and is written again before it is read; block copies are made. Half
-of its sequences are preempted, steps are half as large, and after a while larger again.
 """
 
 from __future__ import annotations
@@ -60,7 +55,7 @@ from worker.engine.counters import Counters
 from worker.engine.grammar import Grammars
 from worker.engine.live_sequences import LiveSequences, new_sequence
 from worker.engine.messages import AddRequest, RequestOutput
-from worker.engine.planning import Guess, StepCeiling, StepInFlight, StepPlan, StepShare
+from worker.engine.planning import Guess, StepInFlight, StepPlan, StepShare
 from worker.engine.sequence import Sequence, SequenceState
 from worker.engine.sequence_kv import SequenceKv
 from worker.engine.speculation import Lookahead, Speculation
@@ -73,12 +68,6 @@ from worker.types import (
     ModelOutput,
     SchedulerOutput,
     TokenLogprobs,
-)
-
-
-NO_MEMORY = (
-    "the device has too little memory for this request, even alone: it takes a shorter one, or a"
-    " worker with a lower --gpu-memory-utilization or --kv-cache-memory-bytes, whose steps have more"
 )
 
 
@@ -116,7 +105,6 @@ class Scheduler:
             else Lookahead(speculation, self._live, self._kv, limits.max_num_batched_tokens)
         )
         self._in_flight: deque[StepInFlight] = deque()
-        self._ceiling = StepCeiling(limits)
         self.grammars: Grammars | None = None  # None: requests with a grammar are refused
         self.pause_state = PauseState.UNPAUSED
 
@@ -246,7 +234,7 @@ class Scheduler:
         """
         if self.pause_state is PauseState.PAUSED_ALL or self._must_wait():
             return None
-        plan = StepPlan(self._limits, len(self._live), self._ceiling)
+        plan = StepPlan(self._limits, len(self._live))
         self._plan_running(plan)
         if not plan.preempted:
             self._admission.admit(plan, now, self.pause_state is PauseState.PAUSED_NEW)
@@ -268,30 +256,10 @@ class Scheduler:
         if not self._in_flight or self._in_flight[0].step != step.step:
             raise IntegrityError(f"step {step.step} is not the oldest in flight")
         ended = self._in_flight.popleft()
-        self._ceiling.passed()
         outputs = self._results.apply(ended, result, now)
         if self._lookahead is not None:
             self._lookahead.observe(ended, result, now)
         return outputs
-
-    def take_back(self) -> list[RequestOutput]:
-        """The oldest step in flight did not run for lack of memory, nor did those behind it. Some of
-        its sequences are preempted, the last first; what there is to tell. A sequence that fails a
-        second time although nothing can be left out ends with an error.
-        """
-        shares = self._in_flight[0].shares
-        self._counters.num_out_of_memory += 1
-        while self._in_flight:
-            self._results.undo(self._in_flight.pop())
-        num_tokens = sum(share.end - share.start + share.num_drafts for share in shares)
-        if not self._ceiling.lower(num_tokens, len(shares)):
-            sequence = shares[0].sequence
-            is_live = sequence.state is not SequenceState.FINISHED
-            return self._results.fail(sequence, NO_MEMORY) if is_live else []
-        running = self._live.running
-        while len(running) > 1 and self.num_running > self._ceiling.num_seqs:
-            self._preempt(running[-1])
-        return []
 
     def check_integrity(self) -> None:
         """Raise IntegrityError when sequences, steps and blocks contradict each other. For tests;
@@ -395,10 +363,10 @@ class Scheduler:
             return "outputs cannot be constrained: the engine does not know what its tokens say"
         if num_prompt == 0:
             return "the prompt is empty"
-        num_outputs = int(request.pooling is None)
-        if num_prompt + num_outputs > self.max_model_len:
+        least = int(request.pooling is None)
+        if num_prompt + least > self.max_model_len:
             return (
-                f"the prompt has {num_prompt} tokens; with {num_outputs} output tokens the limit is "
+                f"the prompt has {num_prompt} tokens; with {least} output tokens the limit is "
                 f"{self.max_model_len} (the model's length, the KV cache or, with chunked prefill "
                 "off, the tokens of a step, whichever is smallest)"
             )
@@ -449,26 +417,13 @@ class Results:
             seq_id = sequence.seq_id
             error = result.failed.get(seq_id)
             if error is not None:
-                self._counters.num_corrupted_requests += sequence.num_answers
-                outputs += self.fail(sequence, error)
+                outputs += self._fail(sequence, error)
                 continue
             outputs += self._take_in(share, result, now)
             if share.looks_ahead and self._has_blocks(share):
                 self._kv.shrink(sequence)
             self._keep(sequence, result.drafts.get(seq_id))
         return outputs
-
-    def undo(self, step: StepInFlight) -> None:
-        """Put the sequences of a step back to where they stood. Call it for the last step first."""
-        for share in step.shares:
-            sequence = share.sequence
-            if sequence.state is SequenceState.FINISHED:
-                continue
-            sequence.num_pending -= bool(share.answers)
-            sequence.is_branching = False
-            if self._has_blocks(share):
-                sequence.num_computed = share.start
-                self._kv.blocks.shrink(sequence.seq_id, len(sequence.token_ids))
 
     def end(self, sequence: Sequence, forget: bool = False) -> None:
         """Free the blocks and forget the sequence, with its branches; with `forget` its KV and its
@@ -520,9 +475,9 @@ class Results:
         self._counters.prompt_tokens += sequence.num_prompt
         self._counters.prompt_tokens_cached += sequence.num_cached
 
-    def fail(self, sequence: Sequence, error: str) -> list[RequestOutput]:
-        """End it with all its answers; none of what it wrote is of use."""
+    def _fail(self, sequence: Sequence, error: str) -> list[RequestOutput]:
         names = (sequence.request_id, *(branch.request_id for branch in sequence.branches))
+        self._counters.num_corrupted_requests += len(names)
         self.end(sequence, forget=True)
         return [
             sequence.output(finish_reason=FinishReason.ERROR, error=error, request_id=name)

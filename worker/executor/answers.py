@@ -114,7 +114,7 @@ class PendingAnswers:
         self._finite = hidden[first:last].isfinite().all(dim=-1) if batch.silent else None
         self._pooled: list[Tensor] = []
         if batch.pooled and normed is not None:
-            rows = normed(hidden[last:]).float().split([s.num_pooled for s in batch.pooled])
+            rows = torch.split(normed(hidden[last:]).float(), [s.num_pooled for s in batch.pooled])
             self._pooled = [each.sum(dim=0) for each in rows]
 
     def store(self, state: DeviceState) -> None:

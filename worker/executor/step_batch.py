@@ -33,8 +33,9 @@ class StepBatch:
 
     The rows of `tensors.sample_rows` are: the last 1 + `num_drafts` ones of each of `sampled`, then
     one for each prompt target of each of `scored`, then the last one of each of `silent`, whose
-    logits are not wanted, then the last `num_pooled` ones of each of `pooled`. `slots` [T] are those of the tensors, on the host; `sampled_slots` are
-    the state's slots of `sampled`. No query attends to positions below `first_position`.
+    logits are not wanted, then the last `num_pooled` ones of each of `pooled`. `slots` [T] are
+    those of the tensors, on the host; `sampled_slots` are the state's slots of `sampled`. No query
+    attends to positions below `first_position`.
     """
 
     def __init__(
