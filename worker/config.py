@@ -274,7 +274,7 @@ class ApiConfig:
     num_speculative_tokens: int | None = None
     # How prompts are embedded, and in how many dimensions (None: unknown).
     pooler: PoolerConfig = PoolerConfig()
-    hidden_size: int | None = None
+    embedding_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

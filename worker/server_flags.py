@@ -206,7 +206,7 @@ def api_config(
         max_model_len=max_model_len,
         vocab_size=sim.VOCAB_SIZE if checkpoint is None else checkpoint.vocab_size,
         pooler=_pooler_config(options.pooler_config),
-        hidden_size=HIDDEN_SIZE if checkpoint is None else checkpoint.hidden_size,
+        embedding_size=HIDDEN_SIZE if checkpoint is None else checkpoint.hidden_size,
         accepted_model_names=() if path is None else (path,),
         model_root=path or name,
         api_keys=_api_keys(options, environment),

@@ -78,7 +78,9 @@ def check(executor: Executor, model: Any, texts: list[list[int]], *, overlap: bo
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_tiny_models_embeddings(tiny_executor: Executor, tiny_checkpoint: Path, overlap: bool) -> None:
+def test_a_tiny_models_embeddings(
+    tiny_executor: Executor, tiny_checkpoint: Path, overlap: bool
+) -> None:
     """Random weights, from which nothing is nearly right."""
     from transformers import LlamaForCausalLM
 

@@ -131,7 +131,7 @@ class EmbeddingPreparer:
         return Prepared(requests, TextParams(), frames, stream=False, shown=shown)
 
     def _check_dimensions(self, dimensions: int | None) -> None:
-        most = self._config.hidden_size
+        most = self._config.embedding_size
         if dimensions is None or (dimensions >= 1 and (most is None or dimensions <= most)):
             return
         limit = "at least 1" if most is None else f"in [1, {most}]"

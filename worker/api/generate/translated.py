@@ -84,13 +84,14 @@ class TranslatedPreparer:
 
     async def generate(self, body: bytes, arrival: Arrival) -> Prepared:
         """`POST /generate`: forge-infer's, where there is a `prompt`. Raises `RequestError`."""
+        most = self._text.limits.max_model_len
         if decode(body, _Shape).prompt is not msgspec.UNSET:
-            forge = sglang.completion_of_forge(decode(body, ForgeRequest))
+            forge = sglang.completion_of_forge(decode(body, ForgeRequest), most)
             prepared = await self._preparer.completion(_encode(forge), arrival)
             return replace(prepared, frames=ForgeFrames())
         request = decode(body, SglangRequest)
         with _in_words(_OF_SGLANG | {"prompt": "input_ids" if request.text is None else "text"}):
-            completion = _encode(_given(sglang.completion_of(request)))
+            completion = _encode(_given(sglang.completion_of(request, most)))
             prepared = await self._preparer.completion(completion, arrival)
         frames = SglangFrames(_own_id(prepared), single=sglang.is_single(request))
         prepared = _answered(prepared, frames, total_usage=False)

@@ -26,6 +26,7 @@ from worker.errors import RequestError
 
 Json = dict[str, Any]
 _BLOCKS = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
+_THINKING = ("enabled", "adaptive", "disabled")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -92,7 +93,7 @@ class MessagesToolChoice(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
 class Thinking(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Whether the model thinks first, where its template can say so. The budget has no effect."""
 
-    type: Annotated[str, says(enum=["enabled", "adaptive", "disabled"])]
+    type: Annotated[str, says(enum=list(_THINKING))]
     budget_tokens: Whole | None = None
     display: Any = None
 
@@ -150,6 +151,7 @@ def chat_of(request: CountTokensRequest) -> Json:
         chat["parallel_tool_calls"] = not choice.disable_parallel_tool_use
     variables = dict(request.chat_template_kwargs or {})
     if request.thinking is not None:
+        _check_thinking(request.thinking)
         variables.setdefault("enable_thinking", request.thinking.type != "disabled")
     chat["chat_template_kwargs"] = variables or None
     if isinstance(request, MessagesRequest):
@@ -158,6 +160,13 @@ def chat_of(request: CountTokensRequest) -> Json:
         for name in ("stream", "temperature", "top_p", "top_k", "cache_salt"):
             chat[name] = getattr(request, name)
     return chat
+
+
+def _check_thinking(thinking: Thinking) -> None:
+    if thinking.type not in _THINKING:
+        known = ", ".join(_THINKING)
+        reason = f"thinking.type must be one of {known}, got '{shown(thinking.type)}'"
+        raise RequestError(reason, param="thinking.type")
 
 
 def _chat_tool(n: int, tool: MessagesTool) -> Json:

@@ -145,12 +145,15 @@ GENERATION_ROUTES = (
         ),
         errors=messages.MESSAGES_ERRORS,
     ),
-    _generation(
-        "/generate",
-        "generate_text",
-        "Continue texts or token ids as SGLang does, or a prompt as forge-infer",
-        (sglang.SglangRequest, sglang.ForgeRequest),
-        (sglang.SglangAnswer, list[sglang.SglangAnswer], sglang.ForgeAnswer),
+    replace(
+        _generation(
+            "/generate",
+            "generate_text",
+            "Continue texts or token ids as SGLang does, or a prompt as forge-infer",
+            (sglang.SglangRequest, sglang.ForgeRequest),
+            (sglang.SglangAnswer, list[sglang.SglangAnswer], sglang.ForgeAnswer),
+        ),
+        guarded=True,
     ),
     Route(
         "POST",
@@ -169,6 +172,7 @@ GENERATION_ROUTES = (
         embeddings.PoolingRequest,
         embeddings.PooledList,
         statuses=(404, 503),
+        guarded=True,
     ),
     replace(
         _generation(

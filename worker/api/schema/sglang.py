@@ -142,7 +142,7 @@ _SAME = (
 )
 
 
-def completion_of(request: SglangRequest) -> Json:
+def completion_of(request: SglangRequest, max_model_len: int) -> Json:
     """The body of the text completion that it stands for. Raises `RequestError`."""
     refuse_unsupported(request)
     if (request.text is None) is (request.input_ids is None):
@@ -164,7 +164,7 @@ def completion_of(request: SglangRequest) -> Json:
     body |= {
         "prompt": request.input_ids if request.text is None else request.text,
         "model": request.model,
-        "max_tokens": DEFAULT_NEW_TOKENS if most is None else most,
+        "max_tokens": min(DEFAULT_NEW_TOKENS, max_model_len) if most is None else most,
         "min_tokens": sampling.min_new_tokens,
         "seed": sampling.sampling_seed,
         "include_stop_str_in_output": sampling.no_stop_trim,
@@ -183,7 +183,7 @@ def completion_of(request: SglangRequest) -> Json:
     return body
 
 
-def completion_of_forge(request: ForgeRequest) -> Json:
+def completion_of_forge(request: ForgeRequest, max_model_len: int) -> Json:
     """The body of the text completion that it stands for."""
-    most = FORGE_TOKENS if request.max_tokens is None else request.max_tokens
+    most = min(FORGE_TOKENS, max_model_len) if request.max_tokens is None else request.max_tokens
     return {"prompt": request.prompt, "max_tokens": most, "temperature": 0}
