@@ -1,3 +1,4 @@
+# Apart: the wire form of one API, which has nothing in common with those of the others.
 """Responses of `/v1/responses`: the whole object, or its events. Pure.
 
 Theory of operation. The output of a response is a list of items, in the order in which they begin:
@@ -20,9 +21,9 @@ from worker.api.schema.responses import (
     IncompleteDetails,
     InputTokensDetails,
     OutputItem,
-    OutputText,
     OutputTokensDetails,
     Response,
+    ResponsePart,
     ResponseUsage,
 )
 from worker.api.tools.writer import CallDelta
@@ -135,10 +136,10 @@ class ResponseFrames:
         if place is not None:
             return place
         if kind == "message":
-            part = OutputText(type="output_text", text="", annotations=[], logprobs=[])
+            part = ResponsePart(type="output_text", text="", annotations=[], logprobs=[])
             item = OutputItem(type=kind, id=_new_id("msg"), status="in_progress", role="assistant")
         else:
-            part = OutputText(type="reasoning_text", text="")
+            part = ResponsePart(type="reasoning_text", text="")
             item = OutputItem(type=kind, id=_new_id("rs"), status="in_progress", summary=[])
         item.content = []
         place = self._announce(item)
@@ -204,7 +205,7 @@ class ResponseFrames:
     def _at(self, place: int) -> Json:
         return {"item_id": self._items[place].id, "output_index": place}
 
-    def _part(self, place: int) -> OutputText:
+    def _part(self, place: int) -> ResponsePart:
         content = self._items[place].content
         assert content is not UNSET  # noqa: S101 (only of texts)
         return content[0]

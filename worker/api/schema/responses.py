@@ -288,7 +288,7 @@ def _text(content: str | list[ContentPart], place: str) -> str:
     return "\n".join(part.text or "" for part in content)
 
 
-class OutputText(msgspec.Struct, kw_only=True):
+class ResponsePart(msgspec.Struct, kw_only=True):
     """Part of `OutputItem`."""
 
     type: Literal["output_text", "reasoning_text"]
@@ -304,7 +304,7 @@ class OutputItem(msgspec.Struct, kw_only=True):
     id: str
     status: Literal["in_progress", "completed", "incomplete"]
     role: Literal["assistant"] | UnsetType = UNSET
-    content: list[OutputText] | UnsetType = UNSET
+    content: list[ResponsePart] | UnsetType = UNSET
     summary: list[Any] | UnsetType = UNSET
     call_id: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
