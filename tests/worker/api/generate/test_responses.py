@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -171,9 +172,13 @@ async def test_log_probabilities_are_included(bench: Any) -> None:
 
 
 async def test_a_response_is_aborted_by_its_id(bench: Any) -> None:
-    """The one it shows."""
+    """The one that it shows, which has the client's own in it."""
+    bench.engine.steps = [asyncio.Event()]
     async with bench.client() as client:
-        answer = (await client.post("/v1/responses", json={"input": "a"})).json()
-        assert answer["id"].startswith("resp_")
-    request_id = bench.engine.requests[0].request_id
-    assert answer["id"].removeprefix("resp_") in request_id
+        asked = client.post("/v1/responses", json={"input": "a"}, headers={"x-request-id": "mine"})
+        waiting = asyncio.create_task(asked)
+        await bench.engine.saw_request.wait()
+        await client.post("/inference/v1/abort_requests", json={"request_ids": ["resp_mine"]})
+        assert bench.engine.aborted == [bench.engine.requests[0].request_id]
+        waiting.cancel()
+        await asyncio.wait({waiting})
