@@ -44,8 +44,9 @@ _DISCOVERY = """Routing mechanism: override-host, over endpoints that the picker
 (--xds-port 9004). It listens on 9002 (health on 9003), on this machine, as Envoy does; its pool is
 called `default`."""
 _SEVERAL = """Three pools of one picker: requests below {} are for the pool of that name, which the
-picker reads from the metadata `x-pointsman-pool`. It listens on 9002 (health on 9003) and reports
-the pools' endpoints (--xds-port 9004), on this machine, as Envoy does."""
+picker reads from the metadata `x-pointsman-pool`; others are for the one that has their model
+(--route-by-model). The picker listens on 9002 (health on 9003) and reports the pools' endpoints
+(--xds-port 9004), on this machine, as Envoy does."""
 
 
 def bootstrap() -> str:
@@ -81,7 +82,10 @@ def examples() -> dict[Path, str]:
         for mechanism in Mechanism
     }
     made["eds"] = asking, _DISCOVERY
-    made["several-pools"] = replace(asking, pools=POOLS), _SEVERAL.format(prefixes)
+    made["several-pools"] = (
+        replace(asking, pools=POOLS, route_by_model=True),
+        _SEVERAL.format(prefixes),
+    )
     return {
         DEPLOY / "envoy" / f"{name}.yaml": to_yaml(build(one), f"{_HEAD}\n{text}")
         for name, (one, text) in made.items()
