@@ -140,7 +140,7 @@ class StepPlan:
         self._num_to_draft[sequence.seq_id] = num_tokens
 
     def commit(
-        self, table_of: Callable[[int], Seq[int]]
+        self, table_of: Callable[[int], tuple[int, ...]]
     ) -> tuple[tuple[ScheduledSequence, ...], tuple[StepShare, ...]]:
         """The step as the executor and as we see it; from now on it counts as computed.
 
@@ -162,7 +162,7 @@ class StepPlan:
                 sequence.pool_rows(start, end),
             )
             shares.append(share)
-            scheduled.append(_scheduled(share, tuple(table_of(sequence.seq_id))))
+            scheduled.append(_scheduled(share, table_of(sequence.seq_id)))
             sequence.num_computed = end
             sequence.num_pending += bool(share.answers)
             sequence.is_branching = len(share.answers) > 1

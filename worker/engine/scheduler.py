@@ -240,7 +240,7 @@ class Scheduler:
             self._admission.admit(plan, now, self.pause_state is PauseState.PAUSED_NEW)
         if self._lookahead is not None and not self._in_flight:
             self._lookahead.plan(plan)
-        sequences, shares = plan.commit(self.blocks.table)
+        sequences, shares = plan.commit(self.blocks.table_copy)
         if not sequences:
             return None
         self._counters.num_steps += 1

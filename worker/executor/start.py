@@ -104,8 +104,7 @@ def build_shard(
 
     num_blocks = choose(room) if shard.size == 1 else agree_on_blocks(room, choose, shard, device)
     chosen, shape = config.speculative, model.config
-    is_alone = shard.size == 1 and network is None
-    graphs = choose_graphs(config, backend, device) if is_alone else None
+    graphs = choose_graphs(config, backend, device) if network is None else None
 
     def allocate_cache() -> Tensor:
         # One block is written by padded rows of graphs, and never read.
@@ -197,7 +196,8 @@ def choose_graphs(
     sizes = config.cuda_graph_sizes or graph_sizes(limits.max_num_seqs)
     # Slots are kept for the sequences of two steps, and slot 0 for none.
     room = (2 * limits.max_num_seqs + 1, -(-limits.max_model_len // config.block_size))
-    return DecodeGraphs(CudaGraphs(device), sizes, room)
+    drafts = 0 if config.speculative is None else config.speculative.num_speculative_tokens
+    return DecodeGraphs(CudaGraphs(device), sizes, room, drafts)
 
 
 def choose_dtype(name: str, device: torch.device, packs_bfloat16: bool) -> torch.dtype:

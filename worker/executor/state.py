@@ -66,7 +66,7 @@ class DeviceState:
         changes: list[tuple[int, int, int]] = []
         for slot, sequence in zip(slots, sequences, strict=True):
             held, table = self._held[slot], tuple(sequence.block_table)
-            if held == table:
+            if held is table:  # most are, and to compare two takes time
                 continue
             num_kept = len(held) if table[: len(held)] == held else 0
             changes += [(slot, place, table[place]) for place in range(num_kept, len(table))]

@@ -41,6 +41,7 @@ _DERIVED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|masked_bias|attn\.bias)$")
 _ROPE_FACTORS = "rope_freqs.weight"
 _EMBEDDING, _FINAL_NORM = "model.embed_tokens.weight", "model.norm.weight"
 _HEAD = "lm_head.weight"
+_KV_PARTS = frozenset({"self_attn.k_proj", "self_attn.v_proj"})
 _NAMES_LISTED = 5
 # Layers read at a time; each needs room for its largest product twice while that is laid out.
 _MAX_READERS = 4
@@ -83,8 +84,8 @@ def load_model(
 
 
 def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
-    """The shape of a shard's layers: its part of the heads, of the KV heads and of the inner size.
-    Raises `ConfigError` where these have no such parts.
+    """The shape of a shard's layers: its part of the heads, of the KV heads (or one, where there
+    are more shards) and of the inner size. Raises `ConfigError` where these have no such parts.
     """
     if config.num_experts and shard.size > 1:
         raise ConfigError(
@@ -92,18 +93,27 @@ def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
             " flag out"
         )
     counts = (config.num_heads, config.num_kv_heads, config.intermediate_size)
-    heads, kv_heads, inner = (count // shard.size for count in counts)
-    if any(count % shard.size for count in counts):
-        common = math.gcd(*counts)
-        possible = [str(n) for n in range(1, common + 1) if common % n == 0]
+    if not _splits(counts, shard.size):
+        possible = [str(n) for n in range(1, config.num_heads + 1) if _splits(counts, n)]
         raise ConfigError(
             f"--tensor-parallel-size {shard.size} does not divide the model's {counts[0]} heads,"
             f" {counts[1]} KV heads and intermediate size {counts[2]}: choose"
             f" {' or '.join(filter(None, [', '.join(possible[:-1]), possible[-1]]))}"
         )
     return dataclasses.replace(
-        config, num_heads=heads, num_kv_heads=kv_heads, intermediate_size=inner
+        config,
+        num_heads=config.num_heads // shard.size,
+        num_kv_heads=max(1, config.num_kv_heads // shard.size),
+        intermediate_size=config.intermediate_size // shard.size,
     )
+
+
+def _splits(counts: tuple[int, int, int], size: int) -> bool:
+    """Whether shards of that number have equal parts of heads, KV heads and inner size. A KV head
+    may be that of several shards.
+    """
+    heads, kv_heads, inner = counts
+    return heads % size == inner % size == 0 and min(kv_heads % size, size % kv_heads) == 0
 
 
 def _check_tensors(checkpoint: WeightFile) -> None:
@@ -416,8 +426,11 @@ class _Assembly:
     def _places(self, part: _Projection) -> dict[str, tuple[slice, slice]]:
         """The shard's rows and columns of each weight of a projection."""
         rank, places = self._shard.rank, {}
+        # Ranks in a row have the same KV head, where there are more ranks.
+        sharing = max(1, self._shard.size // self._checkpoint.config.num_kv_heads)
         for name, count in part.outputs.items():
-            row, column = (0, rank * part.inputs) if part.splits_inputs else (rank * count, 0)
+            own = rank // sharing if name in _KV_PARTS else rank
+            row, column = (0, rank * part.inputs) if part.splits_inputs else (own * count, 0)
             places[name] = slice(row, row + count), slice(column, column + part.inputs)
         return places
 
