@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 HASH_ALGOS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 
@@ -224,6 +225,16 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolerConfig:
+    """What embeddings are made of, and whether their length is made 1 where a request does not say;
+    the names are vLLM's.
+    """
+
+    pooling_type: Literal["LAST", "MEAN"] = "LAST"
+    use_activation: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class ApiConfig:
     """The HTTP front end. `served_model_names` is what `/v1/models` lists, the first one being the
     name answers carry; `accepted_model_names` may be asked for without being listed (the path).
@@ -275,6 +286,9 @@ class ApiConfig:
     enable_auto_tool_choice: bool = True  # False: calls are parsed only where they must be
     # The most drafts that a step verifies of one sequence; None: there is no speculation.
     num_speculative_tokens: int | None = None
+    # How prompts are embedded, and in how many dimensions (None: unknown).
+    pooler: PoolerConfig = PoolerConfig()
+    embedding_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,13 @@ class FinishReason(Enum):
     REPETITION = "repetition"
 
 
+class Pooling(Enum):
+    """Which of a prompt's hidden states become its embedding: the last one, or the mean of all."""
+
+    LAST = "last"
+    MEAN = "mean"
+
+
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """A LoRA adapter that requests may choose by its `name`, read from the directory `path`.
@@ -167,6 +174,7 @@ class ScheduledSequence:
     comes after this step's draws. The block table has room for the draws and those drafts.
 
     `adapter_slot` is where the adapter is that all its tokens run with (None: the model alone).
+    `num_pooled` asks for the sum of the hidden states of so many of the last `token_ids`.
     """
 
     seq_id: int
@@ -180,6 +188,7 @@ class ScheduledSequence:
     num_drafts: int = 0
     num_to_draft: int = 0
     adapter_slot: int | None = None
+    num_pooled: int = 0
 
     @property
     def drafts(self) -> Sequence[int]:
@@ -258,6 +267,9 @@ class ModelOutput:
     may be missing or shorter than asked for. `drafting_seconds` of the step's time went into them,
     and `catch_up_seconds` besides into what the drafter had to read first, more than it has to in
     every round: a prompt, say. That pays off only later, or never.
+
+    `pooled` holds, for sequences with `num_pooled`, the sum [hidden_size] of hidden states after
+    the final norm.
     """
 
     sampled: dict[int, tuple[Draw, ...]]
@@ -266,6 +278,7 @@ class ModelOutput:
     drafts: dict[int, Drafts] = field(default_factory=dict)
     drafting_seconds: float = 0.0
     catch_up_seconds: float = 0.0
+    pooled: dict[int, list[float]] = field(default_factory=dict)
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):

@@ -187,7 +187,7 @@ class Admitter:
             return
         sequence.scheduled_seconds = now
         sequence.num_cached = hit.num_tokens
-        if self._kv.caching and sequence.params.prompt_logprobs is None:
+        if self._kv.caching and sequence.num_readable >= sequence.num_prompt:
             self._counters.prefix_cache_queries += sequence.num_prompt
             self._counters.prefix_cache_hits += hit.num_tokens
 

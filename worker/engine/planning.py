@@ -34,7 +34,7 @@ class StepShare:
     has the blocks that the step writes: it is counted up when it loses them.
 
     `guess` are drafts that are verified behind the last token; `end` does not count them. For
-    `num_to_draft` see `ScheduledSequence`.
+    `num_to_draft` and `num_pooled` see `ScheduledSequence`.
     """
 
     sequence: Sequence
@@ -44,6 +44,7 @@ class StepShare:
     num_preemptions: int
     guess: Guess | None = None
     num_to_draft: int = 0
+    num_pooled: int = 0
 
     @property
     def num_drafts(self) -> int:
@@ -203,6 +204,7 @@ class StepPlan:
                 sequence.num_preemptions,
                 self._guesses.get(sequence.seq_id),
                 self._num_to_draft.get(sequence.seq_id, 0),
+                sequence.pool_rows(start, end),
             )
             shares.append(share)
             scheduled.append(_scheduled(share, table_of(sequence.seq_id)))
@@ -215,6 +217,7 @@ class StepPlan:
 def _scheduled(share: StepShare, block_table: Seq[int]) -> ScheduledSequence:
     sequence, end = share.sequence, share.end
     targets = sequence.prompt_targets(share.start, end)
+    draws = bool(share.answers) and sequence.request.pooling is None
     known = sequence.token_ids[share.start : end]
     drafts = () if share.guess is None else share.guess.token_ids
     return ScheduledSequence(
@@ -222,11 +225,12 @@ def _scheduled(share: StepShare, block_table: Seq[int]) -> ScheduledSequence:
         [*known, *drafts] if drafts else known,
         share.start,
         block_table,
-        sequence.sample_specs(end, drafts) if share.answers else (),
+        sequence.sample_specs(end, drafts) if draws else (),
         takes_pending=end > len(sequence.token_ids),
         prompt_targets=targets,
         num_prompt_logprobs=(sequence.params.prompt_logprobs or 0) if targets else 0,
         num_drafts=share.num_drafts,
         num_to_draft=share.num_to_draft,
         adapter_slot=sequence.adapter_slot,
+        num_pooled=share.num_pooled,
     )

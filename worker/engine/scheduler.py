@@ -59,19 +59,17 @@ from worker.engine.counters import Counters
 from worker.engine.grammar import Grammars
 from worker.engine.live_sequences import LiveSequences, new_sequence
 from worker.engine.messages import AddRequest, RequestOutput
-from worker.engine.planning import NO_MEMORY, Guess, StepCeiling, StepInFlight, StepPlan, StepShare
+from worker.engine.planning import NO_MEMORY, StepCeiling, StepInFlight, StepPlan
+from worker.engine.results import Results
 from worker.engine.sequence import Sequence, SequenceState
 from worker.engine.sequence_kv import SequenceKv
 from worker.engine.speculation import Lookahead, Speculation
 from worker.errors import ConfigError, IntegrityError
 from worker.types import (
-    Drafts,
-    Draw,
     EngineStats,
     FinishReason,
     ModelOutput,
     SchedulerOutput,
-    TokenLogprobs,
 )
 
 
@@ -422,9 +420,10 @@ class Scheduler:
             return "outputs cannot be constrained: the engine does not know what its tokens say"
         if num_prompt == 0:
             return "the prompt is empty"
-        if num_prompt >= self.max_model_len:
+        least = int(request.pooling is None)
+        if num_prompt + least > self.max_model_len:
             return (
-                f"the prompt has {num_prompt} tokens; with at least one output token the limit is "
+                f"the prompt has {num_prompt} tokens; with {least} output tokens the limit is "
                 f"{self.max_model_len} (the model's length, the KV cache or, with chunked prefill "
                 "off, the tokens of a step, whichever is smallest)"
             )
@@ -440,194 +439,3 @@ def _check(limits: SchedulerConfig) -> None:
     ):
         if given not in known:
             raise ConfigError(f"{flag} {given!r} is not one of {', '.join(known)}")
-
-
-class Results:
-    """Applies results to the sequences of a step, whatever happened to these since it was planned.
-
-    - One that has ended meanwhile gets nothing: its token is discarded, and what the step wrote for
-      it lies in blocks that only later steps use.
-    - One that was preempted meanwhile gets its token all the same; it has lost the KV.
-
-    A share with drafts has a run of draws: the drafts that stood, and one token more. The KV of
-    those that stood is there already, and counts from then on.
-    """
-
-    def __init__(
-        self,
-        live: LiveSequences,
-        kv: SequenceKv,
-        counters: Counters,
-        speculation: Speculation | None = None,
-    ) -> None:
-        self._live = live
-        self._kv = kv
-        self._counters = counters
-        self._speculation = speculation
-
-    def apply(self, step: StepInFlight, result: ModelOutput, now: float) -> list[RequestOutput]:
-        """Take in one step; what there is to tell."""
-        outputs: list[RequestOutput] = []
-        for share in step.shares:
-            sequence = share.sequence
-            if sequence.state is SequenceState.FINISHED:
-                continue
-            seq_id = sequence.seq_id
-            error = result.failed.get(seq_id)
-            if error is not None:
-                self._counters.num_corrupted_requests += sequence.num_answers
-                outputs += self.fail(sequence, error)
-                continue
-            outputs += self._take_in(share, result, now)
-            if share.looks_ahead and self._has_blocks(share):
-                self._kv.shrink(sequence)
-            self._keep(sequence, result.drafts.get(seq_id))
-        return outputs
-
-    def undo(self, step: StepInFlight) -> None:
-        """Put the sequences of a step back to where they stood. Call it for the last step first."""
-        for share in step.shares:
-            sequence = share.sequence
-            if sequence.state is SequenceState.FINISHED:
-                continue
-            sequence.num_pending -= bool(share.answers)
-            sequence.is_branching = False
-            if self._has_blocks(share):
-                sequence.num_computed = share.start
-                self._kv.blocks.shrink(sequence.seq_id, len(sequence.token_ids))
-
-    def end(self, sequence: Sequence, forget: bool = False) -> None:
-        """Free the blocks and forget the sequence, with its branches; with `forget` its KV and its
-        outputs are worth nothing either.
-        """
-        self._kv.release(sequence, forget)
-        self._live.remove(sequence)
-        if self._speculation is not None:
-            self._speculation.end(sequence, not forget)
-
-    @staticmethod
-    def _has_blocks(share: StepShare) -> bool:
-        """Whether the sequence still has the blocks that the step wrote."""
-        running = share.sequence.state is SequenceState.RUNNING
-        return running and share.sequence.num_preemptions == share.num_preemptions
-
-    def _take_in(self, share: StepShare, result: ModelOutput, now: float) -> list[RequestOutput]:
-        sequence = share.sequence
-        seq_id = sequence.seq_id
-        if share.guess is not None:
-            return [self._take_run(share, share.guess, result.sampled[seq_id], now)]
-        if self._has_blocks(share):
-            self._kv.written(sequence, share.end)
-        told = self._new_prompt_logprobs(share, result.prompt_logprobs.get(seq_id, ()))
-        if share.answers:
-            return self._take_draws(share, result.sampled[seq_id], told, now)
-        return [sequence.output(prompt_logprobs=told)] if told else []
-
-    def fail(self, sequence: Sequence, error: str) -> list[RequestOutput]:
-        """End a sequence whose answers cannot be had; its KV is not to be hit."""
-        names = (sequence.request_id, *(branch.request_id for branch in sequence.branches))
-        self.end(sequence, forget=True)
-        return [
-            sequence.output(finish_reason=FinishReason.ERROR, error=error, request_id=name)
-            for name in names
-        ]
-
-    @staticmethod
-    def _new_prompt_logprobs(
-        share: StepShare, logprobs: tuple[TokenLogprobs, ...]
-    ) -> tuple[TokenLogprobs, ...]:
-        """Those not told before: after a preemption the same positions may be run again."""
-        sequence = share.sequence
-        new = logprobs[max(0, sequence.num_prompt_logprobs - share.start) :]
-        sequence.num_prompt_logprobs += len(new)
-        return new
-
-    def _take_draws(
-        self,
-        share: StepShare,
-        draws: tuple[Draw, ...],
-        told: tuple[TokenLogprobs, ...],
-        now: float,
-    ) -> list[RequestOutput]:
-        """One token for each answer that is still wanted; branches become sequences first, while
-        the first answer still has the blocks.
-        """
-        parent = share.sequence
-        parent.num_pending -= 1
-        parent.is_branching = False
-        if parent.num_outputs == 0:
-            self._counters.prompt_tokens += parent.num_prompt
-            self._counters.prompt_tokens_cached += parent.num_cached
-        members = {parent.index: parent}
-        if parent.branches:
-            for child in self._live.branch(parent):
-                members[child.index] = child
-                if child.state is SequenceState.RUNNING:
-                    self._kv.fork(parent, child)
-        outputs = []
-        for index, draw in zip(share.answers, draws, strict=True):
-            member = members.get(index)  # None: aborted since
-            if member is not None:
-                outputs.append(
-                    self._take_token(member, draw, told if member is parent else (), now)
-                )
-        return outputs
-
-    def _take_token(
-        self, sequence: Sequence, draw: Draw, told: tuple[TokenLogprobs, ...], now: float
-    ) -> RequestOutput:
-        reason, stop_token = self._append(sequence, draw, now)
-        if reason is not None:
-            self.end(sequence)
-        return sequence.output((draw,), reason, stop_token, told)
-
-    def _take_run(
-        self, share: StepShare, guess: Guess, draws: tuple[Draw, ...], now: float
-    ) -> RequestOutput:
-        """The draws one by one, up to one that ends the sequence; those after it never were."""
-        sequence = share.sequence
-        sequence.num_pending -= 1
-        num_accepted = _num_accepted(guess, draws)
-        if self._speculation is not None:
-            self._speculation.verified(sequence, guess, num_accepted)
-        reason, stop_token, num_taken = None, None, 0
-        while reason is None and num_taken < len(draws):
-            reason, stop_token = self._append(sequence, draws[num_taken], now)
-            num_taken += 1
-        if self._has_blocks(share):
-            sequence.num_computed = min(share.end + num_accepted, len(sequence.token_ids))
-            self._kv.written(sequence, sequence.num_computed)
-        if reason is not None:
-            self.end(sequence)
-        return sequence.output(draws[:num_taken], reason, stop_token)
-
-    def _append(
-        self, sequence: Sequence, draw: Draw, now: float
-    ) -> tuple[FinishReason | None, int | None]:
-        """Append a token; why that ends the sequence, if it does, and by which stop token."""
-        self._counters.generation_tokens += 1
-        sequence.append(draw.token_id, now)
-        return policies.check_stop(
-            sequence.params,
-            sequence.eos_token_ids,
-            sequence.token_ids,
-            sequence.num_prompt,
-            sequence.max_tokens_total,
-        )
-
-    def _keep(self, sequence: Sequence, drafts: Drafts | None) -> None:
-        if self._speculation is None or drafts is None:
-            return
-        if sequence.state is not SequenceState.FINISHED:
-            self._speculation.keep(sequence, drafts)
-
-
-def _num_accepted(guess: Guess, draws: tuple[Draw, ...]) -> int:
-    """How many of the drafts stood. Raises IntegrityError when the draws are no run behind them:
-    the KV that was written would be that of other tokens.
-    """
-    num_accepted = len(draws) - 1
-    accepted = tuple(draw.token_id for draw in draws[:-1])
-    if not draws or accepted != guess.token_ids[:num_accepted]:
-        raise IntegrityError(f"drafts {guess.token_ids} cannot have stood as {accepted}")
-    return num_accepted

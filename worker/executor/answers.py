@@ -71,7 +71,8 @@ class PendingAnswers:
     """The answers of a step from hidden [R, hidden_size], the rows of `batch`'s `sample_rows`: all
     that the device does for them is launched.
 
-    `logits_of` turns hidden rows into float32 logits, each row on its own. A sequence has failed if
+    `logits_of` turns hidden rows into float32 logits, each row on its own, and `normed` into what
+    embeddings are made of (None: none is asked for). A sequence has failed if
     one of its rows is not all finite numbers, or if no token may be drawn from it; but rows of
     drafts count only as far as plain decoding would have come, and there is a token before them.
 
@@ -88,6 +89,7 @@ class PendingAnswers:
         verification: Verification | None = None,
         sampler: Sampler = TORCH_SAMPLER,
         tile_rows: int = TILE_ROWS,
+        normed: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self._batch = batch
         self._failed: dict[int, str] = {}
@@ -112,8 +114,13 @@ class PendingAnswers:
             _score(logits, wanted, self._scored, self._failed)
             first += len(wanted)
         # All keys and values of a sequence go into its last row: it is finite only if they are.
-        finite = hidden[first:].isfinite().all(dim=-1) if batch.silent else None
+        last = first + len(batch.silent)
+        finite = hidden[first:last].isfinite().all(dim=-1) if batch.silent else None
         self._finite = None if finite is None else fetched(finite.int())
+        self._pooled: list[Tensor] = []
+        if batch.pooled and normed is not None:
+            rows = torch.split(normed(hidden[last:]).float(), [s.num_pooled for s in batch.pooled])
+            self._pooled = [each.sum(dim=0) for each in rows]
 
     def store(self, state: DeviceState) -> None:
         """Leave the last token of each sequence where the next step finds it, but of those whose
@@ -133,6 +140,11 @@ class PendingAnswers:
             {seq_id: draws for seq_id, draws in self._sampled.items() if seq_id not in failed},
             {seq_id: tuple(rows) for seq_id, rows in self._scored.items() if seq_id not in failed},
             failed,
+            pooled={
+                sequence.seq_id: sums.tolist()
+                for sequence, sums in zip(self._batch.pooled, self._pooled, strict=True)
+                if sequence.seq_id not in failed
+            },
         )
 
     def _close(self) -> None:

@@ -297,6 +297,7 @@ def _decodes(sequence: ScheduledSequence) -> bool:
         len(sequence.token_ids) + sequence.takes_pending == 1 + sequence.num_drafts
         and len(sequence.samples) == 1
         and not sequence.prompt_targets
+        and not sequence.num_pooled
     )
 
 

@@ -130,7 +130,9 @@ class ModelRunner:
             states = model.states(batch.tensors, cache)
             drafter.record(batch, states)
             hidden = states.index_select(0, batch.tensors.sample_rows)
-        answers = PendingAnswers(batch, hidden, model.logits, verification, self._sampler)
+        answers = PendingAnswers(
+            batch, hidden, model.logits, verification, self._sampler, normed=model.normed
+        )
         answers.store(self._state)
         return _ModelTicket(step, answers, drafter, model.device)
 

@@ -81,9 +81,7 @@ def build_shard(
     if config.model_path is None:
         raise ConfigError("--engine torch needs --model")
     path, max_model_len = config.model_path, config.scheduler.max_model_len
-    if config.num_threads is not None or shard.size > 1:
-        threads = config.num_threads or torch.get_num_threads()
-        torch.set_num_threads(max(1, threads // shard.size))
+    _set_threads(config.num_threads, shard)
     device = choose_device(config.device, shard)
     dtype = choose_dtype(config.dtype, device, can_pack(torch.bfloat16))
     kernels = choose_kernels(config, device, dtype)
@@ -134,6 +132,12 @@ def build_shard(
         sums = choose_sums(device) if method == PROBABILISTIC else None
         how = (drafter, chosen.rejection_sample_method, sums)
         return make(*how), num_blocks
+
+
+def _set_threads(wanted: int | None, shard: Shard) -> None:
+    if wanted is not None or shard.size > 1:
+        threads = wanted or torch.get_num_threads()
+        torch.set_num_threads(max(1, threads // shard.size))
 
 
 @contextmanager

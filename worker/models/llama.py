@@ -212,7 +212,11 @@ class LlamaModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [R, vocab_size] float32 of hidden states [R, hidden_size]; each row on its own."""
-        norm = self.backend.rms_norm if self.kernels is None else self.kernels.norm
-        logits = self.head(norm(hidden, self.final_norm, self.config.rms_norm_eps)).float()
+        logits = self.head(self.normed(hidden)).float()
         cap = self.config.logit_softcap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Hidden states [R, hidden_size] after the final norm; each row on its own."""
+        norm = self.backend.rms_norm if self.kernels is None else self.kernels.norm
+        return norm(hidden, self.final_norm, self.config.rms_norm_eps)

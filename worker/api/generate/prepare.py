@@ -177,13 +177,13 @@ class RequestPreparer:
         limit = requested_max_tokens(request, request.max_completion_tokens, self._limits)
         ids = self._truncated(request, ids, limit)
         if self._may_encode_unknown:
-            await self._check_ids([ids], ["messages"])
+            await self.check_ids([ids], ["messages"])
         constraint = constraint_of(request)
         form, shown_ids = self._forms.form_of(request, prompt)
         asked = _Asked(
             request,
             arrival,
-            _response_id("chatcmpl", request, arrival),
+            response_id("chatcmpl", request.request_id, arrival),
             [ids],
             (),
             self._capped(limit),
@@ -226,13 +226,13 @@ class RequestPreparer:
         if self._may_encode_unknown or not isinstance(given[0], str):
             nested = len(given) > 1 or given[0] is not request.prompt
             names = [f"prompt[{n}]" if nested else "prompt" for n in range(len(prompts))]
-            await self._check_ids(prompts, names)
+            await self.check_ids(prompts, names)
         logprobs = request.logprobs
         constraint = constraint_of(request)
         asked = _Asked(
             request,
             arrival,
-            _response_id("cmpl", request, arrival),
+            response_id("cmpl", request.request_id, arrival),
             prompts,
             await self._echoes(given, prompts, request),
             self._capped(limit),
@@ -287,7 +287,9 @@ class RequestPreparer:
         encoded = iter(await self._text.encode_all(texts, add_special_tokens=special))
         return [next(encoded) if isinstance(prompt, str) else prompt for prompt in given]
 
-    async def _check_ids(self, prompts: Sequence[Sequence[int]], names: Sequence[str]) -> None:
+    async def check_ids(self, prompts: Sequence[Sequence[int]], names: Sequence[str]) -> None:
+        """Refuse ids that are not the model's, by the names of their prompts."""
+
         def check() -> None:
             for ids, name in zip(prompts, names, strict=True):
                 check_token_ids(ids, self._limits, name)
@@ -403,7 +405,7 @@ class RequestPreparer:
         num_tokens = n * sum(map(len, asked.prompts))
         name = "prompt_logprobs" if request.prompt_logprobs is not None else "logprobs"
         check_prompt_logprobs_size(params.prompt_logprobs, num_tokens, name, limits)
-        priority = self._priority(asked)
+        priority = self.priority(request.priority, asked.arrival)
         requests = []
         for index, (ids, room) in enumerate(zip(asked.prompts, rooms, strict=True)):
             if index and request.seed in (None, -1):
@@ -426,10 +428,11 @@ class RequestPreparer:
             )
         return tuple(requests)
 
-    def _priority(self, asked: _Asked) -> int:
-        priority = asked.arrival.priority
+    def priority(self, asked: int | None, arrival: Arrival) -> int:
+        """The header's, or what the body asks for. Raises `RequestError` where there are none."""
+        priority = arrival.priority
         if priority is None:
-            priority = int(asked.request.priority or 0)
+            priority = int(asked or 0)
         if priority and not self._config.enable_priority:
             reason = f"Got priority {priority} but Priority scheduling is not enabled."
             raise invalid("priority", priority, reason)
@@ -496,8 +499,8 @@ def _n(request: GenerationFields) -> int:
     return 1 if request.n is None else max(1, int(request.n))
 
 
-def _response_id(prefix: str, request: GenerationFields, arrival: Arrival) -> str:
-    asked = request.request_id
+def response_id(prefix: str, asked: str | None, arrival: Arrival) -> str:
+    """The id of a response: the header's, the one the body asks for, or a new one."""
     if asked is not None and not (0 < len(asked) <= MAX_REQUEST_ID_CHARS and asked.isprintable()):
         reason = f"request_id must have 1 to {MAX_REQUEST_ID_CHARS} printable characters."
         raise invalid("request_id", asked, reason)

@@ -18,6 +18,7 @@ from worker.api.schema.answers import (
     ModelCard,
     ModelList,
     ModelPermission,
+    Status,
     Version,
 )
 from worker.api.schema.openapi import package_version
@@ -27,6 +28,7 @@ from worker.config import ApiConfig, KvEventsConfig
 from worker.metrics.page import CONTENT_TYPE, WorkerMetrics
 from worker.types import EngineStats
 
+_OK = msgspec.json.encode(Status("ok"))
 _METRICS_HEADERS = ((b"content-type", CONTENT_TYPE.encode()),)
 _TEXT_HEADERS = ((b"content-type", b"text/plain; charset=utf-8"),)
 _DOCS = b"""The interface of this server is described by /openapi.json (OpenAPI 3.1).
@@ -64,6 +66,7 @@ class ProbeRoutes:
         """By the names of `routes.PROBE_ROUTES`."""
         return {
             "health": self._health,
+            "healthz": self._healthz,
             "ready": self._ready,
             "ping": self._health,
             "ping_post": self._health,
@@ -81,6 +84,12 @@ class ProbeRoutes:
         alive, with work, and a step beyond its budget.
         """
         await _tell(exchange, self._engine.is_alive and self._engine.is_progressing)
+
+    async def _healthz(self, exchange: Exchange) -> None:
+        """As `_health`, for those that read a body; and an error with one."""
+        if not (self._engine.is_alive and self._engine.is_progressing):
+            raise status_error(HTTPStatus.SERVICE_UNAVAILABLE, "The engine makes no progress")
+        await exchange.reply(_OK)
 
     async def _ready(self, exchange: Exchange) -> None:
         """As `_health`, and 503 too from the start of a drain on and while the engine is asleep,

@@ -284,9 +284,9 @@ class Success(msgspec.Struct):
 
 
 class Status(msgspec.Struct):
-    """Answer of `/pause` and `/resume`."""
+    """Answer of `/pause`, `/resume` and `/healthz`."""
 
-    status: Literal["paused", "resumed"]
+    status: Literal["paused", "resumed", "ok"]
 
 
 class IsPaused(msgspec.Struct):

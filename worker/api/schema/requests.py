@@ -343,6 +343,14 @@ class ChatRequest(GenerationFields):
     thinking_token_budget: Annotated[Any, only()] = None
 
 
+class BatchChatRequest(ChatRequest):
+    """Body of `POST /v1/chat/completions/batch`: several conversations, one answer to each."""
+
+    messages: Annotated[  # type: ignore[assignment]
+        list[list[ChatMessage]], says(minItems=1, maxItems=MAX_PROMPTS)
+    ]
+
+
 class CompletionRequest(GenerationFields):
     """Body of `POST /v1/completions`."""
 

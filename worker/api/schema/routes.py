@@ -8,10 +8,12 @@ from typing import Any
 
 import msgspec
 
-from worker.api.http.exchange import Exchange
+from worker.api.http.exchange import OPENAI_ERRORS, ErrorForm, Exchange
 from worker.api.schema import answers as answers
+from worker.api.schema import embeddings, messages, responses, sglang
 from worker.api.schema.requests import (
     AbortBody,
+    BatchChatRequest,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -62,6 +64,7 @@ class Route:
     statuses: tuple[int, ...] = ()
     switch: str | None = None
     guarded: bool = False
+    errors: ErrorForm = OPENAI_ERRORS
 
     def is_served(self, config: ApiConfig) -> bool:
         """Whether a server of this configuration has the route."""
@@ -118,6 +121,61 @@ GENERATION_ROUTES = (
         GenerateRequest,
         answers.Generated,
     ),
+    Route(
+        "POST",
+        "/v1/chat/completions/batch",
+        "chat_batch",
+        "Answer several conversations, a choice for each",
+        BatchChatRequest,
+        answers.ChatCompletion,
+        statuses=(404, 503),
+    ),
+    _generation(
+        "/v1/responses",
+        "responses",
+        "Answer as the Responses API does, without keeping anything",
+        responses.ResponsesRequest,
+        responses.Response,
+    ),
+    replace(
+        _generation(
+            "/v1/messages",
+            "messages",
+            "Answer a conversation as Anthropic's API does",
+            messages.MessagesRequest,
+            messages.Message,
+        ),
+        errors=messages.MESSAGES_ERRORS,
+    ),
+    replace(
+        _generation(
+            "/generate",
+            "generate_text",
+            "Continue texts or token ids as SGLang does, or a prompt as forge-infer",
+            (sglang.SglangRequest, sglang.ForgeRequest),
+            (sglang.SglangAnswer, list[sglang.SglangAnswer], sglang.ForgeAnswer),
+        ),
+        guarded=True,
+    ),
+    Route(
+        "POST",
+        "/v1/embeddings",
+        "embeddings",
+        "Embed texts or token ids",
+        embeddings.EmbeddingRequest,
+        embeddings.EmbeddingList,
+        statuses=(404, 503),
+    ),
+    Route(
+        "POST",
+        "/pooling",
+        "pooling",
+        "As /v1/embeddings, in vLLM's other form",
+        embeddings.PoolingRequest,
+        embeddings.PooledList,
+        statuses=(404, 503),
+        guarded=True,
+    ),
     replace(
         _generation(
             "/invocations",
@@ -137,6 +195,16 @@ TEXT_ROUTES = (
         "Token ids of a text or a conversation",
         TokenizeRequest,
         answers.Tokenized,
+    ),
+    replace(
+        _text(
+            "/v1/messages/count_tokens",
+            "count_tokens",
+            "How many tokens the prompt of a message has",
+            messages.CountTokensRequest,
+            messages.CountedTokens,
+        ),
+        errors=messages.MESSAGES_ERRORS,
     ),
     _text(
         "/detokenize", "detokenize", "The text of token ids", DetokenizeRequest, answers.Detokenized
@@ -167,6 +235,14 @@ TEXT_ROUTES = (
 
 PROBE_ROUTES = (
     Route("GET", "/health", "health", "200 while the engine makes progress", statuses=_COMMAND),
+    Route(
+        "GET",
+        "/healthz",
+        "healthz",
+        "As /health, with a body",
+        answer=answers.Status,
+        statuses=_COMMAND,
+    ),
     Route("GET", "/health/ready", "ready", "200 while requests are served", statuses=_COMMAND),
     Route("GET", "/ping", "ping", "As /health (SageMaker)", statuses=_COMMAND),
     Route("POST", "/ping", "ping_post", "As /health (SageMaker)", statuses=_COMMAND),
