@@ -200,7 +200,7 @@ class Plan:
         """
         options, site = self.options, self.site
         threads = max(1, site.cores // max(1, options.workers))
-        argv = [*_python("worker"), "--engine", options.engine]
+        argv = [*_python("worker.__main__"), "--engine", options.engine]
         argv += ["--host", _LOOPBACK, "--port", str(port)]
         argv += ["--shutdown-timeout", f"{options.drain_seconds:g}"]
         if self.model is not None:
@@ -251,7 +251,7 @@ class Plan:
         ports = site.picker_ports if ports is None else ports
         record = options.record if record is None else record
         ext_proc, health, http = ports
-        argv = [*_python("picker"), "--endpoints-file", str(self.endpoints_path)]
+        argv = [*_python("picker.__main__"), "--endpoints-file", str(self.endpoints_path)]
         argv += ["--bind-address", _LOOPBACK, "--grpc-port", str(ext_proc)]
         argv += ["--grpc-health-port", str(health), "--metrics-port", str(http)]
         argv += ["--drain-timeout", f"{options.drain_seconds:g}s"]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import ipaddress
 import json
 import os
 import secrets
@@ -29,10 +28,11 @@ from fleet.envoy import admin
 from fleet.envoy.binary import envoy_version, find_envoy, require_supported
 from fleet.envoy.clusters import PICKER, POOL
 from fleet.envoy.settings import Mechanism, SocketAddress
-from fleet.errors import FleetError
+from fleet.errors import FleetError, UsageError
 from fleet.members import Members, Rotation, Say, write_bootstrap
 from fleet.plan import PORTS_OF_A_PICKER, FleetOptions, PickerPlan, Plan, Site
-from fleet.ports import free_ports, require_free
+from fleet.ports import free_ports
+from fleet.preflight import check_options, check_programs
 from fleet.process import Child, Reaper
 from fleet.rolling import RollingRestart, Scene
 from fleet.running_picker import RunningFleet, Shown
@@ -41,8 +41,6 @@ from picker.config.pool_file import read_policies
 from picker.errors import ConfigError
 
 POOL_NAME = "default"  # of a fleet's picker
-MOST_WORKERS = 256  # 13 GB of simulators; a larger number is more likely a typing error
-_FREE_BYTES_NEEDED = 50_000_000  # logs
 _STOP_SECONDS = 5.0
 _SHARED_MEMORY = Path("/dev/shm")
 _HOT_RESTART_BITS = 27  # ten times as much has to fit 31 bits
@@ -54,7 +52,7 @@ def up(options: FleetOptions, say: Say, progress: models.Progress | None = None)
     `say` gets every line for the user, `progress` the state of a download. Raises `FleetError` when
     the fleet cannot start; nothing is left running then.
     """
-    _preflight(options)
+    check_options(options)
     is_torch = options.engine == "torch"
     gpus = devices.choose(options.devices, devices.find(os.environ)) if is_torch else []
     model = None
@@ -68,6 +66,7 @@ def up(options: FleetOptions, say: Say, progress: models.Progress | None = None)
         options = dataclasses.replace(options, worker_args=tuple(found))
     with _folder(say) as folder:
         layout = Plan(options, _site(options, folder, gpus), model)
+        check_programs(layout)
         url, control = _url(layout.picker().http), str(layout.control_path)
         fleet = RunningFleet(os.getpid(), url, options.port, control)
         try:
@@ -88,12 +87,13 @@ def read_objectives(path: Path, say: Callable[[str], None], *, clients_may_name:
         content = path.read_bytes()
         read = read_policies(content, str(path), POOL_NAME)
     except OSError as error:
-        raise FleetError(f"cannot read {path}: {error.strerror or error}") from error
+        text = f"--objectives: cannot read {path}: {error.strerror or error}"
+        raise UsageError(text) from error
     except ConfigError as error:
-        raise FleetError(str(error)) from error
+        raise UsageError(f"--objectives: {error}") from error
     errors = [str(one) for one in read.findings if one.severity is Severity.ERROR]
     if errors:
-        raise FleetError("\n".join(errors))
+        raise UsageError("\n".join(errors))
     for finding in read.findings:
         say(f"warning: {finding}")
     if read.contents.rules.objectives and not clients_may_name:
@@ -101,39 +101,24 @@ def read_objectives(path: Path, say: Callable[[str], None], *, clients_may_name:
     return content.decode("utf-8-sig")
 
 
-def _preflight(options: FleetOptions) -> None:
-    if not 1 <= options.workers <= MOST_WORKERS:
-        raise FleetError(
-            f"--workers is between 1 and {MOST_WORKERS}, not {options.workers}: each one is two "
-            "processes of at least 50 MB together"
-        )
-    try:
-        address = ipaddress.ip_address(options.host)
-    except ValueError as error:
-        raise FleetError(f"--host takes an IP address, not {options.host}") from error
-    if not address.is_loopback and not options.insecure:
-        raise FleetError(
-            f"{options.host} can be reached from other machines and there is no authentication; "
-            "add --insecure to do it all the same"
-        )
-    if options.config is not None and not options.config.is_file():
-        raise FleetError(f"no configuration file at {options.config}")
-    require_free(options.host, options.port)
-    temporary = tempfile.gettempdir()
-    if shutil.disk_usage(temporary).free < _FREE_BYTES_NEEDED:
-        raise FleetError(f"{temporary} is full: {_FREE_BYTES_NEEDED / 1e6:.0f} MB are needed there")
-
-
 @contextlib.contextmanager
 def _folder(say: Say) -> Iterator[Path]:
-    """A private folder for sockets, settings and logs; it stays when something went wrong."""
+    """A private folder for sockets, settings and logs. It stays after what should not happen; what
+    is to be known of a start that failed is in the `FleetError`, which has the end of a log.
+    """
     folder = Path(tempfile.mkdtemp(prefix="pointsman-"))
+    is_kept = True
     try:
         yield folder
-    except BaseException:
-        say(f"logs are kept in {folder}")
+        is_kept = False
+    except (FleetError, SystemExit, KeyboardInterrupt):
+        is_kept = False
         raise
-    shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        if is_kept:
+            say(f"logs are kept in {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _site(options: FleetOptions, folder: Path, gpus: Iterable[devices.Gpu]) -> Site:

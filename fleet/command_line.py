@@ -1,0 +1,76 @@
+"""How the commands read their flags: a wrong command line is one sentence and status 2, help has
+every default, and what was misspelt is suggested.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import math
+import re
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+LAST_PORT = 65_535
+_UNKNOWN = re.compile(r"unrecognized arguments: .*?(--?[\w-]+)")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser without abbreviations. Of another program's parser, `parents=[theirs]` makes it one
+    of these; its flags must include `--help`, or `add_help` be true.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, "formatter_class": _Help} | given)
+
+    def error(self, message: str) -> NoReturn:
+        """End with status 2 and one line, instead of the usage, which is long."""
+        unknown = _UNKNOWN.search(message)
+        hint = "" if unknown is None else near(unknown[1], self._option_string_actions)
+        self.exit(2, f"{self.prog}: {message}{hint} (see {self.prog.partition(':')[0]} --help)\n")
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Adds the default of every flag that has one and does not say it."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        is_plain = action.nargs == 0 or action.default in (None, "", argparse.SUPPRESS)
+        if "default" in text or is_plain or action.default in ([], ()) or not action.option_strings:
+            return text
+        return f"{text} (default %(default)s)"
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """What `word` may have been meant for, as the end of a sentence; empty without a guess."""
+    found = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def port(text: str) -> int:
+    """A TCP port that clients can connect to."""
+    return _whole(text, 1, LAST_PORT)
+
+
+def count(text: str) -> int:
+    """A whole number of 1 or more."""
+    return _whole(text, 1, None)
+
+
+def seconds(text: str) -> float:
+    """A finite number of 0 or more."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"takes seconds, 0 or more, not {text!r}")
+    return value
+
+
+def _whole(text: str, least: int, most: int | None) -> int:
+    value = int(text) if re.fullmatch(r"[+-]?[0-9]{1,18}", text) else None
+    if value is None or value < least or (most is not None and value > most):
+        bounds = f"of {least} or more" if most is None else f"between {least} and {most}"
+        raise argparse.ArgumentTypeError(f"takes a whole number {bounds}, not {text!r}")
+    return value
