@@ -43,8 +43,9 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 def near(word: str, known: Iterable[str]) -> str:
     """What `word` may have been meant for, as the end of a sentence; empty without a guess."""
-    found = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {found[0]}?" if found else ""
+    names = {one.strip("-"): one for one in known}  # dashes would make all flags alike
+    found = difflib.get_close_matches(word.strip("-"), names, n=1, cutoff=0.7)
+    return f"; did you mean {names[found[0]]}?" if found else ""
 
 
 def port(text: str) -> int:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from fleet.command_line import Parser
 from picker.config.build import DEFAULT_CONFIG, BuildOptions
 from picker.config.catalog import builtin_plugins
 from picker.config.check import assemble, check_config
@@ -59,16 +60,13 @@ def config_command(argv: Sequence[str], out: Print, err: Print) -> int:
     return FINE
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def build_parser() -> Parser:
+    parser = Parser(
         prog="pointsman config",
         description="Work on an EndpointPickerConfig without starting a picker.",
-        allow_abbrev=False,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    check = commands.add_parser(
-        "check", help="say everything that is wrong with a file", allow_abbrev=False
-    )
+    check = commands.add_parser("check", help="say everything that is wrong with a file")
     check.add_argument("--json", action="store_true", help="findings as JSON")
     text = "check this endpoints file instead, with its objectives and rewrites"
     check.add_argument("--endpoints-file", metavar="FILE", help=text)
@@ -77,9 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--pool-name", default="default", metavar="NAME", help="the picker's, for --endpoints-file"
     )
-    show = commands.add_parser(
-        "show", help="print the configuration in effect, defaults included", allow_abbrev=False
-    )
+    show = commands.add_parser("show", help="print the configuration in effect, defaults included")
     show.add_argument("--origin", action="store_true", help="say where each line is from")
     for command in (check, show):
         command.add_argument(

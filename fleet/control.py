@@ -8,7 +8,6 @@ and hangs up. A client that goes away changes nothing: what has begun goes on.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import os
@@ -18,6 +17,7 @@ from enum import Enum
 
 import msgspec
 
+from fleet.command_line import Parser
 from fleet.errors import FleetError
 from fleet.running_picker import RunningFleet, running_fleets
 
@@ -157,12 +157,11 @@ def restart_command(
     return 0
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def build_parser() -> Parser:
+    parser = Parser(
         prog="pointsman restart",
         description="Restart parts of the fleet that `pointsman up` runs here, without a failed "
         "request: one after the other, each once its successor serves.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "part",

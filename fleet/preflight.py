@@ -109,7 +109,9 @@ def _worker_parser() -> Parser:
 def _check_worker_args(argv: Sequence[str]) -> None:
     for word in argv:
         if word in ("-h", "--help"):
-            raise UsageError("--worker-args takes flags of `pointsman worker`, whose --help has them")
+            raise UsageError(
+                "--worker-args takes flags of `pointsman worker`, whose --help has them"
+            )
         if _OWN.fullmatch(word):
             name = word.partition("=")[0]
             raise UsageError(f"--worker-args cannot have {name}: `pointsman up` sets it itself")
@@ -139,5 +141,5 @@ def _check_config(path: Path, *, allow_experimental: bool) -> None:
         raise UsageError(str(error)) from error
     errors = [one for one in found if one.severity is Severity.ERROR]
     if errors:
-        more = f" ({len(errors)} errors" if len(errors) > 1 else " (1 error"
-        raise UsageError(f"--config {errors[0]}{more}: `pointsman config check {path}` lists all)")
+        more = f"; `pointsman config check {path}` lists all {len(errors)} errors"
+        raise UsageError(f"--config {errors[0]}{more if len(errors) > 1 else ''}")

@@ -5,8 +5,8 @@ that imports stay short and no file has to know how it was installed. Three name
 may not be at the top level of an installation, where they would meet those of other projects; so
 what setuptools has collected for a wheel is moved into `pointsman`, and every name of one of our
 modules in it gets the new prefix: in import statements, and in strings that are such a name and
-nothing else (for `import_module`, `python -m`, `importlib.resources`). Names are found in the syntax
-tree, and nothing but them changes in a file, so line numbers are those of the repository.
+nothing else (for `import_module`, `python -m`, `importlib.resources`). Names are found in the
+syntax tree, and nothing but them changes in a file, so line numbers are those of the repository.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from setuptools.command.egg_info import egg_info
 ROOT = "pointsman"
 PARTS = ("picker", "worker", "fleet")
 _NAME = re.compile(rf"(?:{'|'.join(PARTS)})(?:\.\w+)+")
+_LINK = re.compile(r"\]\((?P<path>(?!https?://|#|mailto:)[^)\s]+)\)")
 _FROM = re.compile(rb"from\s+(?=\w)")
 
 
@@ -38,11 +39,25 @@ class BuildOnePackage(build):
 
 
 class DescribeOnePackage(egg_info):
-    """setuptools' `egg_info`, which writes the metadata before anything has moved."""
+    """setuptools' `egg_info`, which writes the metadata before anything has moved. README leads to
+    the repository there, since a package index has none of its files.
+    """
+
+    def run(self) -> None:
+        """Write them, README with absolute links."""
+        metadata = self.distribution.metadata
+        repository = metadata.project_urls["Repository"]
+        metadata.long_description = absolute(metadata.long_description, repository)
+        super().run()
 
     def write_file(self, what: str, filename: str, data: str) -> None:
         """Write one of its files; that of top-level names has only ours."""
         super().write_file(what, filename, f"{ROOT}\n" if what == "top-level names" else data)
+
+
+def absolute(text: str, repository: str) -> str:
+    """A page of the repository with its relative links made absolute; done twice it is the same."""
+    return _LINK.sub(rf"]({repository}/blob/main/\g<path>)", text)
 
 
 def move(folder: Path) -> None:

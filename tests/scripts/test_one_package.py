@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from scripts.one_package import move, rewritten
+
+from scripts.one_package import absolute, move, rewritten
 
 MODULES = frozenset({"worker.engine", "worker.engine.process", "picker.config"})
 
@@ -15,12 +16,18 @@ MODULES = frozenset({"worker.engine", "worker.engine.process", "picker.config"})
     [
         ("from worker.engine import x", "from pointsman.worker.engine import x"),
         ("from  worker import app", "from  pointsman.worker import app"),
-        ("if 1:\n    from fleet.up import (\n    y)", "if 1:\n    from pointsman.fleet.up import (\n    y)"),
+        (
+            "if 1:\n    from fleet.up import (\n    y)",
+            "if 1:\n    from pointsman.fleet.up import (\n    y)",
+        ),
         ("import os, picker.config as c", "import os, pointsman.picker.config as c"),
         ("é = 1; from worker.a import b", "é = 1; from pointsman.worker.a import b"),
         ("f('worker.engine.process')", "f('pointsman.worker.engine.process')"),
         ('f("""worker.engine""")', 'f("""pointsman.worker.engine""")'),
-        ("f('worker.engine', 'picker.config')", "f('pointsman.worker.engine', 'pointsman.picker.config')"),
+        (
+            "f('worker.engine', 'picker.config')",
+            "f('pointsman.worker.engine', 'pointsman.picker.config')",
+        ),
     ],
 )
 def test_names_of_our_modules_get_the_prefix(before: str, after: str) -> None:
@@ -63,3 +70,10 @@ def test_the_packages_move_into_one(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["pointsman"]
     moved = (tmp_path / "pointsman/fleet/plan.py").read_text()
     assert moved == "from pointsman.worker.engine import a\nb = 'pointsman.worker.engine'\n"
+
+
+def test_links_lead_to_the_repository() -> None:
+    text = "[a](docs/a.md#b), [c](#d), [e](https://f.example/g), [h](LICENSE)"
+    wanted = "[a](https://r/blob/main/docs/a.md#b), [c](#d), [e](https://f.example/g), [h](https://r/blob/main/LICENSE)"
+    assert absolute(text, "https://r") == wanted
+    assert absolute(wanted, "https://r") == wanted
