@@ -8,8 +8,8 @@ import argparse
 import difflib
 import math
 import re
-from collections.abc import Iterable
-from typing import Any, NoReturn
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
 
 LAST_PORT = 65_535
 _UNKNOWN = re.compile(r"unrecognized arguments: .*?(--?[\w-]+)")
@@ -20,8 +20,23 @@ class Parser(argparse.ArgumentParser):
     of these; its flags must include `--help`, or `add_help` be true.
     """
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, "formatter_class": _Help} | given)
+    def __init__(
+        self,
+        prog: str,
+        description: str | None = None,
+        epilog: str | None = None,
+        parents: Sequence[argparse.ArgumentParser] = (),
+        add_help: bool = True,
+    ) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=epilog,
+            parents=list(parents),
+            add_help=add_help,
+            allow_abbrev=False,
+            formatter_class=_Help,
+        )
 
     def error(self, message: str) -> NoReturn:
         """End with status 2 and one line, instead of the usage, which is long."""

@@ -34,6 +34,9 @@ def main(extra: str) -> int:
         status, _ = _run((*_PIP, *constrained, *once, "torch"), "torch for CPUs", begun)
         if status:
             print(f"{index} has no torch for us; taking that of the usual index")
+    if extra not in WITH_TORCH:
+        # Kernels are for models: nothing that compiles them, and the package installs without.
+        os.environ |= {"CC": "false", "CXX": "false"}
     command = (*_PIP, *constrained, "--editable", f"{ROOT}[{extra}]")
     status, said = _run(command, f"pointsman[{extra}]", begun)
     if status:

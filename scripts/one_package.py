@@ -27,7 +27,7 @@ _LINK = re.compile(r"\]\((?P<path>(?!https?://|#|mailto:)[^)\s]+)\)")
 _FROM = re.compile(rb"from\s+(?=\w)")
 
 
-class BuildOnePackage(build):
+class BuildOnePackage(build):  # type: ignore[misc]
     """setuptools' `build`, whose result then moves; an editable install does not come by here."""
 
     def run(self) -> None:
@@ -38,7 +38,7 @@ class BuildOnePackage(build):
         move(folder)
 
 
-class DescribeOnePackage(egg_info):
+class DescribeOnePackage(egg_info):  # type: ignore[misc]
     """setuptools' `egg_info`, which writes the metadata before anything has moved. README leads to
     the repository there, since a package index has none of its files.
     """
