@@ -336,5 +336,8 @@ def worker_name(index: int) -> str:
 
 
 def _python(module: str) -> tuple[str, ...]:
+    """How to run the package of the module `….__main__`; its whole name is one that a build finds
+    and changes (`scripts/one_package.py`).
+    """
     # -P: a folder in the current directory that is named like one of our packages is not ours.
-    return (sys.executable, "-P", "-m", module)
+    return (sys.executable, "-P", "-m", module.removesuffix(".__main__"))

@@ -297,10 +297,13 @@ class WorkerRestart:
 
 
 class EnvoyRestart:
-    """Replaces Envoy by one that takes over its port. Owns the address of the one before it."""
+    """Replaces Envoy by one that takes over its port. Owns the address of the one before it, and
+    the count of connections that were `cut`.
+    """
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
+        self.cut = 0
         self._address_of_the_gone: socket.socket | None = None
 
     async def run(self, say: Say) -> None:
@@ -320,6 +323,7 @@ class EnvoyRestart:
         old.child.retire()
         scene.members.envoy = new
         left = await self._until_deserted(old, say)
+        self.cut += left
         await old.child.stop(MARGIN_SECONDS)
         self._answer_for(old)
         cut = f", with {left} connections cut" if left else ""
@@ -370,15 +374,16 @@ def _epoch(envoy: Envoy) -> int:
 class RollingRestart:
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
+        self._envoy = EnvoyRestart(scene)
         self._runs = {
             Part.PICKER: PickerRestart(scene).run,
-            Part.ENVOY: EnvoyRestart(scene).run,
+            Part.ENVOY: self._envoy.run,
             Part.WORKERS: WorkerRestart(scene).run,
         }
         self._busy: str | None = None
 
-    async def obey(self, order: Order, say: Say) -> None:
-        """Restart the parts of `order`, in its order.
+    async def obey(self, order: Order, say: Say) -> int:
+        """Restart the parts of `order`, in its order; how many connections that cut.
 
         Raises `FleetError` for the first that does not come back, and leaves the others alone; and
         at once while another restart is under way.
@@ -387,13 +392,17 @@ class RollingRestart:
             raise FleetError(f"a restart of {self._busy} is under way; wait until it is done")
         self._busy = ", ".join(part.value for part in order.restart)
         begun, counts = asyncio.get_running_loop().time(), Counter[str]()
+        cut_before = self._envoy.cut
         try:
             for part in order.restart:
                 # A new Envoy counts from 0.
                 before = {} if part is Part.ENVOY else await self._counts()
                 await self._runs[part](say)
                 counts.update(Counter(await self._counts()) - Counter(before))
-            say(f"done in {asyncio.get_running_loop().time() - begun:.1f} s{_meanwhile(counts)}")
+            cut = self._envoy.cut - cut_before
+            seconds = asyncio.get_running_loop().time() - begun
+            say(f"done in {seconds:.1f} s{_meanwhile(counts)}, {cut} connections cut")
+            return cut
         finally:
             self._busy = None
 
@@ -407,4 +416,4 @@ class RollingRestart:
 
 def _meanwhile(counts: Mapping[str, int]) -> str:
     requests, failed, unpicked = (counts[name] for name in _COUNTED)
-    return f": {requests} requests, {failed} with a status of 5xx, {unpicked} past the picker"
+    return f": {requests} requests, {failed} with a status of 5xx, {unpicked} without the picker"

@@ -42,6 +42,7 @@ from picker.errors import ConfigError
 
 POOL_NAME = "default"  # of a fleet's picker
 _STOP_SECONDS = 5.0
+_TELL_SECONDS = 2.0  # between lines of what a stop waits for
 _SHARED_MEMORY = Path("/dev/shm")
 _HOT_RESTART_BITS = 27  # ten times as much has to fit 31 bits
 
@@ -202,10 +203,9 @@ class _Fleet:
     async def _start(self) -> None:
         """Wait for every part, and say so; returns early at a signal."""
         options = self._options
-        self._say(
-            f"starting {options.workers} workers ({options.engine}), a picker and Envoy "
-            f"({options.routing.value}) …"
-        )
+        workers = _counted(options.workers, "worker")
+        parts = f"{workers} ({options.engine}), a picker and Envoy ({options.routing.value})"
+        self._say(f"starting {parts} …")
         for line in devices.described(self._plan.placements):
             self._say(f"  {line}")
         await _unless(self._stop, self._wait_in_time())
@@ -243,7 +243,13 @@ class _Fleet:
         reply = await probe.until(self._plan.ingress, "/v1/models")
         model = str(json.loads(reply.body)["data"][0]["id"])
         self._say(f"  {'ready    ' + model:<52} {loop.time() - begun:5.1f} s")
-        self._say("  why a request went where it went: pointsman explain --last")
+        for line in (
+            f"dashboard  {_url(picker.http)}",
+            "watch      pointsman top",
+            "explain    pointsman explain --last",
+            "stop       Ctrl-C",
+        ):
+            self._say(f"  {line}")
         self._say(_invitation(shown, model))
 
     async def _until_envoy_sees_all(self) -> None:
@@ -266,13 +272,13 @@ class _Fleet:
         scene = Scene(self._plan, self._members, self._rotation, group, self._picker_moved)
         restart = RollingRestart(scene)
 
-        async def obey(order: Order, say: Say) -> None:
+        async def obey(order: Order, say: Say) -> int:
             def say_here_too(line: str) -> None:
                 self._say(line)
                 say(line)
 
             try:
-                await restart.obey(order, say_here_too)
+                return await restart.obey(order, say_here_too)
             except FleetError as error:
                 self._say(f"not restarted: {error}")
                 raise
@@ -288,36 +294,60 @@ class _Fleet:
 
     async def _end(self) -> None:
         """Let requests end, then end what still waits or streams with an error, then stop all."""
-        self._say("stopping (Ctrl-C again to stop at once) …")
         members, has_envoy = self._members, self._members.envoy.child.ready.is_set()
         if has_envoy:
             await _unless(self._hurry, self._drain())
+        else:
+            self._say("stopping …")
         inner = (members.picker.child, *(one.child for one in members.workers))
         # Asked twice, the picker refuses who waits, and workers end their answers with an error.
         await _stop_all(inner)
         if has_envoy:
             await _unless(self._hurry, self._until_idle(_STOP_SECONDS))
         await _stop_all(members.children)
+        self._say("stopped")
 
     async def _drain(self) -> None:
         """Take no new connection, and wait (not for ever) until the last request is answered."""
+        limit = self._options.drain_seconds
         with contextlib.suppress(probe.NoReplyError):
             await admin.drain(self._members.envoy.plan.admin)
-            await self._until_idle(self._options.drain_seconds)
+        active = await self._active()
+        waits = (
+            f"waiting for {_counted(active, 'request')}, {limit:g} s at most; " if active else ""
+        )
+        self._say(f"stopping ({waits}Ctrl-C again to stop at once) …")
+        await self._until_idle(limit, tell=True)
 
-    async def _until_idle(self, limit_seconds: float) -> None:
-        """Wait until Envoy has no request, or is gone, or time is up."""
+    async def _until_idle(self, limit_seconds: float, *, tell: bool = False) -> None:
+        """Wait until Envoy has no request, or is gone, or time is up; `tell` what it waits for."""
+        loop = asyncio.get_running_loop()
+        begun = told = loop.time()
 
         async def is_idle() -> bool:
-            try:
-                found = await admin.stats(self._members.envoy.plan.admin, [admin.ACTIVE])
-            except probe.NoReplyError:
-                return True
-            return not found.get(admin.ACTIVE)
+            nonlocal told
+            active = await self._active()
+            if tell and active and loop.time() - told >= _TELL_SECONDS:
+                told = loop.time()
+                left = max(0.0, limit_seconds - (told - begun))
+                self._say(f"  {_counted(active, 'request')} left, {left:.0f} s")
+            return not active
 
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(limit_seconds):
                 await probe.until_true(is_idle)
+        except TimeoutError:
+            if tell:
+                late = _counted(await self._active(), "request")
+                self._say(f"  time is up: {late} will end with an error")
+
+    async def _active(self) -> int:
+        """Requests that Envoy has; 0 once it is gone."""
+        try:
+            found = await admin.stats(self._members.envoy.plan.admin, [admin.ACTIVE])
+        except probe.NoReplyError:
+            return 0
+        return found.get(admin.ACTIVE, 0)
 
 
 async def _stop_all(children: Iterable[Child]) -> None:
@@ -335,6 +365,10 @@ async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> None
         await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
         working.cancel()
         waiting.cancel()
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def _url(address: SocketAddress) -> str:

@@ -1,4 +1,4 @@
-"""The compose file and the systemd units: what they name is there, and programs take their flags."""
+"""The compose file and the systemd units: what they name is there, and programs take the flags."""
 
 from __future__ import annotations
 
