@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from fleet.broken_pipe import status_of
-from fleet.command_line import Parser, near
+from fleet.command_line import Parser, count, near, port
 from fleet.errors import FleetError, UsageError
 from fleet.extras import install_command, require_extra
 
@@ -95,6 +95,21 @@ def _add_explain(parser: Parser) -> None:
     _add_picker(parser)
     parser.add_argument("--json", action="store_true", help="all that is known, as JSON")
     parser.add_argument("--all", action="store_true", help="show every candidate that is kept")
+
+
+def _add_logs(parser: Parser) -> None:
+    text = "picker, envoy, worker-1 … (default: all)"
+    parser.add_argument("part", nargs="?", metavar="PART", help=text)
+    parser.add_argument("--lines", type=count, default=20, metavar="N", help="of each, at most")
+    parser.add_argument("--follow", action="store_true", help="go on until Ctrl-C")
+    parser.add_argument("--port", type=port, help="of the fleet's Envoy, where several fleets run")
+
+
+def _add_completion(parser: Parser) -> None:
+    parser.epilog = (
+        "example: pointsman completion bash > ~/.local/share/bash-completion/completions/pointsman"
+    )
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="what to complete in")
 
 
 def _add_picker(parser: Parser) -> None:
@@ -225,6 +240,32 @@ def _restart(argv: list[str]) -> int:
     return restart_command(argv, environ, lambda line: print(line, flush=True))
 
 
+def _ps(argv: list[str]) -> int:
+    from os import environ
+
+    from fleet.parts import ps_command
+
+    parser_of("ps").parse_args(argv)
+    return ps_command(environ, print)
+
+
+def _logs(argv: list[str]) -> int:
+    arguments = parser_of("logs").parse_args(argv)
+    from os import environ
+
+    from fleet.parts import LogOptions, logs_command
+
+    return logs_command(LogOptions(**vars(arguments)), environ)
+
+
+def _completion(argv: list[str]) -> int:
+    arguments = parser_of("completion").parse_args(argv)
+    from fleet.completion import script
+
+    print(script(arguments.shell, {name: parser_of(name) for name in _COMMANDS}), end="")
+    return 0
+
+
 def _doctor(argv: list[str]) -> int:
     from os import environ
 
@@ -307,6 +348,8 @@ _ABOUT = "An Envoy endpoint picker for LLM fleets, and the paged-KV worker behin
 _HELP = {
     "up": "run Envoy, a picker and workers on this machine",
     "restart": "restart parts of a running fleet, at no request's cost",
+    "ps": "list the fleets that run here, and their processes",
+    "logs": "show the logs of a running fleet",
     "chat": "talk to a fleet in the terminal",
     "top": "watch a running picker in the terminal",
     "explain": "say why a request went where it went",
@@ -316,9 +359,16 @@ _HELP = {
     "config": "check or show a picker's configuration",
     "replay": "decide recorded requests again",
     "train-draft": "train a draft head for a model",
+    "completion": "print a script that completes commands and flags in a shell",
     "version": "print the version",
 }
-_ADD_FLAGS = {"chat": _add_chat, "top": _add_top, "explain": _add_explain}
+_ADD_FLAGS = {
+    "chat": _add_chat,
+    "top": _add_top,
+    "explain": _add_explain,
+    "logs": _add_logs,
+    "completion": _add_completion,
+}
 # Where `build_parser` is: read without what runs the command.
 _FLAGS_IN = {
     "up": "fleet.up_flags",
@@ -333,6 +383,8 @@ _FLAGS_IN = {
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "up": _up,
     "restart": _restart,
+    "ps": _ps,
+    "logs": _logs,
     "chat": _chat,
     "top": _top,
     "explain": _explain,
@@ -342,6 +394,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "config": _config,
     "replay": _replay,
     "train-draft": _train_draft,
+    "completion": _completion,
     "version": _version,
 }
 # What an installation lacks where a command cannot be imported.

@@ -19,7 +19,7 @@ import msgspec
 
 from fleet.command_line import Parser
 from fleet.errors import FleetError
-from fleet.running_picker import RunningFleet, running_fleets
+from fleet.running_picker import the_fleet
 
 ALL = "all"
 CUT = 3  # all is back, but not every client got its answer
@@ -155,7 +155,7 @@ def restart_command(
     Raises `FleetError` when something is not, or no fleet is there to ask.
     """
     arguments = build_parser().parse_args(argv)
-    fleet = _meant(running_fleets(environment), arguments.port)
+    fleet = the_fleet(environment, arguments.port)
     parts = tuple(Part) if arguments.part == ALL else (Part(arguments.part),)
     if fleet.control is None:
         raise FleetError("that fleet takes no orders")
@@ -177,14 +177,3 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--port", type=int, help="of the fleet's Envoy, where several fleets run")
     return parser
-
-
-def _meant(running: Sequence[RunningFleet], port: int | None) -> RunningFleet:
-    found = [fleet for fleet in running if port in (None, fleet.port)]
-    if not found:
-        where = "" if port is None else f" on port {port}"
-        raise FleetError(f"no fleet runs here{where}: `pointsman up` starts one")
-    if len(found) > 1:
-        ports = ", ".join(str(fleet.port) for fleet in found)
-        raise FleetError(f"{len(found)} fleets run here; choose one with --port ({ports})")
-    return found[0]
