@@ -86,7 +86,8 @@ def num_programs(splits: int, num_tiles: int, num_sms: int) -> int:
     """Programs to share the `splits` of each of `num_tiles` tiles of rows, so that a device with
     `num_sms` multiprocessors is busy: at least 1, at most one for each split.
     """
-    return max(1, min(splits, -(-_WAVES * num_sms // max(1, num_tiles))))
+    each = max(1, splits * num_tiles // (_WAVES * num_sms))
+    return max(1, -(-splits // each))
 
 
 def plan(
@@ -295,19 +296,21 @@ def _attend(  # noqa: PLR0913, PLR0917
     for is_edge in tl.static_range(2):
         for tile in range(middle if is_edge else begin, end if is_edge else middle, tile_keys):
             positions = tile + tl.arange(0, tile_keys)
-            held = (positions >= floor) & (positions < end)
-            blocks = tl.load(table + positions // block_size, mask=held, other=0).to(tl.int64)
-            places = blocks * stride_block + (positions % block_size) * head_dim
-            key = tl.load(
-                keys + places[None, :] + dims[:, None],
-                mask=held[None, :] & (dims < head_dim)[:, None],
-                other=0.0,
-            ).to(product)
-            value = tl.load(
-                values + places[:, None] + dims[None, :],
-                mask=held[:, None] & (dims < head_dim)[None, :],
-                other=0.0,
-            ).to(product)
+            # Elsewhere all keys of a tile are held: a mask would only cost.
+            held = (positions >= floor) & (positions < end) if is_edge else positions >= 0
+            entries = table + positions // block_size
+            blocks = tl.load(entries, mask=held, other=0) if is_edge else tl.load(entries)
+            places = blocks.to(tl.int64) * stride_block + (positions % block_size) * head_dim
+            keys_at = keys + places[None, :] + dims[:, None]
+            values_at = values + places[:, None] + dims[None, :]
+            if is_edge or head_dim != padded_dim:
+                seen_key = held[None, :] & (dims < head_dim)[:, None]
+                seen_value = held[:, None] & (dims < head_dim)[None, :]
+                key = tl.load(keys_at, mask=seen_key, other=0.0).to(product)
+                value = tl.load(values_at, mask=seen_value, other=0.0).to(product)
+            else:
+                key = tl.load(keys_at).to(product)
+                value = tl.load(values_at).to(product)
             scores = tl.dot(query, key, input_precision="ieee") * factor
             if softcap > 0:  # times tanh
                 scores = softcap - 2.0 * softcap / (1.0 + tl.exp(scores * (2.0 / softcap)))

@@ -5,6 +5,10 @@ with the noise made where it is added.
 The words are those of `worker.ops.noise`, NumPy's Philox4x64-10, to the bit. Float32 logarithms may
 differ in the last place; where this could decide, the sums of the few that are closest are made
 again in float64, as `worker.ops.sample.choose` does it.
+
+What min-p, top-k and top-p leave is what is not below a floor (`worker.ops.truncate`). Nothing is
+sorted to find it: a floor is the least score that has less above it than its limit, tokens or mass,
+and is found four bits at a time, in eight passes over the row.
 """
 
 # Triton's decorators have no types.
@@ -21,12 +25,11 @@ from torch import Tensor
 
 from worker.ops.noise import Stream
 from worker.ops.sample import NOISE_ERROR, SAMPLING, SUM_ERROR, Cut, DrawColumns, DrawState
-from worker.ops.truncate import WIDE_HEAD, Truncations, floors
 
 # Counts of Philox in a tile; each gives the words of eight tokens.
 _COUNTS = 256
-# Rows that are sorted at a time: 32 of 128,256 tokens take some 150 MB.
-_SORTED_ROWS = 32
+# Scores that a program of the search for a floor looks at together.
+_SEARCHED = 1024
 
 
 def draw(logits: Tensor, columns: DrawColumns, cut: Cut, stream: Stream = SAMPLING) -> Tensor:
@@ -37,8 +40,15 @@ def draw(logits: Tensor, columns: DrawColumns, cut: Cut, stream: Stream = SAMPLI
         return answers
     least = None
     if cut in {Cut.HEAD, Cut.ALL}:
-        parts = range(0, count, _SORTED_ROWS)
-        least = torch.cat([_floors(logits, columns, cut, first) for first in parts])
+        least = torch.empty(count, device=logits.device)
+        limits = columns.limits
+        own = (limits.log_min_p, limits.top_p, limits.top_k)
+        block = min(_SEARCHED, triton.next_power_of_2(vocab_size))
+        _floor_kernel[(count,)](
+            *(logits, columns.temperatures, *own, least, logits.stride(0), vocab_size),
+            block=block,
+            num_warps=8,
+        )
     counts = min(_COUNTS, triton.next_power_of_2(triton.cdiv(vocab_size, 8)))
     tiles = triton.cdiv(vocab_size, 8 * counts)
     best = torch.empty(3, count, tiles, device=logits.device)
@@ -60,17 +70,6 @@ def draw(logits: Tensor, columns: DrawColumns, cut: Cut, stream: Stream = SAMPLI
         not_numbers=int(DrawState.NOT_NUMBERS),
     )
     return answers
-
-
-def _floors(logits: Tensor, columns: DrawColumns, cut: Cut, first: int) -> Tensor:
-    """The least scores [n, 1] that may be drawn, of some rows from `first` on."""
-    rows = slice(first, first + _SORTED_ROWS)
-    heat = columns.temperatures[rows, None]
-    scores = logits[rows] / torch.where(heat != 0, heat, 1.0)
-    limits = columns.limits
-    own = Truncations(limits.log_min_p[rows], limits.top_p[rows], limits.top_k[rows])
-    width = WIDE_HEAD if cut is Cut.HEAD else logits.shape[1]
-    return floors(scores, scores.amax(1, keepdim=True), own, width)
 
 
 @triton.jit
@@ -126,6 +125,102 @@ def _twice_logged(uniform: tl.tensor) -> Any:
     ratio = tl.where(exact, uniform / tl.where(exact, taken, 1.0), 1.0)
     mass = tl.where(exact, -tl.log(rest) * ratio, uniform)
     return -tl.log(mass)
+
+
+@triton.jit
+def _read_scores(
+    row: tl.tensor, start: tl.tensor, heat: tl.tensor, vocab_size: tl.tensor, block: tl.constexpr
+) -> Any:
+    """Scores [block] float32 from `start` on, -inf behind the last, and numbers int64 in the same
+    order.
+    """
+    at = start + tl.arange(0, block)
+    scores = tl.load(row + at, mask=at < vocab_size, other=float("-inf"))
+    scores = tl.div_rn(scores, heat)
+    return scores, _rank(scores)
+
+
+@triton.jit
+def _rank(scores: tl.tensor) -> Any:
+    """Numbers of 0 to 2^32 - 1 as int64, in the order of float32 scores."""
+    bits = scores.to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 2147483648
+
+
+@triton.jit
+def _search(
+    row: tl.tensor,
+    heat: tl.tensor,
+    peak: tl.tensor,
+    limit: tl.tensor,
+    vocab_size: tl.tensor,
+    is_count: tl.constexpr,
+    block: tl.constexpr,
+) -> Any:
+    """The least rank above which there are less than `limit` tokens, or less than this mass, in
+    shares of the likeliest token's. `limit` is positive, and float64.
+    """
+    low = tl.zeros((), tl.int64)
+    above = tl.zeros((), tl.float64)
+    digits = tl.arange(0, 16)
+    for level in tl.static_range(8):
+        sums = tl.zeros((block, 16), tl.float64)
+        for start in range(0, vocab_size, block):
+            scores, ranks = _read_scores(row, start, heat, vocab_size, block)
+            own = (ranks - low) >> (28 - 4 * level)
+            # Most of a row is soon out of question.
+            if tl.max(((own >= 0) & (own < 16)).to(tl.int32), axis=0) > 0:
+                shares = tl.full((block,), 1.0, tl.float64)
+                if not is_count:
+                    shares = tl.exp(scores.to(tl.float64) - peak)
+                sums += tl.where(own[:, None] == digits[None, :], shares[:, None], 0.0)
+        each = tl.sum(sums, axis=0)
+        after = tl.where(digits[None, :] > digits[:, None], each[None, :], 0.0)
+        beyond = above + tl.sum(after, axis=1)
+        digit = tl.min(tl.where(beyond < limit, digits, 15), axis=0)
+        above = tl.sum(tl.where(digits == digit, beyond, 0.0), axis=0)
+        low += digit.to(tl.int64) << (28 - 4 * level)
+    return low
+
+
+@triton.jit
+def _floor_kernel(  # noqa: PLR0913, PLR0917
+    logits: tl.tensor,
+    temperatures: tl.tensor,
+    log_min_p: tl.tensor,
+    top_p: tl.tensor,
+    top_k: tl.tensor,
+    least: tl.tensor,
+    stride_row: tl.tensor,
+    vocab_size: tl.tensor,
+    block: tl.constexpr,
+) -> None:
+    """The least score of a draw that may be drawn. Twin: `worker.ops.truncate.floors`."""
+    index = tl.program_id(0)
+    row = logits + index.to(tl.int64) * stride_row
+    heat = tl.load(temperatures + index)
+    heat = tl.where(heat == 0.0, 1.0, heat)
+    peaks = tl.full((block,), float("-inf"), tl.float32)
+    for start in range(0, vocab_size, block):
+        scores, _ = _read_scores(row, start, heat, vocab_size, block)
+        peaks = tl.maximum(peaks, scores)
+    peak = tl.max(peaks, axis=0).to(tl.float64)
+    floor = _rank((peak + tl.load(log_min_p + index)).to(tl.float32))
+    count = tl.load(top_k + index)
+    if (count > 0) & (count < vocab_size):
+        ranked = _search(row, heat, peak, count.to(tl.float64), vocab_size, True, block)
+        floor = tl.maximum(floor, ranked)
+    part = tl.load(top_p + index)
+    if part < 1.0:
+        totals = tl.zeros((block,), tl.float64)
+        for start in range(0, vocab_size, block):
+            scores, ranks = _read_scores(row, start, heat, vocab_size, block)
+            totals += tl.where(ranks >= floor, tl.exp(scores.to(tl.float64) - peak), 0.0)
+        mass = part * tl.sum(totals, axis=0)
+        floor = tl.maximum(floor, _search(row, heat, peak, mass, vocab_size, False, block))
+    bits = (floor - 2147483648).to(tl.int32)
+    bits ^= (bits >> 31) & 0x7FFFFFFF
+    tl.store(least + index, bits.to(tl.float32, bitcast=True))
 
 
 @triton.jit
