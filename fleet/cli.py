@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from fleet.broken_pipe import status_of
-from fleet.command_line import Parser, count, near, port
+from fleet.command_line import Parser, count, near, port, url
 from fleet.errors import FleetError, UsageError
 from fleet.extras import install_command, require_extra
 
@@ -33,6 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     name = arguments[0] if arguments else "--help"
     try:
+        for word in arguments:
+            if "\0" in word or word.endswith("=--"):  # argparse makes an empty list of `--`
+                raise UsageError(f"{word!r} is no value of a flag")
         if name in ("-h", "--help", "help"):
             print(_overview())
             return 0
@@ -76,7 +79,9 @@ def parser_of(name: str) -> Parser:
 
 def _add_chat(parser: Parser) -> None:
     parser.add_argument("prompt", nargs="?", help="ask this and leave; else: a conversation")
-    parser.add_argument("--url", default="http://127.0.0.1:8080", help="default %(default)s")
+    parser.add_argument(
+        "--url", type=url, default="http://127.0.0.1:8080", help="default %(default)s"
+    )
     parser.add_argument("--model", help="default: the first one served")
     parser.add_argument("--system", help="instructions before the conversation")
     parser.add_argument("--max-tokens", type=int)
@@ -116,7 +121,7 @@ def _add_picker(parser: Parser) -> None:
     text = (
         "the picker's HTTP port; default: of the fleet that runs here, else http://127.0.0.1:9090"
     )
-    parser.add_argument("--picker", metavar="URL", help=text)
+    parser.add_argument("--picker", type=url, metavar="URL", help=text)
 
 
 def _up(argv: list[str]) -> int:

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
+from urllib.parse import urlsplit
 
 LAST_PORT = 65_535
 _UNKNOWN = re.compile(r"unrecognized arguments: .*?(--?[\w-]+)")
@@ -66,6 +67,21 @@ def near(word: str, known: Iterable[str]) -> str:
 def port(text: str) -> int:
     """A TCP port that clients can connect to."""
     return _whole(text, 1, LAST_PORT)
+
+
+def url(text: str) -> str:
+    """Where an HTTP server is, with a scheme; without one it is http."""
+    whole = text if "://" in text else f"http://{text}"
+    try:
+        parts = urlsplit(whole)
+        is_sound = parts.scheme in ("http", "https") and parts.port != 0
+        host = (parts.hostname or "").encode("idna")
+    except ValueError:  # of a port, an address or a name
+        is_sound, host = False, b""
+    if not is_sound or not host or not (text.isascii() and text.isprintable()):
+        text = f"takes an address such as http://127.0.0.1:8080, not {text[:80]!r}"
+        raise argparse.ArgumentTypeError(text)
+    return whole
 
 
 def count(text: str) -> int:

@@ -93,6 +93,9 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "explain: nothing asked": (("explain",), "one of the arguments id --last is required"),
     "doctor: an unknown check": (("doctor", "--only", "all"), "invalid choice: 'all'"),
     "replay: no recording": (("replay",), "the following arguments are required: FILE"),
+    "chat: an address that is none": (("chat", "--url", "::"), "--url: takes an address such as"),
+    "top: a name too long": (("top", "--picker", "a" * 99), "--picker: takes an address such as"),
+    "replay: a byte no name has": (("replay", "a\0"), "'a\\x00' is no value of a flag"),
     "chat: a wrong number": (("chat", "--max-tokens", "few"), "--max-tokens: "),
     "train-draft: a wrong number": (("train-draft", "--steps", "0"), "must be at least 1, got 0"),
 }
