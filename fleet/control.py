@@ -47,7 +47,7 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 
 
 class Outcome(msgspec.Struct, frozen=True, tag="outcome"):
-    """The last line; `failure` is None when all is done. `cut` connections lost what they had."""
+    """The last line; `failure` is None when all is done. `cut` requests were not finished."""
 
     failure: str | None = None
     cut: int = 0
@@ -59,7 +59,7 @@ _Answer = Progress | Outcome
 
 class Control:
     """Takes orders, each connection one. `obey` carries one out, and returns how many
-    connections that cut; it raises `FleetError`.
+    requests that cut; it raises `FleetError`.
     """
 
     def __init__(self, path: str, obey: Obey) -> None:
@@ -116,7 +116,7 @@ async def _listening(
 
 def give(order: Order, path: str, say: Say) -> int:
     """Have the fleet at `path` carry out `order`; `say` gets its lines. Returns how many
-    connections were cut.
+    requests were cut.
 
     Raises `FleetError` with its reason when it does not, or not completely.
     """
@@ -149,7 +149,7 @@ def _read(lines: Iterable[bytes], say: Say) -> Outcome:
 def restart_command(
     argv: Sequence[str], environment: Mapping[str, str], say: Callable[[str], None]
 ) -> int:
-    """Returns the exit status: 0 once everything that was asked for is back, 3 where connections
+    """Returns the exit status: 0 once everything that was asked for is back, 3 where requests
     were cut meanwhile.
 
     Raises `FleetError` when something is not, or no fleet is there to ask.

@@ -20,6 +20,7 @@ what it has, before it is ended.
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -43,6 +44,8 @@ from picker.admin.views import EndpointsView
 MARGIN_SECONDS = 5.0  # for a process to end in, beyond what it had under way
 _HOST = "127.0.0.1"
 _IDLE_LOOKS = 2  # a request that was picked a moment ago may not have arrived yet
+# Of a worker's page of metrics.
+_UNFINISHED = re.compile(rb"^vllm:num_requests_(?:running|waiting)\{[^}]*\} (\S+)$", re.MULTILINE)
 _COUNTED = (admin.COMPLETED, admin.FAILED, admin.WITHOUT_PICKER)
 
 
@@ -298,7 +301,7 @@ class WorkerRestart:
 
 class EnvoyRestart:
     """Replaces Envoy by one that takes over its port. Owns the address of the one before it, and
-    the count of connections that were `cut`.
+    the number of requests that were `cut` because they took longer than there was time.
     """
 
     def __init__(self, scene: Scene) -> None:
@@ -322,12 +325,12 @@ class EnvoyRestart:
             raise
         old.child.retire()
         scene.members.envoy = new
-        left = await self._until_deserted(old, say)
-        self.cut += left
+        cut = await self._unfinished() if await self._until_deserted(old, say) else 0
+        self.cut += cut
         await old.child.stop(MARGIN_SECONDS)
         self._answer_for(old)
-        cut = f", with {left} connections cut" if left else ""
-        say(f"envoy: restarted{cut}; settings in {plan.bootstrap_path}")
+        lost = f", with {cut} request{'' if cut == 1 else 's'} cut" if cut else ""
+        say(f"envoy: restarted{lost}; settings in {plan.bootstrap_path}")
 
     async def _until_deserted(self, old: Envoy, say: Say) -> int:
         """Wait, not for ever, until the old one has no connections; how many there are."""
@@ -343,6 +346,21 @@ class EnvoyRestart:
                 is_reported = True
                 say(f"envoy: the new one serves; the old one still has {left} connections")
             await asyncio.sleep(probe.POLL_SECONDS)
+
+    async def _unfinished(self) -> int:
+        """Requests that the old one still has, which cannot be asked: what workers have, less what
+        the new one has there. Idle connections are none.
+        """
+        scene = self._scene
+        addresses = [one.plan.address for one in scene.members.workers]
+        try:
+            before = [await scene.active(POOL, one) for one in addresses]
+            pages = [await probe.request(one, "/metrics") for one in addresses]
+            after = [await scene.active(POOL, one) for one in addresses]
+        except probe.NoReplyError:
+            return 0
+        at_workers = sum(float(one) for page in pages for one in _UNFINISHED.findall(page.body))
+        return max(0, int(at_workers) - max(sum(before), sum(after)))
 
     def _answer_for(self, gone: Envoy) -> None:
         """Receive what is sent to an Envoy that is gone.
@@ -383,7 +401,7 @@ class RollingRestart:
         self._busy: str | None = None
 
     async def obey(self, order: Order, say: Say) -> int:
-        """Restart the parts of `order`, in its order; how many connections that cut.
+        """Restart the parts of `order`, in its order; how many requests that cut.
 
         Raises `FleetError` for the first that does not come back, and leaves the others alone; and
         at once while another restart is under way.
@@ -401,7 +419,7 @@ class RollingRestart:
                 counts.update(Counter(await self._counts()) - Counter(before))
             cut = self._envoy.cut - cut_before
             seconds = asyncio.get_running_loop().time() - begun
-            say(f"done in {seconds:.1f} s{_meanwhile(counts)}, {cut} connections cut")
+            say(f"done in {seconds:.1f} s{_meanwhile(counts)}, {cut} cut")
             return cut
         finally:
             self._busy = None

@@ -244,10 +244,10 @@ class _Fleet:
         model = str(json.loads(reply.body)["data"][0]["id"])
         self._say(f"  {'ready    ' + model:<52} {loop.time() - begun:5.1f} s")
         for line in (
-            f"dashboard  {_url(picker.http)}",
-            "watch      pointsman top",
-            "explain    pointsman explain --last",
-            "stop       Ctrl-C",
+            f"dashboard {_url(picker.http)}",
+            "watch     pointsman top",
+            "explain   pointsman explain --last",
+            "stop      Ctrl-C",
         ):
             self._say(f"  {line}")
         self._say(_invitation(shown, model))

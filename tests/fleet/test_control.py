@@ -30,7 +30,7 @@ async def taking_orders(path: Path, obey: Obey) -> AsyncIterator[asyncio.Task[No
 
 
 async def given(path: Path, lines: list[str]) -> int:
-    """The order, as the command gives it; the connections that it cut."""
+    """The order, as the command gives it; the requests that it cut."""
     return await asyncio.wait_for(asyncio.to_thread(give, ORDER, str(path), lines.append), 30)
 
 

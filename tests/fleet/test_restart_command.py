@@ -30,7 +30,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 async def test_the_fleet_is_asked_for_the_parts_that_are_named(
     environment: dict[str, str], tmp_path: Path, argv: list[str], parts: tuple[Part, ...], cut: int
 ) -> None:
-    """All of them, in a fixed order, when none is named; status 3: connections were cut."""
+    """All of them, in a fixed order, when none is named; status 3: requests were cut."""
     orders: list[Order] = []
 
     async def obey(order: Order, say: Say) -> int:

@@ -371,7 +371,7 @@ async def test_a_restart_of_everything_costs_no_request(port: int) -> None:
         assert not set(after.values()) & set(before.values())
         assert "was ended by" not in fleet.output
         assert re.search(
-            r"done in .* 0 with a status of 5xx, 0 without the picker, 0 connections cut",
+            r"done in .* 0 with a status of 5xx, 0 without the picker, 0 cut",
             first.output,
         )
 
