@@ -19,7 +19,10 @@ ROOT = Path(__file__).parents[1]
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 WITH_TORCH = ("worker", "fleet", "dev")
 _GPUS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
-_PIP = (sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar=off")
+_PIP = (
+    *(sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar=off"),
+    "--no-compile",  # what is used is compiled when it is; of torch that is little
+)
 _PACKAGE = re.compile(r"\s*(Collecting|Requirement already satisfied:|Building|Installing) (\S+)")
 
 
@@ -33,7 +36,7 @@ def main(extra: str) -> int:
         once = ("--retries", "0", "--timeout", "10", "--index-url", index)
         status, _ = _run((*_PIP, *constrained, *once, "torch"), "torch for CPUs", begun)
         if status:
-            print(f"{index} has no torch for us; taking that of the usual index")
+            print(f"{index} has no torch for us; taking that of the usual index", flush=True)
     if extra not in WITH_TORCH:
         # Kernels are for models: nothing that compiles them, and the package installs without.
         os.environ |= {"CC": "false", "CXX": "false"}
