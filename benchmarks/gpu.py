@@ -4,12 +4,13 @@
 Weights are random, shapes are those of published models. First the GPU's own speed is measured: of
 copies, and of products of matrices. Then, for each shape:
 
-- each kernel against its twin in torch: whether the answer is the same, and only then the times, as
-  launched from Python (small kernels show what a launch costs);
+- each kernel against its twin in torch: whether the answer is the same, and only then the times, of
+  the kernel replayed from a graph and of the twin as launched from Python;
 - decoding by graphs and launched anew: tokens a second, and the bytes that a step must read (all
   weights and the contexts of all sequences) over its time, as a part of the speed of copies;
 - a prompt: operations a second as a part of the speed of products.
 
+`--tiles` times attention with other tiles and numbers of warps than those that are chosen.
 `--check` checks kernels and decoding on a toy, in Triton's interpreter where there is no GPU (set
 TRITON_INTERPRET=1), and measures nothing.
 """
@@ -20,8 +21,10 @@ import argparse
 import statistics
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +42,15 @@ from worker.models.config import ModelConfig  # noqa: E402
 from worker.models.llama import LayerWeights, LlamaModel  # noqa: E402
 from worker.ops.backends import TORCH, AttentionShape, Backend  # noqa: E402
 from worker.ops.linear import DenseLinear  # noqa: E402
+from worker.ops.quantized import (  # noqa: E402
+    PAIRED_COLUMNS,
+    Encoding,
+    GroupedWeight,
+    PackedWeight,
+    choose_product,
+    multiply,
+    pack,
+)
 from worker.ops.rope import make_rope_table  # noqa: E402
 from worker.ops.sample import (  # noqa: E402
     DRAW_WORDS,
@@ -132,6 +144,19 @@ def seconds(act: Callable[[], object]) -> float:
     return statistics.median(spent)
 
 
+def replayed(act: Callable[[], object]) -> float:
+    """The time of the device for it without the host's, from a graph of some."""
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+        act()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(ROUNDS):
+            act()
+    return seconds(graph.replay) / ROUNDS
+
+
 def step_of(size: Size, rows: int, device: torch.device) -> StepTensors:
     """A step of sequences with `rows` new rows each, whose blocks follow one another."""
     each = -(-size.context // BLOCK)
@@ -184,6 +209,16 @@ def kernels(model: LlamaModel, size: Size, prompt: int) -> Iterator[Kernel]:
     weight = normal(config.hidden_size)
     yield Kernel("norm", lambda b: b.rms_norm(x, weight, 1e-5), 2 * x.numel() * item)
     yield Kernel("activation", lambda b: b.silu_mul(gates.clone()), 2.5 * gates.numel() * item)
+    side = PAIRED_COLUMNS * max(1, config.hidden_size // PAIRED_COLUMNS)
+    inputs = normal(count, side)
+    for encoding in (Encoding.UINT4, Encoding.FLOAT8):
+        packed = random_weight(encoding, side, device)
+
+        def times(backend: Backend, weight: PackedWeight = packed) -> Tensor:
+            product = None if backend is TORCH else choose_product(device)
+            return (product or multiply)(inputs, weight)
+
+        yield Kernel(f"product, {encoding.value}", times, packed.codes.numel())
     logits = normal(count, config.vocab_size).float() * 2
     for name, params in (
         ("draw", SamplingParams(1, 0.8)),
@@ -196,6 +231,20 @@ def kernels(model: LlamaModel, size: Size, prompt: int) -> Iterator[Kernel]:
             return backend.draw(logits, columns, cut)
 
         yield Kernel(name, run, logits.numel() * 4.0)
+
+
+def random_weight(encoding: Encoding, side: int, device: torch.device) -> PackedWeight:
+    """[side, side] in groups of 64 columns."""
+    noise = torch.Generator().manual_seed(3)
+    groups = torch.arange(side) // PAIRED_COLUMNS
+    scales = torch.rand(side, int(groups[-1]) + 1, generator=noise) / 64 + 0.01
+    codes = torch.randint(0, 16, (side, side), generator=noise, dtype=torch.uint8)
+    zeros = torch.full(scales.shape, 8, dtype=torch.uint8)
+    if encoding is Encoding.FLOAT8:
+        codes, zeros = codes.float().sub_(8).to(torch.float8_e4m3fn), None
+    packed = pack([GroupedWeight(encoding, codes, scales, zeros, groups)], device)
+    assert packed is not None
+    return packed
 
 
 def columns_of(params: SamplingParams, count: int, device: torch.device) -> tuple[DrawColumns, Cut]:
@@ -292,7 +341,8 @@ def report(config: ModelConfig, backend: Backend, bandwidth: float, peak: float)
     print(f"\n{config.architecture}\nkernel               us    torch us   of copies")
     for kernel in kernels(model, Size(16, LONG), PROMPT):
         check(kernel, backend)
-        own, torchs = (seconds(lambda k=kernel, b=b: k.run(b)) for b in (backend, TORCH))  # type: ignore[misc]
+        own = replayed(lambda k=kernel: k.run(backend))  # type: ignore[misc]
+        torchs = seconds(lambda k=kernel: k.run(TORCH))  # type: ignore[misc]
         part = kernel.num_bytes / own / bandwidth
         print(f"{kernel.name:18} {own * 1e6:8.1f} {torchs * 1e6:9.1f} {part:8.0%}", flush=True)
     weights, item = num_weights(model), dtype.itemsize
@@ -319,6 +369,40 @@ def report(config: ModelConfig, backend: Backend, bandwidth: float, peak: float)
     print(f"prompt of {PROMPT}: {rate / 1e12:.0f} TFLOP/s, {rate / peak:.0%} of products")
 
 
+class Launch:
+    """A kernel that is launched with other constants."""
+
+    def __init__(self, kernel: Any, others: dict[str, int]) -> None:
+        self._kernel, self._others = kernel, others
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*args: object, **named: object) -> None:
+            self._kernel[grid](*args, **{**named, **self._others})
+
+        return launch
+
+
+def report_tiles(config: ModelConfig, backend: Backend, bandwidth: float) -> None:
+    """Print how long attention of 16 long contexts, and of a prompt, takes by its tiles."""
+    from worker.ops.triton import attention
+
+    model = random_model(
+        replace(config, num_layers=1), torch.bfloat16, torch.device("cuda"), backend
+    )
+    short, prompt, *_ = kernels(model, Size(16, LONG), PROMPT)
+    for kernel, name in ((short, "_split_kernel"), (prompt, "_chunk_kernel")):
+        chosen = getattr(attention, name)
+        print(f"\n{config.architecture}, {kernel.name}\nkeys warps stages        us   of copies")
+        for keys, warps, stages in product((32, 64, 128), (2, 4, 8), (2, 3)):
+            others = {"tile_keys": keys, "num_warps": warps, "num_stages": stages}
+            setattr(attention, name, Launch(chosen, others))
+            check(kernel, backend)
+            own = replayed(lambda k=kernel: k.run(backend))  # type: ignore[misc]
+            part = kernel.num_bytes / own / bandwidth
+            print(f"{keys:4} {warps:5} {stages:6} {own * 1e6:9.1f} {part:8.0%}", flush=True)
+        setattr(attention, name, chosen)
+
+
 def limits(device: torch.device) -> tuple[float, float]:
     """Bytes a second of copies, read and written; operations a second of products."""
     source, side = torch.empty(1 << 29, dtype=torch.int16, device=device), 8192
@@ -333,8 +417,12 @@ def main() -> None:
     """Check, or print tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--check", action="store_true", help="check a toy, and measure nothing")
+    parser.add_argument("--tiles", action="store_true", help="only time attention by its tiles")
+    names = [config.architecture for config in SHAPES]
+    parser.add_argument("--shapes", nargs="+", choices=names, default=names, help="(default: all)")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if parser.parse_args().check:
+    args = parser.parse_args()
+    if args.check:
         check_toy(choose_backend("triton", device), device)
         return
     if device.type != "cuda":
@@ -344,7 +432,12 @@ def main() -> None:
     print(f"{torch.cuda.get_device_name()}: copies {bandwidth / 1e12:.2f} TB/s,", end=" ")
     print(f"products {peak / 1e12:.0f} TFLOP/s")
     for config in SHAPES:
-        report(config, backend, bandwidth, peak)
+        if config.architecture not in args.shapes:
+            continue
+        if args.tiles:
+            report_tiles(config, backend, bandwidth)
+        else:
+            report(config, backend, bandwidth, peak)
         torch.cuda.empty_cache()
 
 

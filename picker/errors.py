@@ -8,6 +8,7 @@ reference picker.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from enum import Enum
 
@@ -115,6 +116,16 @@ def eviction_headers(reason: DropReason) -> tuple[tuple[str, str], ...]:
     return (*drop_headers(reason), (RETRY_AFTER_HEADER, str(EVICTED_RETRY_AFTER_SECONDS)))
 
 
+def enveloped(path: str, status: int, text: str) -> str | None:
+    """`text` in the form that the API at `path`, without its query, has for errors, in JSON; None:
+    plain text. Only Anthropic's clients need theirs.
+    """
+    if not path.rstrip("/").endswith(_ANTHROPIC_PATHS):
+        return None
+    error = {"type": _ANTHROPIC_TYPES.get(status, "api_error"), "message": text}
+    return json.dumps({"type": "error", "error": error})
+
+
 def no_endpoints(
     message: str = "failed to find endpoint candidates for serving the request",
 ) -> RefusedError:
@@ -127,6 +138,18 @@ def bad_request(message: str) -> RefusedError:
     return RefusedError(Code.BAD_REQUEST, message)
 
 
+_ANTHROPIC_PATHS = ("/messages", "/messages/count_tokens")
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    412: "invalid_request_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    431: "invalid_request_error",
+    503: "overloaded_error",
+}
 EVICTED_STATUS = HTTP_STATUS[Code.RESOURCE_EXHAUSTED]
 EVICTED_BODY = "request evicted by flow control"
 EVICTED_RETRY_AFTER_SECONDS = 1  # when there will be room is not known; the least that can be said

@@ -106,8 +106,10 @@ class Api(Enum):
     """Which API a request speaks; chosen from its path."""
 
     CHAT_COMPLETIONS = "chat/completions"
+    CHAT_BATCH = "chat/completions/batch"
     COMPLETIONS = "completions"
     EMBEDDINGS = "embeddings"
+    POOLING = "pooling"
     RESPONSES = "responses"
     CONVERSATIONS = "conversations"
     IMAGES = "images/generations"
@@ -133,12 +135,12 @@ class MultiModalFeature:
 class ParsedBody(msgspec.Struct, frozen=True):
     """A request body after its parser.
 
-    `payload` is the decoded JSON object, or None when the parser keeps the body raw; of a gRPC
-    request with text it is `{"prompt": text}`. `model` is "" when the body names none.
-    `can_rewrite` says that the model stands in `payload["model"]` and may be replaced there; only
-    then is a request without a model refused. `prompts` holds real token ids, packed as
-    little-endian uint32, where the request carries them. `skip_response` asks for a response that
-    the picker does not look at.
+    `payload` is the decoded JSON object, or None when the parser keeps the body raw; of a request
+    with text that names no model (vLLM's gRPC, SGLang's generate) it is `{"prompt": text}`. `model`
+    is "" when the body names none, which leaves the choice to the endpoint. `can_rewrite` says that
+    the model stands in `payload["model"]` and may be replaced there. `prompts` holds real token
+    ids, packed as little-endian uint32, where the request carries them. `skip_response` asks for a
+    response that the picker does not look at.
     """
 
     api: Api

@@ -44,8 +44,9 @@ _DISCOVERY = """Routing mechanism: override-host, over endpoints that the picker
 (--xds-port 9004). It listens on 9002 (health on 9003), on this machine, as Envoy does; its pool is
 called `default`."""
 _SEVERAL = """Three pools of one picker: requests below {} are for the pool of that name, which the
-picker reads from the metadata `x-pointsman-pool`. It listens on 9002 (health on 9003) and reports
-the pools' endpoints (--xds-port 9004), on this machine, as Envoy does."""
+picker reads from the metadata `x-pointsman-pool`; others are for the one that has their model
+(--route-by-model). The picker listens on 9002 (health on 9003) and reports the pools' endpoints
+(--xds-port 9004), on this machine, as Envoy does."""
 
 
 def bootstrap() -> str:
@@ -81,7 +82,10 @@ def examples() -> dict[Path, str]:
         for mechanism in Mechanism
     }
     made["eds"] = asking, _DISCOVERY
-    made["several-pools"] = replace(asking, pools=POOLS), _SEVERAL.format(prefixes)
+    made["several-pools"] = (
+        replace(asking, pools=POOLS, route_by_model=True),
+        _SEVERAL.format(prefixes),
+    )
     text = "Envoy of compose.yaml, whose services share one network."
     shared = build(replace(config, listen=SocketAddress("0.0.0.0", 8080), buffer_request_body=True))
     return {DEPLOY / "compose" / "envoy.yaml": to_yaml(shared, f"{_HEAD}\n{text}")} | {

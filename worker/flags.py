@@ -73,7 +73,7 @@ _ENGINE = (
         "--quantization",
         QUANTIZATIONS,
         "on a CPU, convert the weights of a safetensors checkpoint to blocks of 8 or 4 bits as they"
-        " are loaded; a draft model's stay (default %(default)s)",
+        " are loaded; a draft model's stay; FP8, AWQ and GPTQ need no flag (default %(default)s)",
     ),
     Flag(
         "--kv-cache-dtype",

@@ -96,7 +96,7 @@ def _connection_manager(config: BootstrapConfig) -> http_connection_manager_pb2.
         early_header_mutation_extensions=[
             extension(
                 "envoy.http.early_header_mutation.header_mutation",
-                header_mutation_pb2.HeaderMutation(mutations=_strip(config.trust_control_headers)),
+                header_mutation_pb2.HeaderMutation(mutations=_strip(config)),
             )
         ],
         route_config=_routes(config),
@@ -108,10 +108,14 @@ def _connection_manager(config: BootstrapConfig) -> http_connection_manager_pb2.
     return manager
 
 
-def _strip(trust_control_headers: bool) -> list[mutation_rules_pb2.HeaderMutation]:
+def _strip(config: BootstrapConfig) -> list[mutation_rules_pb2.HeaderMutation]:
     """What is removed from a request before anything, the route included, looks at it."""
-    prefixes = ROUTING_PREFIXES if trust_control_headers else CONTROL_PREFIXES + ROUTING_PREFIXES
+    prefixes: tuple[str, ...] = ROUTING_PREFIXES
+    if not config.trust_control_headers:
+        prefixes = CONTROL_PREFIXES + ROUTING_PREFIXES
     exact = [name for name in ROUTING_HEADERS if not name.startswith(prefixes)]
+    if config.route_by_model:
+        exact.append(POOL_METADATA)  # by which the picker chooses the route
     mutation = mutation_rules_pb2.HeaderMutation
     return [
         *(
@@ -128,7 +132,11 @@ def _strip(trust_control_headers: bool) -> list[mutation_rules_pb2.HeaderMutatio
 
 def _routes(config: BootstrapConfig) -> route_pb2.RouteConfiguration:
     if config.pools:
-        routes = [*(_pool_route(config, name) for name in config.pools), _nowhere(config.pools)]
+        routes = [_pool_route(config, name) for name in config.pools]
+        if config.route_by_model:
+            routes += [*(_chosen_route(config, name) for name in config.pools), _undecided()]
+        else:
+            routes.append(_nowhere(config.pools))
     else:
         routes = [_route(config, POOL, "/")]
     host = route_components_pb2.VirtualHost(name="pool", domains=["*"], routes=routes)
@@ -143,6 +151,27 @@ def _pool_route(config: BootstrapConfig, name: str) -> route_components_pb2.Rout
     route.route.prefix_rewrite = "/"
     _set_ext_proc(route, ext_proc_pb2.ExtProcPerRoute(overrides=overrides))
     return route
+
+
+def _chosen_route(config: BootstrapConfig, name: str) -> route_components_pb2.Route:
+    """To the pool that the picker has chosen: it clears the route, and this one is found then."""
+    route = _route(config, name, "/")
+    route.name = f"{name}-by-model"
+    route.match.headers.append(
+        route_components_pb2.HeaderMatcher(name=POOL_METADATA, string_match={"exact": name})
+    )
+    return route
+
+
+def _undecided() -> route_components_pb2.Route:
+    """For requests that the picker has yet to read, and for those that it could not."""
+    return route_components_pb2.Route(
+        name="by-model",
+        match=route_components_pb2.RouteMatch(prefix="/"),
+        direct_response=route_components_pb2.DirectResponseAction(
+            status=503, body={"inline_string": "the endpoint picker did not choose a pool\n"}
+        ),
+    )
 
 
 def _nowhere(pools: Sequence[str]) -> route_components_pb2.Route:

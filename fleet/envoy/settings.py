@@ -7,7 +7,8 @@ from enum import Enum
 
 DESTINATION_KEY = "x-gateway-destination-endpoint"
 DESTINATION_NAMESPACE = "envoy.lb"
-# What a call to a picker of several pools names the pool with.
+# What a call to a picker of several pools names the pool with, and the request header by which a
+# picker that chooses the pool says which one.
 POOL_METADATA = "x-pointsman-pool"
 
 # Every header by which a picker or a worker learns where to send or take something. A client that
@@ -96,7 +97,9 @@ class BootstrapConfig:
     endpoints, and both are ignored. Nothing of this matters to `ORIGINAL_DST`, which goes wherever
     the picker says. `pools`, when set, are the names of several pools that the picker serves (its
     `--pool`): requests below `/NAME/` are for that one, with the rest as their path, and others are
-    answered with 404. Their endpoints come by `discovery`, under the same names, or do not matter.
+    answered with 404, or with `route_by_model` go to the pool that the picker chooses by their
+    model (its flag of that name). Their endpoints come by `discovery`, under the same names, or do
+    not matter.
     `pickers_file`, when set, names such a file for the picker (see
     `bootstrap.pickers_document`); `picker` and `picker_health` are then ignored. `picker_health` is
     where the picker answers gRPC health checks; None: at the address of the picker itself.
@@ -117,6 +120,7 @@ class BootstrapConfig:
     endpoints_file: str | None = None
     discovery: EndpointDiscovery | None = None
     pools: tuple[str, ...] = ()
+    route_by_model: bool = False
     mechanism: Mechanism = Mechanism.OVERRIDE_HOST
     picker_health: SocketAddress | None = None
     pickers_file: str | None = None
@@ -134,6 +138,8 @@ class BootstrapConfig:
         has_source = self.discovery is not None or self.mechanism is Mechanism.ORIGINAL_DST
         if self.pools and not has_source:
             raise ValueError("several pools need endpoint discovery, or original-dst")
+        if self.route_by_model and not self.pools:
+            raise ValueError("route_by_model chooses between pools: name them")
 
     @property
     def effective_message_timeout_seconds(self) -> float:

@@ -169,6 +169,7 @@ def config_in_use(
         ),
         allow_experimental=options.allow_experimental_plugins,
         strict_data_scope=options.strict_data_scope,
+        lists_models=options.route_by_model,
     )
     return ConfigInUse(loaded, BuildContext(builtin_plugins(), metrics, building))
 

@@ -23,6 +23,7 @@ from picker.app.in_use import Outbound
 from picker.app.json_client import JsonClient
 from picker.app.leadership import Leadership
 from picker.app.listeners import Listeners, OwnPort, StartError
+from picker.app.model_choice import KnownModels, ModelChoice, PoolOfModels
 from picker.app.pool import ServedPool
 from picker.app.pool_choice import PoolChoice
 from picker.cli.options import Options, Ports
@@ -66,7 +67,8 @@ def compose(options: Options) -> Picker:
         several = {key: (one, ready[key]) for key, one in pages.items()}
         admin = SeveralPools(several, metrics, serving.is_ready).server()
         directors = {name: pools[part.key].director for part in parts for name in part.names}
-        choice = PoolChoice(directors, tuple(pools), metrics.unknown_pool_total)
+        unnamed = _by_model(pools, metrics) if options.route_by_model else None
+        choice = PoolChoice(directors, tuple(pools), metrics.unknown_pool_total, unnamed)
         exchanges = ExchangesByMetadata(choice.choose)
         for flags, (key, pool) in zip(options.pools, pools.items(), strict=True):
             if flags.grpc_port is not None:
@@ -78,6 +80,20 @@ def compose(options: Options) -> Picker:
     every = tuple(pools.values())
     listeners = Listeners(options, exchanges, health, admin, every, metrics, own)
     return Picker(options, outbound, serving, admin, listeners)
+
+
+def _by_model(pools: Mapping[str, ServedPool], metrics: PickerMetrics) -> ModelChoice:
+    """What finds the pool of a request whose proxy names none."""
+    every = [
+        PoolOfModels(
+            key,
+            pool.director,
+            pool.datastore.snapshot,
+            lambda pool=pool: pool.known.rules.current,  # type: ignore[misc]
+        )
+        for key, pool in pools.items()
+    ]
+    return ModelChoice(KnownModels(every, time.monotonic), metrics.unknown_model_total)
 
 
 class Serving:

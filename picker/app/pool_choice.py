@@ -4,7 +4,7 @@
 The proxy's call has the gRPC metadata `x-pointsman-pool`, whose value is the name of a pool, alone
 or after its namespace and a slash. Nothing is guessed: a request whose proxy names no pool, one
 that is not served here, or two, is refused, with the status that the Gateway API has for a route
-with an invalid backend.
+with an invalid backend. With `--route-by-model` the model chooses where the proxy names no pool.
 """
 
 from __future__ import annotations
@@ -30,21 +30,27 @@ class PoolChoice:
     """Finds the director of a call. `pools` are those by all names that proxies may use."""
 
     def __init__(
-        self, pools: Mapping[str, ExchangeSource], keys: Sequence[str], unknown: Counter
+        self,
+        pools: Mapping[str, ExchangeSource],
+        keys: Sequence[str],
+        unknown: Counter,
+        unnamed: ExchangeSource | None = None,
     ) -> None:
-        """`keys` are told to whoever names another pool, and `unknown` counts these."""
+        """`keys` are told to whoever names another pool, and `unknown` counts these. `unnamed` is
+        for calls that name no pool; None: those are refused, unless there is only one.
+        """
         self._pools = {name.encode(): source for name, source in pools.items()}
-        self._only = next(iter(pools.values())) if len(keys) == 1 else None
         self._keys = ", ".join(keys)
         self._warned: set[str] = set()
-        self._nobody = _Refusing(self._told(""), unknown)
+        only = next(iter(pools.values())) if len(keys) == 1 else None
+        self._unnamed = unnamed or only or _Refusing(self._told(""), unknown)
         self._others = _Refusing(f"the proxy asks for another pool than {self._keys}", unknown)
 
     def choose(self, metadata: Metadata) -> ExchangeSource:
         """The director, or somebody who refuses the request."""
         named = metadata.get(POOL_METADATA)
         if named is None:
-            return self._nobody if self._only is None else self._only
+            return self._unnamed
         source = self._pools.get(named) or self._pools.get(_alone(named))
         if source is not None:
             return source
@@ -79,14 +85,16 @@ def _shown(named: bytes) -> str:
 class _Refusing:
     """An `ExchangeSource` and a `RequestExchange` that refuses every request."""
 
-    decides_at_once = True
-
     def __init__(self, message: str, refused: Counter) -> None:
         self._message, self._refused = message, refused
 
     def begin(self, evict: object, /) -> _Refusing:
         """A request has started to arrive."""
         return self
+
+    def decides_at_once(self, raw: RawRequest) -> bool:
+        """It does."""
+        return True
 
     async def route(self, raw: RawRequest) -> RouteDecision:
         """Refuse it."""

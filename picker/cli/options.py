@@ -146,7 +146,8 @@ class Options:
     """What a picker is composed of. Ports: 0 takes a free one. `tls` None: plain text.
 
     `pools` are those of a picker of several, each of which has options of its own made of these
-    (`pools.split`), with a `pool_key`; a picker of one pool has neither.
+    (`pools.split`), with a `pool_key`; a picker of one pool has neither. With `route_by_model` a
+    request whose proxy names no pool goes to the one that has its model.
     """
 
     config_file: Path | None = None
@@ -157,6 +158,7 @@ class Options:
     endpoints_file: Path | None = None
     pools: tuple[PoolFlags, ...] = ()
     pool_key: str = ""
+    route_by_model: bool = False
     pool_name: str = DEFAULT_POOL_NAME
     kubernetes: KubernetesFlags | None = None
     election: ElectionFlags | None = None

@@ -90,6 +90,11 @@ RULES: Final[tuple[tuple[str, Callable[[argparse.Namespace], object], str], ...]
         "{flag} is for a picker of one pool; --pool says all of each pool",
     ),
     (
+        "--route-by-model",
+        lambda flags: not flags.pool,
+        "{flag} chooses between several pools: give each by a --pool",
+    ),
+    (
         "--record",
         lambda flags: flags.pool and PLACE not in flags.record.name,
         f"{{flag}} with --pool needs {{{PLACE}}} in the file's name, e.g. "

@@ -42,6 +42,8 @@ pool
 --pool POOL                   one of several pools to serve, each by a flag of its own:
                               [NAMESPACE/]NAME[:PORT], or name=NAME and more of namespace, group,
                               grpc-port, endpoints-file, config-file
+--route-by-model              requests at --grpc-port whose proxy names none of them go to the pool
+                              that has their model
 --refresh-metrics-interval DURATION = 50ms
                               how often endpoints are scraped while requests come; at least 50ms
 --metrics-staleness-threshold DURATION = 2s

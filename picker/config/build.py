@@ -82,12 +82,14 @@ class BuildOptions:
     """What decides about a configuration from outside of it.
 
     `before` are the plugins in use: those whose entries are unchanged are taken over with their
-    state. With `strict_data_scope` plugins cannot touch findings that they do not declare.
+    state. With `strict_data_scope` plugins cannot touch findings that they do not declare. With
+    `lists_models` endpoints are asked for their models, whatever else the configuration asks for.
     """
 
     services: Services = NO_SERVICES
     allow_experimental: bool = False
     strict_data_scope: bool = False
+    lists_models: bool = False
     before: Mapping[str, Instance] = field(default_factory=lambda: _NO_INSTANCES)
 
 
@@ -170,7 +172,9 @@ class _Builder:
         planner = ProfilePlanner(self._config, plugins, findings)
         plans = planner.profiles()
         handler = planner.profile_handler(len(plans))
-        data_layer = plan_data_layer(self._config, plugins, findings)
+        data_layer = plan_data_layer(
+            self._config, plugins, findings, lists_models=self._options.lists_models
+        )
         parsers = plan_parsers(self._config, plugins, self._registry, findings)
         detector = plan_detector(self._config, plugins, self._registry, findings)
         if not findings.has_errors:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from picker.config.findings import Findings
-from picker.config.instances import Instance, PluginInstances
-from picker.config.schema import EndpointPickerConfig, SourceSpec
+from picker.config.instances import Instance, Origin, PluginInstances
+from picker.config.schema import EndpointPickerConfig, PluginSpec, SourceSpec
 from picker.config.source import Path
 from picker.config.units import duration_seconds
 from picker.errors import ConfigError
@@ -17,6 +17,9 @@ from picker.scrape.sources import DataSource, EndpointExtractor, Extractor, Sour
 
 DEFAULT_SOURCE = "metrics-data-source"
 DEFAULT_EXTRACTOR = "core-metrics-extractor"
+MODELS_SOURCE = "models-data-source"
+MODELS_EXTRACTOR = "models-data-extractor"
+MODELS_INTERVAL = "1s"
 REPLICA_INTERVALS = (0.01, 2.0)  # seconds; a replica counts as gone after six in silence
 # What reads the load of endpoints, which the default extractor finds out.
 READS_LOAD = frozenset(
@@ -65,10 +68,24 @@ class DataLayerPlan:
 
 
 def plan_data_layer(
-    config: EndpointPickerConfig, plugins: PluginInstances, findings: Findings
+    config: EndpointPickerConfig,
+    plugins: PluginInstances,
+    findings: Findings,
+    *,
+    lists_models: bool = False,
 ) -> DataLayerPlan:
-    """Put sources and extractors together; what is wrong goes into `findings`."""
+    """Put sources and extractors together; what is wrong goes into `findings`.
+
+    With `lists_models` endpoints are asked for their models, unless a source does that already.
+    """
     sources = list(_sources(config, plugins, findings))
+    if lists_models and not any(one.source.type_name == MODELS_SOURCE for one in sources):
+        plugins.add(
+            PluginSpec(MODELS_SOURCE, parameters={"interval": MODELS_INTERVAL}), (), Origin.NEEDED
+        )
+        source, extractor = plugins.default(MODELS_SOURCE), plugins.default(MODELS_EXTRACTOR)
+        if source is not None and extractor is not None:
+            sources.append(BoundSource(source, (extractor,)))
     bindings = [binding for one in sources if (binding := _bind(one, findings)) is not None]
     discovery = None
     for path, name in written_discovery(config):

@@ -13,7 +13,13 @@ from picker.config.source import Path
 from picker.framework.interfaces import Parser, SaturationDetector
 from picker.framework.registry import Registry
 
-DEFAULT_PARSERS = ("openai-parser", "anthropic-parser", "vllmhttp-parser", "passthrough-parser")
+DEFAULT_PARSERS = (
+    "openai-parser",
+    "anthropic-parser",
+    "vllmhttp-parser",
+    "sglanghttp-parser",
+    "passthrough-parser",
+)
 DEFAULT_DETECTOR = "utilization-detector"
 
 

@@ -48,9 +48,10 @@ _ENDINGS = {
 class RequestExchange(Protocol):
     """One request as its stream sees it; see `requestcontrol.director`."""
 
-    @property
-    def decides_at_once(self) -> bool:
-        """Whether `route` never waits for anything; then it needs no task of its own."""
+    def decides_at_once(self, raw: RawRequest) -> bool:
+        """Whether `route(raw)`, called right now, waits for nothing; then it needs no task of its
+        own. Asked at most once, right before `route`.
+        """
         ...
 
     def route(self, raw: RawRequest) -> Coroutine[Any, Any, RouteDecision]:
@@ -181,7 +182,7 @@ class StreamPump:
             self._close(Ending.END_OF_STREAM, Status.OK, "")
 
     def _route(self, action: Route) -> None:
-        if not self._exchange.decides_at_once:
+        if not self._exchange.decides_at_once(action.request):
             if action.is_timed:
                 self._call.send(_WAIT_LONGER)
             self._routing = self._call.spawn(self._ask(action.request))

@@ -138,6 +138,10 @@ class PickerMetrics(Family):
         _EXTENSION,
     )
     request_outcomes_total = own_counter("Requests by the one cause that ended them.", ("cause",))
+    request_features_total = own_counter(
+        "Routed requests that offer tools or ask for an answer of a given form, by which.",
+        ("feature",),
+    )
     plugin_failures_total = own_counter("Calls of plugins that failed by mistake.", ("plugin",))
 
     response_size_bytes = of_requests("Body size of responses.", RESPONSE_BYTES, "response_sizes")
@@ -207,6 +211,9 @@ class PickerMetrics(Family):
     unknown_pool_total = own_counter(
         "Requests refused by a picker of several pools because the proxy named none of them."
     )
+    unknown_model_total = own_counter(
+        "Requests refused by a picker of several pools because none of them has the model."
+    )
     admin_failures_total = own_counter(
         "Requests at the HTTP port that an unforeseen error kept from being answered, by page.",
         ("page",),
@@ -246,6 +253,7 @@ class PickerMetrics(Family):
         return (
             self.info,
             self.unknown_pool_total,
+            self.unknown_model_total,
             self.admin_failures_total,
             *self.streams.all,
             *(xds.clients, xds.responses_total, xds.acks_total, xds.nacks_total),

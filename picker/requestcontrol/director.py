@@ -30,13 +30,12 @@ from picker.outliers.breaker import Answer
 from picker.requestcontrol import admission
 from picker.requestcontrol.bodies import held_bytes, outgoing_body
 from picker.requestcontrol.candidates import candidates_for
-from picker.requestcontrol.headers import MODEL_REWRITE, OBJECTIVE, REQUEST_ID, first_of
+from picker.requestcontrol.headers import MODEL_REWRITE, OBJECTIVE, REQUEST_ID, first_of, path_of
 from picker.requestcontrol.pipeline import (
     EndpointVisit,
     RequestContext,
     RequestPipeline,
     Ticket,
-    request_path,
 )
 from picker.requestcontrol.plugin_log import PLUGIN_FAILED, PluginLog
 from picker.requestcontrol.responses import NO_METADATA, BodylessResponse, Response, endpoint_scores
@@ -112,9 +111,8 @@ class Exchange:
 
     # What the stream asks
 
-    @property
-    def decides_at_once(self) -> bool:
-        """Whether `route`, called right now, waits for nothing."""
+    def decides_at_once(self, raw: RawRequest) -> bool:
+        """Whether `route(raw)`, called right now, waits for nothing, whatever `raw` is."""
         pipeline, gate = self._pipeline, self._pipeline.gate
         self._goes_at_once = (
             not pipeline.asks_others
@@ -232,7 +230,7 @@ class Exchange:
         afterwards; a request that does not wait pays for none of that.
         """
         decision, pipeline, gate = self._decision, self._pipeline, self._pipeline.gate
-        path = request_path(raw.headers)
+        path = path_of(raw.headers)
         parser = pipeline.parsers.select(path)
         parsed = parser.parse(path, raw.headers, body)
         self._rewrite(raw, parsed)
@@ -268,8 +266,8 @@ class Exchange:
             decision.rewritten = rewrites.rules.apply(parsed.model, self._context.rng)
             if decision.rewritten is not None:
                 decision.target_model = decision.rewritten.model
-        if not decision.target_model:
-            raise bad_request("model not found in request body")
+        if decision.rewritten is not None and not decision.target_model:
+            raise bad_request(f"the rewrite '{decision.rewritten.rule}' names no model")
 
     def _identify(self, raw: RawRequest, parsed: ParsedBody, size_bytes: int) -> InferenceRequest:
         """The request with its objective, its priority and its fairness id."""

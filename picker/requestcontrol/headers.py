@@ -34,6 +34,9 @@ DISAGGREGATION = (
     "x-kv-cache-source-host-port",
 )
 
+DEFAULT_PATH = "/v1/completions"
+_PATH_HEADERS = (":path", "x-original-path", "x-forwarded-path")
+
 # Names that belong to the system in both directions: an endpoint must not send them to a client.
 SYSTEM_OWNED: tuple[str, ...] = (
     DESTINATION,
@@ -59,3 +62,11 @@ def first_of(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
         if value := headers.get(name):
             return value
     return ""
+
+
+def path_of(headers: Mapping[str, str]) -> str:
+    """The path of a request without its query; what the proxy rewrote is found in `x-…-path`."""
+    for name in _PATH_HEADERS:
+        if value := headers.get(name):
+            return value.partition("?")[0]
+    return DEFAULT_PATH

@@ -47,8 +47,6 @@ from picker.types import (
 )
 
 MAX_REMEMBERED = 64  # paths, which clients choose
-DEFAULT_PATH = "/v1/completions"
-_PATH_HEADERS = (":path", "x-original-path", "x-forwarded-path")
 log = logging.getLogger(__name__)
 
 
@@ -224,14 +222,6 @@ class BodylessResponseHook(Protocol):
     def bare_response_head(self, head: ResponseHead) -> Mapping[str, str] | None:
         """Headers to set on the response, if any."""
         ...
-
-
-def request_path(headers: Mapping[str, str]) -> str:
-    """The path of a request without its query; what the proxy rewrote is found in `x-…-path`."""
-    for name in _PATH_HEADERS:
-        if value := headers.get(name):
-            return value.partition("?")[0]
-    return DEFAULT_PATH
 
 
 class ParserTable:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from picker.decisions.decision import Decision, ResponseTimes
 from picker.decisions.steps import SCHEDULER
@@ -16,6 +17,12 @@ MODEL_SERVER_ERROR = "ModelServerError"
 Labels: TypeAlias = tuple[str, str, str, str]
 # What the labels of its series are made of.
 _asked = attrgetter("incoming_model", "target_model", "fairness_id", "priority")
+# Members of bodies that ask for a form of the answer: vLLM's, and those it replaced.
+_CONSTRAINTS = (
+    *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    "structural_tag",
+)
+_FEATURES = frozenset({"tools", "response_format", "text", "output_config", *_CONSTRAINTS})
 _CODES = {status: code.value for code, status in HTTP_STATUS.items()}
 
 
@@ -52,6 +59,11 @@ class RequestMetrics:
         if decision.rewritten is not None:
             rule, target = decision.rewritten.rule, decision.rewritten.model
             metrics.model_rewrite_decisions_total.labels(rule, labels[0], target).inc()
+        if (request := decision.request) is not None:
+            payload = request.body.payload
+            if payload is not None and not _FEATURES.isdisjoint(payload):
+                for feature in _features(payload):
+                    metrics.request_features_total.labels(feature).inc()
         durations = (metrics.request_processing_duration_seconds, seconds)
         observe_each([(size, decision.size_bytes), durations, *observed])
 
@@ -123,6 +135,22 @@ class RequestMetrics:
             decoding = max(0.0, seconds - response.ttft_seconds)
             each = decoding / (tokens - 1)
             metrics.request_streaming_tpot_seconds.labels(*labels).observe(each)
+
+
+def _features(payload: Mapping[str, Any]) -> Iterator[str]:
+    """What of `_FEATURES` a body asks for, in the terms of any API."""
+    tools = payload.get("tools")
+    if isinstance(tools, list) and tools:
+        yield "tools"
+    of_responses, of_messages = payload.get("text"), payload.get("output_config")
+    formats = (
+        payload.get("response_format"),
+        of_responses.get("format") if isinstance(of_responses, dict) else None,
+        of_messages.get("format") if isinstance(of_messages, dict) else None,
+    )
+    named = {one.get("type") for one in formats if isinstance(one, dict)}
+    if named - {"text"} or any(payload.get(name) is not None for name in _CONSTRAINTS):
+        yield "structured_output"
 
 
 def _of_steps(decision: Decision) -> list[tuple[Histogram | None, float]]:

@@ -9,7 +9,9 @@ needs. What the bytes of a prompt are:
   each message its role and its content; of a tool's use its id, name and input, of its result the
   texts, a line each, and the images;
 - completions: the prompt; one prompt for each string of a list; vLLM's gRPC text likewise;
-- embeddings: the input, likewise;
+- a batch of chats: one prompt for each of its conversations;
+- embeddings and pooling: the input, likewise, or the messages as of a chat;
+- SGLang's generate: its text, likewise;
 - responses: the JSON of instructions, tools and input; conversations: the JSON of the items;
 - lists of integers: real token ids, passed through.
 """
@@ -27,6 +29,7 @@ from picker.tokenization.prompt_stream import Prompt, PromptStream, packed_text
 from picker.tokenization.token_ids import pack_token_ids
 from picker.types import Api
 
+_TEXTS = (Api.COMPLETIONS, Api.VLLM_GRPC, Api.GENERATE)
 _RESPONSE_PARTS = ("instructions", "tools", "input")
 
 
@@ -42,10 +45,14 @@ class PromptEstimator:
         """The prompts of a request, none of them empty; none if it has no readable prompt."""
         if api is Api.CHAT_COMPLETIONS or api is Api.MESSAGES:
             prompts: Iterable[Prompt] = (self._conversation(api, payload, headers),)
-        elif api is Api.COMPLETIONS or api is Api.VLLM_GRPC:
+        elif api in _TEXTS:
             prompts = _texts(payload.get("prompt"))
-        elif api is Api.EMBEDDINGS:
-            prompts = _texts(payload.get("input"))
+        elif api is Api.CHAT_BATCH:
+            prompts = self._conversations(payload, headers)
+        elif api is Api.EMBEDDINGS or api is Api.POOLING:
+            has_input = payload.get("input") is not None
+            chat = () if has_input else (self._conversation(api, payload, headers),)
+            prompts = _texts(payload["input"]) if has_input else chat
         elif api is Api.RESPONSES:
             parts = [{key: payload[key]} for key in _RESPONSE_PARTS if payload.get(key)]
             prompts = (Prompt(packed_text((json_text(parts),))),)
@@ -54,6 +61,14 @@ class PromptEstimator:
         else:
             prompts = ()
         return tuple(prompt for prompt in prompts if prompt.tokens)
+
+    def _conversations(
+        self, payload: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> Iterable[Prompt]:
+        """Of a batch; tools and the like are those of all."""
+        batch = payload.get("messages")
+        for messages in batch if isinstance(batch, list) else ():
+            yield self._conversation(Api.CHAT_BATCH, {**payload, "messages": messages}, headers)
 
     def _conversation(
         self, api: Api, payload: Mapping[str, Any], headers: Mapping[str, str]

@@ -22,7 +22,8 @@ from picker.plugins.parsers.vertexai_parser import VertexAIParser
 from picker.plugins.parsers.vllmgrpc_parser import VllmGrpcParser
 from picker.plugins.parsers.vllmhttp_parser import VllmHttpParser
 from picker.plugins.producers.token_producer import TokenProducer
-from picker.requestcontrol.pipeline import ParserTable, request_path
+from picker.requestcontrol.headers import path_of
+from picker.requestcontrol.pipeline import ParserTable
 from picker.tokenization.prompt_stream import MAX_MEDIA_TOKENS
 from picker.tokenization.render import prompts_of, question_of
 from picker.types import Api, InferenceRequest, ParsedBody
@@ -73,7 +74,7 @@ class ForSeconds(Protocol):
 def check_body(path: str, body: bytes) -> ParsedBody | None:
     """Parse, find tokens, and ask a render route; None when the body was refused."""
     headers = {":path": path, **HEADERS}
-    found = request_path(headers)
+    found = path_of(headers)
     try:
         parsed = TABLE.select(found).parse(found, headers, body)
     except RefusedError as refusal:

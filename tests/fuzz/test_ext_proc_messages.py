@@ -175,8 +175,7 @@ class Exchange:
     sent_all: asyncio.Event = field(default_factory=asyncio.Event)
     evict: Callable[[DropReason], None] | None = None
 
-    @property
-    def decides_at_once(self) -> bool:
+    def decides_at_once(self, raw: RawRequest) -> bool:
         """As the play says; sometimes a decision that need not wait gets a task all the same."""
         return not self.play.waits and self.play.patience > 0
 

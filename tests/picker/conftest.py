@@ -27,8 +27,7 @@ class RecordingExchange:
     )
     finish_calls: int = 0
 
-    @property
-    def decides_at_once(self) -> bool:
+    def decides_at_once(self, raw: RawRequest) -> bool:
         """Only what is known not to wait."""
         return self.routing is route_at_once
 

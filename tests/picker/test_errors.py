@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 from http import HTTPStatus
 from pathlib import Path
 
 import pytest
 
-from picker.errors import HTTP_STATUS, Code, DropReason, RefusedError, bad_request, no_endpoints
+from picker.errors import (
+    HTTP_STATUS,
+    Code,
+    DropReason,
+    RefusedError,
+    bad_request,
+    enveloped,
+    no_endpoints,
+)
 
 PROTOCOL = Path(__file__).parents[2] / "docs" / "protocol.md"
 
@@ -31,6 +40,23 @@ def test_a_refusal_is_worded_as_clients_of_the_reference_know_it() -> None:
     assert refusal.headers == (("x-llm-d-request-dropped-reason", "rejected-no-endpoints"),)
     assert bad_request("why").headers == ()
     assert str(bad_request("why")) == "why"
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "kind"),
+    [
+        ("/v1/messages", 400, "invalid_request_error"),
+        ("/llama/v1/messages/", 429, "rate_limit_error"),
+        ("/v1/messages/count_tokens", 503, "overloaded_error"),
+        ("/v1/messages", 500, "api_error"),
+    ],
+)
+def test_anthropics_clients_get_errors_in_their_form(path: str, status: int, kind: str) -> None:
+    assert json.loads(enveloped(path, status, "why") or "") == {
+        "type": "error",
+        "error": {"type": kind, "message": "why"},
+    }
+    assert enveloped("/v1/chat/completions", status, "why") is None
 
 
 @pytest.mark.parametrize("code", list(Code), ids=lambda code: code.value)

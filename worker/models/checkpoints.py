@@ -42,7 +42,9 @@ from worker.models.names import (
     row_order,
     to_mixtral,
 )
+from worker.models.quantized import QuantizedTensors, as_blocks, read_quantization
 from worker.ops.cpu.native import GGML_TYPES, Stored, stored
+from worker.ops.quantized import GroupedWeight
 
 # Elements decoded at a time: little enough to stay in a core's cache, and for torch to copy them in
 # the thread that decoded them (it shares larger copies out, which costs more than it gains).
@@ -54,13 +56,17 @@ _BLOCK_ELEMENTS = 32  # of Q8_0 and Q4_1
 _INTERLEAVED = ("llama", "smollm3")
 
 _NORM = re.compile(r"norm\.weight$")
+_PROJECTION_BIAS = re.compile(r"\.(?:([a-z_]+)_proj|w[123])\.bias$")
 
 
 class WeightFile(Protocol):
-    """Named tensors on disk. `source` names it in errors."""
+    """Named tensors on disk. `source` names it in errors; if it `is_grouped`, `grouped` gives some
+    of them.
+    """
 
     source: str
     config: ModelConfig
+    is_grouped: bool
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Every tensor stored, by its Hugging Face name."""
@@ -81,6 +87,12 @@ class WeightFile(Protocol):
 
     def stored(self, name: str) -> Stored | None:
         """A weight [rows, cols] as it is stored; None: in an encoding that has to be decoded."""
+        ...
+
+    def grouped(self, name: str, rows: slice, columns: slice) -> GroupedWeight | None:
+        """A part of a weight as codes with scales by group; None: it is stored in another way.
+        Both slices have a beginning and an end.
+        """
         ...
 
 
@@ -111,6 +123,8 @@ def read(checkpoint: WeightFile, name: str) -> Tensor:
 
 class GgufCheckpoint:
     """A GGUF file under Hugging Face names, with rotary rows in rotate-half order."""
+
+    is_grouped = False
 
     def __init__(self, path: Path) -> None:
         self._file = GgufFile.open(path)
@@ -182,6 +196,10 @@ class GgufCheckpoint:
         rows, cols = place.stop - place.start, info.shape[-1]
         return Stored(info.type.name, rows, cols, data, self._rotary_heads(name) or 0)
 
+    def grouped(self, name: str, rows: slice, columns: slice) -> GroupedWeight | None:
+        """None: products of GGUF's blocks are a CPU's."""
+        return None
+
     def _rotary_heads(self, name: str) -> int | None:
         if self.config.architecture not in _INTERLEAVED:
             return None
@@ -209,16 +227,52 @@ class SafetensorsCheckpoint:
         self.source = str(path)
         self._quantization = quantization
         config_path = path / "config.json"
-        self.config = model_config.from_hf(str(config_path), _read_json(config_path))
+        values = _read_json(config_path)
+        self.config = model_config.from_hf(str(config_path), values)
         shards = [_open_shard(path / shard) for shard in _shard_names(path)]
         self._shard_of = {name: shard for shard in shards for name in shard.keys()}  # noqa: SIM118
         self._shapes = {
             name: tuple(shard.get_slice(name).get_shape()) for name, shard in self._shard_of.items()
         }
+        self._quantized = self._find_quantized(str(config_path), values)
+        self.is_grouped = self._quantized is not None
         named = {name: name for name in self._shapes}
         if self.config.architecture == "mixtral":
             named = {from_mixtral(name): name for name in named}
         self._places = places(named, self._shapes, self.config)
+
+    def _find_quantized(self, config_path: str, values: dict[str, Any]) -> QuantizedTensors | None:
+        """The weights that `quantization_config` is about. In `_shapes` they take the places of
+        their parts.
+        """
+        how = read_quantization(config_path, values)
+        if how is None:
+            return None
+        if self._quantization != "none" and how.method != "fp8":
+            raise ConfigError(
+                f"--quantization {self._quantization}: {self.source} is quantised already, by"
+                f" {how.method}; leave the flag out"
+            )
+        views = {name: shard.get_slice(name) for name, shard in self._shard_of.items()}
+        types = {name: view.get_dtype() for name, view in views.items()}
+        found = QuantizedTensors(self.source, how, self._shapes, types, views.__getitem__)
+        others = {n: shape for n, shape in self._shapes.items() if n not in found.others}
+        self._shapes = others | found.weights
+        if how.method == "gptq":
+            for name in [n for n in others if self._is_needless(n)]:
+                del self._shapes[name]
+        return found
+
+    def _is_needless(self, name: str) -> bool:
+        """Whether a tensor is a bias of zeros in a place where the model has none, as AutoGPTQ
+        writes them.
+        """
+        config, layer = self.config, _PROJECTION_BIAS.search(name)
+        if layer is None:
+            return False
+        biased = {**dict.fromkeys(("q", "k", "v", "qkv"), config.qkv_bias), "o": config.output_bias}
+        has_bias = biased.get(layer[1], config.mlp_bias)
+        return not has_bias and not self._shard_of[name].get_tensor(name).any()
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: p.shape(self._shapes[p.stored]) for name, p in self._places.items()}
@@ -231,9 +285,14 @@ class SafetensorsCheckpoint:
     def read_into(
         self, name: str, destination: Tensor, first_row: int = 0, first_column: int = 0
     ) -> None:
+        columns = slice(first_column, first_column + destination.shape[-1])
+        part = slice(first_row, first_row + len(destination))
+        grouped = self.grouped(name, part, columns)
+        if grouped is not None:
+            grouped.decode_into(destination)
+            return
         first = self._places[name].start + first_row
         rows = slice(first, first + len(destination))
-        columns = slice(first_column, first_column + destination.shape[-1])
         tensor = self._tensor(name, rows, columns if destination.dim() > 1 else None)
         # Gemma's norms multiply by one more than is stored; GGUF files have the sum.
         is_added = self.config.architecture in GEMMA and _NORM.search(name)
@@ -241,11 +300,28 @@ class SafetensorsCheckpoint:
 
     def stored(self, name: str) -> Stored | None:
         place = self._places[name]
-        tensor = self._tensor(name, slice(place.start, place.stop))
+        rows, columns = place.shape(self._shapes[place.stored])
+        grouped = self.grouped(name, slice(0, rows), slice(0, columns))
+        if grouped is None:
+            tensor = self._tensor(name, slice(place.start, place.stop))
+        else:
+            blocks = as_blocks(grouped) if self._quantization == "none" else None
+            if blocks is not None:
+                return blocks
+            tensor = _narrowest(grouped.decode())
         is_exact = self._quantization == "none" or f".{ROUTER}." in name
         if not is_exact and tensor.shape[1] % _BLOCK_ELEMENTS == 0:
             return quantized(tensor, self._quantization.upper())
         return None if tensor.dtype is torch.float64 else stored(tensor)
+
+    def grouped(self, name: str, rows: slice, columns: slice) -> GroupedWeight | None:
+        place = self._places[name]
+        if self._quantized is None or place.stored not in self._quantized.weights:
+            return None
+        own = slice(place.start + rows.start, place.start + rows.stop)
+        weight = self._quantized.read(place.stored, own, columns)
+        order = row_order(name, self.config, len(weight.codes))
+        return weight if order is None else weight.take(order)
 
     def _tensor(self, name: str, rows: slice, columns: slice | None = None) -> Tensor:
         """Rows of what is stored, and columns of these, in our order. Raises `ModelError` for
@@ -266,6 +342,12 @@ class SafetensorsCheckpoint:
             tensor = view[rows] if columns is None else view[rows, columns]
         order = row_order(name, self.config, len(tensor))
         return tensor if order is None else tensor[order]
+
+
+def _narrowest(weight: Tensor) -> Tensor:
+    """A float32 weight, in bfloat16 if that has its very numbers."""
+    narrow = weight.bfloat16()
+    return narrow if torch.equal(narrow.float(), weight) else weight
 
 
 def _shard_names(path: Path) -> list[str]:

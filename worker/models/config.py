@@ -281,11 +281,6 @@ def from_hf(source: str, values: Mapping[str, Any]) -> ModelConfig:
         raise ModelError(f"{source}: {key} {values[key]!r} is not supported")
     if values.get("use_bidirectional_attention"):
         raise ModelError(f"{source}: use_bidirectional_attention is not supported")
-    if values.get("quantization_config"):
-        raise ModelError(
-            f"{source}: quantization_config is not supported; use the unquantised weights or a"
-            " GGUF file"
-        )
     fields = Fields(source, values)
     heads = fields.number("num_attention_heads", int)
     hidden = fields.number("hidden_size", int)

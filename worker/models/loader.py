@@ -7,6 +7,7 @@ A tensor that is missing, has another shape than the configuration says, or belo
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,9 +29,12 @@ from worker.ops.cpu.native import CpuKernels
 from worker.ops.experts import Experts
 from worker.ops.linear import DenseLinear, Linear, can_pack, make_linear
 from worker.ops.parallel import WHOLE, RowParallelLinear, Shard, VocabParallelLinear
+from worker.ops.quantized import QuantizedLinear, choose_product, pack
 from worker.ops.rope import RopeTable, make_rope_table
 
 __all__ = ["GgufCheckpoint", "WeightFile", "load_model"]
+
+logger = logging.getLogger(__name__)
 
 # Buffers some exporters store although they follow from the configuration.
 _DERIVED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|masked_bias|attn\.bias)$")
@@ -235,6 +239,8 @@ class _Assembly:
         self._shard = shard
         self._dtype = dtype
         self._device = device
+        self._product = choose_product(device) if checkpoint.is_grouped else None
+        self._decoded: list[str] = []  # products that packed weights do not fit
 
     def model(self, max_positions: int | None) -> LlamaModel:
         config = self._config
@@ -243,6 +249,12 @@ class _Assembly:
         # Decoding is most of a start, and layers do not wait for each other.
         with ThreadPoolExecutor(min(_MAX_READERS, torch.get_num_threads())) as readers:
             layers = tuple(readers.map(self._layer, range(config.num_layers)))
+        if self._decoded:
+            logger.warning(
+                "%s: quantised weights that no kernel here takes are decoded: %s",
+                self._checkpoint.source,
+                _some(sorted(self._decoded)),
+            )
         final_norm = self._norm(_FINAL_NORM, config.hidden_size)
         factors = None
         if _ROPE_FACTORS in self._checkpoint.shapes():
@@ -363,7 +375,9 @@ class _Assembly:
         native = self._native([f"{prefix}{name}.weight" for name in part.outputs], bias)
         if native is not None:
             return native
-        linear = make_linear(self._joined(prefix, "weight", part, into), bias, self._kernels)
+        linear = self._packed(prefix, part, bias, into is not None)
+        if linear is None:
+            linear = make_linear(self._joined(prefix, "weight", part, into), bias, self._kernels)
         if part.splits_inputs and self._shard.size > 1:
             return RowParallelLinear(linear)
         return linear
@@ -377,18 +391,48 @@ class _Assembly:
         parts = [part for name in names if (part := self._checkpoint.stored(name)) is not None]
         return self._kernels.linear(parts, bias) if len(parts) == len(names) else None
 
+    def _packed(
+        self, prefix: str, part: _Projection, bias: Tensor | None, is_stacked: bool
+    ) -> Linear | None:
+        """The product with weights that stay quantised. None: one of them is not quantised, or they
+        have to be decoded, as on a CPU and in a stack of experts.
+        """
+        if self._product is None or self._kernels is not None:
+            return None
+        found = []
+        for name, (rows, columns) in self._places(part).items():
+            if is_stacked:  # whether it is quantised is all that is asked
+                rows = slice(rows.start, rows.start + 1)
+            weight = self._checkpoint.grouped(f"{prefix}{name}.weight", rows, columns)
+            if weight is None:
+                return None
+            found.append(weight)
+        packed = None if is_stacked else pack(found, self._device)
+        if packed is None:
+            self._decoded.append(f"{prefix}{next(iter(part.outputs))}")
+            return None
+        return QuantizedLinear(packed, bias, self._product)
+
+    def _places(self, part: _Projection) -> dict[str, tuple[slice, slice]]:
+        """The shard's rows and columns of each weight of a projection."""
+        rank, places = self._shard.rank, {}
+        for name, count in part.outputs.items():
+            row, column = (0, rank * part.inputs) if part.splits_inputs else (rank * count, 0)
+            places[name] = slice(row, row + count), slice(column, column + part.inputs)
+        return places
+
     def _joined(
         self, prefix: str, kind: str, part: _Projection, into: Tensor | None = None
     ) -> Tensor:
         """The weights or biases of a projection decoded below each other; the shard's part."""
-        rank, size = self._shard.rank, sum(part.outputs.values())
+        size = sum(part.outputs.values())
         shape = (size, part.inputs) if kind == "weight" else (size,)
         joined, start = self._empty(shape) if into is None else into, 0
-        for name, count in part.outputs.items():
-            row, column = (0, rank * part.inputs) if part.splits_inputs else (rank * count, 0)
-            destination = joined[start : start + count]
-            self._checkpoint.read_into(f"{prefix}{name}.{kind}", destination, row, column)
-            start += count
+        for name, (rows, columns) in self._places(part).items():
+            destination = joined[start : start + part.outputs[name]]
+            place = rows.start, columns.start
+            self._checkpoint.read_into(f"{prefix}{name}.{kind}", destination, *place)
+            start += len(destination)
         return joined
 
     def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from picker.errors import Code, DropReason, RefusedError
+from picker.errors import Code, DropReason, RefusedError, enveloped
 from picker.extproc.machine.messages import (
     Action,
     BodyMode,
     RequestBody,
     RequestHeaders,
     SendBufferedRequest,
+    SendImmediate,
     SendRequestBody,
     SendRequestHeaders,
     SendRequestTrailers,
     body_chunks,
 )
+from picker.requestcontrol.headers import path_of
 from picker.rpc.budget import ByteBudget, ByteShare
 from picker.types import RawRequest, RouteDecision
 
@@ -146,6 +148,15 @@ class RequestPhase:
         if self._share is not None:
             self._share.release()
         self._body = []
+
+    def refusal(
+        self, status: int, text: str, headers: tuple[tuple[str, str], ...]
+    ) -> SendImmediate:
+        """The reply that ends the request here, in the form of its API."""
+        body = enveloped(path_of(self._headers), status, text)
+        if body is None:
+            return SendImmediate(status, text, headers)
+        return SendImmediate(status, body, (*headers, ("content-type", "application/json")))
 
     def answer(self, decision: RouteDecision) -> list[Action]:
         """The replies that let the request go; what is held of its body is let go of."""

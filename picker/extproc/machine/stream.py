@@ -266,14 +266,15 @@ class StreamMachine:
 
     def _refuse(self, refusal: RefusedError) -> list[Action]:
         self._response_status = refusal.status
-        reply = SendImmediate(refusal.status, refusal.body, refusal.headers)
+        reply = self._request.refusal(refusal.status, refusal.body, refusal.headers)
         return self._end_with(FinishCause.REFUSED, reply)
 
     def _evict(self, event: Evicted) -> list[Action]:
         cancel: list[Action] = [CancelRoute()] if self.state is State.ROUTING else []
         if self._response_status is None:
             self._response_status = EVICTED_STATUS
-        reply = SendImmediate(EVICTED_STATUS, EVICTED_BODY, eviction_headers(event.reason))
+        headers = eviction_headers(event.reason)
+        reply = self._request.refusal(EVICTED_STATUS, EVICTED_BODY, headers)
         return [*cancel, *self._end_with(FinishCause.EVICTED, reply)]
 
     def _end_with(self, cause: FinishCause, reply: SendImmediate) -> list[Action]:

@@ -1,7 +1,8 @@
 """anthropic-parser: understands the request bodies of Anthropic's Messages API.
 
 `messages`: must be there and not empty; a content is a text or a list of blocks, and so is
-`system`. `messages/count_tokens`: the body goes on raw, and its response is not read.
+`system`. `messages/count_tokens`: only the model is read, as no cache holds what is only counted;
+nor is its response.
 
 A response tells its usage in `usage`; a stream in its `message_start` and `message_delta`.
 """
@@ -13,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from picker.errors import bad_request
+from picker.errors import RefusedError, bad_request
 from picker.framework.interfaces import ResponseReader
 from picker.framework.registry import Parameters, PluginType, plain
 from picker.plugins.parsers._json_bodies import (
@@ -63,7 +64,7 @@ class AnthropicParser:
     def parse(self, path: str, headers: Mapping[str, str], body: bytes) -> ParsedBody:
         trimmed = path.rstrip("/")
         if trimmed.endswith(_COUNT_TOKENS):
-            return ParsedBody(Api.RAW, can_rewrite=False, skip_response=True)
+            return _counted(body)
         if not trimmed.endswith(_MESSAGES):
             raise bad_request(f"unsupported Anthropic API path '{path}'")
         payload = json_object(body)
@@ -82,6 +83,15 @@ class AnthropicParser:
 
     def response_reader(self, body: ParsedBody, content_type: str) -> ResponseReader:
         return usage_reader(content_type, anthropic_usage)
+
+
+def _counted(body: bytes) -> ParsedBody:
+    """What is no JSON object goes on as it came: it is the endpoint's to refuse."""
+    try:
+        payload = json_object(body)
+    except RefusedError:
+        return ParsedBody(Api.RAW, can_rewrite=False, skip_response=True)
+    return ParsedBody(Api.RAW, model=model_of(payload), payload=payload, skip_response=True)
 
 
 PLUGIN = PluginType("anthropic-parser", Parameters, plain(AnthropicParser))

@@ -5,6 +5,8 @@ Unknown members are the endpoint's business and pass. What is checked is what pr
 prompt or its counterpart, the cache salt, the model, the output cap; and the types of what the
 reference reads. Lists of token ids are prompts that need no tokenizer; a list of such lists is
 taken too, as the engines take it, and so is the address of an image in place of an object with it.
+vLLM's own `pooling` is as `embeddings`, and both take `messages` in place of `input`; its batch of
+chats has a list of conversations for `messages`.
 
 A response tells its usage in its `usage`, or in that of an event.
 """
@@ -68,6 +70,15 @@ class _Chat(msgspec.Struct):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
+class _ChatBatch(msgspec.Struct):
+    messages: list[list[_Message]]
+    tools: list[Any] | None = None
+
+
+class _Input(msgspec.Struct):
+    messages: list[_Message] | None = None
+
+
 class _Item(msgspec.Struct):
     type: str | None = None
     role: str | None = None
@@ -89,8 +100,10 @@ class OpenAIParser:
 
     claims: tuple[str, ...] = (
         "chat/completions",
+        "chat/completions/batch",
         "completions",
         "embeddings",
+        "pooling",
         "responses",
         "conversations",
         "chat/completions/render",
@@ -103,6 +116,8 @@ class OpenAIParser:
         api = api_of(path)
         required, check, caps = _RULES[api]
         prompts = check(payload.get(required))
+        if prompts is None and api in _WITH_MESSAGES and "input" not in payload:
+            prompts = _items(payload.get("messages"))
         if prompts is None:
             raise _missing(api, required)
         if api in _SHAPES:
@@ -171,32 +186,42 @@ _RULES: Mapping[Api, tuple[str, _Check, tuple[str, ...]]] = {
         _items,
         ("max_completion_tokens", "max_tokens"),
     ),
+    Api.CHAT_BATCH: ("messages", _items, ("max_completion_tokens", "max_tokens")),
     Api.COMPLETIONS: ("prompt", _prompt, ("max_tokens",)),
     Api.RESPONSES: ("input", _anything, ("max_output_tokens",)),
     Api.CONVERSATIONS: ("items", _items, ()),
     Api.EMBEDDINGS: ("input", _prompt, ()),
+    Api.POOLING: ("input", _prompt, ()),
     Api.IMAGES: ("prompt", _text, ()),
 }
+_WITH_MESSAGES = (Api.EMBEDDINGS, Api.POOLING)
 # Per API: the types of the members that the reference reads, any of which may be null.
 _SHAPES: Mapping[Api, type[msgspec.Struct]] = {
     Api.CHAT_COMPLETIONS: _Chat,
+    Api.CHAT_BATCH: _ChatBatch,
+    Api.EMBEDDINGS: _Input,
+    Api.POOLING: _Input,
     Api.CONVERSATIONS: _Conversation,
     Api.IMAGES: _Images,
 }
 _NAMES: Mapping[Api, str] = {
     Api.CHAT_COMPLETIONS: "chat completions",
+    Api.CHAT_BATCH: "chat completions batch",
     Api.COMPLETIONS: "completions",
     Api.RESPONSES: "responses",
     Api.CONVERSATIONS: "conversations",
     Api.EMBEDDINGS: "embeddings",
+    Api.POOLING: "pooling",
     Api.IMAGES: "images generations",
 }
 _API_BY_SUFFIX = (
     ("/conversations", Api.CONVERSATIONS),
     ("/responses", Api.RESPONSES),
     ("/chat/completions", Api.CHAT_COMPLETIONS),
+    ("/chat/completions/batch", Api.CHAT_BATCH),
     ("/completions", Api.COMPLETIONS),
     ("/embeddings", Api.EMBEDDINGS),
+    ("/pooling", Api.POOLING),
     ("/images/generations", Api.IMAGES),
 )
 

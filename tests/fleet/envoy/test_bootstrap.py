@@ -50,6 +50,7 @@ def filter_of(document: dict) -> dict:
         {"discovery": EndpointDiscovery(LOCAL, "llama", is_delta=True)},
         {"discovery": EndpointDiscovery(LOCAL), "pools": ("llama", "research/qwen")},
         {"mechanism": Mechanism.ORIGINAL_DST, "pools": ("llama", "qwen")},
+        {"discovery": EndpointDiscovery(LOCAL), "pools": ("a", "b"), "route_by_model": True},
     ],
     ids=lambda changes: "+".join(changes) or "default",
 )
@@ -182,6 +183,28 @@ def test_every_pool_of_one_picker_has_a_route_and_endpoints_of_its_own() -> None
     assert nowhere["direct_response"]["status"] == 404
     settings = nowhere["typed_per_filter_config"]["envoy.filters.http.ext_proc"]
     assert settings["disabled"] is True
+
+
+def test_the_picker_may_choose_the_pool_by_a_header_that_no_client_can_set() -> None:
+    """After the paths of the pools; what it did not choose goes nowhere."""
+    changes = {"discovery": EndpointDiscovery(LOCAL), "pools": ("llama", "qwen")}
+    document = json.loads(to_json(build(config(route_by_model=True, **changes))))
+    chain = document["static_resources"]["listeners"][0]["filter_chains"][0]
+    manager = chain["filters"][0]["typed_config"]
+    routes = manager["route_config"]["virtual_hosts"][0]["routes"]
+    assert [one["match"]["prefix"] for one in routes] == ["/llama/", "/qwen/", "/", "/", "/"]
+    for name, route in zip(("llama", "qwen"), routes[2:4], strict=True):
+        (header,) = route["match"]["headers"]
+        assert header == {"name": "x-pointsman-pool", "string_match": {"exact": name}}
+        assert route["route"]["cluster"] == name
+        assert "prefix_rewrite" not in route["route"]
+    assert routes[4]["direct_response"]["status"] == 503
+    assert "typed_per_filter_config" not in routes[4]
+    (mutations,) = manager["early_header_mutation_extensions"]
+    removed = mutations["typed_config"]["mutations"]
+    assert {"remove": "x-pointsman-pool"} in removed
+    with pytest.raises(ValueError, match="name them"):
+        config(route_by_model=True)
 
 
 def test_several_pools_need_somebody_who_tells_their_endpoints_apart() -> None:

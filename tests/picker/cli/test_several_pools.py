@@ -288,3 +288,11 @@ def test_the_lease_is_called_after_the_first_pool_of_the_cluster() -> None:
     )
     assert given.election.lease.namespace == "home"
     assert given.election.lease.name == "epp-home-a.llm-d.ai"
+
+
+def test_the_model_may_choose_between_several_pools_alone() -> None:
+    """Each pool's endpoints are then asked for their models."""
+    found = parts("--route-by-model", "--pool=a", "--pool=b")
+    assert [one.options.route_by_model for one in found.values()] == [True, True]
+    with pytest.raises(ConfigError, match="--route-by-model chooses between several pools"):
+        options("--route-by-model", "--pool-name=a")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from picker.config.build import DEFAULT_CONFIG, Assembly, build, default_config
+from picker.config.build import DEFAULT_CONFIG, Assembly, BuildOptions, build, default_config
 from picker.config.catalog import builtin_plugins
 from picker.config.findings import MAX_FINDINGS, InvalidConfigError, Severity
 from picker.config.load import MAX_CONFIG_BYTES, load_config
@@ -194,3 +194,35 @@ def test_of_very_many_findings_some_are_told() -> None:
     assert len(findings) == MAX_FINDINGS + 1
     assert (findings[-1].severity, findings[-1].line) == (Severity.ERROR, None)
     assert "further findings" in str(caught.value)
+
+
+def models_sources(text: str, lists_models: bool = True) -> list[tuple[str, list[str], str]]:
+    """The sources of model lists, what reads them, and how often they are asked."""
+    loaded = load_config(text.encode(), "f")
+    options = BuildOptions(lists_models=lists_models, allow_experimental=True)
+    plan = build(loaded, builtin_plugins(), PickerMetrics(), lambda: 0.0, options).data_layer
+    return [
+        (one.source.name, [other.name for other in one.extractors], one.source.parameters.interval)
+        for one in plan.sources
+        if one.source.type_name == "models-data-source"
+    ]
+
+
+OWN_MODELS = (
+    HEAD
+    + """
+plugins:
+- {type: models-data-source, name: own, parameters: {interval: 5s}}
+- {type: models-data-extractor}
+dataLayer:
+  sources: [{pluginRef: own, extractors: [{pluginRef: models-data-extractor}]}]
+"""
+)
+
+
+def test_endpoints_are_asked_for_their_models_where_that_is_needed() -> None:
+    """Once a second, unless the configuration says how."""
+    extractor = ["models-data-extractor"]
+    assert models_sources(HEAD, lists_models=False) == []
+    assert models_sources(HEAD) == [("models-data-source", extractor, "1s")]
+    assert models_sources(OWN_MODELS) == [("own", extractor, "5s")]

@@ -162,7 +162,7 @@ async def decisions() -> dict[str, Any]:
     await scene.ask("renamed", x_llm_d_model_name_rewrite="other")
     await scene.ask("not cached", {"model": "m", "prompt": "unseen"}, prefer="if-available")
     await scene.ask("no body", None)
-    await scene.ask("no model", {"prompt": "hi"})
+    await scene.ask("no prompt", {"model": "m"})
     found["built in"], house = scene.told(), [scene.house]
     for name, text in (
         ("pd", config("published_pd_disaggregation")),

@@ -187,7 +187,7 @@ async def test_requests_are_listed_by_their_arrival_whatever_they_do_now() -> No
     ("body", "headers", "code"),
     [
         (b"{", {}, "BadRequest"),
-        (b'{"prompt": "x"}', {}, "BadRequest"),
+        (b'{"model": "x"}', {}, "BadRequest"),
         (b'{"model": "m", "prompt": "x"}', {"prefer": "if-available"}, "PreconditionFailed"),
     ],
 )

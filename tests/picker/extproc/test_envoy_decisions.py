@@ -57,7 +57,8 @@ class Scripted:
         self.evict = evict
         return self
 
-    decides_at_once = True
+    def decides_at_once(self, raw: RawRequest) -> bool:
+        return True
 
     async def route(self, raw: RawRequest) -> RouteDecision:
         return self.decision

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from stream_ways import BUFFERED_HEADERS, DECISION, HEADERS, REFUSAL, WAY_TO, feed
 
+from picker.errors import DropReason, eviction_headers
 from picker.extproc.machine import messages as m
 from picker.extproc.machine.messages import BodyMode, Ending, Finish
 from picker.extproc.machine.request_phase import Limits
@@ -368,3 +369,18 @@ def test_without_response_bodies_the_end_of_the_stream_is_the_end_of_the_respons
     headers = m.RequestHeaders(HEADERS, response_body=BodyMode.ABSENT)
     response = (m.ResponseHeaders(200), m.Closed(ending))
     assert said(headers, BODY, m.Routed(DECISION), *response)[-1] == Finish(cause, 200)
+
+
+@pytest.mark.parametrize("is_evicted", [False, True])
+def test_a_refusal_has_the_form_of_its_api(is_evicted: bool) -> None:
+    """Anthropic's clients read JSON; what else the answer says stays."""
+    machine = StreamMachine(Limits())
+    machine.receive(m.RequestHeaders({":path": "/v1/messages?beta=true"}))
+    machine.receive(BODY)
+    actions = machine.evicted(DropReason.EVICTED) if is_evicted else machine.dropped(REFUSAL)
+    reply = actions[-1]
+    assert isinstance(reply, m.SendImmediate)
+    assert reply.body.startswith('{"type": "error", "error": {"type": ')
+    assert reply.headers[-1] == ("content-type", "application/json")
+    plain = eviction_headers(DropReason.EVICTED) if is_evicted else REFUSAL.headers
+    assert reply.headers[:-1] == plain

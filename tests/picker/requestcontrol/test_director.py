@@ -120,11 +120,10 @@ async def test_a_rewrite_to_the_same_model_leaves_the_body_alone(house: Any) -> 
     assert (await house.route(raw(headers=headers)))[1].body is None
 
 
-async def test_a_body_without_a_model_needs_the_header(house: Any) -> None:
-    """Without either the request is refused; with it the model is put in."""
+async def test_a_body_without_a_model_goes_on_as_it_came(house: Any) -> None:
+    """The endpoint has a default; with the header the model is put in."""
     body = b'{"prompt":"hello"}'
-    refusal = await house.refusal(raw(body))
-    assert refusal.body == "inference error: BadRequest - model not found in request body"
+    assert (await house.route(raw(body)))[1].body is None
     headers = {**HEADERS, "x-llm-d-model-name-rewrite": "given"}
     _, decision = await house.route(raw(body, headers=headers))
     assert decision.body == b'{"model":"given","prompt":"hello"}'

@@ -163,7 +163,7 @@ async def test_a_decision_is_made_at_once_unless_something_may_wait(
     house.use(producers=[Asking()] if asks_others else [], gate=None if is_open is None else gate)
     exchange = house.director.begin()
     gate.is_open = bool(is_open)
-    assert exchange.decides_at_once is at_once
+    assert exchange.decides_at_once(RawRequest({}, b"")) is at_once
 
 
 async def test_what_waits_goes_on_by_the_configuration_it_began_with(

@@ -121,8 +121,9 @@ async def test_who_was_promised_to_go_at_once_is_decoded_once(house: Any) -> Non
 
     house.use(gate=Closing())
     exchange = house.director.begin()
-    assert exchange.decides_at_once
-    await exchange.route(RawRequest(PATH, BODY))
+    raw = RawRequest(PATH, BODY)
+    assert exchange.decides_at_once(raw)
+    await exchange.route(raw)
     exchange.finish(FinishCause.COMPLETED, 200)
     shown = house.recorder.waiting[0].request
     ((decided, _, _),) = house.scheduler.calls

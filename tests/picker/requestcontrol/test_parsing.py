@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 from picker.errors import RefusedError
-from picker.requestcontrol.pipeline import ParserTable, request_path
+from picker.requestcontrol.headers import path_of
+from picker.requestcontrol.pipeline import ParserTable
 from picker.types import Api, ParsedBody
 
 
@@ -42,7 +43,7 @@ def test_the_path_comes_from_the_first_header_that_has_one(
     headers: dict[str, str], path: str
 ) -> None:
     """The pseudo-header first, then what the proxy kept, then the oldest API; no query."""
-    assert request_path(headers) == path
+    assert path_of(headers) == path
 
 
 @pytest.mark.parametrize(

@@ -193,10 +193,11 @@ async def test_a_generic_rule_supplies_a_missing_model(make_house: Any) -> None:
     assert decision.body == b'{"model":"default","prompt":"hello"}'
     assert not decision.needs_response_body
     exact = RewriteRule("one", (RewriteTarget("default"),), frozenset({"m"}))
-    refusal = await make_house(policies=rewriting(exact)).refusal(
-        RawRequest(HEADERS, b'{"prompt":"hello"}')
-    )
-    assert refusal.body == "inference error: BadRequest - model not found in request body"
+    bare = RawRequest(HEADERS, b'{"prompt":"hello"}')
+    assert (await make_house(policies=rewriting(exact)).route(bare))[1].body is None
+    nothing = RewriteRule("none", (RewriteTarget(""),))
+    refusal = await make_house(policies=rewriting(nothing)).refusal(bare)
+    assert refusal.body == "inference error: BadRequest - the rewrite 'none' names no model"
 
 
 async def test_a_body_that_cannot_be_rewritten_is_left_alone_by_rules(make_house: Any) -> None:

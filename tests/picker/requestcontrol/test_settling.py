@@ -54,7 +54,7 @@ async def test_a_request_that_would_wait_is_not_decided_at_once(house: Any) -> N
     around = replace(house.director.context, health=unsure, settling=burst)
     director = Director(house.pipeline(), around)
     waits, gone = director.begin(), director.begin()
-    assert not waits.decides_at_once
+    assert not waits.decides_at_once(COMPLETION)
     tasks = [asyncio.create_task(one.route(COMPLETION)) for one in (waits, gone)]
     await asyncio.sleep(0)
     assert around.inflight.total == 0
@@ -67,4 +67,4 @@ async def test_a_request_that_would_wait_is_not_decided_at_once(house: Any) -> N
     assert around.inflight.total == 1
     waits.finish(FinishCause.COMPLETED, 200)
     assert around.inflight.total == 0
-    assert director.begin().decides_at_once
+    assert director.begin().decides_at_once(COMPLETION)

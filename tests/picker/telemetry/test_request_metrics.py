@@ -13,7 +13,7 @@ from picker.metrics.label_caps import MAX_NAMES
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.policies import Rewritten
 from picker.telemetry.request_metrics import RequestMetrics
-from picker.types import FinishCause, Usage
+from picker.types import Api, FinishCause, InferenceRequest, ParsedBody, Usage
 
 LABELS = {"model_name": "m", "target_model_name": "t", "fairness_id": "f", "priority": "2"}
 
@@ -176,6 +176,36 @@ def test_a_rewrite_is_counted_by_its_rule() -> None:
     name = "llm_d_epp_model_rewrite_decisions_total"
     labels = {"model_rewrite_name": "canary", "model_name": "m", "target_model": "t"}
     assert value(metrics, name, **labels) == 1
+
+
+JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
+
+
+@pytest.mark.parametrize(
+    ("payload", "features"),
+    [
+        ({"tools": [{"type": "function"}]}, {"tools"}),
+        ({"tools": []}, set()),
+        ({"response_format": JSON_SCHEMA}, {"structured_output"}),
+        ({"response_format": {"type": "text"}}, set()),
+        ({"response_format": None, "guided_regex": None}, set()),
+        ({"guided_choice": ["a", "b"]}, {"structured_output"}),
+        ({"structured_outputs": {"regex": "a+"}, "tools": [{}]}, {"structured_output", "tools"}),
+        ({"text": {"format": JSON_SCHEMA}}, {"structured_output"}),
+        ({"text": {"format": {"type": "text"}, "verbosity": "low"}}, set()),
+        ({"output_config": {"format": {"type": "json_schema"}}}, {"structured_output"}),
+        ({"tools": 7, "text": "hello", "output_config": [], "response_format": "odd"}, set()),
+    ],
+)
+def test_tools_and_forms_of_answers_are_counted(payload: Any, features: set[str]) -> None:
+    """In the terms of each API; what an endpoint will refuse is nothing."""
+    metrics = PickerMetrics()
+    body = ParsedBody(Api.CHAT_COMPLETIONS, "m", payload={"model": "m", **payload})
+    made = decision()
+    made.request = InferenceRequest("r", {}, body, "m", "m")
+    RequestMetrics(metrics).decided(made)
+    counted = {labels[0]: count for labels, count in metrics.request_features_total.numbers()}
+    assert counted == dict.fromkeys(features, 1)
 
 
 def test_a_failed_plugin_is_counted() -> None:

@@ -123,7 +123,7 @@ async def test_a_refusal_is_a_failed_span() -> None:
     """With its reason, and it ends all the same."""
     notes = Notes()
     with pytest.raises(RefusedError) as refused:
-        await routing(CONFIG, POOL, tracer=notes).route({"prompt": "x"})
+        await routing(CONFIG, POOL, tracer=notes).route({"model": "m"})
     (request,) = notes.requests
     spans = [request, *request.parts]
     assert [span.failure for span in spans] == [refused.value.message] * 2

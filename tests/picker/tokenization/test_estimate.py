@@ -51,6 +51,8 @@ def test_completions_and_embeddings_have_a_prompt_for_each_text(
         (Api.COMPLETIONS, "prompt"),
         (Api.VLLM_GRPC, "prompt"),
         (Api.EMBEDDINGS, "input"),
+        (Api.POOLING, "input"),
+        (Api.GENERATE, "prompt"),
     ):
         assert tuple(one.tokens for one in prompts(api, {member: value})) == expected
 
@@ -69,6 +71,15 @@ def test_a_chat_is_tools_then_roles_and_contents() -> None:
     }
     tools = b'[{"function":{"name":"f"},"type":"function"}]'
     assert text_of(Api.CHAT_COMPLETIONS, payload) == tools + b"systemBe kind.userHiassistant"
+
+
+def test_a_batch_of_chats_has_a_prompt_for_each_and_embeddings_may_be_of_a_chat() -> None:
+    """Tools of a batch stand before each of its conversations."""
+    one, two = ([{"role": "user", "content": text}] for text in ("Hi", "You"))
+    found = prompts(Api.CHAT_BATCH, {"tools": [1], "messages": [one, two]})
+    assert [prompt.tokens.rstrip(b"\0") for prompt in found] == [b"[1]userHi", b"[1]userYou"]
+    for api in (Api.EMBEDDINGS, Api.POOLING):
+        assert text_of(api, {"messages": one}) == b"userHi"
 
 
 def test_anthropic_messages_are_tools_then_the_system_then_the_messages() -> None:
@@ -100,6 +111,8 @@ def test_responses_and_conversations_are_their_json() -> None:
         (Api.RAW, {}),
         (Api.CHAT_COMPLETIONS, {"messages": "odd"}),
         (Api.CHAT_COMPLETIONS, {}),
+        (Api.CHAT_BATCH, {"messages": "odd"}),
+        (Api.POOLING, {}),
         (Api.MESSAGES, {"messages": [], "system": 1}),
     ],
 )

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from model_variants import HF_VARIANTS, VARIANTS
+from quantized_checkpoints import FORMATS, quantize
+from transformers import AutoModelForCausalLM
 
 from worker.executor.kv_cache import allocate
 from worker.executor.state import DeviceState
@@ -88,3 +90,33 @@ def test_answers_are_those_of_transformers(
     for prompt, answer in zip(prompts, found, strict=True):
         assert len(answer) == NUM_TOKENS
         assert float(shortfalls(saved.model, prompt, answer).max()) < 1e-3
+
+
+QUANTIZED = [
+    *(("Llama", {}, name, "") for name in FORMATS),
+    ("Qwen2", {}, "gptq, act order", ""),
+    ("Llama", {}, "awq", "v_proj"),
+    ("Phi3", VARIANTS["phi3, partly rotated, with a window"][1], "fp8, blocks", ""),
+    ("Phi3", VARIANTS["phi3, partly rotated, with a window"][1], "awq", ""),
+    ("Gemma2", VARIANTS["gemma2"][1], "gptq, zeros", ""),
+    ("Mixtral", VARIANTS["mixtral"][1], "gptq", "mlp.gate"),
+    ("Mixtral", VARIANTS["mixtral"][1], "compressed, channel", "mlp.gate"),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes", "form", "kept"), QUANTIZED)
+def test_answers_of_quantised_checkpoints_are_those_of_transformers(
+    kind: str,
+    changes: dict[str, Any],
+    form: str,
+    kept: str,
+    kernels: CpuKernels | None,
+    save_tiny: Callable[..., Any],
+) -> None:
+    """With the weights that the codes stand for; some of them kept as they are."""
+    saved = save_tiny(kind, **{**changes, "intermediate_size": 128})
+    model = AutoModelForCausalLM.from_pretrained(quantize(saved.path, form, kept)).float().eval()
+    prompts = [saved.token_ids[n : n + length] for n, length in enumerate(LENGTHS)]
+    found = answers(saved.path, prompts, kernels)
+    for prompt, answer in zip(prompts, found, strict=True):
+        assert float(shortfalls(model, prompt, answer).max()) < 1e-3

@@ -236,7 +236,6 @@ def test_derived_buffers_are_ignored(save_tiny: Callable[..., Any]) -> None:
     ("change", "reason"),
     [
         ({"model_type": "mamba"}, "'mamba' is not supported"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial rotary"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 0}}, "not positive"),
         ({"rms_norm_eps": float("nan")}, "not a finite number"),

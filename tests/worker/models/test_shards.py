@@ -10,6 +10,7 @@ import gguf
 import model_variants
 import pytest
 import torch
+from quantized_checkpoints import FORMATS, quantize
 from torch import Tensor
 
 from worker.errors import ConfigError
@@ -84,6 +85,18 @@ def test_shards_put_together_are_the_whole(
     whole = load_model(path, torch.float32, CPU)
     shards = [load_model(path, torch.float32, CPU, shard=Shard(r, SIZE)) for r in range(SIZE)]
     assert {shard.config.num_kv_heads for shard in shards} == {1}
+    assert_shards_make(whole, shards)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_shards_of_quantised_weights_are_the_whole(
+    form: str, save_tiny: Callable[..., Any]
+) -> None:
+    """Also where a shard's inputs begin within a group, or are spread over all of them."""
+    path = save_tiny("Llama", num_hidden_layers=1).path
+    quantize(path, form)
+    whole = load_model(path, torch.float32, CPU)
+    shards = [load_model(path, torch.float32, CPU, shard=Shard(r, SIZE)) for r in range(SIZE)]
     assert_shards_make(whole, shards)
 
 

@@ -46,13 +46,15 @@ SHORT_ROWS = 16
 SPLIT_TOKENS = 256
 MAX_SPLITS = 64
 # Programs for each multiprocessor: enough that the last ones to finish leave few of them idle.
-_WAVES = 4
+_WAVES = 8
 # Rows of a tile of the short path: the least that a product on tensor cores takes.
 _SHORT_TILE = 16
-# Numbers in a tile of keys. It and as many values are to fit a multiprocessor's memory a few times;
-# in float32, whose products need no tensor cores but many registers, the compiler spills more.
-_TILE_NUMBERS = 8192
+# Numbers in a tile of keys in float32, whose products need no tensor cores but many registers.
 _FLOAT32_TILE_NUMBERS = 2048
+# What differs between steps is no reason to compile a kernel again: numbers, and where in a packed
+# tensor a vector begins.
+_NUMBERS = ("first_position", "size", "shared", "rows", "slots")
+_VECTORS = ("tables", "query_starts", "context_lens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,6 @@ def run(
         "head_dim": shape.head_dim,
         "padded_dim": triton.next_power_of_2(shape.head_dim),
         "block_size": shape.block_size,
-        "tile_keys": _tile_keys(queries),
         "product": _product_type(queries),
         "window": window or 0,
         "softcap": shape.softcap * math.log2(math.e),
@@ -181,9 +182,10 @@ def run(
             padded_dim=constants["padded_dim"],
         )
     if plan.has_chunks:
-        tile = max(constants["tile_keys"], triton.next_power_of_2(sharing))
+        tile, how = _chunk_launch(queries)
+        tile = max(tile, triton.next_power_of_2(sharing))
         num_tiles = len(queries) // (tile // sharing) + size
-        _chunk_kernel[(num_tiles, shape.kv_heads)](*common, tile_rows=tile, **constants)
+        _chunk_kernel[(num_tiles, shape.kv_heads)](*common, tile_rows=tile, **how, **constants)
 
 
 def _run_short(
@@ -214,16 +216,33 @@ def _run_short(
             plan.slots,
             is_shared=is_shared,
             tile_rows=tile,
+            **_short_launch(common[0]),
             **constants,
         )
 
 
-def _tile_keys(queries: Tensor) -> int:
-    """Keys in a tile, and rows in one of the chunked path: of a power of two up to 64. They are the
-    same for every batch, so that sums are.
+def _short_launch(queries: Tensor) -> dict[str, int]:
+    """How the short path is launched; the same for every batch, so that sums are. Found by
+    `benchmarks.gpu --tiles` on an H100.
     """
-    numbers = _FLOAT32_TILE_NUMBERS if queries.dtype is torch.float32 else _TILE_NUMBERS
-    return int(min(64, max(16, numbers // triton.next_power_of_2(queries.shape[2]))))
+    if queries.dtype is torch.float32:
+        return {"tile_keys": _float32_tile(queries)}
+    return {"tile_keys": 32, "num_warps": 2, "num_stages": 2}
+
+
+def _chunk_launch(queries: Tensor) -> tuple[int, dict[str, int]]:
+    """Rows of a tile of the chunked path, and how that is launched: as above."""
+    if queries.dtype is torch.float32:
+        tile = _float32_tile(queries)
+        return tile, {"tile_keys": tile}
+    width = triton.next_power_of_2(queries.shape[2])
+    keys = min(64, max(16, 4096 // width))
+    return min(128, 16384 // width), {"tile_keys": keys, "num_warps": 8, "num_stages": 2}
+
+
+def _float32_tile(queries: Tensor) -> int:
+    width = triton.next_power_of_2(queries.shape[2])
+    return int(min(64, max(16, _FLOAT32_TILE_NUMBERS // width)))
 
 
 def _product_type(queries: Tensor) -> Any:
@@ -243,7 +262,7 @@ def _split_tokens(
 
 
 @triton.jit
-def _attend(  # noqa: PLR0913, PLR0917
+def _attend(  # noqa: PLR0913, PLR0915, PLR0917
     queries: tl.tensor,
     cache: tl.tensor,
     scales: tl.tensor,
@@ -336,7 +355,7 @@ def _attend(  # noqa: PLR0913, PLR0917
     return acc / mass[:, None], tl.where(total == 0.0, float("-inf"), peak + tl.log2(mass))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_VECTORS)
 def _split_kernel(  # noqa: PLR0913, PLR0917
     queries: tl.tensor,
     cache: tl.tensor,
@@ -451,7 +470,7 @@ def _split_kernel(  # noqa: PLR0913, PLR0917
             tl.store(masses + at, mass, mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_VECTORS)
 def _merge_kernel(  # noqa: PLR0913, PLR0917
     out: tl.tensor,
     partials: tl.tensor,
@@ -495,7 +514,7 @@ def _merge_kernel(  # noqa: PLR0913, PLR0917
     tl.store(out + row * head_dim + dims, acc / tl.where(total == 0.0, 1.0, total), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_VECTORS)
 def _chunk_kernel(  # noqa: PLR0913, PLR0917
     queries: tl.tensor,
     cache: tl.tensor,

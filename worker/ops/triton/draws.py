@@ -8,7 +8,7 @@ again in float64, as `worker.ops.sample.choose` does it.
 
 What min-p, top-k and top-p leave is what is not below a floor (`worker.ops.truncate`). Nothing is
 sorted to find it: a floor is the least score that has less above it than its limit, tokens or mass,
-and is found four bits at a time, in eight passes over the row.
+and is found four bits at a time, in eight launches over all rows.
 """
 
 # Triton's decorators have no types.
@@ -28,8 +28,12 @@ from worker.ops.sample import NOISE_ERROR, SAMPLING, SUM_ERROR, Cut, DrawColumns
 
 # Counts of Philox in a tile; each gives the words of eight tokens.
 _COUNTS = 256
-# Scores that a program of the search for a floor looks at together.
-_SEARCHED = 1024
+# Scores of a program of the search for a floor, and those that it looks at together.
+_SEARCHED, _PART = 2048, 256
+# What differs between steps is no reason to compile a kernel again: numbers, and where in a packed
+# tensor a vector begins.
+_NUMBERS = ("level",)
+_VECTORS = ("seeds", "positions", "temperatures", "log_min_p", "top_p", "top_k", "floors")
 
 
 def draw(logits: Tensor, columns: DrawColumns, cut: Cut, stream: Stream = SAMPLING) -> Tensor:
@@ -40,15 +44,7 @@ def draw(logits: Tensor, columns: DrawColumns, cut: Cut, stream: Stream = SAMPLI
         return answers
     least = None
     if cut in {Cut.HEAD, Cut.ALL}:
-        least = torch.empty(count, device=logits.device)
-        limits = columns.limits
-        own = (limits.log_min_p, limits.top_p, limits.top_k)
-        block = min(_SEARCHED, triton.next_power_of_2(vocab_size))
-        _floor_kernel[(count,)](
-            *(logits, columns.temperatures, *own, least, logits.stride(0), vocab_size),
-            block=block,
-            num_warps=8,
-        )
+        least = _floors(logits, columns)
     counts = min(_COUNTS, triton.next_power_of_2(triton.cdiv(vocab_size, 8)))
     tiles = triton.cdiv(vocab_size, 8 * counts)
     best = torch.empty(3, count, tiles, device=logits.device)
@@ -70,6 +66,33 @@ def draw(logits: Tensor, columns: DrawColumns, cut: Cut, stream: Stream = SAMPLI
         not_numbers=int(DrawState.NOT_NUMBERS),
     )
     return answers
+
+
+def _floors(logits: Tensor, columns: DrawColumns) -> Tensor:
+    """The least scores [n] that may be drawn. Twin: `worker.ops.truncate.floors`."""
+    (size, vocab_size), limits = logits.shape, columns.limits
+    block = min(_SEARCHED, max(16, triton.next_power_of_2(vocab_size)))
+    tiles = triton.cdiv(vocab_size, block)
+    padded = triton.next_power_of_2(tiles)
+    device = logits.device
+    ranks = torch.empty(3, size, dtype=torch.int64, device=device)
+    sums = torch.empty(2, size, tiles * 16, dtype=torch.float64, device=device)
+    states = torch.empty(2, size, 2, dtype=torch.float64, device=device)
+    least = torch.empty(size, device=device)
+    found = (logits.amax(1), ranks[2], ranks, states, sums)
+    given = (columns.temperatures, limits.top_p, limits.top_k)
+    for is_count in (True, False):
+        for level in range(8):
+            _digits_kernel[(size, tiles)](
+                *(logits, *given, *found, logits.stride(0), vocab_size, level, is_count, padded),
+                block=block,
+                part=min(_PART, block),
+            )
+        _floor_kernel[(size,)](
+            *(given[0], limits.log_min_p, *given[1:], *found, least, vocab_size, tiles, level),
+            *(is_count, padded),
+        )
+    return least
 
 
 @triton.jit
@@ -128,19 +151,6 @@ def _twice_logged(uniform: tl.tensor) -> Any:
 
 
 @triton.jit
-def _read_scores(
-    row: tl.tensor, start: tl.tensor, heat: tl.tensor, vocab_size: tl.tensor, block: tl.constexpr
-) -> Any:
-    """Scores [block] float32 from `start` on, -inf behind the last, and numbers int64 in the same
-    order.
-    """
-    at = start + tl.arange(0, block)
-    scores = tl.load(row + at, mask=at < vocab_size, other=float("-inf"))
-    scores = tl.div_rn(scores, heat)
-    return scores, _rank(scores)
-
-
-@triton.jit
 def _rank(scores: tl.tensor) -> Any:
     """Numbers of 0 to 2^32 - 1 as int64, in the order of float32 scores."""
     bits = scores.to(tl.int32, bitcast=True)
@@ -148,82 +158,160 @@ def _rank(scores: tl.tensor) -> Any:
 
 
 @triton.jit
-def _search(
-    row: tl.tensor,
-    heat: tl.tensor,
-    peak: tl.tensor,
+def _next_digit(
+    sums: tl.tensor,
+    low: tl.tensor,
+    above: tl.tensor,
     limit: tl.tensor,
-    vocab_size: tl.tensor,
-    is_count: tl.constexpr,
-    block: tl.constexpr,
+    part: tl.tensor,
+    level: tl.tensor,
+    tiles: tl.tensor,
+    padded_tiles: tl.constexpr,
 ) -> Any:
-    """The least rank above which there are less than `limit` tokens, or less than this mass, in
-    shares of the likeliest token's. `limit` is positive, and float64.
+    """What a level's `sums` [tiles, 16] of a row say: the least rank so far, with one digit more;
+    what is above all ranks that begin so; and the limit, which is `part` of the whole on level 0.
     """
-    low = tl.zeros((), tl.int64)
-    above = tl.zeros((), tl.float64)
     digits = tl.arange(0, 16)
-    for level in tl.static_range(8):
-        sums = tl.zeros((block, 16), tl.float64)
-        for start in range(0, vocab_size, block):
-            scores, ranks = _read_scores(row, start, heat, vocab_size, block)
-            own = (ranks - low) >> (28 - 4 * level)
-            # Most of a row is soon out of question.
-            if tl.max(((own >= 0) & (own < 16)).to(tl.int32), axis=0) > 0:
-                shares = tl.full((block,), 1.0, tl.float64)
-                if not is_count:
-                    shares = tl.exp(scores.to(tl.float64) - peak)
-                sums += tl.where(own[:, None] == digits[None, :], shares[:, None], 0.0)
-        each = tl.sum(sums, axis=0)
-        after = tl.where(digits[None, :] > digits[:, None], each[None, :], 0.0)
-        beyond = above + tl.sum(after, axis=1)
-        digit = tl.min(tl.where(beyond < limit, digits, 15), axis=0)
-        above = tl.sum(tl.where(digits == digit, beyond, 0.0), axis=0)
-        low += digit.to(tl.int64) << (28 - 4 * level)
-    return low
+    tile = tl.arange(0, padded_tiles)
+    at = sums + tile[:, None] * 16 + digits[None, :]
+    each = tl.sum(tl.load(at, mask=(tile < tiles)[:, None], other=0.0), axis=0)
+    if level == 0:
+        limit = tl.where(limit < 0.0, part * tl.sum(each, axis=0), limit)
+    after = tl.where(digits[None, :] > digits[:, None], each[None, :], 0.0)
+    beyond = above + tl.sum(after, axis=1)
+    digit = tl.min(tl.where(beyond < limit, digits, 15), axis=0)
+    above = tl.sum(tl.where(digits == digit, beyond, 0.0), axis=0)
+    return low + (digit.to(tl.int64) << (28 - 4 * level)), above, limit
 
 
-@triton.jit
-def _floor_kernel(  # noqa: PLR0913, PLR0917
+@triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_VECTORS)
+def _digits_kernel(  # noqa: PLR0913, PLR0917
     logits: tl.tensor,
+    temperatures: tl.tensor,
+    top_p: tl.tensor,
+    top_k: tl.tensor,
+    peaks: tl.tensor,
+    floors: tl.tensor,
+    lows: tl.tensor,
+    states: tl.tensor,
+    sums: tl.tensor,
+    stride_row: tl.tensor,
+    vocab_size: tl.tensor,
+    level: tl.tensor,
+    is_count: tl.constexpr,
+    padded_tiles: tl.constexpr,
+    block: tl.constexpr,
+    part: tl.constexpr,
+) -> None:
+    """Of a row and a tile, how many tokens have each value of the next digit, of those whose rank
+    begins with the digits found so far; or which mass, in shares of the likeliest token's.
+
+    Levels take turns with two places each for lows [2, n], states [2, n, 2] (what is above, and
+    the limit) and sums [2, n, tiles, 16].
+    """
+    index = tl.program_id(0)
+    size, tiles = tl.num_programs(0), tl.num_programs(1)
+    count, share = tl.load(top_k + index), tl.load(top_p + index)
+    if is_count:
+        if (count <= 0) | (count >= vocab_size):
+            return
+    elif share >= 1.0:
+        return
+    low = tl.zeros((), tl.int64)
+    if level > 0:
+        old = (level - 1) % 2 * size + index
+        low, above, limit = _next_digit(
+            sums + old * tiles * 16,
+            tl.load(lows + old),
+            tl.load(states + 2 * old),
+            tl.load(states + 2 * old + 1),
+            share,
+            level - 1,
+            tiles,
+            padded_tiles,
+        )
+    else:
+        above = tl.zeros((), tl.float64)
+        limit = count.to(tl.float64) if is_count else above - 1.0
+    place = level % 2 * size + index
+    if tl.program_id(1) == 0:
+        tl.store(lows + place, low)
+        tl.store(states + 2 * place, above)
+        tl.store(states + 2 * place + 1, limit)
+    heat = tl.load(temperatures + index)
+    heat = tl.where(heat == 0.0, 1.0, heat)
+    row = logits + index.to(tl.int64) * stride_row
+    digits = tl.arange(0, 16)
+    found = tl.zeros((part, 16), tl.float64)
+    for start in range(tl.program_id(1) * block, (tl.program_id(1) + 1) * block, part):
+        at = start + tl.arange(0, part)
+        scores = tl.div_rn(tl.load(row + at, mask=at < vocab_size, other=float("-inf")), heat)
+        ranks = _rank(scores)
+        own = (ranks - low) >> (28 - 4 * level)
+        counts = at < vocab_size
+        if not is_count:
+            counts &= ranks >= tl.load(floors + index)
+        own = tl.where(counts, own, -1)
+        # Most of a row is soon out of question.
+        if tl.max(((own >= 0) & (own < 16)).to(tl.int32), axis=0) > 0:
+            shares = tl.full((part,), 1.0, tl.float64)
+            if not is_count:
+                peak = tl.div_rn(tl.load(peaks + index), heat)
+                shares = tl.exp(scores.to(tl.float64) - peak.to(tl.float64))
+            found += tl.where(own[:, None] == digits[None, :], shares[:, None], 0.0)
+    at = (place * tiles + tl.program_id(1)) * 16 + digits
+    tl.store(sums + at, tl.sum(found, axis=0))
+
+
+@triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_VECTORS)
+def _floor_kernel(  # noqa: PLR0913, PLR0917
     temperatures: tl.tensor,
     log_min_p: tl.tensor,
     top_p: tl.tensor,
     top_k: tl.tensor,
+    peaks: tl.tensor,
+    floors: tl.tensor,
+    lows: tl.tensor,
+    states: tl.tensor,
+    sums: tl.tensor,
     least: tl.tensor,
-    stride_row: tl.tensor,
     vocab_size: tl.tensor,
-    block: tl.constexpr,
+    tiles: tl.tensor,
+    level: tl.tensor,
+    is_count: tl.constexpr,
+    padded_tiles: tl.constexpr,
 ) -> None:
-    """The least score of a draw that may be drawn. Twin: `worker.ops.truncate.floors`."""
+    """The end of a search: the rank of the least score that may be drawn, and that score."""
     index = tl.program_id(0)
-    row = logits + index.to(tl.int64) * stride_row
-    heat = tl.load(temperatures + index)
-    heat = tl.where(heat == 0.0, 1.0, heat)
-    peaks = tl.full((block,), float("-inf"), tl.float32)
-    for start in range(0, vocab_size, block):
-        scores, _ = _read_scores(row, start, heat, vocab_size, block)
-        peaks = tl.maximum(peaks, scores)
-    peak = tl.max(peaks, axis=0).to(tl.float64)
-    floor = _rank((peak + tl.load(log_min_p + index)).to(tl.float32))
-    count = tl.load(top_k + index)
-    if (count > 0) & (count < vocab_size):
-        ranked = _search(row, heat, peak, count.to(tl.float64), vocab_size, True, block)
-        floor = tl.maximum(floor, ranked)
-    part = tl.load(top_p + index)
-    if part < 1.0:
-        totals = tl.zeros((block,), tl.float64)
-        for start in range(0, vocab_size, block):
-            scores, ranks = _read_scores(row, start, heat, vocab_size, block)
-            totals += tl.where(ranks >= floor, tl.exp(scores.to(tl.float64) - peak), 0.0)
-        mass = part * tl.sum(totals, axis=0)
-        floor = tl.maximum(floor, _search(row, heat, peak, mass, vocab_size, False, block))
+    count, share = tl.load(top_k + index), tl.load(top_p + index)
+    if is_count:
+        is_limited = (count > 0) & (count < vocab_size)
+        heat = tl.load(temperatures + index)
+        peak = tl.div_rn(tl.load(peaks + index), tl.where(heat == 0.0, 1.0, heat))
+        floor = _rank((peak.to(tl.float64) + tl.load(log_min_p + index)).to(tl.float32))
+    else:
+        is_limited = share < 1.0
+        floor = tl.load(floors + index)
+    if is_limited:
+        old = level % 2 * tl.num_programs(0) + index
+        low, _, _ = _next_digit(
+            sums + old * tiles * 16,
+            tl.load(lows + old),
+            tl.load(states + 2 * old),
+            tl.load(states + 2 * old + 1),
+            share,
+            level,
+            tiles,
+            padded_tiles,
+        )
+        floor = tl.maximum(floor, low)
+    tl.store(floors + index, floor)
     bits = (floor - 2147483648).to(tl.int32)
     bits ^= (bits >> 31) & 0x7FFFFFFF
     tl.store(least + index, bits.to(tl.float32, bitcast=True))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_VECTORS)
 def _best_kernel(  # noqa: PLR0913, PLR0917
     logits: tl.tensor,
     seeds: tl.tensor,
@@ -293,7 +381,7 @@ def _exact_sum(
     return score.to(tl.float64) + _twice_logged(uniform.to(tl.float64))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_VECTORS)
 def _decide_kernel(  # noqa: PLR0913, PLR0917
     logits: tl.tensor,
     seeds: tl.tensor,

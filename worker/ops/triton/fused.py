@@ -217,7 +217,7 @@ def _eight_bits(values: tl.tensor) -> Any:
     return rounded * step
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=("positions", "slots"))
 def _rotate_and_write_kernel(  # noqa: PLR0913, PLR0917
     qkv: tl.tensor,
     cache: tl.tensor,

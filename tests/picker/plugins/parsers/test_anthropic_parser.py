@@ -37,7 +37,15 @@ def test_a_request_is_read() -> None:
     )
 
 
-@pytest.mark.parametrize("body", [b"{}", b"", b"\xff", b'{"messages":[]}'])
+def test_of_what_is_counted_the_model_is_known() -> None:
+    """It may be another one's name; no prompt is, as counting caches nothing."""
+    found = parse("/v1/messages/count_tokens", {"model": "m", "messages": [USER]})
+    assert (found.api, found.model, found.can_rewrite, found.skip_response) == (
+        *(Api.RAW, "m", True, True),
+    )
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff", b"[]"])
 def test_counting_goes_on_raw(body: bytes) -> None:
     """Whatever it says, and its response is not looked at."""
     expected = ParsedBody(Api.RAW, can_rewrite=False, skip_response=True)

@@ -12,8 +12,10 @@ CLAIMS = {
     "anthropic-parser": ("messages", "messages/count_tokens"),
     "openai-parser": (
         "chat/completions",
+        "chat/completions/batch",
         "completions",
         "embeddings",
+        "pooling",
         "responses",
         "conversations",
         "chat/completions/render",

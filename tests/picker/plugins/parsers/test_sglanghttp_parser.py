@@ -39,20 +39,36 @@ def test_a_request_is_read_and_its_body_kept_raw() -> None:
     "path", ["/v1/generate", "/inference/v1/generate", "/generate/x", "/regenerate"]
 )
 def test_the_path_is_generate_and_nothing_else(path: str) -> None:
-    """But for slashes at its end."""
+    """But for slashes at its end; Triton's, say, is not read."""
     assert parse({"input_ids": [1]}, "/generate/").prompts
-    with pytest.raises(RefusedError, match="unsupported SGLang API path") as refusal:
-        parse({"input_ids": [1]}, path)
-    assert refusal.value.status == 400
+    assert parse({"input_ids": [1]}, path) == ParsedBody(Api.RAW, can_rewrite=False)
+
+
+def test_a_body_of_another_generate_is_not_read() -> None:
+    """TGI's has the prompt elsewhere."""
+    assert parse({"inputs": "hello"}) == ParsedBody(Api.RAW, can_rewrite=False)
+
+
+@pytest.mark.parametrize("text", ["hello", ["hello", "you"]])
+def test_text_is_a_prompt(text: Any) -> None:
+    """For whoever makes tokens of it; the body goes on as it came all the same."""
+    found = parse({"text": text})
+    assert (found.payload, found.can_rewrite, found.prompts) == ({"prompt": text}, False, ())
+
+
+def test_token_ids_go_before_text_and_may_be_of_several_prompts() -> None:
+    found = parse({"text": "x", "input_ids": [[1], [2]]})
+    assert (found.payload, found.prompts) == (None, (b"\1\0\0\0", b"\2\0\0\0"))
 
 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"text": "hello"}, "must have input_ids field"),
-        ({"input_ids": []}, "must have input_ids field"),
-        ({"input_ids": [[1]]}, "must have input_ids field"),
-        ({"input_ids": [1.0]}, "must have input_ids field"),
+        ({"text": ""}, "text must be a text or a list of texts"),
+        ({"text": [1]}, "text must be a text or a list of texts"),
+        ({"input_ids": []}, "input_ids must be a list of integers"),
+        ({"input_ids": [[1], []]}, "input_ids must be a list of integers"),
+        ({"input_ids": [1.0]}, "input_ids must be a list of integers"),
         ({"input_ids": [1], "extra_key": 3}, "extra_key must be a string"),
         ([1], "error unmarshaling request bodyMap"),
     ],

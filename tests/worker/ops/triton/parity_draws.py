@@ -128,19 +128,29 @@ def test_draws_are_the_definitions(vocab_size: int, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "cuts", [{"top_p": 0.8}, {"top_k": 5, "top_p": 0.7}, {"min_p": 0.05}, {"top_k": 3}]
+    ("vocab_size", "cuts"),
+    [
+        (300, {"top_p": 0.8}),
+        (300, {"top_k": 5, "top_p": 0.7}),
+        (300, {"min_p": 0.05}),
+        (300, {"top_k": 3}),
+        (4100, {"top_k": 900, "top_p": 0.95, "min_p": 0.001}),
+        (7, {"top_k": 7, "top_p": 1e-6}),
+    ],
 )
-def test_truncated_draws_are_the_definitions(cuts: dict[str, Any]) -> None:
-    """Beside greedy ones and draws that are not cut."""
-    logits = torch.randn(60, 300, generator=torch.Generator().manual_seed(2)) * 2
+def test_truncated_draws_are_the_definitions(vocab_size: int, cuts: dict[str, Any]) -> None:
+    """Beside greedy ones and draws that are not cut; of one tile, and of several."""
+    count = 24 if vocab_size < 1000 else 9
+    logits = torch.randn(count, vocab_size, generator=torch.Generator().manual_seed(2)) * 2
     logits[7] = logits[7].round()
+    logits[5, : vocab_size // 2] = -torch.inf
     wishes: list[dict[str, Any]] = [cuts, {}, cuts]
     specs = [
         make_spec(index, index, (0.9, 0.7, 1.4, 0.0)[index % 4], **wishes[index % 3])
-        for index in range(60)
+        for index in range(count)
     ]
-    tokens, states = draw(logits, [*range(60)], specs, Stream())
-    assert states == [DrawState.DRAWN] * 60
+    tokens, states = draw(logits, [*range(count)], specs, Stream())
+    assert states == [DrawState.DRAWN] * count
     assert tokens == [choose(row, spec) for row, spec in zip(logits, specs, strict=True)]
 
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from model_variants import GEMMA2, GEMMA3, QWEN3_MOE
-from safetensors.torch import save_file
+from model_variants import GEMMA2, GEMMA3, QWEN3_MOE, save_random
 
 from worker.executor.kv_cache import allocate
 from worker.executor.state import DeviceState
 from worker.executor.step_batch import StepBatch
-from worker.models.config import from_hf
-from worker.models.loader import expected_shapes, load_model
+from worker.models.loader import load_model
 from worker.ops.triton.backend import TritonBackend
 from worker.types import ScheduledSequence
 
@@ -37,17 +34,6 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def save(path: Path, config: dict[str, Any]) -> None:
-    """A checkpoint of random weights."""
-    (path / "config.json").write_text(json.dumps(config))
-    noise = torch.Generator().manual_seed(3)
-    shapes = expected_shapes(from_hf("config.json", config))
-    save_file(
-        {name: torch.randn(shape, generator=noise) * 0.2 for name, shape in shapes.items()},
-        path / "model.safetensors",
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "dtype", "tolerance"),
     [
@@ -59,7 +45,7 @@ def test_logits_are_those_of_torch(
     name: str, dtype: torch.dtype, tolerance: float, tmp_path: Path
 ) -> None:
     """Of a chunk, of the one after it, and of a token, beyond the windows."""
-    save(tmp_path, {**TINY, **MODELS[name]})
+    save_random(tmp_path, {**TINY, **MODELS[name]})
     model = load_model(tmp_path, dtype, CPU)
     experts = model.layers[0].experts
     assert (experts is not None and experts.stacks is not None) == (dtype is torch.float16)

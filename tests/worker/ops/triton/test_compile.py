@@ -32,6 +32,7 @@ TYPES = {
     torch.float32: "fp32",
     torch.float64: "fp64",
     torch.float8_e4m3fn: "fp8e4nv",
+    torch.uint8: "u8",
     torch.int32: "i32",
     torch.int64: "i64",
 }
@@ -54,21 +55,47 @@ class Compiler:
         from triton.backends.compiler import GPUTarget
         from triton.compiler import ASTSource
 
-        signature, constants, attributes = {}, {}, {}
-        values = dict(zip(self._kernel.arg_names, args, strict=False)) | named
-        for index, parameter in enumerate(self._kernel.params):
-            value = values.get(parameter.name, parameter.default)
-            # A launch takes 1 for a constant, and knows which numbers 16 divides.
-            if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
-                signature[parameter.name], constants[(index,)] = "constexpr", value
-                continue
-            signature[parameter.name] = type_name(value)
-            if isinstance(value, Tensor) or (type(value) is int and value % 16 == 0):
-                attributes[(index,)] = [["tt.divisibility", 16]]
-        source = ASTSource(self._kernel, signature, constants, attributes)
+        source = ASTSource(self._kernel, *specialized(self._kernel, args, named))
         binary = triton.compile(source, target=GPUTarget("cuda", self._capability, 32))
         assert binary.asm["cubin"]
         self._compiled.append(self._kernel.__name__)
+
+
+def specialized(
+    kernel: Any, args: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[dict[str, str], dict[tuple[int], Any], dict[tuple[int], Any]]:
+    """What a launch compiles its kernel for: types, constants, and what 16 divides."""
+    signature, constants, attributes = {}, {}, {}
+    values = dict(zip(kernel.arg_names, args, strict=False)) | named
+    for index, parameter in enumerate(kernel.params):
+        value = values.get(parameter.name, parameter.default)
+        is_number = type(value) is int and not parameter.do_not_specialize
+        # A launch takes 1 for a constant, and knows which numbers 16 divides.
+        if parameter.is_constexpr or value is None or (is_number and value == 1):
+            signature[parameter.name], constants[(index,)] = "constexpr", value
+            continue
+        signature[parameter.name] = type_name(value)
+        is_aligned = isinstance(value, Tensor) and value.storage_offset() % 16 == 0
+        if parameter.do_not_specialize_on_alignment:
+            is_aligned = False
+        if is_aligned or (is_number and value % 16 == 0):
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    return signature, constants, attributes
+
+
+class Recorder:
+    """In place of a kernel: keeps what it would be compiled for, in `kinds`."""
+
+    def __init__(self, kernel: Any, kinds: set[str]) -> None:
+        self._kernel, self._kinds = kernel, kinds
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return self._launch
+
+    def _launch(self, *args: Any, **named: Any) -> None:
+        own = {name for name in named if name in {"num_warps", "num_stages"}}
+        named = {name: value for name, value in named.items() if name not in own}
+        self._kinds.add(f"{self._kernel.__name__} {specialized(self._kernel, args, named)}")
 
 
 def type_name(value: Any) -> str:
@@ -145,6 +172,40 @@ def test_attention(
     assert set(compiled) == kernels
 
 
+@pytest.mark.usefixtures("fake_tensors")
+def test_no_step_waits_for_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of any sizes, and vectors anywhere in a packed tensor, run the same few kernels."""
+    from worker.ops.backends import HeadNorms
+    from worker.ops.sample import DRAW_WORDS, Cut, DrawColumns
+    from worker.ops.triton import attention, draws, fused
+
+    kinds: set[str] = set()
+    for module in (attention, draws, fused):
+        for name in [name for name in vars(module) if name.endswith("_kernel")]:
+            monkeypatch.setattr(module, name, Recorder(getattr(module, name), kinds))
+    shape = attention.AttentionShape(6, 2, 64, 16, 0.1)
+    seen = []
+    for size, max_rows, context in ((4, 40, 900), (1, 1, 9), (16, 1, 5000), (7, 16, 300)):
+        rows = size * max_rows
+        packed = ints(40_000)
+        starts, lengths = packed[3 : 4 + size], packed[5 : 5 + size]
+        tables = packed[size : 65 * size].view(size, 64)
+        each = packed[rows : 2 * rows]
+        step = StepTensors(each, each, each, starts, lengths, tables, lengths, max_rows, context)
+        qkv = torch.empty(rows, 10 * 64, dtype=torch.bfloat16)
+        cache = torch.empty(100, 2, 2, 16, 64, dtype=torch.bfloat16)
+        norms = HeadNorms(qkv[0], qkv[0], 1e-5)
+        fused.rotate_and_write(qkv, cache, step, RopeTable(qkv, qkv), norms)
+        queries = qkv[:, : 6 * 64].view(rows, 6, 64)
+        out = torch.empty(rows, 6 * 64, dtype=torch.bfloat16)
+        attention.run(queries, cache, attention.plan(step, shape, 132), out)
+        fused.rms_norm(out, out[0], 1e-5, out)
+        columns = DrawColumns.of(packed[: rows * DRAW_WORDS].view(rows, DRAW_WORDS))
+        draws.draw(torch.empty(rows, 5000), columns, Cut.ALL)
+        seen.append(set(kinds))
+    assert seen[-1] == seen[0], sorted(seen[-1] - seen[0])
+
+
 @pytest.mark.parametrize("capability", [AMPERE, HOPPER])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.usefixtures("fake_tensors")
@@ -162,6 +223,37 @@ def test_experts(capability: int, dtype: torch.dtype, monkeypatch: pytest.Monkey
             torch.empty(128, 2048, 768, dtype=dtype),
         )
     experts.mix_experts(x, Experts(router, (), (), 8, True), stacks, lambda _: gated)
+    assert set(compiled) == kernels
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype"),
+    [(HOPPER, torch.bfloat16), (AMPERE, torch.float16), (AMPERE, torch.float32)],
+)
+@pytest.mark.usefixtures("fake_tensors")
+def test_quantised_products(
+    capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one row and of many; of float8 also on a GPU that does not know the type."""
+    from worker.ops.quantized import Encoding, PackedWeight
+    from worker.ops.triton import quantized
+
+    compiled, kernels = compiling(quantized, capability, monkeypatch)
+    for encoding, group in (
+        (Encoding.UINT4, 32),
+        (Encoding.UINT8, 128),
+        (Encoding.FLOAT8, 128),
+        (Encoding.FLOAT8, 4096),
+    ):
+        with torch.device("cuda"):
+            rows = 2048 if encoding is Encoding.UINT4 else 4096
+            codes = torch.empty(rows, 1024, dtype=torch.uint8)
+            scales = torch.empty(4096 // group, 1024, dtype=torch.float16)
+            zeros = None if encoding is Encoding.FLOAT8 else scales.to(torch.uint8)
+            weight = PackedWeight(encoding, codes, scales, zeros, group, None)
+            for count in (1, 300):
+                quantized.multiply(torch.empty(count, 4096, dtype=dtype), weight)
+    assert len(compiled) == 8
     assert set(compiled) == kernels
 
 

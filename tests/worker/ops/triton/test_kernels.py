@@ -23,6 +23,8 @@ RUNS = [
     ("parity_experts.py", ""),
     ("parity_fused.py", ""),
     ("parity_models.py", ""),
+    ("parity_quantized.py", "twin"),
+    ("parity_quantized.py", "not twin"),
     *(("parity_engine.py", way) for way in ("alone", "batched", "chunked", "drafts", "graphs")),
 ]
 

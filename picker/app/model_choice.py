@@ -1,0 +1,250 @@
+# Apart: pure, and tested without a picker.
+"""Which of several pools a request is for, by the model that its body names.
+
+A pool has the models that its rewrites match exactly, those that its endpoints list at `/v1/models`
+(LoRA adapters among them), and the adapters that their metrics say run there. Of pools that have
+the same model a rewrite's goes first, then the pool that the picker was given first. What endpoints
+list is remembered until one of them lists something else: a pool whose endpoints are all gone still
+has its models, and refuses requests for them as a pool without endpoints does.
+
+The reply names the pool in a request header, by which the proxy, whose route the picker clears, can
+choose the pool's cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from picker.errors import Code, RefusedError, no_endpoints
+from picker.extproc.pump import Evict, ExchangeSource, RequestExchange
+from picker.framework.attributes import MODELS_ATTRIBUTE, ServedModel
+from picker.metrics.series import Counter
+from picker.plugins.parsers._json_bodies import decoded, model_of
+from picker.pool.datastore import Snapshot
+from picker.pool.policies import RuleSet
+from picker.requestcontrol.headers import path_of
+from picker.types import FinishCause, RawRequest, RouteDecision
+
+log = logging.getLogger(__name__)
+
+POOL_HEADER: Final = "x-pointsman-pool"
+LIST_PATH: Final = "/v1/models"
+# How old the known models may be, and how soon after a look a missing one is looked for again.
+MAX_AGE_SECONDS: Final = 0.25
+MIN_AGE_SECONDS: Final = 0.05
+_MAX_WARNINGS: Final = 100
+_SHOWN_MODELS: Final = 50
+_SHOWN_LENGTH: Final = 200
+
+
+class _Named(msgspec.Struct):
+    model: Any = None
+
+
+_decode_named = msgspec.json.Decoder(_Named).decode
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOfModels:
+    """One pool: who decides its requests, and where its models are found."""
+
+    key: str
+    director: ExchangeSource
+    snapshot: Callable[[], Snapshot]
+    rules: Callable[[], RuleSet]
+
+
+class KnownModels:
+    """Which pool has a model. Owns the map, which is made anew as it is asked for.
+
+    `clock` is monotonic, in seconds.
+    """
+
+    def __init__(self, pools: Sequence[PoolOfModels], clock: Callable[[], float]) -> None:
+        self._pools, self._clock = tuple(pools), clock
+        self._listed: dict[str, dict[str, ServedModel]] = {}  # by key of the pool
+        self._found: dict[str, PoolOfModels] = {}
+        self._looked_at: float | None = None
+        self._warned: set[str] = set()
+
+    def pool_of(self, model: str) -> PoolOfModels | None:
+        """The pool that has it; None: no pool does."""
+        found = self._found.get(model)
+        self._look(MAX_AGE_SECONDS if found is not None else MIN_AGE_SECONDS)
+        return self._found.get(model)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every model that some pool has, by name."""
+        self._look(MAX_AGE_SECONDS)
+        return tuple(sorted(self._found))
+
+    @property
+    def unheard(self) -> tuple[str, ...]:
+        """The pools no endpoint of which has listed its models yet."""
+        return tuple(one.key for one in self._pools if one.key not in self._listed)
+
+    def listing(self) -> list[dict[str, Any]]:
+        """The entries of a list of models as OpenAI's API has it."""
+        entries = []
+        for name in self.names:
+            pool = self._found[name]
+            said = self._listed.get(pool.key, {}).get(name, ServedModel(name))
+            entry = {"id": name, "object": "model", "created": said.created}
+            entry |= {"owned_by": said.owned_by or pool.key}
+            entries.append(entry | ({"parent": said.parent} if said.parent else {}))
+        return entries
+
+    def _look(self, age_seconds: float) -> None:
+        now = self._clock()
+        if self._looked_at is not None and now - self._looked_at < age_seconds:
+            return
+        self._looked_at = now
+        found: dict[str, PoolOfModels] = {}
+        for names_of in (_rewritten, self._list_of, _running):
+            for pool in self._pools:
+                for name in names_of(pool):
+                    other = found.setdefault(name, pool)
+                    if other is not pool:
+                        self._warn(name, other.key, pool.key)
+        self._found = found
+
+    def _list_of(self, pool: PoolOfModels) -> Iterable[str]:
+        listed: dict[str, ServedModel] = {}
+        for candidate in pool.snapshot().candidates:
+            for one in candidate.attributes.get(MODELS_ATTRIBUTE, ()):
+                listed.setdefault(one.id, one)
+        if listed:
+            self._listed[pool.key] = listed
+        return self._listed.get(pool.key, ())
+
+    def _warn(self, model: str, first: str, second: str) -> None:
+        if model not in self._warned and len(self._warned) < _MAX_WARNINGS:
+            self._warned.add(model)
+            log.warning(
+                "the pools %s and %s both have the model %s: requests for it go to %s",
+                *(first, second, shown(model), first),
+            )
+
+
+def _rewritten(pool: PoolOfModels) -> Iterable[str]:
+    return sorted({model for rule in pool.rules().rewrites for model in rule.models})
+
+
+def _running(pool: PoolOfModels) -> Iterable[str]:
+    known = [one.metrics for one in pool.snapshot().candidates if one.metrics is not None]
+    return {name for one in known for name in (*one.active_models, *one.waiting_models) if name}
+
+
+class ModelChoice:
+    """An `ExchangeSource` that finds the director of a request when its body is complete."""
+
+    def __init__(self, models: KnownModels, unknown: Counter) -> None:
+        """`unknown` counts the requests for models that no pool has."""
+        self._models, self._unknown = models, unknown
+
+    def begin(self, evict: Evict, /) -> ChosenLater:
+        """A request has started to arrive."""
+        return ChosenLater(self, evict)
+
+    def choose(self, raw: RawRequest) -> PoolOfModels:
+        """The pool of a complete request. Raises `RefusedError` when no pool has its model."""
+        if raw.body is None:
+            if path_of(raw.headers).rstrip("/") == LIST_PATH:
+                raise ModelListing(self._models.listing())
+            raise self._refusal(Code.NOT_FOUND, "the request names no model")
+        named, _ = decoded(raw.body, _decode_named)
+        model = model_of({"model": named.model})
+        if not model:
+            raise self._refusal(Code.BAD_REQUEST, "the request names no model")
+        pool = self._models.pool_of(model)
+        if pool is not None:
+            return pool
+        self._unknown.inc()
+        if unheard := self._models.unheard:
+            text = f"no endpoint of {', '.join(unheard)} has listed its models yet"
+            raise no_endpoints(f"the model '{shown(model)}' is unknown, but {text}")
+        raise self._refusal(Code.NOT_FOUND, f"the model '{shown(model)}' does not exist")
+
+    def _refusal(self, code: Code, text: str) -> RefusedError:
+        names = [shown(name) for name in self._models.names]
+        if len(names) > _SHOWN_MODELS:
+            names[_SHOWN_MODELS:] = [f"and {len(names) - _SHOWN_MODELS} more"]
+        return RefusedError(code, f"{text}; known are: {', '.join(names) or 'none yet'}")
+
+
+class ChosenLater:
+    """A `RequestExchange` of the pool that its request turns out to be for."""
+
+    __slots__ = ("_choice", "_evict", "_exchange", "_pool", "_refusal")
+
+    def __init__(self, choice: ModelChoice, evict: Evict) -> None:
+        self._choice, self._evict = choice, evict
+        self._exchange: RequestExchange | None = None
+        self._pool = ""
+        self._refusal: RefusedError | None = None
+
+    def decides_at_once(self, raw: RawRequest) -> bool:
+        """As the pool says that has the model; what no pool has is refused at once."""
+        try:
+            pool = self._choice.choose(raw)
+        except RefusedError as refusal:
+            self._refusal = refusal
+            return True
+        self._pool, self._exchange = pool.key, pool.director.begin(self._evict)
+        return self._exchange.decides_at_once(raw)
+
+    async def route(self, raw: RawRequest) -> RouteDecision:
+        """As the pool decides, whose name the request is given."""
+        if self._exchange is None:
+            raise self._refusal or RefusedError(Code.INTERNAL, "no pool was chosen")
+        decision = await self._exchange.route(raw)
+        named = (*decision.set_headers, (POOL_HEADER, self._pool))
+        return replace(decision, set_headers=named)
+
+    def finish(
+        self,
+        cause: FinishCause,
+        response_status: int | None = None,
+        served_by: str | None = None,
+    ) -> None:
+        """The request is over; one that came to no pool holds nothing."""
+        if self._exchange is not None:
+            self._exchange.finish(cause, response_status, served_by)
+
+
+class ModelListing(RefusedError):  # noqa: N818
+    """The picker's answer to `GET /v1/models`, 200: the models of all pools, as OpenAI's API lists
+    them. It takes the way of a refusal, as no endpoint can give it.
+    """
+
+    def __init__(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__(Code.NOT_FOUND, json.dumps({"object": "list", "data": entries}))
+
+    @property
+    def status(self) -> int:
+        """HTTP status of the answer."""
+        return 200
+
+    @property
+    def body(self) -> str:
+        """The list, in JSON."""
+        return self.message
+
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """What kind of body it is."""
+        return (("content-type", "application/json"),)
+
+
+def shown(text: str) -> str:
+    """A name that a client chose, in one line that is not too long."""
+    cut = text if len(text) <= _SHOWN_LENGTH else f"{text[:_SHOWN_LENGTH]}…"
+    return "".join(letter if letter.isprintable() else " " for letter in cut)

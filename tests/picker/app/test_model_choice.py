@@ -1,0 +1,225 @@
+"""Which pool a request is for, by the model that its body names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from picker.app.model_choice import (
+    MAX_AGE_SECONDS,
+    MIN_AGE_SECONDS,
+    KnownModels,
+    ModelChoice,
+    PoolOfModels,
+)
+from picker.errors import RefusedError
+from picker.framework.attributes import MODELS_ATTRIBUTE, ServedModel
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.pool.datastore import Datastore
+from picker.pool.policies import RewriteRule, RewriteTarget, RuleSet
+from picker.types import Endpoint, EndpointMetrics, FinishCause, RawRequest, RouteDecision
+
+COMPLETIONS = {":path": "/v1/completions"}
+
+
+@dataclass
+class Pool:
+    """A pool with one endpoint, which lists `models` once they are set."""
+
+    key: str
+    director: Any
+    datastore: Datastore = field(default_factory=Datastore)
+    rules: RuleSet = field(default_factory=RuleSet)
+
+    def __post_init__(self) -> None:
+        self.datastore.set_endpoints([Endpoint(f"{self.key}-0", "10.0.0.1", 8000)])
+
+    def lists(self, *models: str, parent: str = "") -> None:
+        said = tuple(ServedModel(name, parent=parent) for name in models)
+        self.datastore.set_attributes(f"default/{self.key}-0", {MODELS_ATTRIBUTE: said})
+
+    def runs(self, *adapters: str) -> None:
+        known = EndpointMetrics(active_models=frozenset(adapters))
+        self.datastore.update_metrics(f"default/{self.key}-0", known)
+
+
+@dataclass
+class Scene:
+    """The pools `a` and `b`, a clock, and what chooses between them."""
+
+    pools: Mapping[str, Pool]
+    choice: ModelChoice
+    metrics: PickerMetrics
+    now: list[float]
+
+    def pool_of(self, body: object) -> str:
+        raw = RawRequest(COMPLETIONS, json.dumps(body).encode())
+        return self.choice.choose(raw).key
+
+    def refusal(self, body: bytes | None, path: str = "/v1/completions") -> RefusedError:
+        with pytest.raises(RefusedError) as refused:
+            self.choice.choose(RawRequest({":path": path}, body))
+        return refused.value
+
+    def later(self, seconds: float = MAX_AGE_SECONDS) -> None:
+        self.now[0] += seconds
+
+
+@pytest.fixture
+def make(director: Callable[..., Any]) -> Callable[[], Scene]:
+    def made() -> Scene:
+        def routing(key: str) -> Callable[[RawRequest], Any]:
+            async def route(raw: RawRequest) -> RouteDecision:
+                return RouteDecision(f"{key}:1", (("x-own", "1"),))
+
+            return route
+
+        pools = {key: Pool(key, director(routing(key))) for key in "ab"}
+        metrics, now = PickerMetrics(), [0.0]
+        every = [
+            PoolOfModels(one.key, one.director, one.datastore.snapshot, lambda one=one: one.rules)
+            for one in pools.values()
+        ]
+        known = KnownModels(every, lambda: now[0])
+        return Scene(pools, ModelChoice(known, metrics.unknown_model_total), metrics, now)
+
+    return made
+
+
+@pytest.fixture
+def scene(make: Callable[[], Scene]) -> Scene:
+    """Pool a has llama and its adapter sql, b has qwen."""
+    made = make()
+    made.pools["a"].lists("llama", "sql")
+    made.pools["b"].lists("qwen")
+    return made
+
+
+def rule(*models: str) -> RuleSet:
+    return RuleSet(rewrites=(RewriteRule("r", (RewriteTarget("x"),), frozenset(models)),))
+
+
+def test_the_pool_is_that_which_lists_the_model(scene: Scene) -> None:
+    """LoRA adapters are listed too."""
+    found = [scene.pool_of({"model": name}) for name in ("llama", "sql", "qwen")]
+    assert found == ["a", "a", "b"]
+
+
+def test_adapters_that_run_and_names_that_rewrites_match_are_known(
+    make: Callable[[], Scene],
+) -> None:
+    scene = make()
+    scene.pools["a"].runs("poems")
+    scene.pools["b"].rules = rule("prod", "beta")
+    assert [scene.pool_of({"model": name}) for name in ("poems", "prod", "beta")] == ["a", "b", "b"]
+
+
+def test_of_two_pools_with_a_model_a_rewrites_goes_first_and_then_the_earlier(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Which is logged, once a model."""
+    scene.pools["b"].lists("qwen", "llama", "sql")
+    scene.pools["b"].rules = rule("sql")
+    for _ in range(3):
+        assert (scene.pool_of({"model": "llama"}), scene.pool_of({"model": "sql"})) == ("a", "b")
+        scene.later()
+    assert caplog.text.count("both have the model llama: requests for it go to a") == 1
+    assert caplog.text.count("both have the model sql: requests for it go to b") == 1
+
+
+def test_what_is_loaded_later_is_found_and_what_is_gone_is_not(scene: Scene) -> None:
+    """A new name after a moment, an old one a little later."""
+    assert scene.refusal(b'{"model":"new"}').status == 404
+    scene.pools["b"].lists("qwen", "new")
+    scene.later(MIN_AGE_SECONDS)
+    assert scene.pool_of({"model": "new"}) == "b"
+    scene.pools["b"].lists("qwen")
+    scene.later()
+    assert scene.refusal(b'{"model":"new"}').status == 404
+
+
+def test_a_pool_without_endpoints_keeps_its_models(scene: Scene) -> None:
+    """Whose requests it then refuses by itself, which is no 404."""
+    assert scene.pool_of({"model": "qwen"}) == "b"
+    scene.pools["b"].datastore.set_endpoints([])
+    scene.later()
+    assert scene.pool_of({"model": "qwen"}) == "b"
+
+
+def test_an_unknown_model_is_a_404_that_names_the_known_ones(scene: Scene) -> None:
+    refusal = scene.refusal(b'{"model":"gpt\\n5"}')
+    text = "the model 'gpt 5' does not exist; known are: llama, qwen, sql"
+    assert (refusal.status, refusal.message) == (404, text)
+    assert dict(scene.metrics.unknown_model_total.numbers()) == {(): 1.0}
+
+
+def test_as_long_as_a_pool_has_not_told_an_unknown_model_is_a_503(
+    make: Callable[[], Scene],
+) -> None:
+    """It may be that one's."""
+    scene = make()
+    scene.pools["a"].lists("llama")
+    refusal = scene.refusal(b'{"model":"qwen"}')
+    assert refusal.status == 503
+    assert "no endpoint of b has listed its models yet" in refusal.message
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"model":""}', b'{"model":7}', b'{"model":null}'])
+def test_a_body_without_a_model_is_a_400(scene: Scene, body: bytes) -> None:
+    refusal = scene.refusal(body)
+    assert refusal.status == 400
+    assert "names no model; known are: llama, qwen, sql" in refusal.message
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"--boundary", b"\xff"])
+def test_a_body_that_is_no_json_object_is_a_400(scene: Scene, body: bytes) -> None:
+    refusal = scene.refusal(body)
+    assert refusal.status == 400
+    assert "error unmarshaling request bodyMap" in refusal.message
+
+
+def test_half_a_character_does_not_hide_the_model(scene: Scene) -> None:
+    raw = RawRequest(COMPLETIONS, rb'{"prompt":"\ud83d","model":"qwen"}')
+    assert scene.choice.choose(raw).key == "b"
+
+
+def test_the_list_of_models_is_that_of_all_pools(make: Callable[[], Scene]) -> None:
+    """As OpenAI's API has it; another request without a body is a 404."""
+    scene = make()
+    scene.pools["a"].lists("sql", parent="llama")
+    scene.pools["b"].lists("qwen")
+    listing = scene.refusal(None, "/v1/models?x=1")
+    assert (listing.status, dict(listing.headers)) == (200, {"content-type": "application/json"})
+    entries: Iterable[dict[str, Any]] = json.loads(listing.body)["data"]
+    assert [(one["id"], one["owned_by"], one.get("parent")) for one in entries] == [
+        *(("qwen", "b", None), ("sql", "a", "llama")),
+    ]
+    assert scene.refusal(None, "/version").status == 404
+
+
+async def test_an_exchange_is_the_pool_s_from_its_decision_on(scene: Scene) -> None:
+    """Its request is told which pool that is; the other pool hears nothing."""
+    exchange = scene.choice.begin(lambda reason: None)
+    raw = RawRequest(COMPLETIONS, b'{"model":"qwen"}')
+    assert exchange.decides_at_once(raw) is False  # as the recording one says
+    decision = await exchange.route(raw)
+    assert decision.destination == "b:1"
+    assert decision.set_headers == (("x-own", "1"), ("x-pointsman-pool", "b"))
+    exchange.finish(FinishCause.COMPLETED, 200, "10.0.0.1:8000")
+    (own,) = scene.pools["b"].director.exchanges
+    assert own.finished.result() == (FinishCause.COMPLETED, 200, "10.0.0.1:8000")
+    assert scene.pools["a"].director.exchanges == []
+
+
+async def test_what_no_pool_has_is_refused_at_once_and_holds_nothing(scene: Scene) -> None:
+    exchange = scene.choice.begin(lambda reason: None)
+    raw = RawRequest(COMPLETIONS, b'{"model":"x"}')
+    assert exchange.decides_at_once(raw)
+    with pytest.raises(RefusedError, match="'x' does not exist"):
+        await exchange.route(raw)
+    exchange.finish(FinishCause.REFUSED, 404)
+    assert [one.director.exchanges for one in scene.pools.values()] == [[], []]

@@ -1,0 +1,222 @@
+"""Products with quantised weights against torch, and whole models of them; see `test_kernels`."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_variants import QWEN3_MOE, save_random
+from quantized_checkpoints import quantize
+from torch import Tensor
+
+from worker.executor.kv_cache import allocate
+from worker.executor.state import DeviceState
+from worker.executor.step_batch import StepBatch
+from worker.models.llama import LlamaModel
+from worker.models.loader import load_model
+from worker.ops.parallel import Shard
+from worker.ops.quantized import (
+    Encoding,
+    GroupedWeight,
+    QuantizedLinear,
+    choose_product,
+    multiply,
+    pack,
+)
+from worker.ops.triton import quantized
+from worker.types import ScheduledSequence
+
+CPU = torch.device("cpu")
+TINY = {
+    "model_type": "llama",
+    "vocab_size": 61,
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+FORMS = ("fp8, blocks", "compressed, channel", "awq", "gptq, act order", "gptq, 8 bits, zeros")
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
+
+
+def random_weight(encoding: Encoding, out: int, inputs: int, group: int) -> GroupedWeight:
+    """Any codes but NaN, and scales that differ from group to group and row to row."""
+    noise = torch.Generator().manual_seed(out + inputs)
+    count = -(-inputs // group)
+    scales = torch.rand(out, count, generator=noise) + 0.5
+    codes = torch.randint(0, 256, (out, inputs), generator=noise, dtype=torch.uint8)
+    groups = torch.arange(inputs) // group
+    if encoding is Encoding.FLOAT8:
+        codes[codes & 127 == 127] = 0
+        return GroupedWeight(encoding, codes.view(torch.float8_e4m3fn), scales, None, groups)
+    codes = codes & 15 if encoding is Encoding.UINT4 else codes
+    top = 16 if encoding is Encoding.UINT4 else 256
+    zeros = torch.randint(0, top, (out, count), generator=noise, dtype=torch.uint8)
+    return GroupedWeight(encoding, codes, scales.half(), zeros, groups)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows"),
+    [
+        *((torch.float32, rows) for rows in (0, 5, 33)),
+        *((torch.float16, 1), (torch.bfloat16, 16), (torch.bfloat16, 70)),
+    ],
+)
+@pytest.mark.parametrize(
+    ("encoding", "out", "inputs", "group"),
+    [
+        (Encoding.UINT4, 24, 64, 32),
+        (Encoding.UINT4, 130, 192, 64),
+        (Encoding.UINT4, 40, 256, 128),
+        (Encoding.UINT4, 33, 128, 128),
+        (Encoding.UINT8, 40, 96, 32),
+        (Encoding.UINT8, 40, 100, 100),
+        (Encoding.FLOAT8, 24, 96, 96),
+        (Encoding.FLOAT8, 130, 72, 72),
+        (Encoding.FLOAT8, 40, 200, 128),
+        (Encoding.FLOAT8, 40, 96, 32),
+    ],
+)
+def test_the_torch_twin(
+    encoding: Encoding, out: int, inputs: int, group: int, rows: int, dtype: torch.dtype
+) -> None:
+    """Groups of one tile and of several, the last one cut; outputs and inputs that no tile
+    divides; no rows, few, and many.
+    """
+    weight = pack([random_weight(encoding, out, inputs, group)], DEVICE)
+    assert weight is not None
+    noise = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, inputs, generator=noise).to(DEVICE, dtype)
+    # Few numbers are far from zero: products fit float16.
+    x = x * 0.01
+    found = quantized.multiply(x, weight)
+    assert found.dtype is dtype
+    wanted = multiply(x.float(), weight)
+    largest = float(wanted.abs().max()) if rows else 1.0
+    allowed = TOLERANCES[dtype] * largest
+    torch.testing.assert_close(found.float(), wanted, rtol=0, atol=allowed)
+
+
+def test_every_float8_number_is_decoded_exactly() -> None:
+    """Zeros of both signs, subnormal numbers and the largest."""
+    codes = torch.tensor([c for c in range(256) if c & 127 != 127], dtype=torch.uint8)
+    numbers = codes.view(torch.float8_e4m3fn)
+    one = torch.ones(len(codes), 1)
+    none = torch.zeros(1, dtype=torch.int64)
+    weight = pack([GroupedWeight(Encoding.FLOAT8, numbers.unsqueeze(1), one, None, none)], DEVICE)
+    assert weight is not None
+    found = quantized.multiply(torch.ones(1, 1, device=DEVICE), weight)
+    assert torch.equal(found[0].cpu(), numbers.float())
+
+
+def greedy(model: LlamaModel, count: int = 6) -> list[int]:
+    """An answer to a prompt of 20 tokens."""
+    cache, tokens, start = allocate(4, 16, model.config, torch.float32, CPU), list(range(20)), 0
+    while len(tokens) < 20 + count:
+        sequence = ScheduledSequence(0, tokens[start:], start, range(4))
+        step = StepBatch([sequence], DeviceState(16, CPU)).tensors
+        start = len(tokens)
+        with torch.inference_mode():
+            logits = model.logits(model.states(step, cache)[-1:])
+        tokens.append(int(logits.argmax()))
+    return tokens
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="the models are on the interpreter's device")
+@pytest.mark.parametrize("form", FORMS)
+def test_a_model_answers_as_with_decoded_weights(
+    form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Through the loader, with fused projections, all products in the kernel."""
+    assert choose_product(CPU) is quantized.multiply
+    path = tmp_path / "model"
+    path.mkdir()
+    save_random(path, {**TINY, "intermediate_size": 128})
+    beside = quantize(path, form)
+    with caplog.at_level(logging.WARNING):
+        model = load_model(path, torch.float32, CPU)
+    assert not caplog.records
+    products: list[Any] = [
+        getattr(layer, name)
+        for layer in model.layers
+        for name in ("qkv", "output", "gate_up", "down")
+    ]
+    assert all(isinstance(product, QuantizedLinear) for product in products)
+    assert greedy(model) == greedy(load_model(beside, torch.float32, CPU))
+
+
+def test_what_fits_no_kernel_is_decoded_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An inner size of 96 is no multiple of 64; the other products stay quantised."""
+    path = tmp_path / "model"
+    path.mkdir()
+    save_random(path, {**TINY, "intermediate_size": 96})
+    beside = quantize(path, "awq")
+    with caplog.at_level(logging.WARNING):
+        model = load_model(path, torch.float32, CPU)
+    assert "are decoded: model.layers.0.mlp.down_proj" in caplog.text
+    assert isinstance(model.layers[0].qkv, QuantizedLinear)
+    assert greedy(model) == greedy(load_model(beside, torch.float32, CPU))
+
+
+@pytest.mark.parametrize(
+    ("form", "decoded"),
+    [("fp8, blocks", ""), ("awq", "o_proj"), ("gptq, act order", "down_proj, model.layers.0.self")],
+)
+def test_shards_stay_quantised(
+    form: str, decoded: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows of heads and columns of inputs, but where a shard's columns are not whole groups."""
+    path = tmp_path / "model"
+    path.mkdir()
+    save_random(path, {**TINY, "intermediate_size": 128})
+    layer = load_model(quantize(path, form), torch.float32, CPU).layers[0]
+    with caplog.at_level(logging.WARNING):
+        shards = [load_model(path, torch.float32, CPU, shard=Shard(rank, 2)) for rank in range(2)]
+    assert len(caplog.records) == (2 if decoded else 0)
+    assert decoded in caplog.text
+    own = [shard.layers[0] for shard in shards]
+    assert all(isinstance(part.gate_up, QuantizedLinear) for part in own)
+    every = torch.arange(64)
+    for name in ("output", "down"):
+        columns = torch.cat([getattr(part, name).rows(every) for part in own], dim=1)
+        assert torch.equal(columns, getattr(layer, name).rows(every))
+    for first in (0, 64):  # gates, and what they gate
+        rows = torch.cat([part.gate_up.rows(every + first) for part in own])
+        assert torch.equal(rows, layer.gate_up.rows(torch.arange(128) + 2 * first))
+
+
+def test_experts_are_decoded_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Their grouped products take dense weights; attention stays quantised."""
+    path = tmp_path / "model"
+    path.mkdir()
+    config = {**TINY, **QWEN3_MOE, "model_type": "qwen3_moe", "head_dim": 16}
+    save_random(path, {**config, "intermediate_size": 128})
+    beside = quantize(path, "gptq")
+    with caplog.at_level(logging.WARNING):
+        model = load_model(path, torch.float16, CPU)
+    assert "are decoded: model.layers.0.mlp.experts.0.down_proj, model.layers" in caplog.text
+    assert isinstance(model.layers[0].qkv, QuantizedLinear)
+    found, wanted = (m.layers[0].experts for m in (model, load_model(beside, torch.float16, CPU)))
+    assert found is not None
+    assert wanted is not None
+    assert found.stacks is not None
+    assert wanted.stacks is not None
+    assert all(torch.equal(*pair) for pair in zip(found.stacks, wanted.stacks, strict=True))
+
+
+def test_a_row_alone_is_the_row_in_a_batch() -> None:
+    """Bit for bit on a GPU as long as rows are few, and to rounding in the interpreter."""
+    allowed = 0.0 if DEVICE.type == "cuda" else 1e-6
+    weight = pack([random_weight(Encoding.UINT4, 40, 256, 64)], DEVICE)
+    assert weight is not None
+    x: Tensor = torch.randn(16, 256, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    together = quantized.multiply(x, weight)
+    alone = quantized.multiply(x[3:4], weight)
+    torch.testing.assert_close(alone, together[3:4], rtol=allowed, atol=allowed)
