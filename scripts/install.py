@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -34,14 +34,13 @@ def main(extra: str) -> int:
         index = os.environ.get("TORCH_INDEX", TORCH_INDEX)
         # Where that index cannot be reached the usual one has to do.
         once = ("--retries", "0", "--timeout", "10", "--index-url", index)
-        status, _ = _run((*_PIP, *constrained, *once, "torch"), "torch for CPUs", begun)
+        status, _ = _run((*_PIP, *constrained, *once, "torch"), "torch for CPUs", begun, {})
         if status:
             print(f"{index} has no torch for us; taking that of the usual index", flush=True)
-    if extra not in WITH_TORCH:
-        # Kernels are for models: nothing that compiles them, and the package installs without.
-        os.environ |= {"CC": "false", "CXX": "false"}
     command = (*_PIP, *constrained, "--editable", f"{ROOT}[{extra}]")
-    status, said = _run(command, f"pointsman[{extra}]", begun)
+    # Kernels are for models: without a compiler the package installs without them.
+    no_compiler = {} if extra in WITH_TORCH else {"CC": "false", "CXX": "false"}
+    status, said = _run(command, f"pointsman[{extra}]", begun, no_compiler)
     if status:
         print(said, file=sys.stderr)
     else:
@@ -49,11 +48,17 @@ def main(extra: str) -> int:
     return status
 
 
-def _run(command: Iterable[str], what: str, begun: float) -> tuple[int, str]:
-    """Run pip; its exit status and all that it said."""
+def _run(
+    command: Iterable[str], what: str, begun: float, environment: Mapping[str, str]
+) -> tuple[int, str]:
+    """Run pip, with `environment` added to ours; its exit status and all that it said."""
     said = []
     with subprocess.Popen(
-        tuple(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        tuple(command),
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     ) as pip:
         for line in pip.stdout or ():
             said.append(line)
