@@ -116,7 +116,7 @@ def graphed(checkpoint: Path) -> Executor:
     device = PoisonedGraphs()
 
     def cache() -> torch.Tensor:
-        made = torch.zeros(1, 201, 2, 1, 8, 16)
+        made = torch.zeros(1, 201, 2, 1, 8, 16, device=model.device)
         device.spoilt = [made[:, -1]]
         return made
 
