@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fleet.command_line import Parser, url
+from fleet.command_line import Parser
 from fleet.doctor import cluster_checks, envoy_checks, picker_checks
 from fleet.doctor.cluster_look import ClusterFacts, ClusterLook
 from fleet.doctor.diagnosis import Check, Diagnosis, Facts
@@ -77,7 +77,7 @@ def build_parser() -> Parser:
         "how to put it right. Without a flag that names something: the fleet that runs here. "
         "Exit status: 0 nothing wrong, 1 warnings, 2 errors.",
     )
-    parser.add_argument("--picker", type=url, metavar="URL", help="the picker's HTTP port")
+    parser.add_argument("--picker", metavar="URL", help="the picker's HTTP port")
     parser.add_argument(
         "--envoy-config",
         metavar="FILE",
