@@ -86,6 +86,7 @@ def choose(wanted: str, gpus: Sequence[Gpu]) -> list[Gpu]:
 
 def find(environment: Mapping[str, str], query: Callable[[], str] | None = None) -> list[Gpu]:
     """The GPUs that CUDA would see: those of `nvidia-smi`, less what CUDA_VISIBLE_DEVICES hides.
+    Its numbers are those of `nvidia-smi`, which CUDA has with CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
     None on a machine without that program, or where it fails. `query` stands for it in tests.
     """

@@ -228,6 +228,8 @@ class Plan:
             if options.devices == "cpu":
                 environment["CUDA_VISIBLE_DEVICES"] = ""
             environment["OMP_NUM_THREADS"] = str(threads)
+            # Numbers that it is given mean what they mean to us: the order of nvidia-smi.
+            environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         name = worker_name(index)
         log = site.folder / f"{name}.log"
         program = Program(name, (*argv, *options.worker_args), log, environment)

@@ -163,9 +163,9 @@ class EngineConfig:
     """Everything the engine process needs; sent to it as msgpack on its command line's pipe.
 
     `engine` is "torch" or "sim", `device` "auto", "cpu" or "cuda", `attention_backend` "auto",
-    "torch" or "triton". `dtype` is "auto", "float32", "bfloat16" or "float16";
-    `kv_cache_dtype` is "auto" (that of activations), "float32" or "bfloat16"; `quantization` is
-    "none", "q8_0" or "q4_1".
+    "torch", "triton" or "flash-attn". `dtype` is "auto", "float32", "bfloat16" or "float16";
+    `kv_cache_dtype` is "auto" (that of activations), "float32", "bfloat16", "fp8" or "fp8_e4m3"
+    (the same); `quantization` is "none", "q8_0" or "q4_1".
     `num_blocks_override` None: sized from memory (torch) or the default of the simulator.
     """
 

@@ -49,9 +49,9 @@ LEAST_HEARTBEAT_TIMEOUT_SECONDS = 1.0
 CPU_ACTIVATIONS = ("float32", "int8")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "q8_0", "q4_1")
-KV_CACHE_DTYPES = ("auto", "float32", "bfloat16")
+KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "fp8", "fp8_e4m3")
 DEVICES = ("auto", "cpu", "cuda")
-ATTENTION_BACKENDS = ("auto", "torch", "triton")
+ATTENTION_BACKENDS = ("auto", "torch", "triton", "flash-attn")
 _MOST_BATCHES = (1 << 31) - 1
 
 # Of flags whose fields have no default, or another one; the sequence length is the model's.
@@ -78,8 +78,8 @@ _ENGINE = (
     Flag(
         "--kv-cache-dtype",
         KV_CACHE_DTYPES,
-        "auto is that of activations; on a CPU bfloat16 halves the cache, and may change answers"
-        " (default %(default)s)",
+        "auto is that of activations; on a CPU bfloat16 halves the cache, and so does fp8 on a GPU;"
+        " either may change answers (default %(default)s)",
     ),
     Flag(
         "--max-model-len",
@@ -98,7 +98,8 @@ _ENGINE = (
         "--attention-backend",
         ATTENTION_BACKENDS,
         "what runs attention, norms and activations; auto is triton on a GPU and native kernels on"
-        " a CPU (torch without them)",
+        " a CPU (torch without them); flash-attn is the package, for attention alone, and takes"
+        " --block-size 256",
     ),
     Flag("--enforce-eager", bool, "on a GPU, launch every step anew instead of replaying graphs"),
     Flag(

@@ -100,7 +100,7 @@ class SampleSpec:
     banned_ids: tuple[int, ...] = ()
     history: Sequence[int] = ()
     num_prompt: int = 0
-    masks: tuple[bytes, ...] = ()
+    masks: Sequence[bytes] = ()
 
     def after(self, drafts: Sequence[int]) -> SampleSpec:
         """How to draw the token that comes after this spec's own, were that and the next ones
@@ -277,3 +277,4 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     num_drafter_failures: int = 0  # a drafter raised, or proposed what is no token
     # Drafts per decoding sequence in the last step, a gauge; 0 while nothing decodes.
     num_speculative_tokens: float = 0.0
+    num_out_of_memory: int = 0  # steps taken back for lack of memory

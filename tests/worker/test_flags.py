@@ -296,7 +296,7 @@ def test_what_cannot_work_is_one_sentence(flags: list[str], message: str) -> Non
         ["--max-num-seqs", "0"],
         ["--dtype", "int8"],
         ["--quantization", "awq"],
-        ["--kv-cache-dtype", "fp8"],
+        ["--kv-cache-dtype", "fp8_e5m2"],
         ["--block-size", "24"],
         ["--block-size", "0"],
         ["--watermark", "1.5"],

@@ -86,12 +86,12 @@ class Admitter:
         """
         live, limits = self._live, self._limits
         self.num_deferred = 0
-        if plan.budget <= 0 or live.num_running >= limits.max_num_seqs:
+        if plan.budget <= 0 or live.num_running >= plan.max_num_seqs:
             return  # none can join, so the order of the line does not matter
         prefilling = [s for s in live.running if s.num_written < s.num_prompt]
         walk = _Walk(now, prefilling)
         for sequence in self._in_order():
-            if plan.budget <= 0 or live.num_running >= limits.max_num_seqs:
+            if plan.budget <= 0 or live.num_running >= plan.max_num_seqs:
                 break
             if only_begun and sequence.scheduled_seconds is None:
                 continue
@@ -134,7 +134,7 @@ class Admitter:
         live, kv = self._live, self._kv
         if sequence.num_pending:  # preempted in this step; its token is still to come
             return _Outcome.BLOCKED
-        if live.num_running + sequence.num_answers > self._limits.max_num_seqs:
+        if live.num_running and live.num_running + sequence.num_answers > plan.max_num_seqs:
             return _Outcome.BLOCKED
         hit = kv.lookup(sequence)
         if self._is_deferred(sequence, hit, walk.prefilling):

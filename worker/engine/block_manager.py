@@ -64,11 +64,14 @@ NO_HIT = PrefixHit()
 
 @dataclass(slots=True)
 class _Holding:
-    """What a sequence holds; its first `num_sealed` blocks are sealed under its own chain."""
+    """What a sequence holds; its first `num_sealed` blocks are sealed under its own chain. `copy`
+    is of the table as it is; None: not made yet.
+    """
 
     table: list[int]
     num_sealed: int
     tenant: str
+    copy: tuple[int, ...] | None = None
 
 
 class BlockManager:
@@ -113,6 +116,15 @@ class BlockManager:
         Like everything here that names a sequence, raises UnknownSequenceError for one without.
         """
         return self._holding(seq_id).table
+
+    def table_copy(self, seq_id: int) -> tuple[int, ...]:
+        """The same as it is now: one object until it changes, so that to see that it has not takes
+        no time.
+        """
+        holding = self._holding(seq_id)
+        if holding.copy is None:
+            holding.copy = tuple(holding.table)
+        return holding.copy
 
     def num_shared_tokens(self, seq_id: int) -> int:
         """Tokens in the leading sealed blocks that others hold too: still hits if this sequence
@@ -197,6 +209,7 @@ class BlockManager:
             return True
         if max(num_new, 0) + shared_tail > len(self._free):
             return False
+        holding.copy = None
         if shared_tail:
             source, table[tail] = table[tail], self._take(holding.tenant)
             self._copy(source, table[tail])
@@ -216,6 +229,7 @@ class BlockManager:
         holding = self._holding(seq_id)
         num_kept = max(-(-end // self._block_size), holding.num_sealed)
         while len(holding.table) > num_kept:
+            holding.copy = None
             block = holding.table.pop()
             self._references[block] -= 1
             if self._references[block] == 0:
@@ -325,6 +339,8 @@ class BlockManager:
         """Raise IntegrityError unless every invariant above holds. For tests; O(blocks)."""
         references = [0] * self._num_blocks
         for seq_id, holding in self._holdings.items():
+            if holding.copy is not None and holding.copy != tuple(holding.table):
+                raise IntegrityError(f"the copy of sequence {seq_id}'s table is out of date")
             if len(set(holding.table)) != len(holding.table):
                 raise IntegrityError(f"sequence {seq_id} holds a block twice: {holding.table}")
             for block in holding.table:

@@ -15,6 +15,7 @@ A command waits until no step is in flight (nothing is scheduled meanwhile), and
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -35,8 +36,11 @@ from worker.engine.messages import (
 )
 from worker.engine.pipeline import InlinePipeline, OverlappedPipeline, Pipeline
 from worker.engine.scheduler import Scheduler
+from worker.errors import DeviceMemoryError
 from worker.executor.interface import Executor
 from worker.types import EngineStats, SchedulerOutput
+
+logger = logging.getLogger(__name__)
 
 
 class EngineCore:
@@ -139,8 +143,9 @@ class EngineCore:
         """Go on by one step and return all there is to report; None when there is nothing, which
         does not mean that there is no more work.
 
-        Blocks until a step has ended, except when the first one of a row is handed over. Whatever
-        the executor raises goes through: the KV cache is in doubt then, and the engine must end.
+        Blocks until a step has ended, except when the first one of a row is handed over. A step for
+        which memory is too small is taken back. Whatever else the executor raises goes through: the
+        KV cache is in doubt then, and the engine must end.
         """
         tell = bool(self._ended) or self._is_changed
         outputs, self._ended = self._ended, []
@@ -175,7 +180,13 @@ class EngineCore:
 
     def _take_in(self) -> list[RequestOutput]:
         """Wait for the oldest step in flight and update with it."""
-        result = self._pipeline.wait()
+        try:
+            result = self._pipeline.wait()
+        except DeviceMemoryError as error:
+            logger.warning("a step is taken back and sequences are preempted: %s", error)
+            self._in_flight.clear()
+            self._running_step = None
+            return self._scheduler.take_back()
         now = self._clock()
         step = self._in_flight.popleft()
         self._running_step = (now, self._in_flight[0].num_tokens) if self._in_flight else None

@@ -40,6 +40,9 @@ step only.
 *Speculation.* A sequence that runs only its last token may have drafts run behind it, to be
 verified in the same step; see `lookahead`. They do not count as computed: those that stand are
 added with the step's results, the KV of the others is written over. Such a step is not overlapped.
+
+*Memory.* A step that the device has too little memory for is taken back, with those behind it. What
+it wrote lies behind `num_written`, and is written again before it is read; block copies are made.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ from worker.engine.counters import Counters
 from worker.engine.grammar import Grammars
 from worker.engine.live_sequences import LiveSequences, new_sequence
 from worker.engine.messages import AddRequest, RequestOutput
-from worker.engine.planning import Guess, StepInFlight, StepPlan, StepShare
+from worker.engine.planning import NO_MEMORY, Guess, StepCeiling, StepInFlight, StepPlan, StepShare
 from worker.engine.sequence import Sequence, SequenceState
 from worker.engine.sequence_kv import SequenceKv
 from worker.engine.speculation import Lookahead, Speculation
@@ -105,6 +108,7 @@ class Scheduler:
             else Lookahead(speculation, self._live, self._kv, limits.max_num_batched_tokens)
         )
         self._in_flight: deque[StepInFlight] = deque()
+        self._ceiling = StepCeiling(limits)
         self.grammars: Grammars | None = None  # None: requests with a grammar are refused
         self.pause_state = PauseState.UNPAUSED
 
@@ -234,13 +238,13 @@ class Scheduler:
         """
         if self.pause_state is PauseState.PAUSED_ALL or self._must_wait():
             return None
-        plan = StepPlan(self._limits, len(self._live))
+        plan = StepPlan(self._limits, len(self._live), self._ceiling)
         self._plan_running(plan)
         if not plan.preempted:
             self._admission.admit(plan, now, self.pause_state is PauseState.PAUSED_NEW)
         if self._lookahead is not None and not self._in_flight:
             self._lookahead.plan(plan)
-        sequences, shares = plan.commit(self.blocks.table)
+        sequences, shares = plan.commit(self.blocks.table_copy)
         if not sequences:
             return None
         self._counters.num_steps += 1
@@ -256,10 +260,29 @@ class Scheduler:
         if not self._in_flight or self._in_flight[0].step != step.step:
             raise IntegrityError(f"step {step.step} is not the oldest in flight")
         ended = self._in_flight.popleft()
+        self._ceiling.passed()
         outputs = self._results.apply(ended, result, now)
         if self._lookahead is not None:
             self._lookahead.observe(ended, result, now)
         return outputs
+
+    def take_back(self) -> list[RequestOutput]:
+        """The oldest step in flight failed for lack of memory; those behind it do not count either.
+        Some sequences are preempted; one that fails alone, and again, ends. What there is to tell.
+        """
+        shares = self._in_flight[0].shares
+        self._counters.num_out_of_memory += 1
+        while self._in_flight:
+            self._results.undo(self._in_flight.pop())
+        num_tokens = sum(share.end - share.start + share.num_drafts for share in shares)
+        if not self._ceiling.lower(num_tokens, len(shares)):
+            self._ceiling.lift()
+            live = [s.sequence for s in shares if s.sequence.state is not SequenceState.FINISHED]
+            return [told for sequence in live for told in self._results.fail(sequence, NO_MEMORY)]
+        running = self._live.running
+        while len(running) > 1 and self.num_running > self._ceiling.num_seqs:
+            self._preempt(running[-1])
+        return []
 
     def check_integrity(self) -> None:
         """Raise IntegrityError when sequences, steps and blocks contradict each other. For tests;
@@ -416,13 +439,26 @@ class Results:
             seq_id = sequence.seq_id
             error = result.failed.get(seq_id)
             if error is not None:
-                outputs += self._fail(sequence, error)
+                self._counters.num_corrupted_requests += sequence.num_answers
+                outputs += self.fail(sequence, error)
                 continue
             outputs += self._take_in(share, result, now)
             if share.looks_ahead and self._has_blocks(share):
                 self._kv.shrink(sequence)
             self._keep(sequence, result.drafts.get(seq_id))
         return outputs
+
+    def undo(self, step: StepInFlight) -> None:
+        """Put the sequences of a step back to where they stood. Call it for the last step first."""
+        for share in step.shares:
+            sequence = share.sequence
+            if sequence.state is SequenceState.FINISHED:
+                continue
+            sequence.num_pending -= bool(share.answers)
+            sequence.is_branching = False
+            if self._has_blocks(share):
+                sequence.num_computed = share.start
+                self._kv.blocks.shrink(sequence.seq_id, len(sequence.token_ids))
 
     def end(self, sequence: Sequence, forget: bool = False) -> None:
         """Free the blocks and forget the sequence, with its branches; with `forget` its KV and its
@@ -451,9 +487,9 @@ class Results:
             return self._take_draws(share, result.sampled[seq_id], told, now)
         return [sequence.output(prompt_logprobs=told)] if told else []
 
-    def _fail(self, sequence: Sequence, error: str) -> list[RequestOutput]:
+    def fail(self, sequence: Sequence, error: str) -> list[RequestOutput]:
+        """End it with all its answers, and forget what it wrote."""
         names = (sequence.request_id, *(branch.request_id for branch in sequence.branches))
-        self._counters.num_corrupted_requests += len(names)
         self.end(sequence, forget=True)
         return [
             sequence.output(finish_reason=FinishReason.ERROR, error=error, request_id=name)

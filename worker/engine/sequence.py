@@ -186,7 +186,7 @@ class Sequence:
         """How to draw the token at `position`, which is the next, and those after each of `drafts`;
         once for each answer.
         """
-        masks: tuple[bytes, ...] = ()
+        masks: Seq[bytes] = ()
         if self.matcher is not None:
             outputs, ends = self.token_ids[self.num_prompt :], self._end_ids(self.params)
             masks = self.matcher.masks(outputs, drafts, self.params, ends)
@@ -194,9 +194,7 @@ class Sequence:
             return (self._sample_spec(self.params, position, masks),)
         return tuple(self._sample_spec(self.params_of(i), position, masks) for i in self.answers)
 
-    def _sample_spec(
-        self, params: SamplingParams, position: int, masks: tuple[bytes, ...]
-    ) -> SampleSpec:
+    def _sample_spec(self, params: SamplingParams, position: int, masks: Seq[bytes]) -> SampleSpec:
         """Until `min_tokens` outputs are there, no token that could end the sequence is drawn;
         masks see to that themselves.
         """

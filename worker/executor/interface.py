@@ -16,6 +16,8 @@ class Ticket(Protocol):
         """Wait for the step and return its result; once. Every sequence with `samples` has exactly
         as many draws in it, or stands in `failed`. Another thread than that of `submit` may call
         it, also while the next step is being submitted.
+
+        Raises `DeviceMemoryError` as `submit` does; steps behind it may have run on what it drew.
         """
         ...
 
@@ -32,6 +34,9 @@ class Executor(Protocol):
         Where a sequence `takes_pending`, its token is the one that the step before drew for it;
         what becomes of a sequence that drew none there does not matter. Called from one thread at
         a time, not always the same one.
+
+        Raises `DeviceMemoryError` where memory is too small for the step. Its block copies are made
+        then, in what it was to write there may be anything, and others may be submitted.
         """
         ...
 

@@ -28,14 +28,14 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 import torch
 from torch import Tensor
 
+from worker.errors import DeviceMemoryError
 from worker.executor.answers import PendingAnswers, Verification
 from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.interface import draft_requests
 from worker.executor.graphs import DecodeGraphs
 from worker.executor.interface import Finished, Ticket, with_history
-from worker.executor.kv_cache import (
-    copy_blocks,
-)
+from worker.executor.kv_cache import copy_blocks
+from worker.executor.memory import give_back
 from worker.executor.state import DeviceState
 from worker.executor.step_batch import StepBatch
 from worker.models.llama import LlamaModel
@@ -87,17 +87,27 @@ class ModelRunner:
     def submit(self, step: SchedulerOutput) -> Ticket:
         """Launch all of a step but the drafts that it asks for."""
         model, cache = self._awake()
-        drafter = self._drafter
         if step.block_copies:
             copy_blocks(cache, step.block_copies)
-            if drafter is not None:
-                drafter.copy_blocks(step.block_copies)
+            if self._drafter is not None:
+                self._drafter.copy_blocks(step.block_copies)
         if not step.sequences:
             return Finished(ModelOutput({}))
+        try:
+            return self._launch(step, model, cache)
+        except torch.OutOfMemoryError as error:
+            reason = str(error)
+        # The error is gone, and with it the step's tensors.
+        self._state.forget()
+        give_back(model.device)
+        raise DeviceMemoryError(reason)
+
+    def _launch(self, step: SchedulerOutput, model: LlamaModel, cache: Tensor) -> Ticket:
+        drafter = self._drafter
         if self._graphs is not None:
             ticket = self._graphs.submit(step.sequences, self._sampler, self._with_history)
             if ticket is not None:
-                return ticket
+                return _ModelTicket(step, ticket, None, model.device)
         sequences = [self._with_history(sequence) for sequence in step.sequences]
         batch = StepBatch(sequences, self._state)
         verification = None
@@ -111,7 +121,7 @@ class ModelRunner:
             hidden = states.index_select(0, batch.tensors.sample_rows)
         answers = PendingAnswers(batch, hidden, model.logits, verification, self._sampler)
         answers.store(self._state)
-        return _ModelTicket(step, answers, drafter)
+        return _ModelTicket(step, answers, drafter, model.device)
 
     def _with_history(self, sequence: ScheduledSequence) -> ScheduledSequence:
         """With the pending token in the history of draws that look at it; waits for that token."""
@@ -179,7 +189,7 @@ def _sampler(model: LlamaModel) -> Sampler:
         return Sampler(NativeDraws(model.kernels))
     if model.device.type == "cpu":
         return TORCH_SAMPLER
-    return Sampler(partial(draw_rows, draw=model.backend.draw))
+    return Sampler(partial(draw_rows, draw=model.backend.draw), model.backend.mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,15 +197,16 @@ class _ModelTicket:
     """A step that was launched."""
 
     step: SchedulerOutput
-    answers: PendingAnswers
+    answers: Ticket
     drafter: CachedDrafter | None
+    device: torch.device
 
     @torch.inference_mode()
     def collect(self) -> ModelOutput:
         """The step's result, with the drafts that it asks for. The draws were waited for, and so
         are the drafts: no device is at work before or after, and the clock sees all of it.
         """
-        output = self.answers.collect()
+        output = self._answered()
         requests = draft_requests(self.step.sequences, output) if self.drafter is not None else []
         if self.drafter is None or not requests:
             return output
@@ -209,6 +220,14 @@ class _ModelTicket:
             drafting_seconds=seconds - reading,
             catch_up_seconds=reading,
         )
+
+    def _answered(self) -> ModelOutput:
+        try:
+            return self.answers.collect()
+        except torch.OutOfMemoryError as error:
+            reason = str(error)
+        give_back(self.device)
+        raise DeviceMemoryError(reason)
 
 
 class OffloadedWeights:

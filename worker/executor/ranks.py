@@ -30,7 +30,7 @@ import torch
 from torch import distributed
 
 from worker.config import EngineConfig
-from worker.errors import WorkerError
+from worker.errors import DeviceMemoryError, WorkerError
 from worker.executor.interface import Executor, Ticket
 from worker.executor.model_runner import ModelRunner
 from worker.ops.parallel import Shard
@@ -229,6 +229,8 @@ class TensorParallelExecutor(Executor):
         try:
             self._ranks.send(StepRanks(step))
             return self._runner.submit(step)
+        except DeviceMemoryError as error:  # the others have run the step, or wait for us in it
+            raise WorkerError(f"rank 0: {error}: lower --gpu-memory-utilization") from error
         except (OSError, RuntimeError) as error:
             reason = self._ranks.why_lost(GRACE_SECONDS)
             if reason is None:

@@ -27,7 +27,8 @@ class LayerWeights:
     architecture does so; `rotates` is off for layers without rotary embedding. With a `window`, a
     row sees so many positions, its own included. `attention_norm` and `branch_norm` [hidden]
     normalise what attention and MLP give before it is added, where the architecture does so. With
-    `experts`, these are the MLP; `gate_up` and `down` are those of the first of them.
+    `experts`, these are the MLP; `gate_up` and `down` are those of the first of them. Keys and
+    values are divided by `kv_scales` [2, kv_heads] float32 in a cache of eight bits.
     """
 
     input_norm: Tensor
@@ -43,6 +44,7 @@ class LayerWeights:
     attention_norm: Tensor | None = None
     branch_norm: Tensor | None = None
     experts: Experts | None = None
+    kv_scales: Tensor | None = None
 
 
 def layer_shape(config: ModelConfig) -> LayerShape:
@@ -85,10 +87,11 @@ def attention_block(
     norms = None
     if layer.query_norm is not None and layer.key_norm is not None:
         norms = HeadNorms(layer.query_norm, layer.key_norm, eps)
-    attention.write(qkv, cache, norms, layer.rotates)
+    scales = layer.kv_scales if cache.itemsize == 1 else None
+    attention.write(qkv, cache, norms, layer.rotates, scales)
     width = config.num_heads * config.head_dim
     queries = qkv[:, :width].view(-1, config.num_heads, config.head_dim)
-    attended = attention.run(queries, cache, layer.window)
+    attended = attention.run(queries, cache, layer.window, scales)
     if layer.attention_norm is None:
         return layer.output(attended, residual=x)
     return x + backend.rms_norm(layer.output(attended), layer.attention_norm, eps)

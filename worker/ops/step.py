@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,8 +23,7 @@ class StepTensors:
     `first_position`.
 
     No sequence has more than `max_rows` rows, or a longer context than `max_context`; both are
-    known on the host. All sequences have the same blocks, written before this step, at their first
-    `shared_tokens` positions; no row is at one of these.
+    known on the host.
     """
 
     token_ids: Tensor
@@ -36,7 +36,6 @@ class StepTensors:
     max_rows: int
     max_context: int
     first_position: int = 0
-    shared_tokens: int = 0
 
 
 def sent(values: npt.NDArray[np.int32], device: torch.device) -> Tensor:
@@ -47,3 +46,24 @@ def sent(values: npt.NDArray[np.int32], device: torch.device) -> Tensor:
     if device.type == "cuda":
         there = there.pin_memory()
     return there.to(device, non_blocking=True)
+
+
+def fetched(values: Tensor) -> Callable[[], npt.NDArray[np.int32]]:
+    """Begin to bring int32 values of a device to the host, after all that was launched and beside
+    what is launched from now on; what is returned waits for them alone, in any thread.
+    """
+    if values.device.type != "cuda":
+        return values.numpy
+    side = torch.cuda.Stream(values.device)  # type: ignore[no-untyped-call]
+    here = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    side.wait_stream(torch.cuda.current_stream(values.device))
+    with torch.cuda.stream(side):
+        here.copy_(values, non_blocking=True)
+        done = side.record_event()
+    values.record_stream(side)
+
+    def wait() -> npt.NDArray[np.int32]:
+        done.synchronize()
+        return here.numpy()
+
+    return wait

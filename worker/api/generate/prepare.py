@@ -173,6 +173,7 @@ class RequestPreparer:
         if self._may_encode_unknown:
             await self._check_ids([ids], ["messages"])
         constraint = constraint_of(request)
+        form, shown_ids = self._forms.form_of(request, prompt)
         asked = _Asked(
             request,
             arrival,
@@ -182,7 +183,9 @@ class RequestPreparer:
             self._capped(limit),
             _chat_logprobs(request, self._limits),
             constraint,
-            await self._grammar(constraint),
+            await self._grammar(
+                constraint, lambda text: self._forms.grammar_of(text, form, request, prompt)
+            ),
         )
         role = "assistant" if opens_a_turn(request) else request.messages[-1].role
         frames = ChatFrames(
@@ -198,11 +201,10 @@ class RequestPreparer:
         as_ids = self._tokens_as_ids(request)
         token_bytes = self._text.tokenizer.token_bytes
         prepared = self._prepared(asked, frames, lambda: ChatLogprobs(token_bytes, as_ids=as_ids))
-        form, shown_ids = self._forms.form_of(request, prompt)
         text = replace(prepared.text, shown_ids=shown_ids)
-        # What an answer must match is all of it: there is no call or reasoning to look for.
-        is_plain = constraint is not None and constraint.field != CALLS
-        return replace(prepared, form=None if is_plain else form, text=text)
+        if form is not None and constraint is not None and constraint.field != CALLS:
+            form = form.without_calls()
+        return replace(prepared, form=form, text=text)
 
     async def completion(self, body: bytes, arrival: Arrival) -> Prepared:
         """`POST /v1/completions`; without a limit the answer has 16 tokens."""
@@ -242,15 +244,17 @@ class RequestPreparer:
         if name and name not in self._accepted:
             raise unknown_model(name, self._config.served_model_names)
 
-    async def _grammar(self, constraint: Constraint | None) -> str | None:
-        """The grammar of an answer that is constrained. It is compiled here to find what is wrong
-        with it; the engine compiles its own.
+    async def _grammar(
+        self, constraint: Constraint | None, whole: Callable[[str], str] = str
+    ) -> str | None:
+        """The grammar of an answer that is constrained; `whole` adds what comes before. It is
+        compiled here to find what is wrong with it; the engine compiles its own.
         """
         if constraint is None:
             return None
         if self._text.grammars is None:
             raise refused(constraint.field, "this model has no end token, so no answer would end")
-        text = await asyncio.to_thread(grammar_of, constraint)
+        text = whole(await asyncio.to_thread(grammar_of, constraint))
         compiling = asyncio.wrap_future(self._text.grammars.compile(text))
         await asyncio.wait({compiling}, timeout=COMPILE_SECONDS)
         if not compiling.done():

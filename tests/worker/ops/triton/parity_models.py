@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from model_variants import GEMMA2, GEMMA3, QWEN3_MOE, save_random
+from model_variants import GEMMA2, GEMMA3, QWEN3_MOE
+from tiny_checkpoint import save_checkpoint
 
 from worker.executor.kv_cache import allocate
 from worker.executor.state import DeviceState
@@ -45,7 +46,7 @@ def test_logits_are_those_of_torch(
     name: str, dtype: torch.dtype, tolerance: float, tmp_path: Path
 ) -> None:
     """Of a chunk, of the one after it, and of a token, beyond the windows."""
-    save_random(tmp_path, {**TINY, **MODELS[name]})
+    save_checkpoint(tmp_path, {**TINY, **MODELS[name]}, 0.2)
     model = load_model(tmp_path, dtype, DEVICE)
     experts = model.layers[0].experts
     is_stacked = name == "qwen3 moe" and (dtype is torch.float16 or DEVICE.type == "cuda")

@@ -23,9 +23,12 @@ RUNS = [
     ("parity_experts.py", ""),
     ("parity_fused.py", ""),
     ("parity_models.py", ""),
+    *(
+        ("parity_engine.py", way)
+        for way in ("alone", "batched", "chunked", "drafts", "graphs", "eight")
+    ),
     ("parity_quantized.py", "twin"),
     ("parity_quantized.py", "not twin"),
-    *(("parity_engine.py", way) for way in ("alone", "batched", "chunked", "drafts", "graphs")),
 ]
 
 
