@@ -1,13 +1,15 @@
-"""What several active replicas of the picker lose against one, and what their exchange costs.
+"""What a picker gains over round robin, what several active replicas lose against one, and what
+their exchange costs.
 
     python benchmarks/replicas.py [--seconds 60] [--rate 40]
 
 First a fleet in virtual time, made of the production cores: requests of 48 shared beginnings come
-to 1, 2 or 4 replicas by lot, which tell each other what they do, or do not. Prompt tokens found
-cached, time to the first token, how uneven the workers are loaded, bytes between replicas. Then two
-exchanges of this process over real connections on loopback: CPU of a replica by the rate of its
-decisions (64 blocks each, 100 endpoints), of both directions. Fixed seed; the virtual part gives
-the same numbers on every machine. Prints tables and writes benchmarks/results/replicas.json.
+to 1, 2 or 4 replicas by lot, with and without their exchange, and with 0 replicas to the workers
+in turn. Prompt tokens found cached, time to the first token, how uneven the workers are loaded,
+bytes between replicas. Then two exchanges of this process over real connections on loopback: CPU of
+a replica by the rate of its decisions (64 blocks each, 100 endpoints), of both directions. Fixed
+seed; the virtual part gives the same numbers on every machine. Prints tables and writes
+benchmarks/results/replicas.json.
 """
 
 from __future__ import annotations
@@ -47,10 +49,10 @@ EXCHANGE_SECONDS = 4.0
 
 
 def virtual(load: SharedPrefixes) -> list[dict[str, Any]]:
-    """The load with each number of replicas, with and without the exchange."""
+    """The load with each number of replicas, with and without the exchange; 0: round robin."""
     rows = []
     one = ReplicasSettings(replicas=1, shares=False, worker=WORKER)
-    for replicas, shares in ((1, False), (2, False), (2, True), (4, False), (4, True)):
+    for replicas, shares in ((0, False), (1, False), (2, False), (2, True), (4, False), (4, True)):
         seen = run(replace(one, replicas=replicas, shares=shares), load)
         waits = sorted(each.ttft_seconds for each in seen.served)
         row = {

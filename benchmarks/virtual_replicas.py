@@ -40,7 +40,8 @@ BYTES_PER_TOKEN = 4
 
 @dataclass(frozen=True, slots=True)
 class ReplicasSettings:
-    """`replicas` pickers over `workers`; `config` None is the built-in configuration.
+    """`replicas` pickers over `workers`; `config` None is the built-in configuration. Without a
+    picker (0) requests go to the workers in turn.
 
     With `shares` they tell each other what they do, every `interval_seconds`, over wires that take
     `delay_seconds` and lose the share `loss` of all messages.
@@ -136,9 +137,12 @@ class VirtualReplicas:
 
     async def ask(self, replica: int, prompt: Sequence[int], num_output: int) -> Served:
         """One request, of tokens from 0 to 9999, from its arrival to its end."""
-        picker, arrived = self.replicas[replica], _now()
+        arrived = _now()
         self._number += 1
         name = f"request-{self._number}"
+        if not self.replicas:
+            return await self._in_turn(name, prompt, num_output)
+        picker = self.replicas[replica]
         text = "".join(f"{token:0{BYTES_PER_TOKEN}d}" for token in prompt)
         body = json.dumps({"model": "sim", "prompt": text, "max_tokens": num_output}).encode()
         exchange = picker.director.begin()
@@ -162,6 +166,18 @@ class VirtualReplicas:
             exchange.finish(cause, status, address)
         waited = (_now() if first is None else first) - arrived
         return Served(replica, address, len(prompt), cached, arrived, waited)
+
+    async def _in_turn(self, name: str, prompt: Sequence[int], num_output: int) -> Served:
+        arrived, addresses = _now(), list(self._workers)
+        address = addresses[self._number % len(addresses)]
+        cached, first = 0, arrived
+        answering = self._workers[address].answer(name, list(prompt), num_output)
+        async with aclosing(answering) as told:
+            async for output in told:
+                cached = max(cached, output.num_cached_tokens)
+                if output.token_ids and first == arrived:
+                    first = _now()
+        return Served(0, address, len(prompt), cached, arrived, first - arrived)
 
     # What goes on beside the requests
 
