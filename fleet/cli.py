@@ -78,43 +78,53 @@ def parser_of(name: str) -> Parser:
 
 
 def _add_chat(parser: Parser) -> None:
-    parser.add_argument("prompt", nargs="?", help="ask this and leave; else: a conversation")
+    parser.add_argument("prompt", nargs="?", help="send this and exit; without it: a conversation")
     parser.add_argument(
         "--url", type=url, default="http://127.0.0.1:8080", help="default %(default)s"
     )
     parser.add_argument("--model", help="default: the first one served")
-    parser.add_argument("--system", help="instructions before the conversation")
+    parser.add_argument("--system", help="system prompt")
     parser.add_argument("--max-tokens", type=int)
-    parser.add_argument("--temperature", type=float, help="0: always the likeliest word")
+    parser.add_argument(
+        "--temperature", type=float, help="0: always the likeliest token (default: the model's)"
+    )
 
 
 def _add_top(parser: Parser) -> None:
     _add_picker(parser)
-    parser.add_argument("--once", action="store_true", help="print one picture as plain text")
+    parser.add_argument("--once", action="store_true", help="print one snapshot as plain text")
 
 
 def _add_explain(parser: Parser) -> None:
     wanted = parser.add_mutually_exclusive_group(required=True)
     wanted.add_argument("id", nargs="?", help="the request's x-request-id")
-    wanted.add_argument("--last", action="store_true", help="the request that came last")
+    wanted.add_argument("--last", action="store_true", help="the newest request")
     _add_picker(parser)
-    parser.add_argument("--json", action="store_true", help="all that is known, as JSON")
-    parser.add_argument("--all", action="store_true", help="show every candidate that is kept")
+    parser.add_argument("--json", action="store_true", help="the full record, as JSON")
+    parser.add_argument("--all", action="store_true", help="show every recorded candidate")
 
 
 def _add_logs(parser: Parser) -> None:
     text = "picker, envoy, worker-1 … (default: all)"
     parser.add_argument("part", nargs="?", metavar="PART", help=text)
-    parser.add_argument("--lines", type=count, default=20, metavar="N", help="of each, at most")
-    parser.add_argument("--follow", action="store_true", help="go on until Ctrl-C")
-    parser.add_argument("--port", type=port, help="of the fleet's Envoy, where several fleets run")
+    parser.add_argument(
+        "--lines",
+        type=count,
+        default=20,
+        metavar="N",
+        help="most lines of each log (default %(default)s)",
+    )
+    parser.add_argument("--follow", action="store_true", help="follow the logs until Ctrl-C")
+    parser.add_argument(
+        "--port", type=port, help="port of the fleet's Envoy; required if several fleets run"
+    )
 
 
 def _add_completion(parser: Parser) -> None:
     parser.epilog = (
         "example: pointsman completion bash > ~/.local/share/bash-completion/completions/pointsman"
     )
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="what to complete in")
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
 
 
 def _add_picker(parser: Parser) -> None:
@@ -352,17 +362,17 @@ def _progress() -> Iterator[Progress]:
 _ABOUT = "An Envoy endpoint picker for LLM fleets, and the paged-KV worker behind it."
 _HELP = {
     "up": "run Envoy, a picker and workers on this machine",
-    "restart": "restart parts of a running fleet, at no request's cost",
+    "restart": "restart parts of a running fleet without losing requests",
     "ps": "list the fleets that run here, and their processes",
     "logs": "show the logs of a running fleet",
     "chat": "talk to a fleet in the terminal",
     "top": "watch a running picker in the terminal",
-    "explain": "say why a request went where it went",
-    "doctor": "say what is wrong with an installation, and how to mend it",
-    "worker": "serve one model",
-    "picker": "pick endpoints for Envoy",
-    "config": "check or show a picker's configuration",
-    "replay": "decide recorded requests again",
+    "explain": "show why a request went to its endpoint",
+    "doctor": "find the problems of an installation, and their fixes",
+    "worker": "serve one model over the OpenAI API",
+    "picker": "run an endpoint picker for Envoy",
+    "config": "write, check or show a picker's configuration",
+    "replay": "repeat recorded decisions, also with another configuration",
     "train-draft": "train a draft head for a model",
     "completion": "print a script that completes commands and flags in a shell",
     "version": "print the version",

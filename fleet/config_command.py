@@ -91,11 +91,11 @@ def build_parser() -> Parser:
         description="Work on an EndpointPickerConfig without starting a picker.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    init = commands.add_parser("init", help="write a configuration to begin with")
+    init = commands.add_parser("init", help="write a configuration to edit")
     text = "where to write it, which must not exist (default: print it)"
     init.add_argument("file", nargs="?", type=Path, metavar="FILE", help=text)
     commands.add_parser("schema", help="print the JSON Schema of a configuration, for editors")
-    check = commands.add_parser("check", help="say everything that is wrong with a file")
+    check = commands.add_parser("check", help="report every problem of a file")
     text = "what to check; `-` is standard input"
     check.add_argument("file", nargs="?", metavar="FILE", help=text)
     check.add_argument("--json", action="store_true", help="findings as JSON")
@@ -108,10 +108,10 @@ def build_parser() -> Parser:
     show = commands.add_parser("show", help="print the configuration in effect, with all defaults")
     text = "what to show; `-` is standard input (default: the built-in configuration)"
     show.add_argument("file", nargs="?", metavar="FILE", help=text)
-    show.add_argument("--origin", action="store_true", help="say where each line is from")
+    show.add_argument("--origin", action="store_true", help="show the origin of each line")
     for command in (check, show):
         command.add_argument("--config-text", metavar="YAML", help="the configuration as text")
-        text = "accept plugins whose parameters may still change"
+        text = "accept alpha plugin types"
         command.add_argument("--allow-experimental-plugins", action="store_true", help=text)
     return parser
 

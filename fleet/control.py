@@ -175,5 +175,7 @@ def build_parser() -> Parser:
         default=ALL,
         help="default: %(default)s, in this order",
     )
-    parser.add_argument("--port", type=int, help="of the fleet's Envoy, where several fleets run")
+    parser.add_argument(
+        "--port", type=int, help="port of the fleet's Envoy; required if several fleets run"
+    )
     return parser

@@ -76,7 +76,7 @@ def build_parser() -> Parser:
         "own code. Without --config every decision has to be what it was.",
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="the recording")
-    text = "decide by this configuration instead, and say what that changes"
+    text = "repeat the decisions with this configuration, and report what changes"
     parser.add_argument("--config", metavar="NEW", type=Path, help=text)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     text = "rows and differences to list at most (default %(default)s)"

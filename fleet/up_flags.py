@@ -26,28 +26,28 @@ def build_parser() -> Parser:
     _add_envoy(parser.add_argument_group("Envoy"))
     _add_picker(parser.add_argument_group("picker"))
     add = parser.add_argument_group("times").add_argument
-    text = "how long all parts may take to be ready"
+    text = "how long all parts get to become ready"
     add("--startup-timeout", type=seconds, default=120.0, metavar="SECONDS", help=text)
-    text = "how long running requests may take after Ctrl-C"
+    text = "how long running requests get to finish after Ctrl-C, or when a part restarts"
     add("--drain-timeout", type=seconds, default=10.0, metavar="SECONDS", help=text)
     return parser
 
 
 def _add_workers(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--workers", type=count, default=2, metavar="N", help="how many")
-    text = "torch runs a model; sim answers at its pace, without model or torch"
+    add("--workers", type=count, default=2, metavar="N", help="number of workers, at most 256")
+    text = "torch runs a model; sim simulates one, without weights and torch"
     add("--engine", choices=("torch", "sim"), default="torch", help=text)
     text = (
         "GGUF file, Hugging Face directory or id, e.g. ~/models/Qwen3-0.6B (default: the variable "
         "POINTSMAN_MODEL, else a small model that is fetched once)"
     )
     add("--model", metavar="NAME", help=text)
-    text = "of weights and activations (default: auto, float32 on a CPU)"
+    text = "type of weights and activations (default: auto, which is float32 on a CPU)"
     add("--dtype", choices=("auto", "float32", "bfloat16", "float16"), help=text)
     text = (
-        "GPUs to put workers on, in turn: all, cpu, or numbers such as 0,2; those on one GPU share "
-        "its memory by equal parts"
+        "GPUs for the workers, in turn: all, cpu, or numbers such as 0,2; workers on one GPU get "
+        "equal parts of its memory"
     )
     add("--devices", default="all", metavar="LIST", help=text)
     text = (
@@ -61,32 +61,35 @@ def _add_envoy(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     text = "IP address to listen on, or localhost"
     add("--host", type=_host, default="127.0.0.1", help=text)
-    text = "port to listen on; the other parts take free ports behind it"
+    text = "port of Envoy; the other parts use free ports above it"
     add("--port", type=port, default=8080, help=text)
-    add("--insecure", action="store_true", help="allow a --host that others can reach")
+    add("--insecure", action="store_true", help="allow a --host that other machines can reach")
     text = (
-        "how the picker's choice is followed: override-host walks a list of workers and serves "
-        "without a picker; original-dst connects to the address it is given"
+        "how Envoy follows the picker: override-host tries a list of workers, and balances by "
+        "itself without a picker; original-dst connects to the given address"
     )
     add("--routing", choices=("override-host", "original-dst"), default="override-host", help=text)
-    text = "buffered: Envoy holds each body, and losing the picker costs no request"
+    text = (
+        "which process holds a body during the decision: Envoy, up to 4 MiB, so that losing the "
+        "picker costs no request; or the picker, as the protocol prescribes"
+    )
     add("--request-body", choices=("buffered", "full-duplex"), default="buffered", help=text)
-    text = "let clients say which objective and which tenant a request is of"
+    text = "let clients set the headers for objective, tenant and latency targets"
     add("--trust-control-headers", action="store_true", help=text)
-    add("--envoy-concurrency", type=count, default=1, metavar="N", help="threads")
+    add("--envoy-concurrency", type=count, default=1, metavar="N", help="worker threads of Envoy")
 
 
 def _add_picker(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     text = "EndpointPickerConfig in YAML, e.g. from `pointsman config init` (default: built in)"
     add("--config", type=Path, metavar="FILE", help=text)
-    text = "let --config name plugins whose parameters may still change"
+    text = "let --config use alpha plugin types"
     add("--allow-experimental-plugins", action="store_true", help=text)
     text = "InferenceObjective and InferenceModelRewrite documents, in YAML (default: none)"
     add("--objectives", type=Path, metavar="FILE", help=text)
-    text = "report the request's id and the picked worker in response headers"
+    text = "return the request's id and the picked worker in response headers"
     add("--decision-header", action="store_true", help=text)
-    text = "write every decision of the picker to this file, for `pointsman replay` (default: none)"
+    text = "record every decision in this file, for `pointsman replay` (default: none)"
     add("--record", type=Path, metavar="FILE", help=text)
 
 

@@ -11,11 +11,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-import picker.cli.flags  # noqa: E402 (the repository's own, wherever we are started)
+import fleet.up_flags  # noqa: E402 (the repository's own, wherever we are started)
+import picker.cli.flags  # noqa: E402
 import worker.flags  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "configuration.md"
-PARSERS = {"picker": picker.cli.flags.build_parser, "worker": worker.flags.build_parser}
+PARSERS = {
+    "fleet": fleet.up_flags.build_parser,
+    "picker": picker.cli.flags.build_parser,
+    "worker": worker.flags.build_parser,
+}
 
 
 def marks(program: str) -> tuple[str, str]:
@@ -65,6 +70,7 @@ def _kind(action: argparse.Action) -> str:
         "integer": "N",
         "number": "NUMBER",
         "int": "N",
+        "port": "N",
         "power_of_two": "N",
         "byte_count": "BYTES",
         "positive": "NUMBER",

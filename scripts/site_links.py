@@ -1,5 +1,5 @@
-"""A hook of mkdocs: a site has only the pages of `docs/`, so links to other files and to folders lead
-to the repository.
+"""A hook of mkdocs: a site has only the pages of `docs/`, so links to other files and to folders
+lead to the repository.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+import mkdocs.commands.build
+import mkdocs.config
 import pytest
 
 import fleet.cli
@@ -17,7 +19,10 @@ from picker.config.pool_file import read_pool_file
 from picker.metrics.picker_metrics import PickerMetrics
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+PAGES = (
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+)
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 
@@ -74,11 +79,27 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
-def test_every_page_is_listed_in_the_readme() -> None:
-    """Nobody has to look into the folder to know what there is to read."""
-    listed = {target.removesuffix("/") for target in LINK.findall((ROOT / "README.md").read_text())}
-    pages = {f"docs/{path.name}" for path in (ROOT / "docs").iterdir()}
-    assert pages - listed == set()
+def test_every_page_is_listed_in_the_index() -> None:
+    """The folder need not be searched for what there is to read."""
+    docs = ROOT / "docs"
+    listed = set(LINK.findall((docs / "index.md").read_text()))
+    assert {page.name for page in docs.glob("*.md")} - listed == {"index.md"}
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    """Every link and anchor between pages leads somewhere, and every page is in the navigation."""
+    config = mkdocs.config.load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path))
+    config.strict = True
+    mkdocs.commands.build.build(config)
+    assert (tmp_path / "index.html").is_file()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_prose_fits_into_a_hundred_columns(page: Path) -> None:
+    """Tables, code and comments may be longer, and a line without a space to break at."""
+    text = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    prose = [line for line in text.splitlines() if not line.startswith(("|", "<!--"))]
+    assert [line for line in prose if len(line) > 100 and " " in line.strip()] == []
 
 
 def test_every_word_of_the_glossary_has_one_meaning() -> None:

@@ -101,15 +101,15 @@ _ENGINE = (
     Flag(
         "--attention-backend",
         ATTENTION_BACKENDS,
-        "what runs attention, norms and activations; auto is triton on a GPU and native kernels on"
-        " a CPU (torch without them); flash-attn is the package, for attention alone, and takes"
+        "kernels of attention, norms and activations; auto is triton on a GPU and native kernels on"
+        " a CPU (torch without them); flash-attn uses that package for attention alone, and needs"
         " --block-size 256",
     ),
     Flag("--enforce-eager", bool, "on a GPU, launch every step anew instead of replaying graphs"),
     Flag(
         "--cuda-graph-sizes",
         whole_numbers,
-        "numbers of sequences of which a decode step is captured as a graph on a GPU; smaller steps"
+        "on a GPU, sizes (in sequences) of decode steps to capture as graphs; smaller steps"
         " are padded (default: 1,2,4,8,16,24 and so on up to --max-num-seqs)",
         metavar="N,N",
     ),
@@ -117,11 +117,11 @@ _ENGINE = (
     Flag(
         "--cpu-activations",
         CPU_ACTIVATIONS,
-        "what weights in blocks are multiplied with on a CPU: int8 rounds activations in blocks of"
-        " 32, which is faster and may change answers (default %(default)s)",
+        "type of activations in products with quantised weights on a CPU; int8 rounds them in"
+        " blocks of 32, which is faster and may change answers (default %(default)s)",
     ),
     Flag(
-        "--block-size", power_of_two, "tokens of a KV block, a power of two (default %(default)s)"
+        "--block-size", power_of_two, "tokens in a KV block, a power of two (default %(default)s)"
     ),
     Flag(
         "--num-gpu-blocks-override",
@@ -132,20 +132,20 @@ _ENGINE = (
     Flag(
         "--kv-cache-memory-bytes",
         byte_count,
-        "memory of the KV cache, of each rank, such as 4G (default: by what is available; on a CPU"
-        " 1 GiB or one longest sequence, and at most a quarter of that)",
+        "memory of the KV cache on each rank, such as 4G (default: on a GPU what is left; on a CPU"
+        " 1 GiB or one longest sequence, and at most a quarter of the available memory)",
     ),
     Flag(
         "--gpu-memory-utilization",
         fraction,
-        "part of a GPU's memory to take, weights included; on a CPU the KV cache takes at most"
-        " this part of what is available (default %(default)s)",
+        "share of a GPU's memory to use, weights included; on a CPU the KV cache uses at most"
+        " this share of what is available (default %(default)s)",
     ),
-    Flag("--enable-prefix-caching", bool, "re-use the KV of equal beginnings"),
+    Flag("--enable-prefix-caching", bool, "reuse the KV of common prompt prefixes"),
     Flag(
         "--prefix-caching-hash-algo",
         HASH_ALGOS,
-        "names of KV blocks, byte for byte those of vLLM (default %(default)s)",
+        "hash that names KV blocks, byte for byte as in vLLM (default %(default)s)",
     ),
     Flag(
         "--prefix-caching-hash-seed",
@@ -153,7 +153,7 @@ _ENGINE = (
         'seed of the block hashes, or "random" (default: PYTHONHASHSEED, else as vLLM)',
         metavar="TEXT",
     ),
-    Flag("--enable-partial-hits", bool, "re-use the matching head of a block by copying it"),
+    Flag("--enable-partial-hits", bool, "reuse the matching beginning of a block by copying it"),
     Flag(
         "--enable-fair-eviction",
         bool,
@@ -162,67 +162,67 @@ _ENGINE = (
     Flag(
         "--kv-events-config",
         str,
-        'such as {"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}',
+        'publish KV events, such as {"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}',
         metavar="JSON",
     ),
 )
 _SCHEDULER = (
-    Flag("--max-num-seqs", at_least(1), "sequences that run at once (default %(default)s)"),
-    Flag("--max-num-batched-tokens", at_least(1), "tokens of one step (default %(default)s)"),
+    Flag("--max-num-seqs", at_least(1), "most sequences that run at once (default %(default)s)"),
+    Flag("--max-num-batched-tokens", at_least(1), "most tokens in one step (default %(default)s)"),
     Flag(
         "--long-prefill-token-threshold",
         at_least(0),
-        "tokens of one prompt per step at most; 0 is off",
+        "most tokens of one prompt in one step; 0: no limit",
     ),
     Flag("--enable-chunked-prefill", bool, "spread a long prompt over several steps"),
-    Flag("--async-scheduling", bool, "schedule a step while the one before it runs"),
+    Flag("--async-scheduling", bool, "schedule the next step while one runs"),
     Flag(
         "--scheduling-policy",
         POLICIES,
-        "priority goes by priority, then arrival; fcfs by arrival, and refuses priorities",
+        "order of waiting requests: by priority, then arrival; or by arrival alone (fcfs), which"
+        " rejects requests with a priority",
         "policy",
     ),
     Flag(
         "--waiting-order",
         WAITING_ORDERS,
-        "lpm admits the longest cached prefix first, within a priority",
+        "order within a priority: fcfs by arrival, lpm the longest cached prefix first",
     ),
     Flag(
         "--preemption-victim",
         tuple(VICTIM_POLICIES),
-        "who gives its blocks back when there are too few (default %(default)s)",
+        "sequence to preempt when KV blocks run out (default %(default)s)",
         "victim",
     ),
     Flag(
         "--max-bypasses",
         at_least(0),
-        "how often others may be admitted before a sequence that does not fit yet",
+        "how many others may be admitted before a sequence that does not fit yet",
     ),
     Flag(
         "--in-batch-prefix-tokens",
         at_least(0),
-        "let a request wait while another computes as much of its prompt; 0 is off",
+        "let a request wait while another computes at least this much of its prompt; 0: never",
     ),
     Flag("--reserve-full-prompt", bool, "admit a request only when its whole prompt has room"),
     Flag(
         "--watermark",
         fraction,
-        "part of the KV blocks to keep free when admitting (default %(default)s)",
+        "share of the KV blocks to keep free when admitting (default %(default)s)",
     ),
 )
 _LORA = (
-    Flag("--enable-lora", bool, "serve LoRA adapters, each under a name of its own"),
+    Flag("--enable-lora", bool, "serve LoRA adapters, each under its own name"),
     Flag(
         "--max-loras",
         at_least(1),
-        "different adapters of the sequences of one step; other requests wait for a slot (default"
-        " %(default)s)",
+        "most different adapters in one step; other requests wait for a slot (default %(default)s)",
     ),
     Flag("--max-lora-rank", at_least(1), "highest rank of an adapter (default %(default)s)"),
     Flag(
         "--max-cpu-loras",
         at_least(1),
-        "adapters kept in the host's memory; others are read again when they are asked for"
+        "adapters kept in host memory; others are read again when a request names them"
         " (default: --max-loras)",
     ),
 )
@@ -235,7 +235,7 @@ _FAILURES = (
     Flag(
         "--max-engine-restarts",
         at_least(0),
-        "in ten minutes; one more ends the worker (default %(default)s)",
+        "most restarts in ten minutes; one more ends the worker (default %(default)s)",
     ),
     Flag(
         "--heartbeat-timeout",
@@ -253,7 +253,8 @@ _FAILURES = (
     Flag(
         "--step-budget-factor",
         positive,
-        "a step may also take so many times what steps of its size took (default %(default)s)",
+        "a step may also take this many times as long as earlier steps of its size (default"
+        " %(default)s)",
     ),
 )
 
@@ -268,13 +269,13 @@ def build_parser() -> argparse.ArgumentParser:
     model = parser.add_argument_group("model")
     model.add_argument(
         "--model",
-        help="GGUF file or Hugging Face directory (default: POINTSMAN_MODEL, else a small one)",
+        help="GGUF file, Hugging Face directory or id (default: POINTSMAN_MODEL, else a small model)",
     )
     model.add_argument(
         "--engine",
         choices=("torch", "sim"),
         default="torch",
-        help="torch runs the model; sim answers with words after the time a model would take, and"
+        help="torch runs the model; sim answers with words after the time that a model would take, and"
         " needs neither a model nor torch",
     )
     add_flags(model, MODEL_FLAGS)

@@ -52,23 +52,23 @@ _SERVER = (
     Flag(
         "--max-num-queued-reqs",
         at_least(0),
-        "answer 503 when so many sequences wait (default: no limit)",
+        "answer 503 while this many sequences wait (default: no limit)",
     ),
     Flag(
         "--max-num-queued-tokens",
         at_least(0),
-        "answer 503 when so many prompt tokens wait (default: no limit)",
+        "answer 503 while this many prompt tokens wait (default: no limit)",
     ),
     Flag("--max-body-bytes", byte_count, "longest request body, 64M at most (default %(default)s)"),
     Flag(
         "--max-rss-bytes",
         byte_count,
-        "answer 503 while the HTTP process uses more memory (default: no limit)",
+        "answer 503 while the HTTP process uses more memory than this (default: no limit)",
     ),
     Flag(
         "--max-connections",
         at_least(1),
-        "answer 503 on connections beyond (default: what the file limit allows)",
+        "most connections; further ones get a 503 (default: what the file limit allows)",
     ),
     Flag(
         "--header-timeout",
@@ -79,46 +79,55 @@ _SERVER = (
     Flag(
         "--body-timeout",
         positive,
-        "seconds from there to the end of its body (default %(default)s)",
+        "seconds from the end of the headers to the end of the body (default %(default)s)",
         "body_timeout_seconds",
     ),
     Flag(
         "--write-stall-timeout",
         positive,
-        "seconds that a client may leave its answer unread (default %(default)s)",
+        "drop a client that does not read its answer for this many seconds (default %(default)s)",
         "write_stall_seconds",
     ),
     Flag(
         "--sse-keep-alive-interval",
         not_negative,
-        "seconds between comments on a silent stream; 0 is off",
+        "send a comment on a silent stream every so many seconds; 0: never",
     ),
     Flag(
         "--stream-interval",
         at_least(1),
-        "tokens gathered into one frame of a stream (default %(default)s)",
+        "tokens in one frame of a stream (default %(default)s)",
     ),
     Flag(
         "--shutdown-timeout",
         not_negative,
-        "seconds that running requests may take to finish after SIGTERM (default %(default)s)",
+        "seconds that running requests get to finish after SIGTERM (default %(default)s)",
         "shutdown_timeout_seconds",
     ),
-    Flag("--enable-request-id-headers", bool, "echo X-Request-Id"),
-    Flag("--enable-prompt-tokens-details", bool, "tell cached prompt tokens in usage"),
-    Flag("--enable-force-include-usage", bool, "usage in every stream"),
-    Flag("--return-tokens-as-token-ids", bool, 'tokens of logprobs as "token_id:N"'),
-    Flag("--enable-per-request-metrics", bool, "timings in each response"),
+    Flag("--enable-request-id-headers", bool, "return X-Request-Id in every response"),
+    Flag("--enable-prompt-tokens-details", bool, "report cached prompt tokens in usage"),
+    Flag("--enable-force-include-usage", bool, "report usage in every stream"),
+    Flag("--return-tokens-as-token-ids", bool, 'write tokens of log probabilities as "token_id:N"'),
+    Flag("--enable-per-request-metrics", bool, "report timings in each response"),
     Flag(
         "--enable-admin-routes",
         bool,
-        "routes that change or show the whole worker: sleep, pause, reset, server info",
+        "serve the routes that change or show the whole worker: sleep, pause, reset, server info",
     ),
-    Flag("--enable-tokenizer-info-endpoint", bool, "GET /tokenizer_info", "enable_tokenizer_info"),
+    Flag(
+        "--enable-tokenizer-info-endpoint",
+        bool,
+        "serve GET /tokenizer_info",
+        "enable_tokenizer_info",
+    ),
 )
 # What a request is answered like when it does not say.
 MODEL_FLAGS = (
-    Flag("--chat-template", str, "a Jinja file, or the template itself in one line"),
+    Flag(
+        "--chat-template",
+        str,
+        "a Jinja file, or the template itself in one line (default: the model's)",
+    ),
     Flag(
         "--generation-config",
         ("auto", "vllm"),
@@ -128,28 +137,28 @@ MODEL_FLAGS = (
     Flag(
         "--override-generation-config",
         str,
-        'default sampling parameters that win over those, such as {"temperature": 0.7}',
+        'default sampling parameters that override those, such as {"temperature": 0.7}',
         metavar="JSON",
     ),
     Flag(
         "--max-logprobs",
         at_least(-1),
-        "most log probabilities a request may ask for; -1: the vocabulary",
+        "most log probabilities that a request may ask for; -1: the whole vocabulary",
     ),
     Flag(
         "--tool-call-parser",
         tuple(TOOL_FORMATS),
-        "how the model writes tool calls (default: as its chat template shows)",
+        "format of the model's tool calls (default: recognised from its chat template)",
     ),
     Flag(
         "--enable-auto-tool-choice",
         bool,
-        "let the model choose whether to call a tool, where requests have any",
+        "accept tool_choice auto: the model decides whether to call a tool",
     ),
     Flag(
         "--reasoning-parser",
         tuple(REASONING_FORMATS),
-        "how the model writes its reasoning, which answers then have apart from their content",
+        "format of the model's reasoning; answers then have it in a field of its own",
     ),
     Flag(
         "--pooler-config",
@@ -158,7 +167,7 @@ MODEL_FLAGS = (
         " (default: the last token's hidden state, with a length of 1)",
         metavar="JSON",
     ),
-    Flag("--seed", int, "makes the seeds drawn for requests without one repeatable"),
+    Flag("--seed", int, "seed of the seeds drawn for requests without one (default: random)"),
 )
 
 
@@ -170,9 +179,9 @@ def add_server_flags(group: argparse._ArgumentGroup) -> None:
     add("--port", type=int, default=8000, help=text)
     add_flags(group, _SERVER[:1])
     # "extend", so that a flag given twice does not lose what it was given first.
-    names = "names to serve the model under"
+    names = "names under which to serve the model (default: the model's)"
     add("--served-model-name", nargs="+", action="extend", help=names)
-    keys = "bearer keys that the /v1 routes ask for"
+    keys = "bearer keys that the /v1 routes require (default: none)"
     add("--api-key", nargs="+", action="extend", default=[], help=keys)
     add_flags(group, _SERVER[1:])
 

@@ -100,13 +100,13 @@ def build_parser() -> Parser:
         default=[],
         help="a port that speaks TLS, the picker's for instance",
     )
-    text = "ask the picker's endpoints, too (those on this machine are asked anyway)"
+    text = "check all of the picker's endpoints, not only those on this machine"
     parser.add_argument("--workers", action="store_true", help=text)
     parser.add_argument("--pool", metavar="NAME", help="InferencePool of a cluster")
     parser.add_argument("--namespace", metavar="NAME", default="default", help="of the pool")
-    parser.add_argument("--kubeconfig", metavar="FILE", type=Path, help="how it is reached")
+    parser.add_argument("--kubeconfig", metavar="FILE", type=Path, help="access to the cluster")
     parser.add_argument("--kube-context", metavar="NAME", default="", help="of that file")
-    text = "whose rights are asked for (default: the picker's Pods', else yours)"
+    text = "account whose permissions are checked (default: the picker's Pods', else yours)"
     parser.add_argument("--as", dest="user", metavar="USER", help=text)
     parser.add_argument("--json", action="store_true", help="findings as JSON")
     parser.add_argument(
@@ -115,9 +115,9 @@ def build_parser() -> Parser:
         action="append",
         default=[],
         choices=[one.name for one in CHECKS],
-        help="run this check alone (several times: these); see --list",
+        help="run this check alone; may be given several times (see --list)",
     )
-    parser.add_argument("--list", action="store_true", help="name all checks and end")
+    parser.add_argument("--list", action="store_true", help="list all checks")
     return parser
 
 

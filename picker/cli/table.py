@@ -20,34 +20,34 @@ configuration
 --config-file FILE            EndpointPickerConfig in YAML (default: built in)
 --config-text YAML            the same as text
 --watch-config = true         apply changes of --config-file while running
---allow-experimental-plugins  allow plugin types that are alpha
---strict-data-scope           hide data from plugins that do not declare to read it
+--allow-experimental-plugins  allow alpha plugin types
+--strict-data-scope           deny plugins the data that they do not declare
 
 pool
 --endpoints-file FILE         endpoints, objectives and rewrites in YAML; changes apply at once
 --pool-name NAME              InferencePool to follow; without Kubernetes the pool's name in metric
                               labels and as objectives name it (default: default)
---pool-namespace NAMESPACE    of the pool (default: the variable NAMESPACE, the Pod's own, or
-                              default)
+--pool-namespace NAMESPACE    namespace of the pool (default: the variable NAMESPACE, the Pod's own,
+                              or default)
 --pool-group GROUP = inference.networking.k8s.io
                               API group of the pool: inference.networking.k8s.io or
                               inference.networking.x-k8s.io
 --endpoint-selector SELECTOR  follow the Pods with these labels instead of an InferencePool, e.g.
                               'app in (a,b),!old'
 --endpoint-target-ports PORTS
-                              where these serve: 1 to 8 ports, separated by commas
---kubeconfig FILE             how to reach the cluster (default: the variable KUBECONFIG, or as Pods
-                              do)
+                              ports of these Pods: 1 to 8, separated by commas
+--kubeconfig FILE             access to the cluster (default: the variable KUBECONFIG, or the Pod's
+                              service account)
 --kube-context NAME           context of that file (default: its current one)
 --pool POOL                   one of several pools to serve, each by a flag of its own:
                               [NAMESPACE/]NAME[:PORT], or name=NAME and more of namespace, group,
                               grpc-port, endpoints-file, config-file
---route-by-model              requests at --grpc-port whose proxy names none of them go to the pool
-                              that has their model
+--route-by-model              at --grpc-port, send requests whose proxy names no pool to the pool
+                              that serves their model
 --refresh-metrics-interval DURATION = 50ms
                               how often endpoints are scraped while requests come; at least 50ms
 --metrics-staleness-threshold DURATION = 2s
-                              how long failing scrapes may leave old metrics in use
+                              age from which metrics count as unknown
 
 ext_proc
 --bind-address ADDRESS = 0.0.0.0
@@ -55,33 +55,33 @@ ext_proc
                               (default: everywhere)
 --grpc-port PORT = 9002       ext_proc; 0: a free port
 --grpc-max-recv-msg-size SIZE = 65Mi
-                              largest gRPC message taken, e.g. 10MiB
+                              largest gRPC message accepted, e.g. 10MiB
 --grpc-max-send-msg-size SIZE
-                              largest gRPC message sent; the picker sends none over 1MiB, so less is
-                              refused
+                              largest gRPC message sent; at least 1MiB, which the picker never
+                              exceeds
 --max-unfinished-bodies SIZE = 512Mi
-                              what request bodies may take together while they arrive; beyond it a
-                              429
+                              most memory of all request bodies that are still arriving; further
+                              requests get a 429
 --disable-endpoint-subset-filter
-                              ignore the proxy's choice of endpoints
+                              ignore the proxy's subset hint
 --emit-endpoint-scores        send the proxy every candidate's score as metadata
 
 TLS
---secure-serving = ?          TLS on ext_proc; without --cert-path with a certificate made on the
-                              spot (default: unless it listens on loopback or a unix socket and has
+--secure-serving = ?          TLS on ext_proc; without --cert-path with a self-signed certificate
+                              (default: unless it listens on loopback or a unix socket and has
                               no --cert-path)
 --cert-path DIR               folder with tls.crt and tls.key
---enable-cert-reload = ?      show new certificates as they appear in --cert-path (default: when
+--enable-cert-reload = ?      load new certificates as they appear in --cert-path (default: when
                               that is given)
---tls-min-version VERSION     VersionTLS12 or VersionTLS13
+--tls-min-version VERSION     VersionTLS12 or VersionTLS13 (default: VersionTLS12)
 --tls-cipher-suites NAMES     names of TLS 1.2 suites, separated by commas (default: the library's)
 
 health and metrics
 --grpc-health-port PORT = 9003
-                              gRPC health, plain
---enable-grpc-stream-metrics  count ext_proc streams, by how they end
+                              gRPC health service, in plain text
+--enable-grpc-stream-metrics  count ext_proc streams, by their outcome
 --health-checking             answer health checks on the ext_proc port too
---metrics-port PORT = 9090    /metrics /healthz /readyz /endpoints
+--metrics-port PORT = 9090    HTTP port: metrics, health, dashboard
 --metrics-bind-address ADDRESS = 127.0.0.1
                               where the HTTP port listens (default: loopback only)
 --metrics-cert-dir DIR        folder with tls.crt and tls.key for the HTTP port
@@ -90,44 +90,44 @@ health and metrics
 --metrics-endpoint-auth       require a bearer token on the HTTP port whose account may read
                               nonResourceURLs like /metrics
 --refresh-prometheus-metrics-interval DURATION = 0
-                              how long gauges of the pool are cached (default: computed at each
+                              how long to cache gauges of the pool (default: compute them at each
                               scrape)
 
 behaviour
 --drain-timeout DURATION = 30s
-                              how long running requests may take after SIGTERM
+                              how long running requests get to finish after SIGTERM
 --endpoint-ejection-failures N = 3
                               failures in a row (500, 502, 503, 504, no connection) after which an
-                              endpoint gets nothing but a probe now and then; 0: never
+                              endpoint is ejected, and only probed; 0: never
 
 explanations
---decision-records N = 10000  how many past requests are remembered for `pointsman explain`; 0: none
+--decision-records N = 10000  finished requests to retain for `pointsman explain`; 0: none
 --[no-]decision-header        send clients the request's id (`x-request-id`) and its endpoint's name
                               (`x-pointsman-endpoint`) in the headers of responses
 
 recording
---record FILE                 write down every decision, for `pointsman replay`; an existing
-                              recording is added to
+--record FILE                 record every decision, for `pointsman replay`; appends to an existing
+                              recording
 --record-max-bytes SIZE = 1Gi
-                              where a recording ends; requests go on
---[no-]record-prompts = true  with the tokens of prompts, which may be read as text; without them
-                              prompt caches cannot be replayed with other settings
+                              most bytes of a recording; requests continue without it
+--[no-]record-prompts = true  record the tokens of prompts, which can be read as text; without them
+                              a replay cannot change the settings of prompt caches
 
 endpoint discovery
---xds-port PORT               publish the pool's endpoints (xDS, EDS) at this port; 0: a free
-                              one (default: off)
+--xds-port PORT               publish the pool's endpoints to Envoy (xDS, EDS) at this port; 0: a
+                              free one (default: off)
 --xds-bind-address ADDRESS = 127.0.0.1
-                              where that listens; its clients learn the endpoints' addresses
---xds-cluster-name NAME       what proxies call the pool (default: as --pool-name says)
+                              address of --xds-port; its clients can read the endpoints' addresses
+--xds-cluster-name NAME       name of the pool's cluster in Envoy (default: that of --pool-name)
 
 replicas
---peers HOST:PORT,…           replicas to share knowledge with, this one may be among them
---peer-service NAME[:PORT]    name that stands for all replicas, e.g. of a headless Service;
-                              resolved again regularly
+--peers HOST:PORT,…           the other replicas, to exchange state with; this one may be listed
+--peer-service NAME[:PORT]    host name of all replicas, e.g. of a headless Service; resolved
+                              every 5 s
 --peer-slices SERVICE[:PORT]  Service of the pool's namespace whose EndpointSlices name all
-                              replicas; followed
---peer-port PORT = 9005       where replicas reach this one; 0: a free port
---peer-bind-address ADDRESS   where that listens (default: everywhere with --peer-cert-path or
+                              replicas; the picker follows it
+--peer-port PORT = 9005       port for the other replicas; 0: a free port
+--peer-bind-address ADDRESS   address of --peer-port (default: all with --peer-cert-path or
                               --peer-insecure, else loopback only)
 --peer-cert-path DIR          folder with tls.crt, tls.key and ca.crt, whose CA must have signed
                               replicas' certificates
@@ -135,25 +135,25 @@ replicas
                               by)
 --[no-]peer-insecure          let replicas use plain text, in a network where every client is
                               trusted
---hash-seed-file FILE         secret that hashes of prompts are seeded with, the same for all
-                              replicas (default: drawn at the start; peers agree on one)
+--hash-seed-file FILE         secret seed of the hashes of prompts, the same for all replicas
+                              (default: random; replicas agree on one)
 --ha-enable-leader-election   of several replicas in Kubernetes only one is ready at a time, which
                               holds a Lease
 --leader-election-lease-duration DURATION
-                              a standby leads after the leader was silent for so long, in whole
+                              silence of the leader after which a standby takes over, in whole
                               seconds up to 120 (default: 15s)
 --leader-election-renew-deadline DURATION
-                              a leader that cannot renew for so long leads no more; less than the
-                              lease's (default: 10s)
+                              time without a renewal after which a leader steps down; shorter than
+                              the lease (default: 10s)
 --leader-election-retry-period DURATION
-                              between two renewals; standbys look four times as often (default: 2s)
+                              interval of renewals; standbys read four times as often (default: 2s)
 
 logging and tracing
 --v LEVEL = 2                 2: normal, 4 and above: debug
---zap-log-level LEVEL         debug, info, error, or a number as for -v; wins over -v
+--zap-log-level LEVEL         debug, info, error, or a number as for -v; overrides -v
 --zap-encoder console|json = console
                               console, or json: one object a line
---tracing                     send OpenTelemetry spans where OTEL_* variables say
+--tracing                     send OpenTelemetry spans, configured by the OTEL_* variables
 """
 
 _LINE: Final = re.compile(

@@ -17,9 +17,9 @@ WRITING_SHARE = 0.5
 # Acceptance is reported for drafts of this many tokens.
 MEASURED_DRAFT = 4
 _DESCRIPTION = """\
-Train a draft head for a model: one small layer that foresees what the model says next, so that the
-worker can check several tokens in one step. It learns from text that the model writes itself, and
-from any text files given. A run that is stopped goes on where it was when it is started again."""
+Train a draft head for a model: one small layer that predicts the next tokens, so that the worker
+verifies several in one step. It learns from text that the model writes itself, and from the given
+text files. An interrupted run resumes when it is started again."""
 
 
 @dataclass(frozen=True, slots=True)
