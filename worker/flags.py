@@ -269,14 +269,15 @@ def build_parser() -> argparse.ArgumentParser:
     model = parser.add_argument_group("model")
     model.add_argument(
         "--model",
-        help="GGUF file, Hugging Face directory or id (default: POINTSMAN_MODEL, else a small model)",
+        help="GGUF file, Hugging Face directory or id (default: the variable POINTSMAN_MODEL, else a"
+        " small model)",
     )
     model.add_argument(
         "--engine",
         choices=("torch", "sim"),
         default="torch",
-        help="torch runs the model; sim answers with words after the time that a model would take, and"
-        " needs neither a model nor torch",
+        help="torch runs the model; sim answers with words after the time that a model would take,"
+        " and needs neither a model nor torch",
     )
     add_flags(model, MODEL_FLAGS)
     add_server_flags(parser.add_argument_group("server"))
