@@ -269,7 +269,7 @@ def build_parser() -> argparse.ArgumentParser:
     model = parser.add_argument_group("model")
     model.add_argument(
         "--model",
-        help="GGUF file, Hugging Face directory or id (default: the variable POINTSMAN_MODEL, else a"
+        help="GGUF file, Hugging Face directory or id (default: variable POINTSMAN_MODEL, else a"
         " small model)",
     )
     model.add_argument(
