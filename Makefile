@@ -67,6 +67,7 @@ check: $(VENV)/ready
 format: $(VENV)/ready
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+	@$(BIN)/python scripts/wrap_prose.py --write
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
