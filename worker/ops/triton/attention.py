@@ -50,7 +50,7 @@ _SHORT_TILE = 16
 _FLOAT32_TILE_NUMBERS = 2048
 # What differs between steps is no reason to compile a kernel again: numbers, and where in a packed
 # tensor a vector begins.
-_NUMBERS = ("first_position", "size", "rows", "slots")
+_NUMBERS = ("first_position", "size", "stride_table", "rows", "slots")
 _VECTORS = ("tables", "query_starts", "context_lens")
 
 
