@@ -33,7 +33,7 @@ from fleet.top_text import (
     styled,
 )
 from picker.admin.history import EndpointSeries
-from picker.admin.views import EndpointView
+from picker.admin.views import NOT_USABLE, EndpointView
 from picker.decisions.views import RecordSummary
 from picker.flowcontrol.views import BandView
 
@@ -42,7 +42,7 @@ REQUESTS_WITHOUT_LIMIT = 10
 MOST_BANDS = 5
 _BAR = 7
 _NO_SERIES = EndpointSeries()
-_TROUBLED_FIRST = {"ejected": 0, "on-trial": 1, "suspect": 2}
+_TROUBLED_FIRST = {"ejected": 0, "unknown": 0, "on-trial": 1, "suspect": 2}
 _HEAD = "bold underline"
 _ID_WIDTH = 36
 _WIDTH_FOR_IDS = 120
@@ -106,7 +106,7 @@ def _title(seen: Seen | None, title: Title, room: Room) -> Text:
         words, style = "asking ...", "dim"
     else:
         endpoints = seen.pool.endpoints
-        usable = sum(one.health.state != "ejected" for one in endpoints)
+        usable = sum(one.health.state not in NOT_USABLE for one in endpoints)
         rates = [one.requests_per_second for one in endpoints]
         known = [one for one in rates if one is not None]
         speed = f"  {rate(sum(known))} req/s" if known else ""

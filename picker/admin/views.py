@@ -21,7 +21,9 @@ PREFIX: Final = "/pools/"
 
 
 class HealthView(msgspec.Struct, frozen=True):
-    """How an endpoint has answered lately: `state` is healthy, suspect, ejected or on-trial."""
+    """How an endpoint has answered lately: `state` is healthy, suspect, ejected, on-trial, or
+    unknown for one that has answered neither a scrape nor a request lately, or never.
+    """
 
     state: str
     consecutive_failures: int = 0
@@ -43,6 +45,8 @@ class ConfigView(msgspec.Struct, frozen=True):
 
 
 HEALTHY: Final = HealthView("healthy")
+UNKNOWN: Final = HealthView("unknown")
+NOT_USABLE: Final = frozenset({"ejected", "unknown"})  # states
 
 
 class EndpointView(msgspec.Struct, frozen=True):
@@ -134,5 +138,5 @@ class AdminSource(Protocol):
         ...
 
     def problem(self) -> str | None:
-        """Why what is known of the pool may be old, in a sentence; None: it is current."""
+        """What is wrong with the pool or with what is known of it; None: nothing is."""
         ...
