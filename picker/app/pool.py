@@ -64,7 +64,7 @@ from picker.telemetry.plugin_metrics import PluginCollector
 from picker.telemetry.pool_metrics import PoolCollector
 from picker.telemetry.request_metrics import RequestMetrics
 from picker.telemetry.spans import RequestTracer
-from picker.telemetry.traffic import EndpointTraffic, Recent
+from picker.telemetry.traffic import EndpointTraffic, Traffic
 from picker.types import Candidate
 
 log = logging.getLogger(__name__)
@@ -281,7 +281,7 @@ class ServedPool:
         names = ", ".join(silent[:MAX_NAMED]) + (", …" if len(silent) > MAX_NAMED else "")
         return f"{len(silent)} of {self.datastore.size} endpoints do not answer: {names}"
 
-    def traffic(self) -> Mapping[str, Recent]:
+    def traffic(self) -> Traffic:
         """What was sent where lately; to be asked once a second."""
         keys = [candidate.key for candidate in self.datastore.snapshot().candidates]
         return self._traffic.sample(keys, INTERVAL_SECONDS)
