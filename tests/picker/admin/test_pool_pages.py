@@ -32,7 +32,7 @@ def test_a_sample_holds_what_is_known() -> None:
 
 
 def test_a_sample_of_the_pool_holds_what_workers_report() -> None:
-    """Times to the first token and tokens over both looks; the same as JSON has, without buckets."""
+    """Times to the first token, and tokens, between two looks."""
     scene = Scene()
     scene.pool("a", "b")
     scene.load("a", running=1, waiting=2, cache=0.25, served=ServedTotals(0, 0, (0.1,), (0, 0)))
