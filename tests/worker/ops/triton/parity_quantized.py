@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from model_variants import QWEN3_MOE, save_random
+from model_variants import QWEN3_MOE
 from quantized_checkpoints import quantize
+from tiny_checkpoint import save_checkpoint
 from torch import Tensor
 
 from worker.executor.kv_cache import allocate
@@ -40,6 +41,9 @@ TINY = {
     "max_position_embeddings": 256,
 }
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+on_the_interpreter = pytest.mark.skipif(
+    DEVICE.type == "cuda", reason="the models are on the interpreter's device"
+)
 FORMS = ("fp8, blocks", "compressed, channel", "awq", "gptq, act order", "gptq, 8 bits, zeros")
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
@@ -127,7 +131,7 @@ def greedy(model: LlamaModel, count: int = 6) -> list[int]:
     return tokens
 
 
-@pytest.mark.skipif(DEVICE.type == "cuda", reason="the models are on the interpreter's device")
+@on_the_interpreter
 @pytest.mark.parametrize("form", FORMS)
 def test_a_model_answers_as_with_decoded_weights(
     form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -136,7 +140,7 @@ def test_a_model_answers_as_with_decoded_weights(
     assert choose_product(CPU) is quantized.multiply
     path = tmp_path / "model"
     path.mkdir()
-    save_random(path, {**TINY, "intermediate_size": 128})
+    save_checkpoint(path, {**TINY, "intermediate_size": 128}, 0.2)
     beside = quantize(path, form)
     with caplog.at_level(logging.WARNING):
         model = load_model(path, torch.float32, CPU)
@@ -150,13 +154,14 @@ def test_a_model_answers_as_with_decoded_weights(
     assert greedy(model) == greedy(load_model(beside, torch.float32, CPU))
 
 
+@on_the_interpreter
 def test_what_fits_no_kernel_is_decoded_and_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An inner size of 96 is no multiple of 64; the other products stay quantised."""
     path = tmp_path / "model"
     path.mkdir()
-    save_random(path, {**TINY, "intermediate_size": 96})
+    save_checkpoint(path, {**TINY, "intermediate_size": 96}, 0.2)
     beside = quantize(path, "awq")
     with caplog.at_level(logging.WARNING):
         model = load_model(path, torch.float32, CPU)
@@ -165,6 +170,7 @@ def test_what_fits_no_kernel_is_decoded_and_said(
     assert greedy(model) == greedy(load_model(beside, torch.float32, CPU))
 
 
+@on_the_interpreter
 @pytest.mark.parametrize(
     ("form", "decoded"),
     [("fp8, blocks", ""), ("awq", "o_proj"), ("gptq, act order", "down_proj, model.layers.0.self")],
@@ -175,7 +181,7 @@ def test_shards_stay_quantised(
     """Rows of heads and columns of inputs, but where a shard's columns are not whole groups."""
     path = tmp_path / "model"
     path.mkdir()
-    save_random(path, {**TINY, "intermediate_size": 128})
+    save_checkpoint(path, {**TINY, "intermediate_size": 128}, 0.2)
     layer = load_model(quantize(path, form), torch.float32, CPU).layers[0]
     with caplog.at_level(logging.WARNING):
         shards = [load_model(path, torch.float32, CPU, shard=Shard(rank, 2)) for rank in range(2)]
@@ -192,12 +198,13 @@ def test_shards_stay_quantised(
         assert torch.equal(rows, layer.gate_up.rows(torch.arange(128) + 2 * first))
 
 
+@on_the_interpreter
 def test_experts_are_decoded_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Their grouped products take dense weights; attention stays quantised."""
     path = tmp_path / "model"
     path.mkdir()
     config = {**TINY, **QWEN3_MOE, "model_type": "qwen3_moe", "head_dim": 16}
-    save_random(path, {**config, "intermediate_size": 128})
+    save_checkpoint(path, {**config, "intermediate_size": 128}, 0.2)
     beside = quantize(path, "gptq")
     with caplog.at_level(logging.WARNING):
         model = load_model(path, torch.float16, CPU)
