@@ -24,7 +24,7 @@ from picker.admin.history import (
     series,
 )
 from picker.admin.metrics_page import of_pool
-from picker.admin.views import HEALTHY, AdminSource, EndpointView, HealthView, PoolView
+from picker.admin.views import HEALTHY, AdminSource, EndpointView, HealthView, PoolRates
 from picker.metrics.picker_metrics import CONTENT_TYPE
 from picker.telemetry.traffic import Served, ServedWindow
 from picker.types import Candidate, EndpointMetrics
@@ -139,9 +139,9 @@ class PoolPages:
         }
         return as_json(answer | {"history": history})
 
-    def _pool(self) -> PoolView:
+    def _pool(self) -> PoolRates:
         latest = self.history.latest_pool
-        return PoolView(
+        return PoolRates(
             latest.requests_per_second,
             latest.refusals_per_second,
             latest.failures_per_second,

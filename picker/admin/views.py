@@ -75,7 +75,7 @@ class EndpointView(msgspec.Struct, frozen=True):
     ttft: Percentiles | None = None
 
 
-class PoolView(msgspec.Struct, frozen=True):
+class PoolRates(msgspec.Struct, frozen=True):
     """Rates of the pool as in `PoolSample`, and times to the first token at all its endpoints."""
 
     requests_per_second: float | None = None
@@ -91,7 +91,7 @@ class EndpointsView(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     endpoints: tuple[EndpointView, ...]  # without a default: none are told of as well
-    pool: PoolView = PoolView()
+    pool: PoolRates = PoolRates()
     history: HistoryView | None = None
 
 

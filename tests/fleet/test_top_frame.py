@@ -13,7 +13,7 @@ from fleet.picker_views import Seen
 from fleet.top_frame import KEYS, Room, Title, Wishes, frame
 from fleet.top_text import ASCII, Glyphs
 from picker.admin.history import EndpointSeries, HistoryView
-from picker.admin.views import EndpointsView, EndpointView, HealthView, PoolView
+from picker.admin.views import EndpointsView, EndpointView, HealthView, PoolRates
 from picker.decisions.views import RecordSummary
 from picker.flowcontrol.views import QueuesView
 from picker.telemetry.traffic import Percentiles
@@ -44,7 +44,7 @@ def seen(endpoints: int, decisions: int, queues: QueuesView = QUEUES, name: str 
     )
     series = {one.key: EndpointSeries(running=(0.0, 5.0, 10.0)) for one in pool}
     listed = tuple(summary(number) for number in reversed(range(decisions)))
-    rates = PoolView(1.5 * endpoints, 7.0, 0.0, 640.0, TTFT)
+    rates = PoolRates(1.5 * endpoints, 7.0, 0.0, 640.0, TTFT)
     return Seen(EndpointsView(pool, rates, HistoryView(3, 1.0, series)), queues, listed)
 
 

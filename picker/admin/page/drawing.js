@@ -4,7 +4,7 @@ import { el, svg, setAttribute, setText } from "./dom.js";
 
 const SAMPLES = 120;
 const SPARK = { left: 0, right: 120, top: 2, bottom: 26 };
-const CHART = { left: 44, right: 396, top: 8, bottom: 112 };
+const CHART = { left: 52, right: 396, top: 8, bottom: 112 };
 const SHARES = [0, 0.5, 1];
 
 /** The parts of a curve, `M` wherever it begins anew after a gap; the newest value is at the right. */

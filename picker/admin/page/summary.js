@@ -10,7 +10,7 @@ const CHARTS = [
   chart("Requests per second", [["all", "running", "requests_per_second"]], rate),
   chart("Errors per second", [["refused", "waiting", "refusals_per_second"], ["failed", "bad", "failures_per_second"]], rate),
   chart("Time to first token", [["p50", "running", "ttft_p50_seconds"], ["p95", "waiting", "ttft_p95_seconds"]], seconds),
-  chart("Requests in queues", [["at endpoints", "waiting", "waiting"], ["in the picker", "prefix", "queued"], ["running", "running", "running"]], count),
+  chart("Running and waiting", [["running", "running", "running"], ["waiting", "waiting", "waiting"], ["in the picker", "prefix", "queued"]], count),
 ];
 
 /** Show all of it; `configuration` null: not asked for yet. */
