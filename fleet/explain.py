@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -13,6 +12,7 @@ from rich.console import Console
 
 from fleet.errors import FleetError
 from fleet.explain_text import SHOWN_CANDIDATES, Layout, explained
+from fleet.picker_views import part_of_path
 from fleet.several_pools import PoolAddress, is_of_all, list_of, pools_of, which_to_name
 from fleet.top_text import ASCII, Glyphs
 from picker.decisions.views import RecordView
@@ -70,7 +70,7 @@ class _Search:
 
     def __init__(self, options: Options, get: Callable[[str], httpx.Response]) -> None:
         self._options, self._get_page = options, get
-        wanted = "last" if options.request_id is None else _one_part(options.request_id)
+        wanted = "last" if options.request_id is None else part_of_path(options.request_id)
         self._path = f"/decisions/{wanted}"
 
     def run(self) -> _Found:
@@ -126,18 +126,6 @@ class _Search:
             raise FleetError(
                 f"no picker answers at {self._options.url}: {error}; {hint}"
             ) from error
-
-
-def _one_part(request_id: str) -> str:
-    """An id, which clients choose, as one part of a path; with its dots escaped too, as `..` would
-    be another page. Bytes that are no text come from the command line as lone surrogates.
-
-    Raises `FleetError`.
-    """
-    if not request_id:
-        raise FleetError("a request's id is not empty; --last shows the one that came last")
-    content = request_id.encode(errors="surrogateescape")
-    return quote(content, safe="").replace(".", "%2E")
 
 
 def _decoded(url: str, content: bytes) -> RecordView:

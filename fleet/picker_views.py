@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
+from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -12,7 +13,7 @@ import msgspec
 from fleet.errors import FleetError
 from fleet.several_pools import refuse_several
 from picker.admin.views import EndpointsView
-from picker.decisions.views import RecordSummary
+from picker.decisions.views import RecordSummary, RecordView
 from picker.flowcontrol.views import QueuesView
 
 TIMEOUT_SECONDS = 2.0
@@ -61,6 +62,10 @@ class PickerViews:
             decisions=self._ask(f"/decisions?limit={decisions}", _decoder(_Decisions)).decisions,
         )
 
+    def decision(self, request_id: str) -> RecordView:
+        """The record of one request. Raises `FleetError`, also when it is not known any more."""
+        return self._ask(f"/decisions/{part_of_path(request_id)}", _decoder(RecordView))
+
     def _ask(self, path: str, decode: Callable[[bytes], T]) -> T:
         answer = self._get(self._url + path)
         if answer.status_code == 404:
@@ -81,6 +86,18 @@ class PickerViews:
             return self._http.get(address)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise NoPickerError(f"no picker answers at {self._url}: {error}") from error
+
+
+def part_of_path(request_id: str) -> str:
+    """An id, which clients choose, as one part of a path; with its dots escaped too, as `..` would
+    be another page. Bytes that are no text come from the command line as lone surrogates.
+
+    Raises `FleetError`.
+    """
+    if not request_id:
+        raise FleetError("a request's id is not empty; --last shows the one that came last")
+    content = request_id.encode(errors="surrogateescape")
+    return quote(content, safe="").replace(".", "%2E")
 
 
 def _decoder(kind: type[T]) -> Callable[[bytes], T]:

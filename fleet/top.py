@@ -1,7 +1,8 @@
 # Apart: a subcommand, imported only when it runs.
 """`pointsman top`: a running picker, live in a terminal.
 
-It asks once a second and draws what was said. A picker that goes away leaves its last picture and a
+It asks once a second and draws what was said; keys sort, filter, stop the picture and explain a
+request. A picker that goes away leaves its last picture and a
 line that says so; when one is back, it goes on.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import sys
@@ -19,19 +21,29 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TextIO
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from fleet.errors import FleetError
+from fleet.explain_text import SHOWN_CANDIDATES, Layout, explained
 from fleet.picker_views import NoPickerError, PickerViews, Seen
-from fleet.top_frame import Room, Title, frame
+from fleet.top_frame import Room, Title, Wishes, frame
 from fleet.top_text import ASCII, Glyphs
 from picker.admin.history import SAMPLES
 
 INTERVAL_SECONDS = 1.0
 DECISIONS = 200
 QUIT = "q"
-HINT = f"{QUIT} quits"
+_KEY = re.compile(r"\x1b\[[A-D]|.", re.DOTALL)
+_NAMES = {
+    "\x1b[A": "up",
+    "\x1b[B": "down",
+    "\x1b": "escape",
+    "\r": "enter",
+    "\n": "enter",
+    "\x7f": "backspace",
+}
 _MOST_KEYS = 64
 
 
@@ -55,7 +67,7 @@ def top(url: str, console: Console, keyboard: TextIO, *, once: bool = False) -> 
 
 
 class _Screen:
-    """Owns what was seen last."""
+    """Owns what was seen last, what is wanted of it, and the request that is explained."""
 
     def __init__(self, url: str, views: PickerViews, console: Console) -> None:
         self._url = url
@@ -63,18 +75,44 @@ class _Screen:
         self._console = console
         self._seen: Seen | None = None
         self._lost: str | None = None
+        self._wishes = Wishes()
+        self._record: list[RenderableType] | None = None
 
     def run(self, keys: Callable[[float], str]) -> None:
         """Draw once a second until a key says to stop."""
         with Live(console=self._console, screen=True, auto_refresh=False) as live:
             live.update(self._picture(), refresh=True)
             while True:
-                begun = time.monotonic()
-                self._look()
+                due = time.monotonic() + INTERVAL_SECONDS
+                if not self._wishes.is_paused:
+                    self._look()
                 live.update(self._picture(), refresh=True)
-                left = INTERVAL_SECONDS - (time.monotonic() - begun)
-                if QUIT in keys(max(0.0, left)).lower():
-                    return
+                while (left := due - time.monotonic()) > 0:
+                    for key in _KEY.findall(keys(left)):
+                        if self._ends_by(_NAMES.get(key, key)):
+                            return
+                        live.update(self._picture(), refresh=True)
+
+    def _ends_by(self, key: str) -> bool:
+        """Take in a key; whether it says to stop."""
+        wishes = self._wishes
+        if key.lower() == QUIT and not wishes.is_typing:
+            return True
+        if self._record is not None:
+            self._record = None if key in ("enter", "escape") else self._record
+        elif key == "enter" and wishes.chosen is not None and not wishes.is_typing:
+            self._record = self._explain(wishes.chosen.request_id)
+        else:
+            self._wishes = wishes.pressed(key, self._seen)
+        return False
+
+    def _explain(self, request_id: str) -> list[RenderableType]:
+        page = Layout(_glyphs(self._console), limit=SHOWN_CANDIDATES)
+        end = page.text("Enter or Escape: back to the list", "dim")
+        try:
+            return [end, *explained(self._views.decision(request_id), page)]
+        except FleetError as error:
+            return [end, page.text(str(error), "bold red")]
 
     def _look(self) -> None:
         try:
@@ -86,9 +124,11 @@ class _Screen:
             self._lost = None
 
     def _picture(self) -> Group:
+        if self._record is not None:
+            return Group(*self._record)
         width, height = self._console.size
-        title = Title(self._url, self._lost, HINT)
-        return Group(*frame(self._seen, title, Room(width, height, _glyphs(self._console))))
+        room = Room(width, height, _glyphs(self._console))
+        return Group(*frame(self._seen, Title(self._url, self._lost), room, self._wishes))
 
 
 def _no_keys(seconds: float) -> str:

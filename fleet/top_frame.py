@@ -1,18 +1,21 @@
 # Apart: pure: a frame from views, drawn in tests without a terminal.
-"""One picture of a picker for a terminal: a pure function of what was seen and of the room.
+"""One picture of a picker for a terminal: a pure function of what was seen, of the room, and of
+what the person at it wants to see.
 
-Theory of operation. Every line is made in exactly the width there is, so nothing wraps. The title
-and the sum of flow control come first; then endpoints, queues and requests share the lines that are
-left: requests get a few, queues what they need up to a limit, endpoints all they need, and what is
-still left goes to the requests. Whatever does not fit is counted in a line of its own.
+Theory of operation. Every line is made in exactly the width there is, so nothing wraps. The title,
+the pool's rates, the sum of flow control and the keys come first; then endpoints, queues and
+requests share the lines that are left: requests get a few, queues what they need up to a limit,
+endpoints all they need, and what is still left goes to the requests. Whatever does not fit is
+counted in a line of its own.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from rich.text import Text
 
@@ -33,16 +36,27 @@ from fleet.top_text import (
     styled,
 )
 from picker.admin.history import EndpointSeries
-from picker.admin.views import EndpointView
+from picker.admin.views import NOT_USABLE, EndpointView
 from picker.decisions.views import RecordSummary
 from picker.flowcontrol.views import BandView
 
-FEW_REQUESTS = 3
+FEW_REQUESTS = 2
 REQUESTS_WITHOUT_LIMIT = 10
 MOST_BANDS = 5
 _BAR = 7
+_COLUMNS = 61  # cells of an endpoint's line beside its name and its curve
 _NO_SERIES = EndpointSeries()
-_TROUBLED_FIRST = {"ejected": 0, "on-trial": 1, "suspect": 2}
+_TROUBLED_FIRST = {"ejected": 0, "unknown": 0, "on-trial": 1, "suspect": 2}
+# How endpoints can be sorted, by what the key is called; the highest first.
+SORTS: dict[str, Callable[[EndpointView], float]] = {
+    "trouble": lambda one: -_TROUBLED_FIRST.get(one.health.state, 3),
+    "running": lambda one: -1 if one.metrics is None else one.metrics.running_requests,
+    "waiting": lambda one: -1 if one.metrics is None else one.metrics.waiting_requests,
+    "KV": lambda one: -1 if one.metrics is None else one.metrics.kv_cache_usage,
+    "requests": lambda one: one.requests_per_second or 0,
+    "TTFT": lambda one: 0 if one.ttft is None else one.ttft.p95,
+}
+KEYS = "s sort  / filter  f failed only  p pause  arrows, Enter explain  q quit"
 _HEAD = "bold underline"
 _ID_WIDTH = 36
 _WIDTH_FOR_IDS = 120
@@ -64,20 +78,105 @@ class Title:
 
     url: str
     lost: str | None = None
-    hint: str = ""
 
 
-def frame(seen: Seen | None, title: Title, room: Room) -> list[Text]:
-    """The lines, at most as many and as long as there is room."""
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a person at the terminal wants to see.
+
+    `text` is to be in the names of endpoints and requests; `is_typing` says that keys add to it.
+    `chosen` is the request that is marked, None: none is.
+    """
+
+    sort: str = "trouble"
+    text: str = ""
+    is_typing: bool = False
+    only_failed: bool = False
+    is_paused: bool = False
+    chosen: RecordSummary | None = None
+
+    def endpoints(self, seen: Seen) -> list[EndpointView]:
+        """Those that are wanted, in their order."""
+        found = [one for one in seen.pool.endpoints if self.text in f"{one.key} {one.address}"]
+        return sorted(found, key=SORTS[self.sort], reverse=True)
+
+    def requests(self, seen: Seen) -> list[RecordSummary]:
+        """Those that are wanted, the newest first."""
+        return [
+            one
+            for one in seen.decisions
+            if (not self.only_failed or _has_failed(one))
+            and self.text
+            in " ".join((one.request_id, one.model, one.fairness_id, one.endpoint or ""))
+        ]
+
+    def pressed(self, key: str, seen: Seen | None) -> Wishes:
+        """After a key: a character, "up", "down", "enter", "escape" or "backspace"."""
+        if self.is_typing:
+            return self._typed(key)
+        if key in ("up", "down", "k", "j"):
+            by = 1 if key in ("down", "j") else -1
+            return self if seen is None else self._moved(by, self.requests(seen))
+        names = list(SORTS)
+        after = names[(names.index(self.sort) + 1) % len(names)]
+        changes: dict[str, dict[str, Any]] = {
+            "s": {"sort": after},
+            "/": {"is_typing": True, "text": ""},
+            "f": {"only_failed": not self.only_failed},
+            "p": {"is_paused": not self.is_paused},
+            "escape": {"text": "", "chosen": None},
+        }
+        return replace(self, **changes.get(key, {}))
+
+    def _typed(self, key: str) -> Wishes:
+        if key in ("enter", "escape"):
+            return replace(self, is_typing=False, text=self.text if key == "enter" else "")
+        if key == "backspace":
+            return replace(self, text=self.text[:-1])
+        return replace(self, text=self.text + key) if len(key) == 1 else self
+
+    def _moved(self, by: int, requests: list[RecordSummary]) -> Wishes:
+        at = next((at for at, one in enumerate(requests) if _same(one, self.chosen)), None)
+        place = 0 if at is None else max(0, min(at + by, len(requests) - 1))
+        return replace(self, chosen=requests[place] if requests else None)
+
+    def words(self) -> str:
+        """For the line of keys."""
+        parts = [f"by {self.sort}"]
+        if self.text or self.is_typing:
+            parts.append(f"with '{self.text}{'_' if self.is_typing else ''}'")
+        parts += ["failed only"] * self.only_failed + ["PAUSED"] * self.is_paused
+        return ", ".join(parts)
+
+
+def _has_failed(one: RecordSummary) -> bool:
+    return one.outcome not in OUTCOME_STYLES or (one.status or 200) >= 400
+
+
+def _same(one: RecordSummary, other: RecordSummary | None) -> bool:
+    """Whether it is the same request, whatever became of it meanwhile."""
+    return other is not None and (one.request_id, one.received_unix_seconds) == (
+        other.request_id,
+        other.received_unix_seconds,
+    )
+
+
+def frame(seen: Seen | None, title: Title, room: Room, wishes: Wishes | None = None) -> list[Text]:
+    """The lines, at most as many and as long as there is room. Without `wishes` nobody is at the
+    terminal.
+    """
     lines = [_title(seen, title, room)]
     if seen is not None:
-        lines.append(_flow_control(seen, room))
+        lines += [_rates(seen, room), _flow_control(seen, room)]
+        keys = Text() if wishes is None else _keys(wishes, room)
+        wishes = wishes or Wishes()
         num_bands = min(len(seen.queues.bands), MOST_BANDS) if seen.queues.is_on else 0
-        space = _share_out(len(seen.pool.endpoints), num_bands, len(seen.decisions), room.height)
-        lines += [Text(), *_endpoints(seen, space.endpoints, room)]
+        endpoints, requests = wishes.endpoints(seen), wishes.requests(seen)
+        space = _share_out(len(endpoints), num_bands, len(requests), room.height)
+        lines += [keys, *_endpoints(seen, endpoints, space.endpoints, room)]
         if num_bands:
             lines += [Text(), *_queues(seen, num_bands, room)]
-        lines += [Text(), *_requests(seen, space.requests, room)]
+        lines += [Text(), *_requests(seen, requests, space.requests, room, wishes.chosen)]
     return lines if room.height is None else lines[: room.height]
 
 
@@ -91,7 +190,7 @@ def _share_out(endpoints: int, bands: int, requests: int, height: int | None) ->
     """How many rows endpoints and requests get, a line that counts the rest included."""
     if height is None:
         return _Space(endpoints, REQUESTS_WITHOUT_LIMIT)
-    around = 2 + 2 + (2 if bands else 0) + 3  # lines that are always there, and blank ones
+    around = 3 + 2 + (2 if bands else 0) + 3  # lines that are always there, and blank ones
     left = height - around - bands
     few = min(requests, FEW_REQUESTS)
     for_endpoints = max(1, min(endpoints, left - few))
@@ -106,16 +205,37 @@ def _title(seen: Seen | None, title: Title, room: Room) -> Text:
         words, style = "asking ...", "dim"
     else:
         endpoints = seen.pool.endpoints
-        usable = sum(one.health.state != "ejected" for one in endpoints)
-        rates = [one.requests_per_second for one in endpoints]
-        known = [one for one in rates if one is not None]
-        speed = f"  {rate(sum(known))} req/s" if known else ""
+        usable = sum(one.health.state not in NOT_USABLE for one in endpoints)
+        speed = f"  {rate(seen.pool.pool.requests_per_second)} req/s"
         words, style = f"{usable} of {len(endpoints)} endpoints usable{speed}", ""
     text = f"pointsman {title.url}  "
-    left = max(0, room.width - len(title.hint) - 1)
-    first = cell(text, min(len(text), left), glyphs)
-    second = cell(words, left - len(first), glyphs)
-    return styled([(first, "bold"), (second, style), (f" {title.hint}", "dim")])
+    first = cell(text, min(len(text), room.width), glyphs)
+    second = cell(words, room.width - len(first), glyphs)
+    return styled([(first, "bold"), (second, style)])
+
+
+def _keys(wishes: Wishes, room: Room) -> Text:
+    words = f"{wishes.words()}   "
+    left = room.width - len(words)
+    style = "bold yellow" if wishes.is_paused else "bold"
+    return _fitting(
+        [(cell(words, len(words), room.glyphs), style), (KEYS[: max(0, left)], "dim")], room
+    )
+
+
+def _rates(seen: Seen, room: Room) -> Text:
+    pool, ttft = seen.pool.pool, seen.pool.pool.ttft
+    times = [None, None, None] if ttft is None else [ttft.p50, ttft.p95, ttft.p99]
+    p50, p95, p99 = (seconds(one) for one in times)
+    parts = [
+        (f"first token p50 {p50} p95 {p95} p99 {p99}  {rate(pool.tokens_per_second)} tok/s", "")
+    ]
+    for value, word in (
+        (pool.refusals_per_second, "refused"),
+        (pool.failures_per_second, "failed"),
+    ):
+        parts.append((f"  {rate(value)}/s {word}", "bold red" if value else ""))
+    return _fitting(parts, room)
 
 
 def _flow_control(seen: Seen, room: Room) -> Text:
@@ -127,7 +247,7 @@ def _flow_control(seen: Seen, room: Room) -> Text:
     text = (
         f"saturation {bar(queues.saturation, 10, glyphs)} {percent(queues.saturation)}  "
         f"queued {queues.queued_requests}{most} ({size(queues.queued_bytes)})  "
-        f"under way {queues.under_way}  {rate(queues.dispatched_per_second)}/s{stale}"
+        f"in flight {queues.under_way}  {rate(queues.dispatched_per_second)}/s{stale}"
     )
     return styled([(cell(text, room.width, glyphs), "")])
 
@@ -135,16 +255,13 @@ def _flow_control(seen: Seen, room: Room) -> Text:
 # Endpoints
 
 
-def _endpoints(seen: Seen, rows: int, room: Room) -> list[Text]:
-    endpoints = sorted(
-        seen.pool.endpoints, key=lambda one: _TROUBLED_FIRST.get(one.health.state, 3)
-    )
+def _endpoints(seen: Seen, endpoints: list[EndpointView], rows: int, room: Room) -> list[Text]:
     longest = max((len(one.name) for one in endpoints), default=0)
     name_width = max(10, min(longest, 14 + max(0, room.width - 80) // 2))
-    spark_width = max(0, min(room.width - name_width - 54, 60))
+    spark_width = max(0, min(room.width - name_width - _COLUMNS, 60))
     head = (
         cell("ENDPOINT", name_width, room.glyphs)
-        + " STATE       RUN WAIT KV           PREFIX INFL  REQ/S "
+        + " STATE       RUN WAIT KV           PREFIX INFL  REQ/S   TTFT "
         + cell("RUNNING", spark_width, room.glyphs)
     )
     shown, more = _cut(endpoints, rows)
@@ -170,6 +287,7 @@ def _endpoint(one: EndpointView, name_width: int, spark: str, room: Room) -> Tex
         cell(percent(one.prefix_hit_share), 6, glyphs, right=True),
         cell(count(one.inflight_requests), 4, glyphs, right=True),
         cell(rate(one.requests_per_second), 6, glyphs, right=True),
+        cell(seconds(None if one.ttft is None else one.ttft.p95), 6, glyphs, right=True),
     ]
     parts = [
         (cell(one.name, name_width, glyphs) + " ", ""),
@@ -214,7 +332,13 @@ def _band(one: BandView, room: Room) -> Text:
 # Requests
 
 
-def _requests(seen: Seen, rows: int, room: Room) -> list[Text]:
+def _requests(
+    seen: Seen,
+    requests: list[RecordSummary],
+    rows: int,
+    room: Room,
+    chosen: RecordSummary | None,
+) -> list[Text]:
     counts = Counter(one.outcome for one in seen.decisions)
     listed = ", ".join(f"{clean(name, room.glyphs)} {many}" for name, many in counts.most_common())
     of = f"of the last {len(seen.decisions)} requests: {listed}" if listed else "no request yet"
@@ -223,7 +347,15 @@ def _requests(seen: Seen, rows: int, room: Room) -> list[Text]:
     if room.width >= _WIDTH_FOR_IDS:
         head = cell(head, room.width - _ID_WIDTH - 1, room.glyphs) + " ID"
     lines.append(styled([(cell(head, room.width, room.glyphs), _HEAD)]))
-    return lines + [_request(one, room) for one in seen.decisions[:rows]]
+    # The one that is marked stays in sight.
+    at = next((at for at, one in enumerate(requests) if _same(one, chosen)), 0)
+    first = max(0, at - max(0, rows - 1))
+    for one in requests[first : first + rows]:
+        line = _request(one, room)
+        if _same(one, chosen):
+            line.stylize("reverse")
+        lines.append(line)
+    return lines
 
 
 def _request(one: RecordSummary, room: Room) -> Text:

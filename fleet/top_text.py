@@ -25,6 +25,7 @@ STATES = {
     "suspect": ("doubtful", "suspect", "yellow"),
     "ejected": ("bad", "ejected", "bold red"),
     "on-trial": ("doubtful", "on trial", "yellow"),
+    "unknown": ("bad", "unknown", "bold red"),
 }
 
 

@@ -52,6 +52,20 @@ class Endpoint(msgspec.Struct, frozen=True):
         return f"{host}:{self.port}"
 
 
+class ServedTotals(msgspec.Struct, frozen=True, gc=False):
+    """What an endpoint has served since its start, as of `read_at_seconds`.
+
+    `ttft_counts` are requests by the time to their first token: one for each of `ttft_edges`, in
+    seconds and ascending, that took longer than the edge before and at most that one, and one for
+    those that took longer than all. Both are empty where the engine has no such histogram.
+    """
+
+    read_at_seconds: float
+    generated_tokens: float | None = None
+    ttft_edges: tuple[float, ...] = ()
+    ttft_counts: tuple[float, ...] = ()
+
+
 class EndpointMetrics(msgspec.Struct, frozen=True):
     """What one scrape of an endpoint said. `updated_at_seconds` is on the monotonic clock of the
     caller.
@@ -59,7 +73,7 @@ class EndpointMetrics(msgspec.Struct, frozen=True):
     `active_models` and `waiting_models` are the LoRA adapters that run and wait there, at most
     `max_active_models` at a time (None: the endpoint does not say). The next scrape was meant to
     follow after `interval_seconds`: an idle pool is asked less often, so a scrape is late when it
-    is older than that and what one tolerates.
+    is older than that and what one tolerates. `served` is read once a second at most, for people.
     """
 
     waiting_requests: int = 0
@@ -73,6 +87,7 @@ class EndpointMetrics(msgspec.Struct, frozen=True):
     max_active_models: int | None = None
     updated_at_seconds: float = 0.0
     interval_seconds: float = 0.0
+    served: ServedTotals | None = None
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):

@@ -31,6 +31,8 @@ FILES_SHARE = 0.8
 EXPIRY_WARNING_DAYS = 14.0
 # With an election all but one are so; those that wait for the first leader, or cannot ask, are not.
 _STANDS_BY = re.compile(r"stands by; the leader is (?!nobody yet)")
+# Told of by `_scrapes`, endpoint by endpoint.
+_SILENCE = re.compile(r"(; )?\d+ of \d+ endpoints do not answer: .*\s*$")
 _EXPERIMENTAL = "is experimental"
 _SHOWN = 5
 _ENDPOINTS = "llm_d_epp_ready_endpoints"
@@ -62,6 +64,7 @@ def _reachable(facts: Facts) -> Iterator[Diagnosis]:
 
 def _ready(picker: PickerFacts) -> Iterator[Diagnosis]:
     first, _, detail = picker.readiness.partition("\n")
+    detail = _SILENCE.sub("", detail)
     if not picker.is_ready and _STANDS_BY.match(detail):
         return
     if not picker.is_ready:
@@ -124,7 +127,7 @@ def _age(one: EndpointView) -> str:
 
 def _health(picker: PickerFacts) -> Iterator[Diagnosis]:
     for one in picker.endpoints:
-        if one.health.state != "healthy":
+        if one.health.state not in ("healthy", "unknown"):
             yield warning(
                 f"{one.key} ({one.address}) is {one.health.state} after "
                 f"{one.health.consecutive_failures} failures in a row",

@@ -1,4 +1,5 @@
-"""The last two minutes of every endpoint, for sparklines: a ring of samples, one a second.
+"""The last two minutes of the pool and of every endpoint, for charts: rings of samples, one a
+second.
 
 An endpoint that was not sampled is forgotten.
 """
@@ -22,7 +23,8 @@ _UNKNOWN = math.nan
 class EndpointSample(msgspec.Struct, frozen=True):
     """An endpoint at one moment; None where nothing is known.
 
-    `prefix_hit_share` and `requests_per_second` are those of `traffic.Recent`.
+    `prefix_hit_share`, `requests_per_second` and `failures_per_second` are those of
+    `traffic.Recent`, `ttft_p95_seconds` and `tokens_per_second` of `traffic.Served`.
     """
 
     running: float | None = None
@@ -31,6 +33,9 @@ class EndpointSample(msgspec.Struct, frozen=True):
     prefix_hit_share: float | None = None
     inflight: float | None = None
     requests_per_second: float | None = None
+    ttft_p95_seconds: float | None = None
+    tokens_per_second: float | None = None
+    failures_per_second: float | None = None
 
 
 class EndpointSeries(msgspec.Struct, frozen=True):
@@ -42,14 +47,51 @@ class EndpointSeries(msgspec.Struct, frozen=True):
     prefix_hit_share: tuple[float | None, ...] = ()
     inflight: tuple[float | None, ...] = ()
     requests_per_second: tuple[float | None, ...] = ()
+    ttft_p95_seconds: tuple[float | None, ...] = ()
+    tokens_per_second: tuple[float | None, ...] = ()
+    failures_per_second: tuple[float | None, ...] = ()
+
+
+class PoolSample(msgspec.Struct, frozen=True):
+    """The pool at one moment; None where nothing is known.
+
+    Rates are those of `traffic.PoolRecent`, times to the first token and tokens those of
+    `traffic.Served`; `waiting` at endpoints, `queued` in the picker.
+    """
+
+    requests_per_second: float | None = None
+    refusals_per_second: float | None = None
+    failures_per_second: float | None = None
+    ttft_p50_seconds: float | None = None
+    ttft_p95_seconds: float | None = None
+    tokens_per_second: float | None = None
+    running: float | None = None
+    waiting: float | None = None
+    queued: float | None = None
+
+
+class PoolSeries(msgspec.Struct, frozen=True):
+    """Samples of the pool, the newest last. All fields are equally long."""
+
+    requests_per_second: tuple[float | None, ...] = ()
+    refusals_per_second: tuple[float | None, ...] = ()
+    failures_per_second: tuple[float | None, ...] = ()
+    ttft_p50_seconds: tuple[float | None, ...] = ()
+    ttft_p95_seconds: tuple[float | None, ...] = ()
+    tokens_per_second: tuple[float | None, ...] = ()
+    running: tuple[float | None, ...] = ()
+    waiting: tuple[float | None, ...] = ()
+    queued: tuple[float | None, ...] = ()
 
 
 _FIELDS = EndpointSeries.__struct_fields__
+_POOL_FIELDS = PoolSeries.__struct_fields__
 _NEVER_SAMPLED = EndpointSample()
 
 
 class HistoryView(msgspec.Struct, frozen=True):
-    """Samples of the endpoints, by key; each series ends with sample number `last`.
+    """Samples of the endpoints, by key, and of the pool; each series ends with sample number
+    `last`.
 
     Samples are numbered from 1 since the picker started; `last` 0: there is none yet.
     """
@@ -57,6 +99,7 @@ class HistoryView(msgspec.Struct, frozen=True):
     last: int = 0
     interval_seconds: float = INTERVAL_SECONDS
     endpoints: Mapping[str, EndpointSeries] = {}
+    pool: PoolSeries = PoolSeries()
 
 
 # Samples of one endpoint, a row for each field, NaN where nothing is known.
@@ -64,18 +107,18 @@ Rows: TypeAlias = "tuple[array[float], ...]"
 
 
 class _Ring:
-    """Owns the samples of one endpoint: a row of numbers for each field."""
+    """Owns samples: a row of numbers for each field."""
 
-    __slots__ = ("_length", "_next", "_rows", "_size")
+    __slots__ = ("_fields", "_length", "_next", "_rows", "_size")
 
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._rows = tuple(array("d", [_UNKNOWN]) * size for _ in _FIELDS)
+    def __init__(self, size: int, fields: tuple[str, ...]) -> None:
+        self._size, self._fields = size, fields
+        self._rows = tuple(array("d", [_UNKNOWN]) * size for _ in fields)
         self._next = 0
         self._length = 0
 
-    def add(self, sample: EndpointSample) -> None:
-        for name, row in zip(_FIELDS, self._rows, strict=True):
+    def add(self, sample: EndpointSample | PoolSample) -> None:
+        for name, row in zip(self._fields, self._rows, strict=True):
             value = getattr(sample, name)
             row[self._next] = _UNKNOWN if value is None else round(value, _DECIMALS)
         self._next = (self._next + 1) % self._size
@@ -90,23 +133,29 @@ class _Ring:
 
 
 class History:
-    """Owns the rings of all endpoints that were sampled last."""
+    """Owns the rings of the pool and of all endpoints that were sampled last."""
 
     def __init__(self, size: int = SAMPLES) -> None:
         """`size` samples are kept of each."""
         self._size = size
         self._rings: dict[str, _Ring] = {}
+        self._pool = _Ring(size, _POOL_FIELDS)
+        self.latest_pool = PoolSample()
         self._latest: Mapping[str, EndpointSample] = {}
         self._last = 0
 
-    def record(self, samples: Mapping[str, EndpointSample]) -> None:
-        """Add one sample of every endpoint there is, by key; the others are forgotten."""
+    def record(self, samples: Mapping[str, EndpointSample], pool: PoolSample | None = None) -> None:
+        """Add one sample of the pool and of every endpoint there is, by key; the others are
+        forgotten.
+        """
+        self.latest_pool = pool or PoolSample()
+        self._pool.add(self.latest_pool)
         for key in self._rings.keys() - samples.keys():
             del self._rings[key]
         for key, sample in samples.items():
             ring = self._rings.get(key)
             if ring is None:
-                ring = self._rings[key] = _Ring(self._size)
+                ring = self._rings[key] = _Ring(self._size, _FIELDS)
             ring.add(sample)
         self._latest = dict(samples)
         self._last += 1
@@ -120,6 +169,10 @@ class History:
         rings = self._rings
         count = min(count, MOST_SAMPLES // max(1, len(rings)))
         return self._last, {key: ring.last(count) for key, ring in rings.items()}
+
+    def pool(self, count: int) -> PoolSeries:
+        """The last `count` samples of the pool, fewer where there are not so many."""
+        return PoolSeries(*map(_known, self._pool.last(count)))
 
     def latest(self, key: str) -> EndpointSample:
         """The last sample of an endpoint; one that knows nothing when there is none."""

@@ -12,13 +12,22 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 from aiohttp import web
+from msgspec.structs import replace
 
 from picker.admin.answers import as_error, as_json, whole_number
-from picker.admin.history import INTERVAL_SECONDS, SAMPLES, EndpointSample, History, series
+from picker.admin.history import (
+    INTERVAL_SECONDS,
+    SAMPLES,
+    EndpointSample,
+    History,
+    PoolSample,
+    series,
+)
 from picker.admin.metrics_page import of_pool
-from picker.admin.views import HEALTHY, AdminSource, EndpointView, HealthView
+from picker.admin.views import HEALTHY, AdminSource, EndpointView, HealthView, PoolRates
 from picker.metrics.picker_metrics import CONTENT_TYPE
-from picker.types import Candidate
+from picker.telemetry.traffic import Served, ServedWindow
+from picker.types import Candidate, EndpointMetrics
 
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 1000
@@ -31,16 +40,20 @@ _WHICH: Final = (
     '<nav aria-label="Pools" class="which"><a href="{up}">All pools</a>'
     ' <span aria-hidden="true">/</span> <strong id="pool">{key}</strong></nav>'
 )
+_NOTHING: Final = Served()
 T = TypeVar("T")
 
 
 class PoolPages:
-    """The pages of one pool. Owns its last two minutes. `clock` is the one that scrapes are timed
-    with, in seconds.
+    """The pages of one pool. Owns its last two minutes, and what was served in them. `clock` is the
+    one that scrapes are timed with, in seconds.
     """
 
     def __init__(self, source: AdminSource, clock: Callable[[], float] = time.monotonic) -> None:
         self.source, self.history = source, History()
+        self._window = ServedWindow()
+        self._served: Mapping[str, Served] = {}
+        self._served_by_all = Served()
         self._clock = clock
 
     def routes(self, is_ready: Callable[[], bool], key: str = "") -> list[web.RouteDef]:
@@ -70,11 +83,15 @@ class PoolPages:
 
     def sample(self) -> None:
         """Add to the history what is known now."""
-        recent = self.source.traffic()
+        traffic = self.source.traffic()
         candidates = self.source.datastore.snapshot().candidates
+        known = {one.key: one.metrics for one in candidates if one.metrics is not None}
+        totals = {key: one.served for key, one in known.items()}
+        self._served, self._served_by_all = self._window.sample(totals)
         samples = {}
         for one in candidates:
-            metrics, sent = one.metrics, recent.get(one.key)
+            metrics, sent = one.metrics, traffic.endpoints.get(one.key)
+            served = self._served.get(one.key, _NOTHING)
             samples[one.key] = EndpointSample(
                 running=None if metrics is None else metrics.running_requests,
                 waiting=None if metrics is None else metrics.waiting_requests,
@@ -82,8 +99,23 @@ class PoolPages:
                 prefix_hit_share=None if sent is None else sent.prefix_hit_share,
                 inflight=self.source.inflight.requests(one.key),
                 requests_per_second=None if sent is None else sent.requests_per_second,
+                ttft_p95_seconds=None if served.ttft is None else served.ttft.p95,
+                tokens_per_second=served.tokens_per_second,
+                failures_per_second=None if sent is None else sent.failures_per_second,
             )
-        self.history.record(samples)
+        ttft, sums = self._served_by_all.ttft, known.values()
+        pool = PoolSample(
+            requests_per_second=traffic.pool.requests_per_second,
+            refusals_per_second=traffic.pool.refusals_per_second,
+            failures_per_second=traffic.pool.failures_per_second,
+            ttft_p50_seconds=None if ttft is None else ttft.p50,
+            ttft_p95_seconds=None if ttft is None else ttft.p95,
+            tokens_per_second=self._served_by_all.tokens_per_second,
+            running=sum(one.running_requests for one in sums) if known else None,
+            waiting=sum(one.waiting_requests for one in sums) if known else None,
+            queued=self.source.queues().queued_requests,
+        )
+        self.history.record(samples, pool)
 
     async def _show_endpoints(self, request: web.Request) -> web.Response:
         """An `EndpointsView`, piece by piece: of a thousand endpoints it is a megabyte or two.
@@ -93,16 +125,29 @@ class PoolPages:
         health = self.source.health()
         candidates = self.source.datastore.snapshot().candidates
         last, taken = self.history.cut(samples)
+        pool_rows = self.history.pool(samples)
         endpoints = await _encoded(candidates, lambda one: self._describe(one, health))
+        answer = {"endpoints": endpoints, "pool": self._pool()}
         if not samples:
-            return as_json({"endpoints": endpoints})
+            return as_json(answer)
         rows = await _encoded(taken.values(), series)
         history = {
             "last": last,
             "interval_seconds": INTERVAL_SECONDS,
             "endpoints": dict(zip(taken, rows, strict=True)),
+            "pool": pool_rows,
         }
-        return as_json({"endpoints": endpoints, "history": history})
+        return as_json(answer | {"history": history})
+
+    def _pool(self) -> PoolRates:
+        latest = self.history.latest_pool
+        return PoolRates(
+            latest.requests_per_second,
+            latest.refusals_per_second,
+            latest.failures_per_second,
+            latest.tokens_per_second,
+            self._served_by_all.ttft,
+        )
 
     def _describe(self, candidate: Candidate, health: Mapping[str, HealthView]) -> EndpointView:
         endpoint, last = candidate.endpoint, candidate.last_metrics
@@ -115,13 +160,16 @@ class PoolPages:
             labels=dict(endpoint.labels),
             health=health.get(candidate.key, HEALTHY),
             inflight_requests=self.source.inflight.requests(candidate.key),
-            metrics=candidate.metrics,
-            last_metrics=last,
+            metrics=_shown(candidate.metrics),
+            last_metrics=_shown(last),
             metrics_age_seconds=(
                 None if last is None else max(0.0, self._clock() - last.updated_at_seconds)
             ),
             requests_per_second=recent.requests_per_second,
             prefix_hit_share=recent.prefix_hit_share,
+            failures_per_second=recent.failures_per_second,
+            tokens_per_second=recent.tokens_per_second,
+            ttft=self._served.get(candidate.key, _NOTHING).ttft,
         )
 
     async def _show_queues(self, _request: web.Request) -> web.Response:
@@ -145,6 +193,11 @@ class PoolPages:
 
     async def _show_config(self, _request: web.Request) -> web.Response:
         return as_json(self.source.configuration())
+
+
+def _shown(metrics: EndpointMetrics | None) -> EndpointMetrics | None:
+    """Without the buckets that percentiles are made of."""
+    return metrics if metrics is None or metrics.served is None else replace(metrics, served=None)
 
 
 async def _encoded(values: Iterable[T], what: Callable[[T], Any]) -> list[msgspec.Raw]:

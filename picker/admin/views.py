@@ -13,7 +13,7 @@ from picker.flowcontrol.views import QueuesView
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
-from picker.telemetry.traffic import Recent
+from picker.telemetry.traffic import Percentiles, Traffic
 from picker.types import EndpointMetrics
 
 LIST: Final = "/pools"
@@ -21,7 +21,9 @@ PREFIX: Final = "/pools/"
 
 
 class HealthView(msgspec.Struct, frozen=True):
-    """How an endpoint has answered lately: `state` is healthy, suspect, ejected or on-trial."""
+    """How an endpoint has answered lately: `state` is healthy, suspect, ejected, on-trial, or
+    unknown for one that has answered neither a scrape nor a request lately, or never.
+    """
 
     state: str
     consecutive_failures: int = 0
@@ -43,14 +45,17 @@ class ConfigView(msgspec.Struct, frozen=True):
 
 
 HEALTHY: Final = HealthView("healthy")
+UNKNOWN: Final = HealthView("unknown")
+NOT_USABLE: Final = frozenset({"ejected", "unknown"})  # states
 
 
 class EndpointView(msgspec.Struct, frozen=True):
     """One endpoint.
 
     `metrics` is None while its load is unknown; then `last_metrics` is what was known last, and
-    `metrics_age_seconds` how old that is. `requests_per_second` and `prefix_hit_share` are those of
-    the last ten seconds (see `traffic.Recent`), None where this process does not know them.
+    `metrics_age_seconds` how old that is. Rates of requests and `prefix_hit_share` are those of the
+    last ten seconds (see `traffic.Recent`), None where this process does not know them; `ttft` and
+    `tokens_per_second` what the endpoint says of the last thirty (see `traffic.Served`).
     """
 
     key: str
@@ -65,12 +70,28 @@ class EndpointView(msgspec.Struct, frozen=True):
     metrics_age_seconds: float | None = None
     requests_per_second: float | None = None
     prefix_hit_share: float | None = None
+    failures_per_second: float | None = None
+    tokens_per_second: float | None = None
+    ttft: Percentiles | None = None
+
+
+class PoolRates(msgspec.Struct, frozen=True):
+    """Rates of the pool as in `PoolSample`, and times to the first token at all its endpoints."""
+
+    requests_per_second: float | None = None
+    refusals_per_second: float | None = None
+    failures_per_second: float | None = None
+    tokens_per_second: float | None = None
+    ttft: Percentiles | None = None
 
 
 class EndpointsView(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The pool, in the order in which endpoints were first named; `history` where asked for."""
+    """The pool and its endpoints, in the order in which they were first named; `history` where
+    asked for.
+    """
 
     endpoints: tuple[EndpointView, ...]  # without a default: none are told of as well
+    pool: PoolRates = PoolRates()
     history: HistoryView | None = None
 
 
@@ -125,8 +146,8 @@ class AdminSource(Protocol):
         """How endpoints have answered, by key; one that is absent has done nothing wrong."""
         ...
 
-    def traffic(self) -> Mapping[str, Recent]:
-        """What was sent where lately, by key; to be asked once a second."""
+    def traffic(self) -> Traffic:
+        """What was sent where lately; to be asked once a second."""
         ...
 
     def configuration(self) -> ConfigView:
@@ -134,5 +155,5 @@ class AdminSource(Protocol):
         ...
 
     def problem(self) -> str | None:
-        """Why what is known of the pool may be old, in a sentence; None: it is current."""
+        """What is wrong with the pool or with what is known of it; None: nothing is."""
         ...

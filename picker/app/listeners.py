@@ -23,6 +23,7 @@ from picker.errors import ConfigError, PickerError
 from picker.extproc.pump import StreamMetrics
 from picker.extproc.server import Exchanges, build_server
 from picker.metrics.picker_metrics import PickerMetrics
+from picker.metrics.series import Gauge
 from picker.peers.credentials import PeerCredentials
 from picker.peers.server import PeerServer, peer_port
 from picker.rpc.budget import ByteBudget
@@ -65,12 +66,14 @@ class ExtProcPort:
         certificate: TlsMaterial | None = None,
         bodies: ByteBudget | None = None,
         flag: str = "--grpc-port",
+        expiry: Gauge | None = None,
     ) -> None:
-        """Opens nothing; `flag` is what the port was asked for with.
+        """Opens nothing; `flag` is what the port was asked for with, `expiry` shows when its
+        certificate ends.
 
         Raises `ConfigError` for certificates that cannot be used.
         """
-        self._certificates = _certificates(options.tls)
+        self._certificates = _certificates(options.tls, expiry)
         self._flag = flag
         self._follows = options.tls is not None and options.tls.reload
         self._options = replace(
@@ -137,7 +140,8 @@ class Listeners:
         streams = StreamMetrics(metrics, time.monotonic)
         made = _certificate_made_on_the_spot(options.tls)
         bodies = ByteBudget(options.max_unfinished_body_bytes)  # of all ports together
-        port = partial(ExtProcPort, streams=streams, certificate=made, bodies=bodies)
+        expiry = metrics.certificate_expiry_timestamp_seconds
+        port = partial(ExtProcPort, streams=streams, certificate=made, bodies=bodies, expiry=expiry)
         self._ext_proc = port(options, exchanges, health)
         self._own = {
             one.key: port(
@@ -148,7 +152,7 @@ class Listeners:
             )
             for one in own
         }
-        self._http_certificates, self._http_tls = _metrics_tls(options.metrics_tls)
+        self._http_certificates, self._http_tls = _metrics_tls(options.metrics_tls, expiry)
         is_unix = ext_proc_options(options).unix_path is not None
         self._health_options = ServerOptions(
             host="127.0.0.1" if is_unix else options.bind_address,
@@ -248,10 +252,12 @@ def ext_proc_options(options: Options) -> ServerOptions:
     )
 
 
-def _certificates(flags: TlsFlags | None) -> CertificateFolder | None:
+def _certificates(flags: TlsFlags | None, expiry: Gauge | None) -> CertificateFolder | None:
     if flags is None or flags.cert_path is None:
         return None
-    return CertificateFolder(flags.cert_path)
+    flag = "--cert-path"
+    shown = None if expiry is None else expiry.labels(flag).set
+    return CertificateFolder(flags.cert_path, flag, shown)
 
 
 def _certificate_made_on_the_spot(flags: TlsFlags | None) -> TlsMaterial | None:
@@ -280,12 +286,14 @@ def _self_signed() -> TlsMaterial:
 
 
 def _metrics_tls(
-    flags: MetricsTls | None,
+    flags: MetricsTls | None, expiry: Gauge
 ) -> tuple[CertificateFolder | None, ssl.SSLContext | None]:
     """Where the certificate of the HTTP port comes from, and what shows it."""
     if flags is None:
         return None, None
-    folder = CertificateFolder(flags.cert_path, "--metrics-cert-dir")
+    folder = CertificateFolder(
+        flags.cert_path, "--metrics-cert-dir", expiry.labels("--metrics-cert-dir").set
+    )
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     replace_certificate(context, folder.load())
     if flags.client_ca_file is not None:

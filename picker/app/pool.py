@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from random import Random
 
 from picker.admin.history import INTERVAL_SECONDS
 from picker.admin.metrics_page import RememberedCollector
-from picker.admin.views import ConfigView, HealthView
+from picker.admin.views import UNKNOWN, ConfigView, HealthView
 from picker.app.cluster import ClusterAccess, target_of
 from picker.app.in_use import Outbound, config_in_use, pipeline_of, read_config
 from picker.app.leadership import Leadership
@@ -37,7 +38,7 @@ from picker.flowcontrol.views import QueuesView
 from picker.framework.interfaces import EndpointObserver, KvEventConsumer
 from picker.k8s.discovery import KubernetesDiscovery
 from picker.metrics.picker_metrics import PickerMetrics
-from picker.outliers.breaker import OutlierSettings
+from picker.outliers.breaker import EndpointState, OutlierSettings
 from picker.outliers.burst_wait import BurstWait
 from picker.outliers.detector import OutlierDetector
 from picker.plugins.discoveries.file_discovery import FileDiscoverySettings
@@ -63,10 +64,12 @@ from picker.telemetry.plugin_metrics import PluginCollector
 from picker.telemetry.pool_metrics import PoolCollector
 from picker.telemetry.request_metrics import RequestMetrics
 from picker.telemetry.spans import RequestTracer
-from picker.telemetry.traffic import EndpointTraffic, Recent
+from picker.telemetry.traffic import EndpointTraffic, Traffic
 from picker.types import Candidate
 
 log = logging.getLogger(__name__)
+
+MAX_NAMED = 5  # endpoints in a sentence
 
 
 class ServedPool:
@@ -252,14 +255,33 @@ class ServedPool:
     def health(self) -> Mapping[str, HealthView]:
         """How endpoints have answered, by key; one that is absent has done nothing wrong."""
         views = {} if self.detector is None else self.detector.views(time.monotonic())
-        return {
+        unknown = dict.fromkeys(self._silent(), UNKNOWN)
+        return unknown | {
             key: HealthView(
                 one.state.value, one.consecutive_failures, one.ejections, one.next_probe_seconds
             )
             for key, one in views.items()
+            if key not in unknown or one.state is not EndpointState.HEALTHY
         }
 
-    def traffic(self) -> Mapping[str, Recent]:
+    def _silent(self) -> list[str]:
+        """The endpoints that have answered neither a scrape nor a request lately, or never."""
+        detector, silent = self.detector, []
+        for one in self.datastore.snapshot().candidates:
+            if one.metrics is None:
+                lost_at = 0.0 if one.last_metrics is None else one.last_metrics.updated_at_seconds
+                if detector is None or detector.last_success(one.key) <= lost_at:
+                    silent.append(one.key)
+        return silent
+
+    def _silence(self) -> str | None:
+        """How many endpoints do not answer, in a sentence for people; None: all do."""
+        if not (silent := self._silent()):
+            return None
+        names = ", ".join(silent[:MAX_NAMED]) + (", …" if len(silent) > MAX_NAMED else "")
+        return f"{len(silent)} of {self.datastore.size} endpoints do not answer: {names}"
+
+    def traffic(self) -> Traffic:
         """What was sent where lately; to be asked once a second."""
         keys = [candidate.key for candidate in self.datastore.snapshot().candidates]
         return self._traffic.sample(keys, INTERVAL_SECONDS)
@@ -278,8 +300,9 @@ class ServedPool:
         )
 
     def problem(self) -> str | None:
-        """Why what is known of it may be old, in a sentence for people; None: it is current."""
-        return self._leadership.problem() or self.known.problem()
+        """What is wrong with it or with what is known of it, for people; None: nothing."""
+        old = self._leadership.problem() or self.known.problem()
+        return "; ".join(filter(None, (old, self._silence()))) or None
 
     def _config_watch(self, content: bytes | None) -> ConfigWatch | None:
         path = self._options.config_file
@@ -313,7 +336,6 @@ class KnownPool:
         activity = Activity(inflight)
         self.snapshots = WatchedSnapshots(self.datastore, activity)
         self._access: ClusterAccess | None = None
-        self._follows_source = True
         self._source = self._source_of(options, assembly, metrics)
         self._scraper = Scraper(
             self.datastore,
@@ -356,17 +378,18 @@ class KnownPool:
             await may_follow()
             await self._source.run()
 
-        scraping: dict[str, Work] = {"scraper": self._scraper.run}
-        return scraping | ({"discovery": follow} if self._follows_source else {})
+        return {"scraper": self._scraper.run, "discovery": follow}
 
     def _source_of(
         self, options: Options, assembly: Assembly, metrics: PickerMetrics
     ) -> PoolSource:
         found = _endpoints_file(options, assembly)
         if found is not None:
-            path, self._follows_source, allow_names = found
-            read = partial(pool_contents, pool=options.pool_name, allow_names=allow_names)
-            return FileDiscovery(path, self.datastore, self.rules, metrics, read)
+            path, follows, routes_to_names = found
+            read = partial(pool_contents, pool=options.pool_name)
+            resolve = None if routes_to_names else addresses_of
+            known = (self.datastore, self.rules, metrics)
+            return FileDiscovery(path, *known, read, resolve, follows=follows)
         flags = options.kubernetes
         if flags is None:
             raise ConfigError(
@@ -380,8 +403,8 @@ class KnownPool:
 
 
 def _endpoints_file(options: Options, assembly: Assembly) -> tuple[Path, bool, bool] | None:
-    """The endpoints file, whether its changes are followed, and whether addresses may be names;
-    None: there is none.
+    """The endpoints file, whether its changes are followed, and whether the proxy routes to the
+    names in it; None: there is none.
     """
     path = options.endpoints_file
     configured = assembly.data_layer.discovery
@@ -397,8 +420,21 @@ def _endpoints_file(options: Options, assembly: Assembly) -> tuple[Path, bool, b
                 "endpoints come from --endpoint-selector or from dataLayer.discovery, not both"
             )
         settings = configured.plugin
-        return Path(settings.path), settings.watch_file, settings.allows_names
+        return Path(settings.path), settings.watch_file, settings.routes_to_names
     return None
+
+
+def addresses_of(name: str) -> tuple[str, ...]:
+    """The IPv4 addresses of a host name, sorted; those of IPv6 where it has no others. Blocks.
+
+    Raises `OSError`.
+    """
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    either = [
+        sorted({str(address[0]) for family, *_, address in found if family == wanted})
+        for wanted in (socket.AF_INET, socket.AF_INET6)
+    ]
+    return tuple(either[0] or either[1])
 
 
 class PoolRecording:

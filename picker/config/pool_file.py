@@ -66,13 +66,13 @@ class PoolFile:
     findings: tuple[Finding, ...]
 
 
-def read_pool_file(content: bytes, name: str, pool: str, *, allow_names: bool = False) -> PoolFile:
+def read_pool_file(content: bytes, name: str, pool: str) -> PoolFile:
     """Decode an endpoints file for the pool called `pool`; messages call the file `name`.
 
     Raises `ConfigError` when it is none at all: no YAML, too large, or without exactly one list of
-    endpoints. With `allow_names` addresses may be DNS names, which few proxies can route to.
+    endpoints.
     """
-    reading = _Reading(name, pool, allow_names=allow_names)
+    reading = _Reading(name, pool)
     reading.read(content)
     if reading.endpoints is None:
         text = "expected a mapping with a list under the key 'endpoints'"
@@ -91,21 +91,17 @@ def read_policies(content: bytes, name: str, pool: str) -> PoolFile:
     return reading.result(EndpointList(()))
 
 
-def pool_contents(
-    content: bytes, name: str, pool: str, *, allow_names: bool = False
-) -> PoolContents:
+def pool_contents(content: bytes, name: str, pool: str) -> PoolContents:
     """What an endpoints file says, for `FileDiscovery`. Raises `ConfigError`."""
-    return read_pool_file(content, name, pool, allow_names=allow_names).contents
+    return read_pool_file(content, name, pool).contents
 
 
 class _Reading:
     """Owns what was read of one file so far."""
 
-    def __init__(
-        self, name: str, pool: str, *, lists_endpoints: bool = True, allow_names: bool = False
-    ) -> None:
+    def __init__(self, name: str, pool: str, *, lists_endpoints: bool = True) -> None:
         self._name, self._pool = name, pool
-        self._lists_endpoints, self._allow_names = lists_endpoints, allow_names
+        self._lists_endpoints = lists_endpoints
         self.endpoints: EndpointList | None = None
         self.num_objects = 0
         self._num_skipped = 0
@@ -165,7 +161,7 @@ class _Reading:
         doubled = self._doubled_keys(source.root)
         document = constructed(loader, source.root)
         try:
-            listed = endpoints_of(document, self._allow_names, doubled)
+            listed = endpoints_of(document, doubled)
         except ConfigError as error:
             raise unusable(self._name, str(error), source.root.start_mark) from error
         if self.endpoints is not None:

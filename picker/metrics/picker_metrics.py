@@ -218,6 +218,9 @@ class PickerMetrics(Family):
         "Requests at the HTTP port that an unforeseen error kept from being answered, by page.",
         ("page",),
     )
+    certificate_expiry_timestamp_seconds = own_gauge(
+        "When the certificate that a flag names ends, in seconds since 1970.", ("flag",)
+    )
     config_reloads_total = own_counter(
         "Changes of the configuration file, by whether they could be applied.", ("result",)
     )
@@ -255,6 +258,7 @@ class PickerMetrics(Family):
             self.unknown_pool_total,
             self.unknown_model_total,
             self.admin_failures_total,
+            self.certificate_expiry_timestamp_seconds,
             *self.streams.all,
             *(xds.clients, xds.responses_total, xds.acks_total, xds.nacks_total),
             *self.kubernetes.election.all,

@@ -322,6 +322,13 @@ class OutlierDetector:
             if breaker.state is not EndpointState.HEALTHY or breaker.ejections
         }
 
+    def last_success(self, key: str) -> float:
+        """When an endpoint last answered well, on the clock of the requests; 0 for one of which
+        that is not known.
+        """
+        breaker = self._breakers.get(key)
+        return 0.0 if breaker is None else breaker.good_at
+
     def check_integrity(self) -> None:
         """Raise `AssertionError` when the state contradicts itself."""
         if not self._filled.keys() <= self._breakers.keys() or self._is_burst > bool(self._filled):

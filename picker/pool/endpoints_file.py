@@ -3,10 +3,14 @@
     endpoints:
     - {name: w0, namespace: default, address: 127.0.0.1, port: "8000", labels: {role: decode}}
 
-`port` may be a number or a string, `address` IPv4 or IPv6. Beyond the reference's keys there are
-`rank`, the data-parallel rank of the entry's pod that it serves, and `nodeAddress`, the machine it
-runs on. The labels `metricsAddress` and `metricsPort` say where its metrics are when that is not
-its own address; the port alone has no effect.
+`port` may be a number or a string, `address` IPv4, IPv6 or a host name. Beyond the reference's keys
+there are `rank`, the data-parallel rank of the entry's pod that it serves, and `nodeAddress`, the
+machine it runs on. The labels `metricsAddress` and `metricsPort` say where its metrics are when
+that is not its own address; the port alone has no effect.
+
+Host names are resolved at the start and again every few seconds, unless the proxy routes to names
+itself. A name with several addresses stands for an endpoint at each; one that cannot be resolved
+keeps the addresses that it had.
 
 The file is read again when it changes, in place, by renaming or by changing a link on its path; the
 whole of it applies at once. A bad entry is skipped and reported, the good ones apply. The file must
@@ -19,12 +23,16 @@ import asyncio
 import ipaddress
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
+
+from msgspec.structs import replace
 
 from picker.errors import ConfigError
 from picker.file_changes import moments_to_look
@@ -37,6 +45,8 @@ log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 1024 * 1024
 MAX_NAME_LENGTH = 253
+RESOLVE_SECONDS = 5.0  # between two looks at what host names stand for
+MAX_LOOKUPS = 16  # at a time
 METRICS_ADDRESS_LABEL = "metricsAddress"
 METRICS_PORT_LABEL = "metricsPort"
 _FIELDS = ("name", "namespace", "address", "port", "labels", "rank", "nodeAddress")
@@ -46,6 +56,10 @@ _NAME = re.compile(r"[^/\s\x00-\x1f\x7f]+")
 _LOOKS_LIKE_IP = re.compile(r"[0-9.]+$")  # one that is mistyped
 _DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _DNS_NAME = re.compile(rf"{_DNS_LABEL}(\.{_DNS_LABEL})*")
+
+
+# The addresses of a host name, in an order that stays. Blocks; raises `OSError` with the reason.
+Resolve: TypeAlias = Callable[[str], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +78,9 @@ class PoolContents:
 
 
 class FileDiscovery:
-    """Keeps the datastore's endpoints, and the rules of requests, equal to those of a file."""
+    """Keeps the datastore's endpoints, and the rules of requests, equal to those of a file, and the
+    endpoints' addresses equal to what their host names stand for.
+    """
 
     def __init__(
         self,
@@ -73,14 +89,21 @@ class FileDiscovery:
         rules: RequestRules,
         metrics: PickerMetrics,
         read: Callable[[bytes, str], PoolContents],
+        resolve: Resolve | None = None,
+        *,
+        follows: bool = True,
     ) -> None:
         """`read` takes the file's bytes and its name; it raises `ConfigError`, which names it, when
-        that is no such file.
+        that is no such file. Without `resolve` the proxy routes to host names; with `follows` the
+        file is watched.
         """
-        self._path, self._decode = path, read
+        self._path, self._decode, self._follows = path, read, follows
+        self._names = None if resolve is None else HostNames(resolve)
         self._datastore, self._rules = datastore, rules
         self._errors = metrics.discovery_errors_total
         self._content: bytes | None = None
+        self._listed: tuple[Endpoint, ...] = ()
+        self._num_endpoints: int | None = None  # None: the file was not read yet
         self._complaint = ""
 
     def load(self) -> None:
@@ -97,11 +120,26 @@ class FileDiscovery:
         return False
 
     def problem(self) -> str | None:
-        """Why the file could not be read lately; None: it could."""
-        return self._complaint or None
+        """Why the file cannot be read, and which names do not resolve; None: all is well."""
+        unresolved = () if self._names is None else self._names.problems.values()
+        return "; ".join((*filter(None, [self._complaint]), *unresolved)) or None
 
     async def run(self) -> None:
-        """Follow the file until cancelled."""
+        """Follow the file and the names in it until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            if self._follows:
+                group.create_task(self._follow_file(), name="endpoints file")
+            if self._names is not None:
+                group.create_task(self._follow_names(self._names), name="host names")
+
+    async def _follow_names(self, names: HostNames) -> None:
+        while True:
+            await asyncio.sleep(RESOLVE_SECONDS)
+            if names.wanted:
+                await asyncio.to_thread(names.look_up)
+                self._set_endpoints()
+
+    async def _follow_file(self) -> None:
         folder, name = self._path.parent.absolute(), self._path.name
         async with aclosing(moments_to_look(folder, name)) as moments:
             async for _ in moments:
@@ -139,7 +177,10 @@ class FileDiscovery:
             raise ConfigError(f"{self._path}: cannot read the endpoints file: {reason}") from error
 
     def _parse(self, content: bytes) -> PoolContents:
-        return self._decode(content, str(self._path))
+        found = self._decode(content, str(self._path))
+        if self._names is not None:
+            self._names.want(found.endpoints)
+        return found
 
     def _apply(self, found: PoolContents) -> None:
         """All of it before the next request is looked at."""
@@ -156,14 +197,71 @@ class FileDiscovery:
                 len(rules.objectives),
                 len(rules.rewrites),
             )
-        changes = self._datastore.set_endpoints(found.endpoints)
-        log.info(
-            "%s: %d endpoints (%d added, %d removed)",
-            self._path,
-            len(found.endpoints),
-            len(changes.added),
-            len(changes.removed),
-        )
+        self._listed = found.endpoints
+        self._set_endpoints()
+
+    def _set_endpoints(self) -> None:
+        endpoints = self._listed if self._names is None else self._names.located(self._listed)
+        changes = self._datastore.set_endpoints(endpoints)
+        if changes or self._num_endpoints != len(endpoints):
+            text = "%s: %d endpoints (%d added, %d removed)"
+            log.info(text, self._path, len(endpoints), len(changes.added), len(changes.removed))
+        self._num_endpoints = len(endpoints)
+
+
+class HostNames:
+    """Owns the addresses of the host names in a list of endpoints.
+
+    `problems` are sentences about names that could not be resolved the last time, by name.
+    """
+
+    def __init__(self, resolve: Resolve) -> None:
+        self._resolve, self._lock = resolve, Lock()
+        self._addresses: dict[str, tuple[str, ...]] = {}
+        self.wanted: frozenset[str] = frozenset()
+        self.problems: dict[str, str] = {}
+
+    def want(self, endpoints: Iterable[Endpoint]) -> None:
+        """Know the names in `endpoints` and no others. Blocks, as `look_up` does."""
+        with self._lock:
+            self.wanted = frozenset(one.address for one in endpoints if _ip(one.address) is None)
+        self.look_up()
+
+    def look_up(self) -> None:
+        """Resolve all names anew. Blocks for as long as the slowest of them."""
+        with self._lock, ThreadPoolExecutor(MAX_LOOKUPS, "host names") as threads:
+            names = sorted(self.wanted)
+            found = dict(zip(names, threads.map(self._look_up_one, names), strict=True))
+            good = {name: one for name, one in found.items() if not isinstance(one, str)}
+            known = {name: one for name, one in self._addresses.items() if name in found}
+            self._addresses = known | good
+            problems = {name: one for name, one in found.items() if isinstance(one, str)}
+            for name in problems.keys() - self.problems.keys():
+                log.warning("%s", problems[name])
+            self.problems = problems
+
+    def located(self, endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
+        """`endpoints` with addresses in place of names; those without any are left out.
+
+        An endpoint at one of several addresses has the address after its name.
+        """
+        found: list[Endpoint] = []
+        for endpoint in endpoints:
+            addresses = self._addresses.get(endpoint.address, ())
+            if endpoint.address not in self.wanted:
+                found.append(endpoint)
+            elif len(addresses) == 1:
+                found.append(replace(endpoint, address=addresses[0]))
+            else:
+                name = endpoint.name
+                found += [replace(endpoint, name=f"{name}-{at}", address=at) for at in addresses]
+        return tuple(found)
+
+    def _look_up_one(self, name: str) -> tuple[str, ...] | str:
+        try:
+            return self._resolve(name)
+        except OSError as error:
+            return f"the host name '{name}' cannot be resolved: {error.strerror or error}"
 
 
 # The list of endpoints
@@ -185,13 +283,11 @@ class EndpointList:
     problems: tuple[EntryProblem, ...] = ()
 
 
-def endpoints_of(
-    document: Any, allow_names: bool = False, wrong: Mapping[int, str] = _NOTHING_WRONG
-) -> EndpointList:
-    """The endpoints that a document lists. Raises `ConfigError` when it is no list of any.
+def endpoints_of(document: Any, wrong: Mapping[int, str] = _NOTHING_WRONG) -> EndpointList:
+    """The endpoints that a document lists, whose addresses may be host names. Raises `ConfigError`
+    when it is no list of any.
 
-    With `allow_names` addresses may be DNS names, which few proxies can route to. `wrong` is what
-    its text already shows to be wrong with entries, by their places.
+    `wrong` is what its text already shows to be wrong with entries, by their places.
     """
     if not isinstance(document, dict) or not isinstance(document.get("endpoints"), list):
         raise ConfigError("expected a mapping with a list under the key 'endpoints'")
@@ -202,7 +298,7 @@ def endpoints_of(
         try:
             if index in wrong:
                 raise ValueError(wrong[index])
-            endpoint = _endpoint(entry, allow_names)
+            endpoint = _endpoint(entry)
             if endpoint.key in endpoints:
                 raise ValueError(f"'{endpoint.key}' is already taken by an earlier entry")
         except ValueError as error:
@@ -228,14 +324,14 @@ def _shown(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def _endpoint(entry: object, allow_names: bool) -> Endpoint:
+def _endpoint(entry: object) -> Endpoint:
     if not isinstance(entry, dict):
         raise ValueError(f"expected a mapping, got {_shown(entry)}")
     unknown = [key for key in entry if key not in _FIELDS]
     if unknown:
         raise ValueError(f"unknown key {_shown(unknown[0])}, allowed: {', '.join(_FIELDS)}")
     node = entry.get("nodeAddress")
-    address, port = _host(entry, allow_names), _port(entry.get("port"), "port")
+    address, port = _host(entry), _port(entry.get("port"), "port")
     labels = _labels(entry.get("labels"))
     return Endpoint(
         name=_name(entry, "name"),
@@ -269,22 +365,20 @@ def _address(entry: Mapping[str, Any], key: str) -> str:
     text = _text(entry, key)
     address = _ip(text)
     if address is None:
-        raise ValueError(
-            f"'{key}' must be an IP address, got {_shown(text)} (a proxy cannot route to a name)"
-        )
+        raise ValueError(f"'{key}' must be an IP address, got {_shown(text)}")
     if address.is_unspecified or address.is_multicast or "%" in text:
         raise ValueError(f"'{key}' must be the address of one host, got '{address}'")
     return str(address)
 
 
-def _host(entry: Mapping[str, Any], allow_names: bool) -> str:
-    """The address; with `allow_names` perhaps a name, in lower case."""
-    text = entry.get("address")
-    if not allow_names or not isinstance(text, str) or _ip(text) is not None:
+def _host(entry: Mapping[str, Any]) -> str:
+    """The address, or a name in lower case."""
+    text = _text(entry, "address")
+    if _ip(text) is not None or "%" in text:
         return _address(entry, "address")
     name = text.lower()
     if len(name) > MAX_NAME_LENGTH or not _DNS_NAME.fullmatch(name) or _LOOKS_LIKE_IP.match(name):
-        raise ValueError(f"'address' must be an IP address or a DNS name, got {_shown(text)}")
+        raise ValueError(f"'address' must be an IP address or a host name, got {_shown(text)}")
     return name
 
 

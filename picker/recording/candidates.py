@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import UNSET, UnsetType
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from picker.recording.lines import LAST_METRICS, CandidateChange
 from picker.recording.values import NotReplayableError, recordable, restored
@@ -95,7 +95,11 @@ class CandidateDeltas:
         return self._recordable(metrics)
 
     def _recordable(self, metrics: EndpointMetrics | None) -> EndpointMetrics | None:
-        if metrics is None or all(map(_fits_json, astuple(metrics))):
+        if metrics is None:
+            return None
+        if metrics.served is not None:
+            metrics = replace(metrics, served=None)  # no decision depends on it
+        if all(map(_fits_json, astuple(metrics))):
             return metrics
         self._left_out[type(metrics).__name__] = None
         return None

@@ -116,11 +116,28 @@ def _as_file(content: bytes) -> Iterator[str]:
             yield file.name
 
 
-class CertificateFolder:
-    """A folder with `tls.crt` and `tls.key`, named by `flag`. Owns the pair that was read last."""
+def _expiry(material: TlsMaterial) -> float:
+    """The unix time at which the first certificate of the chain ends, that of the server."""
+    # Loaded on demand: it costs memory that starts without certificates do not need.
+    from cryptography import x509  # noqa: PLC0415
 
-    def __init__(self, path: Path, flag: str = "--cert-path") -> None:
-        self._path, self._flag = path, flag
+    leaf = x509.load_pem_x509_certificates(material.certificate_chain)[0]
+    return leaf.not_valid_after_utc.timestamp()
+
+
+class CertificateFolder:
+    """A folder with `tls.crt` and `tls.key`, named by `flag`. Owns the pair that was read last.
+
+    `expires` is called with the unix time at which a new certificate ends.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        flag: str = "--cert-path",
+        expires: Callable[[float], None] | None = None,
+    ) -> None:
+        self._path, self._flag, self._expires = path, flag, expires
         self._last: TlsMaterial | None = None
 
     def load(self) -> TlsMaterial:
@@ -136,6 +153,8 @@ class CertificateFolder:
                 f"{error}"
             ) from error
         self._last = material
+        if self._expires is not None:
+            self._expires(_expiry(material))
         return material
 
     async def watch(self, apply: Callable[[TlsMaterial], None]) -> None:

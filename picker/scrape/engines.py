@@ -36,7 +36,8 @@ class EngineSeries:
 
     The KV cache's geometry is either in labels of an info series (`cache_info` with the two label
     names) or in two gauges of their own. `lora` is an info series whose sample with the greatest
-    value names the adapters. `custom` are further numbers, by the name of their attribute.
+    value names the adapters. `ttft` is the histogram of times to the first token, `generated`
+    counts tokens. `custom` are further numbers, by the name of their attribute.
     """
 
     waiting: Series | None = None
@@ -48,11 +49,14 @@ class EngineSeries:
     block_size: Series | None = None
     num_blocks: Series | None = None
     lora: Series | None = None
+    ttft: Series | None = None
+    generated: Series | None = None
     custom: tuple[tuple[str, Series], ...] = ()
     names: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # What to look for in one pass; `lora` is not in it, as it is read in a cheaper way.
+        # What to look for in every pass. `lora` is read in a cheaper way, `ttft` and `generated`
+        # more seldom.
         series = (
             self.waiting,
             self.running,
@@ -109,6 +113,8 @@ _VLLM = EngineSeries(
     kv_usage=Series("vllm:kv_cache_usage_perc"),
     cache_info=Series("vllm:cache_config_info"),
     lora=Series("vllm:lora_requests_info"),
+    ttft=Series("vllm:time_to_first_token_seconds"),
+    generated=Series("vllm:generation_tokens_total"),
 )
 
 ENGINES: Mapping[str, EngineSeries] = MappingProxyType(
@@ -122,6 +128,8 @@ ENGINES: Mapping[str, EngineSeries] = MappingProxyType(
             cache_info=Series("sglang:cache_config_info"),
             block_size_label="page_size",
             num_blocks_label="num_pages",
+            ttft=Series("sglang:time_to_first_token_seconds"),
+            generated=Series("sglang:generation_tokens_total"),
         ),
         "trtllm-serve": EngineSeries(
             waiting=Series("trtllm_num_requests_waiting"),
@@ -129,6 +137,7 @@ ENGINES: Mapping[str, EngineSeries] = MappingProxyType(
             kv_usage=Series("trtllm_kv_cache_utilization"),
             block_size=Series("trtllm_kv_cache_tokens_per_block"),
             num_blocks=Series("trtllm_kv_cache_max_blocks"),
+            ttft=Series("trtllm_time_to_first_token_seconds"),
         ),
         "triton-tensorrt-llm": EngineSeries(
             waiting=Series("nv_trt_llm_request_metrics", {"request_type": "waiting"}),

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 from picker.scrape.engines import PROCESS_START, EngineSeries, Series
 from picker.scrape.exposition import PageSample, greatest, scan
 from picker.scrape.sources import ExtractError, Extraction, Scrape
-from picker.types import EndpointMetrics
+from picker.types import EndpointMetrics, ServedTotals
 
 RANK_LABELS = ("engine", "dp_rank")  # vLLM's and SGLang's name for a data-parallel rank
 REPLICA_LABELS = frozenset({"tp_rank", "pp_rank", "moe_ep_rank"})
 MAX_COUNT = 2**53
+SERVED_SECONDS = 0.9  # between two looks at what was served: once a second, for jittered scrapes
 
 _PART_LABEL = "priority"
 _Samples = Mapping[str, Sequence[PageSample]]
@@ -72,7 +74,54 @@ def _metrics(
         max_active_models=max_adapters,
         updated_at_seconds=scrape.now_seconds,
         interval_seconds=scrape.interval_seconds,
+        served=_served(scrape, engine, before.served),
     )
+
+
+def _served(
+    scrape: Scrape, engine: EngineSeries, before: ServedTotals | None
+) -> ServedTotals | None:
+    """What was served so far; `before` while that is fresh, None for an engine that does not say.
+
+    Dozens of buckets would double what a scrape costs, and no decision wants them.
+    """
+    now, ttft, generated = scrape.now_seconds, engine.ttft, engine.generated
+    if before is not None and now - before.read_at_seconds < SERVED_SECONDS:
+        return before
+    buckets = None if ttft is None else Series(f"{ttft.name}_bucket", ttft.labels)
+    names = [one.name for one in (buckets, generated) if one is not None]
+    if not names:
+        return None
+    samples = scan(scrape.page, names)
+    edges: dict[float, float] = {}
+    if buckets is not None:
+        for sample in _per_engine(samples, buckets, scrape.rank):
+            edge = _edge(sample.labels.get("le", ""))
+            if edge is not None and _usable(sample.value):
+                edges[edge] = edges.get(edge, 0.0) + sample.value
+    tokens = None
+    if generated is not None and generated.name in samples:
+        found = (sample.value for sample in _per_engine(samples, generated, scrape.rank))
+        tokens = math.fsum(value for value in found if _usable(value))
+    if not edges and tokens is None:
+        return None
+    ascending = sorted(edges)
+    upto = [0.0, *(edges[edge] for edge in ascending)]
+    return ServedTotals(
+        now,
+        tokens,
+        tuple(ascending[:-1]),
+        tuple(max(0.0, after - below) for below, after in pairwise(upto)),
+    )
+
+
+def _edge(text: str) -> float | None:
+    """The upper edge of a bucket, which may be infinite; None for a label that is none."""
+    try:
+        edge = float(text)
+    except ValueError:
+        return None
+    return None if math.isnan(edge) else edge
 
 
 def _mean_share(values: Sequence[float]) -> float:

@@ -38,6 +38,13 @@ class PoolCollector(Collector):
         ready = gauge_family("ready_endpoints", "Endpoints in the pool.", ("name",))
         ready.add_metric([self._pool], len(candidates))
         yield ready
+        unknown = GaugeMetricFamily(
+            OWN_PREFIX + "endpoints_unknown",
+            "Endpoints whose load is not known: they do not answer scrapes.",
+            labels=("name",),
+        )
+        unknown.add_metric([self._pool], len(candidates) - len(known))
+        yield unknown
         yield from self._per_endpoint(candidates)
 
     def _aggregates(self, known: Sequence[EndpointMetrics]) -> Iterator[Metric]:

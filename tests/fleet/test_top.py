@@ -144,3 +144,22 @@ def test_somebody_else_at_the_port_is_told_from_a_picker(answer: Any, words: str
         with pytest.raises(NoPickerError) as caught:
             views.look(5, 5)
         assert words in str(caught.value)
+
+
+async def test_a_request_is_explained_where_it_is_marked(scene: Scene) -> None:
+    """As `pointsman explain` does; Escape goes back to the list, and a pause stops it."""
+    async with terminal(*TOP, "--picker", scene.url) as screen:
+        await _watched(screen)
+        screen.press(b"\x1b[B")
+        screen.press(b"\x1b[B")
+        screen.press(b"\r")
+        await screen.until(lambda output: "request chosen" in output)
+        await screen.until(lambda output: "worker-4 tied with" in output)
+        seen = len(screen.output)
+        screen.press(b"\x1b")
+        await screen.until(lambda output: "endpoints usable" in output[seen:])
+        screen.press(b"p")
+        await screen.until(lambda output: "PAUSED" in output)
+        scene.pool("another")
+        screen.press(b"p")
+        await screen.until(lambda output: "1 of 1 endpoints usable" in output)

@@ -30,7 +30,7 @@ from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
-from picker.telemetry.traffic import EndpointTraffic, Recent
+from picker.telemetry.traffic import EndpointTraffic, Traffic
 from picker.types import (
     Api,
     Endpoint,
@@ -38,6 +38,7 @@ from picker.types import (
     InferenceRequest,
     ParsedBody,
     SchedulingResult,
+    ServedTotals,
 )
 
 BEGAN = 1_800_000_000.0
@@ -191,7 +192,7 @@ class MadeUpSource:
         """As it was put in."""
         return self.health_views
 
-    def traffic(self) -> Mapping[str, Recent]:
+    def traffic(self) -> Traffic:
         """What was put in by `Scene.decide`."""
         return self.counted.sample(self.counts_for, 1.0)
 
@@ -222,9 +223,17 @@ class Scene:
         self.datastore.set_endpoints(endpoints)
         self.source.counts_for = [one.key for one in endpoints]
 
-    def load(self, name: str, running: int, waiting: int, cache: float) -> None:
+    def load(
+        self,
+        name: str,
+        running: int,
+        waiting: int,
+        cache: float,
+        served: ServedTotals | None = None,
+    ) -> None:
         """What an endpoint's metrics said just now."""
-        metrics = EndpointMetrics(waiting, running, cache, updated_at_seconds=time.monotonic())
+        at = time.monotonic()
+        metrics = EndpointMetrics(waiting, running, cache, updated_at_seconds=at, served=served)
         self.datastore.update_metrics(f"default/{name}", metrics)
 
     def decide(self, name: str, prompt_tokens: int, cached_tokens: int) -> None:
@@ -279,7 +288,10 @@ async def busy_scene() -> Scene:
     for second in range(SAMPLES):
         for at, name in enumerate(names[:9]):
             wave = math.sin(second / 9 + at)
-            scene.load(name, round(6 + 4 * wave), max(0, round(3 * wave)), 0.5 + 0.4 * wave)
+            served = ServedTotals(
+                second, 900 * second, (0.1, 0.5, 2), (9 * second, 3 * second, second, 0)
+            )
+            scene.load(name, round(6 + 4 * wave), max(0, round(3 * wave)), 0.5 + 0.4 * wave, served)
             if (second + at) % 4 == 0:
                 scene.decide(name, 640, round(320 + 300 * wave))
         await scene.sample()

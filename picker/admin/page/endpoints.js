@@ -1,13 +1,14 @@
 // The endpoints, with their last two minutes.
 
-import { byId, cells, el, keep, setText } from "./dom.js";
+import { byId, cells, el, keep, setAttribute, setText } from "./dom.js";
 import { badge, sparkline } from "./drawing.js";
+import { linkToEndpoint } from "./endpoint.js";
 import { count, health, percent, plural, rate, seconds } from "./format.js";
 
 const SHOWN = 100;
 const SAMPLES = 120;
 const ENOUGH_FOR_A_FILTER = 12;
-const ORDER = { ejected: 0, "on-trial": 1, suspect: 2 };
+const ORDER = { ejected: 0, unknown: 0, "on-trial": 1, suspect: 2 };
 const COLUMNS = [
   ["Endpoint", "name"],
   ["State", "state"],
@@ -15,15 +16,18 @@ const COLUMNS = [
   ["Waiting", "curve"],
   ["KV cache", "curve"],
   ["Prefix hits", "curve"],
-  ["Under way", "number"],
+  ["In flight", "number"],
   ["Requests/s", "number"],
-  ["Metrics age", "number"],
+  ["Failed/s", "number"],
+  ["TTFT p95", "number"],
+  ["Tokens/s", "number"],
 ];
 
 /** Owns the samples that came so far; the picker is only asked for those that are missing. */
 export class Samples {
   last = 0;
   series = new Map();
+  pool = {};
 
   /** How many to ask for: a few to make up for a slow answer, all at first and after a pause. */
   wanted(secondsSinceLast) {
@@ -40,6 +44,7 @@ export class Samples {
       series.set(key, known && fresh > 0 ? merged(known, given, fresh) : given);
     }
     this.series = series;
+    this.pool = this.last && fresh > 0 ? merged(this.pool, view.pool, fresh) : view.pool;
     this.last = view.last;
   }
 
@@ -64,8 +69,8 @@ function merged(known, given, fresh) {
 
 function row(first) {
   const parts = cells(COLUMNS);
-  const [name, state, running, waiting, cache, prefix, inflight, speed, age] = parts;
-  const title = el("span", { class: "title" });
+  const [name, state, running, waiting, cache, prefix, ...rest] = parts;
+  const title = el("a", { class: "title", href: linkToEndpoint(first.key) });
   const address = el("span", { class: "detail" });
   name.append(title, address);
   const mark = badge();
@@ -80,7 +85,7 @@ function row(first) {
   [running, waiting, cache, prefix].forEach((cell, index) => {
     cell.append(Object.values(curves)[index].element);
   });
-  const values = [inflight, speed, age].map((cell) => {
+  const values = rest.map((cell) => {
     const value = el("span", { class: "value" });
     cell.append(value);
     return value;
@@ -100,7 +105,10 @@ function row(first) {
     }
     setText(values[0], count(endpoint.inflight_requests));
     setText(values[1], rate(endpoint.requests_per_second));
-    setText(values[2], endpoint.metrics_age_seconds === null ? "never read" : seconds(endpoint.metrics_age_seconds));
+    setText(values[2], rate(endpoint.failures_per_second));
+    setAttribute(rest[2], "data-kind", endpoint.failures_per_second > 0 ? "bad" : "neutral");
+    setText(values[3], seconds(endpoint.ttft?.p95));
+    setText(values[4], rate(endpoint.tokens_per_second));
   }
   return { element: el("tr", { role: "row" }, parts), update };
 }
@@ -123,7 +131,10 @@ function healthDetail(endpoint) {
   const parts = [];
   if (view.consecutive_failures) parts.push(`${plural(view.consecutive_failures, "failure")} in a row`);
   if (view.next_probe_seconds !== null) parts.push(`next try in ${seconds(view.next_probe_seconds)}`);
-  if (endpoint.metrics === null) parts.push("load unknown");
+  if (endpoint.metrics === null) {
+    const age = endpoint.metrics_age_seconds;
+    parts.push(age === null ? "metrics never read" : `metrics ${seconds(age)} old`);
+  }
   return parts.join(", ");
 }
 

@@ -2,7 +2,7 @@
 
 import { byId, el, scrolling } from "./dom.js";
 import { badge, bar, stackedBar } from "./drawing.js";
-import { UNKNOWN, bytes, count, deciding, endpointName, moment, outcome, percent, plural, score, seconds } from "./format.js";
+import { UNKNOWN, bytes, count, deciding, endpointName, isOver, moment, outcome, percent, plural, score, seconds, weight } from "./format.js";
 
 const TITLE = document.title; // which may name a pool
 
@@ -47,7 +47,7 @@ function facts(record) {
     ? record.incoming_model
     : `${record.incoming_model} → ${record.target_model}`;
   const matched = record.matched_prefix_tokens === null ? null
-    : `${count(record.matched_prefix_tokens)}${record.prompt_tokens ? ` (${percent(record.matched_prefix_tokens / record.prompt_tokens)})` : ""}`;
+    : `${tokens(record.matched_prefix_tokens)}${record.prompt_tokens ? ` (${percent(record.matched_prefix_tokens / record.prompt_tokens)} of the prompt)` : ""}`;
   const rows = [
     ["Received", moment(summary.received_unix_seconds)],
     ["Model", model],
@@ -59,16 +59,20 @@ function facts(record) {
     ["Waited in the queue", seconds(summary.queue_seconds)],
     ["Deciding took", seconds(deciding(summary))],
     ["First token after", summary.ttft_seconds === null ? null : seconds(summary.ttft_seconds)],
-    ["Over after", summary.seconds === null ? null : seconds(summary.seconds)],
+    [isOver(summary) ? "Over after" : "In flight for", summary.seconds === null ? null : seconds(summary.seconds)],
     ["Destination", record.destination],
     ["Served by", record.served_by],
-    ["Prompt tokens", record.prompt_tokens === null ? null : count(record.prompt_tokens)],
+    ["Prompt", tokens(record.prompt_tokens)],
     ["Expected in its cache", matched],
-    ["Cached, as it said", record.cached_tokens === null ? null : count(record.cached_tokens)],
-    ["Tokens of the answer", record.completion_tokens === null ? null : count(record.completion_tokens)],
+    ["Cached, as it said", tokens(record.cached_tokens)],
+    ["Answer", tokens(record.completion_tokens)],
   ];
   const given = rows.filter((row) => row[1] !== null && row[1] !== "");
   return el("dl", { class: "facts" }, given.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+}
+
+function tokens(number) {
+  return number === null ? null : plural(number, "token");
 }
 
 function stages(view) {
@@ -88,7 +92,7 @@ function profile(view) {
 }
 
 function filters(view) {
-  if (!view.filters.length) return el("p", { class: "hint" }, `No filter ran on ${plural(view.num_candidates, "candidate")}.`);
+  if (!view.filters.length) return null;
   const steps = view.filters.map((one) => {
     const gone = one.before - one.after;
     const names = one.removed.map(endpointName).join(", ");
@@ -102,7 +106,7 @@ function filters(view) {
 function scores(view) {
   const scorers = view.candidates[0].scores.map((one) => one.scorer);
   const highest = Math.max(...view.candidates.map((one) => one.total), 1e-9);
-  const head = ["Endpoint", "Total", ...scorers, "Under way", "Running", "Waiting", "KV cache", "Metrics age"];
+  const head = ["Endpoint", "Total", ...scorers, "In flight", "Running", "Waiting", "KV cache", "Metrics age"];
   const first = view.candidates[0];
   const table = el("table", { class: "scores" },
     el("caption", {}, caption(view)),
@@ -111,7 +115,7 @@ function scores(view) {
       const isScorer = which >= 0 && which < scorers.length;
       return el("th", { scope: "col", class: index ? "number" : null },
         isScorer && el("span", { class: `key series-${which % 7}`, "aria-hidden": "true" }), name,
-        isScorer && el("span", { class: "detail" }, `weight ${score(first.scores[which].weight)}`));
+        isScorer && el("span", { class: "detail" }, `weight ${weight(first.scores[which].weight)}`));
     }))),
     el("tbody", {}, view.candidates.map((one) => candidate(one, view, highest))));
   return scrolling(`Scores of profile ${view.name}`, table);
@@ -130,8 +134,8 @@ function candidate(one, view, highest) {
     el("span", { class: "title" }, isPicked ? "▸ " : "", endpointName(one.endpoint)),
     el("span", { class: "detail" }, isPicked ? "picked" : one.address));
   const total = el("td", { class: "number" }, el("strong", {}, score(one.total)), stackedBar(shares));
-  const each = one.scores.map((part) => {
-    const fill = bar();
+  const each = one.scores.map((part, index) => {
+    const fill = bar("", `series-${index % 7}`);
     fill.update(part.raw);
     return el("td", { class: "number" }, el("span", {}, score(part.raw)), " ",
       el("span", { class: "detail inline" }, `→ ${score(part.weighted)}`), fill.element);

@@ -43,10 +43,14 @@ export function bytes(value) {
   return `${value < 10 ? value.toFixed(1) : Math.round(value)} ${units[power]}`;
 }
 
-/** A score: up to three decimals, without needless zeros. */
-export function score(value) {
-  if (value === null || value === undefined) return UNKNOWN;
+/** A weight: up to three decimals, without needless zeros. */
+export function weight(value) {
   return String(Math.round(value * 1000) / 1000);
+}
+
+/** A score: three decimals, so that columns line up. */
+export function score(value) {
+  return value === null || value === undefined ? UNKNOWN : value.toFixed(3);
 }
 
 /** The time of day. */
@@ -74,6 +78,7 @@ const HEALTH = {
   suspect: ["doubtful", "!", "suspect"],
   ejected: ["bad", "✕", "ejected"],
   "on-trial": ["doubtful", "?", "on trial"],
+  unknown: ["bad", "✕", "unknown"],
 };
 
 /** [kind, symbol, word] of an endpoint's state; never told by colour alone. */

@@ -1,24 +1,28 @@
 // Asks the picker once a second while somebody looks, and shows what it said.
 
 import { EVERY_MS, ask, goneWords, say } from "./asking.js";
-import { byId, el, keep, setText } from "./dom.js";
+import { byId } from "./dom.js";
+import { endpointPage } from "./endpoint.js";
 import { Samples, showEndpoints } from "./endpoints.js";
 import { showConfiguration } from "./configuration.js";
 import { showExplanation, showNoExplanation } from "./explanation.js";
-import { count, isOver, percent, rate } from "./format.js";
+import { isOver } from "./format.js";
 import { showQueues } from "./queues.js";
-import { LIMIT, isHeld, showMore, showRequests } from "./requests.js";
+import { LIMIT, isHeld, linkTo, showMore, showRequests } from "./requests.js";
+import { showSummary } from "./summary.js";
 
 const TITLE = document.title;
 const DECISION = "#/decisions/";
+const ENDPOINT = "#/endpoints/";
 const NAMES = ["endpoints", "queues", "requests", "configuration"];
 
 const samples = new Samples();
-const latest = { endpoints: null, queues: null, decisions: null, held: null };
+const latest = { endpoints: null, pool: null, queues: null, configuration: null, decisions: null, held: null };
 let timer = null;
 let asking = false;
 let lastAnswer = null;
 let rounds = 0;
+let updateEndpoint = null; // of the endpoint that is looked at
 let chosen = 0; // counts what was looked at
 
 /** Ask for everything at once, and show each answer for itself; what went wrong, by its path. */
@@ -29,7 +33,7 @@ async function round() {
     ["queues", (queues) => (latest.queues = queues)],
     [`decisions?limit=${LIMIT}`, ({ decisions }) => (latest.decisions = decisions)],
   ];
-  if (rounds % 5 === 0) questions.push(["config", showConfiguration]);
+  if (rounds % 5 === 0) questions.push(["config", takeConfiguration]);
   const answers = questions.map(([path, take]) => ask(path).then(take));
   const settled = await Promise.allSettled(answers);
   const problems = settled.flatMap(({ status, reason }, index) =>
@@ -40,19 +44,25 @@ async function round() {
   return { problems, isSilent: problems.length === questions.length };
 }
 
-function takeEndpoints({ endpoints, history }) {
+function takeEndpoints({ endpoints, pool, history }) {
   samples.add(history);
-  latest.endpoints = endpoints;
+  Object.assign(latest, { endpoints, pool });
+}
+
+function takeConfiguration(configuration) {
+  latest.configuration = configuration;
+  showConfiguration(configuration);
 }
 
 function show() {
   const { endpoints, queues, decisions } = latest;
-  if (endpoints && queues) showSummary();
+  if (endpoints && queues) showSummary(latest, samples);
   if (endpoints) showEndpoints(endpoints, samples);
   if (queues) showQueues(queues);
   if (!isHeld()) latest.held = null;
   else latest.held ??= decisions;
   if (decisions) showRequests(latest.held ?? decisions);
+  updateEndpoint?.(latest, samples);
 }
 
 async function poll() {
@@ -75,31 +85,6 @@ async function poll() {
 function partlyWords(problems) {
   const paths = problems.map(([path, error]) => `/${path}${error.status ? ` (${error.status})` : ""}`);
   return `The picker does not answer for ${paths.join(", ")}. Trying again.`;
-}
-
-function showSummary() {
-  const { endpoints, queues } = latest;
-  const usable = endpoints.filter((one) => one.health.state !== "ejected").length;
-  const sum = (of) => endpoints.reduce((total, one) => total + (of(one) ?? 0), 0);
-  const rates = endpoints.filter((one) => one.requests_per_second !== null);
-  const caches = endpoints.filter((one) => one.metrics !== null);
-  const mean = caches.reduce((total, one) => total + one.metrics.kv_cache_usage, 0) / caches.length;
-  const figures = [
-    ["Endpoints usable", `${count(usable)} of ${count(endpoints.length)}`],
-    ["Under way", count(sum((one) => one.inflight_requests))],
-    ["Running at endpoints", count(sum((one) => one.metrics?.running_requests))],
-    ["Waiting at endpoints", count(sum((one) => one.metrics?.waiting_requests))],
-    ["KV cache, mean", percent(caches.length ? mean : null)],
-    ["Requests/s", rate(rates.length ? sum((one) => one.requests_per_second) : null)],
-    ["Waiting in the picker", queues.is_on ? count(queues.queued_requests) : "off"],
-  ];
-  keep(byId("summary"), figures, (figure) => figure[0], ([name]) => {
-    const value = el("dd");
-    return {
-      element: el("div", {}, el("dt", {}, name), value),
-      update: (figure) => setText(value, figure[1]),
-    };
-  });
 }
 
 /** Explain a request, and once more when it is over, unless another one was chosen meanwhile. */
@@ -130,14 +115,24 @@ function lostRecord(error) {
 function follow(wasAsked) {
   const { hash } = location;
   const isDecision = hash.startsWith(DECISION);
-  byId("overview").hidden = isDecision;
-  byId("explanation").hidden = !isDecision;
+  const isEndpoint = hash.startsWith(ENDPOINT);
+  byId("overview").hidden = isDecision || isEndpoint;
+  byId("explanation").hidden = !isDecision && !isEndpoint;
+  updateEndpoint = null;
   if (isDecision) {
     explain(decoded(hash.slice(DECISION.length)), wasAsked);
     return;
   }
   document.title = TITLE;
   chosen += 1;
+  if (isEndpoint) {
+    const key = decoded(hash.slice(ENDPOINT.length));
+    document.title = `${key} · ${TITLE}`;
+    updateEndpoint = endpointPage(key);
+    updateEndpoint(latest, samples);
+    if (wasAsked) byId("explanation-heading").focus();
+    return;
+  }
   byId("explanation").replaceChildren();
   const name = hash.slice(2);
   if (!NAMES.includes(name)) return;
@@ -156,10 +151,13 @@ function decoded(text) {
 
 addEventListener("hashchange", () => follow(true));
 addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !byId("explanation").hidden) location.hash = "#/requests";
+  if (event.key === "Escape" && !byId("explanation").hidden) location.hash = updateEndpoint ? "#/endpoints" : "#/requests";
+});
+byId("requests-text").addEventListener("keydown", ({ key, target }) => {
+  if (key === "Enter" && target.value.trim()) location.hash = linkTo(target.value.trim());
 });
 document.addEventListener("visibilitychange", poll);
-for (const id of ["endpoints-text", "requests-troubled", "requests-paused"]) byId(id).addEventListener("input", show);
+for (const id of ["endpoints-text", "requests-text", "requests-troubled", "requests-paused"]) byId(id).addEventListener("input", show);
 byId("requests-more").addEventListener("click", () => {
   showMore();
   show();

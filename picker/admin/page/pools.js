@@ -11,7 +11,7 @@ const COLUMNS = [
   ["Pool", "name"],
   ["State", "state"],
   ["Endpoints", "number"],
-  ["Under way", "number"],
+  ["In flight", "number"],
   ["Trouble", "note"],
 ];
 

@@ -33,7 +33,7 @@ function summary(view) {
   const most = view.max_requests === null ? "" : ` of at most ${count(view.max_requests)}`;
   return (
     `${plural(view.queued_requests, "request")} waiting${most} (${bytes(view.queued_bytes)}), ` +
-    `${count(view.under_way)} under way, ${rate(view.dispatched_per_second)} let go per second. ` +
+    `${count(view.under_way)} in flight, ${rate(view.dispatched_per_second)} dispatched per second. ` +
     `Saturation of the pool: ${percent(view.saturation)}${view.detector ? ` (${view.detector})` : ""}${stale}.`
   );
 }

@@ -66,6 +66,10 @@ function row(first) {
   return { element, update };
 }
 
+function holds(one, text) {
+  return [one.request_id, one.model, one.fairness_id, one.endpoint].some((part) => part?.toLowerCase().includes(text));
+}
+
 let length = AT_FIRST;
 
 /** Let the list be longer. */
@@ -79,7 +83,8 @@ export function showRequests(decisions) {
   for (const one of decisions) counts.set(one.outcome, (counts.get(one.outcome) ?? 0) + 1);
   showCounts(byId("requests-outcomes"), [...counts]);
   const isTroubled = byId("requests-troubled").checked;
-  const shown = isTroubled ? decisions.filter((one) => outcome(one)[0] === "bad") : decisions;
+  const text = byId("requests-text").value.trim().toLowerCase();
+  const shown = decisions.filter((one) => (!isTroubled || outcome(one)[0] === "bad") && holds(one, text));
   // Clients may send the same id twice.
   const seen = new Set();
   const keyOf = (one) => `${one.received_unix_seconds} ${one.request_id}`;
@@ -91,5 +96,5 @@ export function showRequests(decisions) {
   setText(byId("requests-hint"), `${hint} Choose one to see why it went where it went.`);
   const note = byId("requests-note");
   note.hidden = items.length > 0;
-  setText(note, decisions.length ? "None of them was refused or failed." : "No request came yet.");
+  setText(note, decisions.length ? "None of them is like that. Enter looks for an older one by its id." : "No request came yet.");
 }

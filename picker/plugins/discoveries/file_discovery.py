@@ -13,7 +13,7 @@ from picker.framework.registry import Parameters, PluginType, itself
 class FileDiscoverySettings(Parameters, frozen=True):
     """`parameters` of a file-discovery, and the plugin itself."""
 
-    allows_names: ClassVar[bool] = False  # addresses are those of hosts
+    routes_to_names: ClassVar[bool] = False  # the proxy wants addresses
 
     path: str
     watch_file: bool = False

@@ -1,9 +1,9 @@
 """multicluster-file-discovery: the pools of other clusters from a file. Settings only.
 
 Parameters and file are those of file-discovery; an endpoint stands for a whole pool, and its
-`address`, that of the pool's gateway, may be a DNS name as well. The gateway in front has to be one
-that can route to names then. The labels `metricsAddress` and `metricsPort` say where the picker of
-that pool tells its metrics.
+`address`, that of the pool's gateway, may be a DNS name as well, which stays one: the gateway in
+front has to be one that can route to names. The labels `metricsAddress` and `metricsPort` say where
+the picker of that pool tells its metrics.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from picker.plugins.discoveries.file_discovery import FileDiscoverySettings
 class MulticlusterFileDiscoverySettings(FileDiscoverySettings, frozen=True):
     """`parameters` of a multicluster-file-discovery, and the plugin itself."""
 
-    allows_names: ClassVar[bool] = True
+    routes_to_names: ClassVar[bool] = True
 
 
 PLUGIN = PluginType(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import pytest
 import pytest_asyncio
-from admin_scene import Scene, busy_scene, serving, summary
+from admin_scene import SAMPLES, Scene, busy_scene, decision, serving, summary
 from browser import Browser, browser
+from msgspec.structs import replace
 
-from picker.admin.views import HealthView
+from picker.admin.views import UNKNOWN, HealthView
 from picker.decisions.views import RecordSummary
 from picker.flowcontrol.views import BandView, FlowView, QueuesView
+from picker.types import FinishCause
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -96,7 +98,7 @@ async def test_a_request_is_explained(window: Browser, scene: Scene) -> None:
         "removed 4: worker-5, worker-6, worker-8, worker-10",
         "prefix-cache-scorer",
         "weight 2",
-        "320 (50 %)",
+        "320 tokens (50 % of the prompt)",
         "21 ms",
         "210 µs",  # the queue is told apart
         "the prompt is shorter than one block",
@@ -135,7 +137,7 @@ async def test_nothing_stands_in_the_way_of_anybody(
 ) -> None:
     """axe-core finds nothing wrong, contrast included, and nothing needs sideways scrolling."""
     await window.look(width, scheme=scheme)
-    for fragment in ("", "#/decisions/chosen"):
+    for fragment in ("", "#/decisions/chosen", "#/endpoints/default%2Fworker-1"):
         await window.open(f"{scene.url}/{fragment}")
         await window.until(f"{LIVE} && (!location.hash || {EXPLAINED})")
         await window.run("document.querySelectorAll('details').forEach((one) => (one.open = true))")
@@ -147,18 +149,22 @@ async def test_nothing_stands_in_the_way_of_anybody(
 async def test_pictures_are_neither_blank_nor_of_the_wrong_colours(
     window: Browser, scene: Scene, width: int, scheme: str
 ) -> None:
-    """Light or dark as people like it, with text, and with curves in their colours."""
+    """Light or dark as people like it, with text, and with curves in their colours: of each
+    endpoint where there is room.
+    """
     await window.look(width, scheme=scheme)
     await window.open(scene.url)
     await window.until(LIVE)
+    kinds = ["running"] if width == PHONE else ["running", "waiting", "cache", "prefix"]
+    place = "#charts" if width == PHONE else "#endpoints-rows"
     curves = await window.run(
-        "['running', 'waiting', 'cache', 'prefix'].map((kind) => getComputedStyle("
-        "document.querySelector(`.spark.${kind} .line`)).stroke.match(/[0-9]+/g).map(Number))"
+        f"{kinds}.map((kind) => getComputedStyle(document.querySelector("
+        f"`{place} .line.${{kind}}`)).stroke.match(/[0-9]+/g).map(Number))"
     )
     back = await window.run(
         "getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).map(Number)"
     )
-    await window.run("document.querySelector('#endpoints-rows').scrollIntoView()")
+    await window.run(f"document.querySelector('{place}').scrollIntoView()")
     colours = await window.colours()
     total = sum(colours.values())
     assert total == width * 900
@@ -179,13 +185,13 @@ def _distance(one: tuple[int, int, int], other: list[int]) -> int:
 
 
 async def test_the_phone_gets_cards(window: Browser, scene: Scene) -> None:
-    """Every row is a card of its own, as wide as the screen; wide tables scroll by themselves."""
+    """Every row is a small card, as wide as the screen; wide tables scroll by themselves."""
     await _open(window, scene, "", PHONE)
     cards = await window.run(
         "[...document.querySelectorAll('#endpoints-rows > tr')].map((one) => {"
         "const box = one.getBoundingClientRect(); return [box.left, box.right, box.height]; })"
     )
-    assert all(left >= 0 and right <= PHONE and height > 150 for left, right, height in cards)
+    assert all(left >= 0 and right <= PHONE and 40 < height < 145 for left, right, height in cards)
     await _open(window, scene, "#/decisions/chosen", PHONE)
     region = await window.run(
         "(() => { const one = document.querySelector('.scrolling'); "
@@ -366,3 +372,151 @@ async def test_motion_is_left_out_for_who_dislikes_it(window: Browser, scene: Sc
         "getComputedStyle(document.querySelector('.fill')).transitionDuration"
     )
     assert moving == "0s"
+
+
+def _refuse(scene: Scene) -> None:
+    """Of ten requests seven are refused, and the endpoints are fine."""
+    scene.source.health_views = {}
+    for number in range(10):
+        one = decision("worker-1", 64, None)
+        if number < 7:
+            one = replace(one, result=None, cause=FinishCause.REFUSED)
+            scene.source.counted.finished(one)
+        else:
+            scene.source.counted.decided(one)
+    scene.pages.sample()
+
+
+def _lose(scene: Scene) -> None:
+    """An endpoint has never answered."""
+    scene.source.health_views = {"default/worker-3": UNKNOWN}
+
+
+@pytest.mark.parametrize("width", [1400, PHONE])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [
+        (_refuse, "requests per second are refused, 70 % of those that come"),
+        (_lose, "1 of 10 endpoints cannot be used: worker-3 (unknown)"),
+        (None, "The picker does not answer"),
+    ],
+)
+async def test_trouble_is_in_the_first_screen(
+    window: Browser,
+    width: int,
+    scheme: str,
+    trouble: Callable[[Scene], None] | None,
+    words: str,
+) -> None:
+    """At the top, in the colour of trouble; a picker that is gone is told of wherever one is."""
+    scene = await busy_scene()
+    for _ in range(10):  # what came while the scene was made is forgotten
+        scene.pages.sample()
+    if trouble is not None:
+        trouble(scene)
+    async with serving(scene):
+        await window.look(width, 800, scheme)
+        await window.open(scene.url)
+        await window.until(LIVE)
+        place = "#trouble li"
+        if trouble is None:
+            await window.run("scrollTo(0, document.body.scrollHeight)")
+            await scene.server.stop()
+            await window.until(GONE)
+            place = "#status"
+        # Others of the scene's configuration stand beside it.
+        found = await window.run(
+            f"[...document.querySelectorAll('{place}')].map((one) => {{"
+            "const box = one.getBoundingClientRect(); const style = getComputedStyle(one);"
+            "return [one.innerText, box.top, box.bottom, box.right, style.color,"
+            "style.backgroundColor]; })"
+        )
+        [(_, top, bottom, right, colour, back)] = [one for one in found if words in one[0]]
+        assert 0 <= top < bottom < 400
+        assert right <= width
+        bad = "rgb(168, 63, 6)" if scheme == "light" else "rgb(255, 168, 118)"
+        assert bad in (colour, back)
+
+
+async def test_a_pool_that_is_well_has_no_trouble(window: Browser, scene: Scene) -> None:
+    scene.source.health_views = {}
+    scene.source.config = replace(scene.source.config, last_error=None)
+    await _open(window, scene)
+    assert await window.run("document.querySelector('#trouble').hidden")
+    assert await window.run("document.querySelectorAll('#summary [data-kind=bad]').length") == 0
+
+
+async def test_charts_have_axes_and_tell_what_is_beneath_the_pointer(
+    window: Browser, scene: Scene
+) -> None:
+    """Of rates, errors, times to the first token and queues."""
+    await _open(window, scene)
+    titles = await window.run(
+        "[...document.querySelectorAll('#charts strong')].map((one) => one.innerText)"
+    )
+    assert titles == [
+        "Requests per second",
+        "Errors per second",
+        "Time to first token",
+        "Running and waiting",
+    ]
+    queues = "document.querySelectorAll('#charts .chart')[3]"
+    texts = f"[...{queues}.querySelectorAll('text')]"
+    ticks = await window.run(f"{texts}.map((one) => one.textContent)")
+    assert ticks == ["0", "50", "100", "2 min ago", "1 min", "now"]
+    numbers = f"[...{queues}.querySelectorAll('b')].map((one) => one.innerText).join()"
+    now = await window.run(numbers)
+    await window.run(
+        f"(() => {{ const one = {queues}.querySelector('svg'); one.scrollIntoView();"
+        "const { x, y, width } = one.getBoundingClientRect();"
+        "one.dispatchEvent(new PointerEvent('pointermove',"
+        "{ clientX: x + width * 0.561, clientY: y + 9 })); })()"
+    )
+    then = await window.run(numbers)
+    assert then != now
+    assert await window.run(f"{queues}.querySelector('.detail').innerText") == "60 s ago"
+    pool = scene.pages.history.pool(SAMPLES)
+    assert then.split(",")[0] == f"{pool.running[-61]:.0f}"
+    assert window.complaints == []
+
+
+async def test_an_endpoint_has_a_page_of_its_own(window: Browser, scene: Scene) -> None:
+    """Reached by its name: numbers, charts, and its requests; Escape goes back."""
+    await _open(window, scene)
+    await window.run("document.querySelector('#endpoints-rows a[href$=worker-1]').click()")
+    await window.until(EXPLAINED)
+    text = await window.run("document.querySelector('#explanation').innerText")
+    for words in (
+        "Endpoint default/worker-1",
+        "healthy",
+        "10.0.0.1:8000",
+        "900",
+        "72 ms / 1.02 s / 1.8",
+    ):
+        assert words in text, words
+    drawn = await window.run(
+        "[...document.querySelectorAll('#explanation .line')].filter("
+        "(one) => one.getAttribute('d').length > 300).length"
+    )
+    assert drawn >= 5
+    links = "document.querySelectorAll('#explanation .links a')"
+    assert await window.run(f"{links}.length") == 4
+    await window.press("Escape")
+    await window.until("document.activeElement.id === 'endpoints'")
+    await window.open(f"{scene.url}/#/endpoints/nobody")
+    await window.until("document.querySelector('#explanation').innerText.includes('no such')")
+    assert window.complaints == []
+
+
+async def test_a_request_is_found_by_its_id(window: Browser, scene: Scene) -> None:
+    """A part of it narrows the list; Enter asks for it as it is, though it is not listed."""
+    await _open(window, scene)
+    field = "document.querySelector('#requests-text')"
+    await window.run(f"{field}.value = 'chos', {field}.dispatchEvent(new Event('input'))")
+    assert await window.run(ROWS.format("requests")) == 1
+    await window.run(f"{field}.value = 'an/other', {field}.focus()")
+    await window.press("Enter")
+    await window.until("document.querySelector('#explanation .notice')")
+    text = await window.run("document.querySelector('#explanation').innerText")
+    assert "nothing is known of request 'an/other'" in text

@@ -7,11 +7,12 @@ import contextlib
 
 import msgspec
 import pytest
-from admin_scene import Scene
+from admin_scene import QUEUES, Scene
 from aiohttp.test_utils import make_mocked_request
 
-from picker.admin.history import EndpointSample
+from picker.admin.history import EndpointSample, PoolSample
 from picker.admin.views import EndpointsView
+from picker.types import ServedTotals
 
 
 def test_a_sample_holds_what_is_known() -> None:
@@ -22,10 +23,28 @@ def test_a_sample_holds_what_is_known() -> None:
     scene.inflight.acquire("default/a")
     scene.decide("a", 64, 16)
     scene.pages.sample()
-    assert scene.pages.history.latest("default/a") == EndpointSample(1, 2, 0.25, 0.25, 1, 1.0)
-    assert scene.pages.history.latest("default/b") == EndpointSample(
-        prefix_hit_share=None, inflight=0, requests_per_second=0.0
+    assert scene.pages.history.latest("default/a") == EndpointSample(
+        *(1, 2, 0.25, 0.25, 1, 1.0), failures_per_second=0.0
     )
+    assert scene.pages.history.latest("default/b") == EndpointSample(
+        prefix_hit_share=None, inflight=0, requests_per_second=0.0, failures_per_second=0.0
+    )
+
+
+def test_a_sample_of_the_pool_holds_what_workers_report() -> None:
+    """Times to the first token, and tokens, between two looks."""
+    scene = Scene()
+    scene.pool("a", "b")
+    scene.load("a", running=1, waiting=2, cache=0.25, served=ServedTotals(0, 0, (0.1,), (0, 0)))
+    scene.pages.sample()
+    scene.load("a", running=1, waiting=2, cache=0.25, served=ServedTotals(2, 9, (0.1,), (4, 0)))
+    scene.decide("a", 64, 16)
+    scene.pages.sample()
+    assert scene.pages.history.latest_pool == PoolSample(
+        *(0.5, 0.0, 0.0, 0.05, 0.095, 4.5, 1, 2), queued=QUEUES.queued_requests
+    )
+    assert scene.pages.history.latest("default/a").ttft_p95_seconds == 0.095
+    assert scene.pages.history.pool(5).running == (1.0, 1.0)
 
 
 @pytest.mark.looptime

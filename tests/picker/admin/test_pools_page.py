@@ -140,7 +140,7 @@ async def test_on_a_small_screen_every_pool_is_a_card(window: Browser, port: Poo
         "[...document.querySelectorAll('#pools-rows > tr:first-child > *')]"
         ".map((one) => getComputedStyle(one, '::before').content)"
     )
-    assert labels == ["none", "none", '"Endpoints"', '"Under way"', '"Trouble"']
+    assert labels == ["none", "none", '"Endpoints"', '"In flight"', '"Trouble"']
 
 
 async def test_the_list_says_when_the_picker_is_gone_and_goes_on_when_it_is_back(

@@ -61,6 +61,25 @@ async def test_readiness_health_and_metrics_are_served(fleet: WholePicker) -> No
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
+async def test_an_endpoint_that_does_not_answer_is_unknown(tmp_path: Path) -> None:
+    """Not healthy; the picker is ready all the same, for it may be all that there is."""
+    async with whole_picker(tmp_path, pods(page(), page()), None) as picker:
+        names = [pod.name for pod in picker.pods]
+        assert (await picker.endpoints())[names[1]]["health"]["state"] == "healthy"
+        dead = Pod("dead", "127.0.0.1", None, port=1)
+        picker.list_endpoints([picker.pods[0], dead])
+
+        async def is_seen() -> bool:
+            return "dead" in await picker.endpoints()
+
+        await until(is_seen)
+        found = await picker.endpoints()
+        assert found["dead"]["health"]["state"] == "unknown"
+        assert found[names[0]]["health"]["state"] == "healthy"
+        told = "ready\n1 of 2 endpoints do not answer: default/dead\n"
+        assert await picker.get("/readyz") == (200, told)
+
+
 async def test_a_drain_refuses_readiness_and_waits_for_streams(tmp_path: Path) -> None:
     """A request under way ends in peace; then the picker does."""
     async with (

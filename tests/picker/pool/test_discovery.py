@@ -98,6 +98,64 @@ async def test_changes_of_the_file_apply_and_a_broken_one_changes_nothing(tmp_pa
         assert await watched.next() == ["a"]
 
 
+class Names:
+    """A name server whose answers change at any time; what is not in it does not exist."""
+
+    def __init__(self, **addresses: tuple[str, ...]) -> None:
+        self.addresses = addresses
+
+    def resolve(self, name: str) -> tuple[str, ...]:
+        if name not in self.addresses:
+            raise OSError(-2, "Name or service not known")
+        return self.addresses[name]
+
+
+NAMED = (
+    "endpoints: [{name: a, address: one, port: 1}, {name: b, address: Two, port: 1},"
+    " {name: c, address: none, port: 1}, {name: d, address: 10.0.0.9, port: 1}]\n"
+)
+
+
+@pytest.mark.looptime
+async def test_host_names_are_resolved_and_followed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An endpoint for each address; a name that is lost keeps its addresses, and is told of."""
+    (tmp_path / "endpoints.yaml").write_text(NAMED)
+    names, store, changed = Names(one=("10.0.0.1",), two=("10.0.1.1", "10.0.1.2")), Datastore(), []
+    discovery = FileDiscovery(
+        tmp_path / "endpoints.yaml",
+        store,
+        RequestRules(),
+        PickerMetrics(),
+        partial(pool_contents, pool="default"),
+        names.resolve,
+        follows=False,
+    )
+
+    def known() -> dict[str, str]:
+        found = (one.endpoint for one in store.snapshot().candidates)
+        return {one.name: one.host_port for one in found}
+
+    discovery.load()
+    first = {"a": "10.0.0.1:1", "b-10.0.1.1": "10.0.1.1:1", "b-10.0.1.2": "10.0.1.2:1"}
+    assert known() == first | {"d": "10.0.0.9:1"}
+    reason = "the host name 'none' cannot be resolved: Name or service not known"
+    assert discovery.problem() == reason
+    arrived = asyncio.Event()
+    store.subscribe(lambda _: (changed.append(known()), arrived.set()))  # type: ignore[arg-type]
+    task = asyncio.create_task(discovery.run())
+    names.addresses = {"two": ("10.0.1.1",), "none": ("10.0.2.1",)}
+    await arrived.wait()
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    second = {"a": "10.0.0.1:1", "b": "10.0.1.1:1", "c": "10.0.2.1:1", "d": "10.0.0.9:1"}
+    assert changed == [second]
+    assert discovery.problem() == reason.replace("none", "one")
+    assert caplog.text.count("cannot be resolved") == 2
+
+
 async def test_links_may_be_turned(tmp_path: Path) -> None:
     """The file itself is one, as is the folder of a Kubernetes volume, or any folder above."""
     for version, text in (("v1", ONE), ("v2", TWO), ("v3", "endpoints: []")):
@@ -128,7 +186,7 @@ def test_a_bad_entry_is_told_and_counted_and_the_others_apply(
 ) -> None:
     """At the start as later."""
     path = tmp_path / "endpoints.yaml"
-    path.write_text(ONE + "- {name: worse, address: example.com, port: 1}\n")
+    path.write_text(ONE + "- {name: worse, address: a_b.c, port: 1}\n")
     watched = Watched(path)
     assert [one.endpoint.name for one in watched.store.snapshot().candidates] == ["a"]
     assert (

@@ -36,7 +36,7 @@ endpoints:
         ("just text", "expected a mapping"),
         ("{address: 10.0.0.1, port: 1}", "'name' must be"),
         ("{name: 5, address: 10.0.0.1, port: 1}", "'name' must be"),
-        ("{name: x, address: example.com, port: 1}", "must be an IP address, got 'example.com'"),
+        ("{name: x, address: a_b.c, port: 1}", "must be an IP address or a host name, got 'a_b.c'"),
         ("{name: x, address: '', port: 1}", "'address' must be a non-empty string"),
         ("{name: x, address: 0.0.0.0, port: 1}", "must be the address of one host"),
         ("{name: x, address: 'fe80::1%eth0', port: 1}", "must be the address of one host"),

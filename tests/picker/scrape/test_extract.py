@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from picker.scrape.engines import ENGINES, EngineSeries, EngineTable, Series, parse_series
 from picker.scrape.extract import extract
 from picker.scrape.sources import ExtractError, Extraction, Scrape
-from picker.types import Endpoint, EndpointMetrics
+from picker.types import Endpoint, EndpointMetrics, ServedTotals
 
 REAL_PAGE = Path(__file__).parents[2] / "data/vllm_0.32_metrics.txt"
 VLLM = b"""\
@@ -53,7 +54,7 @@ def test_a_real_engines_page_is_read() -> None:
     for engine in ("vllm", "pointsman"):
         findings = read(REAL_PAGE.read_bytes(), ENGINES[engine])
         assert findings.problems == ()
-        assert findings.metrics == EndpointMetrics(
+        assert replace(findings.metrics, served=None) == EndpointMetrics(
             waiting_requests=0,
             running_requests=0,
             kv_cache_usage=0.0,
@@ -365,3 +366,38 @@ def test_custom_numbers_become_attributes() -> None:
 def test_an_engine_that_says_nothing_of_load_leaves_it_unknown() -> None:
     findings = read(b"c 4\n", EngineSeries(custom=(("A/x", Series("c")),)))
     assert (findings.metrics, findings.attributes) == (None, {"A/x": 4.0})
+
+
+SERVED = (
+    VLLM
+    + b"""\
+vllm:time_to_first_token_seconds_bucket{engine="0",le="0.1"} 2.0
+vllm:time_to_first_token_seconds_bucket{engine="0",le="+Inf"} 9.0
+vllm:time_to_first_token_seconds_bucket{engine="1",le="+Inf"} 4.0
+vllm:time_to_first_token_seconds_bucket{engine="0",le="1.0"} 5.0
+vllm:time_to_first_token_seconds_bucket{engine="1",le="0.1"} 1.0
+vllm:time_to_first_token_seconds_bucket{engine="1",le="1.0"} NaN
+vllm:generation_tokens_total{engine="0"} 100.0
+vllm:generation_tokens_total{engine="1"} 20.0
+"""
+)
+
+
+def test_what_was_served_is_summed_over_engines_by_bucket() -> None:
+    """Requests of each bucket alone, and tokens; of one rank only that one's."""
+    metrics = load(SERVED)
+    assert metrics.served == ServedTotals(42.0, 120.0, (0.1, 1.0), (3.0, 2.0, 8.0))
+    assert load(SERVED, rank=0).served == ServedTotals(42.0, 100.0, (0.1, 1.0), (2.0, 3.0, 4.0))
+    assert load(VLLM).served is None
+
+
+def test_what_was_served_is_read_once_a_second() -> None:
+    """In between it stays; a real page has it."""
+    before = load(SERVED)
+    fresh = replace(before, served=replace(before.served, read_at_seconds=41.5))
+    assert load(VLLM, previous=fresh).served is fresh.served
+    old = replace(before, served=replace(before.served, read_at_seconds=41.0))
+    assert load(SERVED, previous=old).served == before.served
+    real = load(REAL_PAGE.read_bytes()).served
+    assert real is not None
+    assert len(real.ttft_counts) == len(real.ttft_edges) + 1 > 15

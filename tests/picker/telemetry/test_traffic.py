@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import math
+
 from admin_scene import decision
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
-from picker.telemetry.traffic import WINDOW_SAMPLES, EndpointTraffic, Recent, expected_hits
+from picker.telemetry.traffic import (
+    SERVED_SAMPLES,
+    WINDOW_SAMPLES,
+    EndpointTraffic,
+    Percentiles,
+    PoolRecent,
+    Recent,
+    Served,
+    ServedWindow,
+    expected_hits,
+    percentiles,
+)
+from picker.types import FinishCause, ServedTotals
 
 
 def test_rates_and_hits_are_those_of_the_last_ten_seconds() -> None:
@@ -14,19 +30,19 @@ def test_rates_and_hits_are_those_of_the_last_ten_seconds() -> None:
     traffic = EndpointTraffic()
     for _ in range(5):
         traffic.decided(decision("a", 64, 32))
-    assert traffic.sample(["default/a"], 1.0) == {"default/a": Recent(5.0, 320, 160)}
+    assert traffic.sample(["default/a"], 1.0).endpoints == {"default/a": Recent(5.0, 320, 160)}
     for _ in range(WINDOW_SAMPLES - 1):
-        recent = traffic.sample(["default/a"], 1.0)
+        recent = traffic.sample(["default/a"], 1.0).endpoints
     assert recent == {"default/a": Recent(0.5, 320, 160)}
     assert recent["default/a"].prefix_hit_share == 0.5
-    assert traffic.sample(["default/a"], 1.0) == {"default/a": Recent()}
+    assert traffic.sample(["default/a"], 1.0).endpoints == {"default/a": Recent()}
 
 
 def test_a_prompt_that_nobody_looked_up_says_nothing_about_hits() -> None:
     """Without a prefix index the share is unknown, not 0."""
     traffic = EndpointTraffic()
     traffic.decided(decision("a", 64, None))
-    recent = traffic.sample(["default/a"], 1.0)["default/a"]
+    recent = traffic.sample(["default/a"], 1.0).endpoints["default/a"]
     assert recent == Recent(1.0)
     assert recent.prefix_hit_share is None
 
@@ -35,15 +51,15 @@ def test_endpoints_that_left_are_forgotten() -> None:
     """What is sent to one after that counts from nothing."""
     traffic = EndpointTraffic()
     traffic.decided(decision("a", 64, 64))
-    assert traffic.sample(["default/b"], 1.0) == {"default/b": Recent()}
-    assert traffic.sample(["default/a"], 1.0) == {"default/a": Recent()}
+    assert traffic.sample(["default/b"], 1.0).endpoints == {"default/b": Recent()}
+    assert traffic.sample(["default/a"], 1.0).endpoints == {"default/a": Recent()}
 
 
 def test_a_request_that_may_go_anywhere_counts_nowhere() -> None:
     """A request without a body has no result."""
     traffic = EndpointTraffic()
     traffic.decided(replace(decision("a", 64, 64), result=None))
-    assert traffic.sample(["default/a"], 1.0)["default/a"].requests_per_second == 0
+    assert traffic.sample(["default/a"], 1.0).endpoints["default/a"].requests_per_second == 0
 
 
 def test_the_last_block_of_a_prompt_is_not_counted_beyond_its_end() -> None:
@@ -60,3 +76,65 @@ def test_of_several_indexes_the_one_that_expects_most_counts() -> None:
     more = PrefixCacheMatchInfo(2, 32, {"default/a": 1})
     one.attributes.put(match_info_key("other"), more)
     assert expected_hits(one, "default/a") == (64, 32)
+
+
+def test_refusals_and_failures_are_rates_of_the_pool() -> None:
+    """Of four requests two were refused, one of them after it was let in, and one failed."""
+    traffic = EndpointTraffic()
+    traffic.sample(["default/a"], 1.0)
+    sent = replace(decision("a", 64, None), endpoint_key="default/a")
+    for _ in range(3):
+        traffic.decided(sent)
+    traffic.finished(replace(sent, cause=FinishCause.COMPLETED, response_status=200))
+    traffic.finished(replace(sent, cause=FinishCause.COMPLETED, response_status=503))
+    traffic.finished(replace(sent, cause=FinishCause.EVICTED))
+    traffic.finished(replace(sent, cause=FinishCause.REFUSED, result=None, endpoint_key=None))
+    recent = traffic.sample(["default/a"], 1.0)
+    assert recent.pool == PoolRecent(2.0, 1.0, 0.5)
+    assert recent.endpoints["default/a"].failures_per_second == 0.5
+
+
+def totals(at: float, tokens: float, *counts: float) -> ServedTotals:
+    return ServedTotals(at, tokens, (0.1, 1.0), counts)
+
+
+def test_percentiles_and_tokens_are_those_that_endpoints_report() -> None:
+    """Of each, and of all together; what was before the first look does not count."""
+    window = ServedWindow()
+    assert window.sample({"a": totals(0, 50, 7, 7, 7), "b": None}) == ({"a": Served()}, Served())
+    each, whole = window.sample({"a": totals(1, 60, 17, 7, 7), "b": totals(1, 0, 0, 0, 0)})
+    assert each["a"] == Served(Percentiles(0.05, 0.095, 0.099), 10.0)
+    assert each["b"] == Served()
+    assert whole == each["a"]
+    _, whole = window.sample({"a": totals(2, 70, 17, 7, 7), "b": totals(2, 8, 0, 0, 10)})
+    assert whole == Served(Percentiles(0.1, 1.0, 1.0), 18.0)  # beyond the last edge: that edge
+
+
+def test_an_endpoint_that_restarted_counts_anew() -> None:
+    window = ServedWindow()
+    window.sample({"a": totals(0, 50, 7, 7, 7)})
+    assert window.sample({"a": totals(1, 3, 1, 0, 0)}) == ({"a": Served()}, Served())
+    each, _ = window.sample({"a": totals(2, 5, 1, 1, 0)})
+    assert each["a"].tokens_per_second == 2.0
+
+
+def test_what_was_served_long_ago_is_forgotten() -> None:
+    window = ServedWindow()
+    window.sample({"a": totals(0, 0, 0, 0, 0)})
+    for second in range(1, SERVED_SAMPLES + 2):
+        each, _ = window.sample({"a": totals(second, 9, 3, 0, 0)})
+    assert each["a"] == Served(None, 0.0)
+
+
+@given(st.lists(st.integers(0, 9), min_size=2, max_size=8).filter(any))
+def test_percentiles_are_within_the_buckets_that_they_fall_into(counts: list[int]) -> None:
+    """As the times themselves would be, put into the same buckets."""
+    edges = [*map(float, range(1, len(counts))), math.inf]
+    found = percentiles(dict(zip(edges, map(float, counts), strict=True)))
+    assert found is not None
+    times = [at for at, count in enumerate(counts) for _ in range(count)]
+    for share, value in ((0.5, found.p50), (0.95, found.p95), (0.99, found.p99)):
+        bucket = times[max(0, math.ceil(share * len(times) - 1e-9) - 1)]
+        assert min(bucket, len(counts) - 1) <= value + 1e-9
+        assert value <= min(bucket + 1, len(counts) - 1) + 1e-9
+    assert percentiles({1.0: 0.0, math.inf: 0.0}) is None

@@ -67,12 +67,10 @@ def test_pools_are_found_by_name(tmp_path: Path) -> None:
 def test_what_is_neither_an_address_nor_a_name_is_refused(address: str) -> None:
     """A mistyped address is no name."""
     text = f'endpoints: [{{name: a, address: "{address}", port: 80}}]'
-    assert pool_contents(text.encode(), "f", "p", allow_names=True).endpoints == ()
+    assert pool_contents(text.encode(), "f", "p").endpoints == ()
 
 
-def test_only_pools_may_have_names() -> None:
-    """A proxy cannot route to the name of a worker."""
-    assert not configured(FILE_DISCOVERY, {"path": "f"}).allows_names
-    assert configured(PLUGIN, {"path": "f"}).allows_names
-    content = b"endpoints: [{name: a, address: b.c, port: 80}]"
-    assert pool_contents(content, "f", "p").endpoints == ()
+def test_only_names_of_pools_stay_names() -> None:
+    """Those of workers are resolved: a proxy cannot route to them."""
+    assert not configured(FILE_DISCOVERY, {"path": "f"}).routes_to_names
+    assert configured(PLUGIN, {"path": "f"}).routes_to_names
