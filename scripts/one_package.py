@@ -56,8 +56,15 @@ class DescribeOnePackage(egg_info):  # type: ignore[misc]
 
 
 def absolute(text: str, repository: str) -> str:
-    """A page of the repository with its relative links made absolute; done twice it is the same."""
-    return _LINK.sub(rf"]({repository}/blob/main/\g<path>)", text)
+    """A page of the repository with its relative links made absolute, those of pictures to the files
+    themselves; done twice it is the same.
+    """
+
+    def link(found: re.Match[str]) -> str:
+        kind = "raw" if found["path"].endswith((".png", ".svg")) else "blob"
+        return f"]({repository}/{kind}/main/{found['path']})"
+
+    return _LINK.sub(link, text)
 
 
 def move(folder: Path) -> None:
