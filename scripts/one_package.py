@@ -56,8 +56,8 @@ class DescribeOnePackage(egg_info):  # type: ignore[misc]
 
 
 def absolute(text: str, repository: str) -> str:
-    """A page of the repository with its relative links made absolute, those of pictures to the files
-    themselves; done twice it is the same.
+    """A page of the repository with its relative links made absolute, those of pictures to the
+    files themselves; done twice it is the same.
     """
 
     def link(found: re.Match[str]) -> str:

@@ -74,6 +74,9 @@ def test_the_packages_move_into_one(tmp_path: Path) -> None:
 
 def test_links_lead_to_the_repository() -> None:
     text = "[a](docs/a.md#b), [c](#d), [e](https://f.example/g), [h](LICENSE), ![i](j.svg)"
-    wanted = "[a](https://r/blob/main/docs/a.md#b), [c](#d), [e](https://f.example/g), [h](https://r/blob/main/LICENSE), ![i](https://r/raw/main/j.svg)"
+    wanted = (
+        "[a](https://r/blob/main/docs/a.md#b), [c](#d), [e](https://f.example/g), "
+        "[h](https://r/blob/main/LICENSE), ![i](https://r/raw/main/j.svg)"
+    )
     assert absolute(text, "https://r") == wanted
     assert absolute(wanted, "https://r") == wanted
