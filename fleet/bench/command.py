@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import resource
+import secrets
 import signal
 import ssl
 import time
@@ -218,9 +219,10 @@ class Bench:
         if task is not None:
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
         try:
-            for number, (load, endpoint, draw) in enumerate(self._turns(endpoints)):
-                # Texts are new in every stage: what one left in a prefix cache serves no other.
-                ring = WordRing(settings.seed * 1_000_003 + number, ratios[0])
+            for load, endpoint, draw in self._turns(endpoints):
+                # Texts are new in every stage and run, whatever the seed: what an earlier one left
+                # in a prefix cache serves no other.
+                ring = WordRing(secrets.randbits(64), ratios[0])
                 await self._stage(load, endpoint, form, ring, Random(f"{settings.seed}/{draw}"))
         except asyncio.CancelledError:
             return True

@@ -53,7 +53,7 @@ def _add_load(parser: Parser) -> None:
     group.add_argument("--warmup", type=seconds, default=0.0, metavar="SECONDS", help=text)
     text = "after which a request has failed"
     group.add_argument("--timeout", type=_positive, default=120.0, metavar="SECONDS", help=text)
-    group.add_argument("--seed", type=int, default=1, help="of arrivals, lengths and texts")
+    group.add_argument("--seed", type=int, default=1, help="of arrivals and lengths")
     text = "a second endpoint: the same arrivals at both in alternating turns"
     group.add_argument("--compare-url", type=url, metavar="URL", help=text)
     text = "turns of each endpoint with --compare-url"

@@ -1,5 +1,5 @@
-"""An endpoint in virtual time, without sockets: it answers each request on a schedule of its own, and
-so knows to the microsecond what a client has to see.
+"""An endpoint in virtual time, without sockets: it answers each request on a schedule of its own,
+and so knows to the microsecond what a client has to see.
 """
 
 from __future__ import annotations
@@ -41,12 +41,15 @@ def delta(text: str) -> dict[str, object]:
 @dataclass
 class VirtualEndpoint:
     """`times(number, now)` is asked for each request as it comes. `write_seconds` is what a send
-    costs the client; `answer` replaces the whole of the answers.
+    costs the client; `answer` replaces all answers, and comes in pieces of `cut` bytes. A
+    connection on which `answers_per_connection` were given is closed at the next request.
     """
 
     times: Callable[[int, float], Times]
     write_seconds: float = 0.0
     answer: bytes | None = None
+    cut: int = 1 << 20
+    answers_per_connection: int = 1 << 20
     bodies: list[dict[str, object]] = field(default_factory=list)
     came_at: list[float] = field(default_factory=list)
     connections: int = 0
@@ -69,6 +72,7 @@ class _Transport(asyncio.Transport):
         self._endpoint = endpoint
         self._protocol = protocol
         self._closing = False
+        self._written = 0
         self._loop = cast("VirtualTimeLoop", asyncio.get_running_loop())
 
     def is_closing(self) -> bool:
@@ -91,6 +95,10 @@ class _Transport(asyncio.Transport):
         body = msgspec.json.decode(data[found.end() :])
         endpoint.bodies.append(body)
         self._loop.work(endpoint.write_seconds)
+        self._written += 1
+        if self._written > endpoint.answers_per_connection:
+            self.close()
+            return
         if endpoint.answer is not None:
             self._later(0.1, endpoint.answer)
             return
@@ -108,5 +116,6 @@ class _Transport(asyncio.Transport):
         self._loop.call_later(seconds, self._deliver, data)
 
     def _deliver(self, data: bytes) -> None:
-        if not self._closing:
-            self._protocol.data_received(data)
+        for at in range(0, len(data), self._endpoint.cut):
+            if not self._closing:
+                self._protocol.data_received(data[at : at + self._endpoint.cut])
