@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import os
 import resource
 import secrets
 import signal
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
 from random import Random
 from urllib.parse import urlsplit
 
+import httpx
 import msgspec
 import uvloop
 from rich.console import Console
@@ -29,6 +31,7 @@ from fleet.bench.comparison import Comparison, compare, comparison_lines
 from fleet.bench.driver import Driver, RequestForm
 from fleet.bench.flags import build_parser
 from fleet.bench.page import page
+from fleet.bench.picker_config import FollowedConfig, look_at, read_configs
 from fleet.bench.report import lines_of, stages_table, write_csv, write_text
 from fleet.bench.slo import Bound, Slo
 from fleet.bench.summary import Stage, Summary, summary
@@ -42,6 +45,7 @@ from fleet.bench.workload import (
 )
 from fleet.chat import first_model
 from fleet.errors import FleetError, UsageError
+from fleet.running_picker import picker_url
 
 INTERRUPTED = 130
 LIVE_SECONDS = 1.0
@@ -65,6 +69,8 @@ class Settings:
     timeout: float
     seed: int
     compare_url: str | None
+    compare: list[Path] | None
+    picker: str | None
     rounds: int
     input_tokens: Span
     output_tokens: Span
@@ -82,6 +88,13 @@ class Settings:
     html: Path | None
 
     @property
+    def compared(self) -> tuple[str, str] | None:
+        """The names of what is compared."""
+        if self.compare is not None:
+            return str(self.compare[0]), str(self.compare[1])
+        return None if self.compare_url is None else (self.url, self.compare_url)
+
+    @property
     def objective(self) -> Slo | None:
         return None if self.slo is None else Slo(self.slo, self.slo_share)
 
@@ -95,7 +108,7 @@ class Settings:
 def _plain(value: object) -> object:
     if isinstance(value, int | float | str):
         return value
-    return [str(one) for one in value] if isinstance(value, tuple) else str(value)
+    return [str(one) for one in value] if isinstance(value, tuple | list) else str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +183,10 @@ def _check(settings: Settings) -> None:
         raise UsageError("--turns is not for a --trace")
     if settings.speed is not None and (settings.rate or settings.concurrency):
         raise UsageError("--speed is for a trace's own times, not for --rate or --concurrency")
-    if settings.compare_url is not None and len(settings.rate or ()) > 1:
-        raise UsageError("--compare-url takes one stage: give --rate a single rate or ramp")
+    if settings.compared is not None and len(settings.rate or ()) > 1:
+        raise UsageError("a comparison has one stage: give --rate a single rate or ramp")
+    if settings.picker is not None and settings.compare is None:
+        raise UsageError("--picker is for --compare")
     if settings.duration is not None and settings.warmup >= settings.duration:
         raise UsageError("--warmup must be shorter than --duration, or nothing is counted")
 
@@ -192,6 +207,18 @@ class Load:
     concurrency: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A stage to come: where it goes, which configuration the picker is to have (with its name),
+    and the number of its draws, of arrivals and lengths.
+    """
+
+    load: Load
+    endpoint: Endpoint
+    draws: int
+    config: tuple[bytes, str] | None = None
+
+
 class Bench:
     """Owns the stages of a run."""
 
@@ -200,6 +227,7 @@ class Bench:
         self.stages: list[Stage] = []
         self._screen = screen
         self._sessions = _sessions_of(settings)
+        self._configs = () if settings.compare is None else read_configs(settings.compare)
         self.comparison: Comparison | None = None
 
     @property
@@ -219,26 +247,42 @@ class Bench:
         if task is not None:
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
         try:
-            for load, endpoint, draw in self._turns(endpoints):
-                # Texts are new in every stage and run, whatever the seed: what an earlier one left
-                # in a prefix cache serves no other.
-                ring = WordRing(secrets.randbits(64), ratios[0])
-                await self._stage(load, endpoint, form, ring, Random(f"{settings.seed}/{draw}"))
+            with self._followed() as followed:
+                for turn in self._turns(endpoints):
+                    if followed is not None and turn.config is not None:
+                        await followed.use(*turn.config)
+                    # Texts are new in every stage and run, whatever the seed: what an earlier one
+                    # left in a prefix cache serves no other.
+                    ring = WordRing(secrets.randbits(64), ratios[0])
+                    await self._stage(turn, form, ring)
         except asyncio.CancelledError:
             return True
         return False
 
-    def _turns(self, endpoints: Sequence[Endpoint]) -> Iterator[tuple[Load, Endpoint, int]]:
-        """Each stage, where it goes, and the number of its draws: of arrivals and lengths."""
-        loads = list(_loads_of(self.settings))
-        if len(endpoints) == 1:
-            yield from ((load, endpoints[0], number) for number, load in enumerate(loads))
+    @contextlib.contextmanager
+    def _followed(self) -> Iterator[FollowedConfig | None]:
+        """The configuration of the picker, where some are compared."""
+        if not self._configs:
+            yield None
+            return
+        picker = picker_url(self.settings.picker, os.environ)
+        with (
+            httpx.Client(trust_env=False) as http,
+            FollowedConfig(lambda: look_at(picker, http)) as followed,
+        ):
+            yield followed
+
+    def _turns(self, endpoints: Sequence[Endpoint]) -> Iterator[Turn]:
+        loads, names = list(_loads_of(self.settings)), self.settings.compared
+        if names is None:
+            yield from (Turn(load, endpoints[0], number) for number, load in enumerate(loads))
             return
         for number in range(self.settings.rounds):
             # A B, B A, A B …: what drifts during the run is the same for both.
-            for side in (0, 1) if number % 2 == 0 else (1, 0):
-                load = Load(f"{'AB'[side]}{number + 1}", loads[0].ramp, loads[0].concurrency)
-                yield load, endpoints[side], number
+            for which in (0, 1) if number % 2 == 0 else (1, 0):
+                load = replace(loads[0], name=f"{'AB'[which]}{number + 1}")
+                config = (self._configs[which], names[which]) if self._configs else None
+                yield Turn(load, endpoints[min(which, len(endpoints) - 1)], number, config)
 
     async def _tokens_per_word(self, endpoint: Endpoint, form: RequestForm) -> float:
         """What the tokenizer makes of a word, by the usage of two requests. Raises `FleetError`
@@ -256,11 +300,12 @@ class Bench:
         ratio = (counts[1] - counts[0]) / (_PROBE_WORDS[1] - _PROBE_WORDS[0])
         return ratio if ratio > 0 else 1.0
 
-    async def _stage(
-        self, load: Load, endpoint: Endpoint, form: RequestForm, ring: WordRing, rng: Random
-    ) -> None:
-        settings = self.settings
-        client = endpoint.client(settings.timeout)
+    async def _stage(self, turn: Turn, form: RequestForm, ring: WordRing) -> None:
+        settings, load = self.settings, turn.load
+        client, rng = (
+            turn.endpoint.client(settings.timeout),
+            Random(f"{settings.seed}/{turn.draws}"),
+        )
         driver = Driver(client, form, time.perf_counter, settings.think, settings.requests)
         sessions = iter(self._sessions(ring, rng))
         cpu = time.process_time()
@@ -328,9 +373,10 @@ class Bench:
         """What is printed."""
         every, slo = self.summaries, self.settings.objective
         lines = list(chain.from_iterable([*lines_of(one, slo), ""] for one in every))
-        if self.settings.compare_url is not None:
+        names = self.settings.compared
+        if names is not None:
             self.comparison = compare(every, self.settings.seed)
-            lines += comparison_lines(self.comparison, self.settings.url, self.settings.compare_url)
+            lines += comparison_lines(self.comparison, *names)
         elif len(every) > 1:
             lines += stages_table(every)
         return "\n".join(lines).rstrip()

@@ -54,9 +54,14 @@ def _add_load(parser: Parser) -> None:
     text = "after which a request has failed"
     group.add_argument("--timeout", type=_positive, default=120.0, metavar="SECONDS", help=text)
     group.add_argument("--seed", type=int, default=1, help="of arrivals and lengths")
+    compared = group.add_mutually_exclusive_group()
     text = "a second endpoint: the same arrivals at both in alternating turns"
-    group.add_argument("--compare-url", type=url, metavar="URL", help=text)
-    text = "turns of each endpoint with --compare-url"
+    compared.add_argument("--compare-url", type=url, metavar="URL", help=text)
+    text = "two configurations in alternating turns, each put into the file that the picker follows"
+    compared.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help=text)
+    text = "of --compare: its HTTP port (default: of the fleet that runs here)"
+    group.add_argument("--picker", type=url, metavar="URL", help=text)
+    text = "turns of each when comparing"
     group.add_argument("--rounds", type=count, default=6, metavar="N", help=text)
 
 

@@ -116,8 +116,14 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "bench: stages to compare": (
         ("bench", "--compare-url", "x:1", "--rate", "1,2"),
-        "--compare-url takes one stage",
+        "a comparison has one stage",
     ),
+    "bench: two comparisons": (
+        ("bench", "--compare-url", "x:1", "--compare", "a", "b"),
+        "argument --compare: not allowed with argument --compare-url",
+    ),
+    "bench: no configuration": (("bench", "--compare", "/no/a", "b"), "--compare: cannot read /no"),
+    "bench: a picker for nothing": (("bench", "--picker", "x:1"), "--picker is for --compare"),
     "bench: no trace": (("bench", "--trace", "/no/such"), "--trace: /no/such: No such file"),
     "bench: no such trace": (
         ("bench", "--trace", "{tmp}/broken.yaml"),

@@ -18,7 +18,8 @@ def test_a_text_has_the_words_that_make_its_tokens(tokens: int) -> None:
 
 
 def test_texts_of_different_keys_or_seeds_share_no_beginning() -> None:
-    texts = [WordRing(seed, 1.0).text(key, 300) for seed in (1, 2) for key in range(500)]
+    rings = [WordRing(seed, 1.0) for seed in (1, 2)]
+    texts = [ring.text(key, 300) for ring in rings for key in range(500)]
     assert len({tuple(text.split()[:4]) for text in texts}) == len(texts)
 
 
