@@ -49,6 +49,7 @@ from fleet.running_picker import picker_url
 
 INTERRUPTED = 130
 LIVE_SECONDS = 1.0
+RECENT_SECONDS = 10.0
 _PROBE_WORDS = (8, 264)
 
 
@@ -341,7 +342,7 @@ class Bench:
 
     @contextlib.asynccontextmanager
     async def _shown(self, name: str, driver: Driver) -> AsyncIterator[None]:
-        """With the last ten seconds on the screen, drawn once a second."""
+        """With the last seconds on the screen, drawn once a second."""
         if not self._screen.is_terminal:
             yield
             return
@@ -360,14 +361,15 @@ class Bench:
 
     def _picture(self, name: str, driver: Driver) -> Iterator[str]:
         now = time.perf_counter()
-        recent = [one for one in driver.outcomes[-20_000:] if one.ended > now - 10]
+        recent = [one for one in driver.outcomes[-20_000:] if one.ended > now - RECENT_SECONDS]
         since = min((one.intended for one in recent), default=now)
         seen = Stage(name, since, now, 0.0, recent, driver.pulses[-200:], 0.0)
+        slo = self.settings.objective
         yield (
-            f"{name}: {now - driver.begun:.0f} s, {driver.started:,} begun, "
-            f"{driver.client.in_flight:,} in flight; of the last 10 s:"
+            f"{now - driver.begun:.0f} s, {driver.started:,} begun, "
+            f"{driver.client.in_flight:,} in flight; of the last {RECENT_SECONDS:.0f} s:"
         )
-        yield from list(lines_of(summary(seen, self.settings.objective), None))[1:4]
+        yield from list(lines_of(summary(seen, slo), slo))[: 6 if slo is None else 7]
 
     def report(self) -> str:
         """What is printed."""

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import os
+import re
+import signal
 import socket
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -122,6 +126,23 @@ def test_a_trace_is_sent_at_its_own_times(url: str, tmp_path: Path) -> None:
     assert status == 0
     assert [float(row["at_seconds"]) for row in rows] == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
     assert [row["output_tokens"] for row in rows] == ["3"] * 5
+
+
+def test_ctrl_c_reports_what_was_answered(url: str) -> None:
+    """With status 130. It is pressed when the live table has shown something."""
+
+    class Screen(io.StringIO):
+        def write(self, text: str) -> int:
+            if "of the last 10 s" in text:
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().write(text)
+
+    screen, said = Screen(), []
+    argv = ("--url", url, *QUICK[2:], "--duration", "240")
+    status = bench_command(argv, said.append, Console(file=screen, force_terminal=True))
+    assert status == 130
+    assert "TTFT" in screen.getvalue()
+    assert re.search(r"[1-9][0-9]* requests in", said[0])
 
 
 def test_an_endpoint_that_fails_at_once_is_one_sentence(url: str) -> None:
