@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import json
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,10 +74,10 @@ def chat(options: ChatOptions, write: Write, read_line: ReadLine) -> int:
                 runner.run(_turn(options, model, conversation, text, write))
 
 
-async def first_model(url: str) -> str:
+async def first_model(url: str, headers: Sequence[tuple[str, str]] = ()) -> str:
     """The id of the first model that is served. Raises `FleetError`."""
     async with _client(url) as client, _explained(url):
-        response = await client.get("/v1/models")
+        response = await client.get("/v1/models", headers=list(headers))
         if response.status_code != 200:
             raise FleetError(_refusal(response.status_code, response.text))
         return str(response.json()["data"][0]["id"])

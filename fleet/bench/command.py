@@ -241,7 +241,8 @@ class Bench:
         is_chat = settings.api == "chat"
         urls = [settings.url, *([settings.compare_url] if settings.compare_url else [])]
         endpoints = [endpoint_of(url, is_chat, settings.header) for url in urls]
-        model = settings.model or await first_model(settings.url.rstrip("/").removesuffix("/v1"))
+        base = settings.url.rstrip("/").removesuffix("/v1")
+        model = settings.model or await first_model(base, settings.header)
         form = RequestForm(model, is_chat, not settings.respect_eos)
         ratios = [await self._tokens_per_word(one, form) for one in endpoints]
         task = asyncio.current_task()

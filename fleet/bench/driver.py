@@ -127,8 +127,10 @@ class Driver:
             await self._until(due)
 
     async def _until(self, due: float) -> None:
-        pause = due - self.clock()
-        if pause > 0:
+        while True:  # a timer of uvloop may fire half a millisecond early
+            pause = due - self.clock()
+            if pause <= 0:
+                return
             await asyncio.sleep(pause)
 
     async def _pulse(self) -> None:
