@@ -81,7 +81,7 @@ class Served:
     token_ids: Sequence[int]
 
 
-class _Objectives:
+class Priorities:
     """An `ObjectiveSource` of fixed names."""
 
     def __init__(self, priorities: Mapping[str, int]) -> None:
@@ -101,7 +101,7 @@ class VirtualReplica:
         options = BuildOptions(Services(NoHttp(), hash_seed=seed), allow_experimental=True)
         self.assembly = build(loaded, builtin_plugins(), PickerMetrics(), lambda: 0.0, options)
         self.inflight, self.datastore = InflightLoad(), Datastore(self.assembly.observers)
-        policies = RequestPolicies(objectives=_Objectives(settings.objectives))
+        policies = RequestPolicies(objectives=Priorities(settings.objectives))
         context = RequestContext(self.datastore, self.inflight, rng, clock=_now, policies=policies)
         self.director = Director(pipeline_of(self.assembly), context)
         plugins = [one.plugin for one in self.assembly.instances.values()]
