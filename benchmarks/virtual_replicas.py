@@ -23,6 +23,7 @@ from picker.app.in_use import pipeline_of
 from picker.config.build import BuildOptions, build, default_config
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
+from picker.errors import RefusedError
 from picker.framework.interfaces import KvEventConsumer
 from picker.framework.services import NoHttp, Services
 from picker.metrics.picker_metrics import PickerMetrics
@@ -191,6 +192,9 @@ class VirtualReplicas:
                             decision.response.head(ResponseHead(200, {}, served_by=address))
                             decision.response.body(b"{", is_last=False)
             cause, status = FinishCause.COMPLETED, 200
+        except RefusedError as refusal:
+            cause, status = FinishCause.REFUSED, refusal.status
+            raise
         finally:
             exchange.finish(cause, status, address)
         waited = (_now() if first is None else first) - arrived

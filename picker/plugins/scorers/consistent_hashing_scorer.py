@@ -16,8 +16,8 @@ of which never all are full; and then, while another's load is known, those whos
 Use it with max-score-picker. Without a key: 0.0 for all.
 
 Sources: Thaler and Ravishankar, "Using Name-Based Mappings to Increase Hit Rates", 1998; Mirrokni,
-Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2018, whose ring of virtual nodes
-this needs not: candidates differ from request to request.
+Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2018. Candidates differ from
+request to request, so there is no ring of virtual nodes to keep.
 """
 
 from __future__ import annotations
