@@ -60,7 +60,8 @@ class Weather:
 async def echo_fleet(folder: Path) -> AsyncIterator[Fleet]:
     """Two workers that say what they are sent."""
     _, model, *flags = write_echo_model(folder)
-    ways = ("--workers", "2", "--model", model, "--worker-args", " ".join((*flags, "--sim-time-scale", "0")))
+    worker_args = " ".join((*flags, "--sim-time-scale", "0"))
+    ways = ("--workers", "2", "--model", model, "--worker-args", worker_args)
     async with running_fleet(free_base_port(), *ways) as fleet:
         await fleet.ready()
         yield fleet
