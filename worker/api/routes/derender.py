@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 
@@ -65,20 +66,19 @@ class DerenderRoutes:
         refuse_unsupported(body)
         self._preparer.check_model(body.model)
         given, request = body.generate_response, body.chat_request
+        known = 0
         if request is None:
             prepared = await self._unknown(body.model, exchange)
-            head = self._head(given.request_id, prepared)
-            prepared = replace(prepared, frames=ChatFrames(head))
+            new = partial(ChatLogprobs, self._text.tokenizer.token_bytes, as_ids=False)
+            frames = ChatFrames(self._head(given.request_id, prepared))
+            shown = replace(prepared.shown, new_logprobs=new)
+            prepared = replace(prepared, frames=frames, shown=shown)
         else:
             arrival = self._arrival(exchange, given.request_id.removeprefix(_CHAT))
             prepared = await self._of_request(request, arrival)
-        known = 0 if request is None else len(prepared.requests[0].prompt_token_ids)
-        prompt_tokens = known if body.prompt_tokens is None else body.prompt_tokens
-        token_bytes = self._text.tokenizer.token_bytes
-        if request is None:
-            new = lambda: ChatLogprobs(token_bytes, as_ids=False)  # noqa: E731
-            prepared = replace(prepared, shown=replace(prepared.shown, new_logprobs=new))
-        await self._answer(exchange, prepared, ["generate_response"], [given], prompt_tokens)
+            known = len(prepared.requests[0].prompt_token_ids)
+        count = known if body.prompt_tokens is None else body.prompt_tokens
+        await self._answer(exchange, prepared, ["generate_response"], [given], count)
 
     async def _completion(self, exchange: Exchange) -> None:
         body = decode(await self._body(exchange), DerenderCompletionRequest)
@@ -87,17 +87,21 @@ class DerenderRoutes:
         given, request = body.generate_responses, body.completion_request
         if request is None:
             prepared = await self._unknown(body.model, exchange)
-            head = self._head(given[0].request_id, prepared)
             tokenizer = self._text.tokenizer
-            new = lambda: CompletionLogprobs(  # noqa: E731
-                tokenizer.token_bytes, as_ids=False, skip_ids=tokenizer.special_ids
+            new = partial(
+                CompletionLogprobs,
+                tokenizer.token_bytes,
+                as_ids=False,
+                skip_ids=tokenizer.special_ids,
             )
+            frames = CompletionFrames(self._head(given[0].request_id, prepared))
             shown = replace(prepared.shown, new_logprobs=new)
-            prepared = replace(prepared, frames=CompletionFrames(head), shown=shown)
+            prepared = replace(prepared, frames=frames, shown=shown)
             known = [0] * len(given)
         else:
             if request.echo:
-                raise RequestError("`completion_request.echo` is not supported", param="echo")
+                message = "`completion_request.echo` is not supported; leave it out"
+                raise RequestError(message, param="completion_request.echo")
             arrival = self._arrival(exchange, given[0].request_id.removeprefix(_COMPLETION))
             prepared = await self._of_request(request, arrival)
             known = [len(ask.prompt_token_ids) for ask in prepared.requests]
