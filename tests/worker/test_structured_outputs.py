@@ -484,10 +484,7 @@ def plain() -> list[list[int]]:
         {"num_blocks": 50},
         {"num_blocks": 50, "speculative": NGRAM},
     ],
-    ids=[
-        *("batched", "ngram", "suffix", "draft model", "forced alone"),
-        *("preempted", "preempted with drafts"),
-    ],
+    ids=["batched", "ngram", "suffix", "draft model", "forced", "preempted", "preempted, drafts"],
 )
 def test_the_same_seed_gives_the_same_tokens(
     plain: list[list[int]], settings: dict[str, Any]
@@ -573,9 +570,7 @@ def test_without_a_vocabulary_no_request_may_have_a_grammar() -> None:
     "speculative", [replace(NGRAM, num_speculative_tokens=30), JUMP_FORWARD], ids=["ngram", "none"]
 )
 def test_forced_tokens_are_drafts_that_stand(speculative: SpeculativeConfig) -> None:
-    """Names that are not in the prompt take no step for each of their tokens, with a drafter or
-    without.
-    """
+    """Names that are not in the prompt take no step for each token, with a drafter or without."""
     names = ("kilometres", "longitude", "population")
     schema = {
         **NAMED,

@@ -211,7 +211,7 @@ def test_too_many_token_ids_are_refused_by_their_number(prompt: Any) -> None:
 
 
 def test_an_assistants_reasoning_reaches_the_template() -> None:
-    """By either name, as clients send back what a server told them; notes of clients say nothing."""
+    """By either name, as clients send back what servers told them; their notes say nothing."""
     for name in ("reasoning", "reasoning_content"):
         turn = ChatMessage(
             role="assistant",
