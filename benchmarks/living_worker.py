@@ -5,10 +5,11 @@ the order in which it would. The production scheduler and cache on the simulator
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from worker.config import CacheConfig, SchedulerConfig, SimConfig
+from worker.engine.cache_events import CacheEvent
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest, RequestOutput
 from worker.engine.scheduler import Scheduler
@@ -26,9 +27,18 @@ class WorkerSettings:
 
 
 class LivingWorker:
-    """Owns one engine. `run` is its life; requests may come at any time."""
+    """Owns one engine. `run` is its life; requests may come at any time.
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    `publish` gets the changes of its prefix cache, with each step's outputs, where the settings say
+    that they are recorded.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        publish: Callable[[Sequence[CacheEvent]], None] = lambda _: None,
+    ) -> None:
+        self._publish = publish
         self._scheduler = Scheduler(settings.cache, settings.limits, ())
         limits = SimLimits(
             settings.cache.num_blocks, settings.cache.block_size, settings.limits.max_num_seqs
@@ -58,6 +68,8 @@ class LivingWorker:
             outputs = self._core.step()
             seconds, self._step_seconds = self._step_seconds, 0.0
             await asyncio.sleep(seconds)  # what a step tells is known at its end
+            if events := self._core.take_events():
+                self._publish(events)
             for output in outputs.outputs if outputs is not None else ():
                 listener = self._told.get(output.request_id)
                 if listener is not None:

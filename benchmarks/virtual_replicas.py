@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
+from types import MappingProxyType
 from typing import Self
 
 from living_worker import LivingWorker, WorkerSettings
@@ -21,6 +23,8 @@ from picker.app.in_use import pipeline_of
 from picker.config.build import BuildOptions, build, default_config
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
+from picker.errors import RefusedError
+from picker.framework.interfaces import KvEventConsumer
 from picker.framework.services import NoHttp, Services
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.peers.exchange import ExchangeSettings, PeerExchange
@@ -29,18 +33,21 @@ from picker.peers.outbox import Cursor
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
 from picker.requestcontrol.director import Director
-from picker.requestcontrol.headers import REQUEST_ID
-from picker.requestcontrol.pipeline import RequestContext
+from picker.requestcontrol.headers import OBJECTIVE, REQUEST_ID
+from picker.requestcontrol.pipeline import RequestContext, RequestPolicies
 from picker.types import Endpoint, EndpointMetrics, FinishCause, RawRequest, ResponseHead
+from worker.engine.cache_events import CacheEvent
+from worker.engine.kv_events import EventEncoder
 
 PORT = 8000
+MODEL = "sim"
 _FOLLOWS_SECONDS = 1e-9
-BYTES_PER_TOKEN = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicasSettings:
-    """`replicas` pickers over `workers`; `config` None is the built-in configuration.
+    """`replicas` pickers over `workers`; `config` None is the built-in configuration, `objectives`
+    gives names priorities.
 
     With `shares` they tell each other what they do, every `interval_seconds`, over wires that take
     `delay_seconds` and lose the share `loss` of all messages.
@@ -51,6 +58,7 @@ class ReplicasSettings:
     workers: int = 4
     worker: WorkerSettings = field(default_factory=WorkerSettings)
     config: str | None = None
+    objectives: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     scrape_seconds: float = 0.05
     interval_seconds: float = 0.05
     delay_seconds: float = 0.001
@@ -60,7 +68,9 @@ class ReplicasSettings:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What became of a prompt: by whom it was decided and served, and what was found cached."""
+    """What became of a prompt: by whom it was decided and served, what was found cached, seconds
+    from its arrival to the first token and to the last, and the answer.
+    """
 
     replica: int
     endpoint: str
@@ -68,6 +78,18 @@ class Served:
     num_cached: int
     arrived_seconds: float
     ttft_seconds: float
+    seconds: float
+    token_ids: Sequence[int]
+
+
+class Priorities:
+    """An `ObjectiveSource` of fixed names."""
+
+    def __init__(self, priorities: Mapping[str, int]) -> None:
+        self._priorities = priorities
+
+    def priority(self, objective: str) -> int | None:
+        return self._priorities.get(objective)
 
 
 class VirtualReplica:
@@ -80,8 +102,11 @@ class VirtualReplica:
         options = BuildOptions(Services(NoHttp(), hash_seed=seed), allow_experimental=True)
         self.assembly = build(loaded, builtin_plugins(), PickerMetrics(), lambda: 0.0, options)
         self.inflight, self.datastore = InflightLoad(), Datastore(self.assembly.observers)
-        context = RequestContext(self.datastore, self.inflight, rng, clock=_now)
+        policies = RequestPolicies(objectives=Priorities(settings.objectives))
+        context = RequestContext(self.datastore, self.inflight, rng, clock=_now, policies=policies)
         self.director = Director(pipeline_of(self.assembly), context)
+        plugins = [one.plugin for one in self.assembly.instances.values()]
+        self.kv_consumers = [one for one in plugins if isinstance(one, KvEventConsumer)]
         self.exchange: PeerExchange | None = None
         self.cursors: dict[bytes, Cursor] = {}  # by the replica that is told
         self.bytes_sent = self.messages_sent = 0
@@ -104,9 +129,13 @@ class VirtualReplicas:
         self._wire = Random(settings.seed + 1)
         self.is_cut = False  # nothing passes between replicas
         self.replicas: list[VirtualReplica] = []
+        self._encoder = EventEncoder(settings.worker.cache.block_size)
+        addresses = [
+            f"10.0.{index // 250}.{index % 250 + 1}:{PORT}" for index in range(settings.workers)
+        ]
         self._workers = {
-            f"10.0.{index // 250}.{index % 250 + 1}:{PORT}": LivingWorker(settings.worker)
-            for index in range(settings.workers)
+            address: LivingWorker(settings.worker, partial(self._cache_changed, index))
+            for index, address in enumerate(addresses)
         }
         self._stack = AsyncExitStack()
         self._number = 0
@@ -134,34 +163,45 @@ class VirtualReplicas:
         """Requests at each worker now, those that wait included."""
         return [one.num_requests for one in self._workers.values()]
 
-    async def ask(self, replica: int, prompt: Sequence[int], num_output: int) -> Served:
-        """One request, of tokens from 0 to 9999, from its arrival to its end."""
+    async def ask(
+        self, replica: int, prompt: Sequence[int], num_output: int, objective: str = ""
+    ) -> Served:
+        """One request from its arrival to its end. Raises `RefusedError` as the picker does."""
         picker, arrived = self.replicas[replica], _now()
         self._number += 1
         name = f"request-{self._number}"
-        text = "".join(f"{token:0{BYTES_PER_TOKEN}d}" for token in prompt)
-        body = json.dumps({"model": "sim", "prompt": text, "max_tokens": num_output}).encode()
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": num_output}
+        headers = {":path": "/v1/completions", REQUEST_ID: name}
+        if objective:
+            headers[OBJECTIVE[0]] = objective
         exchange = picker.director.begin()
         cause, status = FinishCause.CLIENT_GONE, None
         address: str | None = None
-        cached, first = 0, None
+        cached, first, token_ids = 0, None, list[int]()
         try:
-            raw = RawRequest({":path": "/v1/completions", REQUEST_ID: name}, body)
-            decision = await exchange.route(raw)
+            decision = await exchange.route(RawRequest(headers, json.dumps(body).encode()))
             address = decision.destination.partition(",")[0]
             answering = self._workers[address].answer(name, list(prompt), num_output)
             async with aclosing(answering) as told:
                 async for output in told:
                     cached = max(cached, output.num_cached_tokens)
+                    token_ids += output.token_ids
                     if output.token_ids and first is None:
                         first = _now()
                         if decision.response is not None:
                             decision.response.head(ResponseHead(200, {}, served_by=address))
+                            decision.response.body(b"{", is_last=False)
             cause, status = FinishCause.COMPLETED, 200
+        except RefusedError as refusal:
+            cause, status = FinishCause.REFUSED, refusal.status
+            raise
         finally:
             exchange.finish(cause, status, address)
         waited = (_now() if first is None else first) - arrived
-        return Served(replica, address, len(prompt), cached, arrived, waited)
+        took = _now() - arrived
+        return Served(
+            replica, address, len(prompt), cached, arrived, waited, took, tuple(token_ids)
+        )
 
     # What goes on beside the requests
 
@@ -191,6 +231,13 @@ class VirtualReplicas:
                 interval_seconds=self._settings.scrape_seconds,
             )
             replica.datastore.update_metrics(endpoint.key, metrics)
+
+    def _cache_changed(self, index: int, events: Sequence[CacheEvent]) -> None:
+        endpoint = self._endpoints()[index]
+        payload = self._encoder.encode(events, _now())
+        for replica in self.replicas:
+            for consumer in replica.kv_consumers:
+                consumer.kv_events(endpoint.key, f"kv@{endpoint.host_port}@{MODEL}", payload)
 
     async def _rounds(self) -> None:
         while True:

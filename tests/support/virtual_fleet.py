@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Self
 
 from living_worker import LivingWorker, WorkerSettings
+from virtual_replicas import Priorities
 
 from picker.app.in_use import pipeline_of
 from picker.config.build import build, default_config
@@ -84,16 +85,6 @@ class Answer:
     ttft_seconds: float | None = None
     seconds: float = 0.0
     num_tokens: int = 0
-
-
-class Priorities:
-    """An `ObjectiveSource` of fixed names."""
-
-    def __init__(self, priorities: Mapping[str, int]) -> None:
-        self._priorities = priorities
-
-    def priority(self, objective: str) -> int | None:
-        return self._priorities.get(objective)
 
 
 class VirtualFleet:

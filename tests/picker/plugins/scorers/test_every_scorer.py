@@ -178,6 +178,9 @@ def test_each_candidate_gets_one_score_within_zero_and_one(
         "active_request_scorer",
         "token_load_scorer",
         "latency_scorer",
+        "cache_aware_scorer",
+        "consistent_hashing_scorer",
+        "dynamo_cost_scorer",
     ],
 )
 @settings(deadline=None, max_examples=60)
