@@ -8,73 +8,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from echo_model import ANSWER, CALLS, CITIES, TOOLS, write_echo_model
 from sim_worker import sim_worker
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-CONTROL = ("<eos>", "<tool_call>", "</tool_call>", "<think>", "</think>")
-# Of tools it shows the format alone.
-TEMPLATE = "{% if tools %}{# <tool_call> #}{% endif %}{{ messages[-1].content }}"
-TOOLS: list[Any] = [
-    {
-        "type": "function",
-        "function": {
-            "name": "get_weather",
-            "description": "The weather.",
-            "strict": True,
-            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-        },
-    }
-]
-CITIES = ("Zürich 🙂", 'a "b" {</tool_call>}')
-CALLS = [
-    '<tool_call>\n{"name": "get_weather", "arguments": '
-    + json.dumps({"city": city}, ensure_ascii=False)
-    + "}\n</tool_call>"
-    for city in CITIES
-]
-ANSWER = f"<think>\nTwo cities.\n</think>\n\nI look.\n{CALLS[0]}\n{CALLS[1]}"
 
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    """Of a worker whose marks are control tokens and whose other tokens are bytes."""
-    folder = tmp_path_factory.mktemp("echo")
-    _write_model(folder)
-    flags = ("--model", str(folder), "--served-model-name", "echo", "--sim-mode", "echo")
+    """Of a worker that says what it is sent."""
+    flags = write_echo_model(tmp_path_factory.mktemp("echo"))
     with (
         sim_worker(*flags, "--reasoning-parser", "qwen3") as worker,
         openai.OpenAI(base_url=f"{worker.url}/v1", api_key="none", max_retries=0) as client,
     ):
         yield client
-
-
-def _write_model(folder: Path) -> None:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: n for n, letter in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in CONTROL])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    eos = tokenizer.token_to_id("<eos>")
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": tokenizer.get_vocab_size(),
-        "hidden_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 1,
-        "intermediate_size": 8,
-        "max_position_embeddings": 4096,
-        "eos_token_id": eos,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    settings = {"eos_token": "<eos>", "chat_template": TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 def says(text: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from worker.engine.drafters.registry import build_drafter
 from worker.engine.grammar import GrammarCompiler
 from worker.engine.messages import AddRequest, Vocabulary
 from worker.engine.scheduler import Scheduler
-from worker.engine.speculation import Speculation
+from worker.engine.speculation import JUMP_FORWARD, Speculation
 from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.loading import ModelNetwork
 from worker.executor.model_runner import ModelRunner
@@ -80,7 +80,7 @@ def text_of(token_ids: Sequence[int]) -> str:
 
 
 class GrammarBench:
-    """One engine; `speculative` None: without drafts."""
+    """One engine; `speculative` None: without drafts, not even of what a grammar forces."""
 
     def __init__(
         self,
@@ -95,8 +95,9 @@ class GrammarBench:
         drafter = speculation = None
         if speculative is not None:
             by_tokens = build_drafter(speculative)
-            speculation = Speculation(speculative, by_tokens, by_tokens is None, SIZE)
-            if by_tokens is None:  # the model drafts for itself, but knows of no grammar
+            on_device = by_tokens is None and speculative is not JUMP_FORWARD
+            speculation = Speculation(speculative, by_tokens, on_device, SIZE)
+            if on_device:  # the model drafts for itself, but knows of no grammar
                 network, how = ModelNetwork(model), speculative.draft_sample_method
                 blocks = (num_blocks, BLOCK_SIZE)
                 drafter = CachedDrafter(lambda _: network, network, model, blocks, how)

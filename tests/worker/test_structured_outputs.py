@@ -29,7 +29,9 @@ from grammar_bench import (
 
 from worker.api.schema.constraints import Constraint, after_reasoning, grammar_of
 from worker.api.schema.requests import StructuredOutputs
+from worker.config import SpeculativeConfig
 from worker.engine.grammar import GrammarCompiler
+from worker.engine.speculation import JUMP_FORWARD
 from worker.errors import RequestError
 from worker.types import FinishReason
 
@@ -478,10 +480,11 @@ def plain() -> list[list[int]]:
         {"speculative": NGRAM},
         {"speculative": SUFFIX},
         {"speculative": DEVICE},
+        {"speculative": JUMP_FORWARD},
         {"num_blocks": 50},
         {"num_blocks": 50, "speculative": NGRAM},
     ],
-    ids=["batched", "ngram", "suffix", "draft model", "preempted", "preempted with drafts"],
+    ids=["batched", "ngram", "suffix", "draft model", "forced", "preempted", "preempted, drafts"],
 )
 def test_the_same_seed_gives_the_same_tokens(
     plain: list[list[int]], settings: dict[str, Any]
@@ -563,15 +566,18 @@ def test_without_a_vocabulary_no_request_may_have_a_grammar() -> None:
     assert "cannot be constrained" in (answer.error or "")
 
 
-def test_forced_tokens_are_drafts_that_stand() -> None:
-    """Names that are not in the prompt take no step for each of their tokens."""
+@pytest.mark.parametrize(
+    "speculative", [replace(NGRAM, num_speculative_tokens=30), JUMP_FORWARD], ids=["ngram", "none"]
+)
+def test_forced_tokens_are_drafts_that_stand(speculative: SpeculativeConfig) -> None:
+    """Names that are not in the prompt take no step for each token, with a drafter or without."""
     names = ("kilometres", "longitude", "population")
     schema = {
         **NAMED,
         "properties": {name: {"type": "boolean"} for name in names},
         "required": [*names],
     }
-    with GrammarBench(replace(NGRAM, num_speculative_tokens=30)) as bench:
+    with GrammarBench(speculative) as bench:
         asked = bench.request(grammar(json=schema, disable_any_whitespace=True), prompt=b"?")
         [answer] = bench.run(asked).values()
         stats = bench.scheduler.stats()

@@ -35,6 +35,7 @@ from worker.api.http.exchange import (
 )
 from worker.api.routes.adapters import AdapterRoutes
 from worker.api.routes.control import ControlRoutes
+from worker.api.routes.derender import DerenderRoutes
 from worker.api.routes.generation import GenerationRoutes
 from worker.api.routes.probes import ProbeRoutes
 from worker.api.routes.render import RenderRoutes
@@ -79,6 +80,7 @@ class WorkerApi:
             **generation.handlers(),
             **TokenizationRoutes(config, text, preparer).handlers(),
             **RenderRoutes(config, text.tokenizer, preparer).handlers(),
+            **DerenderRoutes(config, text, preparer).handlers(),
             **ProbeRoutes(
                 config, engine, stats, admission, metrics, kv_events, preparer.adapters
             ).handlers(),

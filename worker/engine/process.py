@@ -44,7 +44,7 @@ from worker.engine.messages import (
 )
 from worker.engine.pipeline import Pipeline
 from worker.engine.scheduler import Scheduler
-from worker.engine.speculation import Speculation
+from worker.engine.speculation import JUMP_FORWARD, Speculation
 from worker.errors import ConfigError, ModelError, WorkerError
 from worker.executor.interface import Executor
 from worker.executor.lifeline import die_with_parent
@@ -112,8 +112,9 @@ def build_core(
         hash_seed=config.prefix_caching_hash_seed,
         record_events=publishes(config.kv_events),
     )
-    speculation = None
-    if config.speculative is not None:
+    if config.speculative is None:
+        speculation = Speculation(JUMP_FORWARD, None, False, config.vocab_size)
+    else:
         speculation = _build_speculation(config, config.speculative, executor, num_blocks)
     adapters = None
     if config.lora is not None:

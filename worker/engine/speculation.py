@@ -8,7 +8,9 @@ to make, and they come with the step's result; they are kept here until the sequ
 again, and are of use only if it still stands where it stood.
 
 What a grammar forces comes before what a drafter that guesses from tokens proposes, and of its
-proposals the grammar keeps those that may follow.
+proposals the grammar keeps those that may follow. Without any drafter there is what grammars force
+(`JUMP_FORWARD`): a name of thirty characters takes one step. Other sequences are scheduled ahead as
+ever, and nothing is lost for constrained ones, whose masks wait for each step's tokens anyway.
 
 Nothing that a drafter does changes an answer: the executor verifies every draft against what it
 would have drawn anyway. So a drafter is not trusted either. One that raises is done with for that
@@ -73,10 +75,15 @@ _LEARNT_TOKENS = 128
 _LEARNT_TOKENS_PER_SEQUENCE = 2
 
 
+# Where no drafter is configured.
+JUMP_FORWARD = SpeculativeConfig("grammar", 16, enable_adaptive_verification=False)
+
+
 class Speculation:
     """Sole owner of the drafter, of drafts not used yet, and of what is counted about all of them.
 
-    `drafter` None, with `has_device_drafter`: the executor makes the drafts. Drafts of ids that are
+    `drafter` None, with `has_device_drafter`: the executor makes the drafts; without: there are
+    those that grammars force. Drafts of ids that are
     not below `vocab_size` are refused; None: whatever is not negative is a token. `costs` are step
     times measured at start; None: they are learned from the first steps on.
     """
@@ -211,8 +218,10 @@ class Speculation:
             raise IntegrityError("drafts are remembered for a sequence that has ended")
 
     def _has_drafter(self, sequence: Sequence) -> bool:
+        if self._has_device_drafter:
+            return True
         if self._drafter is None:
-            return self._has_device_drafter
+            return sequence.matcher is not None
         return sequence.seq_id not in self._given_up
 
     def _room(self, sequence: Sequence) -> int:
@@ -223,10 +232,11 @@ class Speculation:
         limit = int(min(self._room(sequence), reach - len(sequence.token_ids)))
         if limit <= 0 or not self._has_drafter(sequence):
             return _NO_DRAFTS
-        if self._drafter is not None:
-            return _forced(sequence, limit) or _allowed(
-                sequence, self._ask(self._drafter, sequence, limit)
-            )
+        if not self._has_device_drafter:
+            forced = _forced(sequence, limit)
+            if forced is not None or self._drafter is None:
+                return forced or _NO_DRAFTS
+            return _allowed(sequence, self._ask(self._drafter, sequence, limit))
         drafts = self._kept.get(sequence.seq_id)
         if drafts is None or drafts.position != len(sequence.token_ids):
             self._kept.pop(sequence.seq_id, None)

@@ -13,7 +13,7 @@ from step_driver import advance, plan, result_of, scheduler
 from worker.engine.drafters.interface import DraftContext
 from worker.engine.grammar import GrammarCompiler, Matcher, allows
 from worker.engine.messages import AddRequest
-from worker.engine.speculation import Speculation
+from worker.engine.speculation import JUMP_FORWARD, Speculation
 from worker.types import Drafts, SamplingParams
 
 PLAIN = SamplingParams(max_tokens=9)
@@ -263,6 +263,29 @@ def test_drafts_are_cut_at_the_first_that_is_forbidden(
     assert [*share.drafts] == [*b"xx"]
     assert len(share.samples[0].masks) == 3
     assert share.samples[0].after(share.drafts).masks == share.samples[0].masks[2:]
+
+
+def test_without_a_drafter_what_is_forced_is_verified_for_constrained_sequences_alone(
+    grammars: HeldGrammars, compiler: GrammarCompiler
+) -> None:
+    """Beside others, whose next step waits; as soon as they are alone they are scheduled ahead."""
+    engine = scheduler(speculation=Speculation(JUMP_FORWARD, None, False, SIZE))
+    engine.grammars = grammars
+    engine.add(constrained("c"))
+    engine.add(AddRequest("p", [1, 2, 3], SamplingParams(max_tokens=9, ignore_eos=True), 0.0))
+    grammars.futures["g"].set_result(compiler.compile(regex("[ab]name")).result().fork())
+    advance(engine, {0: ord("a"), 1: 7})
+    step = engine.schedule(0.0)
+    assert step is not None
+    first, second = step.sequences
+    assert b"".join(VOCABULARY.token_bytes[token] for token in first.drafts) == b"name"
+    assert second.num_drafts == 0
+    assert engine.schedule(0.0) is None
+    engine.update(step, result_of(step, {0: END, 1: 7}), 0.0)
+    engine.abort("c")
+    assert engine.schedule(0.0) is not None
+    assert engine.schedule(0.0) is not None
+    engine.check_integrity()
 
 
 def test_drafts_of_a_device_are_not_cut(grammars: HeldGrammars, matcher: Matcher) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from pathlib import Path
 
@@ -11,11 +12,11 @@ import pytest
 
 from worker.config import EngineConfig, SchedulerConfig, SimConfig, SpeculativeConfig
 from worker.engine.heartbeat import Pulse, StepBudget
-from worker.engine.messages import AddRequest, EngineFailed
+from worker.engine.messages import AddRequest, EngineFailed, Vocabulary
 from worker.engine.process import EngineSocket, build_core, run
 from worker.errors import ConfigError
 from worker.executor.sim.runner import DEFAULT_SIM_BLOCKS
-from worker.types import SamplingParams
+from worker.types import EngineStats, SamplingParams
 
 
 def test_the_simulator_has_a_default_cache() -> None:
@@ -64,6 +65,26 @@ def test_an_engine_drafts_as_configured(method: str) -> None:
     assert (plain[1].num_drafts, drafted[1].num_drafts > 0) == (0, True)
     assert drafted[1].num_accepted_tokens > 0
     assert drafted[1].num_steps < plain[1].num_steps
+
+
+def test_an_engine_without_a_drafter_runs_what_a_grammar_forces_at_once() -> None:
+    """Of the name of a field each byte is a token; all of them take a step."""
+    words = [bytes((byte,)) for byte in range(256)]
+    vocabulary = Vocabulary([*words, b"<end>"], [256], [256])
+    sim = SimConfig(vocab_size=257, end_token_id=256, time_scale=0.0)
+    core, _ = build_core(EngineConfig("sim", None, sim=sim, vocab_size=257, eos_token_ids=(256,)))
+    core.take_vocabulary(vocabulary)
+    core.add(AddRequest("a", [1, 2], SamplingParams(99, grammar="start: /[ab]longname[cd]/"), 0.0))
+    tokens: list[int] = []
+    stats = EngineStats()
+    while core.has_work:
+        told = core.step()
+        if told is not None:
+            tokens += [token for one in told.outputs for token in one.token_ids]
+            stats = told.stats
+    core.shutdown()
+    assert re.fullmatch("[ab]longname[cd]", bytes(tokens[:-1]).decode())
+    assert (stats.num_accepted_tokens, stats.num_steps) == (8, 3)
 
 
 class Listener(EngineSocket):

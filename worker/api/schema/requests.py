@@ -292,8 +292,9 @@ class SentCall(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One turn. The `Any` fields are what servers put into assistant turns that clients send back;
-    only null or empty ones are taken, but for `annotations`, which say nothing to the model.
+    """One turn. The `Any` fields are what servers and clients put into assistant turns that are
+    sent back; only null or empty ones are taken, but for those that say nothing to the model:
+    `annotations`, and `provider_specific_fields`, where litellm notes what it does not know.
     """
 
     role: Annotated[str, says(enum=sorted(ROLES))]
@@ -304,6 +305,7 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     function_call: Annotated[Any, only([], {})] = None
     refusal: Annotated[Any, only([], {})] = None
     annotations: Any = None
+    provider_specific_fields: Any = None
     audio: Annotated[Any, only([], {})] = None
     reasoning: str | None = None
     reasoning_content: str | None = None  # its older name

@@ -10,7 +10,7 @@ import msgspec
 
 from worker.api.http.exchange import OPENAI_ERRORS, ErrorForm, Exchange
 from worker.api.schema import answers as answers
-from worker.api.schema import embeddings, messages, responses, sglang
+from worker.api.schema import derender, embeddings, messages, responses, sglang
 from worker.api.schema.requests import (
     AbortBody,
     BatchChatRequest,
@@ -230,6 +230,20 @@ TEXT_ROUTES = (
         "What /v1/chat/completions would ask of the engine",
         ChatRequest,
         answers.Rendered,
+    ),
+    _text(
+        "/v1/completions/derender",
+        "derender_completion",
+        "Answers of /inference/v1/generate, one a prompt, as the answer of /v1/completions",
+        derender.DerenderCompletionRequest,
+        answers.TextCompletion,
+    ),
+    _text(
+        "/v1/chat/completions/derender",
+        "derender_chat",
+        "An answer of /inference/v1/generate as the answer of /v1/chat/completions",
+        derender.DerenderChatRequest,
+        answers.ChatCompletion,
     ),
 )
 

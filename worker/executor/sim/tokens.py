@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from hashlib import shake_128
 from math import log
 
-import numpy as np
-
 from worker.config import SimConfig
 from worker.executor.sim.random import bits, normal, stream
 from worker.types import SampleSpec, SamplingParams, TokenLogprobs
@@ -235,7 +233,5 @@ def _completes(token: int, word: tuple[int, ...], history: Sequence[int]) -> boo
 
 def pooled_states(token_ids: Sequence[int]) -> list[float]:
     """The sum [HIDDEN_SIZE] of vectors that each token alone decides, of numbers in [-1, 1]."""
-    digests = b"".join(shake_128(b"%d" % token).digest(HIDDEN_SIZE) for token in token_ids)
-    rows = np.frombuffer(digests, np.uint8).reshape(-1, HIDDEN_SIZE)
-    sums: list[float] = (rows.sum(axis=0) / 127.5 - len(rows)).tolist()
-    return sums
+    rows = [shake_128(b"%d" % token).digest(HIDDEN_SIZE) for token in token_ids]
+    return [sum(column) / 127.5 - len(rows) for column in zip(*rows, strict=True)]

@@ -211,10 +211,14 @@ def test_too_many_token_ids_are_refused_by_their_number(prompt: Any) -> None:
 
 
 def test_an_assistants_reasoning_reaches_the_template() -> None:
-    """By either name, as clients send back what a server told them; annotations say nothing."""
+    """By either name, as clients send back what servers told them; their notes say nothing."""
     for name in ("reasoning", "reasoning_content"):
         turn = ChatMessage(
-            role="assistant", content="4", annotations=[{"url": "x"}], **{name: "2+2"}
+            role="assistant",
+            content="4",
+            annotations=[{"url": "x"}],
+            provider_specific_fields={"refusal": None, "reasoning": "3+1"},
+            **{name: "2+2"},
         )
         (entry,) = prompts.template_messages([turn])
         assert (entry["reasoning"], entry["reasoning_content"]) == ("2+2", "2+2")

@@ -1,0 +1,139 @@
+"""Token ids of token-level routes become what the whole route answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from echo_model import ANSWER, TOOLS, write_echo_model
+from sim_worker import sim_worker
+
+TEXT, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/inference/v1/generate"
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """Of a worker that says what it is sent."""
+    flags = write_echo_model(tmp_path_factory.mktemp("echo"))
+    with (
+        sim_worker(*flags, "--reasoning-parser", "qwen3") as worker,
+        httpx.Client(base_url=worker.url, timeout=60) as client,
+    ):
+        yield client
+
+
+def chat(text: str, **fields: object) -> dict[str, Any]:
+    """A chat that is answered with the text."""
+    return {"model": "echo", "messages": [{"role": "user", "content": text}], "seed": 1, **fields}
+
+
+def answer(client: httpx.Client, path: str, body: dict[str, Any]) -> Any:
+    response = client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def comparable(body: dict[str, Any]) -> dict[str, Any]:
+    """Without what differs from call to call."""
+    del body["id"], body["created"]
+    body["usage"].pop("prompt_tokens_details")
+    for choice in body["choices"]:
+        for call in choice.get("message", {}).get("tool_calls", ()):
+            del call["id"]
+    return body
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        chat(ANSWER, tools=TOOLS),
+        chat(ANSWER, tools=TOOLS, tool_choice="none"),
+        chat("Hi 🙂.", logprobs=True, top_logprobs=2),
+        chat("abcdef", stop=["de"]),
+        chat("abcdef", stop=["de"], include_stop_str_in_output=True),
+        chat("abcdef", stop_token_ids=[68]),
+        chat("abcdef", max_tokens=3),
+        chat("abc", n=2, return_token_ids=True),
+    ],
+)
+def test_the_three_parts_of_a_chat_are_the_chat(client: httpx.Client, body: dict[str, Any]) -> None:
+    """Rendered, run by token ids, derendered: reasoning, calls, stops and log probabilities."""
+    whole = answer(client, CHAT, body)
+    rendered = answer(client, CHAT + "/render", body)
+    generated = answer(client, GENERATE, rendered)
+    parts = answer(
+        client,
+        CHAT + "/derender",
+        {"model": "echo", "generate_response": generated, "chat_request": body},
+    )
+    assert parts["id"] == rendered["request_id"]
+    assert comparable(parts) == comparable(whole)
+
+
+def test_the_three_parts_of_a_text_completion_are_it(client: httpx.Client) -> None:
+    """With an answer for each prompt, and log probabilities by their places in the text."""
+    body = {"model": "echo", "prompt": ["ab", "Zürich"], "seed": 1, "logprobs": 1, "max_tokens": 9}
+    whole = answer(client, TEXT, body)
+    rendered = answer(client, TEXT + "/render", body)
+    generated = [answer(client, GENERATE, entry) for entry in rendered]
+    parts = answer(
+        client,
+        TEXT + "/derender",
+        {"generate_responses": generated, "completion_request": body},
+    )
+    assert comparable(parts) == comparable(whole)
+
+
+def test_without_the_request_there_is_the_text_alone(client: httpx.Client) -> None:
+    """As vLLM's `derender` answers: with the caller's count of the prompt, and nothing parsed."""
+    ids = answer(client, "/tokenize", {"prompt": "<think>a</think>b"})["tokens"]
+    given = {"request_id": "req-42", "choices": [{"index": 0, "token_ids": ids}]}
+    body = {"model": "echo", "prompt_tokens": 5, "generate_response": given}
+    told = answer(client, CHAT + "/derender", body)
+    [choice] = told["choices"]
+    assert (told["id"], told["object"]) == ("req-42", "chat.completion")
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("ab", "stop")
+    assert told["usage"]["prompt_tokens"] == 5
+    assert told["usage"]["completion_tokens"] == len(ids)
+    body = {"generate_responses": [given], "prompt_tokens": [5]}
+    assert answer(client, TEXT + "/derender", body)["choices"][0]["text"] == "ab"
+
+
+ENTRY = {"token": "token_id:1", "logprob": -1.0}
+
+
+@pytest.mark.parametrize(
+    ("choice", "param"),
+    [
+        ({"token_ids": [99999]}, None),
+        ({"token_ids": [-1]}, "body.generate_response.choices.0.token_ids.0"),
+        ({"token_ids": [1] * 5000}, "body.generate_response.choices.0.token_ids"),
+        ({"finish_reason": "error"}, "body.generate_response.choices.0.finish_reason"),
+        (
+            {"token_ids": [1, 2], "logprobs": {"content": [ENTRY]}},
+            "body.generate_response.choices.0.logprobs.content",
+        ),
+        (
+            {"token_ids": [1], "logprobs": {"content": [{**ENTRY, "token": "token_id:99999"}]}},
+            "body.generate_response.choices.0.logprobs.content",
+        ),
+    ],
+)
+def test_what_no_worker_generated_is_refused(
+    client: httpx.Client, choice: dict[str, Any], param: str | None
+) -> None:
+    """By its place in the body."""
+    given = {"request_id": "r", "choices": [choice]}
+    response = client.post(CHAT + "/derender", json={"generate_response": given})
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param
+
+
+def test_prompts_and_answers_must_be_as_many(client: httpx.Client) -> None:
+    given = {"request_id": "r", "choices": [{"token_ids": [1]}]}
+    for more in ({"prompt_tokens": [1, 2]}, {"completion_request": {"prompt": ["a", "b"]}}):
+        response = client.post(TEXT + "/derender", json={"generate_responses": [given], **more})
+        assert response.status_code == 400
+        assert next(iter(more)) in response.json()["error"]["message"]

@@ -1,0 +1,225 @@
+"""From token ids that a worker generated back to what the client asked for, without an engine: the
+last part of a request that was rendered, then run on token-level routes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import msgspec
+
+from worker.api.generate.choice import REPETITION_DETECTED, Choice
+from worker.api.generate.frames import (
+    Answer,
+    ChatFrames,
+    CompletionFrames,
+    Frames,
+    ResponseHead,
+    TokenCounts,
+)
+from worker.api.generate.logprobs import ChatLogprobs, CompletionLogprobs
+from worker.api.generate.prepare import Prepared, RequestPreparer
+from worker.api.generate.text import ModelText
+from worker.api.http.arrival import Arrival, arrival_of
+from worker.api.http.exchange import Exchange
+from worker.api.http.limits import malformed
+from worker.api.http.off_loop import off_loop_when_large
+from worker.api.schema.derender import (
+    DerenderChatRequest,
+    DerenderCompletionRequest,
+    GenerateAnswer,
+    GeneratedChoice,
+)
+from worker.api.schema.parse import decode, plain
+from worker.api.schema.requests import (
+    MAX_PROMPTS,
+    ChatRequest,
+    CompletionRequest,
+    refuse_unsupported,
+)
+from worker.api.schema.routes import Handler
+from worker.config import ApiConfig
+from worker.engine.messages import RequestOutput
+from worker.errors import RequestError
+from worker.types import FinishReason, TokenLogprobs
+
+_CHAT, _COMPLETION = "chatcmpl-", "cmpl-"
+
+
+class DerenderRoutes:
+    """`/v1/completions/derender` and `/v1/chat/completions/derender`."""
+
+    def __init__(self, config: ApiConfig, text: ModelText, preparer: RequestPreparer) -> None:
+        self._config = config
+        self._text = text
+        self._preparer = preparer
+
+    def handlers(self) -> dict[str, Handler]:
+        """By the names of `routes.TEXT_ROUTES`."""
+        return {"derender_chat": self._chat, "derender_completion": self._completion}
+
+    async def _chat(self, exchange: Exchange) -> None:
+        body = decode(await self._body(exchange), DerenderChatRequest)
+        refuse_unsupported(body)
+        self._preparer.check_model(body.model)
+        given, request = body.generate_response, body.chat_request
+        known = 0
+        if request is None:
+            prepared = await self._unknown(body.model, exchange)
+            new = partial(ChatLogprobs, self._text.tokenizer.token_bytes, as_ids=False)
+            frames = ChatFrames(self._head(given.request_id, prepared))
+            shown = replace(prepared.shown, new_logprobs=new)
+            prepared = replace(prepared, frames=frames, shown=shown)
+        else:
+            arrival = self._arrival(exchange, given.request_id.removeprefix(_CHAT))
+            prepared = await self._of_request(request, arrival)
+            known = len(prepared.requests[0].prompt_token_ids)
+        count = known if body.prompt_tokens is None else body.prompt_tokens
+        await self._answer(exchange, prepared, ["generate_response"], [given], count)
+
+    async def _completion(self, exchange: Exchange) -> None:
+        body = decode(await self._body(exchange), DerenderCompletionRequest)
+        refuse_unsupported(body)
+        self._preparer.check_model(body.model)
+        given, request = body.generate_responses, body.completion_request
+        if request is None:
+            prepared = await self._unknown(body.model, exchange)
+            tokenizer = self._text.tokenizer
+            new = partial(
+                CompletionLogprobs,
+                tokenizer.token_bytes,
+                as_ids=False,
+                skip_ids=tokenizer.special_ids,
+            )
+            frames = CompletionFrames(self._head(given[0].request_id, prepared))
+            shown = replace(prepared.shown, new_logprobs=new)
+            prepared = replace(prepared, frames=frames, shown=shown)
+            known = [0] * len(given)
+        else:
+            if request.echo:
+                message = "`completion_request.echo` is not supported; leave it out"
+                raise RequestError(message, param="completion_request.echo")
+            arrival = self._arrival(exchange, given[0].request_id.removeprefix(_COMPLETION))
+            prepared = await self._of_request(request, arrival)
+            known = [len(ask.prompt_token_ids) for ask in prepared.requests]
+        counts = known if body.prompt_tokens is None else body.prompt_tokens
+        for name, number in (("completion_request", len(known)), ("prompt_tokens", len(counts))):
+            if number != len(given):
+                message = f"{name} has {number} prompts, generate_responses has {len(given)}"
+                raise malformed(message, name)
+        names = [f"generate_responses[{n}]" for n in range(len(given))]
+        await self._answer(exchange, prepared, names, given, sum(n or 0 for n in counts))
+
+    async def _body(self, exchange: Exchange) -> bytes:
+        return await exchange.json_body(self._config.max_body_bytes)
+
+    def _arrival(self, exchange: Exchange, request_id: str) -> Arrival:
+        return arrival_of(exchange, request_id or None, time.monotonic(), self._config.api_keys)
+
+    async def _of_request(
+        self, request: ChatRequest | CompletionRequest, arrival: Arrival
+    ) -> Prepared:
+        """What the request itself would be answered by. Errors name its fields as its own route
+        does.
+        """
+        body = msgspec.json.encode(request, enc_hook=plain)
+        if isinstance(request, ChatRequest):
+            return await self._preparer.chat(body, arrival)
+        return await self._preparer.completion(body, arrival)
+
+    async def _unknown(self, model: str | None, exchange: Exchange) -> Prepared:
+        """As if any prompt had been asked for nothing in particular."""
+        body = msgspec.json.encode({"model": model, "prompt": [0], "max_tokens": 1})
+        return await self._preparer.completion(body, self._arrival(exchange, ""))
+
+    def _head(self, request_id: str, prepared: Prepared) -> ResponseHead:
+        adapter = prepared.requests[0].adapter
+        model = self._config.served_model_names[0] if adapter is None else adapter.name
+        return ResponseHead(request_id, model, int(time.time()), self._config.system_fingerprint)
+
+    async def _answer(
+        self,
+        exchange: Exchange,
+        prepared: Prepared,
+        names: Sequence[str],
+        given: Sequence[GenerateAnswer],
+        prompt_tokens: int,
+    ) -> None:
+        """Derender `given`, whose places in the body have these names."""
+        choices = [
+            (f"{name}.choices[{n}]", choice)
+            for name, one in zip(names, given, strict=True)
+            for n, choice in enumerate(one.choices)
+        ]
+        if len(choices) > MAX_PROMPTS:
+            raise malformed(f"There are {len(choices)} choices, at most {MAX_PROMPTS}", names[0])
+        for name, choice in choices:
+            self._check_length(name, choice)
+        ids = [choice.token_ids or [] for _, choice in choices]
+        await self._preparer.check_ids(ids, [f"{name}.token_ids" for name, _ in choices])
+        frames: Frames = prepared.frames
+
+        def body() -> bytes:
+            answers = [self._derendered(n, *one, prepared) for n, one in enumerate(choices)]
+            usage = TokenCounts(prompt_tokens, sum(map(len, ids)), None)
+            return frames.body(answers, usage, None)
+
+        await exchange.reply(await off_loop_when_large(sum(map(len, ids)), body))
+
+    def _check_length(self, name: str, choice: GeneratedChoice) -> None:
+        count, most = len(choice.token_ids or []), self._text.limits.max_model_len
+        if count > most:
+            place = f"{name}.token_ids"
+            raise malformed(f"{place} has {count} ids, this model's context {most}", place)
+
+    def _derendered(
+        self, index: int, name: str, given: GeneratedChoice, prepared: Prepared
+    ) -> Answer:
+        text, ids = prepared.text, given.token_ids or []
+        stopped_at = given.stop_reason
+        if isinstance(stopped_at, str) and stopped_at not in ("", REPETITION_DETECTED):
+            text = replace(text, stop=tuple({*text.stop, stopped_at}))
+        choice = Choice(index, prepared.requests[0], text, self._text.tokenizer, prepared.form)
+        reason = FinishReason(given.finish_reason or "stop")
+        ends = {stopped_at, text.eos_id, *text.extra_eos_ids}
+        ends |= {*prepared.requests[0].params.stop_token_ids}
+        is_ended = reason is FinishReason.STOP and bool(ids) and ids[-1] in ends
+        piece = choice.take(
+            RequestOutput(
+                prepared.requests[0].request_id,
+                ids,
+                finish_reason=reason,
+                stop_token_id=ids[-1] if is_ended else None,
+                logprobs=self._logprobs(name, given),
+            )
+        )
+        assert choice.ending is not None  # noqa: S101 (the output has a reason)
+        ending = replace(choice.ending, stop_reason=stopped_at)
+        shown, logprobs = prepared.shown, None
+        if shown.new_logprobs is not None and given.logprobs is not None:
+            logprobs = shown.new_logprobs().take(piece.logprobs)
+        return Answer(
+            text=piece.text,
+            ending=ending,
+            logprobs=logprobs,
+            token_ids=ids if shown.token_ids else None,
+            reasoning=piece.reasoning,
+            calls=piece.calls,
+        )
+
+    def _logprobs(self, name: str, given: GeneratedChoice) -> list[TokenLogprobs]:
+        """One entry for each token, or none at all."""
+        content = None if given.logprobs is None else given.logprobs.content
+        if content is None:
+            return []
+        place = f"{name}.logprobs.content"
+        if len(content) != len(given.token_ids or []):
+            raise malformed(f"{place} must have an entry for each of token_ids", place)
+        entries = [entry.logprobs() for entry in content]
+        size = self._text.limits.vocab_size
+        if any(token_id >= size for entry in entries for token_id in entry.token_ids):
+            raise malformed(f"{place} names a token that is out of vocabulary", place)
+        return entries
