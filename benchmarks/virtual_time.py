@@ -38,6 +38,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """Virtual seconds since the beginning."""
         return self._jumping.now_seconds
 
+    def work(self, seconds: float) -> None:
+        """Let time pass in which nothing else happens, as in a function that takes so long."""
+        self._jumping.now_seconds += seconds
+
 
 def run_in_virtual_time(main: Coroutine[Any, Any, T]) -> T:
     """As `asyncio.run`."""

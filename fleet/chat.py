@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import json
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,7 +59,7 @@ def chat(options: ChatOptions, write: Write, read_line: ReadLine) -> int:
     if options.system is not None:
         conversation.messages.append({"role": "system", "content": options.system})
     with asyncio.Runner() as runner:
-        model = options.model or runner.run(_first_model(options.url))
+        model = options.model or runner.run(first_model(options.url))
         if options.prompt is not None:
             finished = runner.run(_turn(options, model, conversation, options.prompt, write))
             return 0 if finished else 130
@@ -74,9 +74,10 @@ def chat(options: ChatOptions, write: Write, read_line: ReadLine) -> int:
                 runner.run(_turn(options, model, conversation, text, write))
 
 
-async def _first_model(url: str) -> str:
+async def first_model(url: str, headers: Sequence[tuple[str, str]] = ()) -> str:
+    """The id of the first model that is served. Raises `FleetError`."""
     async with _client(url) as client, _explained(url):
-        response = await client.get("/v1/models")
+        response = await client.get("/v1/models", headers=list(headers))
         if response.status_code != 200:
             raise FleetError(_refusal(response.status_code, response.text))
         return str(response.json()["data"][0]["id"])

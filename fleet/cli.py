@@ -237,6 +237,15 @@ def _replay(argv: list[str]) -> int:
     return replay_command(argv, Console(), lambda line: print(line, file=sys.stderr))
 
 
+def _bench(argv: list[str]) -> int:
+    parser_of("bench").parse_args(argv)
+    from rich.console import Console
+
+    from fleet.bench.command import bench_command
+
+    return bench_command(argv, print, Console(stderr=True))
+
+
 def _restart(argv: list[str]) -> int:
     from os import environ
 
@@ -358,6 +367,7 @@ _HELP = {
     "chat": "talk to a fleet in the terminal",
     "top": "watch a running picker in the terminal",
     "explain": "say why a request went where it went",
+    "bench": "measure an endpoint under load",
     "doctor": "say what is wrong with an installation, and how to mend it",
     "worker": "serve one model",
     "picker": "pick endpoints for Envoy",
@@ -384,6 +394,7 @@ _FLAGS_IN = {
     "replay": "fleet.replay",
     "restart": "fleet.control",
     "doctor": "fleet.doctor.command",
+    "bench": "fleet.bench.flags",
 }
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "up": _up,
@@ -393,6 +404,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "chat": _chat,
     "top": _top,
     "explain": _explain,
+    "bench": _bench,
     "doctor": _doctor,
     "worker": _worker,
     "picker": _picker,

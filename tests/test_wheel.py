@@ -18,8 +18,8 @@ from local_ports import free_port
 ROOT = Path(__file__).parent.parent
 NAMES = ("picker", "worker", "fleet")
 COMMANDS = (
-    *("up", "restart", "chat", "top", "explain", "doctor", "worker", "picker", "config", "replay"),
-    *("train-draft", "version"),
+    *("up", "restart", "chat", "top", "explain", "doctor", "bench", "worker", "picker", "config"),
+    *("replay", "train-draft", "version"),
 )
 BUILD = "from setuptools.build_meta import build_{0}; build_{0}({1!r})"
 

@@ -97,6 +97,39 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "top: a name too long": (("top", "--picker", "a" * 99), "--picker: takes an address such as"),
     "replay: a byte no name has": (("replay", "a\0"), "'a\\x00' is no value of a flag"),
     "chat: a wrong number": (("chat", "--max-tokens", "few"), "--max-tokens: "),
+    "bench: no rate": (("bench", "--rate", "0"), "--rate: takes requests a second such as 5"),
+    "bench: two loops": (("bench", "--rate", "1", "--concurrency", "2"), "not allowed with"),
+    "bench: lengths upside down": (
+        ("bench", "--input-tokens", "9..3"),
+        "--input-tokens: takes a whole number of 1 or more, or two such as 128..1024",
+    ),
+    "bench: no objective": (("bench", "--slo", "ttft<1"), "--slo: takes bounds such as ttft<1s"),
+    "bench: a share beyond all": (("bench", "--slo-share", "99"), "a share between 0 and 1"),
+    "bench: no shape": (("bench", "--burstiness", "0"), "takes a number of 0.01 or more, or inf"),
+    "bench: no time": (("bench", "--duration", "0"), "--duration: takes a number above 0"),
+    "bench: a header of ours": (("bench", "--header", "host: x"), "--header: takes 'name: value'"),
+    "bench: speed of nothing": (("bench", "--speed", "2"), "--speed is for a --trace"),
+    "bench: tokens of no prefix": (("bench", "--prefix-tokens", "9"), "needs --prefix-groups"),
+    "bench: all of it warm-up": (
+        ("bench", "--warmup", "30", "--duration", "30"),
+        "--warmup must be shorter than --duration",
+    ),
+    "bench: stages to compare": (
+        ("bench", "--compare-url", "x:1", "--rate", "1,2"),
+        "a comparison has one stage",
+    ),
+    "bench: two comparisons": (
+        ("bench", "--compare-url", "x:1", "--compare", "a", "b"),
+        "argument --compare: not allowed with argument --compare-url",
+    ),
+    "bench: no configuration": (("bench", "--compare", "/no/a", "b"), "--compare: cannot read /no"),
+    "bench: a picker for nothing": (("bench", "--picker", "x:1"), "--picker is for --compare"),
+    "bench: no trace": (("bench", "--trace", "/no/such"), "--trace: /no/such: No such file"),
+    "bench: no such trace": (
+        ("bench", "--trace", "{tmp}/broken.yaml"),
+        "is no trace that is known",
+    ),
+    "bench: a result that is a folder": (("bench", "--json", "{tmp}"), "the name of a file"),
     "train-draft: a wrong number": (("train-draft", "--steps", "0"), "must be at least 1, got 0"),
 }
 _started: list[str] = []

@@ -93,8 +93,6 @@ class Recorder:
         return self._launch
 
     def _launch(self, *args: Any, **named: Any) -> None:
-        own = {name for name in named if name in {"num_warps", "num_stages"}}
-        named = {name: value for name, value in named.items() if name not in own}
         self._kinds.add(f"{self._kernel.__name__} {specialized(self._kernel, args, named)}")
 
 

@@ -1,0 +1,284 @@
+"""Streamed requests over HTTP/1.1, at a few tens of microseconds of CPU each: one asyncio protocol
+on httptools, without a task, a lock or a header dictionary for what is not looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import httptools
+import msgspec
+
+Clock = Callable[[], float]
+Connect = Callable[[Callable[[], asyncio.Protocol]], Awaitable[object]]
+_MAX_REFUSAL_BYTES = 400
+_EVENT_STREAM = b"text/event-stream"
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: Any = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    text: str | None = None
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Chunk(msgspec.Struct):
+    """What is read of a chunk of either API."""
+
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_decode = msgspec.json.Decoder(_Chunk).decode
+
+
+@dataclass(slots=True)
+class Record:
+    """What became of one request. Times are of the client's clock, in seconds.
+
+    `intended` is when it should have been sent, and what latencies count from; `sent` when the
+    client began to, if need be by connecting. `gaps` are the seconds between chunks with tokens.
+    `error` is empty for a whole answer. `text` is only kept for the next turn of a session.
+    """
+
+    intended: float
+    sent: float | None = None
+    first_token: float | None = None
+    last_token: float = 0.0
+    ended: float = 0.0
+    gaps: array[float] = field(default_factory=lambda: array("d"))
+    status: int = 0
+    error: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    text: list[str] | None = None
+
+    @property
+    def is_good(self) -> bool:
+        return not self.error
+
+    @property
+    def times(self) -> dict[str, float | None]:
+        """Its latencies by the names that objectives use; None for what there is none of."""
+        first, gaps = self.first_token, self.output_tokens - 1
+        spread = None if first is None or gaps < 1 else (self.last_token - first) / gaps
+        ttft = None if first is None else first - self.intended
+        return {"ttft": ttft, "itl": spread, "e2e": self.ended - self.intended}
+
+
+class Connection(asyncio.Protocol):
+    """One kept connection with at most one request on it."""
+
+    def __init__(self, clock: Clock, free: list[Connection]) -> None:
+        self._clock = clock
+        self._free = free
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._outcome: Record | None = None
+        self._done: asyncio.Future[None] | None = None
+        self._now = 0.0
+        self._rest = b""
+        self._is_stream = False
+        self._is_whole = False
+        self._heard = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def send(self, payload: bytes, outcome: Record) -> asyncio.Future[None]:
+        """Write a request; the future ends with its answer, or with its failure as `error`."""
+        self._done = asyncio.get_running_loop().create_future()
+        self._outcome, self._rest, self._heard = outcome, b"", False
+        self._is_stream = self._is_whole = False
+        self._now = self._clock()
+        if self._transport is None or self._transport.is_closing():
+            self._finish("connection closed")
+        else:
+            self._transport.write(payload)
+        return self._done
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the server closed it before it answered anything to the last request."""
+        return not self._heard
+
+    def data_received(self, data: bytes) -> None:
+        self._now = self._clock()
+        self._heard = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._finish(f"no HTTP answer: {error}")
+            self.abort()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"content-type":
+            self._is_stream = value.startswith(_EVENT_STREAM)
+
+    def on_body(self, data: bytes) -> None:
+        if self._outcome is None:
+            return
+        if not self._is_stream:
+            self._rest = (self._rest + data)[:_MAX_REFUSAL_BYTES]
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._event(self._outcome, line[5:].strip())
+
+    def _event(self, outcome: Record, data: bytes) -> None:
+        if data == b"[DONE]":
+            self._is_whole = True
+            return
+        try:
+            chunk = _decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            outcome.error = outcome.error or f"no chunk of the API: {error}"
+            return
+        if chunk.error is not None:
+            outcome.error = outcome.error or f"error event: {_reason(data)}"
+        if chunk.usage is not None:
+            details = chunk.usage.prompt_tokens_details
+            outcome.prompt_tokens = chunk.usage.prompt_tokens
+            outcome.output_tokens = chunk.usage.completion_tokens
+            outcome.cached_tokens = 0 if details is None else details.cached_tokens or 0
+        for choice in chunk.choices:
+            text, delta = choice.text, choice.delta
+            if delta is not None:
+                text = delta.content or delta.reasoning_content or delta.reasoning
+                text = text or ("" if delta.tool_calls is None else str(delta.tool_calls))
+            if text:
+                self._token(outcome, text)
+
+    def _token(self, outcome: Record, text: str) -> None:
+        if outcome.first_token is None:
+            outcome.first_token = self._now
+        else:
+            outcome.gaps.append(self._now - outcome.last_token)
+        outcome.last_token = self._now
+        if outcome.text is not None:
+            outcome.text.append(text)
+
+    def on_message_complete(self) -> None:
+        if self._outcome is None:
+            return
+        if self._parser.should_keep_alive():
+            self._free.append(self)
+        elif self._transport is not None:
+            self._transport.close()
+        self._complete(self._outcome)
+
+    def _complete(self, outcome: Record) -> None:
+        outcome.status = self._parser.get_status_code()
+        error = outcome.error
+        if outcome.status != 200:
+            error = f"status {outcome.status}: {_reason(self._rest)}"
+        elif not self._is_stream:
+            error = "the answer is no event stream"
+        elif not error and not self._is_whole:
+            error = "the stream ended before data: [DONE]"
+        elif not error and outcome.first_token is None:
+            error = "no token in the answer"
+        if not outcome.output_tokens:  # without usage: one token a chunk
+            outcome.output_tokens = len(outcome.gaps) + (outcome.first_token is not None)
+        self._finish(error)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self in self._free:
+            self._free.remove(self)
+        self._now = self._clock()
+        if self._outcome is not None and self._is_whole and error is None:
+            self._complete(self._outcome)  # an answer without a length ends with its connection
+        self._finish(f"connection lost: {error}" if error else "connection closed")
+
+    def _finish(self, error: str) -> None:
+        outcome, done, self._outcome = self._outcome, self._done, None
+        if outcome is not None and done is not None and not done.done():
+            outcome.error, outcome.ended = error, self._now
+            done.set_result(None)
+
+
+class Client:
+    """Owns the connections to one endpoint; `in_flight` requests are without an answer."""
+
+    def __init__(self, connect: Connect, head: bytes, clock: Clock, timeout_seconds: float) -> None:
+        self._connect = connect
+        self._head = head
+        self._clock = clock
+        self._timeout_seconds = timeout_seconds
+        self._free: list[Connection] = []
+        self.in_flight = 0
+
+    async def ask(self, body: bytes, outcome: Record) -> None:
+        """Send a request on a free connection, or on a new one, and wait until `outcome` is
+        complete. A kept connection that the server has closed meanwhile is no failure: another one
+        is tried.
+        """
+        payload = b"%bcontent-length: %d\r\n\r\n%b" % (self._head, len(body), body)
+        self.in_flight += 1
+        outcome.sent = self._clock()
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                while True:
+                    was_kept = bool(self._free)
+                    connection = self._free.pop() if was_kept else await self._another()
+                    try:
+                        await connection.send(payload, outcome)
+                    except asyncio.CancelledError:
+                        connection.abort()
+                        raise
+                    if not (outcome.error and was_kept and connection.is_stale):
+                        return
+                    outcome.error = ""
+        except TimeoutError:
+            outcome.error, outcome.ended = "timeout", self._clock()
+        except OSError as error:
+            outcome.error, outcome.ended = f"no connection: {error}", self._clock()
+        finally:
+            self.in_flight -= 1
+
+    async def _another(self) -> Connection:
+        connection = Connection(self._clock, self._free)
+        await self._connect(lambda: connection)
+        return connection
+
+    def close(self) -> None:
+        """Close what is free: what is under way is its request's to end."""
+        for connection in list(self._free):
+            connection.abort()
+
+
+def _reason(body: bytes) -> str:
+    """The message of an error object, or the beginning of whatever it is, on one line."""
+    try:
+        error = msgspec.json.decode(body)["error"]
+        text = str(error["message"] if isinstance(error, dict) else error)
+    except (msgspec.DecodeError, KeyError, TypeError, UnicodeDecodeError):
+        text = body.decode(errors="replace")
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return line[:200] or "(no reason)"

@@ -1,0 +1,103 @@
+# Apart: statistics, without the command that runs the turns.
+"""Two endpoints in alternating turns: the ratio of each number, with an interval.
+
+Turns `A1 B1 B2 A2 …`: the two of a round have the same arrivals and lengths. A round gives one
+ratio, and rounds are what the bootstrap draws: requests of one turn wait for each other and are no
+sample of independent ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fleet.bench.summary import Spread, Summary
+
+_RESAMPLES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Medians over rounds of a number of A and of B; the geometric mean of B / A over rounds, and
+    the 95 % interval of that.
+    """
+
+    first: float
+    second: float
+    ratio: float
+    low: float
+    high: float
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """By the name of the number; those that some round has none of, or a zero, are left out."""
+
+    ratios: Mapping[str, Ratio]
+
+
+def _quantile(metric: str, name: str) -> Callable[[Summary], float | None]:
+    def value(one: Summary) -> float | None:
+        spread: Spread | None = getattr(one, metric)
+        return None if spread is None else 1e3 * float(getattr(spread, name))
+
+    return value
+
+
+_NUMBERS: Mapping[str, Callable[[Summary], float | None]] = {
+    "TTFT p50 ms": _quantile("ttft", "p50"),
+    "TTFT p95 ms": _quantile("ttft", "p95"),
+    "ITL p50 ms": _quantile("itl", "p50"),
+    "ITL p95 ms": _quantile("itl", "p95"),
+    "E2E p50 ms": _quantile("e2e", "p50"),
+    "E2E p95 ms": _quantile("e2e", "p95"),
+    "requests/s": lambda one: one.completed_rate,
+    "output tokens/s": lambda one: one.output_tokens_per_second,
+    "cached share": lambda one: (
+        one.cached_tokens / one.prompt_tokens if one.prompt_tokens else None
+    ),
+    "goodput": lambda one: one.goodput,
+}
+
+
+def compare(turns: Sequence[Summary], seed: int) -> Comparison:
+    """Of turns by their names; a round that has only one of its two is left out."""
+    named = {one.name: one for one in turns}
+    numbers = [name[1:] for name in named if name[0] == "A" and f"B{name[1:]}" in named]
+    found = {}
+    for label, of in _NUMBERS.items():
+        pairs = [(of(named[f"A{number}"]), of(named[f"B{number}"])) for number in numbers]
+        whole = [(a, b) for a, b in pairs if a and b]
+        if whole and len(whole) == len(pairs):
+            found[label] = _ratio(whole, seed)
+    return Comparison(found)
+
+
+def _ratio(pairs: Sequence[tuple[float, float]], seed: int) -> Ratio:
+    logs = np.log([b / a for a, b in pairs])
+    rng = np.random.default_rng(seed)
+    drawn = logs[rng.integers(0, len(logs), (_RESAMPLES, len(logs)))].mean(axis=1)
+    low, high = np.exp(np.quantile(drawn, (0.025, 0.975)))
+    first, second = np.median(np.asarray(pairs), axis=0)
+    ratio = math.exp(float(logs.mean()))
+    return Ratio(float(first), float(second), ratio, float(low), float(high), len(pairs))
+
+
+def comparison_lines(comparison: Comparison, first: str, second: str) -> Iterator[str]:
+    """For people."""
+    yield f"A {first}"
+    yield f"B {second}"
+    if not comparison.ratios:
+        yield "  nothing to compare: no round has both of its turns"
+        return
+    yield f"  {'':<16}{'A':>12}{'B':>12}{'B / A':>10}   95 % interval"
+    for name, one in comparison.ratios.items():
+        values = f"{one.first:>12,.4g}{one.second:>12,.4g}{one.ratio:>10.3f}"
+        yield f"  {name:<16}{values}   {one.low:.3f} to {one.high:.3f}"
+    rounds = max(one.rounds for one in comparison.ratios.values())
+    if rounds < 5:
+        yield f"  {rounds} rounds: too few for the interval to be trusted"

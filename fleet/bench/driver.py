@@ -1,0 +1,141 @@
+"""Open and closed loops of sessions over one client.
+
+Theory of operation. In an open loop arrivals are a schedule that no answer moves: a request that is
+sent late, because the client was busy, still counts from when it should have been sent, so that a
+stall of the endpoint is felt by every request it held up (no coordinated omission). In a closed
+loop a request is due when its session's turn comes. A pulse measures how late the event loop runs
+its timers: the client's own part in what is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from fleet.bench.client import Client, Clock, Record
+from fleet.bench.workload import Session
+
+PULSE_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class RequestForm:
+    """How a session's next turn becomes a body of one of the two APIs."""
+
+    model: str
+    is_chat: bool = True
+    ignore_eos: bool = True
+
+    def body(self, messages: list[dict[str, str]], output_tokens: int) -> bytes:
+        fields: dict[str, object] = {
+            "model": self.model,
+            "max_tokens": output_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self.ignore_eos:
+            fields["ignore_eos"] = True
+        if self.is_chat:
+            fields["messages"] = messages
+        else:
+            fields["prompt"] = "\n".join(one["content"] for one in messages)
+        return msgspec.json.encode(fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """A look at the client: `late_seconds` is how much later than asked for it woke up."""
+
+    at: float
+    late_seconds: float
+    in_flight: int
+
+
+@dataclass(slots=True)
+class Driver:
+    """Owns what has become of the requests of one stage, in the order of their ends."""
+
+    client: Client
+    form: RequestForm
+    clock: Clock
+    think_seconds: float = 0.0
+    max_requests: int | None = None
+    outcomes: list[Record] = field(default_factory=list)
+    pulses: list[Pulse] = field(default_factory=list)
+    begun: float = 0.0
+    started: int = 0
+
+    async def open_loop(self, arrivals: Iterable[tuple[float, Session]]) -> None:
+        """Begin each session at its time, in seconds from now; returns after the last answer."""
+        self.begun = self.clock()
+        pulse = asyncio.create_task(self._pulse(), name="pulse")
+        try:
+            async with asyncio.TaskGroup() as group:
+                for at, session in arrivals:
+                    if self._is_enough():
+                        return
+                    due = self.begun + at
+                    await self._until(due)
+                    group.create_task(self._session(session, due), name="session")
+                    await asyncio.sleep(0)  # also when behind: answers must be read in time
+        finally:
+            pulse.cancel()
+
+    async def closed_loop(
+        self, sessions: Iterator[Session], concurrency: int, seconds: float
+    ) -> None:
+        """Keep `concurrency` sessions going; none begins after `seconds`."""
+        self.begun = self.clock()
+        pulse = asyncio.create_task(self._pulse(), name="pulse")
+
+        async def one_after_the_other() -> None:
+            while self.clock() - self.begun < seconds and not self._is_enough():
+                session = next(sessions, None)
+                if session is None:
+                    return
+                await self._session(session, self.clock())
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(concurrency):
+                    group.create_task(one_after_the_other(), name="slot")
+        finally:
+            pulse.cancel()
+
+    def _is_enough(self) -> bool:
+        return self.max_requests is not None and self.started >= self.max_requests
+
+    async def _session(self, session: Session, due: float) -> None:
+        """All turns; one that fails ends it, because the next would have nothing to go on from."""
+        messages = [{"role": "system", "content": session.system}] if session.system else []
+        last = len(session.exchanges) - 1
+        for number, exchange in enumerate(session.exchanges):
+            if number and self._is_enough():
+                return
+            self.started += 1
+            messages.append({"role": "user", "content": exchange.text})
+            outcome = Record(due, text=[] if number < last else None)
+            await self.client.ask(self.form.body(messages, exchange.output_tokens), outcome)
+            self.outcomes.append(outcome)
+            if number == last or not outcome.is_good:
+                return
+            messages.append({"role": "assistant", "content": "".join(outcome.text or ())})
+            due = outcome.ended + self.think_seconds
+            await self._until(due)
+
+    async def _until(self, due: float) -> None:
+        while True:  # a timer of uvloop may fire half a millisecond early
+            pause = due - self.clock()
+            if pause <= 0:
+                return
+            await asyncio.sleep(pause)
+
+    async def _pulse(self) -> None:
+        while True:
+            due = self.clock() + PULSE_SECONDS
+            await asyncio.sleep(PULSE_SECONDS)
+            now = self.clock()
+            self.pulses.append(Pulse(now - self.begun, now - due, self.client.in_flight))

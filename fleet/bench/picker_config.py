@@ -1,0 +1,90 @@
+# Apart: speaks to a picker, which the bench of any other endpoint does without.
+"""Other configurations for a picker that runs: written into the file that it follows."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from fleet.errors import FleetError, UsageError
+from picker.admin.views import ConfigView
+from picker.config.watch import read_config_file
+from picker.errors import PickerError
+
+PATIENCE_SECONDS = 10.0
+POLL_SECONDS = 0.05
+Look = Callable[[], bytes]
+
+
+def look_at(picker: str, http: httpx.Client) -> bytes:
+    """The picker's `/config`. Raises `FleetError`."""
+    try:
+        answer = http.get(f"{picker}/config")
+    except httpx.HTTPError as error:
+        raise FleetError(f"no picker answers at {picker}: {error}") from error
+    if answer.status_code != 200:
+        raise FleetError(f"{picker}/config answers {answer.status_code}")
+    return answer.content
+
+
+class FollowedConfig:
+    """Owns the file that a picker follows while configurations are compared. A context manager
+    that puts back what was in it.
+    """
+
+    def __init__(self, look: Look) -> None:
+        """Raises `FleetError` if the picker follows no file that is here."""
+        self._look = look
+        view = self._view()
+        self._path = Path(view.source)
+        self._original = self._path.read_bytes() if self._path.is_file() else b""
+        if self._original.decode(errors="replace") != view.written or not self._original:
+            raise FleetError(
+                "--compare needs a picker that follows a file which is here under the same path, "
+                f"as of `pointsman up --config /a/path.yaml`; this one's is {view.source}"
+            )
+
+    def __enter__(self) -> FollowedConfig:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._write(self._original)
+
+    async def use(self, text: bytes, name: str) -> None:
+        """Returns when the picker decides by it. Raises `FleetError` if it does not take it."""
+        wanted, before = text.decode(errors="replace"), self._view().last_error
+        self._write(text)
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while (view := self._view()).written != wanted:
+                    if view.last_error not in (None, before):
+                        raise FleetError(f"the picker rejects {name}: {view.last_error}")
+                    await asyncio.sleep(POLL_SECONDS)
+        except TimeoutError as error:
+            seconds = f"{PATIENCE_SECONDS:g} s"
+            raise FleetError(f"the picker has not taken {name} in {seconds}") from error
+
+    def _view(self) -> ConfigView:
+        try:
+            return msgspec.json.decode(self._look(), type=ConfigView)
+        except msgspec.MsgspecError as error:
+            raise FleetError("what answers as the picker is none") from error
+
+    def _write(self, text: bytes) -> None:
+        """At once: the picker never reads half of it."""
+        unfinished = self._path.with_name(f".{self._path.name}.bench")
+        unfinished.write_bytes(text)
+        os.replace(unfinished, self._path)
+
+
+def read_configs(paths: Sequence[Path]) -> tuple[bytes, ...]:
+    """Raises `UsageError`."""
+    try:
+        return tuple(read_config_file(path, "--compare") for path in paths)
+    except PickerError as error:
+        raise UsageError(str(error).partition("\n")[0]) from error

@@ -1,0 +1,95 @@
+# Apart: text and tables, without what runs the command.
+"""A summary as text, and stages as CSV."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from fleet.bench.slo import Slo
+from fleet.bench.summary import Spread, Stage, Summary
+
+_COLUMNS = (
+    "stage", "at_seconds", "late_seconds", "ttft_seconds", "itl_seconds", "e2e_seconds",
+    "prompt_tokens", "cached_tokens", "output_tokens", "status", "error",
+)  # fmt: skip
+
+
+def lines_of(one: Summary, slo: Slo | None) -> Iterator[str]:
+    """A stage for people."""
+    failed = sum(one.errors.values())
+    yield (
+        f"{one.name}: {one.requests:,} requests in {one.seconds:.1f} s, {one.offered_rate:.2f}/s "
+        f"offered, {one.completed_rate:.2f}/s completed, {failed:,} failed"
+    )
+    yield f"  {'ms':<6}" + "".join(f"{name:>10}" for name in ("mean", "p50", "p95", "p99", "max"))
+    for name, spread in (("TTFT", one.ttft), ("ITL", one.itl), ("E2E", one.e2e)):
+        yield f"  {name:<6}{_cells(spread)}"
+    cached = f", {one.cached_tokens / one.prompt_tokens:.1%} cached" if one.prompt_tokens else ""
+    yield (
+        f"  {one.output_tokens_per_second:,.0f} output tokens/s; "
+        f"{one.prompt_tokens:,} prompt tokens{cached}; at most {one.max_in_flight:,} in flight"
+    )
+    if slo is not None and one.goodput is not None and one.goodput_rate is not None:
+        bounds = ",".join(map(str, slo.bounds))
+        yield f"  goodput {one.goodput:.2%}, {one.goodput_rate:.2f}/s at {bounds}"
+    for text in one.missed:
+        yield f"  missed {text}"
+    for error, times in list(one.errors.items())[:5]:
+        yield f"  failed {times:,} times: {error}"
+    load = one.client
+    yield (
+        f"  client: {load.cpu_seconds_per_request * 1e6:.0f} µs of CPU a request, "
+        f"{load.busy_share:.0%} of a core, sends {load.late_p99_seconds * 1e3:.1f} ms late (p99)"
+    )
+    if load.saturation is not None:
+        yield (
+            f"  The client was saturated: {load.saturation}. Latencies are longer than the "
+            "endpoint's: lower the load, or run the bench where it has a core to itself."
+        )
+
+
+def stages_table(every: Sequence[Summary]) -> Iterator[str]:
+    """Several stages, a line each; milliseconds."""
+    head = ("stage", "done/s", "tokens/s", "TTFT p50", "p95", "ITL p50", "p95", "failed", "goodput")
+    yield "".join(f"{cell:>12}" for cell in head)
+    for one in every:
+        cells = [one.name, f"{one.completed_rate:.2f}", f"{one.output_tokens_per_second:,.0f}"]
+        for spread in (one.ttft, one.itl):
+            cells += ["–", "–"] if spread is None else [_ms(spread.p50), _ms(spread.p95)]
+        cells += [f"{sum(one.errors.values()):,}"]
+        cells += ["–" if one.goodput is None else f"{one.goodput:.1%}"]
+        yield "".join(f"{cell:>12}" for cell in cells)
+
+
+def _cells(spread: Spread | None) -> str:
+    if spread is None:
+        return f"{'–':>10}" * 5
+    values = (spread.mean, spread.p50, spread.p95, spread.p99, spread.max)
+    return "".join(f"{_ms(value):>10}" for value in values)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f}"
+
+
+def write_csv(file: TextIO, stages: Iterable[Stage]) -> None:
+    """One line for each counted request, in the order of their intended times."""
+    writer = csv.writer(file)
+    writer.writerow(_COLUMNS)
+    for stage in stages:
+        for one in stage.counted():
+            times = one.times
+            late = None if one.sent is None else one.sent - one.intended
+            seconds = (one.intended - stage.begun, late, times["ttft"], times["itl"], times["e2e"])
+            cells = ["" if value is None else f"{value:.6f}" for value in seconds]
+            tokens = (one.prompt_tokens, one.cached_tokens, one.output_tokens)
+            writer.writerow((stage.name, *cells, *tokens, one.status, one.error))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a result, making its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")

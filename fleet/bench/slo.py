@@ -1,0 +1,66 @@
+"""Service-level objectives: `ttft<1s,itl<50ms` bounds each request, `ttft_p95<1s` a whole run.
+
+A request's `itl` is its mean: from its first token to its last, divided by the tokens after the
+first (what others call TPOT). That of a run, as in `itl_p95`, is over all gaps between tokens.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+METRICS = ("ttft", "itl", "e2e")
+QUANTILES = ("mean", "p50", "p95", "p99")
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_BOUND = re.compile(
+    rf"({'|'.join(METRICS)})(?:_({'|'.join(QUANTILES)}))?(<=?)([0-9]+\.?[0-9]*)({'|'.join(_UNITS)})"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """At most so many seconds (or less, by `sign`); `quantile` None: for each request."""
+
+    metric: str
+    quantile: str | None
+    sign: str
+    seconds: float
+
+    def holds(self, seconds: float | None) -> bool:
+        """Whether a measured time is within the bound; one that was not measured is."""
+        if seconds is None:
+            return True
+        compare = operator.lt if self.sign == "<" else operator.le
+        return bool(compare(seconds, self.seconds))
+
+    def __str__(self) -> str:
+        name = self.metric if self.quantile is None else f"{self.metric}_{self.quantile}"
+        return f"{name}{self.sign}{self.seconds * 1e3:g}ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Bounds that all have to hold, those of requests for at least `share` of them."""
+
+    bounds: tuple[Bound, ...]
+    share: float = 0.99
+
+    def admits(self, measured: Mapping[str, float | None]) -> bool:
+        """Whether a request with these times, by metric, is within every bound of requests."""
+        return all(b.holds(measured[b.metric]) for b in self.bounds if b.quantile is None)
+
+
+def read_bounds(text: str) -> tuple[Bound, ...]:
+    """Raises `ValueError` with what is accepted instead."""
+    bounds = []
+    for part in text.replace(" ", "").split(","):
+        found = _BOUND.fullmatch(part)
+        if found is None or not float(found[4]):
+            raise ValueError(
+                f"takes bounds such as ttft<1s,itl<50ms or e2e_p95<2s "
+                f"({', '.join(METRICS)}; {', '.join(QUANTILES)}; us, ms, s), not {part!r}"
+            )
+        bounds.append(Bound(found[1], found[2], found[3], float(found[4]) * _UNITS[found[5]]))
+    return tuple(bounds)

@@ -1,0 +1,183 @@
+"""From outcomes to numbers. Latencies count from the intended time; those of failures are left out
+of quantiles, and count as missed in goodput.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.bench.client import Record
+from fleet.bench.driver import Pulse
+from fleet.bench.slo import Slo
+
+LATE_SECONDS = 0.01
+BUSY_SHARE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Of some times, in seconds."""
+
+    count: int
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLoad:
+    """The bench's own part: how late the 99th percentile of sends was, and of timers; share of a
+    core that it used; CPU seconds for each request.
+    """
+
+    late_p99_seconds: float
+    pulse_p99_seconds: float
+    busy_share: float
+    cpu_seconds_per_request: float
+
+    @property
+    def saturation(self) -> str | None:
+        """Why the numbers are the client's rather than the endpoint's; None: they are not."""
+        late = max(self.late_p99_seconds, self.pulse_p99_seconds)
+        if late > LATE_SECONDS:
+            return f"1 % of its sends or timers were {late * 1e3:.0f} ms late or more"
+        if self.busy_share > BUSY_SHARE:
+            return f"it used {self.busy_share:.0%} of a core"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One stage, without its warm-up. Rates are of `seconds`, from the first intended time to the
+    last answer; `offered_rate` is of the requests that were due while they were still arriving.
+    `goodput` is the share of all requests that was answered within the objectives of requests;
+    None without any. `missed` are the objectives that do not hold.
+    """
+
+    name: str
+    requests: int
+    seconds: float
+    offered_rate: float
+    completed_rate: float
+    errors: dict[str, int]
+    ttft: Spread | None
+    itl: Spread | None
+    e2e: Spread | None
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    output_tokens_per_second: float
+    max_in_flight: int
+    goodput: float | None
+    goodput_rate: float | None
+    missed: tuple[str, ...]
+    client: ClientLoad
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What was seen of one stage. `begun` and the outcomes' times are of one clock; the first
+    `warmup_seconds` are not counted. `cpu_seconds` are the client's, of all of it.
+    """
+
+    name: str
+    begun: float
+    ended: float
+    warmup_seconds: float
+    outcomes: Sequence[Record]
+    pulses: Sequence[Pulse]
+    cpu_seconds: float
+
+    def counted(self) -> list[Record]:
+        since = self.begun + self.warmup_seconds
+        return sorted(
+            (one for one in self.outcomes if one.intended >= since), key=lambda one: one.intended
+        )
+
+
+def spread(values: Sequence[float] | NDArray[np.float64]) -> Spread | None:
+    """None of nothing. Quantiles are interpolated between the two nearest values."""
+    if not len(values):
+        return None
+    numbers = np.asarray(values, dtype=np.float64)
+    p50, p95, p99 = np.quantile(numbers, (0.5, 0.95, 0.99))
+    return Spread(len(numbers), *map(float, (numbers.mean(), p50, p95, p99, numbers.max())))
+
+
+def summary(stage: Stage, slo: Slo | None) -> Summary:
+    """The numbers of a stage that is over."""
+    every = stage.counted()
+    good = [one for one in every if one.is_good]
+    first = every[0].intended if every else stage.begun
+    window = max(1e-9, max((one.ended for one in every), default=first) - first)
+    arriving = every[-1].intended - first if len(every) > 1 else 0.0
+    spreads = spreads_of(good)
+    tokens = sum(one.output_tokens for one in good)
+    within = None if slo is None else sum(slo.admits(one.times) for one in good)
+    goodput = None if within is None or not every else within / len(every)
+    since = stage.warmup_seconds
+    return Summary(
+        name=stage.name,
+        requests=len(every),
+        seconds=window,
+        offered_rate=(len(every) - 1) / arriving if arriving > 0 else 0.0,
+        completed_rate=len(good) / window,
+        errors=dict(Counter(one.error for one in every if one.error).most_common()),
+        **spreads,
+        prompt_tokens=sum(one.prompt_tokens for one in good),
+        cached_tokens=sum(one.cached_tokens for one in good),
+        output_tokens=tokens,
+        output_tokens_per_second=tokens / window,
+        max_in_flight=max((one.in_flight for one in stage.pulses if one.at >= since), default=0),
+        goodput=goodput,
+        goodput_rate=None if within is None else within / window,
+        missed=() if slo is None else tuple(_missed(slo, goodput, spreads)),
+        client=client_load(stage),
+    )
+
+
+def spreads_of(good: Sequence[Record]) -> dict[str, Spread | None]:
+    """By metric. All gaps between tokens are one spread, whatever request they are of."""
+    times = [one.times for one in good]
+    gaps = [np.frombuffer(one.gaps) for one in good if one.gaps]
+    return {
+        "ttft": spread([one["ttft"] for one in times if one["ttft"] is not None]),
+        "itl": spread(np.concatenate(gaps)) if gaps else None,
+        "e2e": spread([one["e2e"] for one in times if one["e2e"] is not None]),
+    }
+
+
+def client_load(stage: Stage) -> ClientLoad:
+    """Over the whole stage: a warm-up that was late makes what follows late."""
+    late = [one.sent - one.intended for one in stage.outcomes if one.sent is not None]
+    pulses = [one.late_seconds for one in stage.pulses]
+    return ClientLoad(
+        late_p99_seconds=float(np.quantile(late, 0.99)) if late else 0.0,
+        pulse_p99_seconds=float(np.quantile(pulses, 0.99)) if pulses else 0.0,
+        busy_share=stage.cpu_seconds / max(1e-9, stage.ended - stage.begun),
+        cpu_seconds_per_request=stage.cpu_seconds / max(1, len(stage.outcomes)),
+    )
+
+
+def _missed(slo: Slo, goodput: float | None, spreads: dict[str, Spread | None]) -> list[str]:
+    missed = []
+    of_requests = [str(bound) for bound in slo.bounds if bound.quantile is None]
+    if of_requests and (goodput is None or goodput < slo.share):
+        met = "no request" if goodput is None else f"{goodput:.2%} of requests"
+        missed.append(f"{','.join(of_requests)}: {met} within, {slo.share:.2%} wanted")
+    for bound in slo.bounds:
+        measured = spreads[bound.metric]
+        if bound.quantile is None:
+            continue
+        value = None if measured is None else getattr(measured, bound.quantile)
+        if value is None or not bound.holds(value):
+            text = "nothing measured" if value is None else f"{value * 1e3:.1f} ms"
+            missed.append(f"{bound}: {text}")
+    return missed

@@ -1,0 +1,157 @@
+"""What is asked: sessions of turns, with text made of common words.
+
+One long ring of words is drawn once, and every text is a slice of it behind a word of its own, so
+that making a prompt costs a copy, and two texts share no beginning unless they are to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from random import Random
+
+RING_WORDS = 1 << 16
+# Short words, each of which is one token in most vocabularies.
+_WORD_LIST = """
+the of and to in is that for it as was with be by on not he his but at are this have from or had
+an they which one you were all her she there would their we him been has when who will no more
+if out so up said what its about than into them can only other time new some could these two may
+first then do any like my now over such our man me even most made after also did many off before
+must well back through years much where your way down should because long each just state those
+people too world own work men here between both life being under never day same another know
+while last might great old year since go came right used take three small large place part water
+house point city night head next still white left found river light study line group
+"""
+_WORDS = tuple(_WORD_LIST.split())
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A whole number, drawn evenly from `low` to `high`, both included."""
+
+    low: int
+    high: int
+
+    def draw(self, rng: Random) -> int:
+        return self.low if self.low == self.high else rng.randint(self.low, self.high)
+
+    def __str__(self) -> str:
+        return f"{self.low}" if self.low == self.high else f"{self.low}..{self.high}"
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One request: the user's text, and the number of tokens that are asked for."""
+
+    text: str
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Exchanges one after the other, each with all before it, behind a system prompt (or none).
+    `at_seconds` is when a trace has it; None where arrivals are drawn.
+    """
+
+    system: str
+    exchanges: tuple[Exchange, ...]
+    at_seconds: float | None = None
+
+
+class WordRing:
+    """Texts of a given number of tokens. `tokens_per_word` is what the model's tokenizer makes of a
+    word on average; `seed` makes the ring another one, and so every text.
+    """
+
+    def __init__(self, seed: int, tokens_per_word: float) -> None:
+        rng = Random(seed)
+        words = rng.choices(_WORDS, k=RING_WORDS)
+        self._text = " ".join(words)
+        self._text += " " + self._text
+        lengths = [len(word) + 1 for word in words]
+        self._starts = list(accumulate(lengths + lengths, initial=0))
+        self._tokens_per_word = tokens_per_word
+        self._mark = rng.getrandbits(32)
+
+    def text(self, key: int, num_tokens: int) -> str:
+        """About so many tokens; the same key makes texts of which one begins with the other."""
+        words = max(1, round(num_tokens / self._tokens_per_word))
+        mixed = ((key ^ self._mark) * 0x9E3779B97F4A7C15) & (2**64 - 1)
+        # What makes texts different stands at their beginning, and as a word: digits are tokens.
+        marks = [_WORDS[(mixed >> shift) % len(_WORDS)] for shift in (8, 20, 32, 44)][:words]
+        at, rest = mixed % RING_WORDS, words - len(marks)
+        whole, part = divmod(rest, RING_WORDS)
+        pieces = [" ".join(marks)] + [self._text[: self._starts[RING_WORDS] - 1]] * whole
+        if part:
+            pieces.append(self._text[self._starts[at] : self._starts[at + part] - 1])
+        return " ".join(pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Synthetic:
+    """Sessions of drawn lengths. With `prefix_groups` each begins with the system prompt of one of
+    so many groups, of `prefix_tokens` tokens.
+    """
+
+    input_tokens: Span = Span(512, 512)
+    output_tokens: Span = Span(128, 128)
+    prefix_groups: int = 0
+    prefix_tokens: int = 0
+    turns: Span = Span(1, 1)
+
+    def sessions(self, ring: WordRing, rng: Random) -> Iterator[Session]:
+        """Endlessly."""
+        while True:
+            system = ""
+            if self.prefix_groups:
+                group = rng.randrange(self.prefix_groups)
+                system = ring.text(group, self.prefix_tokens)
+            exchanges = tuple(
+                Exchange(
+                    ring.text(rng.getrandbits(63), self.input_tokens.draw(rng)),
+                    self.output_tokens.draw(rng),
+                )
+                for _ in range(self.turns.draw(rng))
+            )
+            yield Session(system, exchanges)
+
+
+@dataclass(frozen=True, slots=True)
+class TracedRequest:
+    """One line of a trace: seconds from its beginning, lengths in tokens, and what its prompt is
+    made of: ids of blocks of `block_tokens`, equal where texts are equal. Without ids nothing is
+    shared.
+    """
+
+    at_seconds: float
+    input_tokens: int
+    output_tokens: int
+    block_ids: Sequence[int] = ()
+    block_tokens: int = 1
+
+    def session(self, ring: WordRing, speed: float, key: int) -> Session:
+        """`key` is for what no block covers."""
+        left, pieces = self.input_tokens, []
+        for block in self.block_ids:
+            pieces.append(ring.text(block, min(left, self.block_tokens)))
+            left -= self.block_tokens
+            if left <= 0:
+                break
+        if left > 0:
+            pieces.append(ring.text(key, left))
+        text = " ".join(pieces)
+        return Session("", (Exchange(text, self.output_tokens),), self.at_seconds / speed)
+
+
+Sessions = Callable[[WordRing, Random], Iterable[Session]]
+
+
+def traced_sessions(trace: Sequence[TracedRequest], speed: float) -> Sessions:
+    """The sessions of a trace, in which `speed` seconds pass in each of ours."""
+
+    def sessions(ring: WordRing, rng: Random) -> Iterator[Session]:
+        for one in trace:
+            yield one.session(ring, speed, rng.getrandbits(63))
+
+    return sessions

@@ -1,0 +1,175 @@
+"""The command as a whole, over real sockets to a real worker with the simulator's engine."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import signal
+import socket
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from sim_worker import sim_worker
+
+from fleet.bench.command import bench_command, endpoint_of
+from fleet.errors import FleetError
+
+QUICK = ("--requests", "12", "--rate", "200", "--input-tokens", "40", "--output-tokens", "5")
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with sim_worker() as worker:
+        yield worker.url
+
+
+def bench(*argv: str) -> tuple[int, str]:
+    said: list[str] = []
+    status = bench_command(argv, said.append, Console(stderr=True, force_terminal=False))
+    return status, "\n".join(said)
+
+
+def test_every_request_is_in_every_result(url: str, tmp_path: Path) -> None:
+    """Of two stages; credentials are in none."""
+    files = [tmp_path / "new" / name for name in ("a.json", "a.csv", "a.html")]
+    names = [word for path in files for word in (f"--{path.suffix[1:]}", str(path))]
+    secret = ("--header", "authorization: Bearer s3cret")
+    status, text = bench("--url", url, *QUICK, "--rate", "200,300", *secret, *names)
+    assert status == 0
+    document = json.loads(files[0].read_text())
+    assert [one["requests"] for one in document["stages"]] == [12, 12]
+    assert [one["output_tokens"] for one in document["stages"]] == [60, 60]
+    assert document["settings"]["rate"] == ["200", "300"]
+    rows = list(csv.DictReader(files[1].open()))
+    assert [row["stage"] for row in rows] == ["200/s"] * 12 + ["300/s"] * 12
+    assert {row["output_tokens"] for row in rows} == {"5"}
+    # What a word is was learned from the endpoint: 40 tokens, and those of the chat's template.
+    assert all(40 <= int(row["prompt_tokens"]) < 80 for row in rows)
+    assert "12 requests" in text
+    assert "s3cret" not in "".join(path.read_text() for path in files) + text
+
+
+def test_the_page_needs_nothing_else(url: str, tmp_path: Path) -> None:
+    """No address of anything, and a plot of each kind with its points."""
+    path = tmp_path / "page.html"
+    bench("--url", url, *QUICK, "--html", str(path))
+    tags: list[tuple[str, dict[str, str | None]]] = []
+
+    class Seen(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            tags.append((tag, dict(attrs)))
+
+    Seen().feed(path.read_text())
+    names = [tag for tag, _ in tags]
+    assert not {"script", "link", "img", "iframe"} & set(names)
+    assert not [one for _, attrs in tags for one in attrs if one in ("src", "href")]
+    assert names.count("svg") == 5
+    assert names.count("circle") == 12
+    assert "url(" not in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("bounds", "status"), [("ttft<100s,e2e_p99<100s", 0), ("ttft<1us", 1), ("e2e_p50<1us", 1)]
+)
+def test_the_exit_status_is_that_of_the_objectives(url: str, bounds: str, status: int) -> None:
+    found, text = bench("--url", url, *QUICK, "--slo", bounds)
+    assert (found, "missed" in text) == (status, status == 1)
+
+
+def test_two_endpoints_take_turns_with_the_same_arrivals(url: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    argv = ("--compare-url", url, "--rounds", "2", "--csv", str(path))
+    status, text = bench("--url", url, *QUICK, *argv, "--input-tokens", "20..60")
+    assert status == 0
+    assert "95 % interval" in text
+    rows = list(csv.DictReader(path.open()))
+    turns = {name: [r for r in rows if r["stage"] == name] for name in ("A1", "B1", "B2", "A2")}
+    assert list(dict.fromkeys(row["stage"] for row in rows)) == list(turns)
+    at = {name: [one["at_seconds"] for one in some] for name, some in turns.items()}
+    lengths = {name: [one["prompt_tokens"] for one in some] for name, some in turns.items()}
+    assert len({tuple(at[name]) for name in ("A1", "B1")}) == 1
+    assert at["A1"] != at["A2"]
+    assert len(set(lengths["A1"])) > 1
+
+
+def test_shared_prefixes_and_sessions_are_found_cached(url: str, tmp_path: Path) -> None:
+    """By the worker's own usage; lone texts are not."""
+    path = tmp_path / "a.json"
+    shares = []
+    prefixes = ("--prefix-groups", "1", "--prefix-tokens", "400")
+    for flags in ((), prefixes, ("--turns", "4")):
+        bench("--url", url, *QUICK, "--rate", "20", *flags, "--json", str(path))
+        (stage,) = json.loads(path.read_text())["stages"]
+        shares.append(stage["cached_tokens"] / stage["prompt_tokens"])
+    assert shares[0] < 0.4
+    assert shares[1] > 0.6
+    assert shares[2] > shares[0]
+
+
+def test_a_trace_is_sent_at_its_own_times(url: str, tmp_path: Path) -> None:
+    """Ten times as fast as it was recorded."""
+    lines = [
+        {"timestamp": 1000 * n, "input_length": 600, "output_length": 3, "hash_ids": [1, n + 2]}
+        for n in range(5)
+    ]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    path = tmp_path / "a.csv"
+    status, _ = bench("--url", url, "--trace", str(trace), "--speed", "10", "--csv", str(path))
+    rows = list(csv.DictReader(path.open()))
+    assert status == 0
+    assert [float(row["at_seconds"]) for row in rows] == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
+    assert [row["output_tokens"] for row in rows] == ["3"] * 5
+
+
+def test_ctrl_c_reports_what_was_answered(url: str) -> None:
+    """With status 130. It is pressed when the live table has shown something."""
+
+    class Screen(io.StringIO):
+        def write(self, text: str) -> int:
+            if "of the last 10 s" in text:
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().write(text)
+
+    screen, said = Screen(), []
+    argv = ("--url", url, *QUICK[2:], "--duration", "240")
+    status = bench_command(argv, said.append, Console(file=screen, force_terminal=True))
+    assert status == 130
+    assert "TTFT" in screen.getvalue()
+    assert re.search(r"[1-9][0-9]* requests in", said[0])
+
+
+def test_an_endpoint_that_fails_at_once_is_one_sentence(url: str) -> None:
+    with pytest.raises(FleetError, match="fails a first request: status 404"):
+        bench("--url", url, "--model", "another")
+
+
+def test_an_endpoint_that_is_not_there_is_one_sentence() -> None:
+    with socket.socket() as taken:  # bound and not listening: nothing else can answer there
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(FleetError) as caught:
+            bench("--url", f"http://{address}")
+    assert "\n" not in str(caught.value)
+    assert address in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "line", "port"),
+    [
+        ("http://a:81/v1", b"POST /v1/chat/completions HTTP/1.1\r\nhost: a:81\r\n", 81),
+        ("https://u:p@a/x/", b"POST /x/v1/chat/completions HTTP/1.1\r\nhost: a\r\n", 443),
+        ("http://[::1]", b"POST /v1/chat/completions HTTP/1.1\r\nhost: [::1]\r\n", 80),
+    ],
+)
+def test_addresses_are_those_of_other_clients(url: str, line: bytes, port: int) -> None:
+    one = endpoint_of(url, True, [("x-a", "b")])
+    assert one.head.startswith(line)
+    assert one.head.endswith(b"\r\nx-a: b\r\n")
+    assert (one.port, one.tls is not None) == (port, url.startswith("https"))

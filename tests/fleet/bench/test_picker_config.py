@@ -1,0 +1,81 @@
+"""Configurations that are put into the file of a picker, and taken out of it again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fleet.bench.picker_config import FollowedConfig
+from fleet.errors import FleetError
+from picker.admin.views import ConfigView
+
+pytestmark = pytest.mark.looptime
+
+
+def picker(path: Path, takes: Callable[[str], bool] = lambda _: True) -> Callable[[], bytes]:
+    """One that reads its file at every second look; of what it does not take it says why."""
+    used, looks = [path.read_text() if path.exists() else "built in"], [0]
+
+    def look() -> bytes:
+        looks[0] += 1
+        written = path.read_text() if path.exists() else used[0]
+        if looks[0] % 2 == 0 and takes(written):
+            used[0] = written
+        problem = None if takes(written) else "unknown plugin"
+        return msgspec.json.encode(ConfigView(str(path), used[0], "", 0.0, (), problem))
+
+    return look
+
+
+async def test_each_is_in_use_at_its_turn_and_the_first_is_put_back(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "live.yaml"
+    path.write_text("original")
+    look = picker(path)
+    with FollowedConfig(look) as followed:
+        for text in (b"a", b"b", b"b", b"a"):
+            await followed.use(text, "x.yaml")
+            assert msgspec.json.decode(look())["written"] == text.decode()
+    assert path.read_text() == "original"
+    assert os.listdir(tmp_path) == ["live.yaml"]
+
+
+async def test_what_the_picker_rejects_ends_the_comparison(tmp_path: Path) -> None:
+    """And leaves the file as it was."""
+    path = tmp_path / "live.yaml"
+    path.write_text("original")
+    with (
+        pytest.raises(FleetError, match=r"the picker rejects x.yaml: unknown plugin"),
+        FollowedConfig(picker(path, lambda text: text != "bad")) as followed,
+    ):
+        await followed.use(b"bad", "x.yaml")
+    assert path.read_text() == "original"
+
+
+async def test_a_picker_that_follows_nothing_is_not_waited_for_forever(tmp_path: Path) -> None:
+    path = tmp_path / "live.yaml"
+    path.write_text("original")
+    frozen = picker(path)()
+    with (
+        pytest.raises(FleetError, match=r"has not taken x.yaml in 10 s"),
+        FollowedConfig(lambda: frozen) as followed,
+    ):
+        await followed.use(b"a", "x.yaml")
+    assert path.read_text() == "original"
+
+
+@pytest.mark.parametrize("content", [None, "another"])
+def test_only_the_file_that_the_picker_has_is_written(content: str | None, tmp_path: Path) -> None:
+    """Not one that happens to have its name here."""
+    path = tmp_path / "live.yaml"
+    frozen = msgspec.json.encode(ConfigView(str(path), "original", "", 0.0))
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(FleetError, match="--compare needs a picker that follows a file"):
+        FollowedConfig(lambda: frozen)
+    assert [one.read_text() for one in tmp_path.iterdir()] == ([content] if content else [])
