@@ -268,7 +268,7 @@ class ServedPool:
         """The endpoints that have answered neither a scrape nor a request lately, or never."""
         detector, silent = self.detector, []
         for one in self.datastore.snapshot().candidates:
-            if one.metrics is None:
+            if not self.datastore.is_answering(one):
                 lost_at = 0.0 if one.last_metrics is None else one.last_metrics.updated_at_seconds
                 if detector is None or detector.last_success(one.key) <= lost_at:
                     silent.append(one.key)

@@ -123,6 +123,14 @@ class Datastore:
         """The endpoint `key` as a snapshot would show it, or None when it is not in the pool."""
         return self._candidates.get(key)
 
+    def is_answering(self, candidate: Candidate) -> bool:
+        """Whether scrapes have found anything of it that is still valid: load, or attributes."""
+        if candidate.metrics is not None:
+            return True
+        describe = self._describers
+        described = {name for one in describe for name in one(candidate.endpoint)}
+        return not candidate.attributes.keys() <= described
+
     def set_endpoints(self, desired: Iterable[Endpoint]) -> EndpointChanges:
         """Make the pool exactly `desired` (a later duplicate key wins).
 

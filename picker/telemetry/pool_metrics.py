@@ -40,10 +40,11 @@ class PoolCollector(Collector):
         yield ready
         unknown = GaugeMetricFamily(
             OWN_PREFIX + "endpoints_unknown",
-            "Endpoints whose load is not known: they do not answer scrapes.",
+            "Endpoints that do not answer scrapes.",
             labels=("name",),
         )
-        unknown.add_metric([self._pool], len(candidates) - len(known))
+        answering = sum(map(self._datastore.is_answering, candidates))
+        unknown.add_metric([self._pool], len(candidates) - answering)
         yield unknown
         yield from self._per_endpoint(candidates)
 

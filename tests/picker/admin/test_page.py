@@ -471,7 +471,7 @@ async def test_charts_have_axes_and_tell_what_is_beneath_the_pointer(
         f"(() => {{ const one = {queues}.querySelector('svg'); one.scrollIntoView();"
         "const { x, y, width } = one.getBoundingClientRect();"
         "one.dispatchEvent(new PointerEvent('pointermove',"
-        "{ clientX: x + width * 0.561, clientY: y + 9 })); })()"
+        "{ clientX: x + width * 0.5564, clientY: y + 9 })); })()"
     )
     then = await window.run(numbers)
     assert then != now

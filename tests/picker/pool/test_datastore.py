@@ -179,3 +179,23 @@ def test_a_pool_that_is_gone_is_as_good_as_never_known() -> None:
     assert observer.forgotten == ["default/a"]
     store.set_endpoints([])
     assert store.synced
+
+
+def test_an_endpoint_answers_while_scrapes_find_something() -> None:
+    """Load or attributes; what follows from the endpoint alone is no answer."""
+    store = Datastore(describers=[lambda endpoint: {"Zone/labels": endpoint.name}])
+    store.set_endpoints([Endpoint("a", "10.0.0.1", 1)])
+
+    def answers() -> bool:
+        [one] = store.snapshot().candidates
+        return store.is_answering(one)
+
+    assert not answers()
+    store.set_attributes("default/a", {"Models/source": ("m",)})
+    assert answers()
+    store.drop_attributes("default/a", ["Models/source"])
+    assert not answers()
+    store.update_metrics("default/a", EndpointMetrics())
+    assert answers()
+    store.mark_stale("default/a")
+    assert not answers()
