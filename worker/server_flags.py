@@ -103,6 +103,7 @@ _SERVER = (
         "seconds that running requests may take to finish after SIGTERM (default %(default)s)",
         "shutdown_timeout_seconds",
     ),
+    Flag("--strict-fields", bool, "refuse requests with unknown fields instead of ignoring these"),
     Flag("--enable-request-id-headers", bool, "echo X-Request-Id"),
     Flag("--enable-prompt-tokens-details", bool, "tell cached prompt tokens in usage"),
     Flag("--enable-force-include-usage", bool, "usage in every stream"),

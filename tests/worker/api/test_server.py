@@ -320,3 +320,55 @@ async def test_an_unexpected_error_is_counted_and_said(bench: Any) -> None:
     assert response.status_code == 500
     assert "secret" not in response.text
     assert 'where="http"} 1\n' in api.page()
+
+
+UNKNOWN = {"prompt": "a", "stream_options": {"zz": 1}, "stream": True, "nope": 1, 'a"\n': 2}
+
+
+async def test_unknown_fields_are_ignored_with_a_warning(
+    bench: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Streams and plain answers have the header; the log has each field once."""
+    async with bench.client() as client:
+        streamed = await client.post(TEXT, json=UNKNOWN)
+        bench.engine.steps = [bench.say("x", FinishReason.LENGTH)]
+        plain = await client.post(TEXT, json={"prompt": "a", "nope": 2})
+        known = await client.post(TEXT, json={"prompt": "a"})
+    warning = '299 - "ignored unknown fields: stream_options.zz, nope, a??"'
+    assert (streamed.status_code, streamed.headers["warning"]) == (200, warning)
+    assert plain.headers["warning"] == '299 - "ignored unknown fields: nope"'
+    assert (known.status_code, "warning" in known.headers) == (200, False)
+    assert len(bench.engine.requests) == 3
+    lines = [one.getMessage() for one in caplog.records if "not part of this API" in one.message]
+    assert lines == [
+        "/v1/completions: ignored fields that are not part of this API: a??, nope,"
+        " stream_options.zz (each is logged once; --strict-fields refuses them)"
+    ]
+
+
+async def test_a_warning_of_many_fields_has_a_bound(bench: Any) -> None:
+    async with bench.client() as client:
+        body = {"prompt": "a"} | {f"{n}" * 300: n for n in range(10)}
+        response = await client.post(TEXT, json=body)
+    warning = response.headers["warning"]
+    assert warning.endswith('and 2 more"')
+    assert len(warning) < 1000
+
+
+@pytest.mark.parametrize(
+    ("strict", "body", "param"),
+    [
+        (True, {"nope": 1}, "body.nope"),
+        (True, {"stream_options": {"zz": 1}}, "body.stream_options.zz"),
+        (False, {"nope": 1, "best_of": 2}, "best_of"),
+        (False, {"nope": 1, "temperature": 9}, "temperature"),
+    ],
+)
+async def test_what_is_refused_all_the_same(
+    bench: Any, strict: bool, body: dict[str, Any], param: str
+) -> None:
+    """Unknown fields with --strict-fields; known fields that are not built, or out of range."""
+    async with bench.client(strict_fields=strict) as client:
+        response = await client.post(TEXT, json={"prompt": "a", **body})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert bench.engine.requests == []

@@ -43,6 +43,7 @@ class ClientGoneError(Exception):
 
 class Exchange:
     """One request and its reply. Owns whether the reply has begun, and the sizes of both.
+    `known_body` stands for the JSON body once that has been read, without what is ignored of it.
 
     A write that a stalled client blocks for `write_stall_seconds` raises `ClientGoneError`.
     """
@@ -59,6 +60,7 @@ class Exchange:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.request_id: str | None = None
+        self.known_body: bytes | None = None
         self.started = False
         self.status: int | None = None
         self.num_body_bytes = 0
@@ -104,6 +106,8 @@ class Exchange:
         """The whole body, which must be declared as JSON and nest within limits. Raises 413 as soon
         as it is too long, 408 when it takes longer than `body_timeout_seconds`.
         """
+        if self.known_body is not None:
+            return self.known_body
         self._check_content_type()
         body = await self.body(max_bytes)
         check_json(body)
