@@ -18,14 +18,18 @@ ARITHMETIC_TESTS := $(addprefix tests/worker/,ops models executor training test_
 
 KERNELS := $(wildcard worker/ops/cpu/*.cpp worker/ops/cpu/*.h worker/ops/cpu/*.inc)
 
-$(VENV)/ready: pyproject.toml constraints.txt $(KERNELS)
+# `make up` installs what it needs: with `--engine sim` nothing of torch. Where developers' tools are, all of it is there.
+UP_EXTRA := $(if $(findstring --engine sim,$(subst =, ,$(ARGS))),sim,fleet)
+UP_READY := $(if $(wildcard $(VENV)/ready),$(VENV)/ready,$(VENV)/ready-$(UP_EXTRA))
+
+$(VENV)/ready $(VENV)/ready-sim $(VENV)/ready-fleet: pyproject.toml constraints.txt $(KERNELS)
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "pointsman needs Python 3.11 or newer: make PYTHON=python3.11 …")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV) (the first time takes a minute or two) …"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]' 2>$(VENV)/pip.log || { cat $(VENV)/pip.log >&2; exit 1; }
+	@echo "installing into $(VENV) (once; it takes a minute or two) …"
+	@$(BIN)/python scripts/install.py $(or $(patsubst ready-%,%,$(filter ready-%,$(@F))),dev)
 	@touch $@
 
-up: $(VENV)/ready
+up: $(UP_READY)
 	@$(BIN)/pointsman up $(ARGS)
 
 test: $(VENV)/ready

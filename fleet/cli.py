@@ -4,129 +4,96 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fleet.broken_pipe import status_of
-from fleet.errors import FleetError
+from fleet.command_line import Parser, count, near, port, url
+from fleet.errors import FleetError, UsageError
+from fleet.extras import install_command, require_extra
 
 if TYPE_CHECKING:
     from fleet.models import Progress
 
+_OURS = ("pointsman", "picker", "worker", "fleet")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns the exit status. What the user can act on is one line on stderr
-    and status 1; output that is not read to its end is status 141.
+    and status 1, or 2 where the command line is wrong; output that is not read to its end is
+    status 141.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     return status_of(lambda: _run(arguments))
 
 
 def _run(arguments: list[str]) -> int:
+    name = arguments[0] if arguments else "--help"
     try:
-        # These have their own flags, in the spelling of the systems they stand in for.
-        if arguments and arguments[0] in _PASSED_ON:
-            return _PASSED_ON[arguments[0]](arguments[1:])
-        options = build_parser().parse_args(arguments)
-        return _OWN[options.command](options)
+        for word in arguments:
+            if "\0" in word or word.endswith("=--"):  # argparse makes an empty list of `--`
+                raise UsageError(f"{word!r} is no value of a flag")
+        if name in ("-h", "--help", "help"):
+            print(_overview())
+            return 0
+        if name in ("-V", "--version"):
+            name = "version"
+        if name not in _COMMANDS:
+            known = "" if name.startswith("-") else near(name, _COMMANDS)
+            raise UsageError(f"there is no command {name}{known} (see pointsman --help)")
+        return _COMMANDS[name](arguments[1:])
     except FleetError as error:
         print(f"pointsman: {error}", file=sys.stderr)
+        return error.status
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in _OURS:
+            raise
+        extra = _EXTRAS.get(name, "")
+        text = f"`pointsman {name}` needs {error.name}: {install_command(extra)}"
+        print(f"pointsman: {text}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The flags of every subcommand but those of `_PASSED_ON`, which have their own."""
-    parser = argparse.ArgumentParser(
-        prog="pointsman",
-        description="An Envoy endpoint picker for LLM fleets, and the paged-KV worker behind it.",
-        allow_abbrev=False,
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, text in _HELP.items():
-        command = commands.add_parser(name, help=text)
-        if name in _FLAGS:
-            _FLAGS[name](command)
-    return parser
+def _overview() -> str:
+    lines = [_ABOUT, "", "usage: pointsman COMMAND [FLAG …]", ""]
+    lines += [f"  {name:<13}{text}" for name, text in _HELP.items()]
+    return "\n".join((*lines, "", "`pointsman COMMAND --help` has the flags of a command."))
 
 
-def _add_up(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workers", type=int, default=2, metavar="N")
-    parser.add_argument(
-        "--engine",
-        choices=("torch", "sim"),
-        default="torch",
-        help="sim needs neither model nor torch",
-    )
-    parser.add_argument("--model", metavar="NAME", help="GGUF file, Hugging Face directory or id")
-    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"))
-    parser.add_argument("--host", default="127.0.0.1", help="where Envoy listens")
-    parser.add_argument("--port", type=int, default=8080, help="of Envoy; the others are near it")
-    parser.add_argument("--insecure", action="store_true", help="allow a --host others can reach")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="the picker's configuration")
-    text = "InferenceObjective and InferenceModelRewrite documents, in YAML"
-    parser.add_argument("--objectives", type=Path, metavar="FILE", help=text)
-    parser.add_argument(
-        "--routing", choices=("override-host", "original-dst"), default="override-host"
-    )
-    parser.add_argument(
-        "--request-body",
-        choices=("buffered", "full-duplex"),
-        default="buffered",
-        help="buffered: Envoy keeps each body, and losing the picker costs no request",
-    )
-    parser.add_argument(
-        "--trust-control-headers",
-        action="store_true",
-        help="let clients say which objective and which tenant a request is of",
-    )
-    text = "let --config name plugins whose parameters may still change"
-    parser.add_argument("--allow-experimental-plugins", action="store_true", help=text)
-    text = "tell clients the request's id and the worker that was picked, in response headers"
-    parser.add_argument("--decision-header", action="store_true", help=text)
-    text = "write down every decision of the picker, for `pointsman replay`"
-    parser.add_argument("--record", type=Path, metavar="FILE", help=text)
-    parser.add_argument(
-        "--worker-args", default="", metavar="FLAGS", help="more flags for every worker, in quotes"
-    )
-    parser.add_argument(
-        "--devices",
-        default="all",
-        metavar="LIST",
-        help="GPUs to put workers on, in turn: all (default), cpu, or numbers such as 0,2; those "
-        "on one GPU share its memory by equal parts",
-    )
-    parser.add_argument("--envoy-concurrency", type=int, default=1, help="Envoy's threads")
-    parser.add_argument("--startup-timeout", type=float, default=120.0, metavar="SECONDS")
-    parser.add_argument(
-        "--drain-timeout",
-        type=float,
-        default=10.0,
-        metavar="SECONDS",
-        help="how long running requests may take after Ctrl-C",
-    )
+def parser_of(name: str) -> Parser:
+    """The flags of a subcommand."""
+    if name not in _FLAGS_IN:
+        parser = Parser(prog=f"pointsman {name}", description=f"{_HELP[name].capitalize()}.")
+        _ADD_FLAGS.get(name, lambda _: None)(parser)
+        return parser
+    found: argparse.ArgumentParser = import_module(_FLAGS_IN[name]).build_parser()
+    if isinstance(found, Parser):
+        return found
+    return Parser(prog=found.prog, description=found.description, parents=[found], add_help=False)
 
 
-def _add_chat(parser: argparse.ArgumentParser) -> None:
+def _add_chat(parser: Parser) -> None:
     parser.add_argument("prompt", nargs="?", help="ask this and leave; else: a conversation")
-    parser.add_argument("--url", default="http://127.0.0.1:8080", help="default %(default)s")
+    parser.add_argument(
+        "--url", type=url, default="http://127.0.0.1:8080", help="default %(default)s"
+    )
     parser.add_argument("--model", help="default: the first one served")
     parser.add_argument("--system", help="instructions before the conversation")
     parser.add_argument("--max-tokens", type=int)
     parser.add_argument("--temperature", type=float, help="0: always the likeliest word")
 
 
-def _add_top(parser: argparse.ArgumentParser) -> None:
+def _add_top(parser: Parser) -> None:
     _add_picker(parser)
     parser.add_argument("--once", action="store_true", help="print one picture as plain text")
 
 
-def _add_explain(parser: argparse.ArgumentParser) -> None:
+def _add_explain(parser: Parser) -> None:
     wanted = parser.add_mutually_exclusive_group(required=True)
     wanted.add_argument("id", nargs="?", help="the request's x-request-id")
     wanted.add_argument("--last", action="store_true", help="the request that came last")
@@ -135,14 +102,31 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="show every candidate that is kept")
 
 
-def _add_picker(parser: argparse.ArgumentParser) -> None:
+def _add_logs(parser: Parser) -> None:
+    text = "picker, envoy, worker-1 … (default: all)"
+    parser.add_argument("part", nargs="?", metavar="PART", help=text)
+    parser.add_argument("--lines", type=count, default=20, metavar="N", help="of each, at most")
+    parser.add_argument("--follow", action="store_true", help="go on until Ctrl-C")
+    parser.add_argument("--port", type=port, help="of the fleet's Envoy, where several fleets run")
+
+
+def _add_completion(parser: Parser) -> None:
+    parser.epilog = (
+        "example: pointsman completion bash > ~/.local/share/bash-completion/completions/pointsman"
+    )
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="what to complete in")
+
+
+def _add_picker(parser: Parser) -> None:
     text = (
         "the picker's HTTP port; default: of the fleet that runs here, else http://127.0.0.1:9090"
     )
-    parser.add_argument("--picker", metavar="URL", help=text)
+    parser.add_argument("--picker", type=url, metavar="URL", help=text)
 
 
-def _up(arguments: argparse.Namespace) -> int:
+def _up(argv: list[str]) -> int:
+    arguments = parser_of("up").parse_args(_joined(argv, "--worker-args"))
+    require_extra("pointsman up", "fleet" if arguments.engine == "torch" else "sim")
     from fleet.envoy.settings import Mechanism
     from fleet.plan import FleetOptions
     from fleet.up import read_objectives, up
@@ -151,13 +135,11 @@ def _up(arguments: argparse.Namespace) -> int:
         print(line, flush=True)
 
     given = vars(arguments)
-    del given["command"]
     path, trust = given["objectives"], arguments.trust_control_headers
     given |= {
         "objectives": "" if path is None else read_objectives(path, say, clients_may_name=trust),
         "routing": Mechanism(arguments.routing),
         "buffer_request_body": given.pop("request_body") == "buffered",
-        "worker_args": tuple(shlex.split(arguments.worker_args)),
         "startup_seconds": given.pop("startup_timeout"),
         "drain_seconds": given.pop("drain_timeout"),
     }
@@ -166,17 +148,27 @@ def _up(arguments: argparse.Namespace) -> int:
         return up(options, say, progress)
 
 
-def _chat(arguments: argparse.Namespace) -> int:
+def _joined(argv: list[str], flag: str) -> list[str]:
+    """With the value of `flag` behind a `=`: argparse takes one that begins with a dash no other
+    way.
+    """
+    if flag not in argv[:-1]:
+        return argv
+    at = argv.index(flag)
+    return [*argv[:at], f"{flag}={argv[at + 1]}", *_joined(argv[at + 2 :], flag)]
+
+
+def _chat(argv: list[str]) -> int:
+    arguments = parser_of("chat").parse_args(argv)
     from fleet.chat import ChatOptions, chat
 
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 (line editing and history in input())
-    given = vars(arguments)
-    del given["command"]
-    return chat(ChatOptions(**given), lambda text: print(text, end="", flush=True), input)
+    return chat(ChatOptions(**vars(arguments)), lambda text: print(text, end="", flush=True), input)
 
 
-def _top(arguments: argparse.Namespace) -> int:
+def _top(argv: list[str]) -> int:
+    arguments = parser_of("top").parse_args(argv)
     from os import environ
 
     from fleet.running_picker import picker_url
@@ -186,7 +178,8 @@ def _top(arguments: argparse.Namespace) -> int:
     return top(url, *console_and_keyboard(), once=arguments.once)
 
 
-def _explain(arguments: argparse.Namespace) -> int:
+def _explain(argv: list[str]) -> int:
+    arguments = parser_of("explain").parse_args(argv)
     from os import environ
 
     from rich.console import Console
@@ -201,12 +194,15 @@ def _explain(arguments: argparse.Namespace) -> int:
     return explain(Options(url, arguments.id, arguments.json, arguments.all), Console())
 
 
-def _version(_: argparse.Namespace) -> int:
+def _version(argv: list[str]) -> int:
+    parser_of("version").parse_args(argv)
     print(f"pointsman {version('pointsman')}")
     return 0
 
 
 def _worker(argv: list[str]) -> int:
+    arguments = parser_of("worker").parse_args(argv)
+    require_extra("pointsman worker", "worker" if arguments.engine == "torch" else "sim")
     argv = with_default_model(argv)
     from worker.__main__ import main as worker_main
 
@@ -214,6 +210,14 @@ def _worker(argv: list[str]) -> int:
 
 
 def _picker(argv: list[str]) -> int:
+    from picker.cli.flags import options_of
+    from picker.errors import ConfigError
+
+    parser = parser_of("picker")
+    try:
+        options_of(parser.parse_args(argv))
+    except ConfigError as error:
+        parser.error(str(error))
     from picker.__main__ import main as picker_main
 
     return picker_main(argv)
@@ -241,6 +245,32 @@ def _restart(argv: list[str]) -> int:
     return restart_command(argv, environ, lambda line: print(line, flush=True))
 
 
+def _ps(argv: list[str]) -> int:
+    from os import environ
+
+    from fleet.parts import ps_command
+
+    parser_of("ps").parse_args(argv)
+    return ps_command(environ, print)
+
+
+def _logs(argv: list[str]) -> int:
+    arguments = parser_of("logs").parse_args(argv)
+    from os import environ
+
+    from fleet.parts import LogOptions, logs_command
+
+    return logs_command(LogOptions(**vars(arguments)), environ)
+
+
+def _completion(argv: list[str]) -> int:
+    arguments = parser_of("completion").parse_args(argv)
+    from fleet.completion import script
+
+    print(script(arguments.shell, {name: parser_of(name) for name in _COMMANDS}), end="")
+    return 0
+
+
 def _doctor(argv: list[str]) -> int:
     from os import environ
 
@@ -250,6 +280,8 @@ def _doctor(argv: list[str]) -> int:
 
 
 def _train_draft(argv: list[str]) -> int:
+    parser_of("train-draft").parse_args(argv)
+    require_extra("pointsman train-draft", "worker")
     argv = with_default_model(argv, is_training=True)
     from worker.training.__main__ import main as training_main
 
@@ -317,37 +349,61 @@ def _progress() -> Iterator[Progress]:
             bar.stop()
 
 
+_ABOUT = "An Envoy endpoint picker for LLM fleets, and the paged-KV worker behind it."
 _HELP = {
     "up": "run Envoy, a picker and workers on this machine",
     "restart": "restart parts of a running fleet, at no request's cost",
+    "ps": "list the fleets that run here, and their processes",
+    "logs": "show the logs of a running fleet",
     "chat": "talk to a fleet in the terminal",
-    "worker": "serve one model (see `pointsman worker --help`)",
-    "picker": "pick endpoints for Envoy (see `pointsman picker --help`)",
-    "train-draft": "train a draft head for a model (see `pointsman train-draft --help`)",
-    "config": "check a picker's configuration (see `pointsman config --help`)",
-    "replay": "decide recorded requests again (see `pointsman replay --help`)",
     "top": "watch a running picker in the terminal",
     "explain": "say why a request went where it went",
     "doctor": "say what is wrong with an installation, and how to mend it",
+    "worker": "serve one model",
+    "picker": "pick endpoints for Envoy",
+    "config": "check or show a picker's configuration",
+    "replay": "decide recorded requests again",
+    "train-draft": "train a draft head for a model",
+    "completion": "print a script that completes commands and flags in a shell",
     "version": "print the version",
 }
-_FLAGS = {"up": _add_up, "chat": _add_chat, "top": _add_top, "explain": _add_explain}
-_OWN: dict[str, Callable[[argparse.Namespace], int]] = {
+_ADD_FLAGS = {
+    "chat": _add_chat,
+    "top": _add_top,
+    "explain": _add_explain,
+    "logs": _add_logs,
+    "completion": _add_completion,
+}
+# Where `build_parser` is: read without what runs the command.
+_FLAGS_IN = {
+    "up": "fleet.up_flags",
+    "worker": "worker.flags",
+    "picker": "picker.cli.flags",
+    "train-draft": "worker.training.flags",
+    "config": "fleet.config_command",
+    "replay": "fleet.replay",
+    "restart": "fleet.control",
+    "doctor": "fleet.doctor.command",
+}
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "up": _up,
+    "restart": _restart,
+    "ps": _ps,
+    "logs": _logs,
     "chat": _chat,
     "top": _top,
     "explain": _explain,
-    "version": _version,
-}
-_PASSED_ON: dict[str, Callable[[list[str]], int]] = {
+    "doctor": _doctor,
     "worker": _worker,
     "picker": _picker,
-    "train-draft": _train_draft,
     "config": _config,
     "replay": _replay,
-    "restart": _restart,
-    "doctor": _doctor,
+    "train-draft": _train_draft,
+    "completion": _completion,
+    "version": _version,
 }
+# What an installation lacks where a command cannot be imported.
+_EXTRAS = {"up": "sim", "worker": "sim", "train-draft": "worker"}
 
 if __name__ == "__main__":
     sys.exit(main())

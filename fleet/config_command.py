@@ -1,18 +1,25 @@
 # Apart: a subcommand, imported only when it runs.
-"""`pointsman config`: check a picker's files, or show the configuration that is in effect."""
+"""`pointsman config`: begin, check and show a picker's configuration, and its JSON Schema."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
+
+from fleet.command_line import Parser
 from picker.config.build import DEFAULT_CONFIG, BuildOptions
 from picker.config.catalog import builtin_plugins
 from picker.config.check import assemble, check_config
 from picker.config.findings import Finding, InvalidConfigError, Severity
+from picker.config.load import MAX_CONFIG_BYTES
 from picker.config.pool_file import PoolFile, read_policies, read_pool_file
+from picker.config.schema import EndpointPickerConfig, PluginSpec
 from picker.config.show import aligned, effective_lines
 from picker.config.watch import read_config_file
 from picker.errors import ConfigError
@@ -23,6 +30,14 @@ _WAYS = {
     "check": "a file, --config-text, --endpoints-file or --objectives",
     "show": "a file or --config-text",
 }
+
+_INIT = """\
+# What the picker does without a configuration. A scorer rates every endpoint from 0 to 1; the
+# endpoint with the highest weighted sum gets the request. Plugins: docs/configuration.md.
+# After a change: pointsman config check FILE
+# For an editor with a YAML language server: pointsman config schema > pointsman.schema.json
+# yaml-language-server: $schema=pointsman.schema.json
+"""
 
 Print = Callable[[str], None]
 ReadPool = Callable[[bytes, str, str], PoolFile]
@@ -35,6 +50,11 @@ def config_command(argv: Sequence[str], out: Print, err: Print) -> int:
     cannot be understood (`SystemExit`).
     """
     options = build_parser().parse_args(argv)
+    if options.command == "schema":
+        out(json.dumps(schema(), indent=2))
+        return FINE
+    if options.command == "init":
+        return _init(options.file, out, err)
     try:
         content, name = _content(options)
     except ConfigError as error:
@@ -49,47 +69,89 @@ def config_command(argv: Sequence[str], out: Print, err: Print) -> int:
     if options.command == "check":
         findings = check_config(content, name, builtin_plugins(), allow)
         return _report(findings, name, out, as_json=options.json)
+    return _show(content, name, allow, options.origin, out, err)
+
+
+def _show(
+    content: bytes, name: str, allow: BuildOptions, with_origin: bool, out: Print, err: Print
+) -> int:
     try:
         loaded, assembly = assemble(content, name, builtin_plugins(), allow)
     except InvalidConfigError as error:
         for finding in error.findings:
             err(_line(finding))
         return WRONG
-    out(aligned(effective_lines(loaded, assembly), with_origin=options.origin).rstrip("\n"))
+    out(aligned(effective_lines(loaded, assembly), with_origin=with_origin).rstrip("\n"))
     return FINE
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def build_parser() -> Parser:
+    parser = Parser(
         prog="pointsman config",
         description="Work on an EndpointPickerConfig without starting a picker.",
-        allow_abbrev=False,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    check = commands.add_parser(
-        "check", help="say everything that is wrong with a file", allow_abbrev=False
-    )
+    init = commands.add_parser("init", help="write a configuration to begin with")
+    text = "where to write it, which must not exist (default: print it)"
+    init.add_argument("file", nargs="?", type=Path, metavar="FILE", help=text)
+    commands.add_parser("schema", help="print the JSON Schema of a configuration, for editors")
+    check = commands.add_parser("check", help="say everything that is wrong with a file")
+    text = "what to check; `-` is standard input"
+    check.add_argument("file", nargs="?", metavar="FILE", help=text)
     check.add_argument("--json", action="store_true", help="findings as JSON")
     text = "check this endpoints file instead, with its objectives and rewrites"
     check.add_argument("--endpoints-file", metavar="FILE", help=text)
     text = "check this file of objectives and rewrites instead, as for `pointsman up`"
     check.add_argument("--objectives", metavar="FILE", help=text)
-    check.add_argument(
-        "--pool-name", default="default", metavar="NAME", help="the picker's, for --endpoints-file"
-    )
-    show = commands.add_parser(
-        "show", help="print the configuration in effect, defaults included", allow_abbrev=False
-    )
+    text = "name of the picker's pool, for --endpoints-file"
+    check.add_argument("--pool-name", default="default", metavar="NAME", help=text)
+    show = commands.add_parser("show", help="print the configuration in effect, with all defaults")
+    text = "what to show; `-` is standard input (default: the built-in configuration)"
+    show.add_argument("file", nargs="?", metavar="FILE", help=text)
     show.add_argument("--origin", action="store_true", help="say where each line is from")
     for command in (check, show):
-        command.add_argument(
-            "file", nargs="?", metavar="FILE", help="show: without it the built-in configuration"
-        )
         command.add_argument("--config-text", metavar="YAML", help="the configuration as text")
-        command.add_argument(
-            "--allow-experimental-plugins", action="store_true", help="as the picker's flag"
-        )
+        text = "accept plugins whose parameters may still change"
+        command.add_argument("--allow-experimental-plugins", action="store_true", help=text)
     return parser
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a configuration: of each plugin type its own parameters."""
+    types = list(builtin_plugins())
+    kinds = [EndpointPickerConfig, *(one.parameters for one in types)]
+    template = "#/$defs/{name}"
+    (root, *parameters), parts = msgspec.json.schema_components(kinds, ref_template=template)
+    names = [(one.name, *one.deprecated_aliases) for one in types]
+    plugin = parts[PluginSpec.__name__]
+    plugin["properties"]["type"]["enum"] = sorted(name for group in names for name in group)
+    plugin["allOf"] = [
+        {
+            "if": {"properties": {"type": {"enum": list(group)}}},
+            "then": {"properties": {"parameters": {"anyOf": [own, {"type": "null"}]}}},
+        }
+        for group, own in zip(names, parameters, strict=True)
+    ]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "EndpointPickerConfig",
+        **root,
+        "$defs": parts,
+    }
+
+
+def _init(path: Path | None, out: Print, err: Print) -> int:
+    if path is None:
+        out((_INIT + DEFAULT_CONFIG.decode()).rstrip("\n"))
+        return FINE
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(_INIT + DEFAULT_CONFIG.decode())
+    except OSError as error:
+        err(f"pointsman: cannot write {path}: {error.strerror or error}")
+        return UNREADABLE
+    out(f"wrote {path}: change weights, then `pointsman up --config {path}`")
+    return FINE
 
 
 def _content(options: argparse.Namespace) -> tuple[bytes, str]:
@@ -101,6 +163,8 @@ def _content(options: argparse.Namespace) -> tuple[bytes, str]:
         raise ConfigError(f"give one of these: {_WAYS[options.command]}")
     if options.config_text is not None:
         return options.config_text.encode(errors="surrogatepass"), "--config-text"
+    if options.file == "-":
+        return sys.stdin.buffer.read(MAX_CONFIG_BYTES + 1), "standard input"
     if options.file is not None:
         return read_config_file(Path(options.file), "config"), options.file
     if endpoints_file is not None:

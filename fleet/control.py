@@ -8,7 +8,6 @@ and hangs up. A client that goes away changes nothing: what has begun goes on.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import os
@@ -18,10 +17,12 @@ from enum import Enum
 
 import msgspec
 
+from fleet.command_line import Parser
 from fleet.errors import FleetError
-from fleet.running_picker import RunningFleet, running_fleets
+from fleet.running_picker import the_fleet
 
 ALL = "all"
+CUT = 3  # all is back, but not every client got its answer
 MAX_LINE_BYTES = 65_536
 _CONNECT_SECONDS = 5.0
 Say = Callable[[str], None]
@@ -46,17 +47,20 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 
 
 class Outcome(msgspec.Struct, frozen=True, tag="outcome"):
-    """The last line; `failure` is None when all is done."""
+    """The last line; `failure` is None when all is done. `cut` requests were not finished."""
 
     failure: str | None = None
+    cut: int = 0
 
 
-Obey = Callable[[Order, Say], Awaitable[None]]
+Obey = Callable[[Order, Say], Awaitable[int]]
 _Answer = Progress | Outcome
 
 
 class Control:
-    """Takes orders, each connection one. `obey` carries one out; it raises `FleetError`."""
+    """Takes orders, each connection one. `obey` carries one out, and returns how many
+    requests that cut; it raises `FleetError`.
+    """
 
     def __init__(self, path: str, obey: Obey) -> None:
         self._path, self._obey = path, obey
@@ -77,23 +81,22 @@ class Control:
                 writer.write(msgspec.json.encode(answer) + b"\n")
 
         try:
-            send(Outcome(await self._outcome(reader, lambda line: send(Progress(line)))))
+            send(await self._outcome(reader, lambda line: send(Progress(line))))
         except asyncio.CancelledError:
             send(Outcome("the fleet stops"))
             raise
         finally:
             writer.close()  # what is written by then is sent first
 
-    async def _outcome(self, reader: asyncio.StreamReader, say: Say) -> str | None:
+    async def _outcome(self, reader: asyncio.StreamReader, say: Say) -> Outcome:
         try:
             order = msgspec.json.decode(await reader.readline(), type=Order)
         except (ValueError, OSError) as error:  # also of a line that is too long
-            return f"not an order: {error}"
+            return Outcome(f"not an order: {error}")
         try:
-            await self._obey(order, say)
+            return Outcome(cut=await self._obey(order, say))
         except FleetError as error:
-            return str(error)
-        return None
+            return Outcome(str(error))
 
 
 @contextlib.asynccontextmanager
@@ -111,8 +114,9 @@ async def _listening(
         os.unlink(path)
 
 
-def give(order: Order, path: str, say: Say) -> None:
-    """Have the fleet at `path` carry out `order`; `say` gets its lines.
+def give(order: Order, path: str, say: Say) -> int:
+    """Have the fleet at `path` carry out `order`; `say` gets its lines. Returns how many
+    requests were cut.
 
     Raises `FleetError` with its reason when it does not, or not completely.
     """
@@ -129,6 +133,7 @@ def give(order: Order, path: str, say: Say) -> None:
             raise FleetError(text) from error
     if outcome.failure is not None:
         raise FleetError(outcome.failure)
+    return outcome.cut
 
 
 def _read(lines: Iterable[bytes], say: Say) -> Outcome:
@@ -144,25 +149,24 @@ def _read(lines: Iterable[bytes], say: Say) -> Outcome:
 def restart_command(
     argv: Sequence[str], environment: Mapping[str, str], say: Callable[[str], None]
 ) -> int:
-    """Returns the exit status: 0 once everything that was asked for is back.
+    """Returns the exit status: 0 once everything that was asked for is back, 3 where requests
+    were cut meanwhile.
 
     Raises `FleetError` when something is not, or no fleet is there to ask.
     """
     arguments = build_parser().parse_args(argv)
-    fleet = _meant(running_fleets(environment), arguments.port)
+    fleet = the_fleet(environment, arguments.port)
     parts = tuple(Part) if arguments.part == ALL else (Part(arguments.part),)
     if fleet.control is None:
         raise FleetError("that fleet takes no orders")
-    give(Order(parts), fleet.control, say)
-    return 0
+    return CUT if give(Order(parts), fleet.control, say) else 0
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def build_parser() -> Parser:
+    parser = Parser(
         prog="pointsman restart",
         description="Restart parts of the fleet that `pointsman up` runs here, without a failed "
         "request: one after the other, each once its successor serves.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "part",
@@ -173,14 +177,3 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--port", type=int, help="of the fleet's Envoy, where several fleets run")
     return parser
-
-
-def _meant(running: Sequence[RunningFleet], port: int | None) -> RunningFleet:
-    found = [fleet for fleet in running if port in (None, fleet.port)]
-    if not found:
-        where = "" if port is None else f" on port {port}"
-        raise FleetError(f"no fleet runs here{where}: `pointsman up` starts one")
-    if len(found) > 1:
-        ports = ", ".join(str(fleet.port) for fleet in found)
-        raise FleetError(f"{len(found)} fleets run here; choose one with --port ({ports})")
-    return found[0]

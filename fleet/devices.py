@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fleet.errors import FleetError
+from fleet.errors import UsageError
 
 # Of a GPU's memory, for all workers on it together: `vllm serve` takes as much.
 _MEMORY_SHARE = 0.92
@@ -66,7 +66,7 @@ def described(placements: Sequence[Placement]) -> list[str]:
 def choose(wanted: str, gpus: Sequence[Gpu]) -> list[Gpu]:
     """Those that `--devices` names: "all", "cpu" (none), or numbers such as "0,2".
 
-    Raises `FleetError` for a number that no GPU here has, or one given twice.
+    Raises `UsageError` for a number that no GPU here has, or one given twice.
     """
     if wanted in ("all", "cpu"):
         return list(gpus) if wanted == "all" else []
@@ -75,17 +75,18 @@ def choose(wanted: str, gpus: Sequence[Gpu]) -> list[Gpu]:
     there = ", ".join(by_index) or "none"
     for name in names:
         if name not in by_index:
-            raise FleetError(
+            raise UsageError(
                 f"--devices {wanted}: there is no GPU {name!r} here (there: {there}); it takes "
                 "all, cpu, or numbers such as 0,2"
             )
     if len(set(names)) < len(names):
-        raise FleetError(f"--devices {wanted} names a GPU twice")
+        raise UsageError(f"--devices {wanted} names a GPU twice")
     return [by_index[name] for name in names]
 
 
 def find(environment: Mapping[str, str], query: Callable[[], str] | None = None) -> list[Gpu]:
     """The GPUs that CUDA would see: those of `nvidia-smi`, less what CUDA_VISIBLE_DEVICES hides.
+    Its numbers are those of `nvidia-smi`, which CUDA has with CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
     None on a machine without that program, or where it fails. `query` stands for it in tests.
     """

@@ -200,7 +200,7 @@ class Plan:
         """
         options, site = self.options, self.site
         threads = max(1, site.cores // max(1, options.workers))
-        argv = [*_python("worker"), "--engine", options.engine]
+        argv = [*_python("worker.__main__"), "--engine", options.engine]
         argv += ["--host", _LOOPBACK, "--port", str(port)]
         argv += ["--shutdown-timeout", f"{options.drain_seconds:g}"]
         if self.model is not None:
@@ -228,6 +228,8 @@ class Plan:
             if options.devices == "cpu":
                 environment["CUDA_VISIBLE_DEVICES"] = ""
             environment["OMP_NUM_THREADS"] = str(threads)
+            # Numbers that it is given mean what they mean to us: the order of nvidia-smi.
+            environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         name = worker_name(index)
         log = site.folder / f"{name}.log"
         program = Program(name, (*argv, *options.worker_args), log, environment)
@@ -251,7 +253,7 @@ class Plan:
         ports = site.picker_ports if ports is None else ports
         record = options.record if record is None else record
         ext_proc, health, http = ports
-        argv = [*_python("picker"), "--endpoints-file", str(self.endpoints_path)]
+        argv = [*_python("picker.__main__"), "--endpoints-file", str(self.endpoints_path)]
         argv += ["--bind-address", _LOOPBACK, "--grpc-port", str(ext_proc)]
         argv += ["--grpc-health-port", str(health), "--metrics-port", str(http)]
         argv += ["--drain-timeout", f"{options.drain_seconds:g}s"]
@@ -336,5 +338,8 @@ def worker_name(index: int) -> str:
 
 
 def _python(module: str) -> tuple[str, ...]:
+    """How to run the package of the module `….__main__`; its whole name is one that a build finds
+    and changes (`scripts/one_package.py`).
+    """
     # -P: a folder in the current directory that is named like one of our packages is not ours.
-    return (sys.executable, "-P", "-m", module)
+    return (sys.executable, "-P", "-m", module.removesuffix(".__main__"))

@@ -46,6 +46,18 @@ def listener_at(port: int) -> Listener | None:
     return None
 
 
+def writers(folder: Path) -> Iterator[tuple[Path, int, int]]:
+    """The processes whose standard output is a file in `folder`: that file, process id, and bytes
+    of memory.
+    """
+    for process in _PROC.glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):  # gone, or not ours to look at
+            path = Path(os.readlink(process / "fd" / "1"))
+            if path.parent == folder:
+                pages = int((process / "statm").read_text().split()[1])
+                yield path, int(process.name), pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def _open_files(process: Path) -> list[str]:
     """What each of its descriptors is; none for a process that is gone."""
     found: list[str] = []

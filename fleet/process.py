@@ -276,7 +276,7 @@ class Child:
         with contextlib.suppress(OSError):
             lines = self.program.log_path.read_text("utf-8", "replace").splitlines()
             tail = "\n".join(f"  | {line}" for line in lines[-_TAIL_LINES:])
-            return f" (log: {self.program.log_path})\n{tail}"
+            return f"\n{tail}" if tail else ""
         return ""
 
 

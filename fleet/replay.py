@@ -12,6 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from fleet.command_line import Parser
 from fleet.top_text import Glyphs, clean
 from picker.config.watch import read_config_file
 from picker.errors import PickerError
@@ -68,12 +69,11 @@ def replay_command(argv: Sequence[str], out: Console, err: Print) -> int:
     return SAME if is_same or report.config is not None else DIFFERENT
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def build_parser() -> Parser:
+    parser = Parser(
         prog="pointsman replay",
         description="Decide the requests of a recording (picker --record) again, with the picker's "
         "own code. Without --config every decision has to be what it was.",
-        allow_abbrev=False,
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="the recording")
     text = "decide by this configuration instead, and say what that changes"

@@ -20,6 +20,7 @@ what it has, before it is ended.
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -43,6 +44,8 @@ from picker.admin.views import EndpointsView
 MARGIN_SECONDS = 5.0  # for a process to end in, beyond what it had under way
 _HOST = "127.0.0.1"
 _IDLE_LOOKS = 2  # a request that was picked a moment ago may not have arrived yet
+# Of a worker's page of metrics.
+_UNFINISHED = re.compile(rb"^vllm:num_requests_(?:running|waiting)\{[^}]*\} (\S+)$", re.MULTILINE)
 _COUNTED = (admin.COMPLETED, admin.FAILED, admin.WITHOUT_PICKER)
 
 
@@ -297,10 +300,13 @@ class WorkerRestart:
 
 
 class EnvoyRestart:
-    """Replaces Envoy by one that takes over its port. Owns the address of the one before it."""
+    """Replaces Envoy by one that takes over its port. Owns the address of the one before it, and
+    the number of requests that were `cut` because they took longer than there was time.
+    """
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
+        self.cut = 0
         self._address_of_the_gone: socket.socket | None = None
 
     async def run(self, say: Say) -> None:
@@ -319,11 +325,12 @@ class EnvoyRestart:
             raise
         old.child.retire()
         scene.members.envoy = new
-        left = await self._until_deserted(old, say)
+        cut = await self._unfinished() if await self._until_deserted(old, say) else 0
+        self.cut += cut
         await old.child.stop(MARGIN_SECONDS)
         self._answer_for(old)
-        cut = f", with {left} connections cut" if left else ""
-        say(f"envoy: restarted{cut}; settings in {plan.bootstrap_path}")
+        lost = f", with {cut} request{'' if cut == 1 else 's'} cut" if cut else ""
+        say(f"envoy: restarted{lost}; settings in {plan.bootstrap_path}")
 
     async def _until_deserted(self, old: Envoy, say: Say) -> int:
         """Wait, not for ever, until the old one has no connections; how many there are."""
@@ -339,6 +346,21 @@ class EnvoyRestart:
                 is_reported = True
                 say(f"envoy: the new one serves; the old one still has {left} connections")
             await asyncio.sleep(probe.POLL_SECONDS)
+
+    async def _unfinished(self) -> int:
+        """Requests that the old one still has, which cannot be asked: what workers have, less what
+        the new one has there. Idle connections are none.
+        """
+        scene = self._scene
+        addresses = [one.plan.address for one in scene.members.workers]
+        try:
+            before = [await scene.active(POOL, one) for one in addresses]
+            pages = [await probe.request(one, "/metrics") for one in addresses]
+            after = [await scene.active(POOL, one) for one in addresses]
+        except probe.NoReplyError:
+            return 0
+        at_workers = sum(float(one) for page in pages for one in _UNFINISHED.findall(page.body))
+        return max(0, int(at_workers) - max(sum(before), sum(after)))
 
     def _answer_for(self, gone: Envoy) -> None:
         """Receive what is sent to an Envoy that is gone.
@@ -370,15 +392,16 @@ def _epoch(envoy: Envoy) -> int:
 class RollingRestart:
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
+        self._envoy = EnvoyRestart(scene)
         self._runs = {
             Part.PICKER: PickerRestart(scene).run,
-            Part.ENVOY: EnvoyRestart(scene).run,
+            Part.ENVOY: self._envoy.run,
             Part.WORKERS: WorkerRestart(scene).run,
         }
         self._busy: str | None = None
 
-    async def obey(self, order: Order, say: Say) -> None:
-        """Restart the parts of `order`, in its order.
+    async def obey(self, order: Order, say: Say) -> int:
+        """Restart the parts of `order`, in its order; how many requests that cut.
 
         Raises `FleetError` for the first that does not come back, and leaves the others alone; and
         at once while another restart is under way.
@@ -387,13 +410,17 @@ class RollingRestart:
             raise FleetError(f"a restart of {self._busy} is under way; wait until it is done")
         self._busy = ", ".join(part.value for part in order.restart)
         begun, counts = asyncio.get_running_loop().time(), Counter[str]()
+        cut_before = self._envoy.cut
         try:
             for part in order.restart:
                 # A new Envoy counts from 0.
                 before = {} if part is Part.ENVOY else await self._counts()
                 await self._runs[part](say)
                 counts.update(Counter(await self._counts()) - Counter(before))
-            say(f"done in {asyncio.get_running_loop().time() - begun:.1f} s{_meanwhile(counts)}")
+            cut = self._envoy.cut - cut_before
+            seconds = asyncio.get_running_loop().time() - begun
+            say(f"done in {seconds:.1f} s{_meanwhile(counts)}, {cut} cut")
+            return cut
         finally:
             self._busy = None
 
@@ -407,4 +434,4 @@ class RollingRestart:
 
 def _meanwhile(counts: Mapping[str, int]) -> str:
     requests, failed, unpicked = (counts[name] for name in _COUNTED)
-    return f": {requests} requests, {failed} with a status of 5xx, {unpicked} past the picker"
+    return f": {requests} requests, {failed} with a status of 5xx, {unpicked} without the picker"

@@ -16,6 +16,8 @@ from typing import IO
 
 import msgspec
 
+from fleet.errors import FleetError
+
 DEFAULT_PICKER = "http://127.0.0.1:9090"
 _PATTERN = "fleet-*.json"
 
@@ -63,6 +65,20 @@ def running_fleets(environment: Mapping[str, str]) -> list[RunningFleet]:
                     continue
             path.unlink()
     return [fleet for _, fleet in sorted(found, key=lambda one: one[0], reverse=True)]
+
+
+def the_fleet(environment: Mapping[str, str], port: int | None) -> RunningFleet:
+    """The fleet that runs here, of several the one whose Envoy has the `port`. Raises `FleetError`
+    where there is none, or more than one could be meant.
+    """
+    found = [fleet for fleet in running_fleets(environment) if port in (None, fleet.port)]
+    if not found:
+        where = "" if port is None else f" on port {port}"
+        raise FleetError(f"no fleet runs here{where}: `pointsman up` starts one")
+    if len(found) > 1:
+        ports = ", ".join(str(fleet.port) for fleet in found)
+        raise FleetError(f"{len(found)} fleets run here; choose one with --port ({ports})")
+    return found[0]
 
 
 class Shown:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import ipaddress
 import json
 import os
 import secrets
@@ -29,10 +28,11 @@ from fleet.envoy import admin
 from fleet.envoy.binary import envoy_version, find_envoy, require_supported
 from fleet.envoy.clusters import PICKER, POOL
 from fleet.envoy.settings import Mechanism, SocketAddress
-from fleet.errors import FleetError
+from fleet.errors import FleetError, UsageError
 from fleet.members import Members, Rotation, Say, write_bootstrap
 from fleet.plan import PORTS_OF_A_PICKER, FleetOptions, PickerPlan, Plan, Site
-from fleet.ports import free_ports, require_free
+from fleet.ports import free_ports
+from fleet.preflight import check_options, check_programs
 from fleet.process import Child, Reaper
 from fleet.rolling import RollingRestart, Scene
 from fleet.running_picker import RunningFleet, Shown
@@ -41,9 +41,8 @@ from picker.config.pool_file import read_policies
 from picker.errors import ConfigError
 
 POOL_NAME = "default"  # of a fleet's picker
-MOST_WORKERS = 256  # 13 GB of simulators; a larger number is more likely a typing error
-_FREE_BYTES_NEEDED = 50_000_000  # logs
 _STOP_SECONDS = 5.0
+_TELL_SECONDS = 2.0  # between lines of what a stop waits for
 _SHARED_MEMORY = Path("/dev/shm")
 _HOT_RESTART_BITS = 27  # ten times as much has to fit 31 bits
 
@@ -54,7 +53,7 @@ def up(options: FleetOptions, say: Say, progress: models.Progress | None = None)
     `say` gets every line for the user, `progress` the state of a download. Raises `FleetError` when
     the fleet cannot start; nothing is left running then.
     """
-    _preflight(options)
+    check_options(options)
     is_torch = options.engine == "torch"
     gpus = devices.choose(options.devices, devices.find(os.environ)) if is_torch else []
     model = None
@@ -68,6 +67,7 @@ def up(options: FleetOptions, say: Say, progress: models.Progress | None = None)
         options = dataclasses.replace(options, worker_args=tuple(found))
     with _folder(say) as folder:
         layout = Plan(options, _site(options, folder, gpus), model)
+        check_programs(layout)
         url, control = _url(layout.picker().http), str(layout.control_path)
         fleet = RunningFleet(os.getpid(), url, options.port, control)
         try:
@@ -88,12 +88,13 @@ def read_objectives(path: Path, say: Callable[[str], None], *, clients_may_name:
         content = path.read_bytes()
         read = read_policies(content, str(path), POOL_NAME)
     except OSError as error:
-        raise FleetError(f"cannot read {path}: {error.strerror or error}") from error
+        text = f"--objectives: cannot read {path}: {error.strerror or error}"
+        raise UsageError(text) from error
     except ConfigError as error:
-        raise FleetError(str(error)) from error
+        raise UsageError(f"--objectives: {error}") from error
     errors = [str(one) for one in read.findings if one.severity is Severity.ERROR]
     if errors:
-        raise FleetError("\n".join(errors))
+        raise UsageError("\n".join(errors))
     for finding in read.findings:
         say(f"warning: {finding}")
     if read.contents.rules.objectives and not clients_may_name:
@@ -101,39 +102,24 @@ def read_objectives(path: Path, say: Callable[[str], None], *, clients_may_name:
     return content.decode("utf-8-sig")
 
 
-def _preflight(options: FleetOptions) -> None:
-    if not 1 <= options.workers <= MOST_WORKERS:
-        raise FleetError(
-            f"--workers is between 1 and {MOST_WORKERS}, not {options.workers}: each one is two "
-            "processes of at least 50 MB together"
-        )
-    try:
-        address = ipaddress.ip_address(options.host)
-    except ValueError as error:
-        raise FleetError(f"--host takes an IP address, not {options.host}") from error
-    if not address.is_loopback and not options.insecure:
-        raise FleetError(
-            f"{options.host} can be reached from other machines and there is no authentication; "
-            "add --insecure to do it all the same"
-        )
-    if options.config is not None and not options.config.is_file():
-        raise FleetError(f"no configuration file at {options.config}")
-    require_free(options.host, options.port)
-    temporary = tempfile.gettempdir()
-    if shutil.disk_usage(temporary).free < _FREE_BYTES_NEEDED:
-        raise FleetError(f"{temporary} is full: {_FREE_BYTES_NEEDED / 1e6:.0f} MB are needed there")
-
-
 @contextlib.contextmanager
 def _folder(say: Say) -> Iterator[Path]:
-    """A private folder for sockets, settings and logs; it stays when something went wrong."""
+    """A private folder for sockets, settings and logs. It stays after what should not happen; what
+    is to be known of a start that failed is in the `FleetError`, which has the end of a log.
+    """
     folder = Path(tempfile.mkdtemp(prefix="pointsman-"))
+    is_kept = True
     try:
         yield folder
-    except BaseException:
-        say(f"logs are kept in {folder}")
+        is_kept = False
+    except (FleetError, SystemExit, KeyboardInterrupt):
+        is_kept = False
         raise
-    shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        if is_kept:
+            say(f"logs are kept in {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _site(options: FleetOptions, folder: Path, gpus: Iterable[devices.Gpu]) -> Site:
@@ -217,10 +203,9 @@ class _Fleet:
     async def _start(self) -> None:
         """Wait for every part, and say so; returns early at a signal."""
         options = self._options
-        self._say(
-            f"starting {options.workers} workers ({options.engine}), a picker and Envoy "
-            f"({options.routing.value}) …"
-        )
+        workers = _counted(options.workers, "worker")
+        parts = f"{workers} ({options.engine}), a picker and Envoy ({options.routing.value})"
+        self._say(f"starting {parts} …")
         for line in devices.described(self._plan.placements):
             self._say(f"  {line}")
         await _unless(self._stop, self._wait_in_time())
@@ -258,7 +243,13 @@ class _Fleet:
         reply = await probe.until(self._plan.ingress, "/v1/models")
         model = str(json.loads(reply.body)["data"][0]["id"])
         self._say(f"  {'ready    ' + model:<52} {loop.time() - begun:5.1f} s")
-        self._say("  why a request went where it went: pointsman explain --last")
+        for line in (
+            f"dashboard {_url(picker.http)}",
+            "watch     pointsman top",
+            "explain   pointsman explain --last",
+            "stop      Ctrl-C",
+        ):
+            self._say(f"  {line}")
         self._say(_invitation(shown, model))
 
     async def _until_envoy_sees_all(self) -> None:
@@ -281,13 +272,13 @@ class _Fleet:
         scene = Scene(self._plan, self._members, self._rotation, group, self._picker_moved)
         restart = RollingRestart(scene)
 
-        async def obey(order: Order, say: Say) -> None:
+        async def obey(order: Order, say: Say) -> int:
             def say_here_too(line: str) -> None:
                 self._say(line)
                 say(line)
 
             try:
-                await restart.obey(order, say_here_too)
+                return await restart.obey(order, say_here_too)
             except FleetError as error:
                 self._say(f"not restarted: {error}")
                 raise
@@ -303,36 +294,60 @@ class _Fleet:
 
     async def _end(self) -> None:
         """Let requests end, then end what still waits or streams with an error, then stop all."""
-        self._say("stopping (Ctrl-C again to stop at once) …")
         members, has_envoy = self._members, self._members.envoy.child.ready.is_set()
         if has_envoy:
             await _unless(self._hurry, self._drain())
+        else:
+            self._say("stopping …")
         inner = (members.picker.child, *(one.child for one in members.workers))
         # Asked twice, the picker refuses who waits, and workers end their answers with an error.
         await _stop_all(inner)
         if has_envoy:
             await _unless(self._hurry, self._until_idle(_STOP_SECONDS))
         await _stop_all(members.children)
+        self._say("stopped")
 
     async def _drain(self) -> None:
         """Take no new connection, and wait (not for ever) until the last request is answered."""
+        limit = self._options.drain_seconds
         with contextlib.suppress(probe.NoReplyError):
             await admin.drain(self._members.envoy.plan.admin)
-            await self._until_idle(self._options.drain_seconds)
+        active = await self._active()
+        waits = (
+            f"waiting for {_counted(active, 'request')}, {limit:g} s at most; " if active else ""
+        )
+        self._say(f"stopping ({waits}Ctrl-C again to stop at once) …")
+        await self._until_idle(limit, tell=True)
 
-    async def _until_idle(self, limit_seconds: float) -> None:
-        """Wait until Envoy has no request, or is gone, or time is up."""
+    async def _until_idle(self, limit_seconds: float, *, tell: bool = False) -> None:
+        """Wait until Envoy has no request, or is gone, or time is up; `tell` what it waits for."""
+        loop = asyncio.get_running_loop()
+        begun = told = loop.time()
 
         async def is_idle() -> bool:
-            try:
-                found = await admin.stats(self._members.envoy.plan.admin, [admin.ACTIVE])
-            except probe.NoReplyError:
-                return True
-            return not found.get(admin.ACTIVE)
+            nonlocal told
+            active = await self._active()
+            if tell and active and loop.time() - told >= _TELL_SECONDS:
+                told = loop.time()
+                left = max(0.0, limit_seconds - (told - begun))
+                self._say(f"  {_counted(active, 'request')} left, {left:.0f} s")
+            return not active
 
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(limit_seconds):
                 await probe.until_true(is_idle)
+        except TimeoutError:
+            if tell:
+                late = _counted(await self._active(), "request")
+                self._say(f"  time is up: {late} will end with an error")
+
+    async def _active(self) -> int:
+        """Requests that Envoy has; 0 once it is gone."""
+        try:
+            found = await admin.stats(self._members.envoy.plan.admin, [admin.ACTIVE])
+        except probe.NoReplyError:
+            return 0
+        return found.get(admin.ACTIVE, 0)
 
 
 async def _stop_all(children: Iterable[Child]) -> None:
@@ -350,6 +365,10 @@ async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> None
         await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
         working.cancel()
         waiting.cancel()
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def _url(address: SocketAddress) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
-ROOTS = ("picker", "worker", "fleet", "conformance", "scripts", "tests", "benchmarks")
+ROOTS = ("pointsman", "picker", "worker", "fleet", "conformance", "scripts", "tests", "benchmarks")
 PROGRAMS = ("picker", "worker", "fleet")
 KERNELS = ("worker/ops/",)
 APART = "# Apart: "

@@ -86,7 +86,9 @@ def examples() -> dict[Path, str]:
         replace(asking, pools=POOLS, route_by_model=True),
         _SEVERAL.format(prefixes),
     )
-    return {
+    text = "Envoy of compose.yaml, whose services share one network."
+    shared = build(replace(config, listen=SocketAddress("0.0.0.0", 8080), buffer_request_body=True))
+    return {DEPLOY / "compose" / "envoy.yaml": to_yaml(shared, f"{_HEAD}\n{text}")} | {
         DEPLOY / "envoy" / f"{name}.yaml": to_yaml(build(one), f"{_HEAD}\n{text}")
         for name, (one, text) in made.items()
     }

@@ -26,7 +26,7 @@ MINOR = 12
 PYTHON = f"3.{MINOR}"
 MACHINES = ("aarch64", "x86_64")
 IMAGES = {
-    "picker": ("picker", "k8s", "cel", "otel"),
+    "picker": ("k8s", "cel", "otel"),
     "worker-cpu": ("worker",),
     "worker-gpu": ("worker", "gpu"),
 }

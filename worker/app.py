@@ -30,6 +30,7 @@ from typing import NoReturn
 import msgspec
 import uvicorn
 
+from worker.api.generate.adapters import ServedAdapters
 from worker.api.generate.admission import Admission, MemoryGuard, resident_bytes
 from worker.api.generate.prepare import RequestPreparer
 from worker.api.generate.text import ModelText
@@ -43,7 +44,7 @@ from worker.engine.client import EngineClient
 from worker.engine.grammar import GrammarCompiler
 from worker.engine.messages import EngineReady, StepOutputs, Vocabulary
 from worker.engine.supervision import Supervision
-from worker.errors import ConfigError, root_cause
+from worker.errors import ConfigError, RequestError, root_cause
 from worker.executor.sim.runner import CRASH_STATUS
 from worker.faults.injection import App, FaultInjection
 from worker.listener import bound, is_exposed, shown
@@ -80,7 +81,7 @@ async def run(config: ServeConfig, checkpoint: Checkpoint | None) -> int:
     stop.listen(asyncio.get_running_loop())
     with bound(config) as listener:
         _warn_if_open(config, listener)
-        metrics = _metrics(config.api)
+        metrics = _metrics(config)
 
         def on_step(outputs: StepOutputs) -> None:
             if outputs.num_scheduled_tokens:
@@ -103,7 +104,9 @@ async def run(config: ServeConfig, checkpoint: Checkpoint | None) -> int:
                 max_model_len=min(config.api.max_model_len, ready.max_model_len),
                 system_fingerprint=system_fingerprint(config.engine),
             )
-            worker = _Worker(dataclasses.replace(config, api=api), client, metrics, text)
+            config = dataclasses.replace(config, api=api)
+            adapters = await _adapters(config, client)
+            worker = _Worker(config, client, metrics, text, adapters)
             return await worker.serve(listener, stop, started)
         finally:
             await client.shutdown()
@@ -168,9 +171,23 @@ def _supervision(config: ServeConfig) -> Supervision:
     )
 
 
-def _metrics(api: ApiConfig) -> WorkerMetrics:
+def _metrics(config: ServeConfig) -> WorkerMetrics:
+    api, lora = config.api, config.engine.lora
     name, most_drafts = api.served_model_names[0], api.num_speculative_tokens
-    return WorkerMetrics(name, api.max_model_len, time.time(), most_drafts)
+    max_loras = 0 if lora is None else lora.max_loras
+    return WorkerMetrics(name, api.max_model_len, time.time(), most_drafts, max_loras)
+
+
+async def _adapters(config: ServeConfig, client: EngineClient) -> ServedAdapters:
+    """Those to begin with. Raises `ConfigError` for one that cannot be loaded."""
+    has_files = config.engine.engine != "sim"
+    adapters = ServedAdapters(client, config.api.served_model_names, has_files)
+    for module in config.lora_modules:
+        try:
+            await adapters.load(module.name, module.path, module.base_model_name)
+        except RequestError as error:
+            raise ConfigError(f"--lora-modules {module.name}: {error}") from error
+    return adapters
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -251,6 +268,7 @@ class _Worker:
         client: EngineClient,
         metrics: WorkerMetrics,
         text: _Text,
+        adapters: ServedAdapters,
     ) -> None:
         api, tls = config.api, config.tls
         self._config = config
@@ -264,7 +282,8 @@ class _Worker:
             memory=MemoryGuard(api.max_rss_bytes, resident_bytes, time.monotonic),
         )
         model_text = text.of_model(config)
-        preparer = RequestPreparer(api, model_text, random.Random(api.seed))
+        rng = random.Random(api.seed)
+        preparer = RequestPreparer(api, model_text, rng, adapters)
         faults = None
         if config.faults is not None:
             faults = FaultInjection(config, client, time.monotonic, _crash)
@@ -362,7 +381,7 @@ def system_fingerprint(config: EngineConfig) -> str:
     shape = {
         name: value
         for name, value in msgspec.to_builtins(public).items()
-        if name not in ("kv_events", "num_threads")
+        if name not in ("kv_events", "num_threads", "lora")
     }
     digest = hashlib.sha256(msgspec.json.encode(shape, order="sorted")).hexdigest()
     return f"pointsman-{package_version()}-{digest[:8]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 HASH_ALGOS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 
@@ -47,6 +48,17 @@ class SchedulerConfig:
     in_batch_prefix_tokens: int | None = 32
     # Room for a whole prompt before its first chunk runs; off admits by the chunk.
     reserve_full_prompt: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LoraConfig:
+    """LoRA adapters of rank `max_lora_rank` or less: of how many different ones a step may have
+    sequences, and how many the host's memory keeps.
+    """
+
+    max_loras: int = 1
+    max_cpu_loras: int = 1
+    max_lora_rank: int = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +175,9 @@ class EngineConfig:
     """Everything the engine process needs; sent to it as msgpack on its command line's pipe.
 
     `engine` is "torch" or "sim", `device` "auto", "cpu" or "cuda", `attention_backend` "auto",
-    "torch" or "triton". `dtype` is "auto", "float32", "bfloat16" or "float16";
-    `kv_cache_dtype` is "auto" (that of activations), "float32" or "bfloat16"; `quantization` is
-    "none", "q8_0" or "q4_1".
+    "torch", "triton" or "flash-attn". `dtype` is "auto", "float32", "bfloat16" or "float16";
+    `kv_cache_dtype` is "auto" (that of activations), "float32", "bfloat16", "fp8" or "fp8_e4m3"
+    (the same); `quantization` is "none", "q8_0" or "q4_1".
     `num_blocks_override` None: sized from memory (torch) or the default of the simulator.
     """
 
@@ -209,6 +221,17 @@ class EngineConfig:
     eos_token_ids: tuple[int, ...] = ()
     speculative: SpeculativeConfig | None = None  # None: one token a step
     vocab_size: int | None = None  # of the model; None: not known here
+    lora: LoraConfig | None = None  # None: no adapters
+
+
+@dataclass(frozen=True, slots=True)
+class PoolerConfig:
+    """What embeddings are made of, and whether their length is made 1 where a request does not say;
+    the names are vLLM's.
+    """
+
+    pooling_type: Literal["LAST", "MEAN"] = "LAST"
+    use_activation: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +269,8 @@ class ApiConfig:
     max_rss_bytes: int | None = None
     # Routes that change or reveal the state of the whole worker: sleep, pause, reset, server info.
     enable_admin_routes: bool = False
+    # Routes that load and unload LoRA adapters.
+    enable_adapter_routes: bool = False
     enable_tokenizer_info: bool = False
     # From a request's first byte to the end of its headers, and from there to the end of its body.
     header_timeout_seconds: float = 10.0
@@ -262,6 +287,18 @@ class ApiConfig:
     enable_auto_tool_choice: bool = True  # False: calls are parsed only where they must be
     # The most drafts that a step verifies of one sequence; None: there is no speculation.
     num_speculative_tokens: int | None = None
+    # How prompts are embedded, and in how many dimensions (None: unknown).
+    pooler: PoolerConfig = PoolerConfig()
+    embedding_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoraModule:
+    """An adapter to load at start; it is listed under `base_model_name` (None: the served name)."""
+
+    name: str
+    path: str
+    base_model_name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,3 +341,4 @@ class ServeConfig:
     tls: TlsConfig | None = None
     chat_template: str | None = None
     faults: FaultConfig | None = None  # None: none can be injected
+    lora_modules: tuple[LoraModule, ...] = ()

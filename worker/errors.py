@@ -19,6 +19,10 @@ class ModelError(WorkerError):
     """
 
 
+class DeviceMemoryError(WorkerError):
+    """The device has too little memory for a step. Of that step only the block copies count."""
+
+
 class EngineDeadError(WorkerError):
     """The engine process ended; no request can be served until it is back."""
 

@@ -17,6 +17,8 @@ from worker.config import (
     ApiConfig,
     EngineConfig,
     KvEventsConfig,
+    LoraConfig,
+    LoraModule,
     SchedulerConfig,
     ServeConfig,
 )
@@ -49,9 +51,9 @@ LEAST_HEARTBEAT_TIMEOUT_SECONDS = 1.0
 CPU_ACTIVATIONS = ("float32", "int8")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "q8_0", "q4_1")
-KV_CACHE_DTYPES = ("auto", "float32", "bfloat16")
+KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "fp8", "fp8_e4m3")
 DEVICES = ("auto", "cpu", "cuda")
-ATTENTION_BACKENDS = ("auto", "torch", "triton")
+ATTENTION_BACKENDS = ("auto", "torch", "triton", "flash-attn")
 _MOST_BATCHES = (1 << 31) - 1
 
 # Of flags whose fields have no default, or another one; the sequence length is the model's.
@@ -60,6 +62,8 @@ _OWN_DEFAULTS = {
     "generation_config": "auto",
     "override_generation_config": "{}",
     "sse_keep_alive_interval": 0.0,
+    "enable_lora": False,
+    "max_cpu_loras": None,
 }
 
 _ENGINE = (
@@ -78,8 +82,8 @@ _ENGINE = (
     Flag(
         "--kv-cache-dtype",
         KV_CACHE_DTYPES,
-        "auto is that of activations; on a CPU bfloat16 halves the cache, and may change answers"
-        " (default %(default)s)",
+        "auto is that of activations; on a CPU bfloat16 halves the cache, and so does fp8 on a GPU;"
+        " either may change answers (default %(default)s)",
     ),
     Flag(
         "--max-model-len",
@@ -98,7 +102,8 @@ _ENGINE = (
         "--attention-backend",
         ATTENTION_BACKENDS,
         "what runs attention, norms and activations; auto is triton on a GPU and native kernels on"
-        " a CPU (torch without them)",
+        " a CPU (torch without them); flash-attn is the package, for attention alone, and takes"
+        " --block-size 256",
     ),
     Flag("--enforce-eager", bool, "on a GPU, launch every step anew instead of replaying graphs"),
     Flag(
@@ -205,6 +210,22 @@ _SCHEDULER = (
         "part of the KV blocks to keep free when admitting (default %(default)s)",
     ),
 )
+_LORA = (
+    Flag("--enable-lora", bool, "serve LoRA adapters, each under a name of its own"),
+    Flag(
+        "--max-loras",
+        at_least(1),
+        "different adapters of the sequences of one step; other requests wait for a slot (default"
+        " %(default)s)",
+    ),
+    Flag("--max-lora-rank", at_least(1), "highest rank of an adapter (default %(default)s)"),
+    Flag(
+        "--max-cpu-loras",
+        at_least(1),
+        "adapters kept in the host's memory; others are read again when they are asked for"
+        " (default: --max-loras)",
+    ),
+)
 _FAILURES = (
     Flag(
         "--engine-failure-policy",
@@ -261,9 +282,21 @@ def build_parser() -> argparse.ArgumentParser:
     add_flags(parser.add_argument_group("engine"), _ENGINE)
     add_flags(parser.add_argument_group("scheduler"), _SCHEDULER)
     add_speculation_flags(parser.add_argument_group("speculative decoding"))
+    lora = parser.add_argument_group("LoRA adapters")
+    add_flags(lora, _LORA)
+    modules = 'adapters to load at start: NAME=PATH, or {"name": …, "path": …} with an optional'
+    lora.add_argument(
+        "--lora-modules",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=PATH",
+        help=f'{modules} "base_model_name" in JSON',
+    )
     add_flags(parser.add_argument_group("engine failures"), _FAILURES)
     add_sim_flags(parser.add_argument_group("simulator (--engine sim)"))
-    defaults = field_defaults(ApiConfig, EngineConfig, SchedulerConfig, ServeConfig)
+    defaults = field_defaults(ApiConfig, EngineConfig, SchedulerConfig, ServeConfig, LoraConfig)
+    del defaults["lora_modules"]  # a list on the command line
     parser.set_defaults(**defaults | _OWN_DEFAULTS)
     return parser
 
@@ -303,6 +336,9 @@ def resolve(
     scheduler = _scheduler_config(options, max_model_len)
     speculative = speculative_config(options)
     api = api_config(options, checkpoint, max_model_len, environment)
+    if options.enable_lora:
+        allowed = environment.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").lower() in ("1", "true")
+        api = dataclasses.replace(api, enable_adapter_routes=allowed or api.enable_admin_routes)
     if speculative is not None:
         most_drafts = speculative.num_speculative_tokens
         api = dataclasses.replace(api, num_speculative_tokens=most_drafts)
@@ -321,6 +357,7 @@ def resolve(
         eos_token_ids=eos_token_ids,
         speculative=speculative,
         vocab_size=api.vocab_size,
+        lora=_lora_config(options),
     )
     return configured(
         ServeConfig,
@@ -330,7 +367,39 @@ def resolve(
         tls=tls_config(options),
         chat_template=chat_template,
         faults=fault_config(options, environment),
+        lora_modules=_lora_modules(options),
     )
+
+
+def _lora_config(options: argparse.Namespace) -> LoraConfig | None:
+    if not options.enable_lora:
+        return None
+    num_held = options.max_cpu_loras or options.max_loras
+    if num_held < options.max_loras:
+        raise ConfigError(
+            f"--max-cpu-loras {num_held} is less than --max-loras {options.max_loras}: adapters"
+            " come from the host's memory"
+        )
+    return configured(LoraConfig, options, max_cpu_loras=num_held)
+
+
+def _lora_modules(options: argparse.Namespace) -> tuple[LoraModule, ...]:
+    modules = tuple(map(_lora_module, options.lora_modules))
+    if modules and not options.enable_lora:
+        raise ConfigError("--lora-modules needs --enable-lora")
+    return modules
+
+
+def _lora_module(text: str) -> LoraModule:
+    if text.startswith("{"):
+        try:
+            return msgspec.json.decode(text, type=LoraModule)
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"--lora-modules {text}: {error}") from error
+    name, _, path = text.partition("=")
+    if not name or not path:
+        raise ConfigError(f"--lora-modules {text}: give NAME=PATH, or JSON with name and path")
+    return LoraModule(name, path)
 
 
 def _max_model_len(asked: int | None, checkpoint: Checkpoint | None) -> int:

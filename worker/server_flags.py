@@ -14,8 +14,9 @@ import msgspec
 from worker.api.schema.params import ModelLimits, SamplingContext, sampling_params
 from worker.api.schema.requests import SamplingFields
 from worker.api.tools.answer import REASONING_FORMATS, TOOL_FORMATS
-from worker.config import ApiConfig, TlsConfig
+from worker.config import ApiConfig, PoolerConfig, TlsConfig
 from worker.errors import ConfigError, RequestError
+from worker.executor.sim.tokens import HIDDEN_SIZE
 from worker.flag_types import (
     Flag,
     add_flags,
@@ -151,6 +152,13 @@ MODEL_FLAGS = (
         tuple(REASONING_FORMATS),
         "how the model writes its reasoning, which answers then have apart from their content",
     ),
+    Flag(
+        "--pooler-config",
+        str,
+        'how prompts are embedded, such as {"pooling_type": "MEAN", "use_activation": false}'
+        " (default: the last token's hidden state, with a length of 1)",
+        metavar="JSON",
+    ),
     Flag("--seed", int, "makes the seeds drawn for requests without one repeatable"),
 )
 
@@ -198,6 +206,8 @@ def api_config(
         served_model_names=tuple(options.served_model_name or (name,)),
         max_model_len=max_model_len,
         vocab_size=sim.VOCAB_SIZE if checkpoint is None else checkpoint.vocab_size,
+        pooler=_pooler_config(options.pooler_config),
+        embedding_size=HIDDEN_SIZE if checkpoint is None else checkpoint.hidden_size,
         accepted_model_names=() if path is None else (path,),
         model_root=path or name,
         api_keys=_api_keys(options, environment),
@@ -215,6 +225,19 @@ def _api_keys(options: argparse.Namespace, environment: Mapping[str, str]) -> tu
     if not all(key.strip() for key in options.api_key):
         raise ConfigError("--api-key must not be empty: it would let everybody in")
     return tuple(options.api_key) or tuple(key for key in named.split(",") if key)
+
+
+def _pooler_config(given: str | None) -> PoolerConfig:
+    if given is None:
+        return PoolerConfig()
+    try:
+        unknown = msgspec.json.decode(given, type=dict[str, Any]).keys() - PoolerConfig.__slots__
+        if unknown:
+            names = ", ".join(PoolerConfig.__slots__)
+            raise ConfigError(f"--pooler-config: unknown {min(unknown)!r}; known are {names}")
+        return msgspec.json.decode(given, type=PoolerConfig)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"--pooler-config: {error}") from error
 
 
 def _default_sampling(

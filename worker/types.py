@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 import msgspec
 
@@ -17,6 +18,32 @@ class FinishReason(Enum):
     ABORT = "abort"
     ERROR = "error"
     REPETITION = "repetition"
+
+
+class Pooling(Enum):
+    """Which of a prompt's hidden states become its embedding: the last one, or the mean of all."""
+
+    LAST = "last"
+    MEAN = "mean"
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter that requests may choose by its `name`, read from the directory `path`.
+
+    `number` is its own among all that a worker ever loads. `version` counts those that were loaded
+    before it by the same name from the same path, and may have had other weights.
+    """
+
+    name: str
+    path: str
+    number: int
+    version: int = 0
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What it enters block hashes as: vLLM's key, until files of its path are loaded again."""
+        return ("lora", self.name, f"{self.path}#{self.version}" if self.version else self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +127,7 @@ class SampleSpec:
     banned_ids: tuple[int, ...] = ()
     history: Sequence[int] = ()
     num_prompt: int = 0
-    masks: tuple[bytes, ...] = ()
+    masks: Sequence[bytes] = ()
 
     def after(self, drafts: Sequence[int]) -> SampleSpec:
         """How to draw the token that comes after this spec's own, were that and the next ones
@@ -145,6 +172,9 @@ class ScheduledSequence:
 
     `num_to_draft` asks the executor's own drafter, if it has one, for up to so many drafts of what
     comes after this step's draws. The block table has room for the draws and those drafts.
+
+    `adapter_slot` is where the adapter is that all its tokens run with (None: the model alone).
+    `num_pooled` asks for the sum of the hidden states of so many of the last `token_ids`.
     """
 
     seq_id: int
@@ -157,6 +187,8 @@ class ScheduledSequence:
     num_prompt_logprobs: int = 0
     num_drafts: int = 0
     num_to_draft: int = 0
+    adapter_slot: int | None = None
+    num_pooled: int = 0
 
     @property
     def drafts(self) -> Sequence[int]:
@@ -172,12 +204,14 @@ class ScheduledSequence:
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
     """One step's work. `block_copies` (source, destination) are done before anything is written;
-    every source is read before any destination is written.
+    every source is read before any destination is written. `adapters` are put into slots first:
+    each slot, and what `Executor.read_adapter` gave.
     """
 
     step: int
     sequences: tuple[ScheduledSequence, ...]
     block_copies: tuple[tuple[int, int], ...] = ()
+    adapters: tuple[tuple[int, Any], ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -233,6 +267,9 @@ class ModelOutput:
     may be missing or shorter than asked for. `drafting_seconds` of the step's time went into them,
     and `catch_up_seconds` besides into what the drafter had to read first, more than it has to in
     every round: a prompt, say. That pays off only later, or never.
+
+    `pooled` holds, for sequences with `num_pooled`, the sum [hidden_size] of hidden states after
+    the final norm.
     """
 
     sampled: dict[int, tuple[Draw, ...]]
@@ -241,6 +278,7 @@ class ModelOutput:
     drafts: dict[int, Drafts] = field(default_factory=dict)
     drafting_seconds: float = 0.0
     catch_up_seconds: float = 0.0
+    pooled: dict[int, list[float]] = field(default_factory=dict)
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
@@ -277,3 +315,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     num_drafter_failures: int = 0  # a drafter raised, or proposed what is no token
     # Drafts per decoding sequence in the last step, a gauge; 0 while nothing decodes.
     num_speculative_tokens: float = 0.0
+    num_out_of_memory: int = 0  # steps taken back for lack of memory
+    # Names of adapters that are in slots of the device, and of those that requests wait for.
+    loaded_adapters: tuple[str, ...] = ()
+    awaited_adapters: tuple[str, ...] = ()

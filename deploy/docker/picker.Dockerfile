@@ -9,6 +9,8 @@ RUN python -m pip install --no-cache-dir --only-binary=:all: --require-hashes --
  && python -m pip --python /opt/pointsman/bin/python install --no-cache-dir --only-binary=:all: \
     --no-deps --require-hashes --requirement picker.lock
 COPY pyproject.toml README.md LICENSE ./
+COPY scripts/one_package.py scripts/
+COPY pointsman pointsman
 COPY picker picker
 COPY worker worker
 COPY fleet fleet
@@ -33,4 +35,4 @@ EXPOSE 9002 9003 9090
 # Kubernetes asks by its own probes.
 HEALTHCHECK NONE
 USER 65532:65532
-ENTRYPOINT ["python", "-m", "picker"]
+ENTRYPOINT ["pointsman", "picker"]

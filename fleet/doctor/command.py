@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from fleet.command_line import Parser
 from fleet.doctor import cluster_checks, envoy_checks, picker_checks
 from fleet.doctor.cluster_look import ClusterFacts, ClusterLook
 from fleet.doctor.diagnosis import Check, Diagnosis, Facts
@@ -69,13 +70,12 @@ def diagnose(facts: Facts, only: Collection[str] = ()) -> tuple[Diagnosis, ...]:
     return tuple(dict.fromkeys(one for check in checks for one in check.diagnose(facts)))
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def build_parser() -> Parser:
+    parser = Parser(
         prog="pointsman doctor",
         description="Look at a picker, Envoys, workers and a cluster, and say what is wrong and "
         "how to put it right. Without a flag that names something: the fleet that runs here. "
         "Exit status: 0 nothing wrong, 1 warnings, 2 errors.",
-        allow_abbrev=False,
     )
     parser.add_argument("--picker", metavar="URL", help="the picker's HTTP port")
     parser.add_argument(

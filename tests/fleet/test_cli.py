@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,45 +10,142 @@ from pathlib import Path
 import pytest
 
 from fleet.cli import main, with_default_model
+from fleet.extras import require_extra
 
 
-def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """`pointsman version` names the program and its version."""
-    assert main(["version"]) == 0
+@pytest.mark.parametrize("argv", [["version"], ["--version"], ["-V"]])
+def test_the_version_is_printed(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """All spellings name the program and its version."""
+    assert main(argv) == 0
     assert capsys.readouterr().out.startswith("pointsman 0.")
 
 
-def test_a_problem_is_one_line_and_status_1(capsys: pytest.CaptureFixture[str]) -> None:
-    """What the user can act on comes without a traceback."""
-    assert main(["up", "--engine", "sim", "--host", "0.0.0.0"]) == 1
+@pytest.mark.parametrize("argv", [[], ["--help"], ["help"]])
+def test_without_a_command_there_is_help(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n  {name} " in out for name in ("up", "chat", "top", "explain", "doctor"))
+
+
+SIM = ("up", "--engine", "sim")
+WRONG: dict[str, tuple[tuple[str, ...], str]] = {
+    "an unknown command": (("upp",), "there is no command upp; did you mean up?"),
+    "a flag instead of a command": (("--port", "1"), "there is no command --port"),
+    "an unknown flag": (("up", "--prot", "3"), "--prot 3; did you mean --port?"),
+    "an abbreviation": (("up", "--work", "3"), "unrecognized arguments: --work 3"),
+    "a word too many": (("up", "now"), "unrecognized arguments: now"),
+    "a port beyond the last": ((*SIM, "--port", "99999"), "--port: takes a whole number between"),
+    "port 0": ((*SIM, "--port", "0"), "between 1 and 65535, not '0'"),
+    "a port that is a word": ((*SIM, "--port", "http"), "between 1 and 65535, not 'http'"),
+    "no room behind the port": ((*SIM, "--port", "65535"), "--port 65535 leaves no room"),
+    "no workers": ((*SIM, "--workers", "0"), "--workers: takes a whole number of 1 or more"),
+    "too many workers": ((*SIM, "--workers", "10000"), "--workers is between 1 and 256, not 10000"),
+    "half a worker": ((*SIM, "--workers", "1.5"), "--workers: takes a whole number of 1 or more"),
+    "no threads": ((*SIM, "--envoy-concurrency", "0"), "--envoy-concurrency: takes a whole number"),
+    "an unknown engine": (("up", "--engine", "simm"), "--engine: invalid choice: 'simm'"),
+    "a host by name": ((*SIM, "--host", "example.org"), "--host takes an IP address"),
+    "an open host": ((*SIM, "--host", "0.0.0.0"), "--host 0.0.0.0 can be reached from other"),
+    "a time before now": ((*SIM, "--drain-timeout", "-5"), "--drain-timeout: takes seconds, 0 or"),
+    "no time": ((*SIM, "--startup-timeout", "soon"), "--startup-timeout: takes seconds"),
+    "endless time": ((*SIM, "--startup-timeout", "inf"), "--startup-timeout: takes seconds"),
+    "an open quotation": ((*SIM, "--worker-args", "'"), "--worker-args: no closing quotation"),
+    "an unknown flag of workers": (
+        (*SIM, "--worker-args", "--bogus 3"),
+        "pointsman up: --worker-args: unrecognized arguments: --bogus 3",
+    ),
+    "one that is misspelt": (
+        (*SIM, "--worker-args", "--max-num-seq 3"),
+        "--max-num-seq 3; did you mean --max-num-seqs?",
+    ),
+    "a wrong value for workers": (
+        (*SIM, "--worker-args", "--max-num-seqs many"),
+        "--worker-args: argument --max-num-seqs: invalid integer value",
+    ),
+    "JSON cut off": (
+        (*SIM, "--worker-args", "--kv-events-config {"),
+        "--worker-args: --kv-events-config: not a JSON object",
+    ),
+    "what up decides": ((*SIM, "--worker-args", "--port=3"), "--worker-args cannot have --port"),
+    "help of workers": ((*SIM, "--worker-args", "--help"), "whose --help has them"),
+    "no configuration": ((*SIM, "--config", "/no/such"), "no configuration file at /no/such"),
+    "a broken configuration": (
+        (*SIM, "--config", "{tmp}/broken.yaml"),
+        "broken.yaml:2:1: not valid YAML",
+    ),
+    "objectives that are not there": ((*SIM, "--objectives", "/no/such"), "--objectives: cannot"),
+    "a recording nowhere": (
+        (*SIM, "--record", "/nodir/x"),
+        "/nodir/x: there is no folder",
+    ),
+    "a recording that is a folder": ((*SIM, "--record", "{tmp}"), "--record takes a file"),
+    "picker: an unknown flag": (("picker", "--grpc-prt", "1"), "did you mean --grpc-port?"),
+    "picker: flags at odds": (
+        ("picker", "--endpoints-file", "x", "--pool", "a"),
+        "--endpoints-file is for a picker of one pool",
+    ),
+    "worker: an unknown flag": (("worker", "--prot", "1"), "did you mean --port?"),
+    "worker: a wrong value": (("worker", "--block-size", "3"), "must be a power of two, got 3"),
+    "restart: an unknown part": (("restart", "enovy"), "invalid choice: 'enovy'"),
+    "config: an unknown command": (("config", "chekc"), "invalid choice: 'chekc'"),
+    "config: nothing to check": (("config", "check"), "there is nothing to check"),
+    "explain: nothing asked": (("explain",), "one of the arguments id --last is required"),
+    "doctor: an unknown check": (("doctor", "--only", "all"), "invalid choice: 'all'"),
+    "replay: no recording": (("replay",), "the following arguments are required: FILE"),
+    "chat: an address that is none": (("chat", "--url", "::"), "--url: takes an address such as"),
+    "top: a name too long": (("top", "--picker", "a" * 99), "--picker: takes an address such as"),
+    "replay: a byte no name has": (("replay", "a\0"), "'a\\x00' is no value of a flag"),
+    "chat: a wrong number": (("chat", "--max-tokens", "few"), "--max-tokens: "),
+    "train-draft: a wrong number": (("train-draft", "--steps", "0"), "must be at least 1, got 0"),
+}
+_started: list[str] = []
+
+
+def _note_starts(event: str, arguments: tuple[object, ...]) -> None:
+    if event in ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.exec"):
+        _started.append(f"{event} {arguments}")
+
+
+sys.addaudithook(_note_starts)
+
+
+@pytest.mark.parametrize(("argv", "reason"), WRONG.values(), ids=WRONG)
+def test_a_wrong_command_line_is_one_sentence_and_status_2(
+    argv: tuple[str, ...], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before any process is started."""
+    (tmp_path / "broken.yaml").write_text("kind: [")
+    _started.clear()
+    try:
+        status = main([word.replace("{tmp}", str(tmp_path)) for word in argv])
+    except SystemExit as error:
+        status = error.code
+    out, error = capsys.readouterr()
+    assert (status, out, _started) == (2, "", [])
+    assert error.startswith("pointsman")
+    assert error.count("\n") == 1
+    assert reason in error
+
+
+def test_a_busy_port_is_one_sentence_and_status_1(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command line is right; the machine is not ready for it."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        if port > 65_000:
+            pytest.skip("the kernel gave one of the last ports")
+        assert main([*SIM, "--host", "localhost", "--port", str(port)]) == 1
     error = capsys.readouterr().err
-    assert error.startswith("pointsman: 0.0.0.0 can be reached from other machines")
+    assert error.startswith(f"pointsman: port {port} on 127.0.0.1 is busy")
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("flags", "reason"),
-    [
-        (["--workers", "0"], "--workers is between 1 and 256, not 0"),
-        (["--workers", "10000", "--config", "/no/such"], "between 1 and 256, not 10000"),
-        (["--host", "localhost"], "takes an IP address"),
-        (["--config", "/no/such"], "no configuration file at /no/such"),
-    ],
-)
-def test_what_cannot_work_is_said_at_once(
-    flags: list[str], reason: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Impossible options never start a process."""
-    assert main(["up", "--engine", "sim", *flags]) == 1
-    assert reason in capsys.readouterr().err
-
-
-def test_an_unknown_flag_is_refused() -> None:
-    """Nothing is ignored silently, abbreviations included."""
-    for argv in (["up", "--work", "2"], ["down"], []):
-        with pytest.raises(SystemExit) as caught:
-            main(argv)
-        assert caught.value.code == 2
+@pytest.mark.parametrize("extra", ["worker", "sim", "fleet"])
+def test_what_is_installed_is_not_missed(extra: str) -> None:
+    """All of them are, where tests run."""
+    require_extra("pointsman", extra)
 
 
 def test_a_worker_gets_the_model_it_was_asked_to_serve(tmp_path: Path) -> None:

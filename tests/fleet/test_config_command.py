@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
+import yaml
 
 from fleet.cli import main
 
@@ -161,3 +165,41 @@ def test_a_file_of_objectives_alone_is_checked_as_up_reads_it(
     assert "error: spec.prio: InferenceObjective 'chat': unknown" in capsys.readouterr().out
     assert main([*command, "--config-text", "x"]) == 2
     assert "give one of these: " in capsys.readouterr().err
+
+
+def test_standard_input_is_checked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `-`, and told by that name."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(BAD.encode())))
+    assert main(["config", "check", "-"]) == 1
+    assert capsys.readouterr().out.startswith("standard input:5:4: error: ")
+
+
+def test_a_configuration_to_begin_with_is_written_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is the built-in one, has nothing wrong, and what is there is not overwritten."""
+    path = tmp_path / "c.yaml"
+    assert main(["config", "init", str(path)]) == 0
+    assert main(["config", "check", str(path)]) == 0
+    capsys.readouterr()
+    assert main(["config", "init"]) == 0
+    assert capsys.readouterr().out == path.read_text()
+    assert main(["config", "init", str(path)]) == 2
+    assert capsys.readouterr().err == f"pointsman: cannot write {path}: File exists\n"
+
+
+def test_the_schema_says_what_the_check_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of plugin types, their parameters, and keys."""
+    assert main(["config", "schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    judge = jsonschema.Draft202012Validator(schema)
+    good = yaml.safe_load(GOOD)
+    good["plugins"].append({"type": "by-label", "parameters": {"label": "a", "validValues": ["b"]}})
+    assert not list(judge.iter_errors(good))
+    found = {".".join(map(str, one.path)) for one in judge.iter_errors(yaml.safe_load(BAD))}
+    assert found == {"", "plugins.1.type", "plugins.2.parameters"}

@@ -29,23 +29,24 @@ async def taking_orders(path: Path, obey: Obey) -> AsyncIterator[asyncio.Task[No
     await asyncio.wait([serving])
 
 
-async def given(path: Path, lines: list[str]) -> None:
-    """The order, as the command gives it."""
-    await asyncio.wait_for(asyncio.to_thread(give, ORDER, str(path), lines.append), 30)
+async def given(path: Path, lines: list[str]) -> int:
+    """The order, as the command gives it; the requests that it cut."""
+    return await asyncio.wait_for(asyncio.to_thread(give, ORDER, str(path), lines.append), 30)
 
 
 async def test_an_order_is_carried_out_line_by_line(tmp_path: Path) -> None:
     """The client sees every line, and the fleet the order as it was given."""
     orders: list[Order] = []
 
-    async def obey(order: Order, say: Say) -> None:
+    async def obey(order: Order, say: Say) -> int:
         orders.append(order)
         say("picker: done")
         say("workers: done")
+        return 2
 
     lines: list[str] = []
     async with taking_orders(tmp_path / "c", obey):
-        await given(tmp_path / "c", lines)
+        assert await given(tmp_path / "c", lines) == 2
     assert orders == [ORDER]
     assert lines == ["picker: done", "workers: done"]
     assert not (tmp_path / "c").exists()
@@ -54,7 +55,7 @@ async def test_an_order_is_carried_out_line_by_line(tmp_path: Path) -> None:
 async def test_nobody_else_may_give_orders(tmp_path: Path) -> None:
     """The socket is for its owner."""
 
-    async def obey(order: Order, say: Say) -> None:
+    async def obey(order: Order, say: Say) -> int:
         raise AssertionError
 
     async with taking_orders(tmp_path / "c", obey):
@@ -64,7 +65,7 @@ async def test_nobody_else_may_give_orders(tmp_path: Path) -> None:
 async def test_a_failure_is_the_clients_error(tmp_path: Path) -> None:
     """With its reason, after the lines before it; and the fleet takes the next order."""
 
-    async def obey(order: Order, say: Say) -> None:
+    async def obey(order: Order, say: Say) -> int:
         say("picker: starting")
         raise FleetError("it did not come")
 
@@ -82,7 +83,7 @@ async def test_a_failure_is_the_clients_error(tmp_path: Path) -> None:
 async def test_what_is_no_order_is_refused(tmp_path: Path, line: bytes) -> None:
     """In the form that every answer has."""
 
-    async def obey(order: Order, say: Say) -> None:
+    async def obey(order: Order, say: Say) -> int:
         raise AssertionError
 
     async with taking_orders(tmp_path / "c", obey):
@@ -98,7 +99,7 @@ async def test_the_end_of_the_fleet_is_told(tmp_path: Path) -> None:
     """To whoever waits for an order that is under way."""
     begun = asyncio.Event()
 
-    async def obey(order: Order, say: Say) -> None:
+    async def obey(order: Order, say: Say) -> int:
         begun.set()
         await asyncio.Event().wait()
 
@@ -114,7 +115,7 @@ async def test_a_client_that_leaves_stops_nothing(tmp_path: Path) -> None:
     """What has begun goes on to its end."""
     begun, go_on, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def obey(order: Order, say: Say) -> None:
+    async def obey(order: Order, say: Say) -> int:
         begun.set()
         await go_on.wait()
         say("nobody hears this")

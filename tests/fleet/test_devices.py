@@ -93,6 +93,17 @@ def test_workers_can_be_kept_off_the_gpus() -> None:
     assert placed(2, 0, devices="cpu") == [("", "0.25")] * 2
 
 
+def test_numbers_mean_the_same_gpus_to_us_and_to_the_workers() -> None:
+    """Workers are given names of GPUs, and count those without in the order of nvidia-smi too."""
+    found = find({"CUDA_VISIBLE_DEVICES": "2,1"}, lambda: LISTED)
+    site = Site(Path("/run/x"), (1, 2, 3), (11, 12), 4, Path("/bin/envoy"), gpus=tuple(found))
+    for worker, gpu in zip(Plan(FleetOptions(workers=2), site, MODEL).workers, found, strict=True):
+        assert worker.program.environment["CUDA_VISIBLE_DEVICES"] == gpu.uuid
+    unplaced = Plan(FleetOptions(workers=1, worker_args=("--device", "cuda")), site, MODEL)
+    for plan in (unplaced, Plan(FleetOptions(workers=1), site, MODEL)):
+        assert plan.workers[0].program.environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
 def test_the_user_is_told_who_is_where() -> None:
     assert described(place(3, gpus(2))) == [
         "GPU 0 (H100, 80 GiB): worker-1, worker-3, 46% of its memory each",

@@ -77,5 +77,5 @@ def test_a_file_with_an_error_starts_nothing(
         path.write_text(text)
     with pytest.raises(FleetError, match=reason):
         read_objectives(path, print, clients_may_name=True)
-    assert main(["up", "--engine", "sim", "--objectives", str(path)]) == 1
+    assert main(["up", "--engine", "sim", "--objectives", str(path)]) == 2
     assert capsys.readouterr().err.startswith("pointsman: ")

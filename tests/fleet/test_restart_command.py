@@ -20,22 +20,23 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("argv", "parts"),
+    ("argv", "parts", "cut"),
     [
-        ([], tuple(Part)),
-        (["all"], (Part.PICKER, Part.ENVOY, Part.WORKERS)),
-        (["envoy", "--port", "8080"], (Part.ENVOY,)),
+        ([], tuple(Part), 0),
+        (["all"], (Part.PICKER, Part.ENVOY, Part.WORKERS), 2),
+        (["envoy", "--port", "8080"], (Part.ENVOY,), 0),
     ],
 )
 async def test_the_fleet_is_asked_for_the_parts_that_are_named(
-    environment: dict[str, str], tmp_path: Path, argv: list[str], parts: tuple[Part, ...]
+    environment: dict[str, str], tmp_path: Path, argv: list[str], parts: tuple[Part, ...], cut: int
 ) -> None:
-    """All of them, in a fixed order, when none is named."""
+    """All of them, in a fixed order, when none is named; status 3: requests were cut."""
     orders: list[Order] = []
 
-    async def obey(order: Order, say: Say) -> None:
+    async def obey(order: Order, say: Say) -> int:
         orders.append(order)
         say("done")
+        return cut
 
     path = tmp_path / "control"
     fleet = RunningFleet(1, "http://127.0.0.1:1", 8080, str(path))
@@ -45,7 +46,8 @@ async def test_the_fleet_is_asked_for_the_parts_that_are_named(
         async with asyncio.timeout(30):
             while not path.exists():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-            assert await asyncio.to_thread(restart_command, argv, environment, said.append) == 0
+            status = await asyncio.to_thread(restart_command, argv, environment, said.append)
+    assert status == (3 if cut else 0)
     taking_orders.cancel()
     await asyncio.wait([taking_orders])
     assert [order.restart for order in orders] == [parts]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -47,6 +48,7 @@ async def test_a_running_fleet_is_explained_and_examined(
         await fleet.ready()
         await explained(fleet)
         await examined(fleet)
+        await listed(fleet)
         fleet.process.terminate()
         await until(lambda: fleet.process.returncode is not None, what="the end")
     gone = await pointsman("explain", "--last", "--picker", fleet.picker_url)
@@ -68,6 +70,23 @@ async def explained(fleet: Fleet) -> None:
     assert "chance chose among them" in first.stdout
     assert "\x1b" not in last.stdout
     assert (unknown.returncode, "not any more" in unknown.stderr) == (1, True)
+
+
+async def listed(fleet: Fleet) -> None:
+    """Every part with its processes, and its log."""
+    parts = await pointsman("ps")
+    first, *lines = parts.stdout.splitlines()
+    assert first == f"port {fleet.port}, pid {fleet.process.pid}, dashboard {fleet.picker_url}"
+    names = ["envoy", "picker", "worker-1", "worker-2", "worker-3"]
+    assert [line.split()[0] for line in lines] == names
+    assert all(re.search(r"[1-9]\d* MB   pid \d+", line) for line in lines)
+    log = await pointsman("logs", "worker-2", "--lines", "1000")
+    assert (log.returncode, "worker ready on" in log.stdout) == (0, True), log.stdout
+    unknown = await pointsman("logs", "worker-4")
+    assert unknown.returncode == 1
+    assert unknown.stderr == (
+        f"pointsman: no part 'worker-4' has a log here; there are {', '.join(names)}\n"
+    )
 
 
 async def examined(fleet: Fleet) -> None:

@@ -141,3 +141,43 @@ def test_an_answer_without_calls_is_as_ever(client: openai.OpenAI) -> None:
     assert (choice.message.content, choice.finish_reason) == ("Hi.", "stop")
     choice = client.chat.completions.create(**says(CALLS[0]), max_tokens=30).choices[0]
     assert choice.finish_reason == "length"
+
+
+FORM = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "n",
+        "schema": {"type": "object", "properties": {"a": {"enum": [7, 8]}}, "required": ["a"]},
+    },
+}
+
+
+@pytest.mark.parametrize("thought", ["", "Is it {7}?"])
+def test_a_constrained_answer_may_be_thought_about(client: openai.OpenAI, thought: str) -> None:
+    """What is thought is free, what is said has the form, streamed or not."""
+    before = f"<think>{thought}</think>\n\n" if thought else ""
+    asked = {**says(before + '{"a": 7}'), "tools": openai.omit, "response_format": FORM}
+    message = client.chat.completions.create(**asked).choices[0].message
+    assert json.loads(message.content or "") == {"a": 7}
+    assert (message.model_extra or {}).get("reasoning") == (thought or None)
+    chunks = client.chat.completions.create(**asked, stream=True)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == message.content
+
+
+def test_a_required_call_may_be_thought_about(client: openai.OpenAI) -> None:
+    call = json.dumps([{"name": "get_weather", "parameters": {"city": "Bern"}}])
+    asked = {**says(f"<think>Bern.</think>{call}"), "tool_choice": "required"}
+    message = client.chat.completions.create(**asked).choices[0].message
+    assert (message.model_extra or {})["reasoning"] == "Bern."
+    [made] = message.tool_calls or []
+    assert json.loads(made.function.arguments) == {"city": "Bern"}
+
+
+def test_an_answer_to_a_prompt_that_ended_the_thought_is_constrained_at_once(
+    client: openai.OpenAI,
+) -> None:
+    """As templates write it where `enable_thinking` is false: `<think>` cannot come."""
+    asked = {**says("<think>\n\n</think>\n\n"), "tools": openai.omit, "response_format": FORM}
+    message = client.chat.completions.create(**asked, max_tokens=200).choices[0].message
+    assert (message.content or "{").startswith("{")
+    assert not (message.model_extra or {}).get("reasoning")

@@ -370,7 +370,10 @@ async def test_a_restart_of_everything_costs_no_request(port: int) -> None:
         assert after.keys() == before.keys()
         assert not set(after.values()) & set(before.values())
         assert "was ended by" not in fleet.output
-        assert re.search(r"done in .* 0 with a status of 5xx, 0 past the picker", first.output)
+        assert re.search(
+            r"done in .* 0 with a status of 5xx, 0 without the picker, 0 cut",
+            first.output,
+        )
 
         (metrics,) = re.findall(r"picker: restarted at \S+ metrics (\d+)", first.output)
         url = f"http://127.0.0.1:{metrics}/decisions?limit=1"

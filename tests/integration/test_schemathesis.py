@@ -18,11 +18,11 @@ FLAGS = ("--max-model-len", "256", "--enable-admin-routes", "--enable-tokenizer-
 # They stop the engine, so that what generates would wait for ever.
 STOPPING = ("/pause", "/sleep")
 WAKING = ("/resume", "/wake_up", "/is_paused", "/is_sleeping", "/reset_prefix_cache")
-# About 40 s of a core. What multiplies them (a new phase, more examples) is a choice to be made.
-MOST_CASES = 10_000
+# About a minute of a core. What multiplies them (a phase, more examples) is a choice to be made.
+MOST_CASES = 14_000
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(360)
 @pytest.mark.parametrize(
     "selection",
     [

@@ -97,7 +97,9 @@ async def test_a_second_signal_stops_at_once(port: int) -> None:
         await anext(aiter(stream))
         before = fleet.descendants()
         fleet.process.send_signal(signal.SIGINT)
-        await until(lambda: "stopping" in fleet.output, what="the drain begins")
+        wait = "stopping (waiting for 1 request, 600 s at most; Ctrl-C again to stop at once)"
+        await until(lambda: wait in fleet.output, what="the drain begins")
+        await until(lambda: "  1 request left, 59" in fleet.output, what="it goes on")
         assert fleet.process.returncode is None
         fleet.process.send_signal(signal.SIGINT)
         assert await asyncio.wait_for(fleet.process.wait(), LIMIT_SECONDS) == 0
@@ -111,6 +113,18 @@ async def test_a_signal_during_the_start_stops_it(port: int) -> None:
         fleet.process.send_signal(signal.SIGINT)
         assert await asyncio.wait_for(fleet.process.wait(), LIMIT_SECONDS) == 0, fleet.output
         assert "curl" not in fleet.output
+
+
+async def test_a_start_that_fails_leaves_no_folder_behind(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is to be known of it has been printed: the reason, and the end of a log."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    async with running_fleet(port, "--startup-timeout", "0.01") as fleet:
+        assert await asyncio.wait_for(fleet.process.wait(), LIMIT_SECONDS) == 1
+    assert "not ready after 0.01 s" in fleet.output
+    assert str(tmp_path) not in fleet.output
+    assert not os.listdir(tmp_path)
 
 
 async def test_a_busy_port_is_one_sentence(port: int) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import strategies as st
-from paged_executor import CORRUPT, next_token
+from paged_executor import CORRUPT, next_token, pooled
 
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine import pipeline, policies
@@ -30,6 +30,7 @@ from worker.executor.interface import Ticket
 from worker.types import (
     FinishReason,
     ModelOutput,
+    Pooling,
     RepetitionDetection,
     SamplingParams,
     SchedulerOutput,
@@ -118,6 +119,13 @@ def alone(request: AddRequest, index: int, limit: int) -> tuple[list[int], Finis
             return outputs, FinishReason.REPETITION
 
 
+def embedded(prompt: list[int], pooling: Pooling) -> list[float]:
+    """The embedding by the definition."""
+    first = 0 if pooling is Pooling.MEAN else len(prompt) - 1
+    sums = pooled([*enumerate(prompt)][first:])
+    return [value / (len(prompt) - first) for value in sums]
+
+
 def repeats(outputs: list[int], detection: RepetitionDetection | None) -> bool:
     """By the definition: some pattern, written out as often as it must be, is the tail."""
     if detection is None:
@@ -151,9 +159,22 @@ sampling = st.builds(
 
 
 @st.composite
+def embeddings(draw: st.DrawFn, name: str) -> Arrival:
+    """Prompts to embed, some of which their clients give up."""
+    pooling = draw(st.sampled_from(Pooling))
+    salt, tenant = draw(st.sampled_from([None, "x"])), draw(st.sampled_from(["", "y"]))
+    params = SamplingParams(max_tokens=1, temperature=0.0)
+    request = AddRequest(name, draw(prompts), params, 0.0, 0, salt, tenant=tenant, pooling=pooling)
+    abort_at = draw(st.sampled_from([None, None, None, *range(20)]))
+    return Arrival(request, draw(st.integers(0, 12)), (abort_at,))
+
+
+@st.composite
 def arrivals(draw: st.DrawFn, sampling: st.SearchStrategy[SamplingParams] = sampling) -> Arrival:
     """Requests with up to three answers, some of which their clients give up."""
     name = draw(st.uuids().map(str))
+    if draw(st.sampled_from([False, False, False, True])):
+        return draw(embeddings(name))
     branches = [f"{name}/{index}" for index in range(1, draw(st.sampled_from([1, 1, 2, 3])))]
     request = AddRequest(
         name,
@@ -283,9 +304,18 @@ def check(arrival: Arrival, index: int, walk: Walk, may_abort: bool) -> None:
     seen = walk.received[arrival.names[index]]
     (ending,) = seen.endings
     too_many = len(arrival.names) > walk.scheduler._limits.max_num_seqs
-    if len(request.prompt_token_ids) >= limit or too_many:
+    num_known = len(request.prompt_token_ids) + (request.pooling is None)
+    if num_known > limit or too_many:
         assert ending.finish_reason is FinishReason.ERROR
         assert seen.tokens == []
+        return
+    if request.pooling is not None:
+        if ending.finish_reason is FinishReason.ABORT:
+            assert may_abort
+        else:
+            assert ending.finish_reason is FinishReason.STOP
+            assert ending.pooled == embedded(request.prompt_token_ids, request.pooling)
+        assert not seen.tokens
         return
     expected, reason = alone(request, index, limit)
     siblings = [request.params.seed + i for i in range(len(arrival.names))]

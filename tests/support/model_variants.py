@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
-
-import torch
-from safetensors.torch import save_file
-
-from worker.models.config import from_hf
-from worker.models.loader import expected_shapes
 
 YARN = {
     "rope_type": "yarn",
@@ -174,14 +166,3 @@ HF_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_hidden_layers": 3, "no_rope_layers": [0, 1, 0], "pad_token_id": 0},
     ),
 }
-
-
-def save_random(path: Path, config: dict[str, Any]) -> None:
-    """A checkpoint of random weights, without transformers."""
-    (path / "config.json").write_text(json.dumps(config))
-    noise = torch.Generator().manual_seed(3)
-    shapes = expected_shapes(from_hf("config.json", config))
-    save_file(
-        {name: torch.randn(shape, generator=noise) * 0.2 for name, shape in shapes.items()},
-        path / "model.safetensors",
-    )

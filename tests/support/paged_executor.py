@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from worker.executor.interface import HostExecutor
 from worker.types import (
@@ -32,6 +32,12 @@ def next_token(context: Sequence[int], seed: int, banned: Sequence[int] = ()) ->
 def told(token: int, position: int) -> TokenLogprobs:
     """Made-up log probabilities from which token and position can be told."""
     return TokenLogprobs((token,), (-float(position),), 1)
+
+
+def pooled(places: Iterable[tuple[int, int]]) -> list[float]:
+    """Made-up hidden states of tokens by position, summed: whole numbers, so exactly."""
+    rows = [(1.0, float(position), float((position + 1) * token)) for position, token in places]
+    return [sum(column) for column in zip(*rows, strict=True)]
 
 
 class PagedExecutor(HostExecutor):
@@ -93,6 +99,9 @@ class PagedExecutor(HostExecutor):
                 told(target, position)
                 for position, target in enumerate(targets, sequence.start + 1)
             )
+        if sequence.num_pooled:
+            places = enumerate(context[end - sequence.num_pooled : end], end - sequence.num_pooled)
+            result.pooled[seq_id] = pooled(places)
         if num_drafts:
             assert (len(sequence.samples), end - sequence.start) == (1, 1)
             assert not targets

@@ -7,11 +7,12 @@ sorts. Nothing in the serving path imports them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from worker.ops.sample import Undrawable
 from worker.types import SampleSpec, SamplingParams, TokenLogprobs
 
 
@@ -156,3 +157,23 @@ def thresholds(
         mass = math.fsum(max(weight * p - q, 0.0) for p, q in after)
         found.append(mass / (mass + 1 - weight) if mass + 1 - weight > 0 else 1.0)
     return found
+
+
+def coupled_run(
+    drafts: Sequence[int], draw: Callable[[int], int | Undrawable]
+) -> tuple[list[int], Undrawable | None]:
+    """The tokens that stand after the last known one, from `draw(i)`: what plain sampling draws
+    after i drafts. Only rows that plain sampling would have come to are drawn from.
+
+    The second result is why the run ended early, at a row from which nothing can be drawn: plain
+    sampling would have come to it after the tokens returned.
+    """
+    tokens: list[int] = []
+    for index in range(len(drafts) + 1):
+        token = draw(index)
+        if isinstance(token, Undrawable):
+            return tokens, token
+        tokens.append(token)
+        if index < len(drafts) and token != drafts[index]:
+            break
+    return tokens, None

@@ -351,6 +351,7 @@ class _Rows:
         self.sampled_slots = np.zeros(1, np.int32)
         self.scored: list[ScheduledSequence] = []
         self.silent: list[ScheduledSequence] = []
+        self.pooled: list[ScheduledSequence] = []
         self.num_logits = 1 + sequence.num_drafts
 
 

@@ -18,6 +18,7 @@ import msgspec
 import pytest
 import uvicorn
 
+from worker.api.generate.adapters import ServedAdapters
 from worker.api.generate.admission import Admission
 from worker.api.generate.engine import OutputStream
 from worker.api.generate.prepare import RequestPreparer
@@ -226,7 +227,8 @@ def build(
         eos_token_ids=(sim.IM_END_ID, sim.IM_START_ID),
         grammars=sim_grammars(),
     )
-    preparer = RequestPreparer(config, text, random.Random(0))
+    adapters = ServedAdapters(engine, config.served_model_names, has_files=True)
+    preparer = RequestPreparer(config, text, random.Random(0), adapters)
     engine_config = EngineConfig(engine="sim", model_path=None)
     app = WorkerApi(config, engine, admission, metrics, text, preparer, engine_config)
     return Api(app, config, engine, admission, metrics)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.config import ServeConfig
+from worker.config import LoraConfig, LoraModule, ServeConfig
 from worker.errors import ConfigError
 from worker.flags import build_parser, find_model, resolve
 from worker.server_flags import read_chat_template
@@ -137,6 +137,23 @@ def test_parsers_of_answers_are_set_by_flags() -> None:
     api = resolved("--no-enable-auto-tool-choice").api
     assert (api.tool_call_parser, api.reasoning_parser) == (None, None)
     assert not api.enable_auto_tool_choice
+
+
+def test_adapters_are_set_as_for_vllm() -> None:
+    """By name and path or in JSON; routes that load them are there if the environment says so."""
+    modules = ["sql=/a/sql", '{"name": "chat", "path": "/a/chat", "base_model_name": "base"}']
+    flags = ("--enable-lora", "--max-loras", "3", "--max-lora-rank", "64", "--lora-modules")
+    config = resolved(*flags, *modules)
+    assert config.engine.lora == LoraConfig(max_loras=3, max_cpu_loras=3, max_lora_rank=64)
+    assert config.lora_modules == (
+        LoraModule("sql", "/a/sql"),
+        LoraModule("chat", "/a/chat", "base"),
+    )
+    assert not config.api.enable_adapter_routes
+    assert resolved("--enable-lora", "--enable-admin-routes").api.enable_adapter_routes
+    allowed = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+    assert resolved("--enable-lora", environment=allowed).api.enable_adapter_routes
+    assert not resolved(environment=allowed).api.enable_adapter_routes
 
 
 def test_lists_may_be_given_in_parts() -> None:
@@ -280,6 +297,13 @@ def test_a_certificate_is_tried_before_anything_starts(
         (["--api-key", "secret", " "], "--api-key"),
         (["--port", "70000"], "--port"),
         (["--max-body-bytes", "999999999"], "--max-body-bytes"),
+        (["--lora-modules", "sql=/a"], "--lora-modules needs --enable-lora"),
+        (["--enable-lora", "--lora-modules", "sql"], "give NAME=PATH"),
+        (["--enable-lora", "--lora-modules", '{"name": "sql"}'], "missing required field `path`"),
+        (
+            ["--enable-lora", "--max-loras", "4", "--max-cpu-loras", "2"],
+            "2 is less than --max-loras 4",
+        ),
     ],
 )
 def test_what_cannot_work_is_one_sentence(flags: list[str], message: str) -> None:
@@ -296,7 +320,7 @@ def test_what_cannot_work_is_one_sentence(flags: list[str], message: str) -> Non
         ["--max-num-seqs", "0"],
         ["--dtype", "int8"],
         ["--quantization", "awq"],
-        ["--kv-cache-dtype", "fp8"],
+        ["--kv-cache-dtype", "fp8_e5m2"],
         ["--block-size", "24"],
         ["--block-size", "0"],
         ["--watermark", "1.5"],

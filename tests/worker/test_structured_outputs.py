@@ -27,7 +27,7 @@ from grammar_bench import (
     text_of,
 )
 
-from worker.api.schema.constraints import Constraint, grammar_of
+from worker.api.schema.constraints import Constraint, after_reasoning, grammar_of
 from worker.api.schema.requests import StructuredOutputs
 from worker.engine.grammar import GrammarCompiler
 from worker.errors import RequestError
@@ -380,7 +380,62 @@ def test_text_goes_on_freely_between_structural_tags(bench: GrammarBench) -> Non
         jsonschema.validate(json.loads(found[1]), POINT)
 
 
+def reasoned(text: str, is_special: bool, is_certain: bool = True) -> str:
+    marks = {"</think>": MARK} if is_special else {}
+    return after_reasoning(text, marks, is_certain=is_certain)
+
+
+ENDING = (*BIAS, (MARK, 4.0))
+KINDS: list[tuple[dict[str, Any], str]] = [
+    ({"json": {"type": "integer"}}, r"-?\d+"),
+    ({"regex": "[x-z]{2}"}, "[x-z]{2}"),
+    ({"choice": ["left", "right"]}, "left|right"),
+    ({"grammar": 'root ::= "o" root | "k"'}, "o*k"),
+]
+
+
+def test_a_constraint_begins_behind_reasoning(bench: GrammarBench) -> None:
+    """Of each kind; what is thought is any text, and is ended once."""
+    asked = [
+        (form, bench.request(reasoned(grammar(**kind), True), seed=seed, logit_bias=ENDING))
+        for kind, form in KINDS
+        for seed in range(8)
+    ]
+    found = bench.run(*(request for _, request in asked))
+    thoughts = set()
+    for form, request in asked:
+        answer = found[request.request_id]
+        if answer.reason is FinishReason.STOP:
+            place = answer.token_ids.index(MARK)
+            thoughts.add(text_of(answer.token_ids[:place]))
+            said = text_of(answer.token_ids[place + 1 :])
+            assert re.fullmatch(rf"\s{{0,4}}(?:{form})", said), said
+    assert len(thoughts) > 5
+
+
+@pytest.mark.parametrize("is_certain", [True, False])
+@pytest.mark.parametrize("is_special", [True, False], ids=["control token", "text"])
+def test_reasoning_is_read_up_to_its_first_end(
+    compiler: GrammarCompiler, is_special: bool, is_certain: bool
+) -> None:
+    """Whether the mark is a control token or text."""
+    end = [MARK] if is_special else [*b"</think>"]
+    form = reasoned(grammar(regex="[0-9]+"), is_special, is_certain)
+    start = compiler.compile(form).result()
+    for tokens, fits in (
+        ([*b"<think>hm {</thin\n", *end, *b"\n\n12"], True),
+        ([*b"hm", *end, *b"12"], is_certain),
+        ([*b"12"], not is_certain),
+        ([*b"<think>hm</think>12", *end, *b"12"], False),
+        ([*b"<think>hm", *end, *b"12", *end, *b"12"], False),
+    ):
+        whole = [*tokens, END]
+        assert (start.fork().num_allowed([], whole) == len(whole)) is fits, bytes(tokens[:30])
+
+
 MIXED = [
+    reasoned(grammar(json=POINT), True),
+    reasoned(grammar(regex="[a-c]{3,9}"), False, is_certain=False),
     grammar(json=SCHEMAS["pydantic model"]),
     grammar(json=SCHEMAS["array of arrays"]),
     grammar(json=SCHEMAS["$ref recursive list"]),

@@ -30,12 +30,12 @@ from worker.api.http.exchange import (
     Receive,
     Scope,
     Send,
-    Unauthorized,
     error_body,
     error_frame,
     status_error,
 )
 from worker.api.http.off_loop import off_loop_when_large
+from worker.api.routes.adapters import AdapterRoutes
 from worker.api.routes.control import ControlRoutes
 from worker.api.routes.generation import GenerationRoutes
 from worker.api.routes.probes import ProbeRoutes
@@ -86,7 +86,10 @@ class WorkerApi:
             **generation.handlers(),
             **TokenizationRoutes(config, text, preparer).handlers(),
             **RenderRoutes(config, text.tokenizer, preparer).handlers(),
-            **ProbeRoutes(config, engine, stats, admission, metrics, kv_events).handlers(),
+            **ProbeRoutes(
+                config, engine, stats, admission, metrics, kv_events, preparer.adapters
+            ).handlers(),
+            **AdapterRoutes(config, preparer.adapters).handlers(),
             **ControlRoutes(config, engine, sequences, engine_config).handlers(),
         }
         routes = [route for route in ROUTES if route.is_served(config)]
@@ -194,6 +197,8 @@ class WorkerApi:
             exchange.add_header(b"allow", ", ".join([*methods, "OPTIONS"]))
             return _no_content
         route, handler = methods.get(exchange.method, (None, None))
+        if route is not None:
+            exchange.errors = route.errors
         guarded = exchange.path.startswith(GUARDED_PATHS) or (route is not None and route.guarded)
         if self._keys and guarded and not self._keys.let_in(exchange):
             return _unauthorized
@@ -208,12 +213,12 @@ class WorkerApi:
         if exchange.started:
             # Not the last chunk: the HTTP server cuts the connection when we return.
             with contextlib.suppress(ClientGoneError):
-                await exchange.write_event(error_frame(error), last=False)
+                await exchange.write_event(error_frame(error, exchange.errors), last=False)
             return
         if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
             exchange.add_header(b"retry-after", "1")
         await exchange.discard_body()
-        await exchange.reply(error_body(error), error.status)
+        await exchange.reply(error_body(error, exchange.errors), error.status)
 
 
 def _lost(error: EngineDeadError) -> RequestError:
@@ -250,4 +255,5 @@ async def _no_content(exchange: Exchange) -> None:
 async def _unauthorized(exchange: Exchange) -> None:
     await exchange.discard_body()
     exchange.add_header(b"www-authenticate", "Bearer")
-    await exchange.reply(msgspec.json.encode(Unauthorized()), HTTPStatus.UNAUTHORIZED)
+    body = msgspec.json.encode(exchange.errors.unauthorized)
+    await exchange.reply(body, HTTPStatus.UNAUTHORIZED)

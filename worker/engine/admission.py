@@ -13,7 +13,9 @@ when the other's blocks are sealed it finds them in the cache instead of computi
 is decided anew in every step, from who runs at that moment, so an end, an abort or a preemption of
 the other sets it free; and the one it waits for runs, so it makes progress.
 
-A sequence whose grammar is still being compiled is passed over, and counts as held up by nobody.
+A sequence whose grammar is still being compiled is passed over, and counts as held up by nobody. So
+is one whose adapter has no slot (see `adapters`). Others with adapters may go before it as often as
+before one that does not fit; then none of them is admitted until it is.
 
 A sequence that was preempted comes back only when some room for growth is left besides, and after
 `policies.MAX_PREEMPTIONS` times only when it can be guaranteed (see `policies`).
@@ -27,6 +29,7 @@ from enum import Enum, auto
 
 from worker.config import SchedulerConfig
 from worker.engine import policies
+from worker.engine.adapters import Access, AdapterSlots
 from worker.engine.block_manager import PrefixHit
 from worker.engine.counters import Counters
 from worker.engine.live_sequences import LiveSequences
@@ -59,11 +62,14 @@ class _Walk:
     now: float
     prefilling: list[Sequence]
     blocked: list[Sequence] = field(default_factory=list)
+    without_slot: list[Sequence] = field(default_factory=list)
     num_deferred: int = 0
 
 
 class Admitter:
-    """Moves sequences from the waiting to the running; keeps no state but `num_deferred`."""
+    """Moves sequences from the waiting to the running; keeps no state but `num_deferred`, and
+    `broken`: sequences whose adapters cannot be read, and why, for the caller to take away.
+    """
 
     def __init__(
         self,
@@ -72,13 +78,16 @@ class Admitter:
         kv: SequenceKv,
         counters: Counters,
         num_watermark_blocks: int,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         self._limits = limits
         self._live = live
         self._kv = kv
         self._counters = counters
         self._num_watermark_blocks = num_watermark_blocks
+        self._adapters = adapters
         self.num_deferred = 0
+        self.broken: list[tuple[Sequence, str]] = []
 
     def admit(self, plan: StepPlan, now: float, only_begun: bool) -> None:
         """Add to `plan` the sequences that can join; with `only_begun` only those that ran
@@ -86,16 +95,16 @@ class Admitter:
         """
         live, limits = self._live, self._limits
         self.num_deferred = 0
-        if plan.budget <= 0 or live.num_running >= limits.max_num_seqs:
+        if plan.budget <= 0 or live.num_running >= plan.max_num_seqs:
             return  # none can join, so the order of the line does not matter
         prefilling = [s for s in live.running if s.num_written < s.num_prompt]
         walk = _Walk(now, prefilling)
         for sequence in self._in_order():
-            if plan.budget <= 0 or live.num_running >= limits.max_num_seqs:
+            if plan.budget <= 0 or live.num_running >= plan.max_num_seqs:
                 break
             if only_begun and sequence.scheduled_seconds is None:
                 continue
-            if sequence.is_compiling:
+            if sequence.is_compiling or not self._has_adapter(walk, sequence):
                 continue
             if not self._may_go_on(walk, sequence):
                 break
@@ -110,6 +119,23 @@ class Admitter:
             if walk.num_deferred > MAX_DEFERRED or len(walk.blocked) > limits.max_bypasses:
                 break
         self.num_deferred = walk.num_deferred
+
+    def _has_adapter(self, walk: _Walk, sequence: Sequence) -> bool:
+        """Whether nothing keeps a sequence from the adapter it asks for, if it does."""
+        adapter, adapters = sequence.request.adapter, self._adapters
+        if adapter is None or adapters is None:
+            return True
+        if any(
+            other.priority < sequence.priority or other.num_bypassed >= self._limits.max_bypasses
+            for other in walk.without_slot
+        ):
+            return False
+        place = adapters.place(adapter, self._live.running_adapters())
+        if place is Access.NO_SLOT:
+            walk.without_slot.append(sequence)
+        elif place is Access.BROKEN:
+            self.broken.append((sequence, adapters.error(adapter)))
+        return place is Access.READY
 
     def _may_go_on(self, walk: _Walk, sequence: Sequence) -> bool:
         held = ((s.priority, s.num_bypassed) for s in walk.blocked)
@@ -134,7 +160,7 @@ class Admitter:
         live, kv = self._live, self._kv
         if sequence.num_pending:  # preempted in this step; its token is still to come
             return _Outcome.BLOCKED
-        if live.num_running + sequence.num_answers > self._limits.max_num_seqs:
+        if live.num_running and live.num_running + sequence.num_answers > plan.max_num_seqs:
             return _Outcome.BLOCKED
         hit = kv.lookup(sequence)
         if self._is_deferred(sequence, hit, walk.prefilling):
@@ -153,12 +179,15 @@ class Admitter:
     def _begin(self, sequence: Sequence, hit: PrefixHit, now: float) -> None:
         sequence.guaranteed = self._needs_guarantee(sequence)
         sequence.take_grammar()
+        if self._adapters is not None and sequence.request.adapter is not None:
+            users = self._live.running_adapters()
+            sequence.adapter_slot = self._adapters.take(sequence.request.adapter, users)
         self._live.start(sequence)
         if sequence.scheduled_seconds is not None:
             return
         sequence.scheduled_seconds = now
         sequence.num_cached = hit.num_tokens
-        if self._kv.caching and sequence.params.prompt_logprobs is None:
+        if self._kv.caching and sequence.num_readable >= sequence.num_prompt:
             self._counters.prefix_cache_queries += sequence.num_prompt
             self._counters.prefix_cache_hits += hit.num_tokens
 
@@ -211,6 +240,8 @@ class Admitter:
     def _count_overtaken(self, sequence: Sequence, walk: _Walk) -> None:
         for other in walk.blocked:
             other.num_bypassed += 1
+        for other in walk.without_slot:
+            other.num_bypassed += sequence.request.adapter is not None
         if self._limits.waiting_order == "lpm":
             for other in self._live.waiting:
                 other.num_overtaken += other.rank < sequence.rank

@@ -12,8 +12,8 @@ pickle protocol 5, or by canonical CBOR, which other languages can reproduce), t
     xxhash_cbor   CBOR            XXH3-128   16 bytes   6.7
 
 Extra keys are what makes equal tokens mean different KV, each a tagged tuple. The cache salt enters
-block 0 only and reaches the others through the chain; a LoRA adapter would enter every block, in
-front of the salt, as ("lora", name, path).
+block 0 only and reaches the others through the chain; a LoRA adapter enters every block, in front
+of the salt, as ("lora", name, path).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 
 import cbor2
@@ -29,6 +29,7 @@ import xxhash
 
 from worker.config import HASH_ALGOS
 from worker.errors import ConfigError
+from worker.types import Adapter
 
 DEFAULT_SEED = "vllm-none-hash"
 RANDOM_SEED = "random"
@@ -51,6 +52,7 @@ class BlockHash:
     parent: bytes
     token_ids: tuple[int, ...]
     extra: ExtraKeys | None = None
+    adapter_number: int | None = field(default=None, compare=False)  # for events alone
 
     @property
     def short_hash(self) -> int:
@@ -77,11 +79,19 @@ def short_hash(digest: bytes) -> int:
     return int.from_bytes(digest[-_EVENT_HASH_BYTES:], "big")
 
 
-def extra_keys(block_index: int, cache_salt: str | None) -> ExtraKeys | None:
+def extra_keys(
+    block_index: int, cache_salt: str | None, adapter: Adapter | None = None
+) -> ExtraKeys | None:
     """The extra keys of block `block_index` of a sequence, full or not; None when it has none."""
+    keys: list[tuple[str, ...]] = [] if adapter is None else [adapter.key]
     if block_index == 0 and cache_salt is not None:
-        return (("cache_salt", cache_salt),)
-    return None
+        keys.append(("cache_salt", cache_salt))
+    return tuple(keys) or None
+
+
+def key_of(extra: ExtraKeys | None, tag: str) -> str | None:
+    """What a block's extra keys say behind a tag: the salt, or the adapter's name."""
+    return next((key[1] for key in extra or () if key[0] == tag), None)
 
 
 class BlockHasher:
@@ -111,6 +121,7 @@ class BlockHasher:
         token_ids: Sequence[int],
         num_blocks: int,
         cache_salt: str | None = None,
+        adapter: Adapter | None = None,
     ) -> None:
         """Grow `chain` in place to the first `num_blocks` blocks of `token_ids`.
 
@@ -119,11 +130,12 @@ class BlockHasher:
         """
         size, hash_of = self._block_size, self._hash
         parent = chain[-1].digest if chain else self.root
+        number = None if adapter is None else adapter.number
         for index in range(len(chain), num_blocks):
             tokens = tuple(token_ids[index * size : (index + 1) * size])
-            extra = extra_keys(index, cache_salt)
+            extra = extra_keys(index, cache_salt, adapter)
             digest = hash_of((parent, tokens, extra))
-            chain.append(BlockHash(digest, parent, tokens, extra))
+            chain.append(BlockHash(digest, parent, tokens, extra, number))
             parent = digest
 
 

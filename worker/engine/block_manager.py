@@ -40,12 +40,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from worker.config import CacheConfig
-from worker.engine.block_hash import BlockHash, PartialBlock, extra_keys
+from worker.engine.block_hash import BlockHash, PartialBlock, extra_keys, key_of
 from worker.engine.cache_events import CacheEvent, announcement
 from worker.engine.free_queue import FreeQueue
 from worker.engine.messages import CachedBlock
 from worker.engine.prefix_cache import PrefixCache
 from worker.errors import IntegrityError, UnknownSequenceError
+from worker.types import Adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +65,14 @@ NO_HIT = PrefixHit()
 
 @dataclass(slots=True)
 class _Holding:
-    """What a sequence holds; its first `num_sealed` blocks are sealed under its own chain."""
+    """What a sequence holds; its first `num_sealed` blocks are sealed under its own chain. `copy`
+    is of the table as it is; None: not made yet.
+    """
 
     table: list[int]
     num_sealed: int
     tenant: str
+    copy: tuple[int, ...] | None = None
 
 
 class BlockManager:
@@ -114,6 +118,15 @@ class BlockManager:
         """
         return self._holding(seq_id).table
 
+    def table_copy(self, seq_id: int) -> tuple[int, ...]:
+        """The same as it is now: one object until it changes, so that to see that it has not takes
+        no time.
+        """
+        holding = self._holding(seq_id)
+        if holding.copy is None:
+            holding.copy = tuple(holding.table)
+        return holding.copy
+
     def num_shared_tokens(self, seq_id: int) -> int:
         """Tokens in the leading sealed blocks that others hold too: still hits if this sequence
         lost its blocks now, whatever is taken afterwards.
@@ -129,7 +142,11 @@ class BlockManager:
         return max(0, -(-end // self._block_size) - len(self._holding(seq_id).table))
 
     def match(
-        self, chain: Sequence[BlockHash], token_ids: Sequence[int], cache_salt: str | None = None
+        self,
+        chain: Sequence[BlockHash],
+        token_ids: Sequence[int],
+        cache_salt: str | None = None,
+        adapter: Adapter | None = None,
     ) -> PrefixHit:
         """The longest known prefix of `token_ids`, without the last of them.
 
@@ -146,7 +163,7 @@ class BlockManager:
             found = self._cache.find_beginning(
                 chain[num_full - 1] if num_full else None,
                 token_ids[start : min(start + size, max_hit)],
-                extra_keys(num_full, cache_salt),
+                extra_keys(num_full, cache_salt, adapter),
             )
             if found is not None:
                 return PrefixHit(tuple(blocks), start + found[1], found[0])
@@ -197,6 +214,7 @@ class BlockManager:
             return True
         if max(num_new, 0) + shared_tail > len(self._free):
             return False
+        holding.copy = None
         if shared_tail:
             source, table[tail] = table[tail], self._take(holding.tenant)
             self._copy(source, table[tail])
@@ -216,6 +234,7 @@ class BlockManager:
         holding = self._holding(seq_id)
         num_kept = max(-(-end // self._block_size), holding.num_sealed)
         while len(holding.table) > num_kept:
+            holding.copy = None
             block = holding.table.pop()
             self._references[block] -= 1
             if self._references[block] == 0:
@@ -312,7 +331,8 @@ class BlockManager:
                 content.digest,
                 None if first else content.parent,
                 list(content.token_ids),
-                next((key[1] for key in content.extra or () if key[0] == "cache_salt"), None),
+                key_of(content.extra, "cache_salt"),
+                key_of(content.extra, "lora"),
             )
             for content, first in self._cache.full_blocks()
         ]
@@ -325,6 +345,8 @@ class BlockManager:
         """Raise IntegrityError unless every invariant above holds. For tests; O(blocks)."""
         references = [0] * self._num_blocks
         for seq_id, holding in self._holdings.items():
+            if holding.copy is not None and holding.copy != tuple(holding.table):
+                raise IntegrityError(f"the copy of sequence {seq_id}'s table is out of date")
             if len(set(holding.table)) != len(holding.table):
                 raise IntegrityError(f"sequence {seq_id} holds a block twice: {holding.table}")
             for block in holding.table:

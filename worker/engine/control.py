@@ -13,8 +13,9 @@ engine that is resumed while it sleeps still sleeps, one that wakes up while pau
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from worker.engine.admission import PauseState
 from worker.engine.messages import (
@@ -22,11 +23,13 @@ from worker.engine.messages import (
     CommandReply,
     Configure,
     DumpCache,
+    LoadAdapter,
     Pause,
     RequestOutput,
     ResetPrefixCache,
     Resume,
     Sleep,
+    UnloadAdapter,
     WakeUp,
 )
 from worker.engine.scheduler import Scheduler
@@ -46,7 +49,8 @@ class CommandRunner:
     """Sole owner of whether the engine is paused or asleep, and of commands not answered yet.
 
     `outputs` are the ends of aborted requests, `replies` the answers; a reader takes them
-    away. Every method but `configure` needs that no step is in flight.
+    away; `loading` is not answered yet. Every method but `configure` and those about adapters needs
+    that no step is in flight.
     """
 
     scheduler: Scheduler
@@ -54,6 +58,7 @@ class CommandRunner:
     sleep_level: int | None = None
     outputs: list[RequestOutput] = field(default_factory=list)
     replies: list[CommandReply] = field(default_factory=list)
+    loading: list[tuple[LoadAdapter, Future[Any]]] = field(default_factory=list)
     _paused: PauseState = PauseState.UNPAUSED
     _missing: frozenset[str] = frozenset()  # what sleep gave away and wake has not taken back
     _standing_by: list[Pause | Sleep] = field(default_factory=list)
@@ -78,6 +83,8 @@ class CommandRunner:
                 self.replies.append(CommandReply(command.command_id, blocks=blocks))
             case Configure():
                 self.configure(command)
+            case LoadAdapter() | UnloadAdapter():
+                self.serve_adapter(command)
         self._update_pause_state()
         self.look()
 
@@ -106,6 +113,32 @@ class CommandRunner:
             self._reply(command, str(error))
         else:
             self._reply(command)
+
+    def serve_adapter(self, command: LoadAdapter | UnloadAdapter) -> None:
+        """Begin to read an adapter, or give one up; at any time."""
+        adapters = self.scheduler.adapters
+        if adapters is None:
+            self._reply(command, "there are no adapters here: start the worker with --enable-lora")
+        elif isinstance(command, LoadAdapter):
+            self.loading.append((command, adapters.load(command.adapter)))
+        else:
+            adapters.give_up(command.adapter)
+            self.scheduler.prune_adapters(adapters)
+            self._reply(command)
+
+    def look_at_adapters(self) -> None:
+        """Answer for the adapters that have been read; at any time."""
+        waiting = []
+        for command, read in self.loading:
+            if not read.done():
+                waiting.append((command, read))
+                continue
+            error = read.exception()
+            if error is not None and self.scheduler.adapters is not None:
+                self.scheduler.adapters.give_up(command.adapter)
+                self.scheduler.prune_adapters(self.scheduler.adapters)
+            self._reply(command, None if error is None else str(error))
+        self.loading = waiting
 
     def _update_pause_state(self) -> None:
         """Tell the scheduler what may be scheduled after all this."""

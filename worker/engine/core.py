@@ -15,6 +15,7 @@ A command waits until no step is in flight (nothing is scheduled meanwhile), and
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -29,14 +30,19 @@ from worker.engine.messages import (
     Command,
     CommandReply,
     Configure,
+    LoadAdapter,
     RequestOutput,
     StepOutputs,
+    UnloadAdapter,
     Vocabulary,
 )
 from worker.engine.pipeline import InlinePipeline, OverlappedPipeline, Pipeline
 from worker.engine.scheduler import Scheduler
+from worker.errors import DeviceMemoryError
 from worker.executor.interface import Executor
 from worker.types import EngineStats, SchedulerOutput
+
+logger = logging.getLogger(__name__)
 
 
 class EngineCore:
@@ -76,13 +82,17 @@ class EngineCore:
             or self._commands
             or self._is_changed
             or self._control.replies
+            or self._control.loading
             or self._scheduler.is_runnable
         )
 
     @property
     def is_compiling(self) -> bool:
-        """Whether `step` has nothing to do until a grammar is compiled."""
-        return not self._in_flight and not self._ended and self._scheduler.is_compiling
+        """Whether `step` has nothing to do until a grammar is compiled or an adapter is read."""
+        if self._in_flight or self._ended:
+            return False
+        is_idle = bool(self._control.loading) and not self._scheduler.is_runnable
+        return is_idle or self._scheduler.is_compiling
 
     @property
     def running_step(self) -> tuple[float, int] | None:
@@ -115,15 +125,18 @@ class EngineCore:
 
     def command(self, message: Command) -> None:
         """Have a command carried out by the next calls of `step`; `take_replies` has the answer
-        when its state is reached. `Configure` is done at once.
+        when its state is reached. `Configure` and what concerns adapters is done at once.
         """
         if isinstance(message, Configure):
             self._control.configure(message)
+        elif isinstance(message, LoadAdapter | UnloadAdapter):
+            self._control.serve_adapter(message)
         else:
             self._commands.append(message)
 
     def take_replies(self) -> list[CommandReply]:
         """The answers to commands since the last call."""
+        self._control.look_at_adapters()
         replies, self._control.replies = self._control.replies, []
         return replies
 
@@ -139,8 +152,9 @@ class EngineCore:
         """Go on by one step and return all there is to report; None when there is nothing, which
         does not mean that there is no more work.
 
-        Blocks until a step has ended, except when the first one of a row is handed over. Whatever
-        the executor raises goes through: the KV cache is in doubt then, and the engine must end.
+        Blocks until a step has ended, except when the first one of a row is handed over. A step for
+        which memory is too small is taken back. Whatever else the executor raises goes through: the
+        KV cache is in doubt then, and the engine must end.
         """
         tell = bool(self._ended) or self._is_changed
         outputs, self._ended = self._ended, []
@@ -165,6 +179,7 @@ class EngineCore:
         """Schedule the next step and hand it over; False when there is none."""
         now = self._clock()
         step = self._scheduler.schedule(now)
+        self._ended += self._scheduler.take_broken()
         if step is None:
             return False
         self._in_flight.append(step)
@@ -175,7 +190,13 @@ class EngineCore:
 
     def _take_in(self) -> list[RequestOutput]:
         """Wait for the oldest step in flight and update with it."""
-        result = self._pipeline.wait()
+        try:
+            result = self._pipeline.wait()
+        except DeviceMemoryError as error:
+            logger.warning("a step is taken back and sequences are preempted: %s", error)
+            self._in_flight.clear()
+            self._running_step = None
+            return self._scheduler.take_back()
         now = self._clock()
         step = self._in_flight.popleft()
         self._running_step = (now, self._in_flight[0].num_tokens) if self._in_flight else None

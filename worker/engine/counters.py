@@ -20,6 +20,7 @@ class Counters:
     generation_tokens: int = 0
     num_steps: int = 0
     num_corrupted_requests: int = 0
+    num_out_of_memory: int = 0  # steps taken back
 
 
 @dataclass(slots=True)

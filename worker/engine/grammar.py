@@ -22,7 +22,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cached_property
+from typing import Protocol, overload
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -90,6 +91,8 @@ class GrammarCompiler:
 
 
 def _cut(message: str) -> str:
+    if message.startswith("NoExtension"):
+        return "nothing can match it"
     return " ".join(message.split())[:_MESSAGE_CHARS]
 
 
@@ -145,13 +148,23 @@ class Matcher:
         drafts: Sequence[int],
         params: SamplingParams,
         end_ids: Sequence[int] = (),
-    ) -> tuple[bytes, ...]:
+    ) -> Masks:
         """What may follow `outputs`, then what may follow the first draft, and so on; up to the
-        first draft that the grammar forbids.
+        first draft that the grammar forbids. Filled when they are looked at, which is to be before
+        anything else is asked.
 
         `end_ids`, which would end the sequence, are left out until `params.min_tokens` outputs are
         there, unless nothing else is allowed.
         """
+        return Masks(lambda: self._filled(outputs, drafts, params, end_ids))
+
+    def _filled(
+        self,
+        outputs: Sequence[int],
+        drafts: Sequence[int],
+        params: SamplingParams,
+        end_ids: Sequence[int],
+    ) -> tuple[bytes, ...]:
         self._follow(outputs)
         masks: list[bytes] = []
         num_tried = 0
@@ -186,6 +199,32 @@ class Matcher:
             return _with_bits(mask, stop_ids, True)
         kept = _with_bits(mask, banned_ids, False)
         return kept if kept.count(0) < len(kept) else mask
+
+
+class Masks(Sequence[bytes]):
+    """Masks that are filled when one is looked at: by then a device has the model to run. At least
+    one.
+    """
+
+    def __init__(self, fill: Callable[[], tuple[bytes, ...]]) -> None:
+        self._fill = fill
+
+    @cached_property
+    def _all(self) -> tuple[bytes, ...]:
+        return self._fill()
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @overload
+    def __getitem__(self, place: int) -> bytes: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[bytes, ...]: ...
+    def __getitem__(self, place: int | slice) -> bytes | tuple[bytes, ...]:
+        return self._all[place]
 
 
 def allows(mask: bytes, token: int) -> bool:

@@ -49,7 +49,7 @@ import msgspec
 import zmq
 
 from worker.config import KvEventsConfig
-from worker.engine.block_hash import BlockHash, short_hash
+from worker.engine.block_hash import BlockHash, key_of, short_hash
 from worker.engine.cache_events import BlockRemoved, BlocksStored, CacheCleared, CacheEvent
 from worker.errors import ConfigError
 
@@ -328,9 +328,9 @@ class EventEncoder:
                 parent_block_hash=None if event.parent is None else self._name(event.parent),
                 token_ids=[token for block in event.blocks for token in block.token_ids],
                 block_size=self._block_size,
-                lora_id=None,
+                lora_id=event.blocks[0].adapter_number,
                 medium=MEDIUM,
-                lora_name=None,
+                lora_name=key_of(event.blocks[0].extra, "lora"),
                 extra_keys=_extra_keys(event.blocks),
             )
         if isinstance(event, BlockRemoved):

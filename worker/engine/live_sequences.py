@@ -43,6 +43,10 @@ class LiveSequences:
     def num_waiting(self) -> int:
         return self._num_waiting
 
+    def running_adapters(self) -> set[int]:
+        """The numbers of the adapters that sequences run with."""
+        return {s.request.adapter.number for s in self.running if s.request.adapter is not None}
+
     def find(self, request_id: str) -> Sequence | None:
         """The sequence that runs for a request id; None when it has ended or never was."""
         return self._by_request_id.get(request_id)

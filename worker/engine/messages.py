@@ -8,7 +8,14 @@ from typing import Any
 
 import msgspec
 
-from worker.types import EngineStats, FinishReason, SamplingParams, TokenLogprobs
+from worker.types import (
+    Adapter,
+    EngineStats,
+    FinishReason,
+    Pooling,
+    SamplingParams,
+    TokenLogprobs,
+)
 
 
 class AddRequest(msgspec.Struct, frozen=True, array_like=True, tag="add"):
@@ -20,6 +27,8 @@ class AddRequest(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     Each has its own outputs and is aborted by its own id. `tenant` is whom the blocks it leaves in
     the prefix cache are counted for; what it says shows in the drafts of that tenant's requests of
     the same `cache_salt` alone. So two clients must not be able to pass for one tenant.
+
+    With `pooling` the prompt is embedded: no token is drawn, and one output has `pooled`.
     """
 
     request_id: str
@@ -30,6 +39,8 @@ class AddRequest(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     cache_salt: str | None = None
     branch_ids: list[str] = []
     tenant: str = ""
+    adapter: Adapter | None = None  # None: the model alone
+    pooling: Pooling | None = None
 
 
 class Vocabulary(msgspec.Struct, frozen=True, array_like=True, tag="vocabulary"):
@@ -113,7 +124,33 @@ class Configure(msgspec.Struct, frozen=True, array_like=True, tag="configure"):
     settings: dict[str, Any]
 
 
-Command = ResetPrefixCache | Pause | Resume | Sleep | WakeUp | DumpCache | Configure
+class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag="load_adapter"):
+    """Read an adapter into the host's memory, from where requests get it; answered when it is
+    there. `ok` False: its files are wrong.
+    """
+
+    command_id: int
+    adapter: Adapter
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, array_like=True, tag="unload_adapter"):
+    """Give up the memory of an adapter as soon as no request uses it. Answered at once."""
+
+    command_id: int
+    adapter: Adapter
+
+
+Command = (
+    ResetPrefixCache
+    | Pause
+    | Resume
+    | Sleep
+    | WakeUp
+    | DumpCache
+    | Configure
+    | LoadAdapter
+    | UnloadAdapter
+)
 ToEngine = AddRequest | AbortRequests | Vocabulary | Shutdown | Command
 
 
@@ -155,6 +192,7 @@ class CachedBlock(msgspec.Struct, frozen=True, array_like=True):
     parent: bytes | None
     token_ids: list[int]
     cache_salt: str | None = None
+    lora_name: str | None = None
 
 
 class CommandReply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
@@ -194,7 +232,8 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     the first token, one entry for each prompt token but the first; an output with prompt logprobs
     may have no tokens. They are told once for a request: with the outputs of its first answer, its
     branches repeat none. `num_steps` is how many steps the tokens came in: more than one only where
-    a consumer that lags gets several outputs as one.
+    a consumer that lags gets several outputs as one. `pooled` [hidden_size] is the embedding of a
+    prompt, before it is cut or normalised; it comes with `finish_reason`.
     """
 
     request_id: str
@@ -211,6 +250,7 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[TokenLogprobs] = []
     speculation: SpeculationFigures | None = None  # once there were any drafts
     num_steps: int = 1
+    pooled: list[float] = []
 
 
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):

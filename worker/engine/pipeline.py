@@ -9,14 +9,21 @@ discards whatever the next step gives.
 
 Steps run strictly in the order of `submit`, each after the one before it has ended. The scheduler
 relies on that when it gives away blocks that a step in flight still writes.
+
+Behind a step that the device has too little memory for none is run: the tokens that it was to draw
+are missing. Only block copies are made, since they are ordered once: so a step that is taken back
+leaves nothing to undo.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from typing import Protocol
 
+from worker.errors import DeviceMemoryError
 from worker.executor.interface import Executor, Ticket, execute
 from worker.types import ModelOutput, SchedulerOutput
 
@@ -33,7 +40,9 @@ class Pipeline(Protocol):
     def wait(self) -> ModelOutput:
         """The result of the oldest step that was submitted and not waited for, when it is there.
 
-        Raises whatever the executor raised; the pipeline can only be shut down then.
+        Raises `DeviceMemoryError` where it did not run for lack of memory: then no step is left in
+        the pipeline, and all block copies are made. Raises whatever else the executor raised; the
+        pipeline can only be shut down then.
         """
         ...
 
@@ -56,7 +65,12 @@ class InlinePipeline:
 
     def wait(self) -> ModelOutput:
         """Run the oldest step."""
-        return execute(self._executor, self._steps.popleft())
+        try:
+            return execute(self._executor, self._steps.popleft())
+        except DeviceMemoryError:
+            while self._steps:
+                execute(self._executor, _copies_of(self._steps.popleft()))
+            raise
 
     def shutdown(self) -> None:
         """Drop what was not run."""
@@ -75,7 +89,7 @@ class OverlappedPipeline:
         self._executor = executor
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="executor")
         self._running: deque[Future[Ticket]] = deque()
-        self._broken = False  # belongs to the thread
+        self._failure: Exception | None = None  # belongs to the thread, while it has steps
 
     def submit(self, step: SchedulerOutput) -> None:
         """Hand the step to the thread."""
@@ -83,7 +97,14 @@ class OverlappedPipeline:
 
     def wait(self) -> ModelOutput:
         """Block until the oldest step has ended."""
-        return self._running.popleft().result().collect()
+        try:
+            return self._running.popleft().result().collect()
+        except DeviceMemoryError:
+            while self._running:  # whatever comes of it
+                with suppress(DeviceMemoryError):
+                    self._running.popleft().result().collect()
+            self._failure = None
+            raise
 
     def shutdown(self) -> None:
         """Wait for the step that runs, drop the rest."""
@@ -92,9 +113,16 @@ class OverlappedPipeline:
         self._executor.shutdown()
 
     def _run(self, step: SchedulerOutput) -> Ticket:
-        if self._broken:
-            raise RuntimeError("a step before this one failed")
-        self._broken = True
-        ticket = self._executor.submit(step)
-        self._broken = False
-        return ticket
+        if self._failure is not None:
+            if isinstance(self._failure, DeviceMemoryError):
+                self._executor.submit(_copies_of(step))
+            raise self._failure
+        try:
+            return self._executor.submit(step)
+        except Exception as error:
+            self._failure = error
+            raise
+
+
+def _copies_of(step: SchedulerOutput) -> SchedulerOutput:
+    return replace(step, sequences=())

@@ -34,7 +34,7 @@ class StepShare:
     has the blocks that the step writes: it is counted up when it loses them.
 
     `guess` are drafts that are verified behind the last token; `end` does not count them. For
-    `num_to_draft` see `ScheduledSequence`.
+    `num_to_draft` and `num_pooled` see `ScheduledSequence`.
     """
 
     sequence: Sequence
@@ -44,6 +44,7 @@ class StepShare:
     num_preemptions: int
     guess: Guess | None = None
     num_to_draft: int = 0
+    num_pooled: int = 0
 
     @property
     def num_drafts(self) -> int:
@@ -77,6 +78,50 @@ class StepInFlight:
         return any(share.looks_ahead for share in self.shares)
 
 
+NO_MEMORY = (
+    "the device has too little memory for this request, even alone: shorten it, or lower"
+    " --gpu-memory-utilization or --kv-cache-memory-bytes, which leaves steps more"
+)
+# After so many steps that the device had memory for, they may be twice as large.
+_STEPS_TO_GROWTH = 32
+
+
+class StepCeiling:
+    """How large a step may be since the device had too little memory for one: `num_tokens` tokens,
+    and `num_seqs` answers that run.
+    """
+
+    def __init__(self, limits: SchedulerConfig) -> None:
+        self._limits = limits
+        self.lift()
+
+    def lift(self) -> None:
+        """As large as the limits say."""
+        self.num_tokens = self._limits.max_num_batched_tokens
+        self.num_seqs = self._limits.max_num_seqs
+        self._num_passed = 0
+        self._num_stuck = 0  # steps in a row that failed and cannot be smaller
+
+    def lower(self, num_tokens: int, num_seqs: int) -> bool:
+        """A step of so many failed. False if none is smaller, and one like it failed before it."""
+        self._num_passed = 0
+        is_least = num_seqs == 1 and (num_tokens == 1 or not self._limits.enable_chunked_prefill)
+        self._num_stuck = self._num_stuck + 1 if is_least else 0
+        self.num_seqs = max(1, num_seqs // 2)
+        if self._limits.enable_chunked_prefill:
+            self.num_tokens = max(1, num_tokens // 2)
+        return self._num_stuck < 2
+
+    def passed(self) -> None:
+        """A step ended well."""
+        self._num_stuck = 0
+        self._num_passed += 1
+        if self._num_passed % _STEPS_TO_GROWTH == 0:
+            limits = self._limits
+            self.num_tokens = min(2 * self.num_tokens, limits.max_num_batched_tokens)
+            self.num_seqs = min(2 * self.num_seqs, limits.max_num_seqs)
+
+
 class StepPlan:
     """How many tokens of which sequences run in the next step, under one budget; for one
     `schedule`.
@@ -84,8 +129,9 @@ class StepPlan:
     Nothing of a sequence changes until `commit`, so that one that gives way can be dropped again.
     """
 
-    def __init__(self, limits: SchedulerConfig, num_eligible: int) -> None:
-        self.budget = limits.max_num_batched_tokens
+    def __init__(self, limits: SchedulerConfig, num_eligible: int, ceiling: StepCeiling) -> None:
+        self.budget = ceiling.num_tokens
+        self.max_num_seqs = ceiling.num_seqs
         self.preempted = False
         self._chunked = limits.enable_chunked_prefill
         self._cap = policies.chunk_limit(
@@ -139,7 +185,7 @@ class StepPlan:
         self._num_to_draft[sequence.seq_id] = num_tokens
 
     def commit(
-        self, table_of: Callable[[int], Seq[int]]
+        self, table_of: Callable[[int], tuple[int, ...]]
     ) -> tuple[tuple[ScheduledSequence, ...], tuple[StepShare, ...]]:
         """The step as the executor and as we see it; from now on it counts as computed.
 
@@ -158,9 +204,10 @@ class StepPlan:
                 sequence.num_preemptions,
                 self._guesses.get(sequence.seq_id),
                 self._num_to_draft.get(sequence.seq_id, 0),
+                sequence.pool_rows(start, end),
             )
             shares.append(share)
-            scheduled.append(_scheduled(share, tuple(table_of(sequence.seq_id))))
+            scheduled.append(_scheduled(share, table_of(sequence.seq_id)))
             sequence.num_computed = end
             sequence.num_pending += bool(share.answers)
             sequence.is_branching = len(share.answers) > 1
@@ -170,6 +217,7 @@ class StepPlan:
 def _scheduled(share: StepShare, block_table: Seq[int]) -> ScheduledSequence:
     sequence, end = share.sequence, share.end
     targets = sequence.prompt_targets(share.start, end)
+    draws = bool(share.answers) and sequence.request.pooling is None
     known = sequence.token_ids[share.start : end]
     drafts = () if share.guess is None else share.guess.token_ids
     return ScheduledSequence(
@@ -177,10 +225,12 @@ def _scheduled(share: StepShare, block_table: Seq[int]) -> ScheduledSequence:
         [*known, *drafts] if drafts else known,
         share.start,
         block_table,
-        sequence.sample_specs(end, drafts) if share.answers else (),
+        sequence.sample_specs(end, drafts) if draws else (),
         takes_pending=end > len(sequence.token_ids),
         prompt_targets=targets,
         num_prompt_logprobs=(sequence.params.prompt_logprobs or 0) if targets else 0,
         num_drafts=share.num_drafts,
         num_to_draft=share.num_to_draft,
+        adapter_slot=sequence.adapter_slot,
+        num_pooled=share.num_pooled,
     )

@@ -25,6 +25,7 @@ import msgspec
 import zmq
 
 from worker.config import CacheConfig, EngineConfig, SpeculativeConfig
+from worker.engine.adapters import AdapterSlots
 from worker.engine.core import EngineCore
 from worker.engine.drafters.registry import build_drafter
 from worker.engine.heartbeat import HeartbeatThread, Pulse, StepBudget
@@ -114,7 +115,11 @@ def build_core(
     speculation = None
     if config.speculative is not None:
         speculation = _build_speculation(config, config.speculative, executor, num_blocks)
-    scheduler = Scheduler(cache, config.scheduler, config.eos_token_ids, speculation)
+    adapters = None
+    if config.lora is not None:
+        lora = config.lora
+        adapters = AdapterSlots(lora.max_loras, lora.max_cpu_loras, executor.read_adapter)
+    scheduler = Scheduler(cache, config.scheduler, config.eos_token_ids, speculation, adapters)
     if scheduler.max_model_len < config.scheduler.max_model_len:
         logger.warning(
             "the KV cache holds %d tokens, fewer than max_model_len %d; sequences end there"

@@ -40,6 +40,9 @@ step only.
 *Speculation.* A sequence that runs only its last token may have drafts run behind it, to be
 verified in the same step; see `lookahead`. They do not count as computed: those that stand are
 added with the step's results, the KV of the others is written over. Such a step is not overlapped.
+
+*Memory.* A step that the device has too little memory for is taken back, with those behind it. What
+it wrote lies behind `num_written`, and is written again before it is read; block copies are made.
 """
 
 from __future__ import annotations
@@ -49,25 +52,24 @@ from collections.abc import Sequence as Seq
 
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine import policies
+from worker.engine.adapters import AdapterSlots
 from worker.engine.admission import Admitter, PauseState
 from worker.engine.block_manager import BlockManager
 from worker.engine.counters import Counters
 from worker.engine.grammar import Grammars
 from worker.engine.live_sequences import LiveSequences, new_sequence
 from worker.engine.messages import AddRequest, RequestOutput
-from worker.engine.planning import Guess, StepInFlight, StepPlan, StepShare
+from worker.engine.planning import NO_MEMORY, StepCeiling, StepInFlight, StepPlan
+from worker.engine.results import Results
 from worker.engine.sequence import Sequence, SequenceState
 from worker.engine.sequence_kv import SequenceKv
 from worker.engine.speculation import Lookahead, Speculation
 from worker.errors import ConfigError, IntegrityError
 from worker.types import (
-    Drafts,
-    Draw,
     EngineStats,
     FinishReason,
     ModelOutput,
     SchedulerOutput,
-    TokenLogprobs,
 )
 
 
@@ -84,6 +86,7 @@ class Scheduler:
         limits: SchedulerConfig,
         eos_token_ids: Seq[int] = (),
         speculation: Speculation | None = None,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         _check(limits)
         self._limits = limits
@@ -96,7 +99,10 @@ class Scheduler:
         self._live = LiveSequences()
         self._kv = SequenceKv(cache)
         watermark = int(cache.watermark * cache.num_blocks)
-        self._admission = Admitter(limits, self._live, self._kv, self._counters, watermark)
+        self.adapters = adapters  # None: requests with an adapter are refused
+        self._admission = Admitter(
+            limits, self._live, self._kv, self._counters, watermark, adapters
+        )
         self._results = Results(self._live, self._kv, self._counters, speculation)
         self._speculation = speculation
         self._lookahead = (
@@ -105,6 +111,7 @@ class Scheduler:
             else Lookahead(speculation, self._live, self._kv, limits.max_num_batched_tokens)
         )
         self._in_flight: deque[StepInFlight] = deque()
+        self._ceiling = StepCeiling(limits)
         self.grammars: Grammars | None = None  # None: requests with a grammar are refused
         self.pause_state = PauseState.UNPAUSED
 
@@ -131,9 +138,14 @@ class Scheduler:
 
     @property
     def is_compiling(self) -> bool:
-        """Whether nothing can be scheduled before a grammar is compiled."""
+        """Whether nothing can be scheduled before a grammar is compiled or an adapter is read."""
         waiting = self._live.waiting
-        return bool(waiting) and not self.num_running and all(s.is_compiling for s in waiting)
+        return bool(waiting) and not self.num_running and all(map(self._is_incomplete, waiting))
+
+    def _is_incomplete(self, sequence: Sequence) -> bool:
+        adapter, adapters = sequence.request.adapter, self.adapters
+        is_read = adapter is None or adapters is None or not adapters.is_missing(adapter)
+        return sequence.is_compiling or not is_read
 
     @property
     def num_running(self) -> int:
@@ -161,8 +173,17 @@ class Scheduler:
             num_deferred=self._num_deferred(),
             num_evictions=blocks.num_evictions,
             num_hash_collisions=blocks.num_hash_collisions,
+            loaded_adapters=() if self.adapters is None else self.adapters.loaded,
+            awaited_adapters=self._awaited_adapters(),
         )
         return stats if self._speculation is None else self._speculation.stats(stats)
+
+    def _awaited_adapters(self) -> tuple[str, ...]:
+        if self.adapters is None:
+            return ()
+        wanted = (s.request.adapter for s in self._live.waiting)
+        loaded = self.adapters.loaded
+        return tuple({a.name: None for a in wanted if a is not None and a.name not in loaded})
 
     # ---- requests come and go ---------------------------------------------------------------
 
@@ -181,6 +202,8 @@ class Scheduler:
             self._eos_token_ids,
         )
         error = self._refusal(request)
+        if request.adapter is not None and self.adapters is None:
+            error = "there are no adapters here: start the worker with --enable-lora"
         if error is None:
             if self.grammars is not None and request.params.grammar is not None:
                 sequence.grammar = self.grammars.compile(request.params.grammar)
@@ -234,19 +257,32 @@ class Scheduler:
         """
         if self.pause_state is PauseState.PAUSED_ALL or self._must_wait():
             return None
-        plan = StepPlan(self._limits, len(self._live))
+        plan = StepPlan(self._limits, len(self._live), self._ceiling)
         self._plan_running(plan)
         if not plan.preempted:
+            if self.adapters is not None and self.adapters.has_given_up:
+                self.prune_adapters(self.adapters)
             self._admission.admit(plan, now, self.pause_state is PauseState.PAUSED_NEW)
         if self._lookahead is not None and not self._in_flight:
             self._lookahead.plan(plan)
-        sequences, shares = plan.commit(self.blocks.table)
+        sequences, shares = plan.commit(self.blocks.table_copy)
         if not sequences:
             return None
         self._counters.num_steps += 1
         step = self._counters.num_steps
         self._in_flight.append(StepInFlight(step, shares, now))
-        return SchedulerOutput(step, sequences, self.blocks.take_copies())
+        puts = () if self.adapters is None else self.adapters.take_puts()
+        return SchedulerOutput(step, sequences, self.blocks.take_copies(), puts)
+
+    def prune_adapters(self, adapters: AdapterSlots) -> None:
+        """Free the adapters that were given up and no request wants."""
+        wanted = (s.request.adapter for s in self._live)
+        adapters.prune({adapter.number for adapter in wanted if adapter is not None})
+
+    def take_broken(self) -> list[RequestOutput]:
+        """The ends of requests whose adapters could not be read, since the last call."""
+        broken, self._admission.broken = self._admission.broken, []
+        return [output for sequence, why in broken for output in self._results.fail(sequence, why)]
 
     def update(self, step: SchedulerOutput, result: ModelOutput, now: float) -> list[RequestOutput]:
         """Take in what a step produced: new tokens, newly full blocks, branches, ended sequences.
@@ -256,10 +292,29 @@ class Scheduler:
         if not self._in_flight or self._in_flight[0].step != step.step:
             raise IntegrityError(f"step {step.step} is not the oldest in flight")
         ended = self._in_flight.popleft()
+        self._ceiling.passed()
         outputs = self._results.apply(ended, result, now)
         if self._lookahead is not None:
             self._lookahead.observe(ended, result, now)
         return outputs
+
+    def take_back(self) -> list[RequestOutput]:
+        """The oldest step in flight failed for lack of memory; those behind it do not count either.
+        Some sequences are preempted; one that fails alone, and again, ends. What there is to tell.
+        """
+        shares = self._in_flight[0].shares
+        self._counters.num_out_of_memory += 1
+        while self._in_flight:
+            self._results.undo(self._in_flight.pop())
+        num_tokens = sum(share.end - share.start + share.num_drafts for share in shares)
+        if not self._ceiling.lower(num_tokens, len(shares)):
+            self._ceiling.lift()
+            live = [s.sequence for s in shares if s.sequence.state is not SequenceState.FINISHED]
+            return [told for sequence in live for told in self._results.fail(sequence, NO_MEMORY)]
+        running = self._live.running
+        while len(running) > 1 and self.num_running > self._ceiling.num_seqs:
+            self._preempt(running[-1])
+        return []
 
     def check_integrity(self) -> None:
         """Raise IntegrityError when sequences, steps and blocks contradict each other. For tests;
@@ -282,6 +337,8 @@ class Scheduler:
         self._kv.check_total(self._live.running)
         if self._lookahead is not None:
             self._lookahead.check_integrity(self._in_flight)
+        if self.adapters is not None:
+            self.adapters.check_integrity(self._live.running_adapters())
 
     def _must_wait(self) -> bool:
         if not self._in_flight:
@@ -363,9 +420,10 @@ class Scheduler:
             return "outputs cannot be constrained: the engine does not know what its tokens say"
         if num_prompt == 0:
             return "the prompt is empty"
-        if num_prompt >= self.max_model_len:
+        least = int(request.pooling is None)
+        if num_prompt + least > self.max_model_len:
             return (
-                f"the prompt has {num_prompt} tokens; with at least one output token the limit is "
+                f"the prompt has {num_prompt} tokens; with {least} output tokens the limit is "
                 f"{self.max_model_len} (the model's length, the KV cache or, with chunked prefill "
                 "off, the tokens of a step, whichever is smallest)"
             )
@@ -381,181 +439,3 @@ def _check(limits: SchedulerConfig) -> None:
     ):
         if given not in known:
             raise ConfigError(f"{flag} {given!r} is not one of {', '.join(known)}")
-
-
-class Results:
-    """Applies results to the sequences of a step, whatever happened to these since it was planned.
-
-    - One that has ended meanwhile gets nothing: its token is discarded, and what the step wrote for
-      it lies in blocks that only later steps use.
-    - One that was preempted meanwhile gets its token all the same; it has lost the KV.
-
-    A share with drafts has a run of draws: the drafts that stood, and one token more. The KV of
-    those that stood is there already, and counts from then on.
-    """
-
-    def __init__(
-        self,
-        live: LiveSequences,
-        kv: SequenceKv,
-        counters: Counters,
-        speculation: Speculation | None = None,
-    ) -> None:
-        self._live = live
-        self._kv = kv
-        self._counters = counters
-        self._speculation = speculation
-
-    def apply(self, step: StepInFlight, result: ModelOutput, now: float) -> list[RequestOutput]:
-        """Take in one step; what there is to tell."""
-        outputs: list[RequestOutput] = []
-        for share in step.shares:
-            sequence = share.sequence
-            if sequence.state is SequenceState.FINISHED:
-                continue
-            seq_id = sequence.seq_id
-            error = result.failed.get(seq_id)
-            if error is not None:
-                outputs += self._fail(sequence, error)
-                continue
-            outputs += self._take_in(share, result, now)
-            if share.looks_ahead and self._has_blocks(share):
-                self._kv.shrink(sequence)
-            self._keep(sequence, result.drafts.get(seq_id))
-        return outputs
-
-    def end(self, sequence: Sequence, forget: bool = False) -> None:
-        """Free the blocks and forget the sequence, with its branches; with `forget` its KV and its
-        outputs are worth nothing either.
-        """
-        self._kv.release(sequence, forget)
-        self._live.remove(sequence)
-        if self._speculation is not None:
-            self._speculation.end(sequence, not forget)
-
-    @staticmethod
-    def _has_blocks(share: StepShare) -> bool:
-        """Whether the sequence still has the blocks that the step wrote."""
-        running = share.sequence.state is SequenceState.RUNNING
-        return running and share.sequence.num_preemptions == share.num_preemptions
-
-    def _take_in(self, share: StepShare, result: ModelOutput, now: float) -> list[RequestOutput]:
-        sequence = share.sequence
-        seq_id = sequence.seq_id
-        if share.guess is not None:
-            return [self._take_run(share, share.guess, result.sampled[seq_id], now)]
-        if self._has_blocks(share):
-            self._kv.written(sequence, share.end)
-        told = self._new_prompt_logprobs(share, result.prompt_logprobs.get(seq_id, ()))
-        if share.answers:
-            return self._take_draws(share, result.sampled[seq_id], told, now)
-        return [sequence.output(prompt_logprobs=told)] if told else []
-
-    def _fail(self, sequence: Sequence, error: str) -> list[RequestOutput]:
-        names = (sequence.request_id, *(branch.request_id for branch in sequence.branches))
-        self._counters.num_corrupted_requests += len(names)
-        self.end(sequence, forget=True)
-        return [
-            sequence.output(finish_reason=FinishReason.ERROR, error=error, request_id=name)
-            for name in names
-        ]
-
-    @staticmethod
-    def _new_prompt_logprobs(
-        share: StepShare, logprobs: tuple[TokenLogprobs, ...]
-    ) -> tuple[TokenLogprobs, ...]:
-        """Those not told before: after a preemption the same positions may be run again."""
-        sequence = share.sequence
-        new = logprobs[max(0, sequence.num_prompt_logprobs - share.start) :]
-        sequence.num_prompt_logprobs += len(new)
-        return new
-
-    def _take_draws(
-        self,
-        share: StepShare,
-        draws: tuple[Draw, ...],
-        told: tuple[TokenLogprobs, ...],
-        now: float,
-    ) -> list[RequestOutput]:
-        """One token for each answer that is still wanted; branches become sequences first, while
-        the first answer still has the blocks.
-        """
-        parent = share.sequence
-        parent.num_pending -= 1
-        parent.is_branching = False
-        if parent.num_outputs == 0:
-            self._counters.prompt_tokens += parent.num_prompt
-            self._counters.prompt_tokens_cached += parent.num_cached
-        members = {parent.index: parent}
-        if parent.branches:
-            for child in self._live.branch(parent):
-                members[child.index] = child
-                if child.state is SequenceState.RUNNING:
-                    self._kv.fork(parent, child)
-        outputs = []
-        for index, draw in zip(share.answers, draws, strict=True):
-            member = members.get(index)  # None: aborted since
-            if member is not None:
-                outputs.append(
-                    self._take_token(member, draw, told if member is parent else (), now)
-                )
-        return outputs
-
-    def _take_token(
-        self, sequence: Sequence, draw: Draw, told: tuple[TokenLogprobs, ...], now: float
-    ) -> RequestOutput:
-        reason, stop_token = self._append(sequence, draw, now)
-        if reason is not None:
-            self.end(sequence)
-        return sequence.output((draw,), reason, stop_token, told)
-
-    def _take_run(
-        self, share: StepShare, guess: Guess, draws: tuple[Draw, ...], now: float
-    ) -> RequestOutput:
-        """The draws one by one, up to one that ends the sequence; those after it never were."""
-        sequence = share.sequence
-        sequence.num_pending -= 1
-        num_accepted = _num_accepted(guess, draws)
-        if self._speculation is not None:
-            self._speculation.verified(sequence, guess, num_accepted)
-        reason, stop_token, num_taken = None, None, 0
-        while reason is None and num_taken < len(draws):
-            reason, stop_token = self._append(sequence, draws[num_taken], now)
-            num_taken += 1
-        if self._has_blocks(share):
-            sequence.num_computed = min(share.end + num_accepted, len(sequence.token_ids))
-            self._kv.written(sequence, sequence.num_computed)
-        if reason is not None:
-            self.end(sequence)
-        return sequence.output(draws[:num_taken], reason, stop_token)
-
-    def _append(
-        self, sequence: Sequence, draw: Draw, now: float
-    ) -> tuple[FinishReason | None, int | None]:
-        """Append a token; why that ends the sequence, if it does, and by which stop token."""
-        self._counters.generation_tokens += 1
-        sequence.append(draw.token_id, now)
-        return policies.check_stop(
-            sequence.params,
-            sequence.eos_token_ids,
-            sequence.token_ids,
-            sequence.num_prompt,
-            sequence.max_tokens_total,
-        )
-
-    def _keep(self, sequence: Sequence, drafts: Drafts | None) -> None:
-        if self._speculation is None or drafts is None:
-            return
-        if sequence.state is not SequenceState.FINISHED:
-            self._speculation.keep(sequence, drafts)
-
-
-def _num_accepted(guess: Guess, draws: tuple[Draw, ...]) -> int:
-    """How many of the drafts stood. Raises IntegrityError when the draws are no run behind them:
-    the KV that was written would be that of other tokens.
-    """
-    num_accepted = len(draws) - 1
-    accepted = tuple(draw.token_id for draw in draws[:-1])
-    if not draws or accepted != guess.token_ids[:num_accepted]:
-        raise IntegrityError(f"drafts {guess.token_ids} cannot have stood as {accepted}")
-    return num_accepted

@@ -6,12 +6,20 @@ from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from operator import add
 
 from worker.engine.block_hash import BlockHash
 from worker.engine.counters import DraftTally
 from worker.engine.grammar import Matcher
 from worker.engine.messages import AddRequest, RequestOutput, SpeculationFigures
-from worker.types import Draw, FinishReason, SampleSpec, SamplingParams, TokenLogprobs
+from worker.types import (
+    Draw,
+    FinishReason,
+    Pooling,
+    SampleSpec,
+    SamplingParams,
+    TokenLogprobs,
+)
 
 
 class SequenceState(Enum):
@@ -49,6 +57,9 @@ class Sequence:
 
     `grammar` is being compiled while the sequence waits; `matcher` follows its outputs from then on
     (both None: nothing constrains them).
+
+    `pooled` sums the hidden states that count for the embedding of the prompt; those of positions
+    below `num_pooled` do not count, or are summed by it and by steps in flight.
     """
 
     seq_id: int
@@ -73,8 +84,11 @@ class Sequence:
     num_bypassed: int = 0
     num_overtaken: int = 0
     num_prompt_logprobs: int = 0  # prompt tokens whose log probabilities were told
+    num_pooled: int = field(init=False, default=0)
+    pooled: list[float] = field(init=False, default_factory=list)
     draft_tally: DraftTally | None = None  # None: no draft of it was verified
     block_hashes: list[BlockHash] = field(default_factory=list)
+    adapter_slot: int | None = None  # that of its adapter, while it runs
     grammar: Future[Matcher] | None = None
     matcher: Matcher | None = None
     scheduled_seconds: float | None = None
@@ -84,6 +98,8 @@ class Sequence:
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.prompt_token_ids)
         self.num_prompt = len(self.token_ids)
+        if self.request.pooling is Pooling.LAST:
+            self.num_pooled = self.num_prompt - 1
         self.lead(Branch(self.request.request_id, 0))
 
     # ---- identity ---------------------------------------------------------------------------
@@ -123,6 +139,7 @@ class Sequence:
         child.num_cached = self.num_cached
         child.num_prompt_logprobs = self.num_prompt_logprobs
         child.block_hashes = self.block_hashes[:]
+        child.adapter_slot = self.adapter_slot
         child.matcher = None if self.matcher is None else self.matcher.fork()
         child.scheduled_seconds = self.scheduled_seconds
         return child
@@ -155,8 +172,10 @@ class Sequence:
         """Leading tokens that may come from the prefix cache, were they all there.
 
         A prompt's log probabilities come only with running it, so tokens whose successors' are
-        still to be told are run.
+        still to be told are run; and so are those whose hidden states are still to be summed.
         """
+        if self.request.pooling is not None:
+            return self.num_pooled + 1
         if self.request.params.prompt_logprobs is None:
             return len(self.token_ids)
         if self.num_prompt_logprobs >= self.num_prompt - 1:
@@ -186,7 +205,7 @@ class Sequence:
         """How to draw the token at `position`, which is the next, and those after each of `drafts`;
         once for each answer.
         """
-        masks: tuple[bytes, ...] = ()
+        masks: Seq[bytes] = ()
         if self.matcher is not None:
             outputs, ends = self.token_ids[self.num_prompt :], self._end_ids(self.params)
             masks = self.matcher.masks(outputs, drafts, self.params, ends)
@@ -194,9 +213,7 @@ class Sequence:
             return (self._sample_spec(self.params, position, masks),)
         return tuple(self._sample_spec(self.params_of(i), position, masks) for i in self.answers)
 
-    def _sample_spec(
-        self, params: SamplingParams, position: int, masks: tuple[bytes, ...]
-    ) -> SampleSpec:
+    def _sample_spec(self, params: SamplingParams, position: int, masks: Seq[bytes]) -> SampleSpec:
         """Until `min_tokens` outputs are there, no token that could end the sequence is drawn;
         masks see to that themselves.
         """
@@ -220,6 +237,25 @@ class Sequence:
             return []
         return self.token_ids[start + 1 : min(end + 1, self.num_prompt)]
 
+    def pool_rows(self, start: int, end: int) -> int:
+        """How many of the last positions of `start` … `end`−1 the step that runs them has to sum.
+        A position counts once, however often it is run after preemptions.
+        """
+        if self.request.pooling is None:
+            return 0
+        count = max(0, end - max(start, self.num_pooled))
+        self.num_pooled += count
+        return count
+
+    def pool(self, sums: list[float]) -> None:
+        """Take in what a step has summed."""
+        self.pooled = list(map(add, self.pooled, sums)) if self.pooled else sums
+
+    def embedding(self) -> list[float]:
+        """What all of the prompt's positions that count add up to, divided by their number."""
+        count = self.num_prompt if self.request.pooling is Pooling.MEAN else 1
+        return [value / count for value in self.pooled]
+
     def append(self, token: int, now: float) -> None:
         """Take a token that was drawn."""
         self.token_ids.append(token)
@@ -238,6 +274,7 @@ class Sequence:
         *,
         error: str | None = None,
         request_id: str | None = None,
+        pooled: Seq[float] = (),
     ) -> RequestOutput:
         """What to tell the client about new `draws`, with everything else as it is now.
 
@@ -257,6 +294,7 @@ class Sequence:
             [draw.logprobs for draw in draws if draw.logprobs is not None],
             list(prompt_logprobs),
             self._speculation_figures(request_id),
+            pooled=list(pooled),
         )
 
     def _speculation_figures(self, request_id: str | None) -> SpeculationFigures | None:

@@ -38,7 +38,9 @@ class SequenceKv:
         token_ids = sequence.token_ids
         if num_readable < len(token_ids):
             token_ids = token_ids[:num_readable]
-        return self.blocks.match(sequence.block_hashes, token_ids, sequence.request.cache_salt)
+        request = sequence.request
+        chain = sequence.block_hashes
+        return self.blocks.match(chain, token_ids, request.cache_salt, request.adapter)
 
     def admit(self, sequence: Sequence, num_tokens: int, hit: PrefixHit, reserve: int) -> bool:
         """Give a waiting sequence blocks for `num_tokens` tokens, beginning with `hit`.
@@ -117,10 +119,11 @@ class SequenceKv:
             index,
             chain[index - 1].digest if index else self._hasher.root,
             tuple(sequence.token_ids[index * self.block_size : sequence.num_written]),
-            extra_keys(index, sequence.request.cache_salt),
+            extra_keys(index, sequence.request.cache_salt, sequence.request.adapter),
         )
 
     def _hash(self, sequence: Sequence, num_blocks: int) -> None:
         if num_blocks > len(sequence.block_hashes):
-            salt = sequence.request.cache_salt
-            self._hasher.extend(sequence.block_hashes, sequence.token_ids, num_blocks, salt)
+            salt, adapter = sequence.request.cache_salt, sequence.request.adapter
+            chain = sequence.block_hashes
+            self._hasher.extend(chain, sequence.token_ids, num_blocks, salt, adapter)

@@ -25,6 +25,8 @@ _GAUGES = frozenset(
         "num_restarts",
         "stalled_seconds",
         "num_speculative_tokens",
+        "loaded_adapters",
+        "awaited_adapters",
     }
 )
 _COUNTERS = tuple(

@@ -30,13 +30,15 @@ from worker.ops.rejection import STANDARD, Sums, verify_batch, verify_coupled
 from worker.ops.sample import (
     NOT_NUMBERS,
     TORCH_SAMPLER,
+    UNDRAWABLE,
     ChosenToken,
+    DrawState,
     Sampler,
     Undrawable,
     drawable_scores,
     draws,
 )
-from worker.ops.step import sent
+from worker.ops.step import fetched, sent
 from worker.types import Draw, ModelOutput, SampleSpec, ScheduledSequence, TokenLogprobs
 
 # Rows of logits that exist at once: 50 MB of a vocabulary of 49,152 in float32.
@@ -69,12 +71,14 @@ class PendingAnswers:
     """The answers of a step from hidden [R, hidden_size], the rows of `batch`'s `sample_rows`: all
     that the device does for them is launched.
 
-    `logits_of` turns hidden rows into float32 logits, each row on its own. A sequence has failed if
+    `logits_of` turns hidden rows into float32 logits, each row on its own, and `normed` into what
+    embeddings are made of (None: none is asked for). A sequence has failed if
     one of its rows is not all finite numbers, or if no token may be drawn from it; but rows of
     drafts count only as far as plain decoding would have come, and there is a token before them.
 
-    The logits of `tile_rows` rows are kept until `collect`. Steps that draw from more wait for the
-    device before, and so do those that score prompts.
+    Logits are kept until `collect` where log probabilities of draws, or drafts that are verified by
+    rejection, need them: those of up to `tile_rows` rows. Steps that need more wait for the device
+    before, and so do those that score prompts.
     """
 
     def __init__(
@@ -85,22 +89,24 @@ class PendingAnswers:
         verification: Verification | None = None,
         sampler: Sampler = TORCH_SAMPLER,
         tile_rows: int = TILE_ROWS,
+        normed: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self._batch = batch
         self._failed: dict[int, str] = {}
         self._sampled: dict[int, tuple[Draw, ...]] = {}
         self._scored: dict[int, list[TokenLogprobs]] = {}
         self._drawn: list[tuple[Ints, Tensor]] = []
-        self._open: _Tile | None = None
+        self._open: list[_Tile] = []
         verification = verification or Verification()
         first = place = 0
         for members in _tiles(batch.sampled, tile_rows):
-            self._close()
+            if self._open and self._open[-1].holds_logits:
+                self._close()
             last = first + sum(1 + sequence.num_drafts for sequence in members)
             logits = logits_of(hidden[first:last])
-            self._open = _Tile(logits, members, verification, sampler)
+            self._open.append(_Tile(logits, members, verification, sampler))
             slots = batch.sampled_slots[place : place + len(members)]
-            self._drawn.append(self._open.first_draws(slots))
+            self._drawn.append(self._open[-1].last_draws(slots))
             first, place = last, place + len(members)
         targets = _targets(batch.scored)
         while wanted := list(islice(targets, tile_rows)):
@@ -108,11 +114,17 @@ class PendingAnswers:
             _score(logits, wanted, self._scored, self._failed)
             first += len(wanted)
         # All keys and values of a sequence go into its last row: it is finite only if they are.
-        self._finite = hidden[first:].isfinite().all(dim=-1) if batch.silent else None
+        last = first + len(batch.silent)
+        finite = hidden[first:last].isfinite().all(dim=-1) if batch.silent else None
+        self._finite = None if finite is None else fetched(finite.int())
+        self._pooled: list[Tensor] = []
+        if batch.pooled and normed is not None:
+            rows = torch.split(normed(hidden[last:]).float(), [s.num_pooled for s in batch.pooled])
+            self._pooled = [each.sum(dim=0) for each in rows]
 
     def store(self, state: DeviceState) -> None:
-        """Leave the token of each sequence that drew without drafts where the next step finds it;
-        of several tokens, the first.
+        """Leave the last token of each sequence where the next step finds it, but of those whose
+        drafts are verified by rejection; of several answers, the first one's.
         """
         for slots, tokens in self._drawn:
             state.remember(slots, tokens)
@@ -122,18 +134,23 @@ class PendingAnswers:
         self._close()
         failed = self._failed
         if self._finite is not None:
-            rows = zip(self._batch.silent, self._finite.tolist(), strict=True)
+            rows = zip(self._batch.silent, self._finite().tolist(), strict=True)
             failed |= {sequence.seq_id: NOT_NUMBERS for sequence, good in rows if not good}
         return ModelOutput(
             {seq_id: draws for seq_id, draws in self._sampled.items() if seq_id not in failed},
             {seq_id: tuple(rows) for seq_id, rows in self._scored.items() if seq_id not in failed},
             failed,
+            pooled={
+                sequence.seq_id: sums.tolist()
+                for sequence, sums in zip(self._batch.pooled, self._pooled, strict=True)
+                if sequence.seq_id not in failed
+            },
         )
 
     def _close(self) -> None:
-        if self._open is not None:
-            self._open.collect(self._sampled, self._failed)
-            self._open = None
+        for tile in self._open:
+            tile.collect(self._sampled, self._failed)
+        self._open.clear()
 
 
 def _tiles(
@@ -156,7 +173,7 @@ class _Tile:
     """Some sequences that draw, and their rows of logits, 1 + `num_drafts` of each in turn.
 
     All rows are drawn from at once, also those behind a draft that will fall: what they give is not
-    looked at.
+    looked at. Which drafts stand is found on the device; only that and the draws leave it.
     """
 
     def __init__(
@@ -166,34 +183,42 @@ class _Tile:
         verification: Verification,
         sampler: Sampler,
     ) -> None:
-        self._logits = logits
         self._verification = verification
         ends = accumulate(1 + sequence.num_drafts for sequence in members)
         self._members = [
             DraftedRows(sequence, end - 1 - sequence.num_drafts)
             for sequence, end in zip(members, ends, strict=True)
         ]
-        wanted = [each for m in self._members if not self._is_judged(m) for each in m.draws()]
-        self._pending = sampler.launch(logits, [row for row, _ in wanted], [s for _, s in wanted])
+        coupled = [member for member in self._members if not self._is_judged(member)]
+        wishes = [spec.params for sequence in members for spec in sequence.samples]
+        self.holds_logits = len(coupled) < len(members) or any(
+            params.logprobs is not None or params.logprob_token_ids for params in wishes
+        )
+        self._logits = logits if self.holds_logits else logits.new_empty(0, 0)
+        wanted = [each for member in coupled for each in member.draws()]
+        pending = sampler.launch(logits, [row for row, _ in wanted], [s for _, s in wanted])
+        runs = _Runs.of(pending.answers, coupled)
+        self._width, self._lasts = runs.width, runs.lasts
+        self._wait = fetched(runs.answers)
 
-    def first_draws(self, slots: Ints) -> tuple[Ints, Tensor]:
-        """The slots of members without drafts, of `slots` of all, and the first token of each."""
-        places = list[int]()
-        kept = list[int]()
-        place = 0
+    def last_draws(self, slots: Ints) -> tuple[Ints, Tensor]:
+        """The slots of members that are not judged, of `slots` of all, and the last token of each;
+        of several from one row, the first.
+        """
+        kept, places, place = list[int](), list[int](), 0
         for index, member in enumerate(self._members):
-            if not member.sequence.num_drafts:
+            if not self._is_judged(member):
                 kept.append(index)
                 places.append(place)
-            place += 0 if self._is_judged(member) else member.num_draws
-        tokens = self._pending.tokens
+                place += member.num_runs
+        tokens = self._lasts
         if len(places) < len(tokens):
             tokens = tokens[sent(np.array(places, np.int32), tokens.device)]
         return slots[kept], tokens
 
     def collect(self, sampled: dict[int, tuple[Draw, ...]], failed: dict[int, str]) -> None:
         """All draws of each sequence into `sampled`, or why it has none into `failed`."""
-        outcomes = iter(self._pending.collect())
+        outcomes = iter(self._wait().tolist())
         judged = [member for member in self._members if self._is_judged(member)]
         runs = iter(_judge(self._logits, judged, self._verification))
         chosen: list[list[ChosenToken]] = []
@@ -201,15 +226,23 @@ class _Tile:
             if self._is_judged(member):
                 run = next(runs)
             else:
-                own = list(islice(outcomes, member.num_draws))
-                drafts = member.sequence.drafts
-                run = Run(*verify_coupled(drafts, own.__getitem__)) if drafts else _together(own)
+                run = self._run(member, [next(outcomes) for _ in range(member.num_runs)])
             if run.fault is not None and not run.token_ids:
                 failed[member.sequence.seq_id] = run.fault.reason
             chosen.append(member.choices(run.token_ids))
         drawn = iter(draws(self._logits, [choice for own in chosen for choice in own]))
         for member, tokens in zip(self._members, chosen, strict=True):
             sampled[member.sequence.seq_id] = tuple(islice(drawn, len(tokens)))
+
+    def _run(self, member: DraftedRows, outcomes: list[list[int]]) -> Run:
+        """Draws from one row fail together."""
+        tokens: list[int] = []
+        for outcome in outcomes:
+            own, state = run_of(outcome, self._width, member.sequence.num_drafts)
+            tokens += own
+            if state != DrawState.DRAWN:
+                return Run(own, UNDRAWABLE[DrawState(state)])
+        return Run(tokens, None)
 
     def _is_judged(self, member: DraftedRows) -> bool:
         """Whether its drafts are verified by rejection: q is known, and it samples."""
@@ -219,11 +252,56 @@ class _Tile:
         return sequence.samples[0].params.temperature > 0
 
 
-def _together(outcomes: Sequence[int | Undrawable]) -> Run:
-    """Draws from one row fail together."""
-    tokens = [outcome for outcome in outcomes if not isinstance(outcome, Undrawable)]
-    fault = next((outcome for outcome in outcomes if isinstance(outcome, Undrawable)), None)
-    return Run(tokens if fault is None else [], fault)
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """What coupled sequences of a tile draw, one after the other: `answers` of `run_answers`, of
+    `width` draws, and the last draw of each, `lasts`.
+    """
+
+    width: int
+    answers: Tensor
+    lasts: Tensor
+
+    @staticmethod
+    def of(answers: Tensor, members: Sequence[DraftedRows]) -> _Runs:
+        """From tokens and states [2, n] of their draws in turn."""
+        width = 1 + max((member.sequence.num_drafts for member in members), default=0)
+        if width == 1:
+            return _Runs(width, answers.T, answers[0])
+        places, drafts, counts, place = [], [], [], 0
+        for member in members:
+            own = [*member.sequence.drafts]
+            missing = width - 1 - len(own)
+            for _ in range(member.num_runs):
+                places.append([place] * missing + [*range(place, place + len(own) + 1)])
+                drafts.append([0] * missing + own)
+                counts.append([len(own)])
+                place += len(own) + 1
+        packed = np.concatenate((places, drafts, counts), axis=1, dtype=np.int32)
+        there = sent(packed, answers.device)
+        gathered = answers[:, there[:, :width]]
+        given, num_drafts = there[:, width:-1], there[:, -1]
+        made, lasts = run_answers(gathered[0], gathered[1], given, num_drafts)
+        return _Runs(width, made, lasts)
+
+
+def run_answers(
+    tokens: Tensor, states: Tensor, drafts: Tensor, num_drafts: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What leaves the device of n runs that `verify_coupled` verifies: `run_of` reads rows of it;
+    and the last draw of each, [n], which stays.
+    """
+    runs = verify_coupled(tokens, states, drafts, num_drafts)
+    return torch.cat((tokens, runs.states[:, None], runs.ends[:, None]), 1), runs.lasts
+
+
+def run_of(answer: Sequence[int], width: int, num_drafts: int) -> tuple[list[int], int]:
+    """The tokens of a run of up to `width` draws, and `DrawState` of what it ended with; an answer
+    of one draw is its token and state.
+    """
+    first, end = width - 1 - num_drafts, answer[-1] if width > 1 else 0
+    state = answer[width]
+    return list(answer[first : end + (state == DrawState.DRAWN)]), state
 
 
 def _targets(scored: Sequence[ScheduledSequence]) -> Iterator[_Target]:
@@ -266,11 +344,9 @@ class DraftedRows:
     first: int
 
     @property
-    def num_draws(self) -> int:
-        """One of each row; of a lone row, one for each spec."""
-        return (
-            self.sequence.num_drafts + 1 if self.sequence.num_drafts else len(self.sequence.samples)
-        )
+    def num_runs(self) -> int:
+        """One with drafts; without, one for each spec, of one draw."""
+        return 1 if self.sequence.num_drafts else len(self.sequence.samples)
 
     def draws(self) -> Iterator[tuple[int, SampleSpec]]:
         """The rows to draw from and how, were all drafts to stand."""

@@ -17,6 +17,7 @@ from worker.executor.start import build_shard
 # isort: split
 import msgspec
 
+from worker.executor.interface import Ticket
 from worker.executor.lifeline import die_with_parent
 from worker.executor.ranks import (
     JoinRanks,
@@ -45,10 +46,15 @@ def run(messages: SimpleQueue[bytes]) -> None:
     runner, _ = build_shard(
         first.config, shard, lambda device: join(shard, find_ranks(first), device)
     )
+    last: Ticket | None = None
     while True:
         match decoder.decode(messages.get()):
             case StepRanks(step=step):
-                runner.submit(step)
+                # As on rank 0, a step is there before the next but one is submitted.
+                submitted = runner.submit(step)
+                if last is not None:
+                    last.collect()
+                last = submitted
             case SleepRanks(level=level):
                 runner.sleep(level)
             case WakeRanks(tags=tags):

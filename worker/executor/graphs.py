@@ -13,9 +13,14 @@ calls whatever it holds, and waits for nothing.
 Steps with adjusted draws or log probabilities replay the first graph, and go on as others do from a
 copy of its logits.
 
-Padded rows have a context of 0. They write their keys and values into the cache's last block, which
-belongs to no sequence, and their token into slot 0 of the state, which belongs to none either.
-Longest contexts and the like are constants of a graph: those of the longest sequence that may come.
+Steps that verify drafts have graphs of their own, in which every sequence has as many rows as the
+most drafts take. One with fewer has padded rows in front: they stand at positions before it, so its
+context is what it would be without them. Which drafts stand is found in the second graph.
+
+Padded rows write their keys and values into the cache's last block, which belongs to no sequence.
+Padded sequences have a context of 0, and leave their token in slot 0 of the state, which belongs to
+none either. Longest contexts and the like are constants of a graph: those of the longest sequence
+that may come.
 
 Two steps can be under way, so host buffers take turns: when a step is submitted, the one before the
 last was collected, and with it all that was copied for it.
@@ -24,7 +29,7 @@ last was collected, and with it all that was copied for it.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -34,7 +39,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from worker.executor.answers import PendingAnswers
+from worker.executor.answers import TILE_ROWS, PendingAnswers, run_answers, run_of
 from worker.executor.interface import Ticket
 from worker.executor.state import DeviceState, Ints
 from worker.executor.step_batch import AnsweredRows
@@ -51,14 +56,16 @@ from worker.ops.sample import (
     cut_of,
     draw_table,
 )
-from worker.ops.step import StepTensors
+from worker.ops.step import StepTensors, sent
 from worker.types import Draw, ModelOutput, SampleSpec, SamplingParams, ScheduledSequence
 
-# Of each row, behind what its draw is made by: slot of the state, token (-1: what the slot drew
-# last), position, slot of the cache, context; and one change of a block table: slot, place, block.
-_FIELDS = 8
-_ROW_WORDS = DRAW_WORDS + _FIELDS
+# Of each row, behind what its draw is made by: token (-1: what the sequence drew last), position,
+# slot of the cache. Of each sequence: slot of the state, context, drafts; and one change of a block
+# table: slot, place, block.
+_ROW_FIELDS, _FIELDS = 3, 6
 _LARGE_STEP = 8
+# Attention takes a sequence with more rows for a chunk.
+_MOST_DRAFTS = 15
 # While one thread captures, another may wait for answers.
 _ANY_THREAD = "thread_local"
 
@@ -153,33 +160,74 @@ def graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
     return (*(size for size in sizes if size < max_num_seqs), max_num_seqs)
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class _Key:
+    """What a graph is of: steps of `size` sequences with `width` rows each."""
+
+    size: int
+    width: int
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of a step."""
+        return self.size * self.width
+
+    @property
+    def num_words(self) -> int:
+        """Words of a step as it is sent."""
+        return self.num_rows * (DRAW_WORDS + _ROW_FIELDS) + self.size * _FIELDS
+
+    @property
+    def num_answers(self) -> int:
+        """Numbers of each sequence that are fetched: see `run_of`."""
+        return self.width + 1 + (self.width > 1)
+
+
+def _keys(sizes: Sequence[int], most_drafts: int) -> list[_Key]:
+    """All steps that are captured, those of most rows first. Of steps with drafts these are as many
+    as decode steps may have, or 256: beyond, drafts pay seldom, and logits take memory.
+    """
+    keys = [_Key(size, 1) for size in sizes]
+    room = max(*sizes, TILE_ROWS)
+    if most_drafts:
+        verifying = (_Key(size, 1 + most_drafts) for size in sizes)
+        keys += [key for key in verifying if key.num_rows <= room]
+    return sorted(keys, key=lambda key: (-key.num_rows, key))
+
+
 class DecodeGraphs:
-    """Captured decode steps of `sizes` sequences; at first of no model.
+    """Captured steps of `sizes` sequences that decode, with up to `most_drafts` drafts each; at
+    first of no model.
 
     `room` is what `DeviceState` is to have room for: slots, and blocks of a sequence.
     """
 
-    def __init__(self, device: GraphDevice, sizes: Sequence[int], room: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        device: GraphDevice,
+        sizes: Sequence[int],
+        room: tuple[int, int],
+        most_drafts: int = 0,
+    ) -> None:
         self.room = room
         self._device = device
-        self._sizes = sorted(sizes)
-        most = self._sizes[-1]
-        buffers = [
-            (device.host_buffer(most * _ROW_WORDS), device.host_buffer(most * 2)) for _ in range(2)
-        ]
-        self._buffers = {
-            size: [_Buffers.of(size, *pair) for pair in buffers] for size in self._sizes
-        }
+        self._keys = _keys(sizes, min(most_drafts, _MOST_DRAFTS))
+        self._decoding = sorted(key for key in self._keys if key.width == 1)
+        self._verifying = sorted(key for key in self._keys if key.width > 1)
+        step = max(key.num_words for key in self._keys)
+        answers = max(key.size * key.num_answers for key in self._keys)
+        buffers = [(device.host_buffer(step), device.host_buffer(answers)) for _ in range(2)]
+        self._buffers = {key: [_Buffers.of(key, *pair) for pair in buffers] for key in self._keys}
         self._turn = 0
         self._captured: _Captured | None = None
         self._draws = _SlotDraws()
 
     def capture(self, model: LlamaModel, cache: Tensor, state: DeviceState) -> None:
-        """Capture all sizes, the largest first: the others find room in its memory. The last block
+        """Capture all steps, the largest first: the others find room in its memory. The last block
         of the cache belongs to no sequence. Waits for the device.
         """
         self._captured = None
-        self._captured = _Captured(self._device, model, cache, state, self._sizes)
+        self._captured = _Captured(self._device, model, cache, state, self._keys)
 
     def drop(self) -> None:
         """Give back what was captured: model, cache or state will be others."""
@@ -194,51 +242,62 @@ class DecodeGraphs:
         """Launch a step; None, and nothing is done, for one that no graph holds. `sampler` draws,
         and `with_history` completes sequences, where a draw is adjusted.
         """
-        captured, count = self._captured, len(sequences)
-        if captured is None or count > self._sizes[-1] or not all(map(_decodes, sequences)):
+        captured, key = self._captured, self._key(sequences)
+        if captured is None or key is None:
             return None
-        size = self._sizes[bisect_left(self._sizes, count)]
-        state = captured.state
+        state, count = captured.state, len(sequences)
         slots, changes = state.enter_quietly(sequences)
         if captured.tables is not state.device_tables:
-            captured = _Captured(self._device, captured.model, captured.cache, state, self._sizes)
+            captured = _Captured(self._device, captured.model, captured.cache, state, self._keys)
             self._captured = captured
-        if len(changes) > size:
+        if len(changes) > key.size:
             state.send(changes)
             changes = []
         places = np.array(slots, np.int32)
         is_plain = self._draws.describe(sequences, slots)
         self._turn = 1 - self._turn
-        buffers = self._buffers[size][self._turn]
-        draws, fields = buffers.draws, buffers.fields
-        draws[:count] = self._draws.table[places]
-        draws["position"][:count] = [sequence.samples[0].position for sequence in sequences]
-        draws[count:] = 0
-        _pack(fields, sequences, places, state)
-        fields[3, count:] = captured.scratch
+        buffers = self._buffers[key][self._turn]
+        buffers.pack(sequences, places, state, captured.scratch)
+        buffers.draws[:count] = self._draws.table[places][:, None]
+        # Of rows before the first that counts, any.
+        buffers.draws["position"][:count] = buffers.positions[:count] + 1
+        buffers.draws[count:] = 0
         if changes:
-            fields[5:, : len(changes)] = np.array(changes, np.int32).T
-        self._device.send(buffers.step, captured.steps[size])
-        captured.models[size]()
+            buffers.fields[3:, : len(changes)] = np.array(changes, np.int32).T
+        self._device.send(buffers.step, captured.steps[key])
+        captured.models[key]()
         if not is_plain:
             known = AnsweredRows([with_history(sequence) for sequence in sequences], places)
-            logits = captured.logits[:count].clone()
+            logits = captured.logits_of(key, sequences)
             answers = PendingAnswers(known, logits, _unchanged, sampler=sampler)
             answers.store(state)
             return answers
         self._device.spare_fetched()
-        captured.draws[size, Cut(int(self._draws.cuts[places].max()))]()
-        wait = self._device.fetch(captured.answers[size], buffers.answers)
-        return _DecodeTicket(sequences, wait, buffers.received)
+        captured.draws[key, Cut(int(self._draws.cuts[places].max()))]()
+        wait = self._device.fetch(captured.answers[key], buffers.answers)
+        return _DecodeTicket(sequences, key.width, wait, buffers.received)
+
+    def _key(self, sequences: Sequence[ScheduledSequence]) -> _Key | None:
+        """The smallest step that holds these sequences."""
+        if not all(map(_decodes, sequences)):
+            return None
+        drafts = max([sequence.num_drafts for sequence in sequences])
+        keys = self._verifying if drafts else self._decoding
+        place = bisect_left(keys, len(sequences), key=_size)
+        return keys[place] if place < len(keys) and keys[place].width > drafts else None
+
+
+def _size(key: _Key) -> int:
+    return key.size
 
 
 def _decodes(sequence: ScheduledSequence) -> bool:
-    """Whether it runs one token and draws one."""
+    """Whether it runs one token, drafts aside, and draws what follows."""
     return (
-        len(sequence.token_ids) + sequence.takes_pending == 1
+        len(sequence.token_ids) + sequence.takes_pending == 1 + sequence.num_drafts
         and len(sequence.samples) == 1
-        and not sequence.num_drafts
         and not sequence.prompt_targets
+        and not sequence.num_pooled
     )
 
 
@@ -248,39 +307,79 @@ def _unchanged(logits: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Buffers:
-    """Of steps of one size, on the host: `step` as it is sent, which is `draws` [size] of `DRAWS`
-    and then `fields` [8, size]; `answers` as they are fetched, which are `received` [2, size].
+    """Of steps of one key, on the host: `step` as it is sent, which is `draws` [size, width] of
+    `DRAWS`, `tokens`, `positions` and `slots` of the cache [size, width], and `fields` [6, size];
+    `answers` as they are fetched, which are `received` [size, n].
     """
 
     step: Tensor
     draws: npt.NDArray[np.void]
+    tokens: Ints
+    positions: Ints
+    slots: Ints
     fields: Ints
     answers: Tensor
     received: Ints
 
     @staticmethod
-    def of(size: int, step: Tensor, answers: Tensor) -> _Buffers:
+    def of(key: _Key, step: Tensor, answers: Tensor) -> _Buffers:
         """The first parts of larger buffers."""
-        step, answers = step[: size * _ROW_WORDS], answers[: size * 2]
-        words = step.numpy()
-        fields = words[size * DRAW_WORDS :].reshape(_FIELDS, size)
-        draws = words[: size * DRAW_WORDS].view(DRAWS)
-        return _Buffers(step, draws, fields, answers, answers.numpy().reshape(2, size))
+        step, answers = step[: key.num_words], answers[: key.size * key.num_answers]
+        draws, rows, fields = _parts(key, step)
+        shape = (key.size, key.width)
+        tokens, positions, slots = (row.numpy().reshape(shape) for row in rows)
+        table = draws.numpy().view(DRAWS).reshape(shape)
+        received = answers.numpy().reshape(key.size, key.num_answers)
+        return _Buffers(step, table, tokens, positions, slots, fields.numpy(), answers, received)
+
+    def pack(
+        self,
+        sequences: Sequence[ScheduledSequence],
+        slots: Ints,
+        state: DeviceState,
+        scratch: int,
+    ) -> None:
+        """Write all but draws of sequences in such slots of the state, with zeros behind them and
+        for changes of block tables; rows of no token are for slot `scratch` of the cache.
+        """
+        count, width, size = len(sequences), self.tokens.shape[1], state.block_size
+        starts = np.array([sequence.start for sequence in sequences], np.int32)
+        self.fields[:] = 0
+        self.fields[0, :count] = slots
+        self.tokens[count:] = self.positions[count:] = 0
+        self.slots[count:] = scratch
+        if width == 1:
+            self.tokens[:count, 0] = [-1 if s.takes_pending else s.token_ids[0] for s in sequences]
+            self.positions[:count, 0] = starts
+            blocks = state.blocks(slots, starts // size)
+            self.slots[:count, 0] = blocks * size + starts % size
+            self.fields[1, :count] = starts + 1
+            return
+        drafts = np.array([sequence.num_drafts for sequence in sequences], np.int32)
+        self.tokens[:count] = [_padded(sequence, width) for sequence in sequences]
+        places = np.arange(1 - width, 1, dtype=np.int32) + drafts[:, None]
+        # Before a sequence's beginning there is no position.
+        positions = np.maximum(places + starts[:, None], 0)
+        blocks = state.blocks(slots[:, None], positions // size)
+        self.positions[:count] = positions
+        self.slots[:count] = np.where(places < 0, scratch, blocks * size + positions % size)
+        self.fields[1, :count] = starts + 1 + drafts
+        self.fields[2, :count] = drafts
 
 
-def _pack(
-    fields: Ints, sequences: Sequence[ScheduledSequence], slots: Ints, state: DeviceState
-) -> None:
-    """Write the fields of sequences, and zeros behind them and for changes of block tables."""
-    count = len(sequences)
-    positions = np.array([sequence.start for sequence in sequences], np.int32)
-    blocks = state.blocks(slots, positions // state.block_size)
-    fields[:] = 0
-    fields[0, :count] = slots
-    fields[1, :count] = [-1 if s.takes_pending else s.token_ids[0] for s in sequences]
-    fields[2, :count] = positions
-    fields[3, :count] = blocks * state.block_size + positions % state.block_size
-    fields[4, :count] = positions + 1
+def _padded(sequence: ScheduledSequence, width: int) -> list[int]:
+    tokens = [*sequence.token_ids] or [-1]
+    return [0] * (width - len(tokens)) + tokens
+
+
+def _parts(key: _Key, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of a step as it is sent: draws [rows, DRAW_WORDS], fields of rows [3, rows], and fields of
+    sequences [6, size].
+    """
+    rows = key.num_rows
+    sizes = [rows * DRAW_WORDS, rows * _ROW_FIELDS, key.size * _FIELDS]
+    draws, fields, own = torch.split(step, sizes)
+    return draws.view(rows, DRAW_WORDS), fields.view(_ROW_FIELDS, rows), own.view(_FIELDS, key.size)
 
 
 class _SlotDraws:
@@ -335,73 +434,102 @@ class _Captured:
         model: LlamaModel,
         cache: Tensor,
         state: DeviceState,
-        sizes: Sequence[int],
+        keys: Sequence[_Key],
     ) -> None:
         self.model, self.cache, self.state = model, cache, state
         self.tables = state.device_tables
         self.scratch = (cache.shape[1] - 1) * state.block_size
         device.renew()
-        most = max(sizes)
-        packed = torch.zeros(most * _ROW_WORDS, dtype=torch.int32, device=state.device)
-        answers = torch.zeros(most * 2, dtype=torch.int32, device=state.device)
-        self.steps = {size: packed[: size * _ROW_WORDS] for size in sizes}
-        self.answers = {size: answers[: size * 2] for size in sizes}
-        self._counts = torch.arange(most + 1, dtype=torch.int32, device=state.device)
+
+        def ints(counts: Iterable[int]) -> Tensor:
+            return torch.zeros(max(counts), dtype=torch.int32, device=state.device)
+
+        packed = ints(key.num_words for key in keys)
+        answers = ints(key.size * key.num_answers for key in keys)
+        most = max(key.num_rows for key in keys)
+        self.steps = {key: packed[: key.num_words] for key in keys}
+        self.answers = {key: answers[: key.size * key.num_answers] for key in keys}
+        counts = torch.arange(most + 1, dtype=torch.int32, device=state.device)
+        # By the width of a step: where sequences begin.
+        self._starts = {key.width: counts[:: key.width].contiguous() for key in keys}
         self.logits = torch.zeros(most, model.config.vocab_size, device=state.device)
-        self.models: dict[int, Callable[[], None]] = {}
-        self.draws: dict[tuple[int, Cut], Callable[[], None]] = {}
-        for size in sorted(sizes, reverse=True):
+        self.models: dict[_Key, Callable[[], None]] = {}
+        self.draws: dict[tuple[_Key, Cut], Callable[[], None]] = {}
+        for key in keys:
             # What a capture runs is a step of padded rows.
             packed.zero_()
-            self._fields(size)[3] = self.scratch
-            run = partial(self._run_model, size)
-            self.models[size] = device.capture(run, self.logits[:size])
+            _parts(key, self.steps[key])[1][2] = self.scratch
+            run = partial(self._run_model, key)
+            self.models[key] = device.capture(run, self.logits[: key.num_rows])
             for cut in Cut:
-                draw = partial(self._draw, size, cut)
-                self.draws[size, cut] = device.capture(draw, self.answers[size])
+                draw = partial(self._draw, key, cut)
+                self.draws[key, cut] = device.capture(draw, self.answers[key])
 
-    def _fields(self, size: int) -> Tensor:
-        return self.steps[size][size * DRAW_WORDS :].view(_FIELDS, size)
+    def logits_of(self, key: _Key, sequences: Sequence[ScheduledSequence]) -> Tensor:
+        """A copy of the logits of sequences' own rows, in turn."""
+        if key.width == 1:
+            return self.logits[: len(sequences)].clone()
+        rows = [
+            row
+            for index, sequence in enumerate(sequences)
+            for row in range(
+                (index + 1) * key.width - 1 - sequence.num_drafts, (index + 1) * key.width
+            )
+        ]
+        return self.logits.index_select(0, sent(np.array(rows, np.int32), self.logits.device))
 
-    def _run_model(self, size: int) -> None:
+    def _run_model(self, key: _Key) -> None:
         """From the packed step to logits."""
-        slots, given, positions, places, contexts, *change = self._fields(size).unbind(0)
-        rows, columns, blocks = change
+        _, (given, positions, places), fields = _parts(key, self.steps[key])
+        slots, contexts, _, rows, columns, blocks = fields.unbind(0)
         self.tables[rows, columns] = blocks
-        tokens = torch.where(given < 0, self.state.last_tokens(slots), given)
+        tokens = given.view(key.size, key.width)
+        tokens = torch.where(tokens < 0, self.state.last_tokens(slots)[:, None], tokens).flatten()
         step = StepTensors(
-            *(tokens, positions, places, self._counts[: size + 1], contexts),
-            *(self.tables.index_select(0, slots), self._counts[:size]),
-            *(1, self.tables.shape[1] * self.state.block_size),
+            *(tokens, positions, places),
+            *(self._starts[key.width][: key.size + 1], contexts),
+            *(self.tables.index_select(0, slots), self._starts[1][: key.num_rows]),
+            *(key.width, self.tables.shape[1] * self.state.block_size),
         )
         logits = self.model.logits(self.model.hidden(step, self.cache))
-        self.logits[:size] = logits
+        self.logits[: key.num_rows] = logits
 
-    def _draw(self, size: int, cut: Cut) -> None:
-        """From logits to tokens and states, and the tokens into the state."""
-        table = self.steps[size][: size * DRAW_WORDS].view(size, DRAW_WORDS)
-        drawn = self.model.backend.draw(self.logits[:size], DrawColumns.of(table), cut)
-        self.answers[size][:] = drawn.flatten()
-        self.state.keep(self._fields(size)[0], drawn[0])
+    def _draw(self, key: _Key, cut: Cut) -> None:
+        """From logits to the tokens that stand, and the last of them into the state."""
+        table, (given, _, _), fields = _parts(key, self.steps[key])
+        logits = self.logits[: key.num_rows]
+        drawn = self.model.backend.draw(logits, DrawColumns.of(table), cut)
+        answers, lasts = drawn.T, drawn[0]
+        if key.width > 1:
+            tokens, states = drawn.view(2, key.size, key.width)
+            drafts = given.view(key.size, key.width)[:, 1:]
+            answers, lasts = run_answers(tokens, states, drafts, fields[2])
+        self.answers[key].view(answers.shape).copy_(answers)
+        self.state.keep(fields[0], lasts)
 
 
 @dataclass(frozen=True, slots=True)
 class _DecodeTicket:
-    """A decode step whose answers are being fetched."""
+    """A step whose answers are being fetched."""
 
     sequences: Sequence[ScheduledSequence]
+    width: int
     wait: Callable[[], None]
     received: Ints
 
     def collect(self) -> ModelOutput:
         """The step's result. Waits for its own answers only."""
         self.wait()
-        tokens, states = self.received[:, : len(self.sequences)].tolist()
+        answers = self.received[: len(self.sequences)].tolist()
         sampled: dict[int, tuple[Draw, ...]] = {}
         failed: dict[int, str] = {}
-        for sequence, token, state in zip(self.sequences, tokens, states, strict=True):
-            if state == DrawState.DRAWN:
-                sampled[sequence.seq_id] = (Draw(token),)
+        for sequence, answer in zip(self.sequences, answers, strict=True):
+            if self.width == 1 and not answer[1]:  # `DRAWN`; most steps are of these
+                sampled[sequence.seq_id] = (Draw(answer[0]),)
+                continue
+            tokens, state = run_of(answer, self.width, sequence.num_drafts)
+            if tokens:
+                sampled[sequence.seq_id] = tuple(map(Draw, tokens))
             else:
                 failed[sequence.seq_id] = UNDRAWABLE[DrawState(state)].reason
         return ModelOutput(sampled, {}, failed)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
-from worker.types import ModelOutput, SampleSpec, ScheduledSequence, SchedulerOutput
+from worker.types import Adapter, ModelOutput, SampleSpec, ScheduledSequence, SchedulerOutput
 
 
 class Ticket(Protocol):
@@ -16,6 +17,8 @@ class Ticket(Protocol):
         """Wait for the step and return its result; once. Every sequence with `samples` has exactly
         as many draws in it, or stands in `failed`. Another thread than that of `submit` may call
         it, also while the next step is being submitted.
+
+        Raises `DeviceMemoryError` as `submit` does; steps behind it may have run on what it drew.
         """
         ...
 
@@ -32,6 +35,15 @@ class Executor(Protocol):
         Where a sequence `takes_pending`, its token is the one that the step before drew for it;
         what becomes of a sequence that drew none there does not matter. Called from one thread at
         a time, not always the same one.
+
+        Raises `DeviceMemoryError` where memory is too small for the step. Its block copies are made
+        then, in what it was to write there may be anything, and others may be submitted.
+        """
+        ...
+
+    def read_adapter(self, adapter: Adapter) -> Future[Any]:
+        """Begin to read an adapter from its files into the host's memory. What the result holds is
+        for `SchedulerOutput.adapters` alone. Fails with `ModelError` where it cannot be used.
         """
         ...
 
@@ -78,6 +90,12 @@ class HostExecutor(Executor):
     def execute(self, step: SchedulerOutput) -> ModelOutput:
         """Run one step to its end."""
         raise NotImplementedError
+
+    def read_adapter(self, adapter: Adapter) -> Future[Any]:
+        """There is nothing to read: any name and path will do."""
+        done: Future[Any] = Future()
+        done.set_result(adapter)
+        return done
 
     def sleep(self, level: int) -> None:
         """Does nothing."""

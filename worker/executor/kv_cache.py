@@ -13,6 +13,7 @@ from torch import Tensor
 
 from worker.config import EngineConfig
 from worker.errors import ConfigError
+from worker.executor.memory import DeviceMemory
 from worker.models.config import ModelConfig
 
 # On a CPU the cache is this much, or what the context needs, up to a share of the memory.
@@ -23,24 +24,27 @@ _GPU_SPARE = 0.08
 _LEAST_CONTEXT = 512
 
 
-def room_bytes(config: EngineConfig, device: torch.device) -> int | None:
-    """Memory that a cache may take on the device as it is now; None where nothing bounds it.
+def room_bytes(
+    config: EngineConfig, memory: DeviceMemory | None, step_bytes: int = 0
+) -> int | None:
+    """Memory that a cache may take on the device as it is now, where steps take `step_bytes` of it;
+    None where nothing bounds it. `memory` None: the host's.
 
     On a CPU that is a share of what is available (ranks divide it): pages of a cache are taken as
     they are written, so workers that start together, or next to idle ones, all see the same memory.
     """
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        taken = torch.cuda.memory_reserved(device)
-        return gpu_room_bytes(free, total, taken, config.gpu_memory_utilization)
+    if memory is not None:
+        free, total = memory.free_and_total()
+        taken = memory.held() + step_bytes
+        return gpu_room_bytes(free - step_bytes, total, taken, config.gpu_memory_utilization)
     available = available_bytes(read_file)
     share = min(_CPU_MEMORY_SHARE, config.gpu_memory_utilization) / config.tensor_parallel_size
     return None if available is None else int(available * share)
 
 
 def gpu_room_bytes(free: int, total: int, taken: int, utilization: float) -> int:
-    """What is left of this worker's part of a GPU on which it has `taken` bytes already, and of
-    what others leave free: a little of the whole stays free for what a step needs.
+    """What is left of this worker's part of a GPU, of which it has or needs `taken` bytes, and of
+    what is `free` besides. A little of the whole stays free for what torch does not count.
     """
     spare = min(_GPU_SPARE, 1 - utilization) * total
     return max(0, int(min(free - spare, utilization * total - taken)))
@@ -73,7 +77,8 @@ def choose_num_blocks(
         num_blocks = _budget_bytes(config, block_bytes, device, room) // block_bytes
     least = min(max_model_len, _LEAST_CONTEXT) if config.fits_max_model_len else max_model_len
     if num_blocks * config.block_size < least:
-        raise ConfigError(_too_small(config, num_blocks, block_bytes, least))
+        is_gpu = device.type == "cuda"
+        raise ConfigError(_too_small(config, num_blocks, block_bytes, least, is_gpu))
     return num_blocks
 
 
@@ -90,7 +95,9 @@ def _budget_bytes(
     return min(wanted, useful) if room is None else min(wanted, useful, room)
 
 
-def _too_small(config: EngineConfig, num_blocks: int, block_bytes: int, least: int) -> str:
+def _too_small(
+    config: EngineConfig, num_blocks: int, block_bytes: int, least: int, is_gpu: bool
+) -> str:
     """Why a cache cannot serve `least` tokens, and which flags help."""
     needed = -(-least // config.block_size)
     held = num_blocks * config.block_size
@@ -101,6 +108,11 @@ def _too_small(config: EngineConfig, num_blocks: int, block_bytes: int, least: i
     elif config.kv_cache_memory_bytes is None:
         size += ", all that is its share of the available memory,"
         more = f"free memory, or set --kv-cache-memory-bytes to {needed * block_bytes}"
+        if is_gpu:
+            size = size.removesuffix(",") + " beside weights and steps,"
+            more = (
+                "raise --gpu-memory-utilization, lower --max-num-batched-tokens or --max-num-seqs"
+            )
     lower = f", or lower --max-model-len to {held}" if held else ""
     return f"a KV cache of {size} cannot hold --max-model-len {least}: {more}{lower}"
 
@@ -122,9 +134,21 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 
 
 def copy_blocks(cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
-    """Copy blocks (source, destination) over all layers; all are read before any is written."""
-    pairs = torch.tensor(copies, dtype=torch.int64, device=cache.device)
-    cache[:, pairs[:, 1]] = cache[:, pairs[:, 0]]
+    """Copy blocks (source, destination) over all layers; all are read before any is written. Where
+    the device's memory is too small, through the host's.
+    """
+    if cache.itemsize == 1:  # what torch can copy
+        cache = cache.view(torch.uint8)
+    try:
+        pairs = torch.tensor(copies, dtype=torch.int64, device=cache.device)
+        read = cache[:, pairs[:, 0]]
+    except torch.OutOfMemoryError:
+        sources = [[layer[source].to("cpu", copy=True) for layer in cache] for source, _ in copies]
+        for (_, destination), blocks in zip(copies, sources, strict=True):
+            for layer, block in zip(cache, blocks, strict=True):
+                layer[destination].copy_(block)
+    else:
+        cache[:, pairs[:, 1]] = read
 
 
 Read = Callable[[str], str | None]

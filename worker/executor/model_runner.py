@@ -13,6 +13,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import Any
@@ -28,21 +29,23 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 import torch
 from torch import Tensor
 
+from worker.errors import DeviceMemoryError
+from worker.executor.adapters import DeviceAdapters
 from worker.executor.answers import PendingAnswers, Verification
 from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.interface import draft_requests
 from worker.executor.graphs import DecodeGraphs
 from worker.executor.interface import Finished, Ticket, with_history
-from worker.executor.kv_cache import (
-    copy_blocks,
-)
+from worker.executor.kv_cache import copy_blocks
+from worker.executor.memory import give_back
 from worker.executor.state import DeviceState
 from worker.executor.step_batch import StepBatch
 from worker.models.llama import LlamaModel
 from worker.ops.cpu.sampling import NativeDraws
 from worker.ops.rejection import STANDARD, Sums
 from worker.ops.sample import TORCH_SAMPLER, Sampler, draw_rows
-from worker.types import ModelOutput, ScheduledSequence, SchedulerOutput
+from worker.ops.step import StepAdapters
+from worker.types import Adapter, ModelOutput, ScheduledSequence, SchedulerOutput
 
 
 class ModelRunner:
@@ -54,7 +57,7 @@ class ModelRunner:
     `drafter` guesses what comes next, where a step asks it to; drafts that it drew from a
     distribution are verified by `rejection_method` with `sums` (None: those for the device).
     Decode steps are replayed by `graphs`, for which the cache has one block more; not beside a
-    `drafter`.
+    `drafter`, nor with sequences that have `adapters`.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class ModelRunner:
         rejection_method: str = STANDARD,
         sums: Sums | None = None,
         graphs: DecodeGraphs | None = None,
+        adapters: DeviceAdapters | None = None,
     ) -> None:
         self._load = load
         self._allocate_cache = allocate_cache
@@ -77,6 +81,7 @@ class ModelRunner:
         self._sampler = _sampler(model)
         with torch.inference_mode():
             self._cache: Tensor | None = allocate_cache()
+        self._adapters = adapters
         self._graphs = graphs
         room = None if graphs is None else graphs.room
         self._state = DeviceState(self._cache.shape[4], model.device, room)
@@ -87,19 +92,35 @@ class ModelRunner:
     def submit(self, step: SchedulerOutput) -> Ticket:
         """Launch all of a step but the drafts that it asks for."""
         model, cache = self._awake()
-        drafter = self._drafter
         if step.block_copies:
             copy_blocks(cache, step.block_copies)
-            if drafter is not None:
-                drafter.copy_blocks(step.block_copies)
+            if self._drafter is not None:
+                self._drafter.copy_blocks(step.block_copies)
+        adapted = None
+        if self._adapters is not None:
+            self._adapters.put(step.adapters)
+            adapted = self._adapters.plan(step.sequences)
         if not step.sequences:
             return Finished(ModelOutput({}))
-        if self._graphs is not None:
+        try:
+            return self._launch(step, model, cache, adapted)
+        except torch.OutOfMemoryError as error:
+            reason = str(error)
+        # The error is gone, and with it the step's tensors.
+        self._state.forget()
+        give_back(model.device)
+        raise DeviceMemoryError(reason)
+
+    def _launch(
+        self, step: SchedulerOutput, model: LlamaModel, cache: Tensor, adapted: StepAdapters | None
+    ) -> Ticket:
+        drafter = self._drafter
+        if self._graphs is not None and adapted is None:
             ticket = self._graphs.submit(step.sequences, self._sampler, self._with_history)
             if ticket is not None:
-                return ticket
+                return _ModelTicket(step, ticket, None, model.device)
         sequences = [self._with_history(sequence) for sequence in step.sequences]
-        batch = StepBatch(sequences, self._state)
+        batch = StepBatch(sequences, self._state, adapters=adapted)
         verification = None
         if drafter is None:
             hidden = model.hidden(batch.tensors, cache)
@@ -109,9 +130,17 @@ class ModelRunner:
             states = model.states(batch.tensors, cache)
             drafter.record(batch, states)
             hidden = states.index_select(0, batch.tensors.sample_rows)
-        answers = PendingAnswers(batch, hidden, model.logits, verification, self._sampler)
+        answers = PendingAnswers(
+            batch, hidden, model.logits, verification, self._sampler, normed=model.normed
+        )
         answers.store(self._state)
-        return _ModelTicket(step, answers, drafter)
+        return _ModelTicket(step, answers, drafter, model.device)
+
+    def read_adapter(self, adapter: Adapter) -> Future[Any]:
+        """On a thread of its own."""
+        if self._adapters is None:
+            raise RuntimeError("the executor was built without adapters")
+        return self._adapters.read(adapter)
 
     def _with_history(self, sequence: ScheduledSequence) -> ScheduledSequence:
         """With the pending token in the history of draws that look at it; waits for that token."""
@@ -171,6 +200,8 @@ class ModelRunner:
     def shutdown(self) -> None:
         """Drop the weights and the cache. Idempotent."""
         self._is_shut_down = True
+        if self._adapters is not None:
+            self._adapters.shutdown()
         self._model = self._cache = self._offloaded = self._drafter = self._graphs = None
 
 
@@ -179,7 +210,7 @@ def _sampler(model: LlamaModel) -> Sampler:
         return Sampler(NativeDraws(model.kernels))
     if model.device.type == "cpu":
         return TORCH_SAMPLER
-    return Sampler(partial(draw_rows, draw=model.backend.draw))
+    return Sampler(partial(draw_rows, draw=model.backend.draw), model.backend.mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,15 +218,16 @@ class _ModelTicket:
     """A step that was launched."""
 
     step: SchedulerOutput
-    answers: PendingAnswers
+    answers: Ticket
     drafter: CachedDrafter | None
+    device: torch.device
 
     @torch.inference_mode()
     def collect(self) -> ModelOutput:
         """The step's result, with the drafts that it asks for. The draws were waited for, and so
         are the drafts: no device is at work before or after, and the clock sees all of it.
         """
-        output = self.answers.collect()
+        output = self._answered()
         requests = draft_requests(self.step.sequences, output) if self.drafter is not None else []
         if self.drafter is None or not requests:
             return output
@@ -209,6 +241,14 @@ class _ModelTicket:
             drafting_seconds=seconds - reading,
             catch_up_seconds=reading,
         )
+
+    def _answered(self) -> ModelOutput:
+        try:
+            return self.answers.collect()
+        except torch.OutOfMemoryError as error:
+            reason = str(error)
+        give_back(self.device)
+        raise DeviceMemoryError(reason)
 
 
 class OffloadedWeights:

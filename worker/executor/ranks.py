@@ -23,6 +23,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import IO, Any
 
 import msgspec
@@ -30,11 +31,11 @@ import torch
 from torch import distributed
 
 from worker.config import EngineConfig
-from worker.errors import WorkerError
+from worker.errors import DeviceMemoryError, WorkerError
 from worker.executor.interface import Executor, Ticket
 from worker.executor.model_runner import ModelRunner
 from worker.ops.parallel import Shard
-from worker.types import SchedulerOutput
+from worker.types import Adapter, SchedulerOutput
 
 logger = logging.getLogger(__name__)
 
@@ -229,11 +230,17 @@ class TensorParallelExecutor(Executor):
         try:
             self._ranks.send(StepRanks(step))
             return self._runner.submit(step)
+        except DeviceMemoryError as error:  # the others have run the step, or wait for us in it
+            raise WorkerError(f"rank 0: {error}: lower --gpu-memory-utilization") from error
         except (OSError, RuntimeError) as error:
             reason = self._ranks.why_lost(GRACE_SECONDS)
             if reason is None:
                 raise
             raise WorkerError(reason) from error
+
+    def read_adapter(self, adapter: Adapter) -> Future[Any]:
+        """Raises RuntimeError: ranks are built without adapters."""
+        return self._runner.read_adapter(adapter)
 
     def sleep(self, level: int) -> None:
         """Every rank gives its memory back."""

@@ -6,7 +6,9 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from typing import cast
 
@@ -17,25 +19,35 @@ from worker.executor.model_runner import ModelRunner
 import torch
 from torch import Tensor
 
-from worker.config import EngineConfig
-from worker.errors import ConfigError
+from worker.config import EngineConfig, LoraConfig
+from worker.errors import ConfigError, DeviceMemoryError
+from worker.executor.adapters import DeviceAdapters
 from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.loading import drafter_bytes_per_token, network_loader
 from worker.executor.graphs import CudaGraphs, DecodeGraphs, graph_sizes
-from worker.executor.interface import Executor
+from worker.executor.interface import Executor, execute
 from worker.executor.kv_cache import allocate, choose_num_blocks, room_bytes
+from worker.executor.memory import CudaMemory, DeviceMemory, largest_step
 from worker.executor.ranks import Ranks, TensorParallelExecutor, agree_on_blocks
+from worker.models.adapters import layer_products
 from worker.models.config import ModelConfig
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
+from worker.ops import flash_attention
 from worker.ops.backends import TORCH, Backend
 from worker.ops.cpu.native import CpuKernels, open_kernels
 from worker.ops.draft import PROBABILISTIC
+from worker.ops.flash_attention import FlashBackend
 from worker.ops.linear import can_pack, supported_dtype
+from worker.ops.lora import AdapterStore, LinearAdapters
 from worker.ops.parallel import WHOLE, Shard
 from worker.ops.rejection import choose_sums
+from worker.types import ModelOutput
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Both are vLLM's names of one type.
+EIGHT_BITS = ("fp8", "fp8_e4m3")
+_EIGHT_BIT_GPUS = (8, 9)  # the compute capability
 
 
 def build_executor(config: EngineConfig) -> tuple[Executor, int]:
@@ -68,59 +80,124 @@ def build_shard(
     """
     if config.model_path is None:
         raise ConfigError("--engine torch needs --model")
-    path = config.model_path
-    if config.num_threads is not None or shard.size > 1:
-        threads = config.num_threads or torch.get_num_threads()
-        torch.set_num_threads(max(1, threads // shard.size))
+    path, max_model_len = config.model_path, config.scheduler.max_model_len
+    _set_threads(config.num_threads, shard)
     device = choose_device(config.device, shard)
     dtype = choose_dtype(config.dtype, device, can_pack(torch.bfloat16))
-    kv_dtype = choose_kv_dtype(config.kv_cache_dtype, device, dtype)
     kernels = choose_kernels(config, device, dtype)
-    backend = choose_backend(config.attention_backend, device)
+    backend = choose_backend(config.attention_backend, device, dtype, config.block_size)
+    kv_dtype = choose_kv_dtype(config.kv_cache_dtype, device, dtype, backend)
     max_model_len = config.scheduler.max_model_len
+    memory = CudaMemory(device) if device.type == "cuda" else None
 
     def check(shape: ModelConfig) -> None:
         # What no memory can hold is refused before minutes go into loading.
+        _check_heads(backend, shape)
         if shard.rank == 0:
-            choose_num_blocks(config, shape, kv_dtype, device, room_bytes(config, device))
+            choose_num_blocks(config, shape, kv_dtype, device, room_bytes(config, memory))
         if meet is not None:
             meet(device)
 
     def load(check: Callable[[ModelConfig], object] | None = None) -> LlamaModel:
         how = (check, kernels, config.quantization, shard)
-        return dataclasses.replace(
-            load_model(path, dtype, device, max_model_len, *how), backend=backend
-        )
+        model = load_model(path, dtype, device, max_model_len, *how)
+        return dataclasses.replace(model, backend=backend)
 
     load_network = network_loader(config.speculative, max_model_len)
-    with torch.inference_mode():
+    with torch.inference_mode(), fitting("the weights", _FOR_WEIGHTS):
         model = load(check)
+        adapters = choose_adapters(config.lora, model)
         network = load_network(model) if load_network is not None else None
         extra = drafter_bytes_per_token(network, model, kv_dtype) if network is not None else 0
-        room = room_bytes(config, device)
+    graphs = choose_graphs(config, backend, device) if network is None else None
+    room = room_bytes(config, memory, step_bytes(config, model, kv_dtype, memory, graphs))
 
     def choose(room: int | None) -> int:
         return choose_num_blocks(config, model.config, kv_dtype, device, room, extra)
 
     num_blocks = choose(room) if shard.size == 1 else agree_on_blocks(room, choose, shard, device)
     chosen, shape = config.speculative, model.config
-    is_alone = shard.size == 1 and network is None
-    graphs = choose_graphs(config, backend, device) if is_alone else None
 
     def allocate_cache() -> Tensor:
         # One block is written by padded rows of graphs, and never read.
         num_held = num_blocks + (graphs is not None)
         return allocate(num_held, config.block_size, shape, kv_dtype, device)
 
-    if chosen is None or load_network is None or network is None:
-        return ModelRunner(model, load, allocate_cache, graphs=graphs), num_blocks
-    sizes = (num_blocks, config.block_size)
-    drafter = CachedDrafter(
-        load_network, network, model, sizes, chosen.draft_sample_method, kv_dtype
-    )
-    sums = choose_sums(device) if chosen.draft_sample_method == PROBABILISTIC else None
-    runner = ModelRunner(model, load, allocate_cache, drafter, chosen.rejection_sample_method, sums)
-    return runner, num_blocks
+    with fitting("the KV cache and graphs", _FOR_CACHE):
+        make = partial(ModelRunner, model, load, allocate_cache, adapters=adapters)
+        if chosen is None or load_network is None or network is None:
+            return make(graphs=graphs), num_blocks
+        sizes, method = (num_blocks, config.block_size), chosen.draft_sample_method
+        drafter = CachedDrafter(load_network, network, model, sizes, method, kv_dtype)
+        sums = choose_sums(device) if method == PROBABILISTIC else None
+        how = (drafter, chosen.rejection_sample_method, sums)
+        return make(*how), num_blocks
+
+
+def _set_threads(wanted: int | None, shard: Shard) -> None:
+    if wanted is not None or shard.size > 1:
+        threads = wanted or torch.get_num_threads()
+        torch.set_num_threads(max(1, threads // shard.size))
+
+
+@contextmanager
+def fitting(what: str, advice: str) -> Iterator[None]:
+    """Raises `ConfigError` where the device has too little memory for it."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, DeviceMemoryError) as error:
+        raise ConfigError(f"the device's memory is too small for {what}: {advice}") from error
+
+
+def step_bytes(
+    config: EngineConfig,
+    model: LlamaModel,
+    kv_dtype: torch.dtype,
+    memory: DeviceMemory | None,
+    graphs: DecodeGraphs | None,
+) -> int:
+    """What the largest step takes of a device's memory, and what `graphs` do; both are tried. 0 for
+    the host's, and where the cache has a size.
+    """
+    is_sized = (config.kv_cache_memory_bytes, config.num_blocks_override) != (None, None)
+    if memory is None or is_sized:
+        return 0
+    tried = partial(allocate, 2, config.block_size, model.config, kv_dtype, model.device)
+
+    def run() -> ModelOutput:
+        step = largest_step(config.scheduler, config.block_size)
+        return execute(ModelRunner(model, lambda: model, tried), step)
+
+    with fitting("the largest step beside the weights", _FOR_STEPS):
+        captured = 0
+        if graphs is not None:
+            capture = partial(ModelRunner, model, lambda: model, tried, graphs=graphs)
+            captured = memory.peak_of(capture)
+            graphs.drop()
+        return captured + memory.peak_of(run)
+
+
+_FOR_WEIGHTS = "choose a smaller or quantised model, or raise --tensor-parallel-size"
+_FOR_STEPS = "lower --max-num-batched-tokens, --max-num-seqs or --max-model-len"
+_FOR_CACHE = (
+    "lower --kv-cache-memory-bytes or --num-gpu-blocks-override, where one is given, or"
+    " --gpu-memory-utilization, or the largest of --cuda-graph-sizes"
+)
+
+
+def choose_adapters(config: LoraConfig | None, model: LlamaModel) -> DeviceAdapters | None:
+    """Room for LoRA adapters beside a model, in the form that its backend multiplies."""
+    if config is None:
+        return None
+    size, place = config.max_loras, (model.dtype, model.device)
+    store: AdapterStore = LinearAdapters(size, *place, model.kernels)
+    if model.backend.name == "triton":
+        module = importlib.import_module("worker.ops.triton.lora")
+        layers = layer_products(model.config)
+        store = cast(
+            "AdapterStore", module.StackedAdapters(size, config.max_lora_rank, layers, *place)
+        )
+    return DeviceAdapters(model.config, config.max_lora_rank, store)
 
 
 def _check_parallel(config: EngineConfig) -> None:
@@ -130,6 +207,11 @@ def _check_parallel(config: EngineConfig) -> None:
         raise ConfigError(
             f"{flag}: method {speculative.method} of --speculative-config drafts on one device:"
             " choose ngram or suffix there, or leave one of the flags out"
+        )
+    if config.lora is not None:
+        raise ConfigError(
+            f"{flag} goes without --enable-lora, whose adapters are not split: leave one of them"
+            " out"
         )
     if config.quantization != "none":
         raise ConfigError(
@@ -160,15 +242,24 @@ def choose_device(name: str, shard: Shard = WHOLE) -> torch.device:
     return torch.device("cuda", shard.rank)
 
 
-def choose_backend(name: str, device: torch.device) -> Backend:
-    """What serves layers that are not native; "auto" is Triton on a GPU, if it is installed, and
-    torch elsewhere.
+def choose_backend(name: str, device: torch.device, dtype: torch.dtype, block_size: int) -> Backend:
+    """What serves layers that are not native; "auto" is Triton on a GPU, if it is installed, else
+    flash-attn where it is and can work, and torch elsewhere. Raises `ConfigError` for one that
+    cannot work.
     """
     has_triton = find_spec("triton") is not None
     if name == "auto":
         name = "triton" if device.type == "cuda" and has_triton else "torch"
+        if device.type == "cuda" and not has_triton and not _no_flash(device, dtype, block_size):
+            name = "flash-attn"
     if name == "torch":
         return TORCH
+    if name == "flash-attn":
+        reason = _no_flash(device, dtype, block_size)
+        if reason:
+            raise ConfigError(f"--attention-backend flash-attn {reason}")
+        base = _triton(device) if has_triton else TORCH
+        return FlashBackend(base, importlib.import_module("flash_attn").flash_attn_varlen_func)
     if not has_triton:
         raise ConfigError("--attention-backend triton needs the package triton, not installed here")
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
@@ -176,8 +267,36 @@ def choose_backend(name: str, device: torch.device) -> Backend:
             "--attention-backend triton takes a GPU, or TRITON_INTERPRET=1 for a slow check without"
             " one: leave the flag out"
         )
+    return _triton(device)
+
+
+def _check_heads(backend: Backend, shape: ModelConfig) -> None:
+    if backend.name == "flash-attn" and shape.head_dim not in flash_attention.HEAD_DIMS:
+        raise ConfigError(
+            "--attention-backend flash-attn takes heads of a multiple of 8 numbers up to 256; the"
+            f" model's have {shape.head_dim}: choose another backend"
+        )
+
+
+def _triton(device: torch.device) -> Backend:
     module = importlib.import_module("worker.ops.triton.backend")
     return cast("Backend", module.TritonBackend(device))
+
+
+def _no_flash(device: torch.device, dtype: torch.dtype, block_size: int) -> str | None:
+    """Why flash-attn cannot serve attention here, and what helps; None if it can."""
+    capability = flash_attention.CAPABILITY
+    if device.type != "cuda":
+        return "takes a GPU: leave the flag out"
+    if torch.cuda.get_device_capability(device) < capability:
+        return "takes a GPU of compute capability 8.0 or higher (Ampere): leave the flag out"
+    if dtype not in flash_attention.DTYPES:
+        return "takes --dtype bfloat16 or float16"
+    if block_size % flash_attention.BLOCK_TOKENS:
+        return f"takes blocks of a multiple of 256 tokens: set --block-size 256, not {block_size}"
+    if find_spec("flash_attn") is None:
+        return "needs the package flash-attn, which is not installed here: leave the flag out"
+    return None
 
 
 def choose_graphs(
@@ -197,7 +316,8 @@ def choose_graphs(
     sizes = config.cuda_graph_sizes or graph_sizes(limits.max_num_seqs)
     # Slots are kept for the sequences of two steps, and slot 0 for none.
     room = (2 * limits.max_num_seqs + 1, -(-limits.max_model_len // config.block_size))
-    return DecodeGraphs(CudaGraphs(device), sizes, room)
+    drafts = 0 if config.speculative is None else config.speculative.num_speculative_tokens
+    return DecodeGraphs(CudaGraphs(device), sizes, room, drafts)
 
 
 def choose_dtype(name: str, device: torch.device, packs_bfloat16: bool) -> torch.dtype:
@@ -216,10 +336,26 @@ def choose_dtype(name: str, device: torch.device, packs_bfloat16: bool) -> torch
     return torch.float32
 
 
-def choose_kv_dtype(name: str, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+def choose_kv_dtype(
+    name: str, device: torch.device, dtype: torch.dtype, backend: Backend
+) -> torch.dtype:
     """The torch dtype of a KV cache by its configured name; "auto" is that of activations, `dtype`.
-    Others work for float32 activations on a CPU; elsewhere they are a `ConfigError`.
+    Eight bits take Triton, and a GPU that has them; others float32 activations on a CPU. Raises
+    `ConfigError` for what cannot work.
     """
+    if name in EIGHT_BITS:
+        flag = f"--kv-cache-dtype {name}"
+        if backend.name != "triton":
+            raise ConfigError(
+                f"{flag} takes the kernels of --attention-backend triton, and a GPU for them; here"
+                f" the backend is {backend.name}: leave the flag out, or choose bfloat16 on a CPU"
+            )
+        if device.type == "cuda" and torch.cuda.get_device_capability(device) < _EIGHT_BIT_GPUS:
+            raise ConfigError(
+                f"{flag} takes a GPU of compute capability 8.9 or higher (Ada, Hopper), which can"
+                " convert such numbers; this one is older: leave the flag out"
+            )
+        return torch.float8_e4m3fn
     chosen = dtype if name == "auto" else _DTYPES[name]
     if chosen is not dtype and (device.type != "cpu" or dtype is not torch.float32):
         raise ConfigError(

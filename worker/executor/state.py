@@ -43,7 +43,7 @@ class DeviceState:
         self._held: list[tuple[int, ...]] = [()] * num_slots
         self._step = 0
         self._tables: Ints = np.zeros((num_slots, width), np.int32)
-        self.device_tables = self._sent()
+        self.device_tables = self._sent(self._tables)
         self._last_tokens = torch.zeros(num_slots, dtype=torch.int32, device=device)
 
     def enter(self, sequences: Sequence[ScheduledSequence]) -> Ints:
@@ -66,7 +66,7 @@ class DeviceState:
         changes: list[tuple[int, int, int]] = []
         for slot, sequence in zip(slots, sequences, strict=True):
             held, table = self._held[slot], tuple(sequence.block_table)
-            if held == table:
+            if held is table:  # most are, and to compare two takes time
                 continue
             num_kept = len(held) if table[: len(held)] == held else 0
             changes += [(slot, place, table[place]) for place in range(num_kept, len(table))]
@@ -106,6 +106,11 @@ class DeviceState:
         """What the step before drew for one sequence. Waits for the device."""
         return int(self._last_tokens[self._slots[seq_id]])
 
+    def forget(self) -> None:
+        """Nobody has a slot any more: a step may have ended before the device was sent all."""
+        self._slots.clear()
+        self._held = [()] * len(self._held)
+
     def _slot(self, seq_id: int) -> int:
         slot = self._slots.get(seq_id)
         if slot is None:
@@ -122,9 +127,9 @@ class DeviceState:
             if self._used[slot] < self._step - 1:
                 del self._slots[oldest]
                 return slot
+            self._grow(2 * taken)
             self._used += [0] * taken
             self._held += [()] * taken
-            self._grow(2 * taken)
         return taken
 
     def _write(self, changes: list[tuple[int, int, int]]) -> None:
@@ -132,12 +137,12 @@ class DeviceState:
         width, needed = self._tables.shape[1], int(columns.max())
         while width <= needed:
             width *= 2
-        has_room = width == self._tables.shape[1]
-        if not has_room:
-            self._tables = self._grown(len(self._tables), width)
-        self._tables[rows, columns] = blocks
-        if not has_room:
-            self.device_tables = self._sent()
+        if width == self._tables.shape[1]:
+            self._tables[rows, columns] = blocks
+            return
+        tables = self._grown(len(self._tables), width)
+        tables[rows, columns] = blocks
+        self.device_tables, self._tables = self._sent(tables), tables
 
     def _grown(self, num_slots: int, width: int) -> Ints:
         tables = np.zeros((num_slots, width), np.int32)
@@ -145,12 +150,12 @@ class DeviceState:
         return tables
 
     def _grow(self, num_slots: int) -> None:
-        self._tables = self._grown(num_slots, self._tables.shape[1])
-        self.device_tables = self._sent()
+        tables = self._grown(num_slots, self._tables.shape[1])
         more = self._last_tokens.new_zeros(num_slots - len(self._last_tokens))
-        self._last_tokens = torch.cat([self._last_tokens, more])
+        last_tokens, there = torch.cat([self._last_tokens, more]), self._sent(tables)
+        self._last_tokens, self.device_tables, self._tables = last_tokens, there, tables
 
-    def _sent(self) -> Tensor:
-        """The tables on the device; on a CPU the same memory, but for graphs."""
-        tables = torch.from_numpy(self._tables)
-        return tables if self._is_shared else tables.to(self.device, copy=True)
+    def _sent(self, tables: Ints) -> Tensor:
+        """Tables on the device; on a CPU the same memory, but for graphs."""
+        there = torch.from_numpy(tables)
+        return there if self._is_shared else there.to(self.device, copy=True)

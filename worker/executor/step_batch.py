@@ -11,7 +11,7 @@ import torch
 
 from worker.executor.state import DeviceState, Ints
 from worker.models.llama import StepTensors
-from worker.ops.step import sent
+from worker.ops.step import StepAdapters, sent
 from worker.types import ScheduledSequence
 
 
@@ -25,6 +25,7 @@ class AnsweredRows:
     sampled_slots: Ints
     scored: Sequence[ScheduledSequence] = ()
     silent: Sequence[ScheduledSequence] = ()
+    pooled: Sequence[ScheduledSequence] = ()
 
 
 class StepBatch:
@@ -32,18 +33,24 @@ class StepBatch:
 
     The rows of `tensors.sample_rows` are: the last 1 + `num_drafts` ones of each of `sampled`, then
     one for each prompt target of each of `scored`, then the last one of each of `silent`, whose
-    logits are not wanted. `slots` [T] are those of the tensors, on the host; `sampled_slots` are
-    the state's slots of `sampled`. No query attends to positions below `first_position`.
+    logits are not wanted, then the last `num_pooled` ones of each of `pooled`. `slots` [T] are
+    those of the tensors, on the host; `sampled_slots` are the state's slots of `sampled`. No query
+    attends to positions below `first_position`; the rows have these `adapters`.
     """
 
     def __init__(
-        self, sequences: Sequence[ScheduledSequence], state: DeviceState, first_position: int = 0
+        self,
+        sequences: Sequence[ScheduledSequence],
+        state: DeviceState,
+        first_position: int = 0,
+        adapters: StepAdapters | None = None,
     ) -> None:
         self.sequences = sequences
         places = [i for i, s in enumerate(sequences) if s.samples]
         self.sampled = [sequences[i] for i in places]
         self.scored = [s for s in sequences if s.prompt_targets]
         self.silent = [s for s in sequences if not s.samples]
+        self.pooled = [s for s in sequences if s.num_pooled]
         self.num_logits = sum(1 + s.num_drafts for s in self.sampled)
         self.num_logits += sum(len(s.prompt_targets) for s in self.scored)
         count, size = len(sequences), state.block_size
@@ -78,12 +85,14 @@ class StepBatch:
         self.tensors = StepTensors(
             *(token_ids, position, slots, query_start, context, tables, sample_rows),
             *(max(counts, default=0), longest, first_position),
+            adapters=adapters,
         )
 
     def _sample_rows(self, ends: Sequence[int]) -> list[int]:
         sampled: list[int] = []
         scored: list[int] = []
         silent: list[int] = []
+        pooled: list[int] = []
         for sequence, end in zip(self.sequences, ends, strict=True):
             if sequence.samples:
                 sampled += range(end - 1 - sequence.num_drafts, end)
@@ -92,7 +101,8 @@ class StepBatch:
             if sequence.prompt_targets:
                 first = end - sequence.num_tokens
                 scored += range(first, first + len(sequence.prompt_targets))
-        return [*sampled, *scored, *silent]
+            pooled += range(end - sequence.num_pooled, end)
+        return [*sampled, *scored, *silent, *pooled]
 
 
 def _token_ids(sequences: Sequence[ScheduledSequence]) -> list[int]:

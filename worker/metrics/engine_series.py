@@ -131,6 +131,11 @@ OWN_SERIES = (
     ),
     _counter("engine_steps", "Steps of the engine.", "num_steps"),
     _counter(
+        "engine_out_of_memory",
+        "Steps taken back because the device had too little memory for them.",
+        "num_out_of_memory",
+    ),
+    _counter(
         "prefix_cache_evictions",
         "Cached blocks whose contents were given up for others.",
         "num_evictions",

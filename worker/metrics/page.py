@@ -11,6 +11,7 @@ those of vLLM 0.32; what vLLM does not have is called `pointsman:`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -102,16 +103,18 @@ class WorkerMetrics:
         max_model_len: int,
         start_unix_seconds: float,
         num_speculative_tokens: int | None = None,
+        max_loras: int = 0,
     ) -> None:
         """`start_unix_seconds` becomes `process_start_time_seconds`, by which scrapers tell a
         restarted worker from one whose counters stand still. With `num_speculative_tokens` there
-        is a series for each place of a draft.
+        is a series for each place of a draft. `max_loras` 0: there are no adapters.
         """
         self._labels = label_text({"model_name": model_name, "engine": "0"})
         positions = (position_series(num_speculative_tokens),) if num_speculative_tokens else ()
         self._engine = EngineFamilies("vllm", (*VLLM_SERIES, *positions), self._labels)
         self._own = EngineFamilies("pointsman", OWN_SERIES, self._labels)
         self._constant = _constants(start_unix_seconds)
+        self._adapters = AdapterInfo(max_loras, start_unix_seconds)
         self._cache_info = b""
         self._process = ProcessNumbers()
         self._http = HttpMetrics()
@@ -276,6 +279,7 @@ class WorkerMetrics:
                 self._cache_info,
                 self._own.render(stats),
                 *[render() for render in self._families],
+                self._adapters.render(stats, time.time()),
                 self._constant,
                 self._process.render(now_seconds),
             )
@@ -283,15 +287,42 @@ class WorkerMetrics:
 
 
 def _constants(start_unix_seconds: float) -> bytes:
-    """What never changes: when we started, and that there are no LoRA adapters."""
-    lora = "vllm:lora_requests_info"
-    labels = label_text({"max_lora": "0", "waiting_lora_adapters": "", "running_lora_adapters": ""})
+    """What never changes: when we started."""
     return (
-        head_text(lora, "gauge", "Adapters of requests that wait and run; the value is unix time.")
-        + f"{lora}{{{labels}}} {start_unix_seconds!r}\n"
-        + head_text("process_start_time_seconds", "gauge", "Start of the process, unix time.")
+        head_text("process_start_time_seconds", "gauge", "Start of the process, unix time.")
         + f"process_start_time_seconds {start_unix_seconds!r}\n"
     ).encode()
+
+
+class AdapterInfo:
+    """Which LoRA adapters can run at once and which are waited for, in labels. Its value is the
+    unix time at which the labels became what they are: start-up, at first.
+    """
+
+    def __init__(self, max_loras: int, start_unix_seconds: float) -> None:
+        self._max_loras = max_loras
+        self._names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+        self._text = self._line(start_unix_seconds)
+
+    def render(self, stats: EngineStats, now_unix_seconds: float) -> bytes:
+        """The family's text."""
+        names = (stats.awaited_adapters, stats.loaded_adapters)
+        if names != self._names:
+            self._names = names
+            self._text = self._line(now_unix_seconds)
+        return self._text
+
+    def _line(self, unix_seconds: float) -> bytes:
+        name = "vllm:lora_requests_info"
+        waiting, running = map(",".join, self._names)
+        labels = {
+            "max_lora": str(self._max_loras),
+            "waiting_lora_adapters": waiting,
+            "running_lora_adapters": running,
+        }
+        text = "Adapters that requests wait for, and those loaded; the value is unix time."
+        line = f"{name}{{{label_text(labels)}}} {unix_seconds!r}\n"
+        return (head_text(name, "gauge", text) + line).encode()
 
 
 class HttpMetrics:

@@ -232,7 +232,8 @@ class SafetensorsCheckpoint:
         shards = [_open_shard(path / shard) for shard in _shard_names(path)]
         self._shard_of = {name: shard for shard in shards for name in shard.keys()}  # noqa: SIM118
         self._shapes = {
-            name: tuple(shard.get_slice(name).get_shape()) for name, shard in self._shard_of.items()
+            name: tuple(shard.get_slice(name).get_shape()) or (1,)
+            for name, shard in self._shard_of.items()
         }
         self._quantized = self._find_quantized(str(config_path), values)
         self.is_grouped = self._quantized is not None
@@ -337,7 +338,7 @@ class SafetensorsCheckpoint:
             )
         is_whole = rows == slice(0, shape[0]) and columns in (None, slice(0, shape[-1]))
         if is_whole:
-            tensor: Tensor = self._shard_of[stored].get_tensor(stored)
+            tensor: Tensor = self._shard_of[stored].get_tensor(stored).reshape(shape)
         else:
             tensor = view[rows] if columns is None else view[rows, columns]
         order = row_order(name, self.config, len(tensor))

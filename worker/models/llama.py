@@ -4,8 +4,9 @@ v, or norms), Gemma (which normalises what attention and MLP give as well).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,7 +28,8 @@ class LayerWeights:
     architecture does so; `rotates` is off for layers without rotary embedding. With a `window`, a
     row sees so many positions, its own included. `attention_norm` and `branch_norm` [hidden]
     normalise what attention and MLP give before it is added, where the architecture does so. With
-    `experts`, these are the MLP; `gate_up` and `down` are those of the first of them.
+    `experts`, these are the MLP; `gate_up` and `down` are those of the first of them. Keys and
+    values are divided by `kv_scales` [2, kv_heads] float32 in a cache of eight bits.
     """
 
     input_norm: Tensor
@@ -43,6 +45,7 @@ class LayerWeights:
     attention_norm: Tensor | None = None
     branch_norm: Tensor | None = None
     experts: Experts | None = None
+    kv_scales: Tensor | None = None
 
 
 def layer_shape(config: ModelConfig) -> LayerShape:
@@ -67,6 +70,14 @@ def native_layers(layers: Sequence[LayerWeights], config: ModelConfig) -> Native
     return NativeLayers(layer_shape(config), products, norms, rotates, windows)
 
 
+# What adapters add to a product of a layer, by name, made of x: to y, in place.
+AddAdapters = Callable[[str, Tensor, Tensor], None]
+
+
+def _add_nothing(_product: str, _x: Tensor, _y: Tensor) -> None:
+    return
+
+
 def attention_block(
     x: Tensor,
     layer: LayerWeights,
@@ -74,37 +85,55 @@ def attention_block(
     cache: Tensor,
     attention: Attention,
     backend: Backend,
+    add: AddAdapters = _add_nothing,
 ) -> Tensor:
     """x [T, hidden] + attention(norm(x)); writes the step's keys and values into `cache`.
 
     cache [num_blocks, 2, kv_heads, block_size, head_dim] is this layer's; `attention` is planned
-    for the step by `backend`.
+    for the step by `backend`; `add` gets every product with what it was made of.
     """
     eps = config.rms_norm_eps
-    qkv = layer.qkv(backend.rms_norm(x, layer.input_norm, eps))
+    normed = backend.rms_norm(x, layer.input_norm, eps)
+    qkv = layer.qkv(normed)
+    add("qkv", normed, qkv)
     norms = None
     if layer.query_norm is not None and layer.key_norm is not None:
         norms = HeadNorms(layer.query_norm, layer.key_norm, eps)
-    attention.write(qkv, cache, norms, layer.rotates)
+    scales = layer.kv_scales if cache.itemsize == 1 else None
+    attention.write(qkv, cache, norms, layer.rotates, scales)
     width = config.num_heads * config.head_dim
     queries = qkv[:, :width].view(-1, config.num_heads, config.head_dim)
-    attended = attention.run(queries, cache, layer.window)
+    attended = attention.run(queries, cache, layer.window, scales)
+    is_plain = layer.attention_norm is None
+    output = layer.output(attended, residual=x if is_plain else None)
+    add("output", attended, output)
     if layer.attention_norm is None:
-        return layer.output(attended, residual=x)
-    return x + backend.rms_norm(layer.output(attended), layer.attention_norm, eps)
+        return output
+    return x + backend.rms_norm(output, layer.attention_norm, eps)
 
 
-def mlp_block(x: Tensor, layer: LayerWeights, config: ModelConfig, backend: Backend) -> Tensor:
-    """x [T, hidden] + down(silu(gate) · up) of norm(x), or with the GELU; or of several experts."""
+def mlp_block(
+    x: Tensor,
+    layer: LayerWeights,
+    config: ModelConfig,
+    backend: Backend,
+    add: AddAdapters = _add_nothing,
+) -> Tensor:
+    """x [T, hidden] + down(silu(gate) · up) of norm(x), or with the GELU; or of several experts.
+    `add` gets every product with what it was made of, but those of experts.
+    """
     eps = config.rms_norm_eps
     normed = backend.rms_norm(x, layer.mlp_norm, eps)
     if layer.experts is not None:
         return x + backend.mix_experts(normed, layer.experts)
     gate_up = layer.gate_up(normed)
+    add("gate_up", normed, gate_up)
     gated = backend.silu_mul(gate_up) if config.activation == "silu" else backend.gelu_mul(gate_up)
+    down = layer.down(gated, residual=x if layer.branch_norm is None else None)
+    add("down", gated, down)
     if layer.branch_norm is None:
-        return layer.down(gated, residual=x)
-    return x + backend.rms_norm(layer.down(gated), layer.branch_norm, eps)
+        return down
+    return x + backend.rms_norm(down, layer.branch_norm, eps)
 
 
 def run_layers(
@@ -128,10 +157,11 @@ def run_layers(
     )
     attention = backend.plan(step, shape, rope)
     local = attention if local_rope is None else backend.plan(step, shape, local_rope)
-    for layer, cache in zip(layers, kv_cache.unbind(0), strict=True):
+    for index, (layer, cache) in enumerate(zip(layers, kv_cache.unbind(0), strict=True)):
         planned = attention if layer.window is None else local
-        x = attention_block(x, layer, config, cache, planned, backend)
-        x = mlp_block(x, layer, config, backend)
+        add = _add_nothing if step.adapters is None else partial(step.adapters.add, index)
+        x = attention_block(x, layer, config, cache, planned, backend, add)
+        x = mlp_block(x, layer, config, backend, add)
     return x
 
 
@@ -182,7 +212,11 @@ class LlamaModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [R, vocab_size] float32 of hidden states [R, hidden_size]; each row on its own."""
-        norm = self.backend.rms_norm if self.kernels is None else self.kernels.norm
-        logits = self.head(norm(hidden, self.final_norm, self.config.rms_norm_eps)).float()
+        logits = self.head(self.normed(hidden)).float()
         cap = self.config.logit_softcap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Hidden states [R, hidden_size] after the final norm; each row on its own."""
+        norm = self.backend.rms_norm if self.kernels is None else self.kernels.norm
+        return norm(hidden, self.final_norm, self.config.rms_norm_eps)

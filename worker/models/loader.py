@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker.errors import ConfigError, ModelError
-from worker.models.checkpoints import GgufCheckpoint, WeightFile, open_checkpoint
+from worker.models.checkpoints import GgufCheckpoint, WeightFile, open_checkpoint, read
 from worker.models.config import GEMMA, ModelConfig
 from worker.models.llama import LayerWeights, LlamaModel, layer_shape, native_layers
 from worker.models.names import ROUTER
@@ -38,9 +38,13 @@ logger = logging.getLogger(__name__)
 
 # Buffers some exporters store although they follow from the configuration.
 _DERIVED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|masked_bias|attn\.bias)$")
+# What keys and values are divided by in a cache of eight bits, by those who store it.
+_KV_SCALES = ("{}_scale", "attn.{}_scale", "{}_proj.{}_scale", "{}_proj.output_scale")
+_KV_SCALE = re.compile(r"\.self_attn\.((attn\.|[qkv]_proj\.)?[qkv]|[qkv]_proj\.output)_scale$")
 _ROPE_FACTORS = "rope_freqs.weight"
 _EMBEDDING, _FINAL_NORM = "model.embed_tokens.weight", "model.norm.weight"
 _HEAD = "lm_head.weight"
+_KV_PARTS = frozenset({"self_attn.k_proj", "self_attn.v_proj"})
 _NAMES_LISTED = 5
 # Layers read at a time; each needs room for its largest product twice while that is laid out.
 _MAX_READERS = 4
@@ -83,8 +87,8 @@ def load_model(
 
 
 def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
-    """The shape of a shard's layers: its part of the heads, of the KV heads and of the inner size.
-    Raises `ConfigError` where these have no such parts.
+    """The shape of a shard's layers: its part of the heads, of the KV heads (or one, where there
+    are more shards) and of the inner size. Raises `ConfigError` where these have no such parts.
     """
     if config.num_experts and shard.size > 1:
         raise ConfigError(
@@ -92,18 +96,27 @@ def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
             " flag out"
         )
     counts = (config.num_heads, config.num_kv_heads, config.intermediate_size)
-    heads, kv_heads, inner = (count // shard.size for count in counts)
-    if any(count % shard.size for count in counts):
-        common = math.gcd(*counts)
-        possible = [str(n) for n in range(1, common + 1) if common % n == 0]
+    if not _splits(counts, shard.size):
+        possible = [str(n) for n in range(1, config.num_heads + 1) if _splits(counts, n)]
         raise ConfigError(
             f"--tensor-parallel-size {shard.size} does not divide the model's {counts[0]} heads,"
             f" {counts[1]} KV heads and intermediate size {counts[2]}: choose"
             f" {' or '.join(filter(None, [', '.join(possible[:-1]), possible[-1]]))}"
         )
     return dataclasses.replace(
-        config, num_heads=heads, num_kv_heads=kv_heads, intermediate_size=inner
+        config,
+        num_heads=config.num_heads // shard.size,
+        num_kv_heads=max(1, config.num_kv_heads // shard.size),
+        intermediate_size=config.intermediate_size // shard.size,
     )
+
+
+def _splits(counts: tuple[int, int, int], size: int) -> bool:
+    """Whether shards of that number have equal parts of heads, KV heads and inner size. A KV head
+    may be that of several shards.
+    """
+    heads, kv_heads, inner = counts
+    return heads % size == inner % size == 0 and min(kv_heads % size, size % kv_heads) == 0
 
 
 def _check_tensors(checkpoint: WeightFile) -> None:
@@ -118,7 +131,8 @@ def _check_tensors(checkpoint: WeightFile) -> None:
     if checkpoint.config.tied_head:  # some exporters store the tied copy as well
         optional[_HEAD] = wanted[_EMBEDDING]
     known = wanted | {name: shape for name, shape in optional.items() if name in found}
-    surplus = [n for n in found if n not in known and not _DERIVED.search(n)]
+    unread = [n for n in found if _DERIVED.search(n) or _KV_SCALE.search(n)]
+    surplus = [n for n in found if n not in known and n not in unread]
     problems = [
         ("missing tensors: ", [checkpoint.stored_name(n) for n in known if n not in found]),
         ("unexpected tensors: ", [checkpoint.stored_name(n) for n in surplus]),
@@ -335,7 +349,31 @@ class _Assembly:
             attention_norm=norms["post_attention_layernorm"] if config.post_norms else None,
             branch_norm=norms.get("post_feedforward_layernorm"),
             experts=experts,
+            kv_scales=self._kv_scales(f"{prefix}self_attn."),
         )
+
+    def _kv_scales(self, prefix: str) -> Tensor | None:
+        """Of the shard's KV heads, [2, kv_heads]; None where nothing is stored. Raises `ModelError`
+        for what is no scale.
+        """
+        heads, names = self._config.num_kv_heads, self._checkpoint.shapes()
+        scales = torch.ones(2, heads)
+        found = False
+        for row, part in zip(scales, "kv", strict=True):
+            for name in (prefix + form.format(part, part) for form in _KV_SCALES):
+                if name not in names:
+                    continue
+                stored = read(self._checkpoint, name)
+                if len(stored) not in (1, heads * self._shard.size) or not (stored > 0).all():
+                    raise ModelError(
+                        f"{self._checkpoint.source}: tensor {name} must be a positive number, or"
+                        " one for each KV head"
+                    )
+                if len(stored) > 1:
+                    stored = stored[self._shard.rank * heads :][:heads]
+                row.copy_(stored)
+                found = True
+        return scales.to(self._device) if found else None
 
     def _stacks(self) -> dict[str, Tensor]:
         """Memory for the weights of all experts of a layer, below each other, and the part of each
@@ -416,8 +454,11 @@ class _Assembly:
     def _places(self, part: _Projection) -> dict[str, tuple[slice, slice]]:
         """The shard's rows and columns of each weight of a projection."""
         rank, places = self._shard.rank, {}
+        # Ranks in a row have the same KV head, where there are more ranks.
+        sharing = max(1, self._shard.size // self._checkpoint.config.num_kv_heads)
         for name, count in part.outputs.items():
-            row, column = (0, rank * part.inputs) if part.splits_inputs else (rank * count, 0)
+            own = rank // sharing if name in _KV_PARTS else rank
+            row, column = (0, rank * part.inputs) if part.splits_inputs else (own * count, 0)
             places[name] = slice(row, row + count), slice(column, column + part.inputs)
         return places
 

@@ -111,7 +111,9 @@ def row_order(name: str, config: ModelConfig, rows: int) -> list[int] | None:
     we have them; None: as they are. We rotate a number with the one half a head away, also where
     only the first numbers of a head are rotated: these move to the beginnings of both halves.
     """
-    if config.rotary_dim in (0, config.head_dim) or not re.search(r"\.[qk]_proj\.", name):
+    if config.rotary_dim in (0, config.head_dim) or not re.search(
+        r"\.[qk]_proj\.(weight|bias)$", name
+    ):
         return None
     pairs, half = config.rotary_dim // 2, config.head_dim // 2
     still = range(2 * pairs, config.head_dim)

@@ -38,10 +38,9 @@ _PARTS = {
     "awq": ("qweight", "qzeros", "scales"),
     "gptq": ("qweight", "qzeros", "scales", "g_idx"),
 }
-# Scales of a KV cache in eight bits, and of what attention multiplies.
-_ATTENTION_SCALES = (
-    *(f".self_attn.{part}_scale" for part in ("q", "k", "v", "prob_output")),
-    *(f".self_attn.{part}_proj.output_scale" for part in ("q", "k", "v")),
+# Of what attention multiplies; those of the KV cache are the loader's.
+_ATTENTION_SCALES = tuple(
+    f".self_attn.{name}_scale" for name in ("q", "prob_output", "q_proj.output")
 )
 _BLOCK_ELEMENTS = 32  # of GGUF's Q4_0 and Q8_0
 _Q4_0_ZERO = 8

@@ -16,7 +16,7 @@ from worker.ops.experts import Experts, mix_experts
 from worker.ops.norm import rms_norm
 from worker.ops.paged_attention import paged_attention, write_kv
 from worker.ops.rope import RopeTable, apply_rope_
-from worker.ops.sample import DeviceDraw, draw_columns
+from worker.ops.sample import DeviceDraw, DeviceMask, draw_columns, mask_rows
 from worker.ops.step import StepTensors
 
 
@@ -45,17 +45,31 @@ class HeadNorms:
 
 class Attention(Protocol):
     """Attention of one step, planned; the layers' caches are [num_blocks, 2, kv_heads, block_size,
-    head_dim].
+    head_dim]. In a cache of eight bits keys and values stand divided by `scales` [2, kv_heads]
+    float32, where the layer has some.
     """
 
-    def write(self, qkv: Tensor, cache: Tensor, norms: HeadNorms | None, rotates: bool) -> None:
+    def write(
+        self,
+        qkv: Tensor,
+        cache: Tensor,
+        norms: HeadNorms | None,
+        rotates: bool,
+        scales: Tensor | None = None,
+    ) -> None:
         """Normalise (with `norms`) and rotate (if the layer `rotates`) the queries of qkv [T,
         (heads + 2 · kv_heads) · head_dim] in place, and write its keys, likewise, and its values
         into the cache. The keys in qkv mean nothing after that.
         """
         ...
 
-    def run(self, queries: Tensor, cache: Tensor, window: int | None = None) -> Tensor:
+    def run(
+        self,
+        queries: Tensor,
+        cache: Tensor,
+        window: int | None = None,
+        scales: Tensor | None = None,
+    ) -> Tensor:
         """Attention of queries [T, heads, head_dim] over a cache that holds the step's own keys and
         values: [T, heads · head_dim]. A row sees at most `window` positions, its own included.
         """
@@ -91,6 +105,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def mask(self) -> DeviceMask:
+        """Takes out what grammars forbid."""
+        ...
+
+    @property
     def draw(self) -> DeviceDraw:
         """Draws off the CPU."""
         ...
@@ -101,6 +120,7 @@ class TorchBackend:
 
     name = "torch"
     draw = staticmethod(draw_columns)
+    mask = staticmethod(mask_rows)
 
     def plan(self, step: StepTensors, shape: AttentionShape, rope: RopeTable) -> Attention:
         """The rows of the table that all layers share."""
@@ -136,7 +156,14 @@ class _TorchAttention:
     shape: AttentionShape
     rope: RopeTable
 
-    def write(self, qkv: Tensor, cache: Tensor, norms: HeadNorms | None, rotates: bool) -> None:
+    def write(
+        self,
+        qkv: Tensor,
+        cache: Tensor,
+        norms: HeadNorms | None,
+        rotates: bool,
+        scales: Tensor | None = None,
+    ) -> None:
         heads, kv_heads = self.shape.heads, self.shape.kv_heads
         keys_end = (heads + kv_heads) * self.shape.head_dim
         rotated = qkv[:, :keys_end].view(-1, heads + kv_heads, self.shape.head_dim)
@@ -148,9 +175,16 @@ class _TorchAttention:
                 part.copy_(rms_norm(part, weight, norms.eps))
         if rotates:
             apply_rope_(rotated, self.rope)
-        write_kv(cache, qkv[:, heads * self.shape.head_dim :], self.step.slots)
+        write_kv(cache, qkv[:, heads * self.shape.head_dim :], self.step.slots, scales)
 
-    def run(self, queries: Tensor, cache: Tensor, window: int | None = None) -> Tensor:
+    def run(
+        self,
+        queries: Tensor,
+        cache: Tensor,
+        window: int | None = None,
+        scales: Tensor | None = None,
+    ) -> Tensor:
+        shape = self.shape
         return paged_attention(
-            queries, cache, self.step, window, self.shape.scale, self.shape.softcap
+            queries, cache, self.step, window, shape.scale, shape.softcap, scales
         )

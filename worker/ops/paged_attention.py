@@ -39,6 +39,7 @@ _LEAST_FREE_ROWS = 12
 _KEY_VECTOR = 16
 _KEY_PARTITION = 512
 _MOST_UNSPLIT = 192
+_MOST_OF_EIGHT_BITS = 448.0  # of float8_e4m3fn
 # Of products of attention with a softcap.
 _CAPPED_ROWS = 32
 _CAPPED_KEYS = 256
@@ -76,13 +77,15 @@ def paged_attention(
     window: int | None = None,
     scale: float | None = None,
     softcap: float = 0.0,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """queries [T, heads, head_dim] over one layer's cache → [T, heads · head_dim].
 
     cache [num_blocks, 2, kv_heads, block_size, head_dim] holds the step's own keys already, and
-    is read in the dtype of the queries. Scores are multiplied by `scale`, or 1 / sqrt(head_dim); a
-    `softcap` c > 0 then makes c · tanh(score / c) of them. A row sees at most `window` positions,
-    its own included; the whole context is read all the same.
+    is read in the dtype of the queries, times `scales` [2, kv_heads] if there are some. Scores are
+    multiplied by `scale`, or 1 / sqrt(head_dim); a `softcap` c > 0 then makes c · tanh(score / c)
+    of them. A row sees at most `window` positions, its own included; the whole context is read all
+    the same.
     Twin: `reference_ops.paged_attention`.
     """
     planes = _planes(cache, step.block_tables)
@@ -91,6 +94,9 @@ def paged_attention(
     for index, context in enumerate(step.context_lens.tolist()):
         rows = queries[starts[index] : starts[index + 1]]
         keys, values = (part.to(queries.dtype) for part in _gather(cache, planes[index], context))
+        if scales is not None:
+            keys, values = keys * scales[0, :, None, None], values * scales[1, :, None, None]
+            keys, values = keys.to(queries.dtype), values.to(queries.dtype)
         start = context - len(rows)
         hidden = step.first_position
         if window is not None:
@@ -118,11 +124,17 @@ def _gather(cache: Tensor, planes: Tensor, context: int) -> tuple[Tensor, Tensor
     """
     _, _, kv_heads, block_size, head_dim = cache.shape
     num_blocks = padded_context(context, block_size) // block_size
-    rows = cache.view(-1, block_size * head_dim)
+    rows = _plain(cache).view(-1, block_size * head_dim)
     gathered = rows.index_select(0, planes[:, :num_blocks].flatten())
     gathered = gathered.view(2, kv_heads, -1, head_dim)
     gathered[:, :, context:] = 0
-    return gathered[0], gathered[1]
+    keys, values = gathered.view(cache.dtype)
+    return keys, values
+
+
+def _plain(cache: Tensor) -> Tensor:
+    """The same memory in a type that torch can copy rows of."""
+    return cache.view(torch.uint8) if cache.dtype is torch.float8_e4m3fn else cache
 
 
 class _View(NamedTuple):
@@ -243,12 +255,18 @@ def _unrolled(rows: Tensor, queries: Tensor) -> Tensor:
     return out.transpose(0, 1).reshape(num_queries, heads * head_dim)
 
 
-def write_kv(cache: Tensor, kv: Tensor, slots: Tensor) -> None:
+def write_kv(cache: Tensor, kv: Tensor, slots: Tensor, scales: Tensor | None = None) -> None:
     """Write kv [T, 2·kv_heads·head_dim] (keys, then values) into one layer's cache.
 
-    cache [num_blocks, 2, kv_heads, block_size, head_dim], to whose dtype they are rounded; `slots`
-    [T] int32 are block · block_size + offset of each token; none twice.
+    cache [num_blocks, 2, kv_heads, block_size, head_dim], to whose dtype they are rounded, divided
+    by `scales` [2, kv_heads] before if there are some; float8_e4m3fn saturates at 448. `slots` [T]
+    int32 are block · block_size + offset of each token; none twice.
     """
     _, _, kv_heads, block_size, head_dim = cache.shape
     blocks, offsets = slots // block_size, slots % block_size
-    cache[blocks, :, :, offsets] = kv.view(-1, 2, kv_heads, head_dim).to(cache.dtype)
+    kv = kv.view(-1, 2, kv_heads, head_dim)
+    if scales is not None:
+        kv = kv.float() / scales.unsqueeze(-1)
+    if cache.dtype is torch.float8_e4m3fn:
+        kv = kv.float().clamp(-_MOST_OF_EIGHT_BITS, _MOST_OF_EIGHT_BITS)
+    _plain(cache)[blocks, :, :, offsets] = _plain(kv.to(cache.dtype))

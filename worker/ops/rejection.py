@@ -44,7 +44,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -53,7 +53,7 @@ from torch import Tensor
 from worker.ops import rejection_torch
 from worker.ops.drafted import AcceptedPrefixes, DraftBatch, Thresholds
 from worker.ops.noise import Purpose, gumbel_noise, uniforms
-from worker.ops.sample import Undrawable
+from worker.ops.sample import DrawState
 
 STANDARD, BLOCK = "standard", "block"
 METHODS = (STANDARD, BLOCK)
@@ -93,24 +93,34 @@ class Sums(Protocol):
         ...
 
 
-def verify_coupled(
-    drafts: Sequence[int], draw: Callable[[int], int | Undrawable]
-) -> tuple[list[int], Undrawable | None]:
-    """The tokens that stand after the last known one, from `draw(i)`: what plain sampling draws
-    after i drafts. Only rows that plain sampling would have come to are drawn from.
-
-    The second result is why the run ended early, at a row from which nothing can be drawn: plain
-    sampling would have come to it after the tokens returned.
+class CoupledRuns(NamedTuple):
+    """What n sequences put after their last known token: the draws of their rows up to number
+    `ends` [n], unless that one's of `states` [n] is another than `DRAWN`: then those before it.
+    `lasts` [n] are the draws of these rows. All int32.
     """
-    tokens: list[int] = []
-    for index in range(len(drafts) + 1):
-        token = draw(index)
-        if isinstance(token, Undrawable):
-            return tokens, token
-        tokens.append(token)
-        if index < len(drafts) and token != drafts[index]:
-            break
-    return tokens, None
+
+    ends: Tensor
+    states: Tensor
+    lasts: Tensor
+
+
+def verify_coupled(
+    tokens: Tensor, states: Tensor, drafts: Tensor, num_drafts: Tensor
+) -> CoupledRuns:
+    """How far the drafts of n sequences stand, on their device. Twin: `reference_ops.coupled_run`.
+
+    The last 1 + `num_drafts[i]` of row i of tokens and `DrawState`s [n, W] int32 are what plain
+    sampling draws after none, one … of its drafts, and the last ones of drafts [n, W - 1] are
+    these. Only the first of them that is not drawn, or from which nothing can be drawn, counts.
+    """
+    width = tokens.shape[1]
+    first = width - 1 - num_drafts
+    places = torch.arange(width - 1, dtype=torch.int32, device=tokens.device)
+    stands = (tokens[:, :-1] == drafts) & (states[:, :-1] == DrawState.DRAWN)
+    stands |= places < first[:, None]
+    ends = stands.int().cumprod(1, dtype=torch.int32).sum(1, keepdim=True)
+    state, last = states.gather(1, ends), tokens.gather(1, ends)
+    return CoupledRuns(ends[:, 0].int(), state[:, 0], last[:, 0])
 
 
 def verify_batch(

@@ -168,11 +168,31 @@ class DeviceDraw(Protocol):
         ...
 
 
+class DeviceMask(Protocol):
+    """Takes tokens out of rows of logits on a device, waiting for nothing."""
+
+    def __call__(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+        """-inf at token t of row `rows[i]` of logits [R, V] float32, contiguous, where bit t % 32
+        of `bits[i, t // 32]` is not set. `rows` [n] and `bits` [n, V / 32] are int32.
+        """
+        ...
+
+
+def mask_rows(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+    """`DeviceMask` in torch."""
+    places = bits.contiguous().view(torch.uint8).flatten().int()
+    scores = _SCORES_OF_BITS.to(logits.device).index_select(0, places).view(len(bits), -1)
+    logits.index_add_(0, rows, scores[:, : logits.shape[1]])
+
+
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Draws for a whole step with `kernel`; None: with torch, and on a CPU row by row."""
+    """Draws for a whole step with `kernel`; None: with torch, and on a CPU row by row. `mask` takes
+    out what grammars forbid.
+    """
 
     kernel: DrawKernel | None = None
+    mask: DeviceMask = mask_rows
 
     def launch(
         self,
@@ -189,7 +209,7 @@ class Sampler:
         adjusted = None
         if changed:
             adjusted = logits[[rows[index] for index in changed]]
-            adjust_rows(adjusted, [specs[index] for index in changed])
+            adjust_rows(adjusted, [specs[index] for index in changed], self.mask)
             draws["adjusted"][changed] = range(len(changed))
         kernel = self.kernel
         if kernel is None and logits.device.type == "cpu":
@@ -444,12 +464,14 @@ def adjust(logits: Tensor, spec: SampleSpec) -> Tensor:
     return row[0]
 
 
-def adjust_rows(logits: Tensor, specs: Sequence[SampleSpec]) -> None:
+def adjust_rows(logits: Tensor, specs: Sequence[SampleSpec], mask: DeviceMask = mask_rows) -> None:
     """Make of each row of logits [n, V] float32, contiguous, what its spec wants, in place."""
     flat, size = logits.view(-1), logits.shape[1]
     outputs = [spec.history[spec.num_prompt :] for spec in specs]
     wishes = [spec.params for spec in specs]
-    _mask(logits, [(i, spec.masks[0]) for i, spec in enumerate(specs) if spec.masks])
+    masks = [(i, spec.masks[0]) for i, spec in enumerate(specs) if spec.masks]
+    if masks:
+        mask(logits, *_packed(masks, logits))
     allowed = [
         (i, p.allowed_token_ids) for i, p in enumerate(wishes) if p.allowed_token_ids is not None
     ]
@@ -471,19 +493,16 @@ def adjust_rows(logits: Tensor, specs: Sequence[SampleSpec]) -> None:
     _penalize(logits, specs, outputs)
 
 
-def _mask(logits: Tensor, masks: Sequence[tuple[int, bytes]]) -> None:
-    """-inf where a row's mask has no bit (`SampleSpec.masks`): one copy to the device for all."""
-    if not masks:
-        return
-    width = -(-logits.shape[1] // 8)
-    packed = np.zeros((len(masks), width), np.uint8)
+def _packed(masks: Sequence[tuple[int, bytes]], beside: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and their masks (`SampleSpec.masks`) as a `DeviceMask` takes them, in one copy."""
+    width = -(-beside.shape[1] // 32)
+    packed = np.zeros((len(masks), width * 4), np.uint8)
     for place, (_, mask) in enumerate(masks):
-        bits = np.frombuffer(mask, np.uint8)[:width]
+        bits = np.frombuffer(mask, np.uint8)[: width * 4]
         packed[place, : len(bits)] = bits
-    places = torch.from_numpy(packed).to(logits.device).flatten().int()
-    scores = _SCORES_OF_BITS.to(logits.device).index_select(0, places).view(len(masks), -1)
-    rows = torch.tensor([row for row, _ in masks], device=logits.device)
-    logits.index_add_(0, rows, scores[:, : logits.shape[1]])
+    rows = np.array([row for row, _ in masks], np.int32)
+    words = sent(np.concatenate((rows, packed.view(np.int32).ravel())), beside.device)
+    return words[: len(masks)], words[len(masks) :].view(len(masks), width)
 
 
 def _places(ids_of_rows: Iterable[tuple[int, npt.ArrayLike]], size: int, beside: Tensor) -> Tensor:

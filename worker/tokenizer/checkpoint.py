@@ -48,8 +48,8 @@ class Checkpoint:
     the names of `generation_config.json`, whatever else that file says, and nothing that is null.
     `special_tokens` maps the names templates use (`bos_token`, `unk_token`, …) to texts.
 
-    `gguf_metadata` is set for GGUF files only; a directory is read again by the tokenizer, which
-    is given its `tokenizer_config`.
+    `hidden_size` None: not told. `gguf_metadata` is set for GGUF files only; a directory is read
+    again by the tokenizer, which is given its `tokenizer_config`.
     """
 
     path: Path
@@ -64,6 +64,7 @@ class Checkpoint:
     bos_token_id: int | None = None
     pad_token_id: int | None = None
     tool_chat_template: str | None = None
+    hidden_size: int | None = None
     special_tokens: dict[str, str] = field(default_factory=dict)
     generation_config: dict[str, Any] = field(default_factory=dict)
     tokenizer_config: dict[str, Any] | None = field(default=None, repr=False)
@@ -128,6 +129,7 @@ def _from_gguf(path: Path, any_architecture: bool) -> Checkpoint:
         bos_token_id=named["bos"],
         pad_token_id=named["pad"],
         tool_chat_template=_gguf_template(file, "tokenizer.chat_template.tool_use"),
+        hidden_size=_gguf_hidden_size(file),
         special_tokens=texts,
         generation_config={
             name: metadata[f"general.sampling.{key}"]
@@ -153,6 +155,11 @@ def _gguf_vocab_size(file: GgufFile, num_tokens: int) -> int:
         return embedding.shape[0]
     fields = gguf_fields(str(file.path), file.architecture, file.metadata)
     return fields.number("vocab_size", int, num_tokens)
+
+
+def _gguf_hidden_size(file: GgufFile) -> int | None:
+    embedding = file.tensors.get("token_embd.weight")
+    return None if embedding is None or len(embedding.shape) < 2 else embedding.shape[1]
 
 
 def _embedded(ids: Iterable[int], vocab_size: int) -> tuple[int, ...]:
@@ -208,6 +215,7 @@ def _from_directory(path: Path, any_architecture: bool) -> Checkpoint:
         bos_token_id=token_id("bos_token"),
         pad_token_id=token_id("pad_token"),
         tool_chat_template=_directory_template(path, tokenizer_config, "tool_use"),
+        hidden_size=size if isinstance(size := config.get("hidden_size"), int) else None,
         special_tokens=texts,
         generation_config={k: v for k, v in generation.items() if v is not None},
         tokenizer_config=tokenizer_config,

@@ -14,14 +14,18 @@ async def test_healthz_reports_ok(bench: Any) -> None:
     """A worker with an engine that makes progress reports that it is well."""
     async with bench.client() as client:
         assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/healthz")).json() == {"status": "ok"}
         assert (await client.get("/health/ready")).status_code == 200
         bench.engine.is_alive = False
         assert (await client.get("/health")).status_code == 503
+        assert (await client.get("/healthz")).status_code == 503
 
 
 async def test_generate_returns_a_completion(bench: Any) -> None:
-    """Plain generation gives tokens, their text, and both counts."""
+    """Plain generation gives the text and both counts; the other one tokens too."""
     async with bench.client() as client:
+        answer = (await client.post("/generate", json={"prompt": "a", "max_tokens": 8})).json()
+        assert answer == {"text": "hi", "prompt_tokens": 1, "completion_tokens": 3}
         body = {"token_ids": [1, 2, 3], "output_mode": "text"}
         answer = (await client.post("/inference/v1/generate", json=body)).json()
     assert answer["choices"][0]["text"] == "hi"

@@ -6,6 +6,7 @@ import pytest
 
 from worker.engine.block_hash import BlockHash, BlockHasher, ExtraKeys, extra_keys, short_hash
 from worker.errors import ConfigError
+from worker.types import Adapter
 
 TOKENS = list(range(1, 17))
 
@@ -127,3 +128,11 @@ def test_salt_separates_whole_chains_through_block_zero() -> None:
     assert [h.extra for h in salted] == expected
     assert [extra_keys(index, "a") for index in range(2)] == expected
     assert extra_keys(0, None) is None
+
+
+def test_an_adapter_stands_in_every_block() -> None:
+    """As in vLLM, by name and path; once more of the same is something else."""
+    first, again = Adapter("sql", "/a/sql", 1), Adapter("sql", "/a/sql", 2, version=1)
+    assert extra_keys(1, "salt", first) == (("lora", "sql", "/a/sql"),)
+    assert extra_keys(0, "salt", first) == (("lora", "sql", "/a/sql"), ("cache_salt", "salt"))
+    assert extra_keys(1, None, again) == (("lora", "sql", "/a/sql#1"),)

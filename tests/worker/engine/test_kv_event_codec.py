@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from worker.engine.block_hash import BlockHash
+from worker.engine.block_hash import BlockHash, BlockHasher
 from worker.engine.cache_events import BlockRemoved, BlocksStored, CacheCleared, announcement
 from worker.engine.kv_events import EventEncoder
+from worker.types import Adapter
 
 ONE = BlockHash((1).to_bytes(32, "big"), b"root", (1, 2))
 TWO = BlockHash((2).to_bytes(32, "big"), ONE.digest, (3, 4))
@@ -53,6 +54,17 @@ def test_extra_keys_are_untagged_and_only_sent_when_there_are_some(form: str) ->
     payload = EventEncoder(2, form).encode([BlocksStored((SALTED, child), None)], 0.0)
     (event,) = msgspec.msgpack.decode(payload)[1]
     assert (event["extra_keys"] if form == "map" else event[8]) == [["s"], None]
+
+
+def test_blocks_of_an_adapter_name_it() -> None:
+    """In front of the salt, and in fields of its own."""
+    adapter = Adapter("sql", "/adapters/sql", 5)
+    chain: list[BlockHash] = []
+    BlockHasher(2).extend(chain, [1, 2, 3, 4], 2, "s", adapter)
+    payload = EventEncoder(2).encode([BlocksStored(tuple(chain), None)], 0.0)
+    (event,) = msgspec.msgpack.decode(payload)[1]
+    assert (event["lora_name"], event["lora_id"]) == ("sql", 5)
+    assert event["extra_keys"] == [["sql", "s"], ["sql"]]
 
 
 def test_hashes_can_be_whole_digests() -> None:

@@ -140,7 +140,7 @@ def test_what_the_executor_raises_surfaces_where_its_result_is_awaited(
     if isinstance(pipeline, OverlappedPipeline):
         executor.fails = False
         pipeline.submit(decode(2, 1, pending=False))
-        with pytest.raises(RuntimeError, match="before this one"):
+        with pytest.raises(RuntimeError, match="device lost"):
             pipeline.wait()
     pipeline.shutdown()
     assert executor.seen == []

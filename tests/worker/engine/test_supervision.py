@@ -17,6 +17,7 @@ from worker.types import EngineStats
 GAUGES = {
     *("num_running", "num_waiting", "num_deferred", "kv_cache_usage", "sleep_level"),
     *("is_paused", "num_restarts", "stalled_seconds", "num_speculative_tokens"),
+    *("loaded_adapters", "awaited_adapters"),
 }
 
 

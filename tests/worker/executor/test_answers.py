@@ -25,6 +25,7 @@ class Rows:
         self.sampled = [s for s in sequences if s.samples]
         self.scored = [s for s in sequences if s.prompt_targets]
         self.silent = [s for s in sequences if not s.samples]
+        self.pooled: list[ScheduledSequence] = []
         self.sampled_slots = np.arange(len(self.sampled), dtype=np.int32)
         self.num_logits = sum(1 + s.num_drafts for s in self.sampled)
         self.num_logits += sum(len(s.prompt_targets) for s in self.scored)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,18 +18,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
-from worker.engine.drafters.registry import build_drafter
-from worker.engine.messages import AddRequest
+from worker.engine.drafters.interface import DraftContext, Drafter
+from worker.engine.messages import AddRequest, Vocabulary
 from worker.engine.scheduler import Scheduler
 from worker.engine.speculation import Speculation
 from worker.errors import ConfigError
-from worker.executor.graphs import DecodeGraphs, graph_sizes
+from worker.executor.graphs import DecodeGraphs, _Key, _keys, graph_sizes
 from worker.executor.interface import execute
 from worker.executor.model_runner import ModelRunner
 from worker.executor.start import choose_graphs
 from worker.ops.backends import TORCH
 from worker.ops.step import StepTensors
-from worker.types import SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
+from worker.types import Drafts, SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 
 VOCABULARY, BLOCK = 90, 4
 ROOM = (40, 16)
@@ -50,6 +50,18 @@ BANS = [
     *WISHES,
     {"temperature": 1.0, "min_tokens": 3, "stop_token_ids": tuple(range(60))},
 ]
+MOST = 3
+DRAFTED = {
+    "plain": WISHES,
+    "stopped": [{**wish, "stop_token_ids": tuple(range(8))} for wish in WISHES],
+    "adjusted": WISHES + ADJUSTED,
+    "banned": BANS,
+    "constrained": [
+        *WISHES,
+        {"temperature": 0.9, "grammar": "start: /([a-m]{2}[N-Z])+/"},
+        {"temperature": 0.0, "grammar": "start: /[1-9]+/"},
+    ],
+}
 
 
 class ToyModel:
@@ -85,10 +97,11 @@ def make_runner(
     num_blocks: int = 64,
     sizes: tuple[int, ...] = (1, 2, 4, 8),
     room: tuple[int, int] = ROOM,
+    most_drafts: int = 0,
 ) -> ModelRunner:
     """The toy model, with graphs of a device or without. Blocks are nan until they are written."""
     model: Any = ToyModel()
-    graphs = None if device is None else DecodeGraphs(device, sizes, room)
+    graphs = None if device is None else DecodeGraphs(device, sizes, room, most_drafts)
 
     def cache() -> Tensor:
         made = torch.full((1, num_blocks + (graphs is not None), 2, 1, BLOCK, 1), torch.nan)
@@ -112,20 +125,52 @@ def requests(wishes: list[dict[str, Any]], count: int) -> list[AddRequest]:
     return made
 
 
+class Foresees:
+    """Implements `Drafter`: what comes next is known, is spoilt now and then, and does not end."""
+
+    def __init__(self, known: dict[str, list[Any]], asked: list[AddRequest]) -> None:
+        self._texts = [(r.prompt_token_ids, known[r.request_id]) for r in asked]
+
+    def propose(self, context: DraftContext, num_tokens: int) -> Drafts | None:
+        """Of the sequence that begins like this one."""
+        own = [*context.token_ids]
+        draw = random.Random(len(own) + context.seq_id)
+        for prompt, output in self._texts:
+            text = [*prompt, *(token for token in output if isinstance(token, int))]
+            if len(prompt) == context.num_prompt and text[: len(own)] == own:
+                drafts = (text[len(own) :] + [1] * num_tokens)[: draw.randrange(num_tokens + 1)]
+                drafts = [89 - d if draw.random() < 0.15 else d for d in drafts]
+                return Drafts(len(own), tuple(drafts), (0.5,) * len(drafts)) if drafts else None
+        return None
+
+    def end(self, context: DraftContext, learns: bool) -> None:
+        """Nothing is held."""
+
+    def learn(self, num_tokens: int) -> None:
+        """Nothing to learn."""
+
+
 def answers(
-    runner: ModelRunner, asked: list[AddRequest], num_blocks: int, overlap: bool, drafts: int = 0
+    runner: ModelRunner,
+    asked: list[AddRequest],
+    num_blocks: int,
+    overlap: bool,
+    drafter: Drafter | None = None,
 ) -> dict[str, list[Any]]:
     """Tokens and log probabilities of all; two are added before every step."""
     speculation = None
-    if drafts:
-        config = SpeculativeConfig(
-            "ngram", drafts, prompt_lookup_min=1, enable_adaptive_verification=False
-        )
-        speculation = Speculation(config, build_drafter(config), False)
+    if drafter is not None:
+        config = SpeculativeConfig("ngram", MOST, enable_adaptive_verification=False)
+        speculation = Speculation(config, drafter, False)
     limits = SchedulerConfig(12, 8, 64)
-    scheduler = Scheduler(CacheConfig(num_blocks, BLOCK), limits, speculation=speculation)
+    scheduler = Scheduler(CacheConfig(num_blocks, BLOCK), limits, (89,), speculation)
     core = EngineCore(scheduler, runner, lambda: 0.0, overlap)
+    core.take_vocabulary(Vocabulary([bytes((33 + n,)) for n in range(90)], [89], [89]))
+    for request in asked:
+        if request.params.grammar is not None and scheduler.grammars is not None:
+            scheduler.grammars.compile(request.params.grammar).result()
     found: dict[str, list[Any]] = {request.request_id: [] for request in asked}
+    logprobs: dict[str, list[Any]] = {request.request_id: [] for request in asked}
     waiting = list(asked)
     while core.has_work or waiting:
         for _ in range(min(2, len(waiting))):
@@ -133,9 +178,14 @@ def answers(
         told = core.step()
         for output in told.outputs if told is not None else ():
             assert output.error is None
-            found[output.request_id] += [*output.token_ids, output.logprobs]
+            found[output.request_id] += output.token_ids
+            logprobs[output.request_id] += output.logprobs
+    stats = scheduler.stats()
+    assert bool(stats.num_preemptions) == (num_blocks < 20)
+    if drafter is not None:
+        assert 20 < stats.num_accepted_tokens < stats.num_draft_tokens - 5
     core.shutdown()
-    return found
+    return {name: own + logprobs[name] for name, own in found.items()}
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -156,13 +206,53 @@ def test_an_engine_on_graphs_answers_the_same(
     assert device.calls.count("send") > 10
 
 
-def test_steps_with_drafts_go_beside_the_graphs() -> None:
-    """And leave what the next replay needs."""
-    asked = requests(WISHES, 20)
-    expected = answers(make_runner(None), asked, 64, overlap=False)
+@pytest.mark.parametrize("num_blocks", [64, 17], ids=["roomy", "preempted"])
+@pytest.mark.parametrize("wishes", ["plain", "stopped", "adjusted", "banned", "constrained"])
+def test_steps_with_drafts_are_replayed(wishes: str, num_blocks: int) -> None:
+    """Drafts that stand and fall, tokens among them that end an answer, and sequences without."""
+    asked = requests(DRAFTED[wishes], 30)
+    expected = answers(make_runner(None, num_blocks), asked, num_blocks, overlap=False)
     device = PoisonedGraphs()
-    assert answers(make_runner(device), asked, 64, overlap=True, drafts=2) == expected
-    assert device.calls.count("send") > 3
+    runner = make_runner(device, num_blocks, most_drafts=MOST)
+    device.calls.clear()
+    assert answers(runner, asked, num_blocks, True, Foresees(expected, asked)) == expected
+    assert device.calls.count("send") > 4
+
+
+def drafted(counts: Sequence[int], at: int = 3) -> SchedulerOutput:
+    """A step of sequences with so many drafts of token 1."""
+    shares = []
+    for index, count in enumerate(counts):
+        spec = SampleSpec(SamplingParams(max_tokens=9, seed=index), at + 1, num_prompt=1)
+        table = (8 * index,)
+        tokens = [index + 3, *[1] * count]
+        shares.append(ScheduledSequence(index, tokens, at, table, (spec,), num_drafts=count))
+    return SchedulerOutput(0, tuple(shares))
+
+
+def test_a_step_with_drafts_is_one_copy_there_and_one_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing else crosses, however many drafts a sequence has."""
+    device = PoisonedGraphs()
+    runner = make_runner(device, most_drafts=MOST)
+    for counts in ([2], [0, 1, MOST], [0, 2, 1, 0, MOST, 1]):
+        device.calls.clear()
+        with unhindered(device, monkeypatch):
+            ticket = runner.submit(drafted(counts, at=0))
+        assert device.calls == ["send", "replay", "replay", "fetch"]
+        assert len(ticket.collect().sampled) == len(counts)
+
+
+def test_steps_with_more_drafts_or_rows_than_captured_are_launched_anew() -> None:
+    """More drafts than expected; more rows than 256."""
+    device = PoisonedGraphs()
+    runner = make_runner(device, most_drafts=1)
+    device.calls.clear()
+    execute(runner, drafted([2], at=0))
+    assert not device.calls
+    assert _keys([100], 15) == [_Key(100, 1)]
+    assert _keys([1, 16], 15) == [_Key(16, 16), _Key(1, 16), _Key(16, 1), _Key(1, 1)]
 
 
 def test_tables_that_outgrow_their_room_are_captured_again() -> None:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import gguf
 import pytest
@@ -19,12 +21,13 @@ from tiny_llama import BLOCK_SIZE, step_of
 from worker.config import EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.messages import AddRequest
 from worker.engine.process import build_core
-from worker.errors import ConfigError
+from worker.errors import ConfigError, ModelError
 from worker.executor.kv_cache import allocate
-from worker.executor.start import build_executor, choose_kernels, choose_kv_dtype
+from worker.executor.start import EIGHT_BITS, build_executor, choose_kernels, choose_kv_dtype
 from worker.models.draft_head import HeadShape, head_metadata
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
+from worker.ops.backends import TORCH
 from worker.ops.cpu import native
 from worker.ops.cpu.native import BlockLinear, CpuKernels, open_kernels
 from worker.types import SamplingParams
@@ -209,15 +212,58 @@ def test_what_quantisation_needs_is_said(
 
 def test_the_cache_is_like_activations_or_in_bfloat16_beside_float32() -> None:
     cuda, single, half = torch.device("cuda"), torch.float32, torch.bfloat16
-    assert choose_kv_dtype("auto", CPU, single) is single
-    assert choose_kv_dtype("auto", cuda, torch.float16) is torch.float16
-    assert choose_kv_dtype("float32", CPU, single) is single
-    assert choose_kv_dtype("bfloat16", CPU, single) is half
-    assert choose_kv_dtype("bfloat16", cuda, half) is half
+    assert choose_kv_dtype("auto", CPU, single, TORCH) is single
+    assert choose_kv_dtype("auto", cuda, torch.float16, TORCH) is torch.float16
+    assert choose_kv_dtype("float32", CPU, single, TORCH) is single
+    assert choose_kv_dtype("bfloat16", CPU, single, TORCH) is half
+    assert choose_kv_dtype("bfloat16", cuda, half, TORCH) is half
     refused = [("float32", CPU, half), ("float32", cuda, half), ("bfloat16", cuda, single)]
     for name, device, dtype in refused:
         with pytest.raises(ConfigError, match=f"^--kv-cache-dtype {name} takes a CPU"):
-            choose_kv_dtype(name, device, dtype)
+            choose_kv_dtype(name, device, dtype, TORCH)
+
+
+def test_a_cache_of_eight_bits_takes_triton_and_a_gpu_that_has_them(
+    monkeypatch: pytest.MonkeyPatch, tiny_checkpoint: Path
+) -> None:
+    """Either of vLLM's names; elsewhere the reason is given."""
+    triton: Any = SimpleNamespace(name="triton")
+    cuda, half = torch.device("cuda"), torch.bfloat16
+    for capability in ((8, 6), (8, 9), (9, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
+        for name in EIGHT_BITS:
+            if capability >= (8, 9):
+                assert choose_kv_dtype(name, cuda, half, triton) is torch.float8_e4m3fn
+            else:
+                with pytest.raises(ConfigError, match=f"^--kv-cache-dtype {name} .* 8.9 or higher"):
+                    choose_kv_dtype(name, cuda, half, triton)
+        with pytest.raises(ConfigError, match=r"^--kv-cache-dtype fp8 takes .*backend is torch: "):
+            choose_kv_dtype("fp8", cuda, half, TORCH)
+    with pytest.raises(ConfigError, match=r"^--kv-cache-dtype fp8 takes .*bfloat16 on a CPU"):
+        build_executor(config(tiny_checkpoint, kv_cache_dtype="fp8"))
+
+
+@pytest.mark.parametrize(
+    "form", ["{}_scale", "attn.{}_scale", "{}_proj.{}_scale", "{}_proj.output_scale"]
+)
+def test_scales_of_the_cache_are_read_from_the_checkpoint(
+    form: str, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    """One of all heads or one of each, under any name that is in use; without, none are needed."""
+    shutil.copy(tiny_checkpoint / "config.json", tmp_path)
+    tensors = load_file(tiny_checkpoint / "model.safetensors")
+    for part, scale in (("k", torch.tensor(0.5)), ("v", torch.tensor([2.0, 4.0]))):
+        tensors[f"model.layers.1.self_attn.{form.format(part, part)}"] = scale
+    save_file(tensors, tmp_path / "model.safetensors")
+    first, second = load_model(tmp_path, torch.float32, CPU).layers
+    assert first.kv_scales is None
+    assert second.kv_scales is not None
+    assert second.kv_scales.tolist() == [[0.5, 0.5], [2.0, 4.0]]
+    name = f"model.layers.0.self_attn.{form.format('k', 'k')}"
+    for wrong in (torch.tensor(0.0), torch.tensor(torch.nan), torch.ones(3)):
+        save_file(tensors | {name: wrong}, tmp_path / "model.safetensors")
+        with pytest.raises(ModelError, match=f"{name} must be a positive number"):
+            load_model(tmp_path, torch.float32, CPU)
 
 
 def test_the_same_memory_holds_twice_the_blocks(tiny_checkpoint: Path) -> None:

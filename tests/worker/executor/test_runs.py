@@ -36,6 +36,7 @@ class Rows:
         self.sampled = list(sequences)
         self.scored: list[ScheduledSequence] = []
         self.silent: list[ScheduledSequence] = []
+        self.pooled: list[ScheduledSequence] = []
         self.sampled_slots = np.arange(len(sequences), dtype=np.int32)
         self.num_logits = sum(1 + s.num_drafts for s in sequences)
 

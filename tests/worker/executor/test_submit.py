@@ -124,7 +124,9 @@ def no_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_step_is_submitted_without_waiting_for_the_device(
     tiny_executor: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Greedy, drawn, with log probabilities; prompts, then tokens that nobody knows yet."""
+    """Greedy, drawn, with log probabilities; prompts, then tokens that nobody knows yet, and then
+    drafts, in more rows than have logits at once.
+    """
     if tiny_executor._model is None or tiny_executor._model.kernels is None:
         pytest.skip("the native kernels are not built, or not for this CPU")
     tickets = []
@@ -135,6 +137,13 @@ def test_a_step_is_submitted_without_waiting_for_the_device(
         with no_reads(monkeypatch):
             tickets.append(tiny_executor.submit(step))
     assert [len(ticket.collect().sampled) for ticket in tickets] == [4, 4, 4]
+    spec = SampleSpec(SamplingParams(max_tokens=99, temperature=0.9, top_p=0.8), 2)
+    drafted = tuple(
+        ScheduledSequence(i, [7, *[2] * 7], 1, [i % 16], (spec,), num_drafts=7) for i in range(40)
+    )
+    with no_reads(monkeypatch):
+        ticket = tiny_executor.submit(SchedulerOutput(3, drafted))
+    assert len(ticket.collect().sampled) == 40
 
 
 def test_the_guard_against_reads_refuses_them(monkeypatch: pytest.MonkeyPatch) -> None:

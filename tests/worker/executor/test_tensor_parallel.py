@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from model_variants import GEMMA2, PARTLY, PHI3
+from tiny_checkpoint import save_checkpoint
 
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
@@ -45,14 +45,26 @@ CONFIG = {
     "attention_bias": True,
     "mlp_bias": True,
 }
-PROJECTIONS = {
-    "self_attn.q_proj": (48, 48),
-    "self_attn.k_proj": (24, 48),
-    "self_attn.v_proj": (24, 48),
-    "self_attn.o_proj": (48, 48),
-    "mlp.gate_proj": (40, 48),
-    "mlp.up_proj": (40, 48),
-    "mlp.down_proj": (48, 40),
+TINY = {
+    "vocab_size": 91,
+    "hidden_size": 48,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": True,
+}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "phi3": {
+        **PHI3,
+        "model_type": "phi3",
+        "hidden_size": 64,
+        "rope_parameters": PARTLY,
+        "sliding_window": 40,
+    },
+    "gemma2": {**GEMMA2, "model_type": "gemma2", "num_hidden_layers": 2},
+    "one KV head": {**CONFIG, "num_key_value_heads": 1},
 }
 BOTH = frozenset({"weights", "kv_cache"})
 
@@ -95,27 +107,7 @@ class Answer:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random weights of `CONFIG`."""
     path = tmp_path_factory.mktemp("tiny")
-    (path / "config.json").write_text(json.dumps(CONFIG))
-    noise = torch.Generator().manual_seed(8)
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=noise) * 0.3
-
-    tensors = {
-        "model.embed_tokens.weight": draw(91, 48),
-        "lm_head.weight": draw(91, 48),
-        "model.norm.weight": 1 + draw(48),
-    }
-    for layer in range(2):
-        prefix = f"model.layers.{layer}."
-        for name, shape in PROJECTIONS.items():
-            tensors |= {
-                f"{prefix}{name}.weight": draw(*shape),
-                f"{prefix}{name}.bias": draw(shape[0]),
-            }
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            tensors[f"{prefix}{norm}.weight"] = 1 + draw(48)
-    save_file(tensors, path / "model.safetensors")
+    save_checkpoint(path, CONFIG)
     return path
 
 
@@ -186,8 +178,8 @@ def requests() -> list[AddRequest]:
     return made
 
 
-def run(executor: Executor, way: Way) -> dict[str, Answer]:
-    """The answers to all requests, asked at once."""
+def run(executor: Executor, way: Way, asked: list[AddRequest] | None = None) -> dict[str, Answer]:
+    """The answers to all requests, or those given, asked at once."""
     limits = SchedulerConfig(way.budget, way.batch, 256)
     speculation = None
     if way.drafts:
@@ -198,7 +190,7 @@ def run(executor: Executor, way: Way) -> dict[str, Answer]:
     scheduler = Scheduler(CacheConfig(way.num_blocks, 8), limits, speculation=speculation)
     core = EngineCore(scheduler, Lent(executor), lambda: 0.0, way.overlap)
     answers: dict[str, Answer] = {}
-    for request in requests():
+    for request in requests() if asked is None else asked:
         core.add(request)
         answers |= {name: Answer() for name in (request.request_id, *request.branch_ids)}
     while core.has_work:
@@ -209,6 +201,23 @@ def run(executor: Executor, way: Way) -> dict[str, Answer]:
     assert bool(scheduler.stats().num_preemptions) == (way.num_blocks < 100)
     assert bool(scheduler.stats().num_accepted_tokens) == bool(way.drafts)
     return answers
+
+
+# A process is in one group at a time: before `two_ranks` is.
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_other_layouts_answer_as_one_process(name: str, tmp_path: Path) -> None:
+    """Fused products and norms after branches; and both ranks have the one KV head there is."""
+    save_checkpoint(tmp_path, {**TINY, **LAYOUTS[name]})
+    asked, way = requests()[:40], Way(overlap=True)
+    expected = run(build_executor(config_of(tmp_path, 1))[0], way, asked)
+    executor, _ = build_executor(config_of(tmp_path, 2))
+    try:
+        found = run(executor, way, asked)
+    finally:
+        executor.shutdown()
+    assert {key: own.token_ids for key, own in found.items()} == {
+        key: own.token_ids for key, own in expected.items()
+    }
 
 
 @pytest.mark.parametrize("name", WAYS)
@@ -270,7 +279,9 @@ def test_ranks_sleep_and_wake_together(two_ranks: Executor, level: int) -> None:
 
 def test_a_size_that_divides_no_heads_is_refused(checkpoint: Path) -> None:
     """With the flag and the sizes that would do."""
-    with pytest.raises(ConfigError, match=r"--tensor-parallel-size 3 .* 4 heads, 2 KV.* 1 or 2$"):
+    with pytest.raises(
+        ConfigError, match=r"--tensor-parallel-size 3 .* 4 heads, 2 KV.* 1, 2 or 4$"
+    ):
         build_executor(config_of(checkpoint, 3))
 
 

@@ -39,6 +39,7 @@ STATS = EngineStats(
     num_accepted_by_position=(8, 3),
     num_drafter_failures=4,
     num_speculative_tokens=2.5,
+    num_out_of_memory=3,
 )
 
 

@@ -30,6 +30,18 @@ def page(of: WorkerMetrics, stats: EngineStats | None = None) -> dict[str, dict[
     return found
 
 
+def test_adapters_are_shown_by_name_since_when_they_are_there() -> None:
+    """Loaded and awaited ones, between commas; the value grows with each change."""
+    subject = WorkerMetrics("m", 64, 123.5, max_loras=2)
+    (first,) = page(subject)["vllm:lora_requests_info"].items()
+    assert first == ("max_lora=2,waiting_lora_adapters=,running_lora_adapters=", 123.5)
+    stats = EngineStats(loaded_adapters=("sql", "chat"), awaited_adapters=("code",))
+    ((labels, value),) = page(subject, stats)["vllm:lora_requests_info"].items()
+    assert labels == "max_lora=2,waiting_lora_adapters=code,running_lora_adapters=sql,chat"
+    assert value > 123.5
+    assert page(subject, stats)["vllm:lora_requests_info"] == {labels: value}
+
+
 def test_the_engines_numbers_are_shown_as_they_are() -> None:
     """Gauges and counters are the snapshot's."""
     stats = EngineStats(2, 3, 0.25, 100, 40, 5, 600, 70)

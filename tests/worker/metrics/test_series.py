@@ -180,6 +180,7 @@ def test_our_own_series_are_apart(families: dict[str, Metric]) -> None:
         "engine_restarts": 1,
         "engine_stalled": 1,
         "engine_steps": 80,
+        "engine_out_of_memory": 3,
         "prefix_cache_evictions": 6,
         "prefix_cache_hash_collisions": 7,
         "kv_event_batches_dropped": 9,

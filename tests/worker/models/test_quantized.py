@@ -247,13 +247,13 @@ def test_without_the_configuration_the_type_is_named(save_tiny: Callable[..., An
         load_model(path, torch.float32, CPU)
 
 
-def test_scales_of_a_cache_are_not_needed(save_tiny: Callable[..., Any]) -> None:
-    """The KV cache has the numbers' own type."""
+def test_scales_of_a_cache_are_read_beside_weights(save_tiny: Callable[..., Any]) -> None:
+    """For a cache of eight bits."""
     path = save_tiny("Llama").path
     quantize(path, "compressed, tensor")
     configure(path, sparsity_config={"format": "dense"}, transform_config={})
     edit(path, lambda tensors: tensors.update({f"{PREFIX}self_attn.k_scale": torch.ones(1)}))
-    assert load_model(path, torch.float32, CPU).config.num_layers == 2
+    assert any(layer.kv_scales is not None for layer in load_model(path, torch.float32, CPU).layers)
 
 
 def test_an_exception_by_module_is_no_setting(save_tiny: Callable[..., Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Callable
 
 import pytest
@@ -26,7 +27,7 @@ from worker.ops.rejection import (
     verify_coupled,
 )
 from worker.ops.rejection_torch import excess, log_normalizers, residuals
-from worker.ops.sample import ALL_MASKED, Undrawable, scores
+from worker.ops.sample import ALL_MASKED, DrawState, Undrawable, scores
 from worker.types import Draw, SampleSpec, SamplingParams
 
 ChiSquare = Callable[[list[int], list[float]], float]
@@ -192,26 +193,31 @@ def test_an_unknown_method_is_refused() -> None:
         verify([0], torch.zeros(2, 3), None, 0, 0, "typical")
 
 
-def test_coupled_runs_end_at_the_first_draft_that_falls() -> None:
-    """Later rows are not even looked at."""
-    looked: list[int] = []
+@given(st.integers(0, 10_000), st.integers(0, 5))
+@settings(max_examples=100, deadline=None)
+def test_coupled_runs_are_those_of_one_row_after_the_other(seed: int, most: int) -> None:
+    """Of sequences with any number of drafts, and rows from which nothing can be drawn."""
+    draw = random.Random(seed)
+    own = [draw.randrange(most + 1) for _ in range(6)]
+    tokens = torch.tensor([[draw.randrange(2) for _ in range(most + 1)] for _ in own]).int()
+    states = torch.tensor(
+        [[DrawState.ALL_MASKED if draw.random() < 0.1 else 0 for _ in row] for row in tokens]
+    ).int()
+    drafts = torch.tensor([[draw.randrange(2) for _ in range(most)] for _ in own]).int()
+    drafts = drafts.view(len(own), most)
+    runs = verify_coupled(tokens, states, drafts, torch.tensor(own).int())
+    for index, count in enumerate(own):
+        first = most - count
 
-    def draw(index: int) -> int:
-        looked.append(index)
-        return (5, 6, 7, 8)[index]
+        def at(row: int, place: tuple[int, int] = (index, first)) -> int | Undrawable:
+            where = (place[0], place[1] + row)
+            return int(tokens[where]) if states[where] == 0 else Undrawable(ALL_MASKED)
 
-    assert verify_coupled([5, 9, 7], draw) == ([5, 6], None)
-    assert looked == [0, 1]
-    assert verify_coupled([5, 6, 7], draw) == ([5, 6, 7, 8], None)
-    assert verify_coupled([], draw) == ([5], None)
-
-
-def test_coupled_runs_end_before_a_row_without_a_token() -> None:
-    """With the reason, and with what was drawn before it."""
-    nothing = Undrawable(ALL_MASKED)
-    assert verify_coupled([1, 1], lambda i: nothing if i == 1 else 1) == ([1], nothing)
-    assert verify_coupled([1, 1], lambda i: nothing if i == 1 else 2) == ([2], None)
-    assert verify_coupled([1, 1], lambda _: nothing) == ([], nothing)
+        wanted, fault = reference.coupled_run(drafts[index, first:].tolist(), at)
+        end, state = int(runs.ends[index]), int(runs.states[index])
+        assert tokens[index, first : end + (state == 0)].tolist() == wanted
+        assert (state == DrawState.ALL_MASKED) == (fault is not None)
+        assert runs.lasts[index] == tokens[index, end]
 
 
 def test_without_drafts_the_token_is_the_samplers_own() -> None:
@@ -243,6 +249,6 @@ def test_sharp_targets_leave_nothing_to_chance(seed: int, num_drafts: int, metho
         token if torch.rand(1, generator=generator) < 0.7 else seed % 8
         for token in best[:num_drafts].tolist()
     ]
-    expected, fault = verify_coupled(drafts, lambda index: int(best[index]))
+    expected, fault = reference.coupled_run(drafts, lambda index: int(best[index]))
     assert fault is None
     assert verify(drafts, sharp, None, seed, 3, method).token_ids == tuple(expected)

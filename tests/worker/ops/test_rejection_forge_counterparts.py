@@ -14,10 +14,11 @@ from random import Random
 import numpy as np
 import pytest
 import torch
+from reference_ops import coupled_run
 from single_draws import verify
 
 from worker.ops.noise import Purpose, gumbel_noise
-from worker.ops.rejection import DraftVerdict, verify_coupled
+from worker.ops.rejection import DraftVerdict
 from worker.ops.sample import TORCH_SAMPLER, scores
 from worker.types import SampleSpec, SamplingParams
 
@@ -74,7 +75,7 @@ def step(
     specs = [SampleSpec(params, len(tokens) + i) for i in range(6)]
     if params.temperature == 0:
         outcomes = TORCH_SAMPLER.launch(logits, range(6), specs).collect()
-        emitted, fault = verify_coupled(drafts, outcomes.__getitem__)
+        emitted, fault = coupled_run(drafts, outcomes.__getitem__)
         assert fault is None
         return len(drafts), DraftVerdict(tuple(emitted))
     rows = torch.stack([scores(row, spec) for row, spec in zip(logits, specs, strict=True)])

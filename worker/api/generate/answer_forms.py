@@ -9,9 +9,11 @@ from functools import cached_property
 from typing import Any
 
 from worker.api.generate.text import ModelText, opens_a_turn
+from worker.api.schema.constraints import after_reasoning
 from worker.api.schema.requests import ChatRequest
-from worker.api.schema.tools import ToolUse, answer_schema, tool_use
+from worker.api.schema.tools import ToolUse, tool_use
 from worker.api.tools.answer import (
+    END_OF_THINK,
     REASONING_MARKS,
     TOOL_FORMATS,
     AnswerForm,
@@ -61,9 +63,7 @@ class AnswerForms:
             schemas, chosen = use.schemas, self._chosen(use)
             marks.update(TOOL_FORMATS[chosen].marks)
         reasons: bool | None = None
-        # An answer that has to be calls is nothing else.
-        only_calls = use is not None and answer_schema(use) is not None
-        if self._reasoning is not None and not only_calls:
+        if self._reasoning is not None:
             opens = opens_a_turn(request)
             reasons = begins_with_reasoning(self._reasoning, prompt, opens_a_turn=opens)
             marks.update(REASONING_MARKS)
@@ -79,6 +79,17 @@ class AnswerForms:
             hidden=() if request.skip_special_tokens is False else tuple(sorted(special)),
         )
         return form, frozenset(self._special[mark] for mark in special)
+
+    def grammar_of(
+        self, grammar: str, form: AnswerForm | None, request: ChatRequest, prompt: str
+    ) -> str:
+        """The grammar of the whole of an answer which, once it has reasoned, matches `grammar`."""
+        if form is None or form.reasons is None:
+            return grammar
+        has_reasoned = prompt.rstrip().endswith(END_OF_THINK) or not opens_a_turn(request)
+        if has_reasoned and not form.reasons:
+            return grammar
+        return after_reasoning(grammar, self._special, is_certain=form.reasons)
 
     def _chosen(self, use: ToolUse) -> str:
         """How the calls will be written; those that an answer has to have are in plain JSON."""

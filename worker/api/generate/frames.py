@@ -84,7 +84,9 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One complete choice of a response that is not streamed. `calls` are all parts of them."""
+    """One complete choice of a response that is not streamed. `calls` are all parts of them;
+    `pooled` is the embedding of the prompt, where that was asked for; `usage` counts this choice.
+    """
 
     text: str
     ending: Ending
@@ -93,6 +95,8 @@ class Answer:
     prompt_logprobs: msgspec.Raw | None = None
     reasoning: str = ""
     calls: Sequence[CallDelta] = ()
+    pooled: Sequence[float] = ()
+    usage: TokenCounts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,11 @@ class PromptFacts:
 class Frames(Protocol):
     """The wire form of one response: frames when streamed, one body when not."""
 
+    @property
+    def done(self) -> bytes:
+        """What ends a stream, after all else."""
+        ...
+
     def opening(self, index: int, usage: TokenCounts | None) -> bytes:
         """What comes before the first text of a choice; may be empty."""
         ...
@@ -140,6 +149,24 @@ class Frames(Protocol):
     def body(self, answers: Sequence[Answer], usage: TokenCounts, metrics: Json | None) -> bytes:
         """The JSON body of a response that is not streamed."""
         ...
+
+
+class WholeFrames:
+    """What `Frames` has for streams, of answers that are never streamed."""
+
+    done = b""
+
+    def opening(self, index: int, usage: TokenCounts | None) -> bytes:
+        """Never called."""
+        raise NotImplementedError
+
+    def delta(self, delta: Delta) -> bytes:
+        """Never called."""
+        raise NotImplementedError
+
+    def usage(self, usage: TokenCounts, metrics: Json | None) -> bytes:
+        """Never called."""
+        raise NotImplementedError
 
 
 def _tail(
@@ -164,6 +191,8 @@ def _or_null(value: object) -> bytes:
 
 class _OpenAiFrames:
     """What chats and text completions have in common. `kind` is the object that a chunk is."""
+
+    done = DONE
 
     def __init__(self, head: ResponseHead, prompt: PromptFacts | None, kind: str) -> None:
         self._head = head
@@ -240,7 +269,7 @@ class ChatFrames(_OpenAiFrames):
 
     def _message(self, answer: Answer) -> ChatMessageOut:
         message = ChatMessageOut(self._role, self._echo + answer.text)
-        calls = _whole_calls(answer.calls)
+        calls = whole_calls(answer.calls)
         if calls:
             message.tool_calls = calls
         if answer.reasoning:
@@ -275,7 +304,7 @@ def _chat_delta(delta: Delta) -> bytes:
     return _encode(parts)
 
 
-def _whole_calls(parts: Sequence[CallDelta]) -> list[ToolCallOut]:
+def whole_calls(parts: Sequence[CallDelta]) -> list[ToolCallOut]:
     """The calls that parts add up to, without the broken ones."""
     calls: dict[int, ToolCallOut] = {}
     for part in parts:
@@ -340,6 +369,8 @@ class CompletionFrames(_OpenAiFrames):
 
 class TokenFrames:
     """Token-level answers: token ids, and text only where it is asked for."""
+
+    done = DONE
 
     def __init__(self, request_id: str, model: str, created: int, *, with_text: bool) -> None:
         self._head: Json = {"request_id": request_id, "model": model, "created": created}

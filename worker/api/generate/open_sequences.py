@@ -32,9 +32,10 @@ class OpenSequences:
     def abort(self, request_ids: Iterable[str]) -> None:
         """Stop whatever a client may mean by ids: a response's id, that without its prefix (as the
         client gave it in `x-request-id`), or a sequence's own. Everything that is open is looked at
-        once, however many ids there are.
+        once, however many ids there are. Responses and messages have ids of their own making,
+        `resp_…` and `msg_…`.
         """
-        wanted = frozenset(request_ids)
+        wanted = {re.sub("^(resp|msg)_", "", request_id) for request_id in request_ids}
         for sequence_id in tuple(self._open):
             response_id = response_of(sequence_id)
             names = (sequence_id, response_id, response_id.partition("-")[2])

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from worker.api.generate.adapters import ServedAdapters
 from worker.api.generate.answer_forms import AnswerForms
 from worker.api.generate.frames import (
     ChatFrames,
@@ -63,6 +64,7 @@ from worker.api.tools.answer import AnswerForm
 from worker.config import ApiConfig
 from worker.engine.messages import AddRequest
 from worker.errors import RequestError
+from worker.types import Adapter
 
 DEFAULT_COMPLETION_TOKENS = 16
 COMPILE_SECONDS = 10.0  # of a grammar, others that it waits for included
@@ -127,6 +129,7 @@ class _Asked:
     logprobs: int | None
     constraint: Constraint | None
     grammar: str | None
+    adapter: Adapter | None
 
 
 class RequestPreparer:
@@ -139,10 +142,12 @@ class RequestPreparer:
         config: ApiConfig,
         text: ModelText,
         rng: random.Random,
+        adapters: ServedAdapters,
         defaults: Mapping[str, float] | None = None,
         forms: AnswerForms | None = None,
     ) -> None:
         self._config = config
+        self.adapters = adapters
         self._text = text
         self._rng = rng
         self._limits = replace(text.limits, max_logprobs=config.max_logprobs)
@@ -160,29 +165,34 @@ class RequestPreparer:
         """The same, with another encoder of prompts in front of the same randomness."""
         text = replace(self._text, prompt_encoder=encode)
         defaults = self._sampling.defaults
-        return RequestPreparer(self._config, text, self._rng, defaults, self._forms)
+        parts = (self._rng, self.adapters, defaults, self._forms)
+        return RequestPreparer(self._config, text, *parts)
 
     async def chat(self, body: bytes, arrival: Arrival) -> Prepared:
         """`POST /v1/chat/completions`; without a limit the answer may fill the context."""
         request = decode_generation(body, ChatRequest)
-        self.check_model(request.model)
+        adapter = self.check_model(request.model)
         prompt = self._text.render(request.messages, request)
         ids = await self._text.encode(prompt, add_special_tokens=bool(request.add_special_tokens))
         limit = requested_max_tokens(request, request.max_completion_tokens, self._limits)
         ids = self._truncated(request, ids, limit)
         if self._may_encode_unknown:
-            await self._check_ids([ids], ["messages"])
+            await self.check_ids([ids], ["messages"])
         constraint = constraint_of(request)
+        form, shown_ids = self._forms.form_of(request, prompt)
         asked = _Asked(
             request,
             arrival,
-            _response_id("chatcmpl", request, arrival),
+            response_id("chatcmpl", request.request_id, arrival),
             [ids],
             (),
             self._capped(limit),
             _chat_logprobs(request, self._limits),
             constraint,
-            await self._grammar(constraint),
+            await self._grammar(
+                constraint, lambda text: self._forms.grammar_of(text, form, request, prompt)
+            ),
+            adapter,
         )
         role = "assistant" if opens_a_turn(request) else request.messages[-1].role
         frames = ChatFrames(
@@ -198,16 +208,15 @@ class RequestPreparer:
         as_ids = self._tokens_as_ids(request)
         token_bytes = self._text.tokenizer.token_bytes
         prepared = self._prepared(asked, frames, lambda: ChatLogprobs(token_bytes, as_ids=as_ids))
-        form, shown_ids = self._forms.form_of(request, prompt)
         text = replace(prepared.text, shown_ids=shown_ids)
-        # What an answer must match is all of it: there is no call or reasoning to look for.
-        is_plain = constraint is not None and constraint.field != CALLS
-        return replace(prepared, form=None if is_plain else form, text=text)
+        if form is not None and constraint is not None and constraint.field != CALLS:
+            form = form.without_calls()
+        return replace(prepared, form=form, text=text)
 
     async def completion(self, body: bytes, arrival: Arrival) -> Prepared:
         """`POST /v1/completions`; without a limit the answer has 16 tokens."""
         request = decode_generation(body, CompletionRequest)
-        self.check_model(request.model)
+        adapter = self.check_model(request.model)
         least = 0 if request.echo else 1
         limit = requested_max_tokens(request, None, self._limits, least)
         limit = DEFAULT_COMPLETION_TOKENS if limit is None else limit
@@ -217,19 +226,20 @@ class RequestPreparer:
         if self._may_encode_unknown or not isinstance(given[0], str):
             nested = len(given) > 1 or given[0] is not request.prompt
             names = [f"prompt[{n}]" if nested else "prompt" for n in range(len(prompts))]
-            await self._check_ids(prompts, names)
+            await self.check_ids(prompts, names)
         logprobs = request.logprobs
         constraint = constraint_of(request)
         asked = _Asked(
             request,
             arrival,
-            _response_id("cmpl", request, arrival),
+            response_id("cmpl", request.request_id, arrival),
             prompts,
             await self._echoes(given, prompts, request),
             self._capped(limit),
             None if logprobs is None else check_logprobs("logprobs", logprobs, self._limits),
             constraint,
             await self._grammar(constraint),
+            adapter,
         )
         shown_ids = prompts if request.return_token_ids else None
         frames = CompletionFrames(
@@ -237,20 +247,29 @@ class RequestPreparer:
         )
         return self._prepared(asked, frames, self._completion_logprobs(request))
 
-    def check_model(self, name: str | None) -> None:
-        """A model nobody named is ours; a wrong name is a 404."""
-        if name and name not in self._accepted:
-            raise unknown_model(name, self._config.served_model_names)
+    def check_model(self, name: str | None) -> Adapter | None:
+        """The adapter of that name; None: the model itself, as where nothing is named. A wrong name
+        is a 404.
+        """
+        if not name or name in self._accepted:
+            return None
+        served = self.adapters.find(name)
+        if served is None:
+            names = [*self._config.served_model_names, *self.adapters.names]
+            raise unknown_model(name, names)
+        return served.adapter
 
-    async def _grammar(self, constraint: Constraint | None) -> str | None:
-        """The grammar of an answer that is constrained. It is compiled here to find what is wrong
-        with it; the engine compiles its own.
+    async def _grammar(
+        self, constraint: Constraint | None, whole: Callable[[str], str] = str
+    ) -> str | None:
+        """The grammar of an answer that is constrained; `whole` adds what comes before. It is
+        compiled here to find what is wrong with it; the engine compiles its own.
         """
         if constraint is None:
             return None
         if self._text.grammars is None:
             raise refused(constraint.field, "this model has no end token, so no answer would end")
-        text = await asyncio.to_thread(grammar_of, constraint)
+        text = whole(await asyncio.to_thread(grammar_of, constraint))
         compiling = asyncio.wrap_future(self._text.grammars.compile(text))
         await asyncio.wait({compiling}, timeout=COMPILE_SECONDS)
         if not compiling.done():
@@ -268,7 +287,9 @@ class RequestPreparer:
         encoded = iter(await self._text.encode_all(texts, add_special_tokens=special))
         return [next(encoded) if isinstance(prompt, str) else prompt for prompt in given]
 
-    async def _check_ids(self, prompts: Sequence[Sequence[int]], names: Sequence[str]) -> None:
+    async def check_ids(self, prompts: Sequence[Sequence[int]], names: Sequence[str]) -> None:
+        """Refuse ids that are not the model's, by the names of their prompts."""
+
         def check() -> None:
             for ids, name in zip(prompts, names, strict=True):
                 check_token_ids(ids, self._limits, name)
@@ -316,7 +337,7 @@ class RequestPreparer:
     def _head(self, asked: _Asked) -> ResponseHead:
         return ResponseHead(
             asked.response_id,
-            self._config.served_model_names[0],
+            self._config.served_model_names[0] if asked.adapter is None else asked.adapter.name,
             int(time.time()),
             self._config.system_fingerprint,
         )
@@ -384,7 +405,7 @@ class RequestPreparer:
         num_tokens = n * sum(map(len, asked.prompts))
         name = "prompt_logprobs" if request.prompt_logprobs is not None else "logprobs"
         check_prompt_logprobs_size(params.prompt_logprobs, num_tokens, name, limits)
-        priority = self._priority(asked)
+        priority = self.priority(request.priority, asked.arrival)
         requests = []
         for index, (ids, room) in enumerate(zip(asked.prompts, rooms, strict=True)):
             if index and request.seed in (None, -1):
@@ -402,14 +423,16 @@ class RequestPreparer:
                     cache_salt=request.cache_salt,
                     branch_ids=[f"{i + 1}_{request_id}" for i in range(n - 1)],
                     tenant=asked.arrival.tenant,
+                    adapter=asked.adapter,
                 )
             )
         return tuple(requests)
 
-    def _priority(self, asked: _Asked) -> int:
-        priority = asked.arrival.priority
+    def priority(self, asked: int | None, arrival: Arrival) -> int:
+        """The header's, or what the body asks for. Raises `RequestError` where there are none."""
+        priority = arrival.priority
         if priority is None:
-            priority = int(asked.request.priority or 0)
+            priority = int(asked or 0)
         if priority and not self._config.enable_priority:
             reason = f"Got priority {priority} but Priority scheduling is not enabled."
             raise invalid("priority", priority, reason)
@@ -449,10 +472,11 @@ class TokenPreparer:
             shown = replace(
                 shown, new_logprobs=lambda: ChatLogprobs(self._token_bytes, as_ids=True)
             )
+        adapter = prepared.requests[0].adapter
         frames = TokenFrames(
             # As the client knows it, and as it may abort it: without the prefix of completions.
             response_of(prepared.requests[0].request_id).partition("-")[2],
-            self._model,
+            self._model if adapter is None else adapter.name,
             int(time.time()),
             with_text=request.output_mode == "text",
         )
@@ -475,8 +499,8 @@ def _n(request: GenerationFields) -> int:
     return 1 if request.n is None else max(1, int(request.n))
 
 
-def _response_id(prefix: str, request: GenerationFields, arrival: Arrival) -> str:
-    asked = request.request_id
+def response_id(prefix: str, asked: str | None, arrival: Arrival) -> str:
+    """The id of a response: the header's, the one the body asks for, or a new one."""
     if asked is not None and not (0 < len(asked) <= MAX_REQUEST_ID_CHARS and asked.isprintable()):
         reason = f"request_id must have 1 to {MAX_REQUEST_ID_CHARS} printable characters."
         raise invalid("request_id", asked, reason)

@@ -174,9 +174,13 @@ class AnswerCollector:
 
     @property
     def num_told(self) -> int:
-        """How many tokens the answers' log probabilities tell of, and those of the prompts."""
+        """How many tokens the answers' log probabilities tell of, and those of the prompts; and
+        the numbers of embeddings.
+        """
         pieces = (piece for pieces in self._pieces.values() for piece in pieces)
         own = sum(num_told(piece.logprobs) for piece in pieces)
+        last = (choice.last for run in self._runs for choice in run.choices)
+        own += sum(len(output.pooled) for output in last if output is not None)
         return own + sum(run.num_told for run in self._runs)
 
     def answers(self, token_bytes: TokenBytes) -> list[Answer]:
@@ -202,4 +206,6 @@ class AnswerCollector:
             prompt_logprobs=None if asked is None else run.raw_logprobs(asked, token_bytes),
             reasoning="".join(piece.reasoning for piece in pieces),
             calls=[call for piece in pieces for call in piece.calls],
+            pooled=() if choice.last is None else choice.last.pooled,
+            usage=usage_so_far(run, choice, cached=shown.cached_tokens),
         )

@@ -14,7 +14,7 @@ import msgspec
 
 from worker.api.generate.choice import Choice, Piece
 from worker.api.generate.engine import OutputStream
-from worker.api.generate.frames import DONE, KEEP_ALIVE, Delta
+from worker.api.generate.frames import KEEP_ALIVE, Delta
 from worker.api.generate.logprobs import Columns, LogprobsWriter, written
 from worker.api.generate.open_sequences import OpenSequences
 from worker.api.generate.prepare import Prepared
@@ -317,4 +317,4 @@ class StreamWriter:
         if shown.usage:
             total = usage_of(self._runs, cached=shown.cached_tokens)
             frames += self._frames.usage(total, metrics)
-        return frames + DONE
+        return frames + self._frames.done

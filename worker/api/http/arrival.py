@@ -30,10 +30,17 @@ class ApiKeys:
 
     def let_in(self, exchange: Exchange) -> bool:
         """Whether a request carries one of them."""
-        scheme, _, given = (exchange.header(b"authorization") or "").partition(" ")
-        token = hashlib.sha256(given.encode("latin-1")).digest()
+        token = hashlib.sha256(given_key(exchange).encode("latin-1")).digest()
         matches = [hmac.compare_digest(token, digest) for digest in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
+        return any(matches)
+
+
+def given_key(exchange: Exchange) -> str:
+    """The bearer token, or what clients of Anthropic's API send in its place; empty: none."""
+    scheme, _, token = (exchange.header(b"authorization") or "").partition(" ")
+    if scheme.lower() == "bearer":
+        return token
+    return exchange.header(b"x-api-key") or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +69,7 @@ def _tenant(exchange: Exchange, api_keys: Sequence[str]) -> str:
     named = _short((exchange.header(FAIRNESS_ID) or "").strip(" \t"))
     if len(api_keys) < 2:
         return named
-    _, _, token = (exchange.header(b"authorization") or "").partition(" ")
-    given = token.encode("latin-1")
+    given = given_key(exchange).encode("latin-1")
     matches = [hmac.compare_digest(given, key.encode()) for key in api_keys]
     key = f"key-{matches.index(True)}" if any(matches) else "no-key"
     return f"{key}/{named}" if named else key

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Literal
 from urllib.parse import parse_qsl
@@ -42,8 +43,9 @@ class ClientGoneError(Exception):
 
 
 class Exchange:
-    """One request and its reply. Owns whether the reply has begun, and the sizes of both.
-    `known_body` stands for the JSON body once that has been read, without what is ignored of it.
+    """One request and its reply. Owns whether the reply has begun, and the sizes of both; `errors`
+    is the form of its route's errors. `known_body` stands for a JSON body that has been read and of
+    which something is ignored.
 
     A write that a stalled client blocks for `write_stall_seconds` raises `ClientGoneError`.
     """
@@ -60,6 +62,7 @@ class Exchange:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.request_id: str | None = None
+        self.errors = OPENAI_ERRORS
         self.known_body: bytes | None = None
         self.started = False
         self.status: int | None = None
@@ -243,15 +246,33 @@ class Unauthorized(msgspec.Struct):
     error: Literal["Unauthorized"] = "Unauthorized"
 
 
-def error_body(error: RequestError) -> bytes:
-    """OpenAI's error envelope."""
-    detail = ErrorDetail(error.message, error.type, error.param, error.status)
-    return msgspec.json.encode(Error(detail))
+@dataclass(frozen=True, slots=True)
+class ErrorForm:
+    """How an API writes errors: `body` makes what is encoded, which is of type `kind`; a 401 is
+    `unauthorized`. In a stream, `event` comes before the data.
+    """
+
+    body: Callable[[RequestError], msgspec.Struct]
+    kind: type[msgspec.Struct]
+    unauthorized: msgspec.Struct
+    event: bytes = b""
 
 
-def error_frame(error: RequestError) -> bytes:
+def _openai_error(error: RequestError) -> Error:
+    return Error(ErrorDetail(error.message, error.type, error.param, error.status))
+
+
+OPENAI_ERRORS = ErrorForm(_openai_error, Error, Unauthorized())
+
+
+def error_body(error: RequestError, form: ErrorForm = OPENAI_ERRORS) -> bytes:
+    """The error's envelope."""
+    return msgspec.json.encode(form.body(error))
+
+
+def error_frame(error: RequestError, form: ErrorForm = OPENAI_ERRORS) -> bytes:
     """The error as the last event of a stream that has begun."""
-    return b"data: " + error_body(error) + b"\n\n"
+    return form.event + b"data: " + error_body(error, form) + b"\n\n"
 
 
 def status_error(status: HTTPStatus, message: str | None = None) -> RequestError:

@@ -154,4 +154,5 @@ def redacted(config: ApiConfig, engine_config: EngineConfig | None) -> dict[str,
 
 def _dumped(block: CachedBlock) -> DumpedBlock:
     parent = None if block.parent is None else block.parent.hex()
-    return DumpedBlock(block.block_hash.hex(), parent, block.token_ids, block.cache_salt)
+    scope = (block.cache_salt, block.lora_name)
+    return DumpedBlock(block.block_hash.hex(), parent, block.token_ids, *scope)

@@ -9,9 +9,11 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from worker.api.generate.admission import Admission
+from worker.api.generate.embeddings import EmbeddingPreparer
 from worker.api.generate.prepare import Prepared, RequestPreparer, TokenPreparer
 from worker.api.generate.runner import Runner
 from worker.api.generate.text import ModelText
+from worker.api.generate.translated import TranslatedPreparer
 from worker.api.http.arrival import Arrival, arrival_of
 from worker.api.http.exchange import ClientGoneError, Exchange
 from worker.api.http.limits import malformed
@@ -32,7 +34,9 @@ class _Shape(msgspec.Struct):
 
 
 class GenerationRoutes:
-    """Chats, text completions, token-level generation, and whatever `/invocations` is sent."""
+    """Chats, text completions, token-level generation, the same in the words of other APIs,
+    embeddings, and whatever `/invocations` is sent.
+    """
 
     def __init__(
         self,
@@ -49,6 +53,8 @@ class GenerationRoutes:
         self._runner = runner
         self._preparer = preparer
         self._tokens = TokenPreparer(config, text, preparer)
+        self._embeddings = EmbeddingPreparer(config, text, preparer)
+        self._translated = TranslatedPreparer(config.served_model_names[0], text, preparer)
 
     def handlers(self) -> dict[str, Handler]:
         """By the names of `routes.GENERATION_ROUTES`."""
@@ -56,6 +62,12 @@ class GenerationRoutes:
             "chat": lambda e: self._generate(e, self._preparer.chat),
             "completion": lambda e: self._generate(e, self._preparer.completion),
             "generate": lambda e: self._generate(e, self._tokens.prepare),
+            "chat_batch": lambda e: self._generate(e, self._translated.batch),
+            "responses": lambda e: self._generate(e, self._translated.responses),
+            "messages": lambda e: self._generate(e, self._translated.messages),
+            "generate_text": lambda e: self._generate(e, self._translated.generate),
+            "embeddings": lambda e: self._generate(e, self._embeddings.embeddings),
+            "pooling": lambda e: self._generate(e, self._embeddings.pooling),
             "invocations": lambda e: self._generate(e, self._by_shape),
         }
 

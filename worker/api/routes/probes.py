@@ -8,6 +8,7 @@ from http import HTTPStatus
 
 import msgspec
 
+from worker.api.generate.adapters import ServedAdapters
 from worker.api.generate.admission import Admission
 from worker.api.generate.engine import Engine
 from worker.api.http.exchange import Exchange, status_error
@@ -17,6 +18,7 @@ from worker.api.schema.answers import (
     ModelCard,
     ModelList,
     ModelPermission,
+    Status,
     Version,
 )
 from worker.api.schema.openapi import package_version
@@ -26,6 +28,7 @@ from worker.config import ApiConfig, KvEventsConfig
 from worker.metrics.page import CONTENT_TYPE, WorkerMetrics
 from worker.types import EngineStats
 
+_OK = msgspec.json.encode(Status("ok"))
 _METRICS_HEADERS = ((b"content-type", CONTENT_TYPE.encode()),)
 _TEXT_HEADERS = ((b"content-type", b"text/plain; charset=utf-8"),)
 _DOCS = b"""The interface of this server is described by /openapi.json (OpenAPI 3.1).
@@ -44,6 +47,7 @@ class ProbeRoutes:
         admission: Admission,
         metrics: WorkerMetrics,
         kv_events: KvEventsConfig,
+        adapters: ServedAdapters,
     ) -> None:
         self._engine = engine
         self._stats = stats
@@ -51,21 +55,25 @@ class ProbeRoutes:
         self._metrics = metrics
         self._version = msgspec.json.encode(Version(package_version()))
         self._sources = msgspec.json.encode(_sources(kv_events))
-        cards = {name: _model_card(name, config) for name in config.served_model_names}
-        self._models = msgspec.json.encode(ModelList("list", list(cards.values())))
-        self._model_of = {name: msgspec.json.encode(card) for name, card in cards.items()}
+        self._max_model_len = config.max_model_len
+        created, root = int(time.time()), config.model_root
+        self._cards = [
+            self._card(name, root or name, created) for name in config.served_model_names
+        ]
+        self._adapters = adapters
 
     def handlers(self) -> dict[str, Handler]:
         """By the names of `routes.PROBE_ROUTES`."""
         return {
             "health": self._health,
+            "healthz": self._healthz,
             "ready": self._ready,
             "ping": self._health,
             "ping_post": self._health,
             "version": lambda e: e.reply(self._version),
             "load": self._load,
             "metrics": self._page,
-            "models": lambda e: e.reply(self._models),
+            "models": self._models,
             "model": self._model,
             "kv_event_sources": lambda e: e.reply(self._sources),
             "docs": lambda e: e.reply(_DOCS, HTTPStatus.OK, _TEXT_HEADERS),
@@ -76,6 +84,12 @@ class ProbeRoutes:
         alive, with work, and a step beyond its budget.
         """
         await _tell(exchange, self._engine.is_alive and self._engine.is_progressing)
+
+    async def _healthz(self, exchange: Exchange) -> None:
+        """As `_health`, for those that read a body; and an error with one."""
+        if not (self._engine.is_alive and self._engine.is_progressing):
+            raise status_error(HTTPStatus.SERVICE_UNAVAILABLE, "The engine makes no progress")
+        await exchange.reply(_OK)
 
     async def _ready(self, exchange: Exchange) -> None:
         """As `_health`, and 503 too from the start of a drain on and while the engine is asleep,
@@ -97,11 +111,34 @@ class ProbeRoutes:
             return "The engine is asleep; POST /wake_up wakes it"
         return None
 
+    async def _models(self, exchange: Exchange) -> None:
+        await exchange.reply(msgspec.json.encode(ModelList("list", self._all_cards())))
+
     async def _model(self, exchange: Exchange) -> None:
-        name = model_id(exchange.path) or ""
-        if name not in self._model_of:
-            raise unknown_model(name, list(self._model_of))
-        await exchange.reply(self._model_of[name])
+        name, cards = model_id(exchange.path) or "", self._all_cards()
+        for card in cards:
+            if card.id == name:
+                await exchange.reply(msgspec.json.encode(card))
+                return
+        raise unknown_model(name, [card.id for card in cards])
+
+    def _all_cards(self) -> list[ModelCard]:
+        """The model's names, then its adapters."""
+        adapted = [
+            self._card(served.adapter.name, served.adapter.path, served.created, served.parent)
+            for served in self._adapters.all
+        ]
+        return [*self._cards, *adapted]
+
+    def _card(self, name: str, root: str, created: int, parent: str | None = None) -> ModelCard:
+        return ModelCard(
+            id=name,
+            created=created,
+            root=root,
+            parent=parent,
+            max_model_len=self._max_model_len,
+            permission=[ModelPermission(f"modelperm-{name}", "model_permission", created)],
+        )
 
     async def _load(self, exchange: Exchange) -> None:
         await exchange.reply(msgspec.json.encode(Load(self._admission.num_inside)))
@@ -120,14 +157,3 @@ def _sources(config: KvEventsConfig) -> dict[str, KvEventSource]:
     if not config.enable_kv_cache_events:
         return {}
     return {"0": msgspec.convert(config, KvEventSource, from_attributes=True)}
-
-
-def _model_card(name: str, config: ApiConfig) -> ModelCard:
-    created = int(time.time())
-    return ModelCard(
-        id=name,
-        created=created,
-        root=config.model_root or name,
-        max_model_len=config.max_model_len,
-        permission=[ModelPermission(f"modelperm-{name}", "model_permission", created)],
-    )

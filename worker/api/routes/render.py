@@ -121,7 +121,7 @@ class RenderRoutes:
             token_ids=ask.prompt_token_ids,
             token_offsets=_offsets(encoding, ask),
             sampling_params=sampling_fields(request, prepared, ask),
-            model=self._config.served_model_names[0],
+            model=self._config.served_model_names[0] if ask.adapter is None else ask.adapter.name,
             stream=prepared.stream,
             stream_options=request.stream_options,
             cache_salt=ask.cache_salt,

@@ -8,10 +8,12 @@ import msgspec
 
 from worker.api.generate.prepare import RequestPreparer
 from worker.api.generate.text import ModelText
+from worker.api.generate.translated import chat_of_messages
 from worker.api.http.exchange import Exchange
 from worker.api.http.limits import malformed
 from worker.api.http.off_loop import off_loop_when_large
 from worker.api.schema.answers import Detokenized, Tokenized, TokenizerInfo
+from worker.api.schema.messages import CountedTokens
 from worker.api.schema.parse import decode
 from worker.api.schema.prompts import check_token_ids
 from worker.api.schema.requests import DetokenizeRequest, TokenizeRequest
@@ -24,7 +26,7 @@ MAX_DETOKENIZED_IDS = 1 << 18
 
 
 class TokenizationRoutes:
-    """`/tokenize`, `/detokenize` and `/tokenizer_info`."""
+    """`/tokenize`, `/detokenize`, `/tokenizer_info` and `/v1/messages/count_tokens`."""
 
     def __init__(self, config: ApiConfig, text: ModelText, preparer: RequestPreparer) -> None:
         self._config = config
@@ -35,6 +37,7 @@ class TokenizationRoutes:
         """By the names of `routes.TEXT_ROUTES`."""
         return {
             "tokenize": self._tokenize,
+            "count_tokens": self._count,
             "detokenize": self._detokenize,
             "tokenizer_info": self._info,
         }
@@ -58,6 +61,15 @@ class TokenizationRoutes:
         strings = await self._spelled(ids) if request.return_token_strs else None
         answer = Tokenized(len(ids), self._text.limits.max_model_len, ids, strings)
         await exchange.reply(msgspec.json.encode(answer))
+
+    async def _count(self, exchange: Exchange) -> None:
+        """What `usage.input_tokens` of the same message would be, had nothing been cached."""
+        body = await exchange.json_body(self._config.max_body_bytes)
+        chat = chat_of_messages(body)
+        self._preparer.check_model(chat.model)
+        prompt = self._text.render(chat.messages, chat)
+        ids = await self._text.encode(prompt, add_special_tokens=False)
+        await exchange.reply(msgspec.json.encode(CountedTokens(len(ids))))
 
     async def _spelled(self, ids: list[int]) -> list[str]:
         spelling = self._text.tokenizer.token_text

@@ -245,14 +245,14 @@ class ModelPermission(msgspec.Struct):
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """One served name."""
+    """One served name; `parent` is the model that an adapter belongs to."""
 
     id: str
     object: Literal["model"] = "model"
     created: Count
     owned_by: str = "vllm"  # what clients of these series of servers expect
     root: str
-    parent: None = None
+    parent: str | None = None
     max_model_len: Count
     permission: list[ModelPermission]
 
@@ -284,9 +284,9 @@ class Success(msgspec.Struct):
 
 
 class Status(msgspec.Struct):
-    """Answer of `/pause` and `/resume`."""
+    """Answer of `/pause`, `/resume` and `/healthz`."""
 
-    status: Literal["paused", "resumed"]
+    status: Literal["paused", "resumed", "ok"]
 
 
 class IsPaused(msgspec.Struct):
@@ -329,6 +329,7 @@ class DumpedBlock(msgspec.Struct):
     parent_block_hash: str | None
     token_ids: Counts
     cache_salt: str | None
+    lora_name: str | None
 
 
 class CacheDump(msgspec.Struct):

@@ -9,6 +9,7 @@ grammar is compiled. Refused here is what it would not enforce.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ import msgspec
 from llguidance import LLMatcher, StructTag, grammar_from
 
 from worker.api.http.limits import check_json
+from worker.api.schema.json_schemas import enforceable
 from worker.api.schema.params import invalid
 from worker.api.schema.parse import decode
 from worker.api.schema.requests import (
@@ -31,6 +33,7 @@ from worker.api.schema.requests import (
     refuse_unsupported,
 )
 from worker.api.schema.tools import answer_schema, tool_use
+from worker.api.tools.answer import END_OF_THINK, THINK
 from worker.errors import RequestError
 
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -41,9 +44,6 @@ _GUIDED = {
     "guided_grammar": "grammar",
 }
 _OPTIONS_OF_SCHEMAS = ("whitespace_pattern", "disable_any_whitespace")
-# Keywords whose values map names to schemas, and those whose values are data.
-_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-_DATA = frozenset({"const", "enum", "default", "examples", "example"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +139,27 @@ def grammar_of(constraint: Constraint) -> str:
     return text
 
 
+def after_reasoning(grammar: str, marks: Mapping[str, int], *, is_certain: bool) -> str:
+    """The grammar of an answer that reasons up to `</think>` and matches `grammar` from there on:
+    whatever happens if it `is_certain`, else if it begins with `<think>`. `marks` has the ids of
+    those of the two that are control tokens.
+    """
+    begin, end = (
+        f"<[{marks[mark]}]>" if mark in marks else f'"{mark}"' for mark in (THINK, END_OF_THINK)
+    )
+    whole = msgspec.json.decode(grammar)["grammars"] if grammar.startswith("{") else []
+    answer = whole[0] if whole else {"lark_grammar": grammar}
+    until = r"/(.|\n)*<\/think>/"
+    if END_OF_THINK in marks:
+        thought = f"thought: THOUGHT {end}\nTHOUGHT: /(.|\\n)*/ & ~({until} /(.|\\n)*/)"
+    else:
+        thought = f"thought[lazy]: {until}"
+    first = f"{begin}? thought BLANKS" if is_certain else f"({begin} thought BLANKS)?"
+    lark = f"start: {first} @answer\n{thought}\nBLANKS: /[ \\n]{{0,4}}/\n"
+    parts = [{"lark_grammar": lark}, {**answer, "name": "answer"}]
+    return msgspec.json.encode({"grammars": parts}).decode()
+
+
 def refused(field: str, reason: str) -> RequestError:
     """The 400 for a constraint that cannot be enforced."""
     return RequestError(f"`{field}` cannot be enforced: {reason}", param=field)
@@ -151,13 +172,12 @@ def _check_size(text: str, field: str) -> None:
 
 def _of_schema(schema: dict[str, Any] | str, outputs: StructuredOutputs, field: str) -> str:
     parsed = _parsed(schema, field) if isinstance(schema, str) else schema
-    _check_schema(parsed, field)
     options: dict[str, Any] = {"whitespace_flexible": not outputs.disable_any_whitespace}
     if outputs.whitespace_pattern is not None:
         options["whitespace_pattern"] = outputs.whitespace_pattern
     # As text: the library follows Python's recursion less far than the text's.
-    text = msgspec.json.encode(parsed).decode()
-    return LLMatcher.grammar_from_json_schema(text, overrides=options)  # type: ignore[arg-type]
+    text = msgspec.json.encode(enforceable(parsed, options)).decode()
+    return LLMatcher.grammar_from_json_schema(text)
 
 
 def _parsed(text: str, field: str) -> dict[str, Any]:
@@ -171,31 +191,6 @@ def _parsed(text: str, field: str) -> dict[str, Any]:
     if not isinstance(schema, dict):
         raise refused(field, "a JSON schema must be an object")
     return schema
-
-
-def _check_schema(schema: object, field: str) -> None:
-    """Refuse what the library takes and does not enforce.
-
-    A name may come twice in an object, of which readers keep one: so a least number of names can be
-    missed unless each is known.
-    """
-    if isinstance(schema, list):
-        for item in schema:
-            _check_schema(item, field)
-    if not isinstance(schema, dict):
-        return
-    if "x-guidance" in schema:
-        raise refused(field, "`x-guidance` is not supported; leave it out")
-    least = schema.get("minProperties")
-    is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
-    if isinstance(least, int | float) and least > 1 and not is_closed:
-        fix = "with `additionalProperties` false and no `patternProperties`"
-        raise refused(field, f"`minProperties` above 1 is supported only {fix}")
-    for name, value in schema.items():
-        if name in _MAPS and isinstance(value, dict):
-            _check_schema([*value.values()], field)
-        elif name not in _DATA:
-            _check_schema(value, field)
 
 
 def _of_choice(choices: list[str], field: str) -> str:
@@ -214,13 +209,15 @@ def _of_tag(text: str, field: str) -> str:
         raise refused(field, error.message) from error
     tags = []
     for structure in form.structures:
-        _check_schema(structure.schema, field)
         trigger = next((t for t in form.triggers if t and structure.begin.startswith(t)), None)
         if trigger is None:
             raise invalid(field, structure.begin, "Every `begin` must start with a trigger.")
         tags.append(
             StructTag(
-                trigger=trigger, begin=structure.begin, grammar=structure.schema, end=structure.end
+                trigger=trigger,
+                begin=structure.begin,
+                grammar=enforceable(structure.schema),
+                end=structure.end,
             )
         )
     if not tags:

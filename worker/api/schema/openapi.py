@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from worker.api.http.exchange import Error, Unauthorized
 from worker.api.schema.parse import schema_hook
 from worker.api.schema.routes import MODEL_PATH, ROUTES, Query, Route, is_guarded
 
@@ -98,9 +97,10 @@ def document_bytes(routes: Iterable[Route], *, has_keys: bool) -> bytes:
 
 def _schemas(routes: Sequence[Route]) -> tuple[dict[Any, Json], Json]:
     """The schema of every type in the routes, and the components they refer to."""
-    kinds: list[Any] = [Error, Unauthorized]
+    kinds: list[Any] = []
     for route in routes:
-        for kind in (*_alternatives(route.body), *_alternatives(route.answer)):
+        errors = (route.errors.kind, type(route.errors.unauthorized))
+        for kind in (*errors, *_alternatives(route.body), *_alternatives(route.answer)):
             if kind not in kinds:
                 kinds.append(kind)
     schemas, components = msgspec.json.schema_components(
@@ -152,7 +152,7 @@ def _responses(route: Route, schemas: Mapping[Any, Json], *, guarded: bool) -> J
         statuses.add(401)
     for status in sorted(statuses):
         response: Json = {"description": HTTPStatus(status).phrase}
-        kind = Unauthorized if status == 401 else Error
+        kind = type(route.errors.unauthorized) if status == 401 else route.errors.kind
         if not (status == 503 and route.name in _EMPTY):
             response["content"] = {"application/json": {"schema": schemas[kind]}}
         responses[str(status)] = response

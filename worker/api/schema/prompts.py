@@ -56,6 +56,19 @@ def room_for_output(num_prompt_tokens: int, limits: ModelLimits) -> int:
     return room
 
 
+def check_input_length(num_tokens: int, limits: ModelLimits) -> None:
+    """Refuse an input without an answer that is longer than the context, or empty."""
+    if num_tokens == 0:
+        raise RequestError("The input cannot be empty", param="input")
+    if num_tokens > limits.max_model_len:
+        raise RequestError(
+            f"This model's maximum context length is {limits.max_model_len} tokens. However, your"
+            f" input contains {num_tokens} input tokens. Please reduce its length, or send"
+            " truncate_prompt_tokens.",
+            param="input_tokens",
+        )
+
+
 def truncated(
     token_ids: list[int], asked: int | None, side: str | None, max_tokens: int, limits: ModelLimits
 ) -> list[int]:

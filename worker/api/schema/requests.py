@@ -25,6 +25,7 @@ MAX_STOP_BYTES = 256
 MAX_CACHE_SALT_CHARS = 128
 MAX_REQUEST_ID_CHARS = 128
 MAX_ABORTED_IDS = 1024
+MAX_ADAPTER_CHARS = 4096  # of a name, or of a path
 MAX_LOGIT_BIASES = 1024
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_TOKENS = 1024
@@ -343,6 +344,14 @@ class ChatRequest(GenerationFields):
     thinking_token_budget: Annotated[Any, only()] = None
 
 
+class BatchChatRequest(ChatRequest):
+    """Body of `POST /v1/chat/completions/batch`: several conversations, one answer to each."""
+
+    messages: Annotated[  # type: ignore[assignment]
+        list[list[ChatMessage]], says(minItems=1, maxItems=MAX_PROMPTS)
+    ]
+
+
 class CompletionRequest(GenerationFields):
     """Body of `POST /v1/completions`."""
 
@@ -415,6 +424,22 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     features: Annotated[Any, only({}, [])] = None
     kv_transfer_params: Annotated[Any, only({}, [])] = None
     ec_transfer_params: Annotated[Any, only({}, [])] = None
+
+
+class LoadAdapterBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of `POST /v1/load_lora_adapter`."""
+
+    lora_name: Annotated[str, Meta(max_length=MAX_ADAPTER_CHARS)]
+    lora_path: Annotated[str, Meta(max_length=MAX_ADAPTER_CHARS)]
+    load_inplace: bool | None = None
+    is_3d_lora_weight: Annotated[Any, only(False)] = None
+
+
+class UnloadAdapterBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of `POST /v1/unload_lora_adapter`; vLLM's `lora_int_id` says nothing here."""
+
+    lora_name: Annotated[str, Meta(max_length=MAX_ADAPTER_CHARS)]
+    lora_int_id: int | None = None
 
 
 class AbortBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

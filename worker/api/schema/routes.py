@@ -8,15 +8,19 @@ from typing import Any
 
 import msgspec
 
-from worker.api.http.exchange import Exchange
+from worker.api.http.exchange import OPENAI_ERRORS, ErrorForm, Exchange
 from worker.api.schema import answers as answers
+from worker.api.schema import embeddings, messages, responses, sglang
 from worker.api.schema.requests import (
     AbortBody,
+    BatchChatRequest,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     GenerateRequest,
+    LoadAdapterBody,
     TokenizeRequest,
+    UnloadAdapterBody,
 )
 from worker.config import ApiConfig
 from worker.errors import RequestError
@@ -60,6 +64,7 @@ class Route:
     statuses: tuple[int, ...] = ()
     switch: str | None = None
     guarded: bool = False
+    errors: ErrorForm = OPENAI_ERRORS
 
     def is_served(self, config: ApiConfig) -> bool:
         """Whether a server of this configuration has the route."""
@@ -116,6 +121,61 @@ GENERATION_ROUTES = (
         GenerateRequest,
         answers.Generated,
     ),
+    Route(
+        "POST",
+        "/v1/chat/completions/batch",
+        "chat_batch",
+        "Answer several conversations, a choice for each",
+        BatchChatRequest,
+        answers.ChatCompletion,
+        statuses=(404, 503),
+    ),
+    _generation(
+        "/v1/responses",
+        "responses",
+        "Answer as the Responses API does, without keeping anything",
+        responses.ResponsesRequest,
+        responses.Response,
+    ),
+    replace(
+        _generation(
+            "/v1/messages",
+            "messages",
+            "Answer a conversation as Anthropic's API does",
+            messages.MessagesRequest,
+            messages.Message,
+        ),
+        errors=messages.MESSAGES_ERRORS,
+    ),
+    replace(
+        _generation(
+            "/generate",
+            "generate_text",
+            "Continue texts or token ids as SGLang does, or a prompt as forge-infer",
+            (sglang.SglangRequest, sglang.ForgeRequest),
+            (sglang.SglangAnswer, list[sglang.SglangAnswer], sglang.ForgeAnswer),
+        ),
+        guarded=True,
+    ),
+    Route(
+        "POST",
+        "/v1/embeddings",
+        "embeddings",
+        "Embed texts or token ids",
+        embeddings.EmbeddingRequest,
+        embeddings.EmbeddingList,
+        statuses=(404, 503),
+    ),
+    Route(
+        "POST",
+        "/pooling",
+        "pooling",
+        "As /v1/embeddings, in vLLM's other form",
+        embeddings.PoolingRequest,
+        embeddings.PooledList,
+        statuses=(404, 503),
+        guarded=True,
+    ),
     replace(
         _generation(
             "/invocations",
@@ -135,6 +195,16 @@ TEXT_ROUTES = (
         "Token ids of a text or a conversation",
         TokenizeRequest,
         answers.Tokenized,
+    ),
+    replace(
+        _text(
+            "/v1/messages/count_tokens",
+            "count_tokens",
+            "How many tokens the prompt of a message has",
+            messages.CountTokensRequest,
+            messages.CountedTokens,
+        ),
+        errors=messages.MESSAGES_ERRORS,
     ),
     _text(
         "/detokenize", "detokenize", "The text of token ids", DetokenizeRequest, answers.Detokenized
@@ -165,6 +235,14 @@ TEXT_ROUTES = (
 
 PROBE_ROUTES = (
     Route("GET", "/health", "health", "200 while the engine makes progress", statuses=_COMMAND),
+    Route(
+        "GET",
+        "/healthz",
+        "healthz",
+        "As /health, with a body",
+        answer=answers.Status,
+        statuses=_COMMAND,
+    ),
     Route("GET", "/health/ready", "ready", "200 while requests are served", statuses=_COMMAND),
     Route("GET", "/ping", "ping", "As /health (SageMaker)", statuses=_COMMAND),
     Route("POST", "/ping", "ping_post", "As /health (SageMaker)", statuses=_COMMAND),
@@ -260,6 +338,25 @@ CONTROL_ROUTES = (
 )
 
 
+ADAPTER_ROUTES = tuple(
+    Route(
+        "POST",
+        f"/v1/{name}",
+        name,
+        summary,
+        body=body,
+        answer=str,
+        media_type="text/plain",
+        statuses=(404, 503),
+        switch="enable_adapter_routes",
+    )
+    for name, summary, body in (
+        ("load_lora_adapter", "Serve a LoRA adapter under a name", LoadAdapterBody),
+        ("unload_lora_adapter", "Serve it no more", UnloadAdapterBody),
+    )
+)
+
+
 def model_id(path: str) -> str | None:
     """The `{id}` of a path of one model, slashes and all; None for any other path."""
     return path.removeprefix(_MODELS) or None if path.startswith(_MODELS) else None
@@ -273,7 +370,7 @@ def is_guarded(route: Route) -> bool:
     return route.guarded or route.path.startswith(GUARDED_PATHS)
 
 
-ROUTES = (*GENERATION_ROUTES, *TEXT_ROUTES, *PROBE_ROUTES, *CONTROL_ROUTES)
+ROUTES = (*GENERATION_ROUTES, *TEXT_ROUTES, *PROBE_ROUTES, *CONTROL_ROUTES, *ADAPTER_ROUTES)
 
 
 def query_values(exchange: Exchange, route: Route) -> dict[str, Any]:

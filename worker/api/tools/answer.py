@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -106,6 +106,12 @@ class AnswerForm:
     reasons: bool | None = None
     shows_reasoning: bool = True
     hidden: tuple[str, ...] = ()
+
+    def without_calls(self) -> AnswerForm | None:
+        """The same of an answer that has no calls, whatever it looks like; None: it is as it is."""
+        if self.reasons is None:
+            return None
+        return replace(self, schemas={}, tool_format=None, named=None)
 
     def parser(self) -> AnswerParser:
         """The parser of one answer."""

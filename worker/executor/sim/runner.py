@@ -18,7 +18,7 @@ from worker.config import EngineConfig, SimConfig
 from worker.errors import ConfigError
 from worker.executor.interface import HostExecutor
 from worker.executor.sim.latency import Capacity, LatencyModel, build_model, is_decoding
-from worker.executor.sim.tokens import TokenSource
+from worker.executor.sim.tokens import TokenSource, pooled_states
 from worker.types import (
     Draw,
     ModelOutput,
@@ -199,9 +199,12 @@ class SimExecutor(HostExecutor):
         sampled: dict[int, tuple[Draw, ...]] = {}
         prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         failed: dict[int, str] = {}
+        pooled: dict[int, list[float]] = {}
         for sequence in step.sequences:
             if self._cache is not None:
                 self._cache.write(sequence)
+            if sequence.num_pooled:
+                pooled[sequence.seq_id] = pooled_states(sequence.token_ids[-sequence.num_pooled :])
             if sequence.prompt_targets:
                 prompt_logprobs[sequence.seq_id] = _prompt_logprobs(parts.source, sequence)
             if not sequence.samples:
@@ -219,7 +222,7 @@ class SimExecutor(HostExecutor):
             self._wait(seconds, any(map(is_decoding, step.sequences)))
             self._modelled_seconds = 0.0
         self._count(step, sampled)
-        return ModelOutput(sampled, prompt_logprobs, failed)
+        return ModelOutput(sampled, prompt_logprobs, failed, pooled=pooled)
 
     def step_seconds(self, step: SchedulerOutput) -> float:
         """How long the step takes; `MAX_STEP_SECONDS` at most, whatever the settings add up to."""

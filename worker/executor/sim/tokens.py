@@ -7,13 +7,17 @@ position and the token before it, so an answer depends neither on the batch nor 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import shake_128
 from math import log
+
+import numpy as np
 
 from worker.config import SimConfig
 from worker.executor.sim.random import bits, normal, stream
 from worker.types import SampleSpec, SamplingParams, TokenLogprobs
 
 OUTPUT_LENGTHS = ("geometric", "fixed", "gaussian", "buckets")
+HIDDEN_SIZE = 384  # of embeddings
 FULL_BIAS = 100.0  # a logit bias of this size decides alone
 
 _WORDS, _LENGTHS, _PROMPT = 2, 3, 4  # purposes of streams; 1 is latencies
@@ -227,3 +231,11 @@ def _completes(token: int, word: tuple[int, ...], history: Sequence[int]) -> boo
         return False
     head = word[:-1]
     return len(head) <= len(history) and tuple(history[len(history) - len(head) :]) == head
+
+
+def pooled_states(token_ids: Sequence[int]) -> list[float]:
+    """The sum [HIDDEN_SIZE] of vectors that each token alone decides, of numbers in [-1, 1]."""
+    digests = b"".join(shake_128(b"%d" % token).digest(HIDDEN_SIZE) for token in token_ids)
+    rows = np.frombuffer(digests, np.uint8).reshape(-1, HIDDEN_SIZE)
+    sums: list[float] = (rows.sum(axis=0) / 127.5 - len(rows)).tolist()
+    return sums

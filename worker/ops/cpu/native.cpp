@@ -2,6 +2,7 @@
 //
 // Shapes and dtypes are checked by the caller (native.py). Memory belongs to the caller but for
 // what an engine needs between the steps of a layer. One call of an engine runs at a time.
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <memory>
@@ -269,9 +270,21 @@ struct Shape {
   float eps;
 };
 
+enum Product { kQkv, kOutput, kGateUp, kDown };
+
+struct Pair { Linear down, up; };  // a LoRA adapter's part of a product; none if `down.count` is 0
+
+struct Adapter {
+  const Pair* pairs;     // [layers][4], by Product
+  const int32_t* rows;   // of the step that it is for, ascending
+  int32_t count, reserved;
+};
+
 struct Step {
   const int32_t *positions, *slots, *query_starts, *context_lens, *block_tables;
   int32_t tokens, sequences, table_width, first_position;
+  const Adapter* adapters;
+  int32_t adapter_count, layer;  // the layer that runs
 };
 
 class Engine {
@@ -311,6 +324,29 @@ class Engine {
     over(groups, grain < 4 ? 4 : grain, [&](int first, int last) { kernels_.linear(job, first, last); });
   }
 
+  // y [m, out] += up(down(x [m, in])) for the rows of each adapter; x and y begin at row `start`.
+  void adapt(const Step& step, Product product, const float* x, float* y, int start, int m) {
+    for (int i = 0; i < step.adapter_count; i++) {
+      const Adapter& adapter = step.adapters[i];
+      const Pair& pair = adapter.pairs[step.layer * 4 + product];
+      if (!pair.down.count) continue;
+      const int32_t* first = std::lower_bound(adapter.rows, adapter.rows + adapter.count, start);
+      const int count = (int)(std::lower_bound(first, adapter.rows + adapter.count, start + m) - first);
+      if (!count) continue;
+      const size_t in = pair.down.cols, rank = pair.down.rows, out = pair.up.rows;
+      float* gathered = adapted_.get<float>(count * (in + rank + out));
+      float* small = gathered + count * in;
+      float* added = small + count * rank;
+      for (int n = 0; n < count; n++) memcpy(gathered + n * in, x + (first[n] - start) * in, in * 4);
+      linear(pair.down, gathered, count, nullptr, small, false);
+      linear(pair.up, small, count, nullptr, added, false);
+      for (int n = 0; n < count; n++) {
+        float* row = y + (first[n] - start) * out;
+        for (size_t k = 0; k < out; k++) row[k] += added[n * out + k];
+      }
+    }
+  }
+
   void norm(const float* x, const float* weight, float* y, int m, int cols, float eps) {
     NormJob job{x, weight, y, cols, cols, cols, eps};
     over(m, 8, [&](int first, int last) { kernels_.norm(job, first, last); });
@@ -325,6 +361,7 @@ class Engine {
     float* out = qkv + tokens * width;
     norm(x, layer.input_norm, normed, step.tokens, shape.hidden, shape.eps);
     linear(layer.qkv, normed, step.tokens, nullptr, qkv, shape.int8);
+    adapt(step, kQkv, normed, qkv, 0, step.tokens);
     AttentionJob job{qkv, out, cache, cos, sin, layer.query_norm, layer.key_norm,
                      step.positions, step.slots, step.query_starts, step.context_lens, step.block_tables,
                      step.tokens, step.sequences, step.table_width, step.first_position,
@@ -332,6 +369,7 @@ class Engine {
                      shape.bfloat16, layer.window, shape.eps, nullptr};
     attend(job);
     linear(layer.output, out, step.tokens, x, x, shape.int8);
+    adapt(step, kOutput, out, x, 0, step.tokens);
   }
 
   // Queries, keys and values [T, width] → out [T, heads · head_dim]; see AttentionJob.
@@ -352,8 +390,9 @@ class Engine {
     over(count, 1, [&](int first, int last) { kernels_.attend(job, first, last); });
   }
 
-  void mlp(const Layer& layer, const Shape& shape, int tokens, float* x) {
+  void mlp(const Layer& layer, const Shape& shape, const Step& step, float* x) {
     constexpr int tile = 240;  // rows of x at a time, which bounds the memory
+    const int tokens = step.tokens;
     const int rows = tokens < tile ? tokens : tile;
     const size_t hidden = shape.hidden, inner = shape.inner;
     float* normed = first_.get<float>(rows * (hidden + 3 * inner));
@@ -363,9 +402,11 @@ class Engine {
       const int m = tokens - start < tile ? tokens - start : tile;
       norm(x, layer.mlp_norm, normed, m, shape.hidden, shape.eps);
       linear(layer.gate_up, normed, m, nullptr, both, shape.int8);
+      adapt(step, kGateUp, normed, both, start, m);
       SwigluJob job{both, act, shape.inner};
       over(m, 4, [&](int first, int last) { kernels_.swiglu(job, first, last); });
       linear(layer.down, act, m, x, x, shape.int8);
+      adapt(step, kDown, act, x, start, m);
     }
   }
 
@@ -375,7 +416,7 @@ class Engine {
   const Kernels& kernels_;
   Pool pool_;
   std::mutex mutex_;
-  Scratch first_, numbers_, codes_, parts_;
+  Scratch first_, numbers_, codes_, parts_, adapted_;
 };
 
 extern "C" {
@@ -446,9 +487,11 @@ void pointsman_norm(Engine* engine, const float* x, const float* weight, float* 
 // x [T, hidden] through layers in turn, in place; the cache of each lies `cache_bytes` behind the last.
 void pointsman_layers(Engine* engine, const Layer* layers, int count, const Shape* shape, const Step* step, const float* cos, const float* sin, uint8_t* cache, int64_t cache_bytes, float* x) {
   Engine::Held held = engine->alone();
+  Step now = *step;
   for (int i = 0; i < count; i++, cache += cache_bytes) {
-    held->attention(layers[i], *shape, *step, cos, sin, cache, x);
-    held->mlp(layers[i], *shape, step->tokens, x);
+    now.layer = i;
+    held->attention(layers[i], *shape, now, cos, sin, cache, x);
+    held->mlp(layers[i], *shape, now, x);
   }
 }
 }

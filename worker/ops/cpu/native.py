@@ -12,7 +12,7 @@ import ctypes
 import functools
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import c_char_p, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -72,11 +72,24 @@ class _Shape(ctypes.Structure):
     )
 
 
+class _Pair(ctypes.Structure):
+    _fields_ = (("down", _Linear), ("up", _Linear))
+
+
+class _Adapter(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("pairs", "rows")),
+        *((name, c_int32) for name in ("count", "reserved")),
+    )
+
+
 class _Step(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("positions", "slots", "query_starts", "context_lens")),
         ("block_tables", c_void_p),
         *((name, c_int32) for name in ("tokens", "sequences", "table_width", "first_position")),
+        ("adapters", c_void_p),
+        *((name, c_int32) for name in ("adapter_count", "layer")),
     )
 
 
@@ -262,6 +275,23 @@ class BlockLinear:
         return rows
 
 
+class AdapterLayers:
+    """What a LoRA adapter adds to the products of native layers: of each layer by product, the pair
+    that x goes through, down and up.
+    """
+
+    PRODUCTS = ("qkv", "output", "gate_up", "down")
+
+    def __init__(self, layers: Sequence[Mapping[str, tuple[BlockLinear, BlockLinear]]]) -> None:
+        self._held = layers
+        self._pairs = (_Pair * (len(layers) * len(self.PRODUCTS)))()
+        for index, layer in enumerate(layers):
+            for product, (down, up) in layer.items():
+                place = index * len(self.PRODUCTS) + self.PRODUCTS.index(product)
+                self._pairs[place] = _Pair(down.layer, up.layer)
+        self.address = ctypes.addressof(self._pairs)
+
+
 @dataclass(frozen=True, slots=True)
 class LayerShape:
     """Sizes of a decoder layer, and the epsilon of its norms."""
@@ -317,11 +347,17 @@ class NativeLayers:
         shape = self._shape
         shape.block_size, shape.is_bfloat16 = cache.shape[4], cache.dtype is torch.bfloat16
         arrays = (step.positions, step.slots, step.query_starts, step.context_lens)
+        groups = () if step.adapters is None else step.adapters.native
+        adapters = (_Adapter * len(groups))()
+        for index, (layers, rows) in enumerate(groups):
+            adapters[index] = _Adapter(layers.address, rows.data_ptr(), len(rows))
         native = _Step(
             *(array.data_ptr() for array in (*arrays, step.block_tables)),
             len(step.token_ids),
             *step.block_tables.shape,
             step.first_position,
+            ctypes.addressof(adapters),
+            len(groups),
         )
         self._kernels.library.pointsman_layers(
             self._kernels.engine,

@@ -14,9 +14,6 @@ The batch and the device only decide how many programs share the splits of a con
 
 With more rows (a chunk of a prompt) one program reads the whole context for a tile of rows.
 
-Blocks at the start of the block tables that the whole batch has in common (`shared_tokens`) can be
-read once for the rows of all sequences (cascade). What they leave is merged like any other split.
-
 A row never depends on what it does not see. Slots outside of a sequence's context are not loaded.
 Of the sequence's own tokens a row does not see the later ones, which weigh zero; but zero times nan
 is nan, so where some rows of a tile see a key and others do not, values that are not finite are
@@ -53,7 +50,7 @@ _SHORT_TILE = 16
 _FLOAT32_TILE_NUMBERS = 2048
 # What differs between steps is no reason to compile a kernel again: numbers, and where in a packed
 # tensor a vector begins.
-_NUMBERS = ("first_position", "size", "shared", "rows", "slots")
+_NUMBERS = ("first_position", "size", "rows", "slots")
 _VECTORS = ("tables", "query_starts", "context_lens")
 
 
@@ -72,7 +69,6 @@ class AttentionPlan:
     shape: AttentionShape
     rows: int
     has_chunks: bool
-    shared_tokens: int
     slots: int
     num_sms: int
     partials: Tensor
@@ -97,25 +93,16 @@ def plan(
     shape: AttentionShape,
     num_sms: int,
 ) -> AttentionPlan:
-    """What `run` needs of a step, on a device with `num_sms` multiprocessors.
-
-    Of what all sequences share (`step.shared_tokens`), whole splits are read together; none in a
-    step with a sequence of more than `SHORT_ROWS` rows.
-    """
-    max_rows, shared_tokens = step.max_rows, step.shared_tokens
+    """What `run` needs of a step, on a device with `num_sms` multiprocessors."""
     size, width = step.block_tables.shape
-    rows = min(max_rows, SHORT_ROWS)
-    max_context = min(step.max_context, width * shape.block_size)
-    shared = 0 if max_rows > SHORT_ROWS else shared_tokens // SPLIT_TOKENS * SPLIT_TOKENS
-    # A layer with a window does not use what is shared: it has slots for the whole context.
-    own = num_splits(max(0, max_context - shared))
-    slots = max(1, num_splits(max_context), num_splits(shared) + own)
+    rows = min(step.max_rows, SHORT_ROWS)
+    slots = max(1, num_splits(min(step.max_context, width * shape.block_size)))
     places = size * rows if slots > 1 else 0
     device = step.block_tables.device
     partials = torch.empty(places, shape.heads, slots, shape.head_dim, device=device)
     masses = torch.empty(places, shape.heads, slots, device=device)
-    has_chunks = max_rows > SHORT_ROWS
-    return AttentionPlan(step, shape, rows, has_chunks, shared, slots, num_sms, partials, masses)
+    has_chunks = step.max_rows > SHORT_ROWS
+    return AttentionPlan(step, shape, rows, has_chunks, slots, num_sms, partials, masses)
 
 
 def run(
@@ -166,8 +153,7 @@ def run(
         "window": window or 0,
         "softcap": shape.softcap * math.log2(math.e),
     }
-    shared = plan.shared_tokens if window is None else 0
-    _run_short(common, constants, plan, shared)
+    _run_short(common, constants, plan)
     if plan.slots > 1:
         _merge_kernel[(size * plan.rows, shape.heads)](
             out,
@@ -175,7 +161,6 @@ def run(
             plan.masses,
             step.query_starts,
             step.context_lens,
-            shared,
             plan.rows,
             plan.slots,
             head_dim=shape.head_dim,
@@ -188,37 +173,23 @@ def run(
         _chunk_kernel[(num_tiles, shape.kv_heads)](*common, tile_rows=tile, **how, **constants)
 
 
-def _run_short(
-    common: tuple[Any, ...], constants: dict[str, Any], plan: AttentionPlan, shared: int
-) -> None:
-    """Launch the splits of what the batch shares, and those of what it does not."""
+def _run_short(common: tuple[Any, ...], constants: dict[str, Any], plan: AttentionPlan) -> None:
+    """Launch the splits."""
     shape, size = plan.shape, len(plan.step.context_lens)
     sharing = shape.heads // shape.kv_heads
     tile = max(_SHORT_TILE, triton.next_power_of_2(sharing))
-    queries_per_tile = tile // sharing
-    max_context = plan.step.block_tables.shape[1] * shape.block_size
-    own = size * triton.cdiv(plan.rows, queries_per_tile)
-    together = triton.cdiv(size * plan.rows, queries_per_tile)
-    for num_tiles, num_tokens, is_shared in (
-        (together, shared, True),
-        (own, max_context - shared, False),
-    ):
-        if is_shared and not shared:
-            continue
-        splits = min(num_splits(num_tokens), plan.slots)
-        programs = num_programs(splits, num_tiles * shape.kv_heads, plan.num_sms)
-        _split_kernel[(num_tiles, shape.kv_heads, programs)](
-            *common,
-            plan.partials,
-            plan.masses,
-            shared,
-            plan.rows,
-            plan.slots,
-            is_shared=is_shared,
-            tile_rows=tile,
-            **_short_launch(common[0]),
-            **constants,
-        )
+    num_tiles = size * triton.cdiv(plan.rows, tile // sharing)
+    programs = num_programs(plan.slots, num_tiles * shape.kv_heads, plan.num_sms)
+    _split_kernel[(num_tiles, shape.kv_heads, programs)](
+        *common,
+        plan.partials,
+        plan.masses,
+        plan.rows,
+        plan.slots,
+        tile_rows=tile,
+        **_short_launch(common[0]),
+        **constants,
+    )
 
 
 def _short_launch(queries: Tensor) -> dict[str, int]:
@@ -375,10 +346,8 @@ def _split_kernel(  # noqa: PLR0913, PLR0917
     stride_head: tl.tensor,
     partials: tl.tensor,
     masses: tl.tensor,
-    shared: tl.tensor,
     rows: tl.tensor,
     slots: tl.tensor,
-    is_shared: tl.constexpr,
     tile_rows: tl.constexpr,
     sharing: tl.constexpr,
     head_dim: tl.constexpr,
@@ -392,50 +361,35 @@ def _split_kernel(  # noqa: PLR0913, PLR0917
     split_tokens: tl.constexpr = SPLIT_TOKENS,
     max_splits: tl.constexpr = MAX_SPLITS,
 ) -> None:
-    """Of a tile of places of the short path, every so many-th split: of what the batch shares, for
-    places of any sequences; or of the rest, for places of one.
-    """
+    """Of a tile of places of one sequence of the short path, every so many-th split."""
     per_tile: tl.constexpr = tile_rows // sharing
     index = tl.arange(0, tile_rows)
     real = index < per_tile * sharing
-    if is_shared:
-        places = tl.program_id(0) * per_tile + index // sharing
-        real &= places < size * rows
-        sequences = tl.where(real, places // rows, 0)
-        ranks = places % rows
-        starts = tl.load(query_starts + sequences)
-        counts = tl.load(query_starts + sequences + 1) - starts
-        table = tables
-        base, num_tokens, first, end, slot = 0, shared, shared, shared, 0
-        highs = tl.full((tile_rows,), shared, tl.int32)
-    else:
-        tiles = tl.cdiv(rows, per_tile)
-        sequence = tl.program_id(0) // tiles
-        rank = tl.program_id(0) % tiles * per_tile
-        ranks = rank + index // sharing
-        places = sequence * rows + ranks
-        starts = tl.load(query_starts + sequence)
-        counts = tl.load(query_starts + sequence + 1) - starts
-        if (rank >= counts) | (counts > short_rows):
-            return
-        table = tables + sequence.to(tl.int64) * stride_table
-        context = tl.load(context_lens + sequence)
-        base, num_tokens = shared, tl.maximum(context - shared, 0)
-        slot = tl.cdiv(shared, _split_tokens(shared, split_tokens, max_splits))
-        first = context - counts + rank
-        end = tl.minimum(first + per_tile, context)
-        highs = context - counts + ranks
-    real &= ranks < counts
+    tiles = tl.cdiv(rows, per_tile)
+    sequence = tl.program_id(0) // tiles
+    rank = tl.program_id(0) % tiles * per_tile
+    ranks = rank + index // sharing
+    places = sequence * rows + ranks
+    start = tl.load(query_starts + sequence)
+    count = tl.load(query_starts + sequence + 1) - start
+    if (rank >= count) | (count > short_rows):
+        return
+    table = tables + sequence.to(tl.int64) * stride_table
+    context = tl.load(context_lens + sequence)
+    first = context - count + rank
+    end = tl.minimum(first + per_tile, context)
+    highs = context - count + ranks
+    real &= ranks < count
     dims = tl.arange(0, padded_dim)
     heads = tl.program_id(1) * sharing + index % sharing
-    rows_at = (starts + ranks).to(tl.int64)
+    rows_at = (start + ranks).to(tl.int64)
     mask = real[:, None] & (dims < head_dim)[None, :]
     num_heads = tl.num_programs(1) * sharing
-    length = _split_tokens(num_tokens, split_tokens, max_splits)
+    length = _split_tokens(context, split_tokens, max_splits)
     # Where there is one slot, a row that sees nothing is written, too.
-    splits = tl.where(slots == 1, 1, tl.cdiv(num_tokens, length))
+    splits = tl.where(slots == 1, 1, tl.cdiv(context, length))
     for split in range(tl.program_id(2), splits, tl.num_programs(2)):
-        begin = base + split * length
+        begin = split * length
         result, mass = _attend(
             queries,
             cache,
@@ -465,7 +419,7 @@ def _split_kernel(  # noqa: PLR0913, PLR0917
             at = (rows_at * num_heads + heads) * head_dim
             tl.store(out + at[:, None] + dims[None, :], result, mask=mask)
         else:
-            at = (places.to(tl.int64) * num_heads + heads) * slots + slot + split
+            at = (places.to(tl.int64) * num_heads + heads) * slots + split
             tl.store(partials + (at * head_dim)[:, None] + dims[None, :], result, mask=mask)
             tl.store(masses + at, mass, mask=real)
 
@@ -477,7 +431,6 @@ def _merge_kernel(  # noqa: PLR0913, PLR0917
     masses: tl.tensor,
     query_starts: tl.tensor,
     context_lens: tl.tensor,
-    shared: tl.tensor,
     rows: tl.tensor,
     slots: tl.tensor,
     head_dim: tl.constexpr,
@@ -494,11 +447,10 @@ def _merge_kernel(  # noqa: PLR0913, PLR0917
     count = tl.load(query_starts + sequence + 1) - start
     if (rank >= count) | (count > short_rows):
         return
-    num_tokens = tl.maximum(tl.load(context_lens + sequence) - shared, 0)
-    splits = tl.cdiv(num_tokens, _split_tokens(num_tokens, split_tokens, max_splits))
-    splits += tl.cdiv(shared, _split_tokens(shared, split_tokens, max_splits))
+    context = tl.load(context_lens + sequence)
+    splits = tl.cdiv(context, _split_tokens(context, split_tokens, max_splits))
     at = (place.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * slots
-    index = tl.arange(0, 2 * max_splits)
+    index = tl.arange(0, max_splits)
     mass = tl.load(masses + at + index, mask=index < splits, other=float("-inf"))
     peak = tl.max(mass, axis=0)
     shift = tl.where(peak == float("-inf"), 0.0, peak)

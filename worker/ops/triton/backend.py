@@ -24,6 +24,7 @@ class TritonBackend:
 
     name = "triton"
     draw = staticmethod(draws.draw)
+    mask = staticmethod(draws.mask_rows)
 
     def __init__(self, device: torch.device) -> None:
         self._num_sms = _INTERPRETED_SMS
@@ -65,11 +66,24 @@ class _TritonAttention:
     planned: attention.AttentionPlan
     rope: RopeTable
 
-    def write(self, qkv: Tensor, cache: Tensor, norms: HeadNorms | None, rotates: bool) -> None:
+    def write(
+        self,
+        qkv: Tensor,
+        cache: Tensor,
+        norms: HeadNorms | None,
+        rotates: bool,
+        scales: Tensor | None = None,
+    ) -> None:
         rope = self.rope if rotates else None
-        fused.rotate_and_write(qkv, cache, self.planned.step, rope, norms)
+        fused.rotate_and_write(qkv, cache, self.planned.step, rope, norms, scales)
 
-    def run(self, queries: Tensor, cache: Tensor, window: int | None = None) -> Tensor:
+    def run(
+        self,
+        queries: Tensor,
+        cache: Tensor,
+        window: int | None = None,
+        scales: Tensor | None = None,
+    ) -> Tensor:
         out = queries.new_empty(len(queries), queries.shape[1] * queries.shape[2])
-        attention.run(queries, cache, self.planned, out, window)
+        attention.run(queries, cache, self.planned, out, window, scales)
         return out

@@ -28,6 +28,8 @@ from worker.ops.sample import NOISE_ERROR, SAMPLING, SUM_ERROR, Cut, DrawColumns
 
 # Counts of Philox in a tile; each gives the words of eight tokens.
 _COUNTS = 256
+# Of one program of a mask.
+_MASKED_TOKENS = 2048
 # Scores of a program of the search for a floor, and those that it looks at together.
 _SEARCHED, _PART = 2048, 256
 # What differs between steps is no reason to compile a kernel again: numbers, and where in a packed
@@ -66,6 +68,32 @@ def draw(logits: Tensor, columns: DrawColumns, cut: Cut, stream: Stream = SAMPLI
         not_numbers=int(DrawState.NOT_NUMBERS),
     )
     return answers
+
+
+def mask_rows(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+    """`DeviceMask`. Twin: `worker.ops.sample.mask_rows`."""
+    count, width = bits.shape
+    size = (count, triton.cdiv(logits.shape[1], _MASKED_TOKENS))
+    _mask_kernel[size](logits, rows, bits, logits.shape[1], width, tokens=_MASKED_TOKENS)
+
+
+@triton.jit(do_not_specialize_on_alignment=("bits",))
+def _mask_kernel(
+    logits: tl.tensor,
+    rows: tl.tensor,
+    bits: tl.tensor,
+    vocab_size: tl.tensor,
+    width: tl.tensor,
+    tokens: tl.constexpr,
+) -> None:
+    """A tile of the tokens of a row; only what is forbidden is written."""
+    mask, first = tl.program_id(0), tl.program_id(1) * tokens
+    row = tl.load(rows + mask).to(tl.int64)
+    token = first + tl.arange(0, tokens)
+    inside = token < vocab_size
+    words = tl.load(bits + mask * width + token // 32, mask=inside, other=-1)
+    forbidden = ((words >> (token % 32)) & 1) == 0
+    tl.store(logits + row * vocab_size + token, float("-inf"), mask=inside & forbidden)
 
 
 def _floors(logits: Tensor, columns: DrawColumns) -> Tensor:

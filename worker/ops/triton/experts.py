@@ -36,7 +36,7 @@ _MIX_TILE = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Tiles:
+class Tiles:
     """Pairs in the order of their experts [P] int32, and of each tile [tiles] int32 its expert, its
     first pair in that order, and where its expert's pairs end. A tile without pairs begins there.
     """
@@ -61,12 +61,12 @@ def mix_experts(
     """
     chosen, shares = experts.route(x)
     gate_up, down = stacks
-    rows = _tile_rows(x)
+    rows = tile_rows(x.dtype)
     tiles = _cut(chosen, len(gate_up), rows)
     both = x.new_empty(chosen.numel(), gate_up.shape[1])
-    _multiply(x, gate_up, tiles, experts.per_token, both)
+    multiply(x, gate_up, tiles, experts.per_token, both)
     parts = x.new_empty(chosen.numel(), down.shape[1])
-    _multiply(gate(both), down, tiles, 1, parts)
+    multiply(gate(both), down, tiles, 1, parts)
     mixed = torch.empty_like(x)
     if len(x):
         grid = (len(x), triton.cdiv(x.shape[1], _MIX_TILE))
@@ -76,11 +76,17 @@ def mix_experts(
     return mixed
 
 
-def _tile_rows(x: Tensor) -> int:
-    return _FLOAT32_TILE if x.dtype is torch.float32 else _TILE_ROWS
+def tile_rows(dtype: torch.dtype) -> int:
+    """Rows of a tile of numbers of this type."""
+    return _FLOAT32_TILE if dtype is torch.float32 else _TILE_ROWS
 
 
-def _cut(chosen: Tensor, num_experts: int, size: int) -> _Tiles:
+def tile_columns(dtype: torch.dtype) -> int:
+    """Columns of a tile likewise."""
+    return _FLOAT32_TILE if dtype is torch.float32 else _TILE_COLUMNS
+
+
+def _cut(chosen: Tensor, num_experts: int, size: int) -> Tiles:
     """Tiles of up to `size` pairs, of the choice of each row [T, per_token] int64."""
     pairs = chosen.flatten()
     most = len(pairs) // size + min(num_experts, len(pairs))
@@ -96,10 +102,10 @@ def _cut(chosen: Tensor, num_experts: int, size: int) -> _Tiles:
     # Where the first tile of an expert would begin if all tiles before it were full.
     shifts = pair_ends - counts - (tile_ends - tiles) * size
     firsts = torch.minimum(shifts.index_select(0, owners) + numbers * size, ends)
-    return _Tiles(order.int(), owners.int(), firsts.int(), ends.int())
+    return Tiles(order.int(), owners.int(), firsts.int(), ends.int())
 
 
-def _multiply(x: Tensor, weights: Tensor, tiles: _Tiles, per_row: int, out: Tensor) -> None:
+def multiply(x: Tensor, weights: Tensor, tiles: Tiles, per_row: int, out: Tensor) -> None:
     """Write the product of each pair to `out` [P, N]: of row pair // `per_row` of x [.., K] with
     the matrix of its expert, of weights [experts, N, K].
     """
@@ -107,7 +113,7 @@ def _multiply(x: Tensor, weights: Tensor, tiles: _Tiles, per_row: int, out: Tens
     if not len(out):
         return
     is_wide = x.dtype is torch.float32
-    columns = _FLOAT32_TILE if is_wide else _TILE_COLUMNS
+    columns = tile_columns(x.dtype)
     _grouped_kernel[(len(tiles.experts), triton.cdiv(width, columns))](
         x,
         weights,
@@ -120,14 +126,14 @@ def _multiply(x: Tensor, weights: Tensor, tiles: _Tiles, per_row: int, out: Tens
         inner,
         x.stride(0),
         per_row=per_row,
-        tile_rows=_tile_rows(x),
+        tile_rows=tile_rows(x.dtype),
         tile_columns=columns,
         tile_inner=_FLOAT32_TILE if is_wide else _TILE_INNER,
-        product=_product_type(x),
+        product=product_type(x),
     )
 
 
-def _product_type(x: Tensor) -> Any:
+def product_type(x: Tensor) -> Any:
     """As those of attention: the interpreter's products of bfloat16 are wrong."""
     wide = x.device.type != "cuda" or x.dtype is torch.float32
     return tl.float32 if wide else tl.bfloat16 if x.dtype is torch.bfloat16 else tl.float16

@@ -26,14 +26,11 @@ _TILE = 1024
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
     """Write x [T, H] / rms(x) · weight [H] to `out` [T, H]. Twin: `worker.ops.norm.rms_norm`."""
-    _rms_norm(x, None, weight, eps, out)
-
-
-def add_rms_norm_(x: Tensor, branch: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    """Add `branch` [T, H] to the residual stream x [T, H], in place, and write the norm of the sum,
-    as it is in x then, to `out` [T, H].
-    """
-    _rms_norm(x, branch, weight, eps, out)
+    rows, width = x.shape
+    if rows:
+        tile = triton.next_power_of_2(width)
+        strides = (x.stride(0), out.stride(0))
+        _rms_norm_kernel[(rows,)](x, weight, out, eps, width, *strides, tile=tile)
 
 
 def silu_mul(gate_up: Tensor, out: Tensor) -> None:
@@ -99,33 +96,14 @@ def _gated_mul(gate_up: Tensor, out: Tensor, *, is_gelu: bool) -> None:
         )
 
 
-def _rms_norm(x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
-    rows, width = x.shape
-    if rows:
-        _rms_norm_kernel[(rows,)](
-            x,
-            branch,
-            weight,
-            out,
-            eps,
-            width,
-            x.stride(0),
-            0 if branch is None else branch.stride(0),
-            out.stride(0),
-            tile=triton.next_power_of_2(width),
-        )
-
-
 @triton.jit
-def _rms_norm_kernel(  # noqa: PLR0913, PLR0917
+def _rms_norm_kernel(
     x: tl.tensor,
-    branch: tl.tensor,
     weight: tl.tensor,
     out: tl.tensor,
     eps: tl.tensor,
     width: tl.tensor,
     stride_x: tl.tensor,
-    stride_branch: tl.tensor,
     stride_out: tl.tensor,
     tile: tl.constexpr,
 ) -> None:
@@ -133,11 +111,6 @@ def _rms_norm_kernel(  # noqa: PLR0913, PLR0917
     columns = tl.arange(0, tile)
     inside = columns < width
     values = tl.load(x + row * stride_x + columns, mask=inside, other=0.0)
-    if branch is not None:
-        added = tl.load(branch + row * stride_branch + columns, mask=inside, other=0.0)
-        summed = values.to(tl.float32) + added.to(tl.float32)
-        values = summed.to(x.dtype.element_ty)
-        tl.store(x + row * stride_x + columns, values, mask=inside)
     wide = values.to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(wide * wide, axis=0) / width + eps)
     weights = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)

@@ -12,12 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from worker.api.generate.adapters import ServedAdapters
 from worker.api.generate.prepare import Prepared, RequestPreparer
 from worker.api.generate.text import ModelText
 from worker.api.http.arrival import Arrival
 from worker.api.schema.params import ModelLimits
 from worker.api.schema.requests import ChatRequest, CompletionRequest
-from worker.config import ApiConfig
+from worker.config import ApiConfig, EngineConfig
+from worker.engine.client import EngineClient
 from worker.errors import RequestError
 from worker.tokenizer import sim
 from worker.tokenizer.chat import ChatTemplate
@@ -292,7 +294,9 @@ def test_any_values_are_prepared_or_refused(fields: dict[str, Any], is_chat: boo
     config = ApiConfig(("tiny",), 64, sim.VOCAB_SIZE)
     template = ChatTemplate(sim.CHAT_TEMPLATE, bos_token="", eos_token="", now=datetime.now)
     text = ModelText(sim.SimTokenizer(), template, ModelLimits(64, sim.VOCAB_SIZE))
-    preparer = RequestPreparer(config, text, random.Random(0))
+    client = EngineClient(EngineConfig("sim", None))
+    adapters = ServedAdapters(client, config.served_model_names, has_files=False)
+    preparer = RequestPreparer(config, text, random.Random(0), adapters)
     base: dict[str, Any] = {"messages": USER} if is_chat else {"prompt": "a"}
     body = msgspec.json.encode({**base, **fields})
     prepare = preparer.chat if is_chat else preparer.completion

@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from scripted_talk import TEMPLATE, says
 
 from worker.tokenizer import sim
 from worker.types import FinishReason
 
 CHAT = "/v1/chat/completions"
-# Shaped like Qwen's and Hermes's.
-TEMPLATE = """{%- if tools %}
-{{- '<|im_start|>system\\n<tools>' }}
-{%- for tool in tools %}{{- '\\n' + tool | tojson }}{%- endfor %}
-{{- '\\n</tools> Answer within <tool_call></tool_call>.<|im_end|>\\n' }}
-{%- endif %}
-{%- for message in messages %}
-    {%- if message.role == 'tool' %}
-        {{- '<|im_start|>user\\n<tool_response>' + message.content + '</tool_response>' }}
-    {%- else %}
-        {{- '<|im_start|>' + message.role + '\\n' + message.content }}
-    {%- endif %}
-    {%- for call in message.tool_calls or [] %}
-        {{- '<tool_call>{"name": "' ~ call.function.name ~ '", "arguments": ' }}
-        {{- call.function.arguments | tojson }}{{- '}</tool_call>' }}
-    {%- endfor %}
-    {{- '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
 TOOLS = [
     {
         "type": "function",
@@ -70,27 +51,6 @@ def bench(bench: Any) -> Any:
     """A model whose template has tools."""
     bench.template_source = TEMPLATE
     return bench
-
-
-def says(
-    bench: Any,
-    tokens: str | Sequence[int],
-    finish: FinishReason = FinishReason.STOP,
-    size: int = 1,
-) -> None:
-    """Make the engine say the bytes of a text, or tokens, so many in each step."""
-    ids = list(tokens.encode()) if isinstance(tokens, str) else list(tokens)
-    ends = finish is FinishReason.STOP
-    ids += [sim.IM_END_ID] if ends else []
-    starts = range(0, len(ids), size)
-    bench.engine.steps = [
-        bench.say(
-            ids[at : at + size],
-            finish if at == starts[-1] else None,
-            stop_token=sim.IM_END_ID if ends and at == starts[-1] else None,
-        )
-        for at in starts
-    ]
 
 
 def client_of(bench: Any, **settings: Any) -> Any:

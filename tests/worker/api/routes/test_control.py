@@ -111,14 +111,15 @@ async def test_a_refusal_of_the_engine_is_passed_on(bench: Any) -> None:
 
 async def test_the_cache_is_dumped(bench: Any) -> None:
     """Hashes are hexadecimal, parents come first, and the events' number says how new it is."""
-    blocks = [CachedBlock(b"\x01", None, [1, 2]), CachedBlock(b"\x02", b"\x01", [3, 4], "salt")]
+    child = CachedBlock(b"\x02", b"\x01", [3, 4], "salt", "sql")
+    blocks = [CachedBlock(b"\x01", None, [1, 2]), child]
     bench.engine.reply = CommandReply(0, blocks=blocks, event_sequence=7)
     async with bench.client(**ADMIN) as client:
         dump = (await client.get("/kv_events/dump")).json()
     assert (dump["block_size"], dump["event_sequence"]) == (16, 7)
     assert [list(block.values()) for block in dump["blocks"]] == [
-        ["01", None, [1, 2], None],
-        ["02", "01", [3, 4], "salt"],
+        ["01", None, [1, 2], None, None],
+        ["02", "01", [3, 4], "salt", "sql"],
     ]
 
 

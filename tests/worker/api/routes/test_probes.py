@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from worker.api.generate.adapters import ServedAdapters
 from worker.api.http.exchange import Exchange
 from worker.api.routes.probes import ProbeRoutes
 from worker.config import KvEventsConfig
@@ -138,9 +139,9 @@ async def test_event_sources_are_told(bench: Any) -> None:
     config = KvEventsConfig(enable_kv_cache_events=True, publisher="zmq", endpoint="tcp://*:1")
     api = bench.api()
     engine = bench.engine
-    routes = ProbeRoutes(
-        api.config, engine, lambda: engine.stats, api.admission, api.metrics, config
-    )
+    adapters = ServedAdapters(engine, ("m",), has_files=True)
+    parts = (api.admission, api.metrics, config, adapters)
+    routes = ProbeRoutes(api.config, engine, lambda: engine.stats, *parts)
     sent: list[Any] = []
 
     async def send(message: Any) -> None:

@@ -33,19 +33,17 @@ def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def make_step(
-    spans: list[tuple[int, int]], block_size: int = 16, first_position: int = 0, shared: int = 0
+    spans: list[tuple[int, int]], block_size: int = 16, first_position: int = 0
 ) -> tuple[StepTensors, int]:
-    """A step of sequences (context, rows) over blocks in no order, of which the first `shared` are
-    those of all; and the number of blocks, one of which no sequence has: it is behind their last.
+    """A step of sequences (context, rows) over blocks in no order; and the number of blocks, one of
+    which no sequence has: it is behind their last.
     """
     counts = [-(-context // block_size) for context, _ in spans]
-    pool = list(range(shared + 1 + sum(counts)))
+    pool = list(range(1 + sum(counts)))
     random.Random(len(pool)).shuffle(pool)
-    common = [pool.pop() for _ in range(shared)]
     tables = torch.full((len(spans), max(counts, default=0)), pool.pop(), dtype=torch.int32)
     for row, count in zip(tables, counts, strict=True):
-        own = (common + [pool.pop() for _ in range(count)])[:count]
-        row[:count] = torch.tensor(own, dtype=torch.int32)
+        row[:count] = torch.tensor([pool.pop() for _ in range(count)], dtype=torch.int32)
     rows = torch.tensor([count for _, count in spans], dtype=torch.int32)
     starts = torch.cat((rows.new_zeros(1), rows.cumsum(0, dtype=torch.int32)))
     positions = [
@@ -64,7 +62,7 @@ def make_step(
         max_context=max((context for context, _ in spans), default=0),
         first_position=first_position,
     )
-    return step, shared + 1 + sum(counts)
+    return step, 1 + sum(counts)
 
 
 def on_device(step: StepTensors) -> StepTensors:
@@ -84,7 +82,6 @@ def attend(
     step: StepTensors,
     *,
     num_sms: int = 1,
-    shared_tokens: int = 0,
     window: int | None = None,
     scales: Tensor | None = None,
     softcap: float = 0.0,
@@ -94,7 +91,6 @@ def attend(
     heads, head_dim = queries.shape[1:]
     scale = head_dim**-0.5 if not softcap else SCALE
     shape = AttentionShape(heads, cache.shape[2], head_dim, cache.shape[3], scale, softcap)
-    there = replace(there, shared_tokens=shared_tokens)
     plan = attention.plan(there, shape, num_sms)
     out = torch.full((len(queries), queries.shape[1] * queries.shape[2]), torch.nan)
     out = out.to(DEVICE, queries.dtype)
@@ -283,34 +279,6 @@ def test_no_row_sees_below_the_first_position(first_position: int) -> None:
         positions = torch.arange(min(first_position, context))
         cache[table[positions // 16], :, :, positions % 16] = torch.nan
     assert_close(attend(queries, cache, step), wanted)
-
-
-@pytest.mark.parametrize(("shared_blocks", "num_sms"), [(16, 1), (20, 132), (33, 2)])
-def test_a_prefix_that_all_share_is_read_once(shared_blocks: int, num_sms: int) -> None:
-    """With the results of reading it for each sequence, in a step of tokens and drafts."""
-    contexts = [(600, 1), (530, 1), (529, 1), (790, 3), (545, 16)]
-    step, num_blocks = make_step(contexts, shared=shared_blocks)
-    cache = draw(num_blocks, 2, 1, 16, 64, seed=1)
-    queries = draw(len(step.positions), 4, 64, seed=2)
-    wanted = expected(queries, cache, step)
-    # It is read through the first table alone: nothing is left to read there of the others.
-    step.block_tables[1:, :16] = num_blocks
-    spoiled = torch.cat((cache, torch.full_like(cache[:1], torch.nan)))
-    shared_tokens = shared_blocks * 16
-    found = attend(queries, spoiled, step, num_sms=num_sms, shared_tokens=shared_tokens)
-    assert_close(found, wanted)
-
-
-def test_a_chunk_or_a_window_reads_everything_itself() -> None:
-    """What the batch shares is no different then."""
-    step, num_blocks = make_step([(600, 1), (560, 20)], shared=32)
-    cache = draw(num_blocks, 2, 1, 16, 64, seed=1)
-    queries = draw(len(step.positions), 4, 64, seed=2)
-    found = attend(queries, cache, step, shared_tokens=512)
-    assert torch.equal(found, attend(queries, cache, step))
-    short, num_blocks = make_step([(600, 1), (560, 2)], shared=32)
-    found = attend(queries[:3], cache, short, shared_tokens=512, window=200)
-    assert_close(found, expected(queries[:3], cache, short, 200))
 
 
 @pytest.mark.parametrize("span", [(40, 6), (90, 40), (300, 3)])

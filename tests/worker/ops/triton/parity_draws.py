@@ -19,7 +19,15 @@ from torch import Tensor
 
 from worker.ops import noise
 from worker.ops.noise import Purpose, Stream
-from worker.ops.sample import DRAW_WORDS, DrawColumns, DrawState, choose, cut_of, draw_table
+from worker.ops.sample import (
+    DRAW_WORDS,
+    DrawColumns,
+    DrawState,
+    choose,
+    cut_of,
+    draw_table,
+    mask_rows,
+)
 from worker.ops.triton import draws
 from worker.types import SampleSpec, SamplingParams
 
@@ -188,6 +196,23 @@ def test_a_greedy_draw_takes_the_lower_of_equal_ids() -> None:
     logits = torch.full((1, 4096), -50.0)
     logits[0, [100, 3000]] = 40.0
     assert draw(logits, [0], [make_spec(5, 6, 0.0)], Stream()) == ([100], [DrawState.DRAWN])
+
+
+@pytest.mark.parametrize("vocab_size", [1, 31, 64, 2048, 5003])
+def test_masks_take_out_what_torch_takes_out(vocab_size: int) -> None:
+    """Of some rows; among their logits are some that are not finite."""
+    generator = torch.Generator().manual_seed(vocab_size)
+    logits = torch.randn(4, vocab_size, generator=generator)
+    logits[0, vocab_size // 2] = -torch.inf
+    words = torch.randint(-(1 << 31), 1 << 31, (3, -(-vocab_size // 32)), generator=generator)
+    words[1] = 0
+    rows, bits = torch.tensor([3, 2, 0], dtype=torch.int32), words.int()
+    wanted, found = logits.clone(), logits.to(DEVICE)
+    mask_rows(wanted, rows, bits)
+    draws.mask_rows(found, rows.to(DEVICE), bits.to(DEVICE))
+    assert torch.equal(found.cpu(), wanted)
+    assert torch.equal(wanted[1], logits[1])
+    assert (wanted[2] == -torch.inf).all()
 
 
 def test_no_draws() -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
 import pytest
 import torch
 from poisoned_graphs import PoisonedGraphs
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from tiny_checkpoint import save_checkpoint
 
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
@@ -22,6 +23,7 @@ from worker.executor.graphs import DecodeGraphs
 from worker.executor.interface import Executor
 from worker.executor.model_runner import ModelRunner
 from worker.executor.start import build_executor
+from worker.ops.backends import TORCH
 from worker.types import SamplingParams
 
 CONFIG = {
@@ -65,29 +67,7 @@ WAYS = {
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Qwen3 of one layer, with norms of queries and keys, and random weights."""
     path = tmp_path_factory.mktemp("tiny")
-    (path / "config.json").write_text(json.dumps(CONFIG))
-    noise = torch.Generator().manual_seed(4)
-
-    def weight(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=noise) * 0.3
-
-    tensors = {"model.embed_tokens.weight": weight(90, 48), "model.norm.weight": torch.ones(48)}
-    for layer in range(1):
-        shapes = {
-            "self_attn.q_proj": (48, 48),
-            "self_attn.k_proj": (16, 48),
-            "self_attn.v_proj": (16, 48),
-            "self_attn.o_proj": (48, 48),
-            "mlp.gate_proj": (40, 48),
-            "mlp.up_proj": (40, 48),
-            "mlp.down_proj": (48, 40),
-        }
-        norms = {"self_attn.q_norm": 16, "self_attn.k_norm": 16}
-        norms |= {"input_layernorm": 48, "post_attention_layernorm": 48}
-        prefix = f"model.layers.{layer}."
-        tensors |= {f"{prefix}{name}.weight": weight(*shape) for name, shape in shapes.items()}
-        tensors |= {f"{prefix}{name}.weight": 1 + 0.3 * weight(n) for name, n in norms.items()}
-    save_file(tensors, path / "model.safetensors")
+    save_checkpoint(path, CONFIG)
     return path
 
 
@@ -110,17 +90,17 @@ def executor(checkpoint: Path, backend: str) -> Executor:
 
 
 def graphed(checkpoint: Path) -> Executor:
-    """The same on Triton, with decode steps from graphs on poisoned memory."""
+    """The same on Triton, from graphs on poisoned memory, of up to three drafts."""
     model = build_executor(engine_config(checkpoint, "triton"))[0]._model
     assert model is not None
     device = PoisonedGraphs()
 
     def cache() -> torch.Tensor:
-        made = torch.zeros(1, 201, 2, 1, 8, 16)
+        made = torch.zeros(1, 201, 2, 1, 8, 16, device=model.device)
         device.spoilt = [made[:, -1]]
         return made
 
-    graphs = DecodeGraphs(device, (2, 8), (64, 64))
+    graphs = DecodeGraphs(device, (2, 8), (64, 64), 3)
     return ModelRunner(model, lambda: model, cache, graphs=graphs)
 
 
@@ -182,8 +162,32 @@ def test_answers_are_those_of_torch(checkpoint: Path, expected: Answers, name: s
     assert run(executor(checkpoint, "triton"), WAYS[name], requests()) == expected
 
 
-def test_graphs_answer_as_torch_does(checkpoint: Path, expected: Answers) -> None:
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_graphs_answer_as_torch_does(checkpoint: Path, expected: Answers, drafts: int) -> None:
     """Of a few requests, the long one among them, in steps that are padded."""
     asked = {name: request for name, request in requests().items() if int(name) < 8}
-    way = Way(batch=6, overlap=True)
+    way = Way(batch=6, overlap=True, drafts=drafts)
     assert run(graphed(checkpoint), way, asked) == {name: expected[name] for name in asked}
+
+
+def test_a_cache_of_eight_bits_answers_as_torch_does(checkpoint: Path, tmp_path: Path) -> None:
+    """By the flag, with scales from the checkpoint, in chunks. Torch's cache is
+    as coarse; an exact one answers otherwise.
+    """
+    shutil.copy(checkpoint / "config.json", tmp_path)
+    scales = {"k_proj.k_scale": torch.tensor(0.05), "v_proj.v_scale": torch.tensor([0.02])}
+    tensors = load_file(checkpoint / "model.safetensors")
+    tensors |= {f"model.layers.0.self_attn.{name}": scale for name, scale in scales.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    asked = {name: request for name, request in requests().items() if int(name) < 7}
+    config = replace(engine_config(tmp_path, "triton"), kv_cache_dtype="fp8_e4m3")
+    runner, _ = build_executor(config)
+    assert isinstance(runner, ModelRunner)
+    model, cache = runner._awake()
+    assert cache.dtype is torch.float8_e4m3fn
+    twin = replace(model, backend=TORCH)
+    coarse = ModelRunner(twin, lambda: twin, lambda: torch.zeros_like(cache))
+    way = Way(budget=40, batch=12)
+    found = run(runner, way, asked)
+    assert found == run(coarse, WAYS["batched, one step ahead"], asked)
+    assert found != run(executor(tmp_path, "torch"), WAYS["batched, one step ahead"], asked)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from model_variants import QWEN3_MOE, save_random
+from model_variants import QWEN3_MOE
 from quantized_checkpoints import quantize
+from tiny_checkpoint import save_checkpoint
 from torch import Tensor
 
 from worker.executor.kv_cache import allocate
@@ -136,7 +137,7 @@ def test_a_model_answers_as_with_decoded_weights(
     assert choose_product(CPU) is quantized.multiply
     path = tmp_path / "model"
     path.mkdir()
-    save_random(path, {**TINY, "intermediate_size": 128})
+    save_checkpoint(path, {**TINY, "intermediate_size": 128}, 0.2)
     beside = quantize(path, form)
     with caplog.at_level(logging.WARNING):
         model = load_model(path, torch.float32, CPU)
@@ -156,7 +157,7 @@ def test_what_fits_no_kernel_is_decoded_and_said(
     """An inner size of 96 is no multiple of 64; the other products stay quantised."""
     path = tmp_path / "model"
     path.mkdir()
-    save_random(path, {**TINY, "intermediate_size": 96})
+    save_checkpoint(path, {**TINY, "intermediate_size": 96}, 0.2)
     beside = quantize(path, "awq")
     with caplog.at_level(logging.WARNING):
         model = load_model(path, torch.float32, CPU)
@@ -175,7 +176,7 @@ def test_shards_stay_quantised(
     """Rows of heads and columns of inputs, but where a shard's columns are not whole groups."""
     path = tmp_path / "model"
     path.mkdir()
-    save_random(path, {**TINY, "intermediate_size": 128})
+    save_checkpoint(path, {**TINY, "intermediate_size": 128}, 0.2)
     layer = load_model(quantize(path, form), torch.float32, CPU).layers[0]
     with caplog.at_level(logging.WARNING):
         shards = [load_model(path, torch.float32, CPU, shard=Shard(rank, 2)) for rank in range(2)]
@@ -197,7 +198,7 @@ def test_experts_are_decoded_and_said(tmp_path: Path, caplog: pytest.LogCaptureF
     path = tmp_path / "model"
     path.mkdir()
     config = {**TINY, **QWEN3_MOE, "model_type": "qwen3_moe", "head_dim": 16}
-    save_random(path, {**config, "intermediate_size": 128})
+    save_checkpoint(path, {**config, "intermediate_size": 128}, 0.2)
     beside = quantize(path, "gptq")
     with caplog.at_level(logging.WARNING):
         model = load_model(path, torch.float16, CPU)

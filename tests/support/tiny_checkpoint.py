@@ -1,0 +1,39 @@
+"""Checkpoints of random weights, as published ones are laid out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from worker.models.config import GEMMA, from_hf
+from worker.models.loader import expected_shapes
+
+# Phi-3 stores products of one input as one.
+FUSED = {
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+}
+
+
+def save_checkpoint(path: Path, config: dict[str, Any], scale: float = 0.3) -> None:
+    """A model of such a `config.json`, its weights `scale` from zero, and norms as far from one."""
+    (path / "config.json").write_text(json.dumps(config))
+    shape = from_hf("config.json", config)
+    noise = torch.Generator().manual_seed(8)
+    tensors: dict[str, Tensor] = {}
+    for name, size in expected_shapes(shape).items():
+        tensors[name] = torch.randn(size, generator=noise) * scale
+        if "norm" in name and shape.architecture not in GEMMA:  # which add the one themselves
+            tensors[name] += 1
+    if config["model_type"] == "phi3":
+        for index in range(shape.num_layers):
+            prefix = f"model.layers.{index}."
+            for fused, parts in FUSED.items():
+                own = [tensors.pop(f"{prefix}{part}.weight") for part in parts]
+                tensors[f"{prefix}{fused}.weight"] = torch.cat(own)
+    save_file(tensors, path / "model.safetensors")

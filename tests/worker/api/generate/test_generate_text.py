@@ -1,0 +1,125 @@
+"""`/generate` as SGLang and forge-infer have it, and batches of chats."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from worker.tokenizer import sim
+from worker.types import FinishReason
+
+PATH, BATCH = "/generate", "/v1/chat/completions/batch"
+ENDS = [ord("h"), ord("i"), sim.IM_END_ID]
+
+
+async def post(bench: Any, body: dict[str, Any], path: str = PATH) -> Any:
+    """The answer's JSON; 200."""
+    async with bench.client() as client:
+        response = await client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def streamed(bench: Any, body: dict[str, Any]) -> list[Any]:
+    """The events, without the end."""
+    async with bench.client() as client:
+        response = await client.post(PATH, json={**body, "stream": True})
+    *frames, done = response.text.strip().split("\n\n")
+    assert done == "data: [DONE]"
+    return [json.loads(frame.removeprefix("data: ")) for frame in frames]
+
+
+async def test_forge_has_its_own_form(bench: Any) -> None:
+    """Greedy, of 32 tokens unless it says otherwise."""
+    answer = await post(bench, {"prompt": "a"})
+    assert answer == {"text": "hi", "prompt_tokens": 1, "completion_tokens": 3}
+    await post(bench, {"prompt": "a", "max_tokens": 5})
+    params = [request.params for request in bench.engine.requests]
+    assert [(p.temperature, p.max_tokens) for p in params] == [(0.0, 32), (0.0, 5)]
+
+
+async def test_sglangs_fields_are_those_of_completions(bench: Any) -> None:
+    """Under other names, with another default length."""
+    sampling = {
+        "max_new_tokens": 7,
+        "min_new_tokens": 2,
+        "temperature": 0.5,
+        "stop_token_ids": [5],
+        "sampling_seed": 3,
+        "n": 1,
+    }
+    await post(bench, {"text": "a", "sampling_params": sampling, "extra_key": "s"})
+    [request] = bench.engine.requests
+    params = request.params
+    assert (params.max_tokens, params.min_tokens, params.temperature) == (7, 2, 0.5)
+    assert (params.stop_token_ids, params.seed, request.cache_salt) == ((5,), 3, "s")
+    await post(bench, {"input_ids": [1, 2]})
+    assert bench.engine.requests[1].prompt_token_ids == [1, 2]
+    assert bench.engine.requests[1].params.max_tokens == 64 - 2  # of the 128, what fits
+    await post(bench, {"text": "a", "sampling_params": {"regex": "a+"}})
+    assert bench.engine.requests[2].params.grammar is not None
+
+
+@pytest.mark.parametrize(
+    ("body", "places"),
+    [
+        ({"text": "a"}, None),
+        ({"text": ["a"]}, [0]),
+        ({"input_ids": [[1], [2]]}, [0, 1]),
+        ({"text": "a", "sampling_params": {"n": 2}}, [0, 1]),
+    ],
+)
+async def test_sglangs_streams_repeat_the_whole(
+    bench: Any, body: dict[str, Any], places: list[int] | None
+) -> None:
+    """The last event of each answer is what the answer is when it is not streamed."""
+    body = {**body, "rid": "mine"}
+    whole = await post(bench, body)
+    events = await streamed(bench, body)
+    answers = [whole] if places is None else whole
+    assert [answer["text"] for answer in answers] == ["hi"] * len(answers)
+    info = answers[0]["meta_info"]
+    assert info["id"] == "mine"
+    assert info["finish_reason"] == {"type": "stop", "matched": sim.IM_END_ID}
+    assert (answers[0]["output_ids"], info["completion_tokens"]) == (ENDS, 3)
+    assert events[0]["text"] == "h"
+    assert events[0]["meta_info"]["finish_reason"] is None
+    for index, answer in enumerate(answers):
+        *_, last = (event for event in events if event.pop("index", 0) == index)
+        assert last == answer
+        events = await streamed(bench, body)
+
+
+async def test_sglangs_log_probabilities(bench: Any) -> None:
+    """Of each token `[logprob, id, text]`, whole and streamed."""
+    bench.engine.steps = [
+        bench.say("h", logprobs=[bench.logprob("h", ("x", -2.0))]),
+        bench.say("i", FinishReason.LENGTH, logprobs=[bench.logprob("i", ("y", -3.0))]),
+    ]
+    asked: dict[str, Any] = {
+        "return_logprob": True,
+        "top_logprobs_num": 1,
+        "return_text_in_logprobs": True,
+    }
+    asked["rid"] = "mine"
+    whole = await post(bench, {"text": "a", **asked})
+    info = whole["meta_info"]
+    assert info["output_token_logprobs"] == [[-0.5, ord("h"), "h"], [-0.5, ord("i"), "i"]]
+    assert info["output_top_logprobs"] == [[[-2.0, ord("x"), "x"]], [[-3.0, ord("y"), "y"]]]
+    assert info["finish_reason"] == {"type": "length", "length": 2}
+    assert (await streamed(bench, {"text": "a", **asked}))[-1] == whole
+
+
+async def test_a_batch_answers_each_conversation(bench: Any) -> None:
+    """In order, as one response."""
+    conversations = [[{"role": "user", "content": text}] for text in ("a", "b b")]
+    answer = await post(bench, {"messages": conversations, "max_tokens": 4}, BATCH)
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    assert [choice["message"]["content"] for choice in answer["choices"]] == ["hi", "hi"]
+    prompts = [len(request.prompt_token_ids) for request in bench.engine.requests]
+    assert answer["usage"]["prompt_tokens"] == sum(prompts)
+    assert {request.params.max_tokens for request in bench.engine.requests} == {4}
+    parts = [request.request_id.rsplit("-", 2)[0] for request in bench.engine.requests]
+    assert parts == [answer["id"]] * 2

@@ -1,0 +1,183 @@
+"""Anthropic's messages, as its client speaks them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anthropic
+import pytest
+from scripted_talk import TEMPLATE, ByteTokenizer, prompt_of, says
+
+from worker.errors import EngineDeadError
+from worker.types import FinishReason
+
+TOOL: Any = {
+    "name": "look_up",
+    "description": "Looks a word up.",
+    "input_schema": {"type": "object", "properties": {"word": {"type": "string"}}},
+}
+CALL = '<tool_call>{"name": "look_up", "arguments": {"word": "é"}}</tool_call>'
+USER: Any = [{"role": "user", "content": "hi"}]
+ASKED: dict[str, Any] = {"model": "tiny", "max_tokens": 64, "messages": USER}
+
+
+@asynccontextmanager
+async def client_of(
+    bench: Any, key: str = "x", **settings: Any
+) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    """Anthropic's client of a worker on a socket."""
+    bench.template_source, bench.tokenizer = TEMPLATE, ByteTokenizer()
+    api = bench.api(max_model_len=4096, **settings)
+    async with (
+        bench.listening(api) as url,
+        anthropic.AsyncAnthropic(base_url=url, api_key=key, max_retries=0) as client,
+    ):
+        yield client
+
+
+def plain(message: Any) -> Any:
+    """What of a message does not differ from one to the next."""
+    content = [block.model_dump(exclude={"id"}) for block in message.content]
+    return content, message.stop_reason, message.stop_sequence, message.usage.model_dump()
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("text", "settings", "kinds", "reason"),
+    [
+        ("Hello 🙂.", {}, ["text"], "end_turn"),
+        ("", {}, ["text"], "end_turn"),
+        (f"I look.\n{CALL}\n{CALL}", {}, ["text", "tool_use", "tool_use"], "tool_use"),
+        (CALL, {}, ["tool_use"], "tool_use"),
+        (
+            f"<think>First.</think>Then.{CALL}",
+            {"reasoning_parser": "qwen3"},
+            ["thinking", "text", "tool_use"],
+            "tool_use",
+        ),
+        ("Hel STOP lo", {}, ["text"], "stop_sequence"),
+    ],
+)
+async def test_streamed_is_whole(
+    bench: Any, text: str, settings: dict[str, Any], kinds: list[str], reason: str, size: int
+) -> None:
+    """Block by block, however the answer is cut, in the client's own account of the events."""
+    says(bench, text, size=size)
+    asked = {**ASKED, "tools": [TOOL], "stop_sequences": ["STOP"]}
+    async with client_of(bench, **settings) as client:
+        whole = await client.messages.create(**asked)
+        async with client.messages.stream(**asked) as stream:
+            events = [event.type async for event in stream]
+            final = await stream.get_final_message()
+    assert [block.type for block in whole.content] == kinds
+    assert whole.stop_reason == reason
+    assert plain(final) == plain(whole)
+    assert (events[0], events[-1]) == ("message_start", "message_stop")
+    for block in whole.content:
+        if block.type == "tool_use":
+            assert (block.name, block.input) == ("look_up", {"word": "é"})
+
+
+async def test_a_tool_is_used_and_answered(bench: Any) -> None:
+    """A second turn that sends the blocks of the first one back has them in its prompt."""
+    says(bench, f"<think>Hm.</think>I look.{CALL}")
+    async with client_of(bench, reasoning_parser="qwen3") as client:
+        first = await client.messages.create(
+            **ASKED,
+            tools=[TOOL],
+            system=[{"type": "text", "text": "Be"}, {"type": "text", "text": "low"}],
+        )
+        assert "<|im_start|>system\nBelow<|im_end|>\n<|im_start|>user\nhi" in prompt_of(bench)
+        [*_, call] = first.content
+        results: Any = [
+            {"type": "tool_result", "tool_use_id": call.id, "content": "a letter"},
+            {"type": "text", "text": "So?"},
+        ]
+        says(bench, "It is a letter.")
+        second = await client.messages.create(
+            model="tiny",
+            max_tokens=64,
+            tools=[TOOL],
+            messages=[
+                *USER,
+                {"role": "assistant", "content": first.content},
+                {"role": "user", "content": results},
+            ],
+        )
+    assert second.content[0].text == "It is a letter."
+    told = '<|im_start|>assistant\nI look.<tool_call>{"name": "look_up", "arguments": {"word": "é"'
+    assert told in prompt_of(bench)
+    answered = "<|im_start|>user\n<tool_response>a letter</tool_response><|im_end|>\n"
+    assert answered + "<|im_start|>user\nSo?" in prompt_of(bench)
+
+
+@pytest.mark.parametrize(
+    ("choice", "text"),
+    [
+        ({"type": "any"}, '[{"name": "look_up", "parameters": {"word": "a"}}]'),
+        ({"type": "tool", "name": "look_up"}, '{"word": "a"}'),
+    ],
+)
+async def test_a_tool_can_be_forced(bench: Any, choice: Any, text: str) -> None:
+    """Any, or a named one."""
+    says(bench, text)
+    async with client_of(bench) as client:
+        answer = await client.messages.create(**ASKED, tools=[TOOL], tool_choice=choice)
+    assert [block.input for block in answer.content] == [{"word": "a"}]
+    assert bench.engine.requests[0].params.grammar is not None
+
+
+async def test_a_cut_call_is_no_object(bench: Any) -> None:
+    """What there is of its arguments is there all the same."""
+    says(bench, CALL[:50], FinishReason.LENGTH)
+    async with client_of(bench) as client:
+        answer = await client.messages.create(**ASKED, tools=[TOOL])
+    assert answer.stop_reason == "max_tokens"
+    assert answer.content[0].input == {"_incomplete": '{"word'}
+
+
+async def test_cached_tokens_are_counted_apart(bench: Any) -> None:
+    """As Anthropic counts them; all tokens of a prompt are those that are counted beforehand."""
+    bench.engine.steps = [bench.say("x", FinishReason.LENGTH, cached=4)]
+    async with client_of(bench) as client:
+        usage = (await client.messages.create(**ASKED)).usage
+        counted = await client.messages.count_tokens(model="tiny", messages=USER)
+    assert (usage.input_tokens, usage.cache_read_input_tokens) == (counted.input_tokens - 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("error", "fields", "settings"),
+    [
+        (anthropic.BadRequestError, {"max_tokens": 0}, {}),
+        (anthropic.NotFoundError, {"model": "other"}, {}),
+        (anthropic.AuthenticationError, {}, {"api_keys": ["y"]}),
+    ],
+)
+async def test_errors_are_the_clients(
+    bench: Any, error: type[Exception], fields: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    """In Anthropic's envelope."""
+    async with client_of(bench, **settings) as client:
+        with pytest.raises(error) as failure:
+            await client.messages.create(**{**ASKED, **fields})
+    body: Any = failure.value.body  # type: ignore[attr-defined]
+    assert body["type"] == "error"
+    assert body["error"].keys() == {"type", "message"}
+
+
+async def test_the_clients_key_is_taken(bench: Any) -> None:
+    """Its header is not OpenAI's."""
+    says(bench, "Hello.")
+    async with client_of(bench, key="y", api_keys=["y"]) as client:
+        assert (await client.messages.create(**ASKED)).content[0].text == "Hello."
+
+
+async def test_a_lost_engine_ends_a_stream_with_an_error(bench: Any) -> None:
+    """An event that the client raises."""
+    bench.engine.steps = [bench.say("h"), EngineDeadError("it is gone")]
+    async with client_of(bench) as client:
+        with pytest.raises(anthropic.APIStatusError, match="it is gone"):
+            async with client.messages.stream(**ASKED) as stream:
+                await stream.get_final_message()

@@ -1,0 +1,184 @@
+"""The Responses API, as OpenAI's client speaks it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import openai
+import pydantic
+import pytest
+from scripted_talk import TEMPLATE, ByteTokenizer, prompt_of, says
+
+from worker.types import FinishReason
+
+TOOL: Any = {
+    "type": "function",
+    "name": "look_up",
+    "description": "Looks a word up.",
+    "parameters": {"type": "object", "properties": {"word": {"type": "string"}}},
+    "strict": False,
+}
+CALL = '<tool_call>{"name": "look_up", "arguments": {"word": "é"}}</tool_call>'
+
+
+@asynccontextmanager
+async def client_of(bench: Any, **settings: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+    """OpenAI's client of a worker on a socket."""
+    bench.template_source, bench.tokenizer = TEMPLATE, ByteTokenizer()
+    api = bench.api(max_model_len=4096, **settings)
+    async with (
+        bench.listening(api) as url,
+        openai.AsyncOpenAI(base_url=url + "/v1", api_key="x", max_retries=0) as client,
+    ):
+        yield client
+
+
+def plain(response: Any) -> Any:
+    """What of a response does not differ from one to the next."""
+    dumped = (item.model_dump(exclude_none=True) for item in response.output)
+    output = [{k: v for k, v in item.items() if k not in ("id", "call_id")} for item in dumped]
+    return output, response.usage.model_dump(), response.status, response.incomplete_details
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("text", "settings", "kinds"),
+    [
+        ("Hello 🙂.", {}, ["message"]),
+        ("", {}, ["message"]),
+        (f"I look.\n{CALL}\n{CALL}", {}, ["message", "function_call", "function_call"]),
+        (CALL, {}, ["function_call"]),
+        (
+            f"<think>First.</think>Then.{CALL}",
+            {"reasoning_parser": "qwen3"},
+            ["reasoning", "message", "function_call"],
+        ),
+        ("<tool_call>no call</tool_call>", {}, ["message"]),
+    ],
+)
+async def test_streamed_is_whole(
+    bench: Any, text: str, settings: dict[str, Any], kinds: list[str], size: int
+) -> None:
+    """Item by item, however the answer is cut, and in the client's own account of the events."""
+    says(bench, text, size=size)
+    asked: dict[str, Any] = {"model": "tiny", "input": "hi", "tools": [TOOL]}
+    async with client_of(bench, **settings) as client:
+        whole = await client.responses.create(**asked)
+        async with client.responses.stream(**asked) as stream:
+            events = [event async for event in stream]
+            final = await stream.get_final_response()
+    assert [item.type for item in whole.output] == kinds
+    assert plain(final) == plain(whole)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
+    assert events[-1].type == "response.completed"
+    deltas = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    assert deltas == whole.output_text
+    arguments = "".join(
+        e.delta for e in events if e.type == "response.function_call_arguments.delta"
+    )
+    calls = [item for item in whole.output if item.type == "function_call"]
+    assert arguments == "".join(call.arguments for call in calls)
+    assert all(json.loads(call.arguments) == {"word": "é"} for call in calls)
+    ended = [e.item for e in events if e.type == "response.output_item.done"]
+    assert sorted(i.id for i in ended) == sorted(i.id for i in final.output)
+
+
+async def test_a_cut_answer_is_incomplete(bench: Any) -> None:
+    """Both forms say why."""
+    says(bench, "Hel", FinishReason.LENGTH)
+    async with client_of(bench) as client:
+        whole = await client.responses.create(input="hi", max_output_tokens=3)
+        stream = await client.responses.create(input="hi", max_output_tokens=3, stream=True)
+        events = [event async for event in stream]
+    assert (whole.status, whole.output[0].status) == ("incomplete", "incomplete")
+    assert whole.incomplete_details.reason == "max_output_tokens"
+    assert events[-1].type == "response.incomplete"
+    assert plain(events[-1].response) == plain(whole)
+    assert bench.engine.requests[0].params.max_tokens == 3
+
+
+async def test_an_answer_is_parsed_into_a_model(bench: Any) -> None:
+    """`text.format` constrains the answer, and the client reads it."""
+
+    class Word(pydantic.BaseModel):
+        word: str
+
+    says(bench, '{"word": "hello"}')
+    async with client_of(bench) as client:
+        parsed = await client.responses.parse(model="tiny", input="hi", text_format=Word)
+    assert parsed.output_parsed == Word(word="hello")
+    assert bench.engine.requests[0].params.grammar is not None
+
+
+async def test_a_tool_is_called_and_answered(bench: Any) -> None:
+    """A second turn that sends items of the first one back has them in its prompt."""
+    says(bench, f"<think>Hm.</think>I look.{CALL}")
+    async with client_of(bench, reasoning_parser="qwen3") as client:
+        first = await client.responses.create(input="hi", tools=[TOOL], instructions="Be short.")
+        assert "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nhi" in prompt_of(bench)
+        [*_, call] = first.output
+        results = {"type": "function_call_output", "call_id": call.call_id, "output": "a letter"}
+        says(bench, "It is a letter.")
+        second = await client.responses.create(
+            input=[{"role": "user", "content": "hi"}, *first.output, results], tools=[TOOL]
+        )
+    assert second.output_text == "It is a letter."
+    told = '<|im_start|>assistant\nI look.<tool_call>{"name": "look_up", "arguments": {"word": "é"'
+    assert told in prompt_of(bench)
+    assert "<|im_start|>user\n<tool_response>a letter</tool_response>" in prompt_of(bench)
+
+
+@pytest.mark.parametrize(
+    ("choice", "text"),
+    [
+        ("required", '[{"name": "look_up", "parameters": {"word": "a"}}]'),
+        ({"type": "function", "name": "look_up"}, '{"word": "a"}'),
+    ],
+)
+async def test_a_call_can_be_forced(bench: Any, choice: Any, text: str) -> None:
+    """By any function, or by a named one."""
+    says(bench, text)
+    async with client_of(bench) as client:
+        answer = await client.responses.create(input="hi", tools=[TOOL], tool_choice=choice)
+    assert [json.loads(item.arguments) for item in answer.output] == [{"word": "a"}]
+    assert bench.engine.requests[0].params.grammar is not None
+
+
+async def test_log_probabilities_are_included(bench: Any) -> None:
+    """Where `include` asks for them, in both forms."""
+    bench.engine.steps = [
+        bench.say("h", logprobs=[bench.logprob("h", ("h", -0.5), ("x", -2.0))]),
+        bench.say("i", FinishReason.STOP, logprobs=[bench.logprob("i", ("i", -0.5), ("y", -2.0))]),
+    ]
+    asked: Any = {
+        "model": "tiny",
+        "input": "a",
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": 2,
+    }
+    async with client_of(bench) as client:
+        whole = await client.responses.create(**asked)
+        async with client.responses.stream(**asked) as stream:
+            final = await stream.get_final_response()
+    [part] = whole.output[0].content
+    assert [(entry.token, entry.logprob) for entry in part.logprobs] == [("h", -0.5), ("i", -0.5)]
+    assert [top.token for top in part.logprobs[1].top_logprobs] == ["i", "y"]
+    assert plain(final) == plain(whole)
+
+
+async def test_a_response_is_aborted_by_its_id(bench: Any) -> None:
+    """The one that it shows, which has the client's own in it."""
+    bench.engine.steps = [asyncio.Event()]
+    async with bench.client() as client:
+        asked = client.post("/v1/responses", json={"input": "a"}, headers={"x-request-id": "mine"})
+        waiting = asyncio.create_task(asked)
+        await bench.engine.saw_request.wait()
+        await client.post("/inference/v1/abort_requests", json={"request_ids": ["resp_mine"]})
+        assert bench.engine.aborted == [bench.engine.requests[0].request_id]
+        waiting.cancel()
+        await asyncio.wait({waiting})

@@ -1,0 +1,243 @@
+"""Adapters of one batch against checkpoints they are merged into, and files that are refused."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lora_files import ALL, merge, weight_shapes, write_adapter
+from safetensors.torch import load_file, save_file
+
+from worker.config import EngineConfig, LoraConfig, SchedulerConfig, SpeculativeConfig
+from worker.engine.core import EngineCore
+from worker.engine.messages import AddRequest, RequestOutput
+from worker.engine.process import build_core
+from worker.errors import ModelError
+from worker.models.adapters import read_adapter
+from worker.models.checkpoints import open_checkpoint
+from worker.models.loader import expected_shapes
+from worker.types import Adapter, SamplingParams
+
+NUM_ADAPTERS = 5
+GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def adapters(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Adapter]:
+    """Adapters of different ranks, targets and scales."""
+    folder, shapes = tmp_path_factory.mktemp("adapters"), weight_shapes(tiny_checkpoint)
+    changes: list[dict[str, Any]] = [
+        {},
+        {"rank": 8, "use_rslora": True},
+        {"targets": ("q_proj", "v_proj")},
+        {"targets": ("o_proj", "up_proj", "down_proj"), "rank": 1},
+        {"targets": ("gate_proj", "k_proj"), "rank": 16, "lora_alpha": 4},
+    ]
+    return [
+        Adapter(f"a{n}", str(write_adapter(folder / f"a{n}", shapes, n, **change)), n + 1)
+        for n, change in enumerate(changes)
+    ]
+
+
+def make_core(checkpoint: Path, max_loras: int = NUM_ADAPTERS, **changes: Any) -> EngineCore:
+    config = EngineConfig(
+        "torch",
+        str(checkpoint),
+        "float32",
+        num_blocks_override=64,
+        scheduler=SchedulerConfig(max_model_len=256),
+        lora=LoraConfig(max_loras, max(max_loras, NUM_ADAPTERS)),
+    )
+    return build_core(replace(config, **changes))[0]
+
+
+def outputs_of(
+    core: EngineCore,
+    requests: Sequence[tuple[Sequence[int], Adapter | None]],
+    params: SamplingParams = GREEDY,
+) -> list[list[RequestOutput]]:
+    """What requests that come together are answered."""
+    for number, (prompt, adapter) in enumerate(requests):
+        core.add(AddRequest(str(number), list(prompt), params, 0.0, adapter=adapter))
+    found: list[list[RequestOutput]] = [[] for _ in requests]
+    while core.has_work:  # also while a thread reads an adapter
+        told = core.step()
+        for output in told.outputs if told is not None else ():
+            found[int(output.request_id)].append(output)
+    return found
+
+
+def answers(
+    core: EngineCore, requests: Sequence[tuple[Sequence[int], Adapter | None]]
+) -> list[list[int]]:
+    """The tokens of the answers."""
+    return [
+        [token for output in outputs for token in output.token_ids]
+        for outputs in outputs_of(core, requests)
+    ]
+
+
+def prompts(count: int, seed: int = 0) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(3, 60) for _ in range(rng.randrange(3, 40))] for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"attention_backend": "torch"},
+        {"scheduler": SchedulerConfig(max_model_len=256, max_num_batched_tokens=16)},
+        {"speculative": SpeculativeConfig("ngram", 4)},
+    ],
+    ids=["native", "torch", "chunks", "drafts"],
+)
+def test_adapters_in_one_batch_are_their_merged_checkpoints(
+    changes: dict[str, Any], tiny_checkpoint: Path, adapters: list[Adapter], tmp_path: Path
+) -> None:
+    """Token for token: five adapters and the model alone, run by the step together."""
+    chosen: list[Adapter | None] = [*adapters, None]
+    texts = prompts(2 * len(chosen))
+    core = make_core(tiny_checkpoint, **changes)
+    found = answers(core, list(zip(texts, [*chosen, *chosen], strict=True)))
+    core.shutdown()
+    merged: list[list[int]] = [[] for _ in texts]
+    for place, adapter in enumerate(chosen):
+        checkpoint = tiny_checkpoint
+        if adapter is not None:
+            checkpoint = merge(checkpoint, Path(adapter.path), tmp_path / adapter.name)
+        alone = make_core(checkpoint, **changes)
+        own = [place, place + len(chosen)]
+        for number, tokens in zip(
+            own, answers(alone, [(texts[n], None) for n in own]), strict=True
+        ):
+            merged[number] = tokens
+        alone.shutdown()
+    assert found == merged
+    assert len({tuple(tokens) for tokens in found}) == len(found)
+
+
+def test_an_answer_does_not_depend_on_its_batch(
+    tiny_checkpoint: Path, adapters: list[Adapter]
+) -> None:
+    """With log probabilities to the last bit, whether alone, beside others or with fewer slots than
+    adapters; that of the model alone as in a worker without adapters.
+    """
+    params = replace(GREEDY, logprobs=3)
+    requests = list(zip(prompts(6, seed=1), [*adapters, None], strict=True))
+
+    def run(core: EngineCore, some: Sequence[tuple[list[int], Adapter | None]]) -> list[Any]:
+        told = outputs_of(core, some, params)
+        core.shutdown()
+        return [[(o.token_ids, o.logprobs) for o in outputs] for outputs in told]
+
+    together = run(make_core(tiny_checkpoint), requests)
+    assert run(make_core(tiny_checkpoint, max_loras=1), requests) == together
+    for request, wanted in zip(requests[:-1], together, strict=False):
+        assert run(make_core(tiny_checkpoint), [request]) == [wanted]
+    assert run(make_core(tiny_checkpoint, lora=None), requests[-1:]) == together[-1:]
+
+
+def test_a_draft_model_without_the_adapter_changes_no_token(
+    tiny_checkpoint: Path, adapters: list[Adapter]
+) -> None:
+    """It proposes what the model alone would say; what stands is the adapter's."""
+    drafts = SpeculativeConfig("draft_model", 3, str(tiny_checkpoint))
+    requests = list(zip(prompts(6, seed=3), [*adapters, None], strict=True))
+    plain, drafted = make_core(tiny_checkpoint), make_core(tiny_checkpoint, speculative=drafts)
+    assert answers(drafted, requests) == answers(plain, requests)
+
+
+def test_blocks_of_one_adapter_are_no_hits_for_another(
+    tiny_checkpoint: Path, adapters: list[Adapter]
+) -> None:
+    """Nor for the model alone, nor for what is loaded later in its place; they are for its own."""
+    core, prompt = make_core(tiny_checkpoint), list(range(3, 43))
+
+    def num_cached(adapter: Adapter | None) -> int:
+        (outputs,) = outputs_of(core, [(prompt, adapter)])
+        return outputs[-1].num_cached_tokens
+
+    other = replace(adapters[0], number=9, version=1)
+    assert [num_cached(a) for a in (adapters[0], adapters[1], None, other)] == [0, 0, 0, 0]
+    assert num_cached(adapters[0]) >= 32
+
+
+def test_an_adapter_that_cannot_be_read_fails_its_request_alone(
+    tiny_checkpoint: Path, adapters: list[Adapter], tmp_path: Path
+) -> None:
+    """Neighbours are answered, and so is a request for it once its files are there."""
+    core, (text,) = make_core(tiny_checkpoint), prompts(1)
+    late = Adapter("late", str(tmp_path / "late"), 7)
+    failed, answered = outputs_of(core, [(text, late), (text, adapters[0])])
+    assert failed[-1].error is not None
+    assert f"there is no file {tmp_path / 'late' / 'adapter_config.json'}" in failed[-1].error
+    assert answered[-1].error is None
+    write_adapter(tmp_path / "late", weight_shapes(tiny_checkpoint), seed=0)
+    assert answers(core, [(text, late)]) == answers(core, [(text, adapters[0])])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bias": "all"}, "bias 'all' is not supported"),
+        ({"use_dora": True}, "use_dora True is not supported"),
+        ({"modules_to_save": ["lm_head"]}, r"modules_to_save \['lm_head'\] is not supported"),
+        ({"peft_type": "IA3"}, "peft_type 'IA3' is not supported"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern {'q_proj': 2} is not supported"),
+        ({"target_modules": ["lm_head"]}, "target_modules has 'lm_head'"),
+        ({"rank": 32}, r"rank 32 is not in \[1, 16\]: --max-lora-rank raises the limit"),
+        ({"r": 3}, r"lora_A.weight has shape \[4, 80\], not \[3, 80\]"),
+        ({"r": "many"}, "Expected `int`"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(
+    changes: dict[str, Any], message: str, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    path = write_adapter(tmp_path / "a", weight_shapes(tiny_checkpoint), seed=0, **changes)
+    with pytest.raises(ModelError, match=message):
+        read_adapter(str(path), open_checkpoint(tiny_checkpoint).config, max_rank=16)
+
+
+def test_adapters_of_experts_are_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """Those of attention beside them are read."""
+    dense = open_checkpoint(tiny_checkpoint).config
+    mixture = replace(dense, num_experts=2, experts_per_token=1, expert_size=80)
+    shapes = expected_shapes(mixture)
+    layers = read_adapter(str(write_adapter(tmp_path / "a", shapes, 0, 4, ALL[:4])), mixture, 16)
+    assert [set(layer) for layer in layers] == [{"qkv", "output"}] * dense.num_layers
+    path = write_adapter(tmp_path / "b", shapes, seed=0)
+    with pytest.raises(ModelError, match=r"no place for tensor .*experts"):
+        read_adapter(str(path), mixture, max_rank=16)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("layers.0.self_attn.q_proj.lora_A", None, "layers.0.self_attn.q_proj has lora_B alone"),
+        ("layers.7.self_attn.q_proj.lora_A", (4, 48), "no place for tensor .*layers.7"),
+        ("layers.0.mlp.up_proj.lora_B", (5, 4), r"shape \[5, 4\], not"),
+        ("layers.0.self_attn.q_proj.lora_magnitude_vector", (4,), "no place for tensor"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_named(
+    name: str,
+    shape: tuple[int, ...] | None,
+    message: str,
+    tiny_checkpoint: Path,
+    tmp_path: Path,
+) -> None:
+    path = write_adapter(tmp_path / "a", weight_shapes(tiny_checkpoint), seed=0)
+    tensors = load_file(path / "adapter_model.safetensors")
+    stored = f"base_model.model.model.{name}.weight"
+    tensors.pop(stored, None)
+    if shape is not None:
+        tensors[stored] = torch.zeros(shape)
+    save_file(tensors, path / "adapter_model.safetensors")
+    with pytest.raises(ModelError, match=message):
+        read_adapter(str(path), open_checkpoint(tiny_checkpoint).config, max_rank=16)

@@ -1,0 +1,142 @@
+"""What steps and graphs take is measured by trying them, and is no part of the KV cache."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from poisoned_graphs import PoisonedGraphs
+from tiny_llama import TINY, tiny_llama
+
+from worker.config import EngineConfig, SchedulerConfig
+from worker.errors import ConfigError
+from worker.executor.graphs import DecodeGraphs
+from worker.executor.kv_cache import choose_num_blocks, room_bytes
+from worker.executor.memory import largest_step
+from worker.executor.start import fitting, step_bytes
+from worker.types import ModelOutput
+
+CUDA = torch.device("cuda")
+LIMITS = SchedulerConfig(max_num_batched_tokens=40, max_num_seqs=5, max_model_len=64)
+CONFIG = EngineConfig("torch", "model", block_size=4, scheduler=LIMITS)
+
+
+class Fake:
+    """A device of 1,000 bytes, 100 of which are held; what is tried takes what `peaks` say."""
+
+    def __init__(self, *peaks: int) -> None:
+        self.peaks = list(peaks)
+        self.tried: list[Any] = []
+
+    def free_and_total(self) -> tuple[int, int]:
+        return 850, 1000
+
+    def held(self) -> int:
+        return 100
+
+    def peak_of(self, run: Callable[[], object]) -> int:
+        self.tried.append(run())
+        return self.peaks.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("limits", "lengths", "starts"),
+    [
+        ((40, 5, 64), [36, 1, 1, 1, 1], [0, 63, 1, 1, 1]),
+        ((40, 5, 12), [9, 10, 10, 10, 1], [0, 0, 0, 0, 11]),
+        ((40, 2, 12), [12, 12], [0, 0]),
+        ((3, 8, 64), [1, 1, 1], [0, 63, 1]),
+        ((1, 1, 2), [1], [0]),
+    ],
+)
+def test_the_largest_step_is_full(
+    limits: tuple[int, int, int], lengths: list[int], starts: list[int]
+) -> None:
+    """Of tokens and of sequences, one of them as long as any; all draw, within their blocks."""
+    step = largest_step(SchedulerConfig(*limits), 4)
+    assert [s.num_tokens for s in step.sequences] == lengths
+    assert [s.start for s in step.sequences] == starts
+    assert all(len(s.samples) == 1 for s in step.sequences)
+    assert all(len(s.block_table) * 4 >= s.start + s.num_tokens for s in step.sequences)
+
+
+class Recorded:
+    """A model, and the numbers of rows that it ran and made logits of."""
+
+    def __init__(self) -> None:
+        self._model = tiny_llama()
+        self.rows: list[tuple[int, int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def hidden(self, step: Any, cache: torch.Tensor) -> torch.Tensor:
+        self.rows.append((len(step.token_ids), len(step.sample_rows)))
+        return self._model.hidden(step, cache)
+
+
+def test_the_largest_step_and_all_graphs_are_tried() -> None:
+    """The graphs are dropped again: they were captured with another cache."""
+    model: Any = Recorded()
+    memory = Fake(30, 70)
+    graphs = DecodeGraphs(PoisonedGraphs(), (2, 4), (11, 16))
+    assert step_bytes(CONFIG, model, torch.float32, memory, graphs) == 100
+    assert graphs._captured is None
+    assert {rows for rows, _ in model.rows} == {2, 4, 40}
+    output = memory.tried[1]
+    assert isinstance(output, ModelOutput)
+    assert len(output.sampled) == 5
+    for flag in ("kv_cache_memory_bytes", "num_blocks_override"):
+        given = dataclasses.replace(CONFIG, **{flag: 9})
+        assert step_bytes(given, model, torch.float32, Fake(), None) == 0
+    assert step_bytes(CONFIG, model, torch.float32, None, None) == 0  # the host's memory
+    alone = Fake(70)
+    assert step_bytes(CONFIG, model, torch.float32, alone, None) == 70
+    assert model.rows[-1] == (40, 5)
+
+
+def test_what_steps_take_is_no_part_of_the_cache() -> None:
+    """Of this worker's part of the memory, and of what is free."""
+    assert room_bytes(CONFIG, Fake()) == 770
+    assert room_bytes(CONFIG, Fake(), 200) == 570
+    half = dataclasses.replace(CONFIG, gpu_memory_utilization=0.5)
+    assert room_bytes(half, Fake(), 200) == 200
+    assert room_bytes(half, Fake(), 900) == 0
+
+
+def test_a_device_too_small_is_refused_with_what_to_lower() -> None:
+    """At each point where memory may be short."""
+
+    class Short(Fake):
+        def peak_of(self, run: Callable[[], object]) -> int:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(ConfigError) as caught:
+        step_bytes(CONFIG, tiny_llama(), torch.float32, Short(), None)
+    assert str(caught.value) == (
+        "the device's memory is too small for the largest step beside the weights: lower"
+        " --max-num-batched-tokens, --max-num-seqs or --max-model-len"
+    )
+    with (
+        pytest.raises(ConfigError, match=r"too small for the weights: x$"),
+        fitting("the weights", "x"),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(ConfigError) as caught:
+        choose_num_blocks(CONFIG, TINY, torch.float32, CUDA, 5000)
+    assert str(caught.value) == (
+        "a KV cache of 4 blocks (0 MiB), all that is its share of the available memory beside"
+        " weights and steps, cannot hold --max-model-len 64: raise --gpu-memory-utilization, lower"
+        " --max-num-batched-tokens or --max-num-seqs, or lower --max-model-len to 16"
+    )
+
+
+def test_a_trial_that_fails_within_a_step_is_refused_alike() -> None:
+    """The executor's own error is the same to the user."""
+    model: Any = Recorded()
+    model.hidden = lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no"))
+    with pytest.raises(ConfigError, match="too small for the largest step"):
+        step_bytes(CONFIG, model, torch.float32, Fake(1), None)

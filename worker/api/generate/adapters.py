@@ -1,0 +1,111 @@
+"""The LoRA adapters that requests can name: loaded into the engine, and named, or neither."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from worker.api.generate.engine import Engine
+from worker.engine.messages import LoadAdapter, UnloadAdapter
+from worker.errors import RequestError
+from worker.types import Adapter
+
+_FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedAdapter:
+    """One name. `parent` is the model it is listed under; `created` a unix time."""
+
+    adapter: Adapter
+    parent: str
+    created: int
+
+
+class ServedAdapters:
+    """Sole owner of the names. `base_names` are those of the model, the first its main one; without
+    `has_files` the engine reads none, and any path will do.
+    """
+
+    def __init__(self, engine: Engine, base_names: tuple[str, ...], has_files: bool) -> None:
+        self._engine = engine
+        self._base_names = base_names
+        self._has_files = has_files
+        self._by_name: dict[str, ServedAdapter] = {}
+        self._numbers = itertools.count(1)
+        self._loaded: Counter[tuple[str, str]] = Counter()
+        self._changing = asyncio.Lock()
+
+    @property
+    def names(self) -> list[str]:
+        """In the order of loading."""
+        return list(self._by_name)
+
+    @property
+    def all(self) -> list[ServedAdapter]:
+        """Likewise."""
+        return list(self._by_name.values())
+
+    def find(self, name: str) -> ServedAdapter | None:
+        """The adapter that a request's `model` names; None: none."""
+        return self._by_name.get(name)
+
+    async def load(
+        self, name: str, path: str, parent: str | None = None, in_place: bool = False
+    ) -> None:
+        """Have the engine read an adapter, then serve it. `in_place` replaces one of the same name;
+        requests that run with that one keep it. Raises `RequestError` in vLLM's words.
+        """
+        if not name or not path:
+            message = "Both 'lora_name' and 'lora_path' must be provided."
+            raise RequestError(message, type="InvalidUserInput")
+        async with self._changing:
+            if name in self._by_name and not in_place:
+                raise RequestError(
+                    f"The lora adapter '{name}' has already been loaded. If you want to load the"
+                    " adapter in place, set 'load_inplace' to True.",
+                    type="InvalidUserInput",
+                )
+            if "," in name or not name.isprintable():  # metrics list names between commas
+                message = "'lora_name' must be printable, and without a comma."
+                raise RequestError(message, "lora_name", type="InvalidUserInput")
+            if name in self._base_names:
+                message = f"'{name}' is the name of the served model: choose another."
+                raise RequestError(message, "lora_name", type="InvalidUserInput")
+            if self._has_files:
+                await asyncio.to_thread(_check_files, name, path)
+            version = self._loaded[name, path]
+            adapter = Adapter(name, path, next(self._numbers), version)
+            reply = await self._engine.run(LoadAdapter(0, adapter))
+            if not reply.ok:
+                message = f"Loading lora {name} failed: {reply.error}"
+                raise RequestError(message, "lora_path")
+            self._loaded[name, path] += 1
+            replaced = self._by_name.get(name)
+            parent = parent or self._base_names[0]
+            self._by_name[name] = ServedAdapter(adapter, parent, int(time.time()))
+            if replaced is not None:
+                await self._engine.run(UnloadAdapter(0, replaced.adapter))
+
+    async def unload(self, name: str) -> None:
+        """Serve a name no more; requests that came before are answered. Raises `RequestError`."""
+        if not name:
+            message = "'lora_name' needs to be provided to unload a LoRA adapter."
+            raise RequestError(message, type="InvalidUserInput")
+        async with self._changing:
+            served = self._by_name.pop(name, None)
+            if served is None:
+                message = f"The lora adapter '{name}' cannot be found."
+                raise RequestError(message, "lora_name", 404, "NotFoundError")
+            await self._engine.run(UnloadAdapter(0, served.adapter))
+
+
+def _check_files(name: str, path: str) -> None:
+    for file in _FILES:
+        if not (Path(path) / file).is_file():
+            message = f"Loading lora {name} failed: No adapter found for {path}: it has no {file}."
+            raise RequestError(message, "lora_path", 404, "NotFoundError")

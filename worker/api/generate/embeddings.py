@@ -1,0 +1,164 @@
+"""Embeddings: texts and token ids → prompts for the engine to embed, and the answers."""
+
+from __future__ import annotations
+
+import base64
+import math
+import secrets
+import time
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from worker.api.generate.frames import Answer, ResponseHead, TokenCounts, WholeFrames
+from worker.api.generate.prepare import Prepared, RequestPreparer, Shown, response_id
+from worker.api.generate.text import ModelText
+from worker.api.http.arrival import Arrival
+from worker.api.schema.embeddings import (
+    Embedding,
+    EmbeddingList,
+    EmbeddingRequest,
+    Pooled,
+    PooledList,
+    PoolingRequest,
+)
+from worker.api.schema.params import TextParams, check_cache_salt, invalid
+from worker.api.schema.parse import decode
+from worker.api.schema.prompts import check_input_length, prompts_of, truncated
+from worker.api.schema.requests import refuse_unsupported
+from worker.config import ApiConfig
+from worker.engine.messages import AddRequest
+from worker.errors import RequestError
+from worker.types import Pooling, SamplingParams
+
+# Nothing is drawn; one token's room keeps the sequence from counting as complete.
+_PARAMS = SamplingParams(max_tokens=1, temperature=0.0)
+_IS_LITTLE_ENDIAN = array("H", [1]).tobytes() == b"\x01\x00"
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingFrames(WholeFrames):
+    """Answers `/v1/embeddings`, or with `of_pooling` `/pooling`; never streamed. Embeddings are cut
+    to `dimensions` (None: all), then divided by their length if `normalizes`.
+    """
+
+    head: ResponseHead
+    dimensions: int | None
+    normalizes: bool
+    as_base64: bool
+    of_pooling: bool
+
+    def body(
+        self, answers: Sequence[Answer], usage: TokenCounts, metrics: dict[str, Any] | None
+    ) -> bytes:
+        """The embeddings in the order of their inputs."""
+        head = self.head
+        facts: dict[str, Any] = {"id": head.id, "created": head.created, "model": head.model}
+        facts |= {"usage": usage.usage(whole=True), "metrics": metrics}
+        values = [self._value(answer.pooled) for answer in answers]
+        if self.of_pooling:
+            pooled = [Pooled(index, value) for index, value in enumerate(values)]
+            return msgspec.json.encode(PooledList(data=pooled, **facts))
+        embeddings = [Embedding(index, value) for index, value in enumerate(values)]
+        return msgspec.json.encode(EmbeddingList(data=embeddings, **facts))
+
+    def _value(self, pooled: Sequence[float]) -> list[float] | str:
+        values = list(pooled[: self.dimensions])
+        if self.normalizes:
+            length = max(math.hypot(*values), 1e-12)
+            values = [value / length for value in values]
+        if not self.as_base64:
+            return values
+        floats = array("f", values)
+        if not _IS_LITTLE_ENDIAN:
+            floats.byteswap()
+        return base64.b64encode(floats.tobytes()).decode()
+
+
+class EmbeddingPreparer:
+    """Bodies of `/v1/embeddings` and `/pooling` → `Prepared`."""
+
+    def __init__(self, config: ApiConfig, text: ModelText, preparer: RequestPreparer) -> None:
+        self._config = config
+        self._text = text
+        self._preparer = preparer
+
+    async def embeddings(self, body: bytes, arrival: Arrival) -> Prepared:
+        """`POST /v1/embeddings`. Raises `RequestError` (400, 404)."""
+        return await self._prepared(decode(body, EmbeddingRequest), arrival, "embd")
+
+    async def pooling(self, body: bytes, arrival: Arrival) -> Prepared:
+        """`POST /pooling`. Raises `RequestError` (400, 404)."""
+        return await self._prepared(decode(body, PoolingRequest), arrival, "pool")
+
+    async def _prepared(self, request: EmbeddingRequest, arrival: Arrival, kind: str) -> Prepared:
+        refuse_unsupported(request)
+        self._preparer.check_model(request.model)
+        config, pooler = self._config, self._config.pooler
+        self._check_dimensions(request.dimensions)
+        check_cache_salt(request.cache_salt)
+        named = response_id(kind, request.request_id, arrival)
+        priority = self._preparer.priority(request.priority, arrival)
+        asked = (request.use_activation, request.normalize)
+        head = ResponseHead(named, config.served_model_names[0], int(time.time()))
+        frames = EmbeddingFrames(
+            head,
+            None if request.dimensions is None else int(request.dimensions),
+            next((choice for choice in asked if choice is not None), pooler.use_activation),
+            as_base64=request.encoding_format == "base64",
+            of_pooling=isinstance(request, PoolingRequest),
+        )
+        requests = tuple(
+            AddRequest(
+                request_id=f"{named}-{index}-{secrets.token_hex(4)}",
+                prompt_token_ids=ids,
+                params=_PARAMS,
+                arrival_seconds=arrival.seconds,
+                priority=priority,
+                cache_salt=request.cache_salt,
+                tenant=arrival.tenant,
+                pooling=Pooling[pooler.pooling_type],
+            )
+            for index, ids in enumerate(await self._prompts(request))
+        )
+        shown = Shown(
+            cached_tokens=config.enable_prompt_tokens_details,
+            metrics=config.enable_per_request_metrics,
+        )
+        return Prepared(requests, TextParams(), frames, stream=False, shown=shown)
+
+    def _check_dimensions(self, dimensions: int | None) -> None:
+        most = self._config.embedding_size
+        if dimensions is None or (dimensions >= 1 and (most is None or dimensions <= most)):
+            return
+        limit = "at least 1" if most is None else f"in [1, {most}]"
+        raise invalid("dimensions", dimensions, f"dimensions must be {limit}, got {dimensions}.")
+
+    async def _prompts(self, request: EmbeddingRequest) -> list[list[int]]:
+        limits = self._text.limits
+        try:
+            given = prompts_of(request.input)
+            texts = [prompt for prompt in given if isinstance(prompt, str)]
+            special = request.add_special_tokens is not False
+            encoded = iter(await self._text.encode_all(texts, add_special_tokens=special))
+            asked, side = request.truncate_prompt_tokens, request.truncation_side
+            prompts = [
+                truncated(next(encoded) if isinstance(p, str) else p, asked, side, 0, limits)
+                for p in given
+            ]
+            for ids in prompts:
+                check_input_length(len(ids), limits)
+            nested = len(given) > 1 or given[0] is not request.input
+            names = [f"prompt[{n}]" if nested else "prompt" for n in range(len(prompts))]
+            await self._preparer.check_ids(prompts, names)
+        except RequestError as error:
+            if error.param is not None:
+                error.param = error.param.replace("body.prompt", "body.input", 1)
+                error.param = "input" if error.param == "prompt" else error.param
+            error.message = error.message.replace("prompt ", "input ", 1)
+            error.message = error.message.replace("prompt[", "input[", 1)
+            raise  # in the words of the client
+        return prompts

@@ -1,0 +1,170 @@
+# Apart: the wire form of one API, which has nothing in common with those of the others.
+"""Answers of `/v1/messages`: the whole message, or its events. Pure.
+
+Blocks of content come one after the other: one ends when another kind of text, or another call,
+begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from worker.api.generate.frames import (
+    Answer,
+    Delta,
+    Ending,
+    ResponseHead,
+    TokenCounts,
+    whole_calls,
+)
+from worker.api.schema.answers import TOOL_CALLS_ENDED
+from worker.api.schema.messages import ContentBlock, Message, MessagesUsage
+from worker.api.tools.writer import CallDelta
+from worker.types import FinishReason
+
+Json = dict[str, Any]
+_encode = msgspec.json.Encoder().encode
+_StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class MessageFrames:
+    """Implements `Frames` for one answer. Owns which block is open."""
+
+    done = b""
+
+    def __init__(self, head: ResponseHead) -> None:
+        self._head = head
+        self._next_block = 0
+        self._open: str | int | None = None  # "text", "thinking", or the index of a call
+        self._ending: Ending | None = None
+        self._events: list[bytes] = []
+
+    def opening(self, index: int, usage: TokenCounts | None) -> bytes:
+        """The message as it is before it has any content."""
+        counts = MessagesUsage(0, 0) if usage is None else _usage(usage)
+        counts.output_tokens = 0
+        self._tell("message_start", message=self._message([], None, counts))
+        self._tell("ping")
+        return self._take()
+
+    def delta(self, delta: Delta) -> bytes:
+        """What is new of each block; with the last one, the open one ends."""
+        if delta.reasoning:
+            self._text("thinking", delta.reasoning)
+        if delta.text:
+            self._text("text", delta.text)
+        for call in delta.calls:
+            self._call(call)
+        if delta.ending is not None:
+            self._ending = delta.ending
+            if self._open is None and not self._next_block:  # an answer of nothing has a block too
+                self._begin("text", ContentBlock(type="text", text=""))
+            self._close()
+        return self._take()
+
+    def usage(self, usage: TokenCounts, metrics: Json | None) -> bytes:
+        """Why it ended, and the counts."""
+        reason, sequence = _stop(self._ending)
+        changed = {"stop_reason": reason, "stop_sequence": sequence}
+        self._tell("message_delta", delta=changed, usage=_usage(usage))
+        self._tell("message_stop")
+        return self._take()
+
+    def body(self, answers: Sequence[Answer], usage: TokenCounts, metrics: Json | None) -> bytes:
+        [answer] = answers
+        blocks = []
+        if answer.reasoning:
+            thought = ContentBlock(type="thinking", thinking=answer.reasoning, signature="")
+            blocks.append(thought)
+        calls = whole_calls(answer.calls)
+        if answer.text or not (calls or blocks):
+            blocks.append(ContentBlock(type="text", text=answer.text))
+        for call in calls:
+            given = _object(call.function.arguments)
+            name = call.function.name
+            blocks.append(ContentBlock(type="tool_use", id=call.id, name=name, input=given))
+        return _encode(self._message(blocks, answer.ending, _usage(usage)))
+
+    def _message(
+        self, blocks: list[ContentBlock], ending: Ending | None, usage: MessagesUsage
+    ) -> Message:
+        reason, sequence = _stop(ending)
+        return Message(
+            id=self._head.id,
+            model=self._head.model,
+            content=blocks,
+            stop_reason=reason,
+            stop_sequence=sequence,
+            usage=usage,
+        )
+
+    def _text(self, kind: Literal["text", "thinking"], text: str) -> None:
+        if self._open != kind:
+            begun = ContentBlock(type=kind)
+            setattr(begun, kind, "")
+            if kind == "thinking":
+                begun.signature = ""
+            self._begin(kind, begun)
+        self._grow({"type": f"{kind}_delta", kind: text})
+
+    def _call(self, call: CallDelta) -> None:
+        if call.name is not None:
+            block = ContentBlock(type="tool_use", id=call.id or "", name=call.name, input={})
+            self._begin(call.index, block)
+        if call.arguments:
+            self._grow({"type": "input_json_delta", "partial_json": call.arguments})
+        if call.broken:
+            self._close()
+
+    def _begin(self, kind: str | int, block: ContentBlock) -> None:
+        self._close()
+        self._open = kind
+        self._tell("content_block_start", index=self._next_block, content_block=block)
+
+    def _grow(self, delta: Json) -> None:
+        self._tell("content_block_delta", index=self._next_block, delta=delta)
+
+    def _close(self) -> None:
+        if self._open is not None:
+            self._tell("content_block_stop", index=self._next_block)
+            self._next_block += 1
+            self._open = None
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        data = _encode({"type": kind, **fields})
+        self._events.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), data))
+
+    def _take(self) -> bytes:
+        frames, self._events = b"".join(self._events), []
+        return frames
+
+
+def _stop(ending: Ending | None) -> tuple[_StopReason | None, str | None]:
+    if ending is None:
+        return None, None
+    if ending.finish_reason == TOOL_CALLS_ENDED:
+        return "tool_use", None
+    if ending.finish_reason == FinishReason.LENGTH.value:
+        return "max_tokens", None
+    if ending.finish_reason == FinishReason.STOP.value and isinstance(ending.stop_reason, str):
+        return "stop_sequence", ending.stop_reason
+    return "end_turn", None
+
+
+def _usage(usage: TokenCounts) -> MessagesUsage:
+    cached = usage.cached_tokens or 0
+    return MessagesUsage(
+        usage.prompt_tokens - cached, usage.completion_tokens, cache_read_input_tokens=cached
+    )
+
+
+def _object(arguments: str) -> Any:
+    """The arguments as an object; of a call that was cut, its text as it is under one name."""
+    try:
+        value = msgspec.json.decode(arguments or "{}")
+    except msgspec.DecodeError:
+        value = None
+    return value if isinstance(value, dict) else {"_incomplete": arguments}

@@ -1,0 +1,232 @@
+# Apart: the wire form of one API, which has nothing in common with those of the others.
+"""Responses of `/v1/responses`: the whole object, or its events. Pure.
+
+Theory of operation. The output of a response is a list of items, in the order in which they begin:
+reasoning, the message, calls of functions. Each is announced, grows by deltas and is told whole at
+its end. The message stays open to the end of the answer, because text may follow calls; so what is
+streamed has the items of the whole object.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET
+
+from worker.api.generate.frames import Answer, Delta, Ending, ResponseHead, TokenCounts
+from worker.api.schema.responses import (
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputItem,
+    OutputTokensDetails,
+    Response,
+    ResponsePart,
+    ResponseUsage,
+)
+from worker.api.tools.writer import CallDelta
+from worker.types import FinishReason
+
+Json = dict[str, Any]
+_encode = msgspec.json.Encoder().encode
+
+
+class ResponseFrames:
+    """Implements `Frames` for one answer. Owns the items, and the number of the next event."""
+
+    done = b""
+
+    def __init__(self, head: ResponseHead, facts: Json) -> None:
+        """`facts` are the fields of the response that repeat its request."""
+        self._head = head
+        self._facts = facts
+        self._items: list[OutputItem] = []
+        self._message: int | None = None
+        self._reasoning: int | None = None
+        self._calls: dict[int, int] = {}  # by their index among calls
+        self._broken: set[int] = (
+            set()
+        )  # what turned out to be no calls; the final response has none
+        self._ending: Ending | None = None
+        self._next_event = 0
+        self._events: list[bytes] = []
+
+    # ---- the wire ---------------------------------------------------------------------------
+
+    def opening(self, index: int, usage: TokenCounts | None) -> bytes:
+        """That the response exists and is being made."""
+        response = self._response("in_progress", None, None)
+        self._tell("response.created", response=response)
+        self._tell("response.in_progress", response=response)
+        return self._take()
+
+    def delta(self, delta: Delta) -> bytes:
+        """What is new of each item; with the last one, all that is open ends."""
+        self._add(delta.text, delta.reasoning, delta.calls, delta.logprobs)
+        if delta.ending is not None:
+            self._end(delta.ending)
+        return self._take()
+
+    def usage(self, usage: TokenCounts, metrics: Json | None) -> bytes:
+        """The last event, with the whole response."""
+        status = self._status()
+        self._tell(f"response.{status}", response=self._response(status, usage, metrics))
+        return self._take()
+
+    def body(self, answers: Sequence[Answer], usage: TokenCounts, metrics: Json | None) -> bytes:
+        [answer] = answers
+        self._add(answer.text, answer.reasoning, answer.calls, answer.logprobs)
+        self._end(answer.ending)
+        return _encode(self._response(self._status(), usage, metrics))
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        event = {"type": kind, "sequence_number": self._next_event, **fields}
+        self._next_event += 1
+        self._events.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode(event)))
+
+    def _take(self) -> bytes:
+        frames, self._events = b"".join(self._events), []
+        return frames
+
+    def _status(self) -> Literal["completed", "incomplete"]:
+        return "completed" if self._incomplete() is None else "incomplete"
+
+    def _incomplete(self) -> IncompleteDetails | None:
+        reason = None if self._ending is None else self._ending.finish_reason
+        if reason == FinishReason.LENGTH.value:
+            return IncompleteDetails("max_output_tokens")
+        return IncompleteDetails("abort") if reason == FinishReason.ABORT.value else None
+
+    def _response(
+        self,
+        status: Literal["in_progress", "completed", "incomplete"],
+        usage: TokenCounts | None,
+        metrics: Json | None,
+    ) -> Response:
+        return Response(
+            id=self._head.id,
+            created_at=self._head.created,
+            model=self._head.model,
+            status=status,
+            output=[item for n, item in enumerate(self._items) if n not in self._broken],
+            usage=None if usage is None else _usage(usage),
+            incomplete_details=self._incomplete(),
+            metrics=metrics,
+            **self._facts,
+        )
+
+    # ---- items ------------------------------------------------------------------------------
+
+    def _add(
+        self, text: str, reasoning: str, calls: Sequence[CallDelta], logprobs: Any = None
+    ) -> None:
+        if reasoning:
+            self._reasoning = self._open_text(self._reasoning, "reasoning")
+            self._grow_text(self._reasoning, reasoning, None)
+        entries = _entries(logprobs)
+        if text or entries:
+            self._message = self._open_text(self._message, "message")
+            self._grow_text(self._message, text, entries)
+        for call in calls:
+            self._add_call(call)
+
+    def _open_text(self, place: int | None, kind: Literal["message", "reasoning"]) -> int:
+        if place is not None:
+            return place
+        if kind == "message":
+            part = ResponsePart(type="output_text", text="", annotations=[], logprobs=[])
+            item = OutputItem(type=kind, id=_new_id("msg"), status="in_progress", role="assistant")
+        else:
+            part = ResponsePart(type="reasoning_text", text="")
+            item = OutputItem(type=kind, id=_new_id("rs"), status="in_progress", summary=[])
+        item.content = []
+        place = self._announce(item)
+        self._tell("response.content_part.added", **self._at(place), content_index=0, part=part)
+        item.content.append(part)
+        return place
+
+    def _grow_text(self, place: int, text: str, entries: list[Any] | None) -> None:
+        part = self._part(place)
+        part.text += text
+        if isinstance(part.logprobs, list):
+            part.logprobs += entries or []
+        fields: Json = {"content_index": 0, "delta": text}
+        if part.type == "output_text":
+            fields["logprobs"] = entries or []
+        self._tell(f"response.{part.type}.delta", **self._at(place), **fields)
+
+    def _add_call(self, call: CallDelta) -> None:
+        place = self._calls.get(call.index)
+        if place is None:
+            item = OutputItem(type="function_call", id=_new_id("fc"), status="in_progress")
+            item.call_id, item.name, item.arguments = call.id or "", call.name or "", ""
+            place = self._calls[call.index] = self._announce(item)
+        item = self._items[place]
+        if call.broken:
+            self._broken.add(place)
+            self._finish(place, "incomplete")
+            return
+        if call.arguments:
+            item.arguments = f"{item.arguments or ''}{call.arguments}"
+            kind = "response.function_call_arguments.delta"
+            self._tell(kind, **self._at(place), delta=call.arguments)
+
+    def _announce(self, item: OutputItem) -> int:
+        self._items.append(item)
+        place = len(self._items) - 1
+        self._tell("response.output_item.added", output_index=place, item=item)
+        return place
+
+    def _end(self, ending: Ending) -> None:
+        self._ending = ending
+        if not self._items:  # an answer of nothing is a message all the same
+            self._message = self._open_text(None, "message")
+        for place, item in enumerate(self._items):
+            if item.status == "in_progress":
+                self._finish(place, self._status())
+
+    def _finish(self, place: int, status: Literal["completed", "incomplete"]) -> None:
+        item = self._items[place]
+        item.status = status
+        if item.type == "function_call":
+            fields = {"name": item.name, "arguments": item.arguments}
+            self._tell("response.function_call_arguments.done", **self._at(place), **fields)
+        else:
+            part = self._part(place)
+            texts: Json = {"content_index": 0, "text": part.text}
+            if part.type == "output_text":
+                texts["logprobs"] = part.logprobs
+            self._tell(f"response.{part.type}.done", **self._at(place), **texts)
+            self._tell("response.content_part.done", **self._at(place), content_index=0, part=part)
+        self._tell("response.output_item.done", output_index=place, item=item)
+
+    def _at(self, place: int) -> Json:
+        return {"item_id": self._items[place].id, "output_index": place}
+
+    def _part(self, place: int) -> ResponsePart:
+        content = self._items[place].content
+        assert content is not UNSET  # noqa: S101 (only of texts)
+        return content[0]
+
+
+def _new_id(kind: str) -> str:
+    return f"{kind}_{secrets.token_hex(16)}"
+
+
+def _entries(logprobs: Any) -> list[Any] | None:
+    """The entries of a chat's log probabilities."""
+    if isinstance(logprobs, msgspec.Raw):
+        logprobs = msgspec.json.decode(logprobs)
+    return None if logprobs is None else list(logprobs["content"])
+
+
+def _usage(usage: TokenCounts) -> ResponseUsage:
+    return ResponseUsage(
+        usage.prompt_tokens,
+        InputTokensDetails(usage.cached_tokens or 0),
+        usage.completion_tokens,
+        OutputTokensDetails(),
+        usage.prompt_tokens + usage.completion_tokens,
+    )

@@ -1,0 +1,86 @@
+"""Bodies and answers of `/v1/embeddings` and `/pooling`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from worker.api.schema.answers import Count, Usage
+from worker.api.schema.parse import Whole
+from worker.api.schema.requests import (
+    MAX_CACHE_SALT_CHARS,
+    MAX_REQUEST_ID_CHARS,
+    only,
+    says,
+)
+
+
+class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of `POST /v1/embeddings`. `use_activation` makes the length of each embedding 1, after
+    it was cut to `dimensions`; `normalize` is its older name.
+    """
+
+    input: Annotated[str | list[str | int | list[int]], says(minItems=1)]
+    model: str | None = None
+    dimensions: Annotated[Whole | None, says(minimum=1)] = None
+    encoding_format: Literal["float", "base64"] | None = None
+    use_activation: bool | None = None
+    normalize: bool | None = None
+    truncate_prompt_tokens: Annotated[Whole | None, says(minimum=-1)] = None
+    truncation_side: Literal["left", "right"] | None = None
+    add_special_tokens: bool | None = None
+    cache_salt: Annotated[
+        str | None, says(minLength=1, maxLength=MAX_CACHE_SALT_CHARS, pattern=r"^[^@/\\\u0000]*$")
+    ] = None
+    request_id: Annotated[str | None, says(minLength=1, maxLength=MAX_REQUEST_ID_CHARS)] = None
+    priority: Whole | None = None
+    user: str | None = None
+    embed_dtype: Annotated[str | None, only("float32")] = None
+    endianness: Annotated[str | None, only("native", "little")] = None
+
+
+class PoolingRequest(EmbeddingRequest, kw_only=True):
+    """Body of `POST /pooling`."""
+
+    task: Annotated[str | None, only("embed")] = None
+
+
+class Embedding(msgspec.Struct):
+    """One input's: numbers, or their float32 in little-endian order as base64."""
+
+    index: Count
+    embedding: list[float] | str
+    object: Literal["embedding"] = "embedding"
+
+
+class Pooled(msgspec.Struct):
+    """The same as `/pooling` has it."""
+
+    index: Count
+    data: list[float] | str
+    object: Literal["pooling"] = "pooling"
+
+
+class EmbeddingList(msgspec.Struct, kw_only=True):
+    """Answer of `/v1/embeddings`."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: Count
+    model: str
+    data: list[Embedding]
+    usage: Usage
+    metrics: Any = None
+
+
+class PooledList(msgspec.Struct, kw_only=True):
+    """Answer of `/pooling`."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: Count
+    model: str
+    data: list[Pooled]
+    usage: Usage
+    metrics: Any = None

@@ -1,0 +1,148 @@
+"""Which LoRA adapters are where: read from files into the host's memory, and from there into slots
+of the device.
+
+Theory of operation
+-------------------
+A step runs sequences of as many adapters as there are slots. An adapter keeps its slot while a
+sequence runs with it, and longer, until the slot is wanted for another: the one that was used least
+recently gives way. A sequence whose adapter has no slot is passed over when others are admitted,
+and holds no blocks meanwhile; the one that finds a slot but not the adapter has it read first. Only
+as many are read as could have a slot, so that no two throw each other out again and again.
+
+The host keeps the adapters that were used last, up to a number of its own; slots do not count.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from enum import Enum, auto
+from typing import Any
+
+from worker.errors import IntegrityError
+from worker.types import Adapter
+
+
+class Access(Enum):
+    """Whether a sequence can have its adapter now."""
+
+    READY = auto()  # in a slot, or there is one for it
+    READING = auto()
+    NO_SLOT = auto()
+    BROKEN = auto()  # its files cannot be used: see `AdapterSlots.error`
+
+
+class AdapterSlots:
+    """Sole owner of what is in the slots and in the host's memory; pure but for `read`, which
+    begins to read an adapter. `users` are always the numbers of adapters that sequences run with.
+    """
+
+    def __init__(
+        self, num_slots: int, num_held: int, read: Callable[[Adapter], Future[Any]]
+    ) -> None:
+        self._free = list(reversed(range(num_slots)))
+        self._num_held = num_held
+        self._read = read
+        self._slots: OrderedDict[int, tuple[int, Adapter]] = OrderedDict()  # the last used last
+        self._held: OrderedDict[int, Future[Any]] = OrderedDict()  # likewise
+        self._puts: dict[int, Any] = {}
+        self._given_up: set[int] = set()
+
+    @property
+    def loaded(self) -> tuple[str, ...]:
+        """The names of adapters in slots, by slot."""
+        return tuple(adapter.name for _, adapter in sorted(self._slots.values(), key=_slot))
+
+    def is_missing(self, adapter: Adapter) -> bool:
+        """Whether it is neither in a slot nor read."""
+        held = self._held.get(adapter.number)
+        return adapter.number not in self._slots and (held is None or not held.done())
+
+    def load(self, adapter: Adapter) -> Future[Any]:
+        """Have an adapter in the host's memory, whether or not a sequence wants it."""
+        held = self._held.get(adapter.number)
+        if held is None:
+            self._make_room()
+            held = self._held[adapter.number] = self._read(adapter)
+        self._held.move_to_end(adapter.number)
+        return held
+
+    def place(self, adapter: Adapter, users: Collection[int]) -> Access:
+        """Whether a sequence could run with an adapter in the next step. If all it lacks is to be
+        read, that begins.
+        """
+        number = adapter.number
+        if number in self._slots:
+            return Access.READY
+        num_reading = sum(not held.done() for held in self._held.values())
+        num_spare = len(self._free) + sum(other not in users for other in self._slots)
+        held = self._held.get(number)
+        if num_spare == 0 or (held is None and num_spare <= num_reading):
+            return Access.NO_SLOT
+        held = self.load(adapter)
+        if not held.done():
+            return Access.READING
+        return Access.READY if held.exception() is None else Access.BROKEN
+
+    def error(self, adapter: Adapter) -> str:
+        """Why its files cannot be used. They are read again when it is wanted next."""
+        return str(self._held.pop(adapter.number).exception())
+
+    def take(self, adapter: Adapter, users: Collection[int]) -> int:
+        """The slot of an adapter that is ready, from now on its own while one of `users`."""
+        number = adapter.number
+        if number not in self._slots:
+            slot = self._free.pop() if self._free else self._evict(users)
+            self._puts[slot] = self._held[number].result()
+            self._slots[number] = (slot, adapter)
+        self._slots.move_to_end(number)
+        return self._slots[number][0]
+
+    def take_puts(self) -> tuple[tuple[int, Any], ...]:
+        """What has to be put into slots before the next step, once."""
+        puts, self._puts = tuple(self._puts.items()), {}
+        return puts
+
+    def give_up(self, adapter: Adapter) -> None:
+        """No request will ask for it any more; `prune` frees what it takes."""
+        self._given_up.add(adapter.number)
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether there may be anything to prune."""
+        return bool(self._given_up)
+
+    def prune(self, wanted: Collection[int]) -> None:
+        """Free what was given up, but for adapters that unfinished requests want."""
+        for number in self._given_up - set(wanted):
+            self._given_up.remove(number)
+            self._held.pop(number, None)
+            slot, _ = self._slots.pop(number, (None, None))
+            if slot is not None:
+                self._puts[slot] = None
+                self._free.append(slot)
+
+    def check_integrity(self, users: Collection[int]) -> None:
+        """Raise IntegrityError unless each slot is free or has one adapter, and all in use have
+        one. For tests.
+        """
+        taken = [slot for slot, _ in self._slots.values()]
+        if len({*taken, *self._free}) != len(taken) + len(self._free):
+            raise IntegrityError("a slot has two adapters, or is free and has one")
+        if not set(users) <= set(self._slots):
+            raise IntegrityError("a sequence runs with an adapter that has no slot")
+
+    def _evict(self, users: Collection[int]) -> int:
+        number = next(number for number in self._slots if number not in users)
+        return self._slots.pop(number)[0]
+
+    def _make_room(self) -> None:
+        """Adapters that are being read stay, and may be more than there should be."""
+        done = [number for number, held in self._held.items() if held.done()]
+        for number in done[: max(0, len(self._held) + 1 - self._num_held)]:
+            del self._held[number]
+
+
+def _slot(entry: tuple[int, Adapter]) -> int:
+    return entry[0]

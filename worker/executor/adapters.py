@@ -1,0 +1,50 @@
+"""The LoRA adapters of a model runner: read by a thread, kept in slots, planned for each step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from worker.models.adapters import read_adapter
+from worker.models.config import ModelConfig
+from worker.ops.lora import AdapterStore
+from worker.ops.step import StepAdapters
+from worker.types import Adapter, ScheduledSequence
+
+
+class DeviceAdapters:
+    """Owns the thread that reads adapters for a model of this shape, and the slots in `store`."""
+
+    def __init__(self, config: ModelConfig, max_rank: int, store: AdapterStore) -> None:
+        self._config = config
+        self._max_rank = max_rank
+        self._store = store
+        self._reader = ThreadPoolExecutor(1, "adapters")
+
+    def read(self, adapter: Adapter) -> Future[Any]:
+        """See `Executor.read_adapter`."""
+
+        def read() -> Any:
+            return self._store.prepared(read_adapter(adapter.path, self._config, self._max_rank))
+
+        return self._reader.submit(read)
+
+    def put(self, adapters: Sequence[tuple[int, Any]]) -> None:
+        """What `SchedulerOutput.adapters` says."""
+        for slot, prepared in adapters:
+            self._store.put(slot, prepared)
+
+    def plan(self, sequences: Sequence[ScheduledSequence]) -> StepAdapters | None:
+        """What a step of these sequences adds; None: no sequence has an adapter."""
+        if all(s.adapter_slot is None for s in sequences):
+            return None
+        slots = [-1 if s.adapter_slot is None else s.adapter_slot for s in sequences]
+        counts = [s.num_tokens for s in sequences]
+        return self._store.plan(np.repeat(np.array(slots, np.int32), counts))
+
+    def shutdown(self) -> None:
+        """Read no more. Idempotent."""
+        self._reader.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,190 @@
+"""LoRA adapters (Hu et al., arXiv:2106.09685) as PEFT writes them: a directory with
+`adapter_config.json` and `adapter_model.safetensors`.
+
+What would change the model in another way than by a product of two matrices beside one of its own
+is refused by name; so is a tensor that the model has no place for.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from worker.errors import ModelError
+from worker.models.config import ModelConfig
+from worker.models.loader import expected_shapes
+from worker.ops.lora import Factors, Product
+
+CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
+# By product of a layer, the modules that it computes together.
+_PARTS = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "output": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+TARGETS = tuple(name.rpartition(".")[2] for names in _PARTS.values() for name in names)
+# Fields of PEFT's LoraConfig that ask for what is not built, and the values that do not.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "lora_bias": (False,),
+    "use_dora": (False,),
+    "modules_to_save": ([],),
+    "fan_in_fan_out": (False,),
+    "rank_pattern": ({},),
+    "alpha_pattern": ({},),
+    "layer_replication": ([],),
+    "target_parameters": ([],),
+    "trainable_token_indices": ([], {}),
+    "use_qalora": (False,),
+}
+_NAME = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
+
+
+class _Settings(msgspec.Struct):
+    """What an adapter's weights are read by."""
+
+    r: int
+    lora_alpha: float
+    use_rslora: bool = False
+    target_modules: list[str] | str | None = None
+
+    @property
+    def scale(self) -> float:
+        return self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
+
+
+def layer_products(config: ModelConfig) -> list[dict[str, Product]]:
+    """Of each layer, the products that an adapter can add to."""
+    shapes = expected_shapes(config)
+    layers = []
+    for index in range(config.num_layers):
+        found = {
+            product: [shapes.get(f"model.layers.{index}.{name}.weight") for name in names]
+            for product, names in _PARTS.items()
+        }
+        layers.append(
+            {
+                product: Product(tuple(s[0] for s in sizes if s), sizes[0][1])
+                for product, sizes in found.items()
+                if sizes[0] is not None
+            }
+        )
+    return layers
+
+
+def read_adapter(path: str, config: ModelConfig, max_rank: int) -> list[dict[str, Factors]]:
+    """Of each layer, what the adapter adds to its products: float32, on the CPU. Raises
+    `ModelError`, before any weight is read unless the disk fails.
+    """
+    folder = Path(path)
+    settings = _settings(folder / CONFIG_NAME, max_rank)
+    layers = layer_products(config)
+    source = folder / WEIGHTS_NAME
+    try:
+        with safe_open(source, framework="pt") as file:
+            stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no mapping)
+            names = _checked(source, stored, _places(layers), settings.r)
+            read = {name: file.get_tensor(stored_as) for name, stored_as in names.items()}
+    except FileNotFoundError:
+        raise ModelError(f"there is no file {source}") from None
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{source}: {error}") from error
+    weights = {name: tensor.to(torch.float32) for name, tensor in read.items()}
+    for (name, side), tensor in weights.items():
+        if side == "B":
+            tensor.mul_(settings.scale)
+        if not bool(tensor.isfinite().all()):
+            raise ModelError(f"{source}: the numbers of {name} are not all finite")
+    return [
+        _layer(f"model.layers.{index}.", products, weights) for index, products in enumerate(layers)
+    ]
+
+
+def _places(layers: Sequence[Mapping[str, Product]]) -> dict[str, tuple[int, int]]:
+    """The modules that can be adapted, and the shapes of their weights."""
+    return {
+        f"model.layers.{index}.{name}": (size, product.inputs)
+        for index, products in enumerate(layers)
+        for key, product in products.items()
+        for name, size in zip(_PARTS[key], product.sizes, strict=True)
+    }
+
+
+def _settings(path: Path, max_rank: int) -> _Settings:
+    try:
+        content = path.read_bytes()
+        given = msgspec.json.decode(content, type=dict[str, Any])
+        settings = msgspec.convert(given, _Settings)
+    except FileNotFoundError:
+        raise ModelError(f"there is no file {path}") from None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ModelError(f"{path}: {error}") from error
+    for name, neutral in _NEUTRAL.items():
+        value = given.get(name)
+        if value is not None and value not in neutral:
+            raise ModelError(f"{path}: {name} {value!r} is not supported")
+    targets = settings.target_modules
+    for target in targets if isinstance(targets, list) else ():
+        if target.rpartition(".")[2] not in TARGETS:
+            raise ModelError(
+                f"{path}: target_modules has {target!r}; adapters of {', '.join(TARGETS)} are"
+                " supported"
+            )
+    if not 1 <= settings.r <= max_rank:
+        raise ModelError(
+            f"{path}: rank {settings.r} is not in [1, {max_rank}]: --max-lora-rank raises the limit"
+        )
+    return settings
+
+
+_Side = tuple[str, str]  # a module of the model, and "A" or "B"
+
+
+def _checked(
+    source: Path,
+    stored: Mapping[str, tuple[int, ...]],
+    places: Mapping[str, tuple[int, int]],
+    rank: int,
+) -> dict[_Side, str]:
+    """The stored names of the two weights of each module. Every one has its shape and its twin."""
+    names: dict[_Side, str] = {}
+    for name, shape in stored.items():
+        match = _NAME.fullmatch(name)
+        weight = places.get(match[1]) if match else None
+        if match is None or weight is None:
+            raise ModelError(f"{source}: the model has no place for tensor {name}")
+        wanted = (rank, weight[1]) if match[2] == "A" else (weight[0], rank)
+        if shape != wanted:
+            raise ModelError(f"{source}: tensor {name} has shape {list(shape)}, not {list(wanted)}")
+        names[match[1], match[2]] = name
+    for module, side in names:
+        if (module, "A" if side == "B" else "B") not in names:
+            raise ModelError(f"{source}: {module} has lora_{side} alone")
+    if not names:
+        raise ModelError(f"{source}: there are no tensors")
+    return names
+
+
+def _layer(
+    prefix: str, products: Mapping[str, Product], weights: Mapping[_Side, Tensor]
+) -> dict[str, Factors]:
+    adapted = {}
+    for product, shape in products.items():
+        modules = [f"{prefix}{name}" for name in _PARTS[product]]
+        parts: Sequence[tuple[Tensor, Tensor] | None] = [
+            (weights[module, "A"], weights[module, "B"]) if (module, "A") in weights else None
+            for module in modules
+        ]
+        if any(parts_of is not None for parts_of in parts):
+            adapted[product] = Factors(shape, tuple(parts))
+    return adapted

@@ -1,0 +1,203 @@
+# Apart: imports Triton only when it is chosen.
+"""LoRA adapters as grouped products (SGMV, Chen et al., arXiv:2310.18547).
+
+Theory of operation. The adapters of all slots lie in stacks, one of each side for each product of a
+layer; a smaller rank is filled up with zeros. The rows of a step that have an adapter are sorted by
+slot, and each slot's are cut into tiles, on the host, once a step. A tile of rows then goes down
+through its slot's matrix (the grouped product that mixtures of experts use) and up again, and what
+comes out is added in place; of a fused product each part has an own slice of both sides.
+
+Tiles have one size, and sums run over the inner features in order, so a row's numbers depend
+neither on the rows that share its tile nor on how many there are.
+"""
+
+# Triton's decorators have no types.
+# mypy: disallow-untyped-decorators=False
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from worker.ops.lora import AdapterFactors, Factors, Owners, Product
+from worker.ops.step import StepAdapters, sent
+from worker.ops.triton import experts
+
+_TILE_INNER = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    """A product's adapters: down [slots, parts · rank, in] and up [slots, out, rank]."""
+
+    sizes: tuple[int, ...]
+    down: Tensor
+    up: Tensor
+
+    def fill(self, slot: int, factors: Factors) -> None:
+        """Copy an adapter's factors into a slot of zeros."""
+        row, most = 0, self.up.shape[2]
+        for place, (size, part) in enumerate(zip(self.sizes, factors.parts, strict=True)):
+            if part is not None:
+                first, rank = place * most, len(part[0])
+                self.down[slot, first : first + rank].copy_(part[0])
+                self.up[slot, row : row + size, :rank].copy_(part[1])
+            row += size
+
+
+class StackedAdapters:
+    """Implements `AdapterStore` on a GPU, and on a CPU in Triton's interpreter. Slots have room for
+    adapters of `max_rank` from the start; `layers` are the products of each.
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        max_rank: int,
+        layers: Sequence[Mapping[str, Product]],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        def zeros(rows: int, columns: int) -> Tensor:
+            return torch.zeros(num_slots, rows, columns, dtype=dtype, device=device)
+
+        self._device = device
+        self._dtype = dtype
+        self._layers = [
+            {
+                name: _Stack(
+                    product.sizes,
+                    zeros(len(product.sizes) * max_rank, product.inputs),
+                    zeros(sum(product.sizes), max_rank),
+                )
+                for name, product in layer.items()
+            }
+            for layer in layers
+        ]
+
+    def prepared(self, layers: AdapterFactors) -> Any:
+        """They are copied to the device when they are put into a slot."""
+        return layers
+
+    def put(self, slot: int, prepared: Any) -> None:
+        """Zeros where the adapter has nothing."""
+        for index, stacks in enumerate(self._layers):
+            for name, stack in stacks.items():
+                stack.down[slot].zero_()
+                stack.up[slot].zero_()
+                factors = None if prepared is None else prepared[index].get(name)
+                if factors is not None:
+                    stack.fill(slot, factors)
+
+    def plan(self, owners: Owners) -> StepAdapters:
+        """Tiles of rows of one slot each."""
+        size = experts.tile_rows(self._dtype)
+        order = np.argsort(owners, kind="stable").astype(np.int32)
+        sorted_owners = owners[order]
+        slots = np.unique(sorted_owners[sorted_owners >= 0])
+        tiles = [
+            (slot, first, end)
+            for slot in slots.tolist()
+            for start, end in [np.searchsorted(sorted_owners, [slot, slot + 1]).tolist()]
+            for first in range(start, end, size)
+        ]
+        columns = np.ascontiguousarray(np.array(tiles, np.int32).T)
+        packed = sent(np.concatenate([order, *columns]), self._device)
+        parts = torch.split(packed, [len(order), *(len(column) for column in columns)])
+        return _StackedStep(self._layers, experts.Tiles(*parts))
+
+
+@dataclass(frozen=True, slots=True)
+class _StackedStep:
+    """Implements `StepAdapters`."""
+
+    layers: Sequence[Mapping[str, _Stack]]
+    tiles: experts.Tiles
+    native: None = None
+
+    def add(self, layer: int, product: str, x: Tensor, y: Tensor) -> None:
+        """Twin: the same of `ops.lora.LinearAdapters`."""
+        stack = self.layers[layer][product]
+        small = x.new_empty(len(x), stack.down.shape[1])
+        experts.multiply(x, stack.down, self.tiles, 1, small)
+        add_up(small, stack.up, self.tiles, stack.sizes, y)
+
+
+def add_up(
+    small: Tensor, up: Tensor, tiles: experts.Tiles, sizes: Sequence[int], y: Tensor
+) -> None:
+    """Add to rows of y [T, out] the products of small [T, parts · rank] with the matrices of their
+    slots, of up [slots, out, rank]; each part's by itself.
+    """
+    _, width, rank = up.shape
+    columns = experts.tile_columns(small.dtype)
+    first = 0
+    for place, size in enumerate(sizes):
+        _add_kernel[(len(tiles.experts), triton.cdiv(size, columns))](
+            small.narrow(1, place * rank, rank),
+            up.narrow(1, first, size),
+            y.narrow(1, first, size),
+            tiles.order,
+            tiles.experts,
+            tiles.firsts,
+            tiles.ends,
+            size,
+            width * rank,
+            rank,
+            small.stride(0),
+            y.stride(0),
+            tile_rows=experts.tile_rows(small.dtype),
+            tile_columns=columns,
+            tile_inner=_TILE_INNER,
+            product=experts.product_type(small),
+        )
+        first += size
+
+
+@triton.jit
+def _add_kernel(  # noqa: PLR0913, PLR0917
+    small: tl.tensor,
+    up: tl.tensor,
+    y: tl.tensor,
+    order: tl.tensor,
+    slots: tl.tensor,
+    firsts: tl.tensor,
+    ends: tl.tensor,
+    size: tl.tensor,
+    stride_slot: tl.tensor,
+    rank: tl.tensor,
+    stride_small: tl.tensor,
+    stride_y: tl.tensor,
+    tile_rows: tl.constexpr,
+    tile_columns: tl.constexpr,
+    tile_inner: tl.constexpr,
+    product: tl.constexpr,
+) -> None:
+    """A tile of rows by a tile of columns of one part."""
+    first = tl.load(firsts + tl.program_id(0))
+    end = tl.load(ends + tl.program_id(0))
+    index = first + tl.arange(0, tile_rows)
+    real = index < end
+    rows = tl.load(order + index, mask=real, other=0).to(tl.int64)
+    columns = tl.program_id(1) * tile_columns + tl.arange(0, tile_columns)
+    inside = columns < size
+    matrix = up + tl.load(slots + tl.program_id(0)).to(tl.int64) * stride_slot
+    matrix += columns.to(tl.int64)[None, :] * rank
+    own = small + (rows * stride_small)[:, None]
+    acc = tl.zeros((tile_rows, tile_columns), tl.float32)
+    for start in range(0, rank, tile_inner):
+        along = start + tl.arange(0, tile_inner)
+        within = along < rank
+        left = tl.load(own + along[None, :], mask=real[:, None] & within[None, :], other=0.0)
+        right = tl.load(matrix + along[:, None], mask=within[:, None] & inside[None, :], other=0.0)
+        acc += tl.dot(left.to(product), right.to(product), input_precision="ieee")
+    places = y + (rows * stride_y)[:, None] + columns[None, :]
+    mask = real[:, None] & inside[None, :]
+    tl.store(places, tl.load(places, mask=mask, other=0.0).to(tl.float32) + acc, mask=mask)
