@@ -117,6 +117,13 @@ def _add_completion(parser: Parser) -> None:
     parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="what to complete in")
 
 
+def _add_models(parser: Parser) -> None:
+    text = "download a model, unless it is here already (default: list the models)"
+    parser.add_argument("action", nargs="?", choices=("fetch",), help=text)
+    text = "as `pointsman models` lists it (default: the model of `pointsman up`)"
+    parser.add_argument("name", nargs="?", metavar="NAME", help=text)
+
+
 def _add_picker(parser: Parser) -> None:
     text = (
         "the picker's HTTP port; default: of the fleet that runs here, else http://127.0.0.1:9090"
@@ -263,6 +270,22 @@ def _logs(argv: list[str]) -> int:
     return logs_command(LogOptions(**vars(arguments)), environ)
 
 
+def _models(argv: list[str]) -> int:
+    arguments = parser_of("models").parse_args(argv)
+    from fleet.models import CATALOG, catalog_model, ensure_model, listing
+
+    if arguments.action is None:
+        print(*listing(), sep="\n")
+        return 0
+    model = catalog_model(arguments.name)
+    if model is None:
+        known = near(arguments.name, [one.name for one in CATALOG])
+        raise UsageError(f"there is no model {arguments.name}{known} (see pointsman models)")
+    with _progress() as progress:
+        print(ensure_model(model, progress))
+    return 0
+
+
 def _completion(argv: list[str]) -> int:
     arguments = parser_of("completion").parse_args(argv)
     from fleet.completion import script
@@ -315,13 +338,13 @@ def with_default_model(argv: list[str], is_training: bool = False) -> list[str]:
 @contextlib.contextmanager
 def _progress() -> Iterator[Progress]:
     """Show a download: a bar in a terminal, one line elsewhere; nothing while there is none."""
-    announced = False
+    announced = ""
 
-    def tell(_done: int, total: int) -> None:
+    def tell(name: str, _done: int, total: int) -> None:
         nonlocal announced
-        if not announced:
-            announced = True
-            print(f"fetching the default model ({total / 1e6:.0f} MB) …", file=sys.stderr)
+        if announced != name:
+            announced = name
+            print(f"fetching {name} ({total / 1e6:.0f} MB) …", file=sys.stderr)
 
     if not sys.stderr.isatty():
         yield tell  # also where `rich` is not installed: in the images of workers
@@ -329,16 +352,16 @@ def _progress() -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-    columns = (TextColumn("fetching the default model"), BarColumn(), DownloadColumn())
+    columns = (TextColumn("fetching {task.description}"), BarColumn(), DownloadColumn())
     bar = Progress(*columns, TransferSpeedColumn(), console=Console(stderr=True), transient=True)
-    task = bar.add_task("download", total=None)
+    task = bar.add_task("", total=None)
 
-    def show(done: int, total: int) -> None:
+    def show(name: str, done: int, total: int) -> None:
         nonlocal announced
-        if not announced:
-            announced = True
+        if announced != name:
+            announced = name
             bar.start()
-        bar.update(task, completed=done, total=total)
+        bar.update(task, description=name, completed=done, total=total)
         if done >= total and bar.live.is_started:
             bar.stop()
 
@@ -356,6 +379,7 @@ _HELP = {
     "ps": "list the fleets that run here, and their processes",
     "logs": "show the logs of a running fleet",
     "chat": "talk to a fleet in the terminal",
+    "models": "list the models that are known by name, or fetch one",
     "top": "watch a running picker in the terminal",
     "explain": "say why a request went where it went",
     "doctor": "say what is wrong with an installation, and how to mend it",
@@ -372,6 +396,7 @@ _ADD_FLAGS = {
     "top": _add_top,
     "explain": _add_explain,
     "logs": _add_logs,
+    "models": _add_models,
     "completion": _add_completion,
 }
 # Where `build_parser` is: read without what runs the command.
@@ -391,6 +416,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "ps": _ps,
     "logs": _logs,
     "chat": _chat,
+    "models": _models,
     "top": _top,
     "explain": _explain,
     "doctor": _doctor,

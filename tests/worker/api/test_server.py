@@ -322,6 +322,7 @@ async def test_an_unexpected_error_is_counted_and_said(bench: Any) -> None:
     assert 'where="http"} 1\n' in api.page()
 
 
+HELLO = {"role": "user", "content": "hi"}
 UNKNOWN = {"prompt": "a", "stream_options": {"zz": 1}, "stream": True, "nope": 1, 'a"\n': 2}
 
 
@@ -344,6 +345,33 @@ async def test_unknown_fields_are_ignored_with_a_warning(
         "/v1/completions: ignored fields that are not part of this API: a??, nope,"
         " stream_options.zz (each is logged once; --strict-fields refuses them)"
     ]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "ignored"),
+    [
+        ("/v1/chat/completions", {"messages": [{**HELLO, "x": 1}], "y": 1}, "messages[0].x, y"),
+        ("/v1/responses", {"input": [{**HELLO, "x": 1}]}, "input[0].x"),
+        ("/v1/messages", {"messages": [HELLO], "max_tokens": 1, "x": 1}, "x"),
+        (
+            "/inference/v1/generate",
+            {"token_ids": [1], "sampling_params": {"x": 1}},
+            "sampling_params.x",
+        ),
+        ("/invocations", {"prompt": "a", "x": 1}, "x"),
+        ("/generate", {"text": "a", "x": 1}, "x"),
+        ("/v1/completions/render", {"prompt": "a", "x": 1, "return_token_offsets": True}, "x"),
+        ("/tokenize", {"prompt": "a", "x": 1}, "x"),
+        ("/abort_requests", {"request_ids": [], "x": 1}, "x"),
+    ],
+)
+async def test_every_route_ignores_unknown_fields(
+    bench: Any, path: str, body: dict[str, Any], ignored: str
+) -> None:
+    async with bench.client() as client:
+        response = await client.post(path, json=body)
+    warning = f'299 - "ignored unknown fields: {ignored}"'
+    assert (response.status_code, response.headers["warning"]) == (200, warning), response.text
 
 
 async def test_a_warning_of_many_fields_has_a_bound(bench: Any) -> None:

@@ -136,7 +136,11 @@ def test_long_values_are_cut_in_messages() -> None:
             '{"response_format":{"type":"json_object"}}',
             ["response_format.x"],
         ),
-        ('{"tool_choice": {"type": "f", "x": 1}}', '{"tool_choice":{"type":"f"}}', ["tool_choice.x"]),
+        (
+            '{"tool_choice": {"type": "f", "x": 1}}',
+            '{"tool_choice":{"type":"f"}}',
+            ["tool_choice.x"],
+        ),
         ('{"stream_options": {"x": 1}, "stop": [ "a" ]}', None, ["stream_options.x"]),
         # What is wrong in another way stays as it is, for the decoder to name.
         ('{"response_format": {"type": "other", "x": 1}}', None, []),
