@@ -79,9 +79,8 @@ def parser_of(name: str) -> Parser:
 
 def _add_chat(parser: Parser) -> None:
     parser.add_argument("prompt", nargs="?", help="ask this and leave; else: a conversation")
-    parser.add_argument(
-        "--url", type=url, default="http://127.0.0.1:8080", help="default %(default)s"
-    )
+    text = "default: the fleet that runs here, else http://127.0.0.1:8080"
+    parser.add_argument("--url", type=url, help=text)
     parser.add_argument("--model", help="default: the first one served")
     parser.add_argument("--system", help="instructions before the conversation")
     parser.add_argument("--max-tokens", type=int)
@@ -167,11 +166,32 @@ def _joined(argv: list[str], flag: str) -> list[str]:
 
 def _chat(argv: list[str]) -> int:
     arguments = parser_of("chat").parse_args(argv)
-    from fleet.chat import ChatOptions, chat
+    from os import environ
+
+    from fleet.chat import ChatOptions, Terminal, chat
+    from fleet.running_picker import running_fleets
 
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 (line editing and history in input())
-    return chat(ChatOptions(**vars(arguments)), lambda text: print(text, end="", flush=True), input)
+    given = {name: value for name, value in vars(arguments).items() if value is not None}
+    fleets = [fleet for fleet in running_fleets(environ) if fleet.url is not None]
+    here = [fleet for fleet in fleets if arguments.url in (None, fleet.url)]
+    if here:
+        given |= {"url": here[0].url, "picker": here[0].picker}
+    has_user = sys.stdin.isatty() and sys.stdout.isatty()
+    if has_user and len(here) > 1:
+        others = ", ".join(str(fleet.url) for fleet in here[1:])
+        print(f"{len(here)} fleets run here; --url names others: {others}", file=sys.stderr)
+
+    def note(line: str) -> None:
+        print(line, end="", file=sys.stderr, flush=True)
+
+    terminal = Terminal(
+        lambda text: print(text, end="", flush=True),
+        lambda prompt: input(prompt if has_user else ""),
+        note if has_user else None,
+    )
+    return chat(ChatOptions(**given), terminal)
 
 
 def _top(argv: list[str]) -> int:
@@ -272,7 +292,8 @@ def _logs(argv: list[str]) -> int:
 
 def _models(argv: list[str]) -> int:
     arguments = parser_of("models").parse_args(argv)
-    from fleet.models import CATALOG, catalog_model, ensure_model, listing
+    from fleet.models import catalog_model, ensure_model, listing
+    from worker.catalog import CATALOG
 
     if arguments.action is None:
         print(*listing(), sep="\n")

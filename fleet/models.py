@@ -1,4 +1,4 @@
-"""Finding a model, fetching those of the catalogue once, and never trusting a file that is not it."""
+"""Finding a model, fetching one of the catalogue once, and never trusting a file that is not it."""
 
 from __future__ import annotations
 
