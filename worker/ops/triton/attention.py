@@ -50,7 +50,7 @@ _SHORT_TILE = 16
 _FLOAT32_TILE_NUMBERS = 2048
 # What differs between steps is no reason to compile a kernel again: numbers, and where in a packed
 # tensor a vector begins.
-_NUMBERS = ("first_position", "size", "rows", "slots")
+_NUMBERS = ("first_position", "size", "stride_table", "rows", "slots")
 _VECTORS = ("tables", "query_starts", "context_lens")
 
 
@@ -208,7 +208,9 @@ def _chunk_launch(queries: Tensor) -> tuple[int, dict[str, int]]:
         return tile, {"tile_keys": tile}
     width = triton.next_power_of_2(queries.shape[2])
     keys = min(64, max(16, 4096 // width))
-    return min(128, 16384 // width), {"tile_keys": keys, "num_warps": 8, "num_stages": 2}
+    # With more registers a multiprocessor runs one program at a time, not two.
+    how = {"tile_keys": keys, "num_warps": 8, "num_stages": 2, "maxnreg": 128}
+    return min(128, 16384 // width), how
 
 
 def _float32_tile(queries: Tensor) -> int:

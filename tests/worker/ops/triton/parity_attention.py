@@ -384,6 +384,6 @@ def test_splits_follow_from_the_context_programs_from_the_batch() -> None:
         64,
     ]
     assert attention.num_programs(32, 8, 132) == 32
-    assert attention.num_programs(32, 64 * 8, 132) == 2
+    assert attention.num_programs(32, 64 * 8, 132) == 3
     assert attention.num_programs(32, 4096, 132) == 1
     assert attention.num_programs(0, 0, 132) == 1

@@ -41,6 +41,9 @@ TINY = {
     "max_position_embeddings": 256,
 }
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+on_the_interpreter = pytest.mark.skipif(
+    DEVICE.type == "cuda", reason="the models are on the interpreter's device"
+)
 FORMS = ("fp8, blocks", "compressed, channel", "awq", "gptq, act order", "gptq, 8 bits, zeros")
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
@@ -128,7 +131,7 @@ def greedy(model: LlamaModel, count: int = 6) -> list[int]:
     return tokens
 
 
-@pytest.mark.skipif(DEVICE.type == "cuda", reason="the models are on the interpreter's device")
+@on_the_interpreter
 @pytest.mark.parametrize("form", FORMS)
 def test_a_model_answers_as_with_decoded_weights(
     form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -151,6 +154,7 @@ def test_a_model_answers_as_with_decoded_weights(
     assert greedy(model) == greedy(load_model(beside, torch.float32, CPU))
 
 
+@on_the_interpreter
 def test_what_fits_no_kernel_is_decoded_and_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -166,6 +170,7 @@ def test_what_fits_no_kernel_is_decoded_and_said(
     assert greedy(model) == greedy(load_model(beside, torch.float32, CPU))
 
 
+@on_the_interpreter
 @pytest.mark.parametrize(
     ("form", "decoded"),
     [("fp8, blocks", ""), ("awq", "o_proj"), ("gptq, act order", "down_proj, model.layers.0.self")],
@@ -193,6 +198,7 @@ def test_shards_stay_quantised(
         assert torch.equal(rows, layer.gate_up.rows(torch.arange(128) + 2 * first))
 
 
+@on_the_interpreter
 def test_experts_are_decoded_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Their grouped products take dense weights; attention stays quantised."""
     path = tmp_path / "model"
