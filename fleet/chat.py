@@ -41,7 +41,7 @@ class ChatOptions:
     model: str | None = None
     system: str | None = None
     prompt: str | None = None
-    max_tokens: int | None = None
+    max_tokens: int = 1024  # small models may repeat themselves without end
     temperature: float | None = None
     picker: str | None = None
 
@@ -142,7 +142,7 @@ class _Talk:
         self._conversation = Conversation(options.system)
 
     def note(self, line: str) -> None:
-        if self._terminal.note is not None and line:
+        if self._terminal.note is not None:
             self._terminal.note(f"{line}\n")
 
     def run(self) -> None:
@@ -151,7 +151,7 @@ class _Talk:
             try:
                 text = self._terminal.read_line(_PROMPT).strip()
             except EOFError:
-                self.note(" ")
+                self.note("")
                 return
             except KeyboardInterrupt:
                 self.note("\nCtrl-D leaves")
@@ -214,16 +214,15 @@ class _Talk:
         self._terminal.write("\n")
         if self._terminal.note is not None:
             await self._look_up(facts)
-            self.note(str(facts))
+            if text := str(facts):
+                self.note(text)
         return finished
 
     async def _stream(self, facts: _Facts) -> AsyncIterator[str]:
         options = self._options
         messages = self._conversation.messages
         body: dict[str, Any] = {"model": self._model, "messages": messages, "stream": True}
-        body["stream_options"] = {"include_usage": True}
-        if options.max_tokens is not None:
-            body["max_tokens"] = options.max_tokens
+        body |= {"stream_options": {"include_usage": True}, "max_tokens": options.max_tokens}
         if options.temperature is not None:
             body["temperature"] = options.temperature
         async with _client(options.url) as client, _explained(options.url):  # noqa: SIM117

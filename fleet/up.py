@@ -380,7 +380,7 @@ def _invitation(url: str, model: str) -> str:
     body = {
         "model": model,
         "stream": True,
-        "messages": [{"role": "user", "content": "Why is the sky blue?"}],
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
     }
     return (
         f"curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\\n"
