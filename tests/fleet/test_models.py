@@ -164,7 +164,7 @@ def test_the_listing_says_what_is_here(index: Path) -> None:
         file.truncate(2 * large.part_bytes + 5)
     assert [line.split() for line in listing()[1:]] == [
         ["SmolLM2-135M-Instruct", "98", "MB", "0.6", "GB", "yes", "(the", "default)"],
-        ["Qwen2.5-Coder-0.5B-Instruct", "491", "MB", "1.4", "GB", "2", "of", "6", "parts"],
+        ["Qwen2.5-Coder-0.5B-Instruct", "491", "MB", "1.6", "GB", "2", "of", "6", "parts"],
     ]
 
 
