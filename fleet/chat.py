@@ -29,6 +29,9 @@ _HELP = {
     "/exit": "leave, as Ctrl-D does; Ctrl-C stops an answer",
 }
 _LOOK_UP_SECONDS = 2.0
+# Of an answer without --max-tokens: small models may repeat themselves without end. It is not asked
+# of the server, which may have a shorter context.
+_MOST_PIECES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class ChatOptions:
     model: str | None = None
     system: str | None = None
     prompt: str | None = None
-    max_tokens: int = 1024  # small models may repeat themselves without end
+    max_tokens: int | None = None
     temperature: float | None = None
     picker: str | None = None
 
@@ -90,8 +93,10 @@ class _Facts:
     usage: dict[str, Any] | None = None
     first_seconds: float | None = None
     last_seconds: float = 0.0
+    num_pieces: int = 0
 
     def piece_came(self) -> None:
+        self.num_pieces += 1
         self.last_seconds = time.monotonic()
         if self.first_seconds is None:
             self.first_seconds = self.last_seconds
@@ -222,7 +227,9 @@ class _Talk:
         options = self._options
         messages = self._conversation.messages
         body: dict[str, Any] = {"model": self._model, "messages": messages, "stream": True}
-        body |= {"stream_options": {"include_usage": True}, "max_tokens": options.max_tokens}
+        body["stream_options"] = {"include_usage": True}
+        if options.max_tokens is not None:
+            body["max_tokens"] = options.max_tokens
         if options.temperature is not None:
             body["temperature"] = options.temperature
         async with _client(options.url) as client, _explained(options.url):  # noqa: SIM117
@@ -243,6 +250,9 @@ class _Talk:
                             facts.piece_came()
                         facts.usage = event.get("usage") or facts.usage
                         yield piece
+                        if options.max_tokens is None and facts.num_pieces == _MOST_PIECES:
+                            yield " …"
+                            return
         raise FleetError("the answer broke off: the worker behind it is gone")
 
     async def _look_up(self, facts: _Facts) -> None:

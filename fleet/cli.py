@@ -83,7 +83,7 @@ def _add_chat(parser: Parser) -> None:
     parser.add_argument("--url", type=url, help=text)
     parser.add_argument("--model", help="default: the first one served")
     parser.add_argument("--system", help="instructions before the conversation")
-    parser.add_argument("--max-tokens", type=count, help="of an answer (default: 1024)")
+    parser.add_argument("--max-tokens", type=count, help="of an answer (default: about 1024)")
     parser.add_argument(
         "--temperature", type=float, help="0: always the likeliest word (default: the model's)"
     )

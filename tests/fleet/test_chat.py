@@ -274,3 +274,13 @@ def test_a_pipe_gets_answers_alone(server: Canned) -> None:
     user = User("one", "two", there=False)
     chat(ChatOptions(server.url), user)
     assert (user.shown, user.noted) == ("Hello\nHello\n", [])
+
+
+def test_an_answer_without_an_end_is_cut(server: Canned) -> None:
+    """Unless the user says how long it may be."""
+    server.events = [delta("x") for _ in range(1100)] + ["[DONE]"]
+    user = User(there=False)
+    assert chat(ChatOptions(server.url, prompt="hi"), user) == 0
+    assert user.shown == "x" * 1024 + " …\n"
+    chat(ChatOptions(server.url, prompt="hi", max_tokens=1100), user)
+    assert user.shown.endswith("x" * 1100 + "\n")
