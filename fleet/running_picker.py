@@ -23,12 +23,15 @@ _PATTERN = "fleet-*.json"
 
 
 class RunningFleet(msgspec.Struct, frozen=True):
-    """What the file says. `port` is Envoy's, `control` the socket for orders (see `control`)."""
+    """What the file says. `port` is Envoy's, `url` where clients get in by it, `control` the socket
+    for orders (see `control`).
+    """
 
     pid: int
     picker: str
     port: int | None = None
     control: str | None = None
+    url: str | None = None
 
 
 def picker_url(named: str | None, environment: Mapping[str, str]) -> str:

@@ -69,7 +69,7 @@ def up(options: FleetOptions, say: Say, progress: models.Progress | None = None)
         layout = Plan(options, _site(options, folder, gpus), model)
         check_programs(layout)
         url, control = _url(layout.picker().http), str(layout.control_path)
-        fleet = RunningFleet(os.getpid(), url, options.port, control)
+        fleet = RunningFleet(os.getpid(), url, options.port, control, _url(layout.ingress))
         try:
             with Shown(fleet, os.environ) as shown:
                 asyncio.run(_Fleet(layout, say, shown).run())
@@ -380,7 +380,7 @@ def _invitation(url: str, model: str) -> str:
     body = {
         "model": model,
         "stream": True,
-        "messages": [{"role": "user", "content": "Why is the sky blue?"}],
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
     }
     return (
         f"curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\\n"

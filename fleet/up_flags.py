@@ -39,8 +39,9 @@ def _add_workers(group: argparse._ArgumentGroup) -> None:
     text = "torch runs a model; sim simulates one, without weights and torch"
     add("--engine", choices=("torch", "sim"), default="torch", help=text)
     text = (
-        "GGUF file, Hugging Face directory or id, e.g. ~/models/Qwen3-0.6B (default: the variable "
-        "POINTSMAN_MODEL, else a small model that is fetched once)"
+        "name that `pointsman models` lists, GGUF file, Hugging Face directory or id, e.g. "
+        "~/models/Qwen3-0.6B (default: the variable POINTSMAN_MODEL, else a small model that is "
+        "fetched once)"
     )
     add("--model", metavar="NAME", help=text)
     text = "type of weights and activations (default: auto, which is float32 on a CPU)"

@@ -81,6 +81,7 @@ async def run(config: ServeConfig, checkpoint: Checkpoint | None) -> int:
     stop.listen(asyncio.get_running_loop())
     with bound(config) as listener:
         _warn_if_open(config, listener)
+        _tell_sampling(config.api)
         metrics = _metrics(config)
 
         def on_step(outputs: StepOutputs) -> None:
@@ -146,6 +147,12 @@ def _warn_if_open(config: ServeConfig, listener: socket.socket) -> None:
         logger.warning("%s can be reached from other machines without a key", config.host)
     if config.api.enable_admin_routes:
         logger.warning("admin routes are on, and can be reached from other machines")
+
+
+def _tell_sampling(api: ApiConfig) -> None:
+    if api.default_sampling:
+        shown = ", ".join(f"{name} {value:g}" for name, value in api.default_sampling)
+        logger.info("requests are sampled with %s unless they say otherwise", shown)
 
 
 def _warn_if_tools_are_unseen(api: ApiConfig, template: ChatTemplate | None) -> None:

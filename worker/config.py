@@ -283,6 +283,7 @@ class ApiConfig:
     # template shows, reasoning not at all.
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    strict_fields: bool = False  # refuse fields of requests that are not part of the API
     enable_auto_tool_choice: bool = True  # False: calls are parsed only where they must be
     # The most drafts that a step verifies of one sequence; None: there is no speculation.
     num_speculative_tokens: int | None = None

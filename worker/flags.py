@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from worker import catalog
 from worker.config import (
     HASH_ALGOS,
     ApiConfig,
@@ -43,7 +44,6 @@ from worker.speculation_flags import add_speculation_flags, speculative_config
 from worker.tokenizer import sim
 from worker.tokenizer.checkpoint import Checkpoint
 
-DEFAULT_MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SIM_MAX_MODEL_LEN = 8192
 
 # There are five heartbeats in a second; a busy machine delays some.
@@ -315,7 +315,7 @@ def find_model(options: argparse.Namespace, environment: Mapping[str, str]) -> P
         return Path(given)
     cache = environment.get("POINTSMAN_CACHE")
     folder = Path(cache) if cache else Path.home() / ".cache/pointsman"
-    cached = folder / "models" / DEFAULT_MODEL_FILE
+    cached = folder / "models" / catalog.DEFAULT.file
     if cached.is_file():
         return cached
     raise ConfigError(

@@ -14,6 +14,7 @@ import msgspec
 from worker.api.schema.params import ModelLimits, SamplingContext, sampling_params
 from worker.api.schema.requests import SamplingFields
 from worker.api.tools.answer import REASONING_FORMATS, TOOL_FORMATS
+from worker.catalog import catalog_sampling
 from worker.config import ApiConfig, PoolerConfig, TlsConfig
 from worker.errors import ConfigError, RequestError
 from worker.executor.sim.tokens import HIDDEN_SIZE
@@ -104,6 +105,7 @@ _SERVER = (
         "seconds that running requests get to finish after SIGTERM (default %(default)s)",
         "shutdown_timeout_seconds",
     ),
+    Flag("--strict-fields", bool, "refuse requests with unknown fields instead of ignoring these"),
     Flag("--enable-request-id-headers", bool, "return X-Request-Id in every response"),
     Flag("--enable-prompt-tokens-details", bool, "report cached prompt tokens in usage"),
     Flag("--enable-force-include-usage", bool, "report usage in every stream"),
@@ -130,9 +132,11 @@ MODEL_FLAGS = (
     ),
     Flag(
         "--generation-config",
-        ("auto", "vllm"),
-        "default sampling parameters: auto takes them from the model's generation_config.json,"
-        " vllm takes the API's own",
+        str,
+        "default sampling parameters: auto takes them from the model's generation_config.json, or"
+        " from the catalogue (`pointsman models`), vllm takes the API's own; else a folder with"
+        " such a file, or the file",
+        metavar="auto|vllm|PATH",
     ),
     Flag(
         "--override-generation-config",
@@ -251,9 +255,7 @@ def _pooler_config(given: str | None) -> PoolerConfig:
 def _default_sampling(
     options: argparse.Namespace, checkpoint: Checkpoint | None, max_model_len: int
 ) -> tuple[tuple[str, float], ...]:
-    known: dict[str, Any] = {}
-    if options.generation_config == "auto" and checkpoint is not None:
-        known.update(checkpoint.generation_config)
+    known = _generation_config(options.generation_config, checkpoint)
     try:
         given = msgspec.json.decode(options.override_generation_config, type=dict[str, Any])
     except msgspec.MsgspecError as error:
@@ -274,6 +276,26 @@ def _default_sampling(
     return tuple(defaults.items())
 
 
+def _generation_config(source: str, checkpoint: Checkpoint | None) -> dict[str, Any]:
+    """By the names of `generation_config.json`."""
+    if source == "auto":
+        if checkpoint is None:
+            return {}
+        return catalog_sampling(checkpoint.path) | checkpoint.generation_config
+    if source == "vllm":
+        return {}
+    path = Path(source).expanduser()
+    try:
+        text = (path / "generation_config.json" if path.is_dir() else path).read_bytes()
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"not a JSON object: {error}"
+        raise ConfigError(
+            f"--generation-config {source}: {reason}; it takes auto, vllm, or a folder with a"
+            " generation_config.json"
+        ) from error
+
+
 def _check_defaults(defaults: Mapping[str, float], max_model_len: int) -> None:
     """Would a request that says nothing be refused for what it never sent?"""
     whole = {name: defaults[name] for name in ("top_k", "max_tokens") if name in defaults}
@@ -286,7 +308,7 @@ def _check_defaults(defaults: Mapping[str, float], max_model_len: int) -> None:
         sampling_params(SamplingFields(), 1, None, context, random.Random(0))
     except (RequestError, ValueError, OverflowError) as error:
         raise ConfigError(
-            f"default sampling parameters (--override-generation-config, or the model's"
+            f"default sampling parameters (--override-generation-config, or the"
             f" generation_config.json, which --generation-config vllm leaves aside): {error}"
         ) from error
 

@@ -15,6 +15,7 @@ CHECKS = (
     "response_schema_conformance,negative_data_rejection"
 )
 FLAGS = ("--max-model-len", "256", "--enable-admin-routes", "--enable-tokenizer-info-endpoint")
+FLAGS += ("--strict-fields",)  # the document has no others
 # They stop the engine, so that what generates would wait for ever.
 STOPPING = ("/pause", "/sleep")
 WAKING = ("/resume", "/wake_up", "/is_paused", "/is_sleeping", "/reset_prefix_cache")

@@ -211,6 +211,27 @@ def test_sampling_defaults_come_from_the_model_or_from_flags() -> None:
     assert vllm.api.default_sampling == (("temperature", 0.1),)
 
 
+def test_sampling_defaults_come_from_a_folder_or_the_catalogue(tmp_path: Path) -> None:
+    """A path stands for the model's own file; models that are known by name have an entry, which
+    their own file wins over.
+    """
+    folder = str(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.3, "eos_token_id": 1}')
+    model = replace(TINY, generation_config={"temperature": 0.6, "top_k": 20})
+    for given in (folder, f"{folder}/generation_config.json"):
+        config = resolved("--generation-config", given, checkpoint=model)
+        assert dict(config.api.default_sampling) == {"temperature": 0.3}
+    (tmp_path / "generation_config.json").write_text("[]")
+    with pytest.raises(ConfigError, match=f"--generation-config {folder}: not a JSON object"):
+        resolved("--generation-config", folder, checkpoint=model)
+    known = replace(TINY, path=tmp_path / "SmolLM2-135M-Instruct.Q4_1.gguf")
+    sampling = {"temperature": 0.2, "top_p": 0.9}
+    assert dict(resolved(checkpoint=known).api.default_sampling) == sampling
+    own = replace(known, generation_config={"temperature": 0.6})
+    assert dict(resolved(checkpoint=own).api.default_sampling) == sampling | {"temperature": 0.6}
+    assert resolved("--generation-config", "vllm", checkpoint=known).api.default_sampling == ()
+
+
 def test_a_chat_template_is_a_file_or_the_text_itself(tmp_path: Path) -> None:
     """Anything with a brace is a template."""
     parse = build_parser().parse_args
@@ -282,6 +303,8 @@ def test_a_certificate_is_tried_before_anything_starts(
         (["--kv-events-config", '{"format": "xml"}'], "map or array"),
         (["--override-generation-config", "0.7"], "not a JSON object"),
         (["--override-generation-config", '{"temp": 1}'], "unknown 'temp'"),
+        (["--generation-config", "/nowhere"], "No such file .*; it takes auto, vllm, or a folder"),
+        (["--generation-config", "/"], "No such file .*; it takes auto, vllm, or a folder"),
         (["--override-generation-config", '{"top_p": true}'], "must be a number"),
         (["--max-model-len", "4096"], "context of 2048"),
         (["--override-generation-config", '{"temperature": -5}'], "temperature must be in"),

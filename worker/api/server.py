@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import time
 import uuid
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from worker.api.http.exchange import (
     error_frame,
     status_error,
 )
+from worker.api.http.off_loop import off_loop_when_large
 from worker.api.routes.adapters import AdapterRoutes
 from worker.api.routes.control import ControlRoutes
 from worker.api.routes.derender import DerenderRoutes
@@ -41,6 +43,7 @@ from worker.api.routes.probes import ProbeRoutes
 from worker.api.routes.render import RenderRoutes
 from worker.api.routes.tokenization import TokenizationRoutes
 from worker.api.schema.openapi import document_bytes
+from worker.api.schema.parse import UnknownFieldError, shown, without_unknown_fields
 from worker.api.schema.requests import MAX_REQUEST_ID_CHARS
 from worker.api.schema.routes import GUARDED_PATHS, MODEL_PATH, ROUTES, Handler, Route, model_id
 from worker.config import ApiConfig, EngineConfig, KvEventsConfig
@@ -50,6 +53,9 @@ from worker.types import EngineStats
 
 logger = logging.getLogger(__name__)
 
+_NUM_IGNORED_SHOWN = 8  # fields, in a warning
+_NUM_IGNORED_LOGGED = 64  # fields, each once
+_INDEX = re.compile(r"\[\d+\]")
 _CLIENT_CLOSED_REQUEST = 499  # for the counters; nobody is there to read it
 
 
@@ -71,6 +77,7 @@ class WorkerApi:
         self._config = config
         self._metrics = metrics
         self._keys = ApiKeys(config.api_keys)
+        self._ignored: set[str] = set()  # fields that the log names already
         stats = stats or (lambda: engine.stats)
         sequences = OpenSequences(engine, admission)
         runner = Runner(sequences, text.tokenizer, metrics)
@@ -127,7 +134,7 @@ class WorkerApi:
         try:
             exchange.check_headers()
             self._name(exchange)
-            await self._handler(exchange)(exchange)
+            await self._handled(exchange)
         except RequestError as error:
             await self._fail(exchange, error)
         except EngineDeadError as error:
@@ -139,6 +146,42 @@ class WorkerApi:
             self._metrics.internal_error()
             failure = RequestError("Internal server error", status=500, type="InternalServerError")
             await self._fail(exchange, failure)
+
+    async def _handled(self, exchange: Exchange) -> None:
+        """Run the route's handler; again without the fields that the API does not have, where it
+        finds some: nothing has been asked of the engine then.
+        """
+        handle = self._handler(exchange)
+        try:
+            await handle(exchange)
+        except UnknownFieldError as error:
+            if self._config.strict_fields:
+                raise
+            body, kind = error.body, error.kind
+            exchange.known_body, ignored = await off_loop_when_large(
+                len(body), lambda: without_unknown_fields(body, kind)
+            )
+            self._warn(exchange, ignored)
+            await handle(exchange)
+
+    def _warn(self, exchange: Exchange, ignored: list[str]) -> None:
+        """Name ignored fields in a header of the reply (RFC 9111's `Warning`, section 5.5) and,
+        those that have not been seen yet, in the log.
+        """
+        more = len(ignored) - _NUM_IGNORED_SHOWN
+        names = ", ".join(_printable(name) for name in ignored[:_NUM_IGNORED_SHOWN])
+        text = f"ignored unknown fields: {names}" + (f" and {more} more" if more > 0 else "")
+        exchange.add_header(b"warning", f'299 - "{text}"')
+        fields = {_printable(_INDEX.sub("[]", name)) for name in ignored[:_NUM_IGNORED_SHOWN]}
+        new = sorted(fields - self._ignored)
+        if new and len(self._ignored) < _NUM_IGNORED_LOGGED:
+            self._ignored.update(new)
+            logger.warning(
+                "%s: ignored fields that are not part of this API: %s (each is logged once;"
+                " --strict-fields refuses them)",
+                exchange.path,
+                ", ".join(new),
+            )
 
     def _name(self, exchange: Exchange) -> None:
         """Give the exchange its id: the client's, or with `--enable-request-id-headers` a new one;
@@ -186,6 +229,12 @@ def _lost(error: EngineDeadError) -> RequestError:
     """
     message = f"The engine is not running: {error}"
     return RequestError(message, status=503, type="ServiceUnavailableError")
+
+
+def _printable(name: str) -> str:
+    """A field's path for a quoted string of a header, and for a log."""
+    text = shown(name).replace("…", "...")
+    return "".join(c if c.isascii() and c.isprintable() and c not in '"\\' else "?" for c in text)
 
 
 def _path_of(exchange: Exchange) -> str:

@@ -45,7 +45,8 @@ class Checkpoint:
     tools, where it has a second one.
 
     `generation_config` holds the model's own sampling defaults (`temperature`, `top_p`, …) under
-    the names of `generation_config.json`, whatever else that file says, and nothing that is null.
+    the names of `generation_config.json`, whatever else that file says, and nothing that is null;
+    the file stands in the directory, or next to a GGUF file, whose own metadata win over it.
     `special_tokens` maps the names templates use (`bos_token`, `unk_token`, …) to texts.
 
     `hidden_size` None: not told. `gguf_metadata` is set for GGUF files only; a directory is read
@@ -131,12 +132,18 @@ def _from_gguf(path: Path, any_architecture: bool) -> Checkpoint:
         tool_chat_template=_gguf_template(file, "tokenizer.chat_template.tool_use"),
         hidden_size=_gguf_hidden_size(file),
         special_tokens=texts,
-        generation_config={
+        generation_config=_read_generation_config(path.parent)
+        | {
             name: metadata[f"general.sampling.{key}"]
             for name, key in _GGUF_SAMPLING.items()
             if f"general.sampling.{key}" in metadata
         },
     )
+
+
+def _read_generation_config(folder: Path) -> dict[str, Any]:
+    stated = _read_json(folder / "generation_config.json", required=False)
+    return {name: value for name, value in stated.items() if value is not None}
 
 
 def _gguf_template(file: GgufFile, key: str) -> str | None:
@@ -186,7 +193,7 @@ def _from_directory(path: Path, any_architecture: bool) -> Checkpoint:
     if not any_architecture:
         check_architecture(str(path / "config.json"), config.get("model_type"))
     tokenizer_config = _read_json(path / "tokenizer_config.json", required=False)
-    generation = _read_json(path / "generation_config.json", required=False)
+    generation = _read_generation_config(path)
     added = _added_token_ids(path, tokenizer_config)
     template = _directory_template(path, tokenizer_config, "default")
     texts = _special_tokens(tokenizer_config)
@@ -217,7 +224,7 @@ def _from_directory(path: Path, any_architecture: bool) -> Checkpoint:
         tool_chat_template=_directory_template(path, tokenizer_config, "tool_use"),
         hidden_size=size if isinstance(size := config.get("hidden_size"), int) else None,
         special_tokens=texts,
-        generation_config={k: v for k, v in generation.items() if v is not None},
+        generation_config=generation,
         tokenizer_config=tokenizer_config,
     )
 

@@ -320,3 +320,83 @@ async def test_an_unexpected_error_is_counted_and_said(bench: Any) -> None:
     assert response.status_code == 500
     assert "secret" not in response.text
     assert 'where="http"} 1\n' in api.page()
+
+
+HELLO = {"role": "user", "content": "hi"}
+UNKNOWN = {"prompt": "a", "stream_options": {"zz": 1}, "stream": True, "nope": 1, 'a"\n': 2}
+
+
+async def test_unknown_fields_are_ignored_with_a_warning(
+    bench: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Streams and plain answers have the header; the log has each field once."""
+    async with bench.client() as client:
+        streamed = await client.post(TEXT, json=UNKNOWN)
+        bench.engine.steps = [bench.say("x", FinishReason.LENGTH)]
+        plain = await client.post(TEXT, json={"prompt": "a", "nope": 2})
+        known = await client.post(TEXT, json={"prompt": "a"})
+    warning = '299 - "ignored unknown fields: stream_options.zz, nope, a??"'
+    assert (streamed.status_code, streamed.headers["warning"]) == (200, warning)
+    assert plain.headers["warning"] == '299 - "ignored unknown fields: nope"'
+    assert (known.status_code, "warning" in known.headers) == (200, False)
+    assert len(bench.engine.requests) == 3
+    lines = [one.getMessage() for one in caplog.records if "not part of this API" in one.message]
+    assert lines == [
+        "/v1/completions: ignored fields that are not part of this API: a??, nope,"
+        " stream_options.zz (each is logged once; --strict-fields refuses them)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "ignored"),
+    [
+        ("/v1/chat/completions", {"messages": [{**HELLO, "x": 1}], "y": 1}, "messages[0].x, y"),
+        ("/v1/responses", {"input": [{**HELLO, "x": 1}]}, "input[0].x"),
+        ("/v1/messages", {"messages": [HELLO], "max_tokens": 1, "x": 1}, "x"),
+        (
+            "/inference/v1/generate",
+            {"token_ids": [1], "sampling_params": {"x": 1}},
+            "sampling_params.x",
+        ),
+        ("/invocations", {"prompt": "a", "x": 1}, "x"),
+        ("/generate", {"text": "a", "x": 1}, "x"),
+        ("/v1/completions/render", {"prompt": "a", "x": 1, "return_token_offsets": True}, "x"),
+        ("/tokenize", {"prompt": "a", "x": 1}, "x"),
+        ("/abort_requests", {"request_ids": [], "x": 1}, "x"),
+    ],
+)
+async def test_every_route_ignores_unknown_fields(
+    bench: Any, path: str, body: dict[str, Any], ignored: str
+) -> None:
+    async with bench.client() as client:
+        response = await client.post(path, json=body)
+    warning = f'299 - "ignored unknown fields: {ignored}"'
+    assert (response.status_code, response.headers["warning"]) == (200, warning), response.text
+
+
+async def test_a_warning_of_many_fields_has_a_bound(bench: Any) -> None:
+    async with bench.client() as client:
+        body = {"prompt": "a"} | {f"{n}" * 300: n for n in range(10)}
+        response = await client.post(TEXT, json=body)
+    warning = response.headers["warning"]
+    assert warning.endswith('and 2 more"')
+    assert len(warning) < 1000
+
+
+@pytest.mark.parametrize(
+    ("strict", "body", "param"),
+    [
+        (True, {"nope": 1}, "body.nope"),
+        (True, {"stream_options": {"zz": 1}}, "body.stream_options.zz"),
+        (False, {"nope": 1, "best_of": 2}, "best_of"),
+        (False, {"nope": 1, "temperature": 9}, "temperature"),
+    ],
+)
+async def test_what_is_refused_all_the_same(
+    bench: Any, strict: bool, body: dict[str, Any], param: str
+) -> None:
+    """Unknown fields with --strict-fields; known fields that are not built, or out of range."""
+    async with bench.client(strict_fields=strict) as client:
+        response = await client.post(TEXT, json={"prompt": "a", **body})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert bench.engine.requests == []

@@ -196,6 +196,9 @@ def test_a_file_tells_its_defaults(model_path: Path, tmp_path: Path) -> None:
     writer.close()
     found = read_checkpoint(tmp_path / "x.gguf")
     assert found.generation_config == {"temperature": 0.5, "top_k": 20}
+    (tmp_path / "generation_config.json").write_text('{"temperature": 1, "top_p": 0.8, "x": null}')
+    beside = read_checkpoint(tmp_path / "x.gguf").generation_config
+    assert beside == {"temperature": 0.5, "top_k": 20, "top_p": 0.8}
     assert (found.context_length, found.eos_token_ids, found.bos_token_id) == (128, (), None)
     assert chat_template_of(found, now=datetime.now) is None
 

@@ -44,7 +44,8 @@ class ClientGoneError(Exception):
 
 class Exchange:
     """One request and its reply. Owns whether the reply has begun, and the sizes of both; `errors`
-    is the form of its route's errors.
+    is the form of its route's errors. `known_body` stands for a JSON body that has been read and of
+    which something is ignored.
 
     A write that a stalled client blocks for `write_stall_seconds` raises `ClientGoneError`.
     """
@@ -62,6 +63,7 @@ class Exchange:
         self.path: str = scope["path"]
         self.request_id: str | None = None
         self.errors = OPENAI_ERRORS
+        self.known_body: bytes | None = None
         self.started = False
         self.status: int | None = None
         self.num_body_bytes = 0
@@ -107,6 +109,8 @@ class Exchange:
         """The whole body, which must be declared as JSON and nest within limits. Raises 413 as soon
         as it is too long, 408 when it takes longer than `body_timeout_seconds`.
         """
+        if self.known_body is not None:
+            return self.known_body
         self._check_content_type()
         body = await self.body(max_bytes)
         check_json(body)

@@ -1,11 +1,17 @@
-"""JSON bodies → checked structs: strict, and every refusal names the field at fault. Pure."""
+"""JSON bodies → checked structs: strict, and every refusal names the field at fault. Pure.
+
+Nearly all bodies have only fields that are known, and cost one strict decoding. What else is to be
+ignored is left out of a body afterwards, in which it has been found (`without_unknown_fields`).
+"""
 
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from worker.api.http.limits import malformed, malformed_json
 from worker.errors import RequestError
@@ -13,6 +19,13 @@ from worker.errors import RequestError
 _INT64 = 1 << 63
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+class UnknownFieldError(RequestError):
+    """A `body` of this `kind` has a field that is not part of the API."""
+
+    body: bytes
+    kind: type[msgspec.Struct]
 
 
 class Whole(int):
@@ -41,11 +54,91 @@ def decode(body: bytes, kind: type[Body]) -> Body:
     try:
         return msgspec.json.decode(body, type=kind, dec_hook=_decode_whole)
     except msgspec.ValidationError as error:
-        raise _explained(str(error)) from error
+        explained = _explained(str(error))
+        if isinstance(explained, UnknownFieldError):
+            explained.body, explained.kind = body, kind
+        raise explained from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise malformed_json(body, str(error)) from error
     except RecursionError as error:
         raise malformed("The body is nested too deeply") from error
+
+
+def without_unknown_fields(body: bytes, kind: type[msgspec.Struct]) -> tuple[bytes, list[str]]:
+    """What a body of this kind has of known fields, byte for byte, and the paths of the others
+    (`messages[0].nope`). Whatever else is wrong with it stays. Raises `RequestError` where it is
+    not JSON.
+    """
+    ignored: list[str] = []
+    try:
+        return _known_part(body.strip(), _type_of(kind), "", ignored), ignored
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise malformed_json(body, str(error)) from error
+
+
+def _known_part(value: bytes, kind: inspect.Type, path: str, ignored: list[str]) -> bytes:
+    structs, items = _parts(kind)
+    if items is not None and value.startswith(b"["):
+        elements = msgspec.json.decode(value, type=list[msgspec.Raw])
+        parts = [
+            _known_part(bytes(element), items, f"{path}[{n}]", ignored)
+            for n, element in enumerate(elements)
+        ]
+        return b"[" + b",".join(parts) + b"]"
+    if not structs or not value.startswith(b"{"):
+        return value
+    given = msgspec.json.decode(value, type=dict[str, msgspec.Raw])
+    struct = _struct_of(given, structs)
+    if struct is None or not struct.forbid_unknown_fields:
+        return value
+    known = {field.encode_name: field.type for field in struct.fields}
+    kept: dict[str, msgspec.Raw] = {}
+    for name, part in given.items():
+        place = f"{path}.{name}" if path else name
+        if name in known:
+            kept[name] = msgspec.Raw(_known_part(bytes(part), known[name], place, ignored))
+        elif name == struct.tag_field:
+            kept[name] = part
+        else:
+            ignored.append(place)
+    return msgspec.json.encode(kept)
+
+
+def _struct_of(
+    given: dict[str, msgspec.Raw], structs: tuple[inspect.StructType, ...]
+) -> inspect.StructType | None:
+    """Which of the types of an object it is; None: none of them."""
+    for struct in structs:
+        if struct.tag_field is None:
+            return struct
+        if given.get(struct.tag_field) == msgspec.Raw(msgspec.json.encode(struct.tag)):
+            return struct
+    return None
+
+
+@cache
+def _type_of(kind: type[msgspec.Struct]) -> inspect.Type:
+    return inspect.type_info(kind)
+
+
+def _parts(kind: inspect.Type) -> tuple[tuple[inspect.StructType, ...], inspect.Type | None]:
+    """The structs that an object of this type may be, and the type of the elements that an array
+    has; None: it holds no objects whose fields are known.
+    """
+    while isinstance(kind, inspect.Metadata):
+        kind = kind.type
+    if isinstance(kind, inspect.StructType):
+        return (kind,), None
+    if isinstance(kind, inspect.ListType):
+        return (), None if _parts(kind.item_type) == ((), None) else kind.item_type
+    if not isinstance(kind, inspect.UnionType):
+        return (), None
+    structs: tuple[inspect.StructType, ...] = ()
+    items = None
+    for option in kind.types:
+        more, of_list = _parts(option)
+        structs, items = structs + more, items or of_list
+    return structs, items
 
 
 def schema_hook(kind: type) -> dict[str, Any]:
@@ -93,9 +186,9 @@ def _explained(message: str) -> RequestError:
         field = f"{path}.{shown(name)}" if path else shown(name)
         if unknown:
             reason = f"Unknown field `{field}`: it is not part of this API"
-        else:
-            reason = f"Missing required field `{field}`"
-        return _misshapen(reason, field)
+            refusal = malformed(reason, field)
+            return UnknownFieldError(reason, refusal.param, refusal.status, refusal.type)
+        return _misshapen(f"Missing required field `{field}`", field)
     location = _LOCATION.search(message)
     path = location.group(1).removesuffix("[...]") if location else ""
     reason = message if location is None else message[: location.start()]

@@ -1,8 +1,9 @@
 """The bodies of the OpenAI API as this worker takes them. Pure.
 
-What is not supported is refused, never ignored: an unknown field is a 400 that names it, and a
-known field that is not built yet is accepted only with a value that asks for nothing (`tools: []`,
-`response_format: {"type": "text"}`, …). Ranges are checked in `params`.
+What is not supported is refused, never ignored: a known field that is not built yet is accepted
+only with a value that asks for nothing (`modalities: ["text"]`, `best_of: 1`, …). An unknown field
+is an `UnknownFieldError`, which the server refuses or answers without the field. Ranges are checked
+in `params`.
 """
 
 from __future__ import annotations

@@ -176,7 +176,8 @@ async def test_a_hostile_body_is_refused_by_name(
     bench: Any, path: str, body: Any, named: str
 ) -> None:
     """400 in the envelope of its API, and the engine hears of nothing."""
-    async with bench.client(embedding_size=4, enable_priority=False) as client:
+    settings = {"embedding_size": 4, "enable_priority": False, "strict_fields": True}
+    async with bench.client(**settings) as client:
         response = await client.post(path, json=body)
     assert response.status_code == 400, response.text
     error = response.json()["error"]

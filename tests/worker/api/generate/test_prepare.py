@@ -241,7 +241,7 @@ async def test_errors_are_short_whatever_was_sent(
 ) -> None:
     """A client's values are repeated, but not at any length."""
     base = {"messages": USER} if path == CHAT else {"prompt": "a"}
-    async with bench.client() as client:
+    async with bench.client(strict_fields=True) as client:
         response = await client.post(path, json={**base, **body})
     assert response.status_code == status
     assert len(response.content) < 1000

@@ -93,7 +93,7 @@ async def test_bounds_are_the_servers_own(
         "ChatRequest": "/v1/chat/completions",
         "GenerateRequest": "/inference/v1/generate",
     }[name]
-    async with bench.client() as client:
+    async with bench.client(strict_fields=True) as client:
         assert ((await client.post(path, json=body)).status_code == 200) is right
 
 

@@ -7,7 +7,15 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from worker.api.schema.parse import Whole, decode, schema_hook, shown
+from worker.api.schema.parse import (
+    UnknownFieldError,
+    Whole,
+    decode,
+    schema_hook,
+    shown,
+    without_unknown_fields,
+)
+from worker.api.schema.requests import ChatRequest
 from worker.errors import RequestError
 
 
@@ -106,3 +114,56 @@ def test_long_values_are_cut_in_messages() -> None:
     """An error repeats a short value whole and the start of a long one."""
     assert shown(5) == "5"
     assert shown("x" * 500) == "x" * 80 + "…"
+
+
+@pytest.mark.parametrize(
+    ("body", "known", "ignored"),
+    [
+        ('{"nope": 1, "seed": 1e2}', '{"seed":1e2}', ["nope"]),
+        ('{"a": {"b": 1}, "user": "x", "c": [[]]}', '{"user":"x"}', ["a", "c"]),
+        (
+            '{"messages": [{"role": "user"}, {"role": "user", "x": 1}]}',
+            '{"messages":[{"role":"user"},{"role":"user"}]}',
+            ["messages[1].x"],
+        ),
+        (
+            '{"tools": [{"function": {"name": "f", "cost": 2, "parameters": {"any": 1}}}]}',
+            '{"tools":[{"function":{"name":"f","parameters":{"any": 1}}}]}',
+            ["tools[0].function.cost"],
+        ),
+        (
+            '{"response_format": {"type": "json_object", "x": 1}}',
+            '{"response_format":{"type":"json_object"}}',
+            ["response_format.x"],
+        ),
+        (
+            '{"tool_choice": {"type": "f", "x": 1}}',
+            '{"tool_choice":{"type":"f"}}',
+            ["tool_choice.x"],
+        ),
+        ('{"stream_options": {"x": 1}, "stop": [ "a" ]}', None, ["stream_options.x"]),
+        # What is wrong in another way stays as it is, for the decoder to name.
+        ('{"response_format": {"type": "other", "x": 1}}', None, []),
+        ('{"messages": [7, {"y": 1}], "x": 1}', '{"messages":[7,{}]}', ["messages[1].y", "x"]),
+        (' {"x": 1, "seed": 123456789012345678901234567890} ', None, ["x"]),
+    ],
+)
+def test_unknown_fields_are_left_out_at_any_depth(
+    body: str, known: str | None, ignored: list[str]
+) -> None:
+    """The rest stays byte for byte; what has fields of any name, as a schema, stays whole."""
+    rest, paths = without_unknown_fields(body.encode(), ChatRequest)
+    assert paths == ignored
+    if known is not None:
+        assert rest == known.encode()
+    assert without_unknown_fields(rest, ChatRequest) == (rest, [])
+
+
+def test_a_body_with_unknown_fields_says_so_and_may_still_be_broken() -> None:
+    """The decoder stops at the first unknown field, before what follows it."""
+    body = b'{"x": 1, "seed": 1'
+    with pytest.raises(UnknownFieldError) as caught:
+        decode(body, ChatRequest)
+    assert (caught.value.body, caught.value.kind) == (body, ChatRequest)
+    with pytest.raises(RequestError, match="not valid JSON"):
+        without_unknown_fields(body, ChatRequest)
