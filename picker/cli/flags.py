@@ -38,8 +38,8 @@ from picker.cli.rules import check, first_pool, follows_cluster, has_peers, is_s
 from picker.cli.table import Row, rows
 from picker.errors import ConfigError
 from picker.k8s.elector import LeaseName, Timings
-from picker.k8s.objects import MAX_TARGET_PORTS
 from picker.peers.discovery import PeerName, peer_name
+from picker.pool.object_parts import MAX_TARGET_PORTS
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 MAX_LEASE_NAME: Final = 253
