@@ -186,6 +186,13 @@ async def test_a_pool_that_is_not_there_keeps_nobody_waiting(tmp_path: Path) -> 
             assert await several[missing].destination(completion()) == PLACES[missing]
 
 
+def troubles(page: str, pool: str) -> list[str]:
+    """What a page says of a pool, but that its endpoints, which are none, do not answer."""
+    said = [part for line in page.splitlines() for part in line.split("; ")]
+    own = [part for part in said if part.startswith(f"{pool}: ")]
+    return [part for part in own if "endpoints do not answer" not in part]
+
+
 async def test_a_namespace_without_a_role_is_that_pools_problem(tmp_path: Path) -> None:
     """The others are followed and served all the while, and the page says whose it is."""
     rules = [
@@ -202,7 +209,7 @@ async def test_a_namespace_without_a_role_is_that_pools_problem(tmp_path: Path) 
             assert await several[key].destination(completion()) == PLACES[key]
         await until(lambda: several.common.get("/readyz"), lambda found: "x/qwen: " in found[1])
         assert "forbidden" in (await several["x/qwen"].get("/readyz"))[1].lower()
-        assert "y/qwen: " not in (await several.common.get("/readyz"))[1]
+        assert not troubles((await several.common.get("/readyz"))[1], "y/qwen")
         assert not several["x/qwen"].pool.known.is_absent()
         assert await status_of(several["x/qwen"]) == 503
         scene.api.access.grant("token", "picker", [Rule(["*"], ["*"], ["*"])])
@@ -225,7 +232,7 @@ async def test_pools_of_a_file_and_of_a_cluster_stand_side_by_side(tmp_path: Pat
         assert await several["llama"].destination(completion()) == PLACES["llama"]
         await scene.api.go_away()
         await until(lambda: several.common.get("/readyz"), lambda found: "llama: " in found[1])
-        assert "mistral" not in (await several.common.get("/readyz"))[1]
+        assert not troubles((await several.common.get("/readyz"))[1], "mistral")
         assert await several["llama"].destination(completion()) == PLACES["llama"]
 
 
