@@ -12,6 +12,8 @@ import pytest
 from grammar_bench import DEVICE, END, NGRAM, SUFFIX, GrammarBench
 from installed_processors import install_processors
 
+from worker.api.schema.constraints import Constraint, grammar_of
+from worker.api.schema.requests import StructuredOutputs
 from worker.engine.messages import AddRequest
 from worker.errors import ConfigError
 from worker.flags import build_parser, resolve
@@ -112,7 +114,7 @@ def test_drafts_drawn_from_a_distribution_are_verified(method: str) -> None:
 
 def test_a_grammar_has_the_last_word() -> None:
     """A processor that leaves what the grammar forbids leaves nothing; else the answer matches."""
-    grammar = '{"regex": "(ab|cd){2,9}"}'
+    grammar = grammar_of(Constraint(StructuredOutputs(regex="(ab|cd){2,9}"), "field"))
     with GrammarBench() as bench:
         found = bench.run(
             bench.request(grammar, **asks(cycle=[ord("x")])),
@@ -130,7 +132,7 @@ def test_a_grammar_has_the_last_word() -> None:
 def test_one_that_fails_fails_its_request_alone(fault: str, temperature: float) -> None:
     """The request that asked for it ends with an error; the one beside it goes on."""
     with GrammarBench() as bench:
-        asked = bench.request(None, temperature=temperature, **asks(fault=fault))
+        asked = bench.request(None, temperature=temperature, ignore_eos=True, **asks(fault=fault))
         failed, other = bench.run(asked, bench.request(None, max_tokens=30)).values()
     assert len(failed.token_ids) == 2
     assert failed.error is not None
@@ -163,6 +165,44 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) ->
     """In the words of the constructor, behind the processor's name."""
     with pytest.raises(ValueError, match=message):
         chosen(LOADED, arguments)
+
+
+async def test_requests_name_their_arguments(bench: Any) -> None:
+    """What they send reaches the engine, of rendered requests too; what is wrong is a 400."""
+    asked = {"prompt": [1], "vllm_xargs": {"forbidden": [4]}}
+    async with bench.client(logits_processors=LOADED) as client:
+        rendered = (await client.post("/v1/completions/render", json=asked)).json()[0]
+        answers = [
+            await client.post("/v1/completions", json=asked),
+            await client.post("/inference/v1/generate", json=rendered),
+        ]
+        first, second = bench.engine.requests
+        refused = await client.post("/v1/completions", json={**asked, "vllm_xargs": {"x": 1}})
+        big = {"vllm_xargs": {"forbidden": [1] * 40_000}}
+        long = await client.post("/v1/completions", json={**asked, **big})
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert first.params.logits_processors == (("forbid", '{"forbidden":[4]}'),)
+    assert second.params.logits_processors == first.params.logits_processors
+    for answer, message in ((refused, "no logits processor takes 'x'"), (long, "at most 65536")):
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "vllm_xargs")
+        assert error["message"].startswith(f"`vllm_xargs`: {message}")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/inference/v1/generate"])
+async def test_without_a_processor_arguments_are_refused(bench: Any, path: str) -> None:
+    """By the name of the field; empty ones ask for nothing."""
+    async with bench.client() as client:
+        for arguments, status in (({"forbidden": [4]}, 400), ({}, 200)):
+            body: dict[str, Any] = {"prompt": [1], "vllm_xargs": arguments}
+            if path == "/inference/v1/generate":
+                body = {"token_ids": [1], "sampling_params": {"extra_args": arguments}}
+            answer = await client.post(path, json=body)
+            assert answer.status_code == status
+            if status == 400:
+                error = answer.json()["error"]
+                assert error["param"] in ("vllm_xargs", "extra_args")
+                assert error["message"].startswith(f"`{error['param']}`: no logits processor is")
 
 
 @pytest.mark.parametrize(
