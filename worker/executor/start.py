@@ -90,7 +90,6 @@ def build_shard(
     kernels = choose_kernels(config, device, dtype)
     backend = choose_backend(config.attention_backend, device, dtype, config.block_size)
     kv_dtype = choose_kv_dtype(config.kv_cache_dtype, device, dtype, backend)
-    max_model_len = config.scheduler.max_model_len
     memory = CudaMemory(device) if device.type == "cuda" else None
 
     def check(shape: ModelConfig) -> None:

@@ -11,8 +11,8 @@ itself on other devices, for which nobody waits. So no draw depends on its batch
 
 Adjusting a row. Changes to one row of logits before temperature, in vLLM's order.
 
-Logits processors (which see the model's logits), then masks of a grammar, allowed ids, bad words,
-banned ids, logit bias, then repetition, frequency and presence penalties.
+Masks of a grammar, allowed ids, bad words, banned ids, logit bias, then repetition, frequency and
+presence penalties. Logits processors come before all of them, so that they cannot undo any.
 A token that must not be drawn gets -inf, which no later change brings back.
 """
 
