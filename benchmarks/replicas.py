@@ -29,9 +29,10 @@ from shared_prefixes import WORKER, SharedPrefixes, run
 from virtual_replicas import ReplicasSettings
 
 from picker.metrics.picker_metrics import PickerMetrics
+from picker.peers.discovery import PeerAddress
 from picker.peers.exchange import ExchangeSettings, PeerExchange
 from picker.peers.knowledge import Knowledge
-from picker.peers.mesh import Mesh, PeerAddress
+from picker.peers.mesh import Mesh
 from picker.peers.server import PeerServer, PoolReports, peer_port
 from picker.plugins.producers.approx_prefix_cache_producer import (
     ApproxPrefixCacheParameters,

@@ -261,12 +261,14 @@ def _picker(argv: list[str]) -> int:
 
 
 def _config(argv: list[str]) -> int:
+    parser_of("config").parse_args(argv)
     from fleet.config_command import config_command
 
     return config_command(argv, print, lambda line: print(line, file=sys.stderr))
 
 
 def _replay(argv: list[str]) -> int:
+    parser_of("replay").parse_args(argv)
     from rich.console import Console
 
     from fleet.replay import replay_command
@@ -335,6 +337,7 @@ def _completion(argv: list[str]) -> int:
 
 
 def _doctor(argv: list[str]) -> int:
+    parser_of("doctor").parse_args(argv)
     from os import environ
 
     from fleet.doctor.command import doctor_command
@@ -446,10 +449,10 @@ _FLAGS_IN = {
     "worker": "worker.flags",
     "picker": "picker.cli.flags",
     "train-draft": "worker.training.flags",
-    "config": "fleet.config_command",
-    "replay": "fleet.replay",
+    "config": "fleet.config_flags",
+    "replay": "fleet.replay_flags",
     "restart": "fleet.control",
-    "doctor": "fleet.doctor.command",
+    "doctor": "fleet.doctor.flags",
     "bench": "fleet.bench.flags",
 }
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from fleet.command_line import Parser
+from fleet.replay_flags import build_parser
 from fleet.top_text import Glyphs, clean
 from picker.config.watch import read_config_file
 from picker.errors import PickerError
@@ -21,7 +20,6 @@ from picker.recording.reading import read_recording
 from picker.recording.replay import OtherConfig, Replay
 
 SAME, DIFFERENT, UNUSABLE = 0, 1, 2
-DEFAULT_LIMIT = 10
 _GLYPHS = Glyphs()
 
 Print = Callable[[str], None]
@@ -67,27 +65,6 @@ def replay_command(argv: Sequence[str], out: Console, err: Print) -> int:
     comparison = report.comparison
     is_same = comparison.identical == comparison.decisions
     return SAME if is_same or report.config is not None else DIFFERENT
-
-
-def build_parser() -> Parser:
-    parser = Parser(
-        prog="pointsman replay",
-        description="Decide the requests of a recording (picker --record) again, with the picker's "
-        "own code. Without --config every decision has to be what it was.",
-    )
-    parser.add_argument("file", metavar="FILE", type=Path, help="the recording")
-    text = "repeat the decisions with this configuration, and report what changes"
-    parser.add_argument("--config", metavar="NEW", type=Path, help=text)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    text = "rows and differences to list at most (default %(default)s)"
-    parser.add_argument("--limit", metavar="N", type=_count, default=DEFAULT_LIMIT, help=text)
-    parser.add_argument(
-        "--allow-experimental-plugins",
-        dest="experimental",
-        action="store_true",
-        help="of --config; always allowed when they were for the recording",
-    )
-    return parser
 
 
 def replayed(file: Path, config: Path | None, limit: int, experimental: bool) -> Report:
@@ -207,9 +184,3 @@ def _print_table(table: Rows, out: Console) -> None:
 
 def _percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "–"
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"'{text}' is no number of rows")
-    return int(text)

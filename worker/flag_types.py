@@ -86,6 +86,14 @@ def positive(text: str) -> float:
     return value
 
 
+def port(text: str) -> int:
+    """A TCP port; 0 is any that is free."""
+    value = int(text)
+    if not 0 <= value <= 65535:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 65535, got {text}")
+    return value
+
+
 class seconds_at_least:  # noqa: N801 (an argparse type, called like a function)
     """A finite number with a lower bound."""
 

@@ -343,8 +343,6 @@ def resolve(
     """Flags, environment and the model's own facts → the frozen configuration. Raises
     `ConfigError`; reads no file but those of TLS, and imports the logits processors.
     """
-    if not 0 <= options.port < 1 << 16:
-        raise ConfigError(f"--port must be in [0, 65535], got {options.port}")
     max_model_len = _max_model_len(options.max_model_len, checkpoint)
     processors = _logits_processors(options)
     scheduler = _scheduler_config(options, max_model_len)

@@ -25,6 +25,7 @@ from worker.flag_types import (
     byte_count,
     configured,
     not_negative,
+    port,
     positive,
 )
 from worker.tokenizer import sim
@@ -180,7 +181,7 @@ def add_server_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--host", default="127.0.0.1", help="address to bind (default %(default)s)")
     text = "port to bind; 0 picks a free one (default %(default)s)"
-    add("--port", type=int, default=8000, help=text)
+    add("--port", type=port, default=8000, help=text)
     add_flags(group, _SERVER[:1])
     # "extend", so that a flag given twice does not lose what it was given first.
     names = "names under which to serve the model (default: the model's)"

@@ -33,7 +33,7 @@ from picker.k8s.api import (
     Selection,
     UnreachableError,
 )
-from picker.k8s.lease import LeaseName
+from picker.k8s.elector import LeaseName
 from picker.k8s.objects import Pool, read_pool
 
 TOKEN_REVIEWS = ApiResource("authentication.k8s.io", "v1", "tokenreviews")

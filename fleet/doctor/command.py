@@ -13,11 +13,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fleet.command_line import Parser
 from fleet.doctor import cluster_checks, envoy_checks, picker_checks
 from fleet.doctor.cluster_look import ClusterFacts, ClusterLook
 from fleet.doctor.diagnosis import Check, Diagnosis, Facts
 from fleet.doctor.envoy_look import EnvoyFacts, ask_envoy, read_envoy_file
+from fleet.doctor.flags import build_parser
 from fleet.doctor.picker_look import PickerFacts, ask_certificate, ask_picker, ask_workers
 from fleet.running_picker import picker_url, running_fleets
 from picker.app.cluster import ClusterAccess
@@ -68,57 +68,6 @@ def diagnose(facts: Facts, only: Collection[str] = ()) -> tuple[Diagnosis, ...]:
     """What the checks say, each thing once; `only` those of these names, empty: all."""
     checks = [check for check in CHECKS if not only or check.name in only]
     return tuple(dict.fromkeys(one for check in checks for one in check.diagnose(facts)))
-
-
-def build_parser() -> Parser:
-    parser = Parser(
-        prog="pointsman doctor",
-        description="Look at a picker, Envoys, workers and a cluster, and say what is wrong and "
-        "how to put it right. Without a flag that names something: the fleet that runs here. "
-        "Exit status: 0 nothing wrong, 1 warnings, 2 errors.",
-    )
-    parser.add_argument("--picker", metavar="URL", help="the picker's HTTP port")
-    parser.add_argument(
-        "--envoy-config",
-        metavar="FILE",
-        type=Path,
-        action="append",
-        default=[],
-        help="a bootstrap, or what /config_dump answered",
-    )
-    parser.add_argument(
-        "--envoy-admin",
-        metavar="URL",
-        action="append",
-        default=[],
-        help="a running Envoy's admin port: http://HOST:PORT or unix:///PATH",
-    )
-    parser.add_argument(
-        "--certificate",
-        metavar="HOST:PORT",
-        action="append",
-        default=[],
-        help="a port that speaks TLS, the picker's for instance",
-    )
-    text = "check all of the picker's endpoints, not only those on this machine"
-    parser.add_argument("--workers", action="store_true", help=text)
-    parser.add_argument("--pool", metavar="NAME", help="InferencePool of a cluster")
-    parser.add_argument("--namespace", metavar="NAME", default="default", help="of the pool")
-    parser.add_argument("--kubeconfig", metavar="FILE", type=Path, help="access to the cluster")
-    parser.add_argument("--kube-context", metavar="NAME", default="", help="of that file")
-    text = "account whose permissions are checked (default: the picker's Pods', else yours)"
-    parser.add_argument("--as", dest="user", metavar="USER", help=text)
-    parser.add_argument("--json", action="store_true", help="findings as JSON")
-    parser.add_argument(
-        "--only",
-        metavar="CHECK",
-        action="append",
-        default=[],
-        choices=[one.name for one in CHECKS],
-        help="run this check alone; may be given several times (see --list)",
-    )
-    parser.add_argument("--list", action="store_true", help="list all checks")
-    return parser
 
 
 def _complete(options: argparse.Namespace, environment: Mapping[str, str]) -> None:
@@ -208,7 +157,7 @@ def _looked_at(facts: Facts) -> list[str]:
     found = [] if facts.picker is None else [f"picker {facts.picker.url}"]
     found += [f"Envoy {one.source}" for one in facts.envoys]
     if facts.workers:
-        found.append(f"{len(facts.workers)} workers")
+        found.append(_counted(len(facts.workers), "worker"))
     found += [f"TLS at {one.address}" for one in facts.certificates]
     if facts.cluster is not None:
         found.append(f"pool {facts.cluster.namespace}/{facts.cluster.pool_name}")

@@ -1,3 +1,4 @@
+# Apart: what protects the port, read on its own.
 """The guard of the HTTP port: where it is protected it asks for tokens, and it always keeps other
 people's web pages away.
 
@@ -10,7 +11,6 @@ names of their own, and there is nothing of a request in what they get.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -21,6 +21,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from picker.admin.answers import InvalidQueryError, as_error
+from picker.admin.loopback import is_loopback
 from picker.metrics.series import Counter
 
 log = logging.getLogger(__name__)
@@ -54,18 +55,6 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 # Asked with a token and a path; answers the status and why, None for a request that is allowed.
 Authorize: TypeAlias = Callable[[str, str], Awaitable[tuple[int, str] | None]]
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::\d{0,5})?", re.IGNORECASE)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a numeric address or a name, as in a `Host` header without its port, is this machine
-    and nothing but.
-    """
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class PageNames:

@@ -16,7 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
-from picker.admin.guarding import is_loopback
+from picker.admin.loopback import is_loopback
 from picker.cli.options import (
     DEFAULT_NAMESPACE,
     DEFAULT_POOL_NAME,
@@ -37,10 +37,9 @@ from picker.cli.readers import READERS, checked, namespace, refused, truth
 from picker.cli.rules import check, first_pool, follows_cluster, has_peers, is_secure
 from picker.cli.table import Row, rows
 from picker.errors import ConfigError
-from picker.k8s.elector import Timings
-from picker.k8s.lease import LeaseName
-from picker.k8s.objects import MAX_TARGET_PORTS
+from picker.k8s.elector import LeaseName, Timings
 from picker.peers.discovery import PeerName, peer_name
+from picker.pool.object_parts import MAX_TARGET_PORTS
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 MAX_LEASE_NAME: Final = 253

@@ -10,11 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from picker.decisions.ring import DEFAULT_CAPACITY
-from picker.extproc.server import DEFAULT_MAX_UNFINISHED_BODY_BYTES
+from picker.extproc.machine.request_phase import DEFAULT_MAX_BODY_BYTES
 from picker.k8s.api import LEGACY_POOLS, POOLS
-from picker.k8s.elector import Timings
-from picker.k8s.lease import LeaseName
+from picker.k8s.elector import LeaseName, Timings
 from picker.outliers.breaker import OutlierSettings
 from picker.peers.discovery import PeerName
 from picker.rpc.options import DEFAULT_MAX_MESSAGE_BYTES
@@ -25,6 +23,8 @@ POOL_GROUPS: Final = (POOLS.group, LEGACY_POOLS.group)
 LOOPBACK: Final = "127.0.0.1"
 _DEFAULT_FAILURES: Final = OutlierSettings().failures
 _TIMINGS: Final = Timings()
+# Eight of the largest bodies at once; what is small arrives in one piece, and needs no room.
+_DEFAULT_MAX_UNFINISHED_BODY_BYTES: Final = 8 * DEFAULT_MAX_BODY_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class LogFlags:
 class ExplainFlags:
     """How many requests are remembered (0: none), and whether responses name their decision."""
 
-    decision_records: int = DEFAULT_CAPACITY
+    decision_records: int = 10_000
     decision_header: bool = False
 
 
@@ -167,7 +167,7 @@ class Options:
     bind_address: str = "0.0.0.0"
     grpc_port: int = 9002
     grpc_max_recv_msg_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
-    max_unfinished_body_bytes: int = DEFAULT_MAX_UNFINISHED_BODY_BYTES
+    max_unfinished_body_bytes: int = _DEFAULT_MAX_UNFINISHED_BODY_BYTES
     disable_endpoint_subset_filter: bool = False
     emit_endpoint_scores: bool = False
     tls: TlsFlags | None = None

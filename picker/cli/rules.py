@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Callable
 from typing import Final
 
-from picker.admin.guarding import is_loopback
+from picker.admin.loopback import is_loopback
 from picker.cli.pools import PLACE
 from picker.errors import ConfigError
 from picker.rpc.options import UNIX_SCHEME

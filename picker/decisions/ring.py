@@ -19,7 +19,6 @@ from picker.decisions.showing import summary_of, view_of
 from picker.decisions.views import RecordSummary, RecordView
 from picker.types import FinishCause
 
-DEFAULT_CAPACITY = 10_000
 # A decision is alone when none was so short a time before it; see `packing`.
 ALONE_SECONDS = 0.005
 
@@ -32,7 +31,7 @@ class DecisionRing:
 
     def __init__(
         self,
-        capacity: int = DEFAULT_CAPACITY,
+        capacity: int,
         clock: Callable[[], float] = time.monotonic,
         unix_time: Callable[[], float] = time.time,
     ) -> None:

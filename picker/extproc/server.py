@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from picker.extproc.machine.request_phase import DEFAULT_MAX_BODY_BYTES, Limits
+from picker.extproc.machine.request_phase import Limits
 from picker.extproc.pump import ExchangeSource, StreamMetrics, StreamPump
 from picker.extproc.wire import METHOD
 from picker.rpc.call import Call, Served
@@ -14,9 +14,6 @@ from picker.rpc.calls import Metadata, Receiver
 from picker.rpc.health import HealthService
 from picker.rpc.options import ServerOptions
 from picker.rpc.server import GrpcServer
-
-# Eight of the largest bodies at once; what is small arrives in one piece, and needs no room.
-DEFAULT_MAX_UNFINISHED_BODY_BYTES = 8 * DEFAULT_MAX_BODY_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,17 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseName:
+    """Which Lease."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseRecord:
     """A Lease. `holder` "": it was released or never held; None: malformed.
 

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 
 from picker.k8s.api import LEASES, ApiError, KubernetesApi, UnreachableError
 from picker.k8s.backoff import Backoff
-from picker.k8s.elector import Elector, LeaseRecord, Step, Timings
+from picker.k8s.elector import Elector, LeaseName, LeaseRecord, Step, Timings
 from picker.metrics.families import ElectionSeries
 
 log = logging.getLogger(__name__)
@@ -30,17 +30,6 @@ _LAST_TICK: Final = timedelta(microseconds=1)
 _CONFLICT, _NOT_FOUND, _FORBIDDEN = 409, 404, 403
 
 Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[KubernetesApi]]
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseName:
-    """Which Lease."""
-
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)

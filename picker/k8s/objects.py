@@ -24,6 +24,7 @@ from picker.k8s.object_map import MalformedObjectError, metadata_of
 from picker.k8s.pods import PodError, PodRecord, read_pod
 from picker.pool.object_parts import (
     END,
+    MAX_TARGET_PORTS,
     GroupName,
     KindName,
     ObjectMeta,
@@ -52,7 +53,6 @@ log = logging.getLogger(__name__)
 
 V = TypeVar("V")
 MAX_PROBLEMS: Final = 50  # of one object: more are not read, and objects may be large
-MAX_TARGET_PORTS: Final = 8
 MAX_LOGGED: Final = 10_000  # states of objects that are remembered; then they are logged again
 DEFAULT_LEGACY_PORT: Final = 9002
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from picker.errors import ConfigError
-from picker.peers.mesh import PeerAddress
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +25,14 @@ class PeerName:
 
     host: str
     port: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAddress:
+    """Where a replica may be: `target` is `ip:port`; `name` what its certificate has to say."""
+
+    target: str
+    name: str
 
 
 def peer_name(text: str, default_port: int | None = None) -> PeerName:

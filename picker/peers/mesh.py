@@ -8,13 +8,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from random import Random
 
 import grpc
 
 from picker.metrics.families import PeerSeries
 from picker.peers.credentials import PeerCredentials
+from picker.peers.discovery import PeerAddress
 from picker.peers.exchange import OneselfError, PeerExchange
 from picker.peers.outbox import Cursor
 from picker.peers.wire import MAX_MESSAGE_BYTES, REPORT_METHOD, PeerMessageError
@@ -36,14 +36,6 @@ _OPTIONS = [
     ("grpc.enable_retries", 0),
     ("grpc.use_local_subchannel_pool", 1),
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class PeerAddress:
-    """Where a replica may be: `target` is `ip:port`; `name` what its certificate has to say."""
-
-    target: str
-    name: str
 
 
 class _AnotherNameError(Exception):

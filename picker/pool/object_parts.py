@@ -13,6 +13,7 @@ from msgspec import Meta
 
 DEFAULT_NAMESPACE: Final = "default"
 MAX_PORT: Final = 65535
+MAX_TARGET_PORTS: Final = 8  # of an InferencePool
 END: Final = r"$(?!\n)"  # "$" alone lets a line break follow
 
 _DNS_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"

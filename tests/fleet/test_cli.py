@@ -37,6 +37,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "an abbreviation": (("up", "--work", "3"), "unrecognized arguments: --work 3"),
     "a word too many": (("up", "now"), "unrecognized arguments: now"),
     "a port beyond the last": ((*SIM, "--port", "99999"), "--port: takes a whole number between"),
+    "a worker's port beyond the last": (("worker", "--port", "99999"), "must be from 0 to 65535"),
     "port 0": ((*SIM, "--port", "0"), "between 1 and 65535, not '0'"),
     "a port that is a word": ((*SIM, "--port", "http"), "between 1 and 65535, not 'http'"),
     "no room behind the port": ((*SIM, "--port", "65535"), "--port 65535 leaves no room"),
@@ -204,3 +205,21 @@ def test_the_command_starts_light() -> None:
     code = f"import sys, fleet.cli; print(*{heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+
+
+def test_help_imports_nothing_that_only_a_run_needs() -> None:
+    """Of no command: these packages take longer to import than help may take to appear."""
+    code = """
+import contextlib, io, sys
+from fleet.cli import _COMMANDS, main
+
+heavy = {"aiohttp", "grpc", "numpy", "torch", "transformers"}
+for name in _COMMANDS:
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+        main([name, "--help"])
+    assert text.getvalue().startswith(f"usage: pointsman {name}"), name
+    assert not heavy & set(sys.modules), (name, heavy & set(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

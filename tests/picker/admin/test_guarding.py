@@ -6,7 +6,8 @@ import pytest
 from admin_scene import Scene
 from pools_port import asked
 
-from picker.admin.guarding import HostCheck, is_loopback
+from picker.admin.guarding import HostCheck
+from picker.admin.loopback import is_loopback
 
 
 @pytest.mark.parametrize("header", ["localhost", "LOCALHOST:9090", "127.0.0.1:1", "[::1]:9090"])

@@ -22,7 +22,7 @@ from waiting import until
 from whole_picker import FOUR_SCORERS, WholePicker, write_endpoints
 
 from picker.cli.options import ElectionFlags, KubernetesFlags, PoolFlags
-from picker.k8s.lease import LeaseName, Timings
+from picker.k8s.elector import LeaseName, Timings
 
 POOLS = "inferencepools"
 KEYS = ("llama", "x/qwen", "y/qwen")

@@ -18,8 +18,8 @@ from kube_api.clock import LoopClock
 from kube_api.faults import Fault
 from kube_api.server import KubeApi
 
-from picker.k8s.elector import Timings
-from picker.k8s.lease import Clocks, LeaseKeeper, LeaseName, record_of
+from picker.k8s.elector import LeaseName, Timings
+from picker.k8s.lease import Clocks, LeaseKeeper, record_of
 from picker.metrics.picker_metrics import PickerMetrics
 
 LEASE = LeaseName("default", "epp-default-pool.llm-d.ai")

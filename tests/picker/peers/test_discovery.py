@@ -7,8 +7,14 @@ from collections.abc import Sequence
 import pytest
 
 from picker.errors import ConfigError
-from picker.peers.discovery import MAX_PEERS, NamedPeers, PeerName, peer_name, resolve
-from picker.peers.mesh import PeerAddress
+from picker.peers.discovery import (
+    MAX_PEERS,
+    NamedPeers,
+    PeerAddress,
+    PeerName,
+    peer_name,
+    resolve,
+)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ from replicas_scene import LOOPBACK
 from waiting import until
 
 from picker.metrics.picker_metrics import PickerMetrics
+from picker.peers.discovery import PeerAddress
 from picker.peers.inbox import InboxLimits
-from picker.peers.mesh import Mesh, PeerAddress
+from picker.peers.mesh import Mesh
 from picker.peers.server import PeerServer, PoolReports, peer_port
 from picker.peers.wire import REPORT_METHOD
 
