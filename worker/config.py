@@ -222,6 +222,7 @@ class EngineConfig:
     speculative: SpeculativeConfig | None = None  # None: one token a step
     vocab_size: int | None = None  # of the model; None: not known here
     lora: LoraConfig | None = None  # None: no adapters
+    logits_processors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +291,7 @@ class ApiConfig:
     # How prompts are embedded, and in how many dimensions (None: unknown).
     pooler: PoolerConfig = PoolerConfig()
     embedding_size: int | None = None
+    logits_processors: tuple[str, ...] = ()  # names of those that requests may ask for
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from worker.flag_types import (
     seconds_at_least,
     whole_numbers,
 )
+from worker.logits_processors import load
 from worker.server_flags import MODEL_FLAGS, add_server_flags, api_config, tls_config
 from worker.speculation_flags import add_speculation_flags, speculative_config
 from worker.tokenizer import sim
@@ -281,7 +282,16 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_flags(model, MODEL_FLAGS)
     add_server_flags(parser.add_argument_group("server"))
-    add_flags(parser.add_argument_group("engine"), _ENGINE)
+    engine = parser.add_argument_group("engine")
+    add_flags(engine, _ENGINE)
+    engine.add_argument(
+        "--logits-processors",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME",
+        help="installed logits processors that requests may ask for by `vllm_xargs`",
+    )
     add_flags(parser.add_argument_group("scheduler"), _SCHEDULER)
     add_speculation_flags(parser.add_argument_group("speculative decoding"))
     lora = parser.add_argument_group("LoRA adapters")
@@ -298,7 +308,8 @@ def build_parser() -> argparse.ArgumentParser:
     add_flags(parser.add_argument_group("engine failures"), _FAILURES)
     add_sim_flags(parser.add_argument_group("simulator (--engine sim)"))
     defaults = field_defaults(ApiConfig, EngineConfig, SchedulerConfig, ServeConfig, LoraConfig)
-    del defaults["lora_modules"]  # a list on the command line
+    for name in ("lora_modules", "logits_processors"):  # lists on the command line
+        del defaults[name]
     parser.set_defaults(**defaults | _OWN_DEFAULTS)
     return parser
 
@@ -330,12 +341,14 @@ def resolve(
     chat_template: str | None = None,
 ) -> ServeConfig:
     """Flags, environment and the model's own facts → the frozen configuration. Raises
-    `ConfigError`; reads no file but those of TLS.
+    `ConfigError`; reads no file but those of TLS, and imports the logits processors.
     """
     max_model_len = _max_model_len(options.max_model_len, checkpoint)
+    processors = _logits_processors(options)
     scheduler = _scheduler_config(options, max_model_len)
     speculative = speculative_config(options)
     api = api_config(options, checkpoint, max_model_len, environment)
+    api = dataclasses.replace(api, logits_processors=processors)
     if options.enable_lora:
         allowed = environment.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").lower() in ("1", "true")
         api = dataclasses.replace(api, enable_adapter_routes=allowed or api.enable_admin_routes)
@@ -358,6 +371,7 @@ def resolve(
         speculative=speculative,
         vocab_size=api.vocab_size,
         lora=_lora_config(options),
+        logits_processors=processors,
     )
     return configured(
         ServeConfig,
@@ -369,6 +383,15 @@ def resolve(
         faults=fault_config(options, environment),
         lora_modules=_lora_modules(options),
     )
+
+
+def _logits_processors(options: argparse.Namespace) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(options.logits_processors))
+    if names and options.engine == "sim":
+        raise ConfigError("--logits-processors: --engine sim has no logits; use --engine torch")
+    for name in names:
+        load(name)
+    return names
 
 
 def _lora_config(options: argparse.Namespace) -> LoraConfig | None:

@@ -72,6 +72,7 @@ class SamplingParams:
     `logprobs` N asks for the log probabilities of the drawn token and of the N likeliest (0: only
     the drawn one; None: none at all; -1: the whole vocabulary), `logprob_token_ids` for those of
     fixed tokens too; `prompt_logprobs` the same for each prompt token after the first.
+    `logits_processors` pairs names of logits processors and their arguments as JSON.
     """
 
     max_tokens: int
@@ -94,6 +95,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     logprob_token_ids: tuple[int, ...] = ()
     repetition_detection: RepetitionDetection | None = None
+    logits_processors: tuple[tuple[str, str], ...] = ()
 
     @property
     def needs_history(self) -> bool:
@@ -103,6 +105,7 @@ class SamplingParams:
             or self.frequency_penalty
             or self.repetition_penalty != 1.0
             or self.bad_words
+            or self.logits_processors
         )
 
 

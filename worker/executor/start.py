@@ -29,6 +29,7 @@ from worker.executor.interface import Executor, execute
 from worker.executor.kv_cache import allocate, choose_num_blocks, room_bytes
 from worker.executor.memory import CudaMemory, DeviceMemory, largest_step
 from worker.executor.ranks import Ranks, TensorParallelExecutor, agree_on_blocks
+from worker.logits_processors import load as load_processor
 from worker.models.adapters import layer_products
 from worker.models.config import ModelConfig
 from worker.models.llama import LlamaModel
@@ -80,6 +81,8 @@ def build_shard(
     """
     if config.model_path is None:
         raise ConfigError("--engine torch needs --model")
+    for name in config.logits_processors:
+        load_processor(name)  # the first request that asks for it need not wait
     path, max_model_len = config.model_path, config.scheduler.max_model_len
     _set_threads(config.num_threads, shard)
     device = choose_device(config.device, shard)
@@ -87,7 +90,6 @@ def build_shard(
     kernels = choose_kernels(config, device, dtype)
     backend = choose_backend(config.attention_backend, device, dtype, config.block_size)
     kv_dtype = choose_kv_dtype(config.kv_cache_dtype, device, dtype, backend)
-    max_model_len = config.scheduler.max_model_len
     memory = CudaMemory(device) if device.type == "cuda" else None
 
     def check(shape: ModelConfig) -> None:

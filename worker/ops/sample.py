@@ -12,12 +12,13 @@ itself on other devices, for which nobody waits. So no draw depends on its batch
 Adjusting a row. Changes to one row of logits before temperature, in vLLM's order.
 
 Masks of a grammar, allowed ids, bad words, banned ids, logit bias, then repetition, frequency and
-presence penalties.
+presence penalties. Logits processors come before all of them, so that they cannot undo any.
 A token that must not be drawn gets -inf, which no later change brings back.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -29,11 +30,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from worker.logits_processors import instance
 from worker.ops.logprobs import LogprobQuery, token_logprobs
 from worker.ops.noise import Stream, gumbel_at, gumbel_noise, gumbel_rows
 from worker.ops.step import sent
 from worker.ops.truncate import WIDE_HEAD, Truncations, floors, surviving, truncate, truncates
 from worker.types import Draw, SampleSpec, SamplingParams
+
+logger = logging.getLogger(__name__)
 
 NOT_NUMBERS = "the model's logits are not finite numbers"
 ALL_MASKED = "no token may be drawn: every one is excluded by the request's parameters"
@@ -469,6 +473,9 @@ def adjust_rows(logits: Tensor, specs: Sequence[SampleSpec], mask: DeviceMask = 
     flat, size = logits.view(-1), logits.shape[1]
     outputs = [spec.history[spec.num_prompt :] for spec in specs]
     wishes = [spec.params for spec in specs]
+    for i, params in enumerate(wishes):
+        if params.logits_processors:
+            _process(logits[i], params, outputs[i])
     masks = [(i, spec.masks[0]) for i, spec in enumerate(specs) if spec.masks]
     if masks:
         mask(logits, *_packed(masks, logits))
@@ -491,6 +498,22 @@ def adjust_rows(logits: Tensor, specs: Sequence[SampleSpec], mask: DeviceMask = 
         biases = [bias for p in wishes for _, bias in p.logit_bias]
         flat.index_add_(0, _places(biased, size, logits), torch.tensor(biases).to(logits))
     _penalize(logits, specs, outputs)
+
+
+def _process(row: Tensor, params: SamplingParams, output: Sequence[int]) -> None:
+    """Apply logits processors to a row [V], in place. One that fails excludes every token, so that
+    its request fails alone.
+    """
+    for name, arguments in params.logits_processors:
+        try:
+            changed = instance(name, arguments).process(output, row)
+            if changed.shape != row.shape:
+                raise ValueError(f"returned logits {list(changed.shape)}, not {list(row.shape)}")
+            row.copy_(changed)
+        except Exception:  # another package's code
+            logger.exception("logits processor %s", name)
+            row.fill_(-torch.inf)
+            return
 
 
 def _packed(masks: Sequence[tuple[int, bytes]], beside: Tensor) -> tuple[Tensor, Tensor]:

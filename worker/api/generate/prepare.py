@@ -41,6 +41,7 @@ from worker.api.schema.params import (
     check_min_tokens,
     check_prompt_logprobs_size,
     invalid,
+    logits_processors,
     num_sequences,
     requested_max_tokens,
     sampling_params,
@@ -155,6 +156,7 @@ class RequestPreparer:
             self._limits,
             text.encode_word,
             {**dict(config.default_sampling), **(defaults or {})},
+            config.logits_processors,
         )
         # A fine-tune's tokenizer may name tokens its model has no embedding for.
         self._may_encode_unknown = text.tokenizer.vocab_size > text.limits.vocab_size
@@ -397,7 +399,8 @@ class RequestPreparer:
         if asked.echoes and params.prompt_logprobs is None:
             # An echoed prompt shows the same log probabilities as the answer.
             params = replace(params, prompt_logprobs=params.logprobs)
-        params = replace(params, grammar=asked.grammar)
+        processors = logits_processors(request.vllm_xargs, self._sampling)
+        params = replace(params, grammar=asked.grammar, logits_processors=processors)
         n = num_sequences(request, params.temperature)
         if n * len(asked.prompts) > MAX_PROMPTS:
             reason = f"n × the number of prompts must be at most {MAX_PROMPTS}."
@@ -465,7 +468,9 @@ class TokenPreparer:
         except RequestError as error:
             if error.param is not None:
                 error.param = error.param.replace("body.prompt", "body.token_ids", 1)
+                error.param = error.param.replace("vllm_xargs", "extra_args", 1)
             error.message = error.message.replace("prompt[", "token_ids[", 1)
+            error.message = error.message.replace("`vllm_xargs`", "`extra_args`", 1)
             raise  # in the words of the client
         shown = replace(prepared.shown, token_ids=True)
         if shown.new_logprobs is not None:
@@ -491,7 +496,7 @@ class TokenPreparer:
         fields.setdefault("max_tokens", max(1, self._limits.max_model_len - len(request.token_ids)))
         for name in ("model", "stream", "stream_options", "cache_salt", "priority", "request_id"):
             fields[name] = getattr(request, name)
-        fields["prompt"] = request.token_ids
+        fields["prompt"], fields["vllm_xargs"] = request.token_ids, sampling.extra_args
         return _encode(fields)
 
 

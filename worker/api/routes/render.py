@@ -168,10 +168,11 @@ def sampling_fields(request: GenerationFields, prepared: Prepared, ask: AddReque
     params, text = ask.params, prepared.text
     constraint = prepared.constraint
     fields = msgspec.to_builtins(params)
-    del fields["grammar"]
+    del fields["grammar"], fields["logits_processors"]
     return {
         **fields,
         "structured_outputs": None if constraint is None else constraint.outputs,
+        "extra_args": request.vllm_xargs or None,
         "n": 1 + len(ask.branch_ids),
         "seed": None if request.seed is None else int(request.seed),
         "stop": list(text.stop),

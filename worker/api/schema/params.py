@@ -10,6 +10,9 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from worker.api.http.limits import malformed
 from worker.api.schema.parse import shown
@@ -23,11 +26,13 @@ from worker.api.schema.requests import (
     MAX_SEQUENCES,
     MAX_STOP_BYTES,
     MAX_STOP_STRINGS,
+    MAX_XARGS_BYTES,
     RANGES,
     RepetitionFields,
     SamplingFields,
 )
 from worker.errors import RequestError
+from worker.logits_processors import chosen
 from worker.types import RepetitionDetection, SamplingParams
 
 GREEDY_BELOW = 1e-5
@@ -73,12 +78,14 @@ class ModelLimits:
 @dataclass(frozen=True, slots=True)
 class SamplingContext:
     """What sampling fields are read with. `defaults` are the model's own (`temperature`, `top_p`,
-    `top_k`, `min_p`, the penalties); `encode` gives the token ids of a text, without a prefix.
+    `top_k`, `min_p`, the penalties); `encode` gives the token ids of a text, without a prefix;
+    `logits_processors` are the names of those that are loaded.
     """
 
     limits: ModelLimits
     encode: Callable[[str], list[int]]
     defaults: Mapping[str, float] = field(default_factory=dict)
+    logits_processors: Sequence[str] = ()
 
 
 def invalid(name: str, value: object, message: str) -> RequestError:
@@ -160,6 +167,22 @@ def sampling_params(
         logprob_token_ids=fixed_ids,
         repetition_detection=_repetition(request.repetition_detection, limits),
     )
+
+
+def logits_processors(
+    arguments: dict[str, Any] | None, context: SamplingContext
+) -> tuple[tuple[str, str], ...]:
+    """`vllm_xargs`: the processors that take them, and which each takes."""
+    if not arguments:
+        return ()
+    try:
+        if not context.logits_processors:
+            raise ValueError("no logits processor is loaded; leave it out or send {}")
+        if len(msgspec.json.encode(arguments)) > MAX_XARGS_BYTES:
+            raise ValueError(f"at most {MAX_XARGS_BYTES} bytes of JSON")
+        return chosen(context.logits_processors, arguments)
+    except ValueError as error:
+        raise RequestError(f"`vllm_xargs`: {error}", param="vllm_xargs") from error
 
 
 def num_sequences(request: SamplingFields, temperature: float) -> int:

@@ -36,6 +36,7 @@ MAX_CHOICES = 4096
 MAX_TOOLS = 512
 MAX_TOOLS_BYTES = 1 << 20  # all of them together, as JSON
 MAX_TOOL_CALLS = 512  # of one message
+MAX_XARGS_BYTES = 1 << 16  # as JSON
 MAX_PROMPT_LOGPROBS = 1 << 20  # in one answer, which is some 70 MiB
 
 TOOL_NAME = r"^[A-Za-z0-9_.:/-]{1,128}$"
@@ -232,7 +233,7 @@ class GenerationFields(SamplingFields, kw_only=True):
     guided_grammar: str | None = None
     kv_transfer_params: Annotated[dict[str, Any] | None, only({})] = None
     ec_transfer_params: Annotated[dict[str, Any] | None, only({})] = None
-    vllm_xargs: Annotated[dict[str, Any] | None, only({})] = None
+    vllm_xargs: dict[str, Any] | None = None  # arguments of logits processors
     # Taken by the render routes, which look at it before the others refuse it.
     return_token_offsets: Annotated[bool | None, Meta(extra=only(False).extra)] = None
     service_tier: Annotated[Any, only("auto", "default")] = None
@@ -395,7 +396,7 @@ class TokenSampling(SamplingFields, kw_only=True):
 
     logprobs: Annotated[Whole | None, says(minimum=-1)] = None
     truncate_prompt_tokens: Annotated[Whole | None, says(minimum=-1)] = None
-    extra_args: Annotated[Any, only({})] = None
+    extra_args: dict[str, Any] | None = None  # `vllm_xargs`
     thinking_token_budget: Annotated[Any, only()] = None
     skip_reading_prefix_cache: Annotated[Any, only(False)] = None
 

@@ -1,0 +1,85 @@
+"""Logits processors: classes of installed packages that change the logits of requests which ask.
+
+A package names a class in the entry-point group `GROUP`; `--logits-processors` loads it by that
+name. The parameters of its constructor are the keys of `vllm_xargs` that it takes: a request that
+sends one gets an instance made of those it sent, and a constructor that raises ValueError refuses
+the request. The API makes an instance to check the request, and only the name and the arguments
+travel to the engine, which makes its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, lru_cache
+from importlib.metadata import entry_points
+from typing import Any, Protocol
+
+import msgspec
+
+from worker.errors import ConfigError
+
+GROUP = "pointsman.logits_processors"
+
+_NAMELESS = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+
+
+class LogitsProcessor(Protocol):
+    """What an instance does. Requests with the same arguments share one, and after a preemption or
+    a rejected draft it is asked about the same place again: what `process` returns may depend on
+    the constructor's arguments and on its own, on nothing else.
+    """
+
+    def process(self, output_token_ids: Sequence[int], row: Any) -> Any:
+        """The logits of the next token, from those of the model, `row`: a float32 tensor [V] on
+        the model's device, which may be changed in place. -inf excludes a token. The tokens are
+        those generated so far, drafts before this place included.
+        """
+        ...
+
+
+@cache
+def load(name: str) -> Callable[..., LogitsProcessor]:
+    """The class that the entry point `name` is. Raises `ConfigError`."""
+    flag = f"--logits-processors {name}"
+    installed = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in installed:
+        known = ", ".join(sorted(installed)) or "none"
+        raise ConfigError(f"{flag}: not installed; installed are: {known}")
+    try:
+        kind: Callable[..., LogitsProcessor] = installed[name].load()
+        parameters = inspect.signature(kind).parameters.values()
+    except Exception as error:  # another package's code
+        raise ConfigError(f"{flag}: cannot be loaded: {error!r}") from error
+    kinds = {parameter.kind for parameter in parameters}
+    if not kinds or not kinds.isdisjoint((*_NAMELESS, inspect.Parameter.VAR_KEYWORD)):
+        raise ConfigError(f"{flag}: its constructor must name the arguments that it takes")
+    if not callable(getattr(kind, "process", None)):
+        raise ConfigError(f"{flag}: has no method `process`")
+    return kind
+
+
+def chosen(names: Iterable[str], arguments: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Which of the processors `names` a request's `arguments` ask for, each with its own as JSON.
+    Raises `ValueError` with what is wrong with them.
+    """
+    takes = {name: inspect.signature(load(name)).parameters for name in names}
+    known = sorted({key for keys in takes.values() for key in keys})
+    for key in arguments:
+        if key not in known:
+            raise ValueError(f"no logits processor takes {key!r}; known are {', '.join(known)}")
+    found = []
+    for name, keys in takes.items():
+        if own := {key: value for key, value in arguments.items() if key in keys}:
+            try:
+                load(name)(**own)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{name}: {error}") from error
+            found.append((name, msgspec.json.encode(own).decode()))
+    return tuple(found)
+
+
+@lru_cache(maxsize=256)
+def instance(name: str, arguments: str) -> LogitsProcessor:
+    """The processor `name` made of its arguments, which `chosen` gave."""
+    return load(name)(**msgspec.json.decode(arguments))
