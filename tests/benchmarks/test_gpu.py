@@ -25,5 +25,5 @@ def test_its_checks_pass() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(": as torch") == 7
+    assert done.stdout.count(": as torch") == 9
     assert "decoding by graphs: as launched anew" in done.stdout

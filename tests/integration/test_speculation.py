@@ -28,7 +28,7 @@ NGRAM = {
 SIM = ("--engine", "sim", "--sim-mode", "echo", "--sim-decode-base-ms", "1")
 SONG = "row row row your boat gently down the stream merrily merrily merrily merrily " * 3
 TOLD = "--enable-per-request-metrics"
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs/speculation.md"
 
 
 def speculating(**config: object) -> tuple[str, str]:
@@ -192,9 +192,9 @@ async def test_a_worker_says_what_is_wrong_with_the_configuration(
 
 
 @pytest.mark.envoy
-async def test_a_fleet_drafts_as_the_readme_says() -> None:
+async def test_a_fleet_drafts_as_the_page_says() -> None:
     """The command stands there word for word; its workers draft what clients behind Envoy get."""
-    line = next(li for li in README.read_text().splitlines() if "--worker-args" in li)
+    line = next(li for li in PAGE.read_text().splitlines() if "suffix" in li and "up --" in li)
     given = shlex.split(line, comments=True)
     worker_args = given[given.index("--worker-args") + 1]
     flags = ("--workers", "1", "--worker-args", f"{worker_args} {TOLD} --sim-mode echo")
