@@ -45,11 +45,11 @@ def test_the_images_fetch_models(image: str, tmp_path: Path) -> None:
     folder = DEPLOY / "docker"
     entry = re.findall(r"^ENTRYPOINT (.*)$", (folder / f"{image}.Dockerfile").read_text(), re.M)
     assert entry == ['["pointsman", "worker"]']
-    assert "\nrich==" not in (folder / f"{image}.lock").read_text()
+    assert "\nenvoy-server==" not in (folder / f"{image}.lock").read_text()
     (tmp_path / "model.gguf").touch()
     program = (
         "import sys\n"
-        "sys.modules['rich'] = None\n"
+        "sys.modules['envoy'] = None\n"
         "from fleet.cli import with_default_model\n"
         "print(*with_default_model(['--model', sys.argv[1]]))"
     )
