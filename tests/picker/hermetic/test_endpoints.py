@@ -97,7 +97,7 @@ async def test_endpoints_come_and_go_with_the_file(tmp_path: Path) -> None:
             assert await picker.destination(completion()) == other.host_port
         await until(lambda: other.asked >= asked_other + 4)
         assert one.asked <= asked + 1  # one may have been under way
-        bad = Pod("bad", "a-name.example", None, port=80)
+        bad = Pod("bad", "not_a_name", None, port=80)
         write_endpoints(picker.endpoints_file, [bad, one])
         await until(picker.endpoints, lambda found: list(found) == ["pod-0"])
         assert await picker.series("pointsman_discovery_errors_total") == 1
