@@ -58,6 +58,9 @@ class NullModel:
         """One row for each row that is wanted."""
         return self._hidden[: len(step.sample_rows)]
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        return hidden
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Zeros."""
         return self._logits[: len(hidden)]

@@ -87,6 +87,10 @@ class ToyModel:
         sums = (torch.where(seen, held, 0.0) * (places * 7 % 13 + 1)).sum(1, keepdim=True)
         return sums.index_select(0, step.sample_rows)
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        """There is no norm."""
+        return hidden
+
     def logits(self, hidden: Tensor) -> Tensor:
         """As random as sines are."""
         return 3 * torch.sin(hidden * torch.arange(1, VOCABULARY + 1) * 0.7)
