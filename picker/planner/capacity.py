@@ -1,0 +1,343 @@
+"""What a number of workers can serve, predicted from the latency of one.
+
+Theory of operation
+-------------------
+A step of a worker takes the time of the simulator's linear model:
+
+    seconds = step_overhead + chunk / prefill_tokens_per_second
+              + when anything decodes: decode_base + decode_per_sequence · B
+
+for a chunk of prompt tokens and B decoding sequences. With `r` requests a second at each worker, of
+P prompt tokens that are in no cache and O answer tokens, prompts take the share ρ = r·P /
+prefill_tokens_per_second of its time, and B = r·(O - 1)·step (Little's law), which gives
+
+    step = (step_overhead + decode_base) / (1 - ρ - decode_per_sequence · r · (O - 1))
+
+A denominator of 0 or less is an overload. The mean time between the tokens of a request is `step`;
+its spread is that of B (a Poisson number, evened out over the replicas, as the picker sends
+requests to the least loaded) and of the prompts that join within the request's time.
+
+The time to the first token is that of an M/G/n queue of prompts: the wait exceeds t with the
+probability `C(n, a) · exp(-2 (n - a) t / ((1 + cv²) S))`, where S is the time of one prompt among
+the decoding steps, a = rate · S, and C is Erlang's formula (Allen and Cunneen's correction for
+sizes of the squared coefficient of variation cv²); then its own time, log-normal, and half a step.
+
+A prefill worker has no decode term, and a decode worker no prompts.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cache
+from statistics import NormalDist
+from typing import Final
+
+_NORMAL: Final = NormalDist()
+_RESOLUTION_SECONDS: Final = 1e-4
+
+
+def _deviates(num: int) -> tuple[float, ...]:
+    """Values of equal probability of the standard normal distribution."""
+    return tuple(_NORMAL.inv_cdf((i + 0.5) / num) for i in range(num))
+
+
+_DEVIATES: Final = _deviates(40)
+_SOME_DEVIATES: Final = _deviates(16)
+_FEW_DEVIATES: Final = _deviates(3)
+_HALF_ROOT: Final = math.sqrt(0.5)
+
+
+class Stage(Enum):
+    """What the workers of a group run of each request."""
+
+    BOTH = "both"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCapacity:
+    """One worker: the speeds of the simulator's linear model, and its limits. `kv_tokens` None: the
+    KV cache is no limit.
+    """
+
+    prefill_tokens_per_second: float
+    decode_base_seconds: float
+    decode_per_sequence_seconds: float
+    step_overhead_seconds: float = 0.0
+    max_batched_tokens: int = 2048
+    max_sequences: int = 256
+    kv_tokens: int | None = None
+
+    def slowed(self, factor: float) -> WorkerCapacity:
+        """A worker whose steps take `factor` times as long."""
+        return replace(
+            self,
+            prefill_tokens_per_second=self.prefill_tokens_per_second / factor,
+            decode_base_seconds=self.decode_base_seconds * factor,
+            decode_per_sequence_seconds=self.decode_per_sequence_seconds * factor,
+            step_overhead_seconds=self.step_overhead_seconds * factor,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests a second to all workers together, and what one is like: mean tokens of its prompt,
+    of which `cached_tokens` are in a cache, and of its answer. The squared coefficients of variation
+    are those of the prompt tokens that are not, and of the answer's.
+    """
+
+    rate: float
+    prompt_tokens: float
+    output_tokens: float
+    cached_tokens: float = 0.0
+    prompt_variation: float = 1.0
+    output_variation: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """At least `share` of the requests have their first token within `ttft_seconds`, and a mean
+    time of at most `itl_seconds` between their tokens. None: no bound.
+    """
+
+    ttft_seconds: float | None
+    itl_seconds: float | None
+    share: float = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What so many replicas would do. `within` is the share of requests within the objective;
+    the latencies are those at its `share`, infinite when the replicas are overloaded. `busy` is the
+    share of a worker's capacity that is used.
+    """
+
+    replicas: int
+    within: float
+    ttft_seconds: float
+    itl_seconds: float
+    running: float
+    busy: float
+
+
+def predict(
+    load: Load, replicas: int, worker: WorkerCapacity, objective: Objective, stage: Stage
+) -> Prediction:
+    """What `replicas` (at least 1) would do under `load`."""
+    pool = _Pool(load, replicas, worker, stage)
+    if pool.is_overloaded:
+        return Prediction(replicas, 0.0, math.inf, math.inf, math.inf, 1.0)
+    return Prediction(
+        replicas,
+        pool.within(objective),
+        pool.prompts.quantile(objective.share) if stage is not Stage.DECODE else 0.0,
+        pool.tokens.quantile(objective.share) if stage is not Stage.PREFILL else 0.0,
+        pool.running,
+        1 - pool.slack,
+    )
+
+
+def replicas_for(
+    load: Load, worker: WorkerCapacity, objective: Objective, stage: Stage, most: int
+) -> tuple[int, float]:
+    """The fewest replicas that keep the objective, or `most` of them where none do; and the share
+    of requests that will be within it.
+    """
+
+    @cache
+    def within(replicas: int) -> float:
+        pool = _Pool(load, replicas, worker, stage)
+        return 0.0 if pool.is_overloaded else pool.within(objective)
+
+    found = bisect_left(range(1, most), True, key=lambda n: within(n) >= objective.share) + 1
+    return found, within(found)
+
+
+class _Pool:
+    """The steady state of `replicas`; but for `slack` nothing is defined when overloaded."""
+
+    def __init__(self, load: Load, replicas: int, worker: WorkerCapacity, stage: Stage) -> None:
+        self._load, self._worker, self._stage = load, worker, stage
+        rate = load.rate / replicas
+        fresh = 0.0 if stage is Stage.DECODE else max(0.0, load.prompt_tokens - load.cached_tokens)
+        tokens = 0.0 if stage is Stage.PREFILL else max(0.0, load.output_tokens - 1)
+        slope = worker.decode_per_sequence_seconds
+        self.prompt_seconds = fresh / worker.prefill_tokens_per_second
+        self.slack = 1 - rate * self.prompt_seconds - slope * rate * tokens
+        self.is_overloaded = self.slack <= 0
+        if self.is_overloaded:
+            return
+        base = worker.step_overhead_seconds + (worker.decode_base_seconds if tokens else 0.0)
+        step = base / self.slack
+        self.running = rate * tokens * step
+        # A negative binomial number, as more sequences take longer; evened out over the replicas.
+        self.running_spread = math.sqrt(self.running / self.slack / replicas)
+        decode = base + slope * self.running
+        chunks = max(1.0, fresh / worker.max_batched_tokens)
+        variation = load.prompt_variation
+        self.prompts = _FirstTokens(
+            replicas, load.rate, self.prompt_seconds + chunks * decode, variation, step / 2
+        )
+        self.is_overloaded = self.prompts.is_overloaded
+        if self.is_overloaded:
+            return
+        # Alone in its worker a request is not slowed by others, but it runs.
+        middle = base + slope * max(1.0, self.running)
+        spread = slope * self.running_spread
+        prompt = _LogNormal(self.prompt_seconds, variation)
+        answer = _LogNormal(tokens, load.output_variation)
+        behind = self.prompts.waits
+        self.tokens = _NextTokens((middle, spread), answer, (rate * step, behind), prompt)
+
+    def within(self, objective: Objective) -> float:
+        """The share of requests within the objective."""
+        share = 1.0
+        if self._stage is not Stage.DECODE and objective.ttft_seconds is not None:
+            share *= self.prompts.within(objective.ttft_seconds)
+        if self._stage is Stage.PREFILL:
+            return share
+        if objective.itl_seconds is not None:
+            share *= self.tokens.within(objective.itl_seconds)
+        return share if self._has_room(objective.share) else 0.0
+
+    def _has_room(self, share: float) -> bool:
+        """Whether the sequences of the busiest worker fit."""
+        worker, load = self._worker, self._load
+        running = self.running + _NORMAL.inv_cdf(share) * self.running_spread
+        context = load.prompt_tokens + load.output_tokens / 2
+        fits = worker.kv_tokens is None or running * context <= worker.kv_tokens
+        return fits and running <= worker.max_sequences
+
+
+class _LogNormal:
+    """A positive number by its mean and squared coefficient of variation."""
+
+    def __init__(self, mean: float, variation: float) -> None:
+        self.mean, self.variation = mean, variation
+        self._deviation = math.sqrt(math.log1p(variation))
+        self._middle = math.log(mean) - self._deviation**2 / 2 if mean > 0 else -math.inf
+
+    def points(self, deviates: tuple[float, ...]) -> list[float]:
+        """Values of equal probability, ascending."""
+        return [math.exp(self._middle + self._deviation * z) for z in deviates]
+
+    def share_below(self, value: float) -> float:
+        if value <= 0 or not self.mean or not self._deviation:
+            return float(value >= self.mean)
+        deviates = (math.log(value) - self._middle) / self._deviation
+        return 0.5 * (1 + math.erf(deviates * _HALF_ROOT))
+
+
+class _Latency(ABC):
+    """A latency whose distribution is known."""
+
+    is_overloaded = False
+
+    @abstractmethod
+    def within(self, seconds: float) -> float:
+        """The share of requests that it is at most so long for."""
+
+    def quantile(self, share: float) -> float:
+        """Found by halving, to 0.1 ms."""
+        if self.is_overloaded:
+            return math.inf
+        low, high = 0.0, _RESOLUTION_SECONDS
+        while self.within(high) < share:
+            low, high = high, 2 * high
+        while high - low > _RESOLUTION_SECONDS:
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.within(middle) >= share else (middle, high)
+        return high
+
+
+class _FirstTokens(_Latency):
+    """Prompts of `seconds` that queue for `replicas`, and then `rest_seconds`."""
+
+    def __init__(
+        self, replicas: int, rate: float, seconds: float, variation: float, rest_seconds: float
+    ) -> None:
+        offered = rate * seconds
+        self.is_overloaded = offered >= replicas
+        if self.is_overloaded:
+            return
+        self._own = [own + rest_seconds for own in _LogNormal(seconds, variation).points(_DEVIATES)]
+        self.waits = erlang_c(replicas, offered)
+        slowness = (1 + variation) * seconds / 2
+        self._decay = (replicas - offered) / slowness if slowness else math.inf
+
+    def within(self, seconds: float) -> float:
+        late = sum(self._waits_longer(seconds - own) for own in self._own)
+        return 1 - late / len(self._own)
+
+    def _waits_longer(self, seconds: float) -> float:
+        return 1.0 if seconds < 0 else self.waits * math.exp(-self._decay * seconds)
+
+
+class _NextTokens(_Latency):
+    """Mean times between the tokens of an answer: the time of a step that only decodes (`step`:
+    mean and deviation), and what prompts that join (`joining`: for each token, and those that
+    waited behind its own) add to the answer.
+
+    How many join is a Poisson number; the sum of the times of k prompts, which are log-normal, is
+    taken for a log-normal number of its mean and variance (Fenton and Wilkinson).
+    """
+
+    def __init__(
+        self,
+        step: tuple[float, float],
+        answer: _LogNormal,
+        joining: tuple[float, float],
+        prompt: _LogNormal,
+    ) -> None:
+        middle, spread = step
+        each, behind = joining
+        self._steps = [max(0.0, middle + spread * z) for z in _FEW_DEVIATES]
+        self._answers = [
+            (tokens, _poisson(each * tokens + behind if prompt.mean else 0.0))
+            for tokens in answer.points(_SOME_DEVIATES)
+        ]
+        most = max(first + len(chances) for _, (first, chances) in self._answers)
+        self._sums = [
+            _LogNormal(k * prompt.mean, prompt.variation / k) if k else None for k in range(most)
+        ]
+
+    def within(self, seconds: float) -> float:
+        found = 0.0
+        for step in self._steps:
+            for tokens, (first, chances) in self._answers:
+                left = (seconds - step) * tokens
+                if left >= 0:
+                    found += sum(
+                        chance if sums is None else chance * sums.share_below(left)
+                        for chance, sums in zip(chances, self._sums[first:], strict=False)
+                    )
+        return found / len(self._steps) / len(self._answers)
+
+
+def _poisson(mean: float) -> tuple[int, list[float]]:
+    """The least number that counts, and the chances of it and of those above it."""
+    first = max(0, int(mean - 4 * math.sqrt(mean)))
+    last = int(mean + 4 * math.sqrt(mean)) + 2
+    if not mean:
+        return 0, [1.0]
+    chance = math.exp(first * math.log(mean) - mean - math.lgamma(first + 1))
+    chances = [chance]
+    for k in range(first + 1, last + 1):
+        chance *= mean / k
+        chances.append(chance)
+    return first, chances
+
+
+def erlang_c(servers: int, offered: float) -> float:
+    """The probability of having to wait with `offered` < `servers` erlangs (Erlang C, by the
+    recursion of Erlang B).
+    """
+    blocked = 1.0
+    for k in range(1, servers + 1):
+        blocked = offered * blocked / (k + offered * blocked)
+    return blocked / (1 - offered / servers * (1 - blocked))

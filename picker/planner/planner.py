@@ -1,0 +1,288 @@
+"""The decision of one interval: how many replicas a group of workers should have next.
+
+Theory of operation
+-------------------
+`slo` forecasts the rate of requests at the time when replicas that are asked for now have started:
+Holt's level and trend, the trend damped. The level moves slowly, because a minute of requests says
+little; a count that the forecast does not explain (more than three standard deviations of a Poisson
+number away) sets it anew, so that a burst is followed at once. To the forecast come one standard
+deviation of its own error, and what already waits, to be served within an interval. The fewest
+replicas whose predicted share of requests within the objective is enough are wanted; measured
+times between tokens correct the model.
+
+`thresholds` adds or removes one replica where the mean queue (prefill) or use of the KV cache
+(others) of an interval is beyond a threshold; after an addition none is removed for three
+intervals. Thresholds and rule are those of the load-based planner of Dynamo 0.4.
+
+Both are kept between `min_replicas` and `max_replicas`, change by at most `max_step`, and go down
+only to the most that any of the last `patience_intervals` wanted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+from typing import Final
+
+from picker.planner.capacity import Load, Objective, Stage, WorkerCapacity, replicas_for
+
+LEVEL_GAIN: Final = 0.2
+TREND_GAIN: Final = 0.05
+TREND_DAMPING: Final = 0.95
+SHAPE_GAIN: Final = 0.1  # of what a request is like
+SURPRISE_DEVIATIONS: Final = 3.0
+GRACE_INTERVALS: Final = 3
+_SHAPE: Final = tuple(one.name for one in fields(Load) if one.name != "rate")
+SLOWNESS: Final = (0.5, 4.0)
+SLOWNESS_GAIN: Final = 0.1
+
+
+class Mode(Enum):
+    """How the number of replicas is found."""
+
+    SLO = "slo"
+    THRESHOLDS = "thresholds"
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Beyond which one replica is added or removed: requests that wait at each replica (prefill),
+    share of the KV cache in use (others).
+    """
+
+    queue_up: float = 5.0
+    queue_down: float = 0.2
+    kv_up: float = 0.9
+    kv_down: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """How one group is scaled. `worker` None: only thresholds are possible. `max_step` None: any.
+
+    `startup_seconds` is from the wish for a replica to its first request.
+    """
+
+    mode: Mode
+    stage: Stage
+    worker: WorkerCapacity | None = None
+    objective: Objective = Objective(None, None)
+    thresholds: Thresholds = Thresholds()
+    interval_seconds: float = 60.0
+    startup_seconds: float = 60.0
+    min_replicas: int = 1
+    max_replicas: int = 8
+    max_step: int | None = None
+    patience_intervals: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Of some numbers: how many, their sum, and that of their squares (0: unknown)."""
+
+    count: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def and_one(self, value: float) -> Sums:
+        """With one more number."""
+        return Sums(self.count + 1, self.total + value, self.squares + value * value)
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count if self.count else 0.0
+
+    @property
+    def variation(self) -> float:
+        """The squared coefficient of variation."""
+        if not self.total or not self.squares:
+            return 1.0
+        return max(0.0, self.squares * self.count / self.total**2 - 1)
+
+
+NO_SUMS: Final = Sums()
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One interval. `prompt` and `cached` are of the tokens of its `arrivals`, the refused ones
+    among them, `fresh` of those that are in no cache, and `output` of the answers that ended.
+
+    `waiting` is how many requests wait at the end, in the picker and at workers, and `replicas` how
+    many are asked for then. `itl_seconds`, a mean, is None where nothing measures it.
+    """
+
+    seconds: float
+    arrivals: int
+    replicas: int
+    cached: Sums = NO_SUMS
+    fresh: Sums = NO_SUMS
+    output: Sums = NO_SUMS
+    waiting: int = 0
+    running: int = 0
+    kv_usage: float = 0.0
+    itl_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is wanted next, and why. `rate` is the forecast, None where none was made."""
+
+    replicas: int
+    reason: str
+    rate: float | None = None
+
+
+class Planner:
+    """Owns what is remembered of one group's intervals."""
+
+    def __init__(self, scaling: Scaling) -> None:
+        """Raises `ValueError` for `slo` without a worker's capacity."""
+        if scaling.mode is Mode.SLO and scaling.worker is None:
+            raise ValueError("mode slo needs the capacity of a worker")
+        self._scaling = scaling
+        self._rate = RateForecast()
+        self._shape: Load | None = None
+        self._slowness = 1.0
+        self._wanted: deque[int] = deque(maxlen=max(1, scaling.patience_intervals))
+        self._idle_intervals = 0
+        self._grace = 0
+
+    def next(self, seen: Observation) -> Plan:
+        """The plan after an interval; called once for each, in order."""
+        self._rate.add(seen.arrivals, seen.seconds)
+        self._shape = _mixed(self._shape, seen)
+        idle = not seen.arrivals and not seen.waiting and not seen.running
+        self._idle_intervals = self._idle_intervals + 1 if idle else 0
+        plan = self._by_slo(seen) if self._scaling.mode is Mode.SLO else self._by_thresholds(seen)
+        return self._bounded(plan, seen)
+
+    def _by_slo(self, seen: Observation) -> Plan:
+        scaling = self._scaling
+        if self._shape is None or scaling.worker is None:
+            return Plan(seen.replicas, "no request has come yet")
+        ahead = (scaling.startup_seconds + seen.seconds) / seen.seconds
+        backlog = max(0, seen.waiting - seen.replicas)
+        rate = self._rate.at(ahead) + self._rate.error + backlog / seen.seconds
+        load = replace(self._shape, rate=rate)
+        self._correct(seen)
+        worker = scaling.worker.slowed(self._slowness)
+        most = max(1, scaling.max_replicas)
+        found, within = replicas_for(load, worker, scaling.objective, scaling.stage, most)
+        why = f"{rate:.3g} requests/s forecast, {within:.2%} within the objective"
+        if within < scaling.objective.share:
+            why += f": more than maxReplicas ({most}) would be needed"
+        return Plan(found, why, rate)
+
+    def _correct(self, seen: Observation) -> None:
+        """Compare the measured time between tokens with the step that the model gives it."""
+        worker = self._scaling.worker
+        if seen.itl_seconds is None or worker is None or not seen.running or not seen.replicas:
+            return
+        each = seen.running / seen.replicas
+        step = worker.step_overhead_seconds + worker.decode_base_seconds
+        step += worker.decode_per_sequence_seconds * max(1.0, each)
+        share = seen.fresh.total / worker.prefill_tokens_per_second / seen.seconds / seen.replicas
+        if self._scaling.stage is Stage.BOTH:
+            step /= max(0.1, 1 - share)
+        if step > 0:
+            measured = min(max(seen.itl_seconds / step, SLOWNESS[0]), SLOWNESS[1])
+            self._slowness += SLOWNESS_GAIN * (measured - self._slowness)
+
+    def _by_thresholds(self, seen: Observation) -> Plan:
+        limits, now = self._scaling.thresholds, seen.replicas
+        if self._scaling.stage is Stage.PREFILL:
+            value, up, down = seen.waiting / max(1, now), limits.queue_up, limits.queue_down
+            what = f"{value:.3g} requests wait at each replica"
+        else:
+            value, up, down = seen.kv_usage, limits.kv_up, limits.kv_down
+            what = f"{value:.0%} of the KV cache is in use"
+        self._grace = max(0, self._grace - 1)
+        if value > up:
+            self._grace = GRACE_INTERVALS
+            return Plan(now + 1, f"{what}, more than {up:g}")
+        if value < down and not self._grace:
+            return Plan(now - 1, f"{what}, less than {down:g}")
+        return Plan(now, what)
+
+    def _bounded(self, plan: Plan, seen: Observation) -> Plan:
+        scaling, now = self._scaling, seen.replicas
+        wanted, reason = plan.replicas, plan.reason
+        if self._idle_intervals >= scaling.patience_intervals:
+            wanted, reason = 0, "no request came"
+        elif not self._idle_intervals:
+            wanted = max(1, wanted)
+        self._wanted.append(wanted)
+        if wanted < now:
+            recent = max(self._wanted)
+            is_patient = len(self._wanted) < scaling.patience_intervals
+            held = min(now, recent) if not is_patient else now
+            if held > wanted:
+                reason += f"; held at {held}, as wanted lately"
+            wanted = held
+        if scaling.max_step is not None:
+            wanted = min(max(wanted, now - scaling.max_step), now + scaling.max_step)
+        wanted = min(max(wanted, scaling.min_replicas), scaling.max_replicas)
+        return Plan(wanted, reason, plan.rate)
+
+
+class RateForecast:
+    """Owns level and trend of the rate of arrivals, in requests a second and interval."""
+
+    def __init__(self) -> None:
+        self._level: float | None = None
+        self._trend = 0.0
+        self.error = 0.0  # standard deviation of the level
+
+    def add(self, arrivals: int, seconds: float) -> None:
+        """Take in the count of an interval of `seconds`."""
+        rate = arrivals / seconds
+        if self._level is None:
+            self._level, self.error = rate, math.sqrt(arrivals) / seconds
+            return
+        expected = max(0.0, self._level + TREND_DAMPING * self._trend)
+        deviation = math.sqrt(max(1.0, expected * seconds)) / seconds
+        if abs(rate - expected) > SURPRISE_DEVIATIONS * deviation:
+            self._level, self._trend = rate, 0.0
+            self.error = deviation
+            return
+        level = expected + LEVEL_GAIN * (rate - expected)
+        moved = level - self._level
+        self._trend = TREND_DAMPING * self._trend + TREND_GAIN * (
+            moved - TREND_DAMPING * self._trend
+        )
+        self._level = level
+        self.error += LEVEL_GAIN * (
+            deviation * math.sqrt(LEVEL_GAIN / (2 - LEVEL_GAIN)) - self.error
+        )
+
+    def at(self, intervals: float) -> float:
+        """The rate so many intervals after the last one."""
+        if self._level is None:
+            return 0.0
+        ahead = TREND_DAMPING * (1 - TREND_DAMPING**intervals) / (1 - TREND_DAMPING)
+        return max(0.0, self._level + self._trend * ahead)
+
+
+def _mixed(before: Load | None, seen: Observation) -> Load | None:
+    """What a request is like, with those of an interval; None: no interval had one."""
+    if not seen.arrivals:
+        return before
+    fresh, cached, output = seen.fresh, seen.cached, seen.output
+    now = (
+        fresh.mean + cached.mean, output.mean, cached.mean, fresh.variation, output.variation
+    )
+    if before is None:
+        return Load(0.0, *now)
+    known = Load(0.0, *now)
+    if not output.count:
+        known = replace(
+            known, output_tokens=before.output_tokens, output_variation=before.output_variation
+        )
+    kept = {
+        name: getattr(before, name) + SHAPE_GAIN * (getattr(known, name) - getattr(before, name))
+        for name in _SHAPE
+    }
+    return Load(0.0, **kept)
