@@ -16,6 +16,7 @@ from random import Random
 from picker.admin.history import INTERVAL_SECONDS
 from picker.admin.metrics_page import RememberedCollector
 from picker.admin.views import UNKNOWN, ConfigView, HealthView
+from picker.app.autoscaling import Autoscaling, PoolSight, access_for, read_groups
 from picker.app.cluster import ClusterAccess, target_of
 from picker.app.in_use import Outbound, config_in_use, pipeline_of, read_config
 from picker.app.leadership import Leadership
@@ -60,6 +61,7 @@ from picker.scrape.reading import StalenessLimits
 from picker.scrape.scrape import MIN_TICK_SECONDS, Scraper, ScrapeSettings, polled
 from picker.scrape.sources import describers
 from picker.telemetry.health_metrics import HealthMetrics
+from picker.telemetry.load_window import LoadWindow
 from picker.telemetry.plugin_metrics import PluginCollector
 from picker.telemetry.pool_metrics import PoolCollector
 from picker.telemetry.request_metrics import RequestMetrics
@@ -96,6 +98,7 @@ class ServedPool:
             self.datastore.subscribe(self._recording.recorder.endpoints_changed)
         self.detector, settling = self._outlier_detection()
         self._traffic, self._requests = EndpointTraffic(), RequestMetrics(metrics)
+        self._load_window = LoadWindow()
         count = options.explain.decision_records
         self.records = DecisionRing(count) if count else None
         context = self._context(outbound, settling)
@@ -109,6 +112,7 @@ class ServedPool:
         self._watch = self._config_watch(content)
         self._use(assembly)
         self.config.subscribe(self._use)
+        self._autoscaling = self._autoscaler()
         self.peers: Peering | None = None
         if options.peers is not None:
             shared = (self.datastore, self.inflight, metrics)
@@ -131,11 +135,12 @@ class ServedPool:
     def _context(self, outbound: Outbound, settling: BurstWait | None) -> RequestContext:
         options, rules, tracer = self._options, self.known.rules, outbound.tracing.tracer
         ring = () if self.records is None else (self.records,)
+        watchers = ring if options.autoscale is None else (*ring, self._load_window)
         return RequestContext(
             self.known.snapshots,
             self.inflight,
             Random(),
-            Watchers(self._traffic, self._requests, *ring),
+            Watchers(self._traffic, self._requests, *watchers),
             policies=RequestPolicies(
                 objectives=rules,
                 rewrites=rules,
@@ -181,6 +186,24 @@ class ServedPool:
             pipeline = replace(pipeline, response_heads=heads)
         self.director.use(pipeline)
 
+    def _autoscaler(self) -> Autoscaling | None:
+        """What scales the workers, where that is asked for. Raises `ConfigError`."""
+        options = self._options
+        if options.autoscale is None:
+            return None
+        flags = options.kubernetes
+        sight = PoolSight(
+            options.pool_name,
+            "" if flags is None else flags.pool_namespace,
+            lambda: self.datastore.snapshot().candidates,
+            lambda: self.waiting,
+            self._leadership.is_leader,
+            time.monotonic,
+        )
+        groups = read_groups(options.autoscale)
+        access = access_for(groups, flags, options.autoscale)
+        return Autoscaling(groups, sight, self._load_window, access, self.metrics.autoscale)
+
     @property
     def warnings(self) -> tuple[Finding, ...]:
         """About the configuration that it began with."""
@@ -213,6 +236,8 @@ class ServedPool:
     def load(self) -> None:
         """Find out for the first time which endpoints exist. Raises `ConfigError`."""
         self.known.load()
+        if self._autoscaling is not None:
+            self._autoscaling.load()
         if self.peers is not None:
             self.peers.load()
 
@@ -223,6 +248,8 @@ class ServedPool:
             works["recording"] = self._recording.file.run
         if self.peers is not None:
             works |= self.peers.works
+        if self._autoscaling is not None:
+            works["autoscaling"] = self._autoscaling.run
         if self._watch is not None:
             works["configuration"] = self._watch.run
         self._flushing = group.create_task(self._flushes.run(), name="flushes")

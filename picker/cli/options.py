@@ -186,6 +186,7 @@ class Options:
     xds: XdsFlags | None = None
     peers: PeerFlags | None = None
     hash_seed_file: Path | None = None
+    autoscale: Path | None = None
     logs: LogFlags = LogFlags()
     tracing: bool = False
 

@@ -117,6 +117,18 @@ RULES: Final[tuple[tuple[str, Callable[[argparse.Namespace], object], str], ...]
         "{flag} names all replicas; give it without other peers",
     ),
     (
+        "--autoscale",
+        lambda flags: flags.pool,
+        "{flag} is for a picker of one pool: take --pool away, or scale each pool by a picker of "
+        "its own",
+    ),
+    (
+        "--autoscale",
+        has_peers,
+        "{flag} needs a picker that gets all requests: of replicas that are peers each gets a "
+        "part; use --ha-enable-leader-election",
+    ),
+    (
         "--metrics-endpoint-auth",
         lambda flags: not follows_cluster(flags),
         f"{{flag}} needs a cluster, which knows the tokens: {_CLUSTER}",

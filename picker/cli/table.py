@@ -148,6 +148,10 @@ replicas
 --leader-election-retry-period DURATION
                               interval of renewals; standbys read four times as often (default: 2s)
 
+autoscaling
+--autoscale FILE              plan the replicas of the pool's workers, and scale the Deployments
+                              that the file names (docs/autoscaling.md)
+
 logging and tracing
 --v LEVEL = 2                 2: normal, 4 and above: debug
 --zap-log-level LEVEL         debug, info, error, or a number as for -v; overrides -v

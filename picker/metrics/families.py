@@ -373,6 +373,23 @@ class StreamSeries(Family):
     )
 
 
+GROUP = ("group", *POOL)
+
+
+class AutoscaleSeries(Family):
+    """How many replicas a pool needs; none without `--autoscale`."""
+
+    prefix = "autoscale_"
+
+    wanted_replicas = own_gauge("Replicas that a group of workers should have.", GROUP)
+    current_replicas = own_gauge("Replicas that are asked for now, or serve.", GROUP)
+    wanted_cost_per_hour = own_gauge("What the wanted replicas cost in an hour.", GROUP)
+    writes_total = own_counter(
+        "Reads and writes of the scale of Deployments, by ok, HTTP status or unreachable.",
+        (*GROUP, "result"),
+    )
+
+
 VARIANT = ("variant",)
 
 

@@ -46,6 +46,7 @@ from picker.metrics.declarations import (
 )
 from picker.metrics.families import (
     PLUGIN,
+    AutoscaleSeries,
     FlowSeries,
     HealthSeries,
     KubernetesSeries,
@@ -247,6 +248,7 @@ class PickerMetrics(Family):
         self.peers = PeerSeries(declared)
         self.kubernetes = KubernetesSeries(declared)
         self.xds = XdsSeries(declared)
+        self.autoscale = AutoscaleSeries(declared)
         self.registry.register(_Declared(self.series))
 
     @property

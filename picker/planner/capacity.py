@@ -8,14 +8,14 @@ A step of a worker takes the time of the simulator's linear model:
               + when anything decodes: decode_base + decode_per_sequence · B
 
 for a chunk of prompt tokens and B decoding sequences. With `r` requests a second at each worker, of
-P prompt tokens that are in no cache and O answer tokens, prompts take the share ρ = r·P /
+P prompt tokens that are in no cache and O answer tokens, prompts take the share u = r·P /
 prefill_tokens_per_second of its time, and B = r·(O - 1)·step (Little's law), which gives
 
-    step = (step_overhead + decode_base) / (1 - ρ - decode_per_sequence · r · (O - 1))
+    step = (step_overhead + decode_base) / (1 - u - decode_per_sequence · r · (O - 1))
 
 A denominator of 0 or less is an overload. The mean time between the tokens of a request is `step`;
-its spread is that of B (a Poisson number, evened out over the replicas, as the picker sends
-requests to the least loaded) and of the prompts that join within the request's time.
+its spread is that of B (negative binomial, evened out over the replicas, as the picker sends
+requests to the least loaded), of the answer's length, and of the prompts that join within its time.
 
 The time to the first token is that of an M/G/n queue of prompts: the wait exceeds t with the
 probability `C(n, a) · exp(-2 (n - a) t / ((1 + cv²) S))`, where S is the time of one prompt among
@@ -30,11 +30,16 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from statistics import NormalDist
-from typing import Final
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import structs
+
+from picker.framework.registry import NonNegativeFloat, PositiveFloat, PositiveInt
 
 _NORMAL: Final = NormalDist()
 _RESOLUTION_SECONDS: Final = 1e-4
@@ -59,23 +64,24 @@ class Stage(Enum):
     DECODE = "decode"
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerCapacity:
+class WorkerCapacity(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True
+):
     """One worker: the speeds of the simulator's linear model, and its limits. `kv_tokens` None: the
     KV cache is no limit.
     """
 
-    prefill_tokens_per_second: float
-    decode_base_seconds: float
-    decode_per_sequence_seconds: float
-    step_overhead_seconds: float = 0.0
-    max_batched_tokens: int = 2048
-    max_sequences: int = 256
-    kv_tokens: int | None = None
+    prefill_tokens_per_second: PositiveFloat
+    decode_base_seconds: PositiveFloat
+    decode_per_sequence_seconds: NonNegativeFloat
+    step_overhead_seconds: NonNegativeFloat = 0.0
+    max_batched_tokens: PositiveInt = 2048
+    max_sequences: PositiveInt = 256
+    kv_tokens: PositiveInt | None = None
 
     def slowed(self, factor: float) -> WorkerCapacity:
         """A worker whose steps take `factor` times as long."""
-        return replace(
+        return structs.replace(
             self,
             prefill_tokens_per_second=self.prefill_tokens_per_second / factor,
             decode_base_seconds=self.decode_base_seconds * factor,
@@ -87,8 +93,8 @@ class WorkerCapacity:
 @dataclass(frozen=True, slots=True)
 class Load:
     """Requests a second to all workers together, and what one is like: mean tokens of its prompt,
-    of which `cached_tokens` are in a cache, and of its answer. The squared coefficients of variation
-    are those of the prompt tokens that are not, and of the answer's.
+    of which `cached_tokens` are in a cache, and of its answer. The variations are squared
+    coefficients of variation, of the prompt tokens that are in no cache and of the answer's.
     """
 
     rate: float
@@ -99,15 +105,16 @@ class Load:
     output_variation: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Objective:
+class Objective(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True
+):
     """At least `share` of the requests have their first token within `ttft_seconds`, and a mean
     time of at most `itl_seconds` between their tokens. None: no bound.
     """
 
-    ttft_seconds: float | None
-    itl_seconds: float | None
-    share: float = 0.99
+    ttft_seconds: PositiveFloat | None = None
+    itl_seconds: PositiveFloat | None = None
+    share: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.99
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ replicas whose predicted share of requests within the objective is enough are wa
 times between tokens correct the model.
 
 `thresholds` adds or removes one replica where the mean queue (prefill) or use of the KV cache
-(others) of an interval is beyond a threshold; after an addition none is removed for three
-intervals. Thresholds and rule are those of the load-based planner of Dynamo 0.4.
+(others) of an interval is beyond a threshold, unless replicas have yet to start; after an addition
+none is removed for three intervals. Thresholds and rules are those of Dynamo's load-based planner
+(its `docs/architecture/load_planner.md`).
 
 Both are kept between `min_replicas` and `max_replicas`, change by at most `max_step`, and go down
 only to the most that any of the last `patience_intervals` wanted.
@@ -26,6 +27,9 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Final
 
+import msgspec
+
+from picker.framework.registry import NonNegativeFloat, Share
 from picker.planner.capacity import Load, Objective, Stage, WorkerCapacity, replicas_for
 
 LEVEL_GAIN: Final = 0.2
@@ -46,16 +50,21 @@ class Mode(Enum):
     THRESHOLDS = "thresholds"
 
 
-@dataclass(frozen=True, slots=True)
-class Thresholds:
+class Thresholds(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True
+):
     """Beyond which one replica is added or removed: requests that wait at each replica (prefill),
     share of the KV cache in use (others).
     """
 
-    queue_up: float = 5.0
-    queue_down: float = 0.2
-    kv_up: float = 0.9
-    kv_down: float = 0.5
+    queue_up: NonNegativeFloat = 5.0
+    queue_down: NonNegativeFloat = 0.2
+    kv_up: Share = 0.9
+    kv_down: Share = 0.5
+
+
+NO_OBJECTIVE: Final = Objective()
+DYNAMO_THRESHOLDS: Final = Thresholds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +77,8 @@ class Scaling:
     mode: Mode
     stage: Stage
     worker: WorkerCapacity | None = None
-    objective: Objective = Objective(None, None)
-    thresholds: Thresholds = Thresholds()
+    objective: Objective = NO_OBJECTIVE
+    thresholds: Thresholds = DYNAMO_THRESHOLDS
     interval_seconds: float = 60.0
     startup_seconds: float = 60.0
     min_replicas: int = 1
@@ -111,17 +120,20 @@ class Observation:
     among them, `fresh` of those that are in no cache, and `output` of the answers that ended.
 
     `waiting` is how many requests wait at the end, in the picker and at workers, and `replicas` how
-    many are asked for then. `itl_seconds`, a mean, is None where nothing measures it.
+    many are asked for then, of which `ready` serve; the rest are means over the interval.
+    `itl_seconds` is None where nothing measures it.
     """
 
     seconds: float
     arrivals: int
     replicas: int
+    ready: int
     cached: Sums = NO_SUMS
     fresh: Sums = NO_SUMS
     output: Sums = NO_SUMS
     waiting: int = 0
-    running: int = 0
+    mean_waiting: float = 0.0
+    running: float = 0.0
     kv_usage: float = 0.0
     itl_seconds: float | None = None
 
@@ -194,11 +206,13 @@ class Planner:
     def _by_thresholds(self, seen: Observation) -> Plan:
         limits, now = self._scaling.thresholds, seen.replicas
         if self._scaling.stage is Stage.PREFILL:
-            value, up, down = seen.waiting / max(1, now), limits.queue_up, limits.queue_down
+            value, up, down = seen.mean_waiting / max(1, now), limits.queue_up, limits.queue_down
             what = f"{value:.3g} requests wait at each replica"
         else:
             value, up, down = seen.kv_usage, limits.kv_up, limits.kv_down
             what = f"{value:.0%} of the KV cache is in use"
+        if seen.ready < now:
+            return Plan(now, f"{now - seen.ready} replicas have yet to start")
         self._grace = max(0, self._grace - 1)
         if value > up:
             self._grace = GRACE_INTERVALS
@@ -263,7 +277,7 @@ class RateForecast:
         if self._level is None:
             return 0.0
         ahead = TREND_DAMPING * (1 - TREND_DAMPING**intervals) / (1 - TREND_DAMPING)
-        return max(0.0, self._level + self._trend * ahead)
+        return float(max(0.0, self._level + self._trend * ahead))
 
 
 def _mixed(before: Load | None, seen: Observation) -> Load | None:
@@ -271,9 +285,7 @@ def _mixed(before: Load | None, seen: Observation) -> Load | None:
     if not seen.arrivals:
         return before
     fresh, cached, output = seen.fresh, seen.cached, seen.output
-    now = (
-        fresh.mean + cached.mean, output.mean, cached.mean, fresh.variation, output.variation
-    )
+    now = (fresh.mean + cached.mean, output.mean, cached.mean, fresh.variation, output.variation)
     if before is None:
         return Load(0.0, *now)
     known = Load(0.0, *now)

@@ -1,0 +1,262 @@
+"""Plans the replicas of a pool's workers at each interval, and writes them to the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from picker.app.cluster import ClusterAccess
+from picker.cli.options import KubernetesFlags
+from picker.config.autoscale_file import ScaledGroup, read_autoscale_file
+from picker.errors import ConfigError
+from picker.k8s.api import KubernetesApi
+from picker.k8s.scale import DeploymentScale, ScaleError, replicas_of
+from picker.metrics.families import AutoscaleSeries
+from picker.metrics.series import Gauge
+from picker.planner.planner import NO_SUMS, Observation, Planner, Sums
+from picker.telemetry.load_window import LoadWindow
+from picker.types import Candidate
+
+log = logging.getLogger(__name__)
+
+SAMPLE_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSight:
+    """What is known of the pool: its workers, how many requests wait in the picker, and whether
+    this replica of the picker is the one that plans. `clock` is monotonic, in seconds.
+    """
+
+    name: str
+    namespace: str
+    workers: Callable[[], Sequence[Candidate]]
+    waiting: Callable[[], int]
+    is_leader: Callable[[], bool]
+    clock: Callable[[], float]
+
+
+class Autoscaling:
+    """Owns the planners of the groups. `access` is the way to the API server; None: nothing is
+    written. Standbys plan nothing, as no requests come to them.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[ScaledGroup],
+        sight: PoolSight,
+        window: LoadWindow,
+        access: ClusterAccess | None,
+        series: AutoscaleSeries,
+    ) -> None:
+        self._sight, self._window, self._access = sight, window, access
+        self._groups = [_Group(one, sight, series) for one in groups]
+        self._interval = groups[0].scaling.interval_seconds
+
+    def load(self) -> None:
+        """Find the credentials. Raises `ConfigError`."""
+        if self._access is not None:
+            self._access.load()
+
+    async def run(self) -> None:
+        """Plan until cancelled."""
+        async with AsyncExitStack() as stack:
+            api = None
+            if self._access is not None:
+                api = await stack.enter_async_context(self._access.open())
+            begun = self._sight.clock()
+            while True:
+                await asyncio.sleep(SAMPLE_SECONDS)
+                self._sample()
+                seconds = self._sight.clock() - begun
+                if seconds >= self._interval or self._must_wake():
+                    begun += seconds
+                    await self._plan(api, seconds)
+
+    def _sample(self) -> None:
+        workers = self._sight.workers()
+        for group in self._groups:
+            group.sample(workers)
+
+    def _must_wake(self) -> bool:
+        """Whether requests have come to workers of which there are none."""
+        is_wanted = self._window.arrivals > 0 or self._sight.waiting() > 0
+        return is_wanted and any(group.replicas == 0 for group in self._groups)
+
+    async def _plan(self, api: KubernetesApi | None, seconds: float) -> None:
+        taken = self._window.take()
+        if not self._sight.is_leader():
+            for group in self._groups:
+                group.stand_by()
+            return
+        for group in self._groups:
+            await group.plan(api, taken, seconds)
+
+
+@dataclass(slots=True)
+class _Samples:
+    """Of one group's workers, once a second."""
+
+    waiting: Sums = NO_SUMS
+    running: Sums = NO_SUMS
+    kv_usage: Sums = NO_SUMS
+    last_waiting: int = 0
+    tokens: dict[str, tuple[float, float]] = field(default_factory=dict)  # first and last totals
+
+
+class _Group:
+    """Owns one group's planner, and what was sampled of its workers."""
+
+    def __init__(self, group: ScaledGroup, sight: PoolSight, series: AutoscaleSeries) -> None:
+        self._group, self._sight, self._series = group, sight, series
+        self._planner = Planner(group.scaling)
+        self._labels = (group.name, sight.name)
+        self._samples = _Samples()
+        self._problem = ""
+        self.replicas: int | None = None  # asked for
+        self._ready = 0
+        self._scale: DeploymentScale | None = None
+        if group.deployment:
+            namespace = group.namespace or sight.namespace
+            self._scale = DeploymentScale(namespace, group.deployment)
+
+    def sample(self, workers: Sequence[Candidate]) -> None:
+        """Look at the workers' last metrics."""
+        mine = [one.metrics for one in workers if self._group.has(one.endpoint)]
+        known, seen = [one for one in mine if one is not None], self._samples
+        seen.last_waiting = sum(one.waiting_requests for one in known)
+        seen.waiting = seen.waiting.and_one(seen.last_waiting)
+        seen.running = seen.running.and_one(sum(one.running_requests for one in known))
+        if known:
+            mean = sum(one.kv_cache_usage for one in known) / len(known)
+            seen.kv_usage = seen.kv_usage.and_one(mean)
+        for one in workers:
+            totals = None if one.metrics is None else one.metrics.served
+            tokens = None if totals is None else totals.generated_tokens
+            if tokens is not None and self._group.has(one.endpoint):
+                first, last = seen.tokens.get(one.key, (tokens, tokens))
+                seen.tokens[one.key] = (tokens if tokens < last else first, tokens)
+
+    def stand_by(self) -> None:
+        """Forget an interval in which another replica of the picker planned."""
+        self._begin()
+        self._planner = Planner(self._group.scaling)
+        for gauge in self._gauges():
+            gauge.remove(*self._labels)
+
+    async def plan(self, api: KubernetesApi | None, taken: LoadWindow, seconds: float) -> None:
+        """Decide, report and write."""
+        known = await self._read(api)
+        seen = self._observation(taken, seconds)
+        self._begin()
+        plan = self._planner.next(seen)
+        wanted, current, cost = self._gauges()
+        wanted.labels(*self._labels).set(plan.replicas)
+        current.labels(*self._labels).set(seen.replicas)
+        cost.labels(*self._labels).set(plan.replicas * self._group.cost_per_replica_hour)
+        if plan.replicas == seen.replicas:
+            return
+        self.replicas = seen.replicas if known is not None else plan.replicas
+        text = "group %s: %d replicas wanted, %d now: %s"
+        log.info(text, self._group.name, plan.replicas, seen.replicas, plan.reason)
+        if api is not None and self._scale is not None and known is not None:
+            try:
+                await self._scale.write(api, known, plan.replicas)
+            except ScaleError as error:
+                self._failed(error)
+            else:
+                self.replicas = plan.replicas
+                self._went_well()
+
+    async def _read(self, api: KubernetesApi | None) -> dict[str, Any] | None:
+        """The scale, where one can be read. Without it as many replicas are asked for as were
+        wanted last, or are there.
+        """
+        self._ready = sum(self._group.has(one.endpoint) for one in self._sight.workers())
+        self.replicas = max(self._ready, self.replicas or 0)
+        if api is None or self._scale is None:
+            return None
+        try:
+            found = await self._scale.read(api)
+        except ScaleError as error:
+            self._failed(error)
+            return None
+        self.replicas = replicas_of(found)
+        self._went_well()
+        return found
+
+    def _observation(self, taken: LoadWindow, seconds: float) -> Observation:
+        """Tokens of answers are those that responses state, else those that workers say they have
+        generated; the time between tokens likewise, by Little's law.
+        """
+        samples = self._samples
+        running = samples.running.mean
+        generated = sum(last - first for first, last in samples.tokens.values())
+        output, gaps = taken.output, taken.gaps
+        itl = gaps.mean if gaps.count else None
+        if not output.count and generated and taken.arrivals:
+            output = Sums(taken.arrivals, generated)
+        if itl is None and generated:
+            itl = running * seconds / generated
+        return Observation(
+            seconds=seconds,
+            arrivals=taken.arrivals,
+            replicas=self.replicas or 0,
+            ready=self._ready,
+            cached=taken.cached,
+            fresh=taken.fresh,
+            output=output,
+            waiting=self._sight.waiting() + samples.last_waiting,
+            mean_waiting=samples.waiting.mean,
+            running=running,
+            kv_usage=samples.kv_usage.mean,
+            itl_seconds=itl,
+        )
+
+    def _begin(self) -> None:
+        tokens = {key: (last, last) for key, (_, last) in self._samples.tokens.items()}
+        self._samples = _Samples(tokens=tokens)
+
+    def _gauges(self) -> tuple[Gauge, Gauge, Gauge]:
+        series = self._series
+        return series.wanted_replicas, series.current_replicas, series.wanted_cost_per_hour
+
+    def _went_well(self) -> None:
+        self._problem = ""
+        self._series.writes_total.labels(*self._labels, "ok").inc()
+
+    def _failed(self, error: ScaleError) -> None:
+        """Count it, and log what is new."""
+        self._series.writes_total.labels(*self._labels, error.result).inc()
+        if str(error) != self._problem:
+            self._problem = str(error)
+            log.warning("%s", error)
+
+
+def read_groups(path: Path) -> tuple[ScaledGroup, ...]:
+    """The groups that the file of `--autoscale` names. Raises `ConfigError`."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"--autoscale {path}: {error.strerror}") from error
+    return read_autoscale_file(content, str(path))
+
+
+def access_for(
+    groups: Sequence[ScaledGroup], flags: KubernetesFlags | None, path: Path
+) -> ClusterAccess | None:
+    """The way to the Deployments of the groups; None: they have none. Raises `ConfigError`."""
+    named = [one.deployment for one in groups if one.deployment]
+    if not named:
+        return None
+    if flags is None:
+        raise ConfigError(
+            f"{path}: deployment {named[0]} is in a cluster, and the pool is not: give --pool-name "
+            "or --endpoint-selector without --endpoints-file, or take `deployment` away"
+        )
+    return ClusterAccess(flags)

@@ -1,0 +1,82 @@
+"""The number of replicas of a Deployment, read and written by its scale subresource.
+
+A write names the version that was read, as another program (a person, an HPA) may have written
+meanwhile: then it is refused (409), and the next interval decides on what that one wrote.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from picker.k8s.api import ApiError, ApiResource, KubernetesApi, UnreachableError
+
+DEPLOYMENTS: Final = ApiResource("apps", "v1", "deployments")
+_CONFLICT, _NOT_FOUND, _FORBIDDEN = 409, 404, 403
+
+
+class ScaleError(Exception):
+    """A scale that cannot be read or written, in a sentence for people. `result` is the HTTP
+    status, or `unreachable`.
+    """
+
+    def __init__(self, text: str, result: str) -> None:
+        super().__init__(text)
+        self.result = result
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentScale:
+    """The scale of one Deployment."""
+
+    namespace: str
+    name: str
+
+    async def read(self, api: KubernetesApi) -> dict[str, Any]:
+        """The scale as the server has it. Raises `ScaleError`."""
+        try:
+            return await api.get(DEPLOYMENTS, self.namespace, f"{self.name}/scale")
+        except (ApiError, UnreachableError) as error:
+            raise self._failed(error, "read") from error
+
+    async def write(self, api: KubernetesApi, known: dict[str, Any], replicas: int) -> None:
+        """Ask for so many replicas in place of what `known` says. Raises `ScaleError`."""
+        document = {**known, "spec": {**_spec(known), "replicas": replicas}}
+        path = f"{DEPLOYMENTS.path(self.namespace, self.name)}/scale"
+        try:
+            await api.send("PUT", path, document)
+        except (ApiError, UnreachableError) as error:
+            raise self._failed(error, "written") from error
+
+    def _failed(self, error: ApiError | UnreachableError, what: str) -> ScaleError:
+        called = f"the scale of deployment {self.namespace}/{self.name}"
+        if isinstance(error, UnreachableError):
+            return ScaleError(f"{called} cannot be {what}: {error}", "unreachable")
+        result = str(error.status)
+        if error.status == _FORBIDDEN:
+            return ScaleError(
+                f"{called} is forbidden; grant the picker's service account in namespace "
+                f"'{self.namespace}' {{apiGroups: [apps], resources: [deployments/scale], "
+                f"resourceNames: [{self.name}], verbs: [get, update]}}: {error.message}",
+                result,
+            )
+        if error.status == _NOT_FOUND:
+            return ScaleError(
+                f"there is no deployment {self.namespace}/{self.name}: correct the group of "
+                "--autoscale, or make the deployment",
+                result,
+            )
+        if error.status == _CONFLICT:
+            return ScaleError(f"{called} was changed by another program meanwhile", result)
+        return ScaleError(f"{called} cannot be {what}: {error}", result)
+
+
+def replicas_of(scale: dict[str, Any]) -> int:
+    """How many replicas a scale asks for; Kubernetes leaves a 0 out."""
+    found = _spec(scale).get("replicas")
+    return found if isinstance(found, int) else 0
+
+
+def _spec(scale: dict[str, Any]) -> dict[str, Any]:
+    spec = scale.get("spec")
+    return spec if isinstance(spec, dict) else {}

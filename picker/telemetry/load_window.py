@@ -1,0 +1,61 @@
+"""What the requests of an interval were like: the watcher from which replicas are planned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from picker.decisions.decision import Decision
+from picker.planner.planner import NO_SUMS, Sums
+from picker.telemetry.traffic import expected_hits
+from picker.types import BYTES_PER_TOKEN
+
+
+@dataclass(slots=True)
+class LoadWindow:
+    """Owns the sums since the last `take`: of tokens of prompts and answers, and of the mean times
+    between tokens, in seconds, where responses pass through the picker.
+    """
+
+    arrivals: int = 0
+    fresh: Sums = NO_SUMS
+    cached: Sums = NO_SUMS
+    output: Sums = NO_SUMS
+    gaps: Sums = NO_SUMS
+
+    def decided(self, decision: Decision) -> None:
+        """Count a request that leaves for its endpoint. What is in that one's cache is what the
+        configuration's prefix index expects; a prompt of unknown tokens is judged by its bytes.
+        """
+        self.arrivals += 1
+        prompt, cached = 0, 0
+        if decision.result is not None:
+            prompt, cached = expected_hits(decision, decision.result.endpoints[0].key)
+        if not prompt:
+            known = decision.request
+            prompt = known.num_tokens if known is not None else 0
+            prompt = prompt or decision.size_bytes // BYTES_PER_TOKEN
+        self.fresh = self.fresh.and_one(prompt - cached)
+        self.cached = self.cached.and_one(cached)
+
+    def finished(self, decision: Decision) -> None:
+        """Count a request that never left, or the answer of one that did."""
+        if decision.endpoint_key is None:
+            self.arrivals += decision.refusal is not None
+            return
+        tokens = 0 if decision.usage is None else decision.usage.completion_tokens
+        if tokens <= 0:
+            return
+        self.output = self.output.and_one(tokens)
+        response = decision.response
+        if tokens == 1 or response is None or response.ttft_seconds is None:
+            return
+        if response.is_streaming:
+            decoding = max(0.0, decision.seconds - response.ttft_seconds)
+            self.gaps = self.gaps.and_one(decoding / (tokens - 1))
+
+    def take(self) -> LoadWindow:
+        """What there was, to begin anew."""
+        taken = LoadWindow(self.arrivals, self.fresh, self.cached, self.output, self.gaps)
+        self.arrivals = 0
+        self.fresh = self.cached = self.output = self.gaps = NO_SUMS
+        return taken
