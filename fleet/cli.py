@@ -285,6 +285,12 @@ def _bench(argv: list[str]) -> int:
     return bench_command(argv, print, Console(stderr=True))
 
 
+def _plan(argv: list[str]) -> int:
+    from fleet.capacity_plan import plan_command
+
+    return plan_command(argv, print)
+
+
 def _restart(argv: list[str]) -> int:
     from os import environ
 
@@ -426,6 +432,7 @@ _HELP = {
     "top": "watch a running picker in the terminal",
     "explain": "show why a request went to its endpoint",
     "bench": "measure an endpoint under load",
+    "plan": "show how many replicas a load needs",
     "doctor": "find the problems of an installation, and their fixes",
     "worker": "serve one model over the OpenAI API",
     "picker": "run an endpoint picker for Envoy",
@@ -454,6 +461,7 @@ _FLAGS_IN = {
     "restart": "fleet.control",
     "doctor": "fleet.doctor.flags",
     "bench": "fleet.bench.flags",
+    "plan": "fleet.capacity_plan",
 }
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "up": _up,
@@ -465,6 +473,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "top": _top,
     "explain": _explain,
     "bench": _bench,
+    "plan": _plan,
     "doctor": _doctor,
     "worker": _worker,
     "picker": _picker,

@@ -1,0 +1,267 @@
+# Apart: a subcommand, imported only when it runs.
+"""`pointsman plan`: how many replicas a load needs, by the model that the picker scales with.
+
+The load is that of a running picker's pool, of a bench, or of flags; flags replace single numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fleet.bench.slo import METRICS, Bound, read_bounds
+from fleet.command_line import Parser, seconds, url
+from fleet.errors import FleetError, UsageError
+from fleet.picker_views import PickerViews
+from picker.config.autoscale_file import ScaledGroup, read_autoscale_file
+from picker.errors import ConfigError
+from picker.planner.capacity import Load, Objective, Prediction, predict, replicas_for
+
+PER_REQUEST_SHARE = 0.99
+SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, None: PER_REQUEST_SHARE}
+DECISIONS = 50  # of a running picker, whose prompts are looked at
+SHOWN = 2  # rows on either side of the answer
+_UNSTATED = "give --rate, --input-tokens and --output-tokens, or --bench FILE, or --picker URL"
+
+
+def build_parser() -> Parser:
+    parser = Parser(
+        prog="pointsman plan",
+        description="Show how many replicas a load needs: of each group of workers in FILE, which "
+        "is the file of the picker's --autoscale.",
+        epilog='example: pointsman plan autoscale.yaml --slo "ttft<2s,itl<60ms" '
+        "--rate 4 --input-tokens 3000 --output-tokens 400",
+    )
+    parser.add_argument("file", metavar="FILE", type=Path, help="capacity, objective and groups")
+    source = parser.add_mutually_exclusive_group()
+    text = "plan for the load of this picker's pool (its HTTP port)"
+    source.add_argument("--picker", metavar="URL", type=url, help=text)
+    text = "plan for the load of the last stage of a bench (pointsman bench --json)"
+    source.add_argument("--bench", metavar="FILE", type=Path, help=text)
+    parser.add_argument("--rate", metavar="N", type=seconds_like, help="requests a second")
+    parser.add_argument("--input-tokens", metavar="N", type=seconds_like, help="of a mean prompt")
+    parser.add_argument("--output-tokens", metavar="N", type=seconds_like, help="of a mean answer")
+    text = "share of the prompt's tokens that are in a cache, 0 to 1"
+    parser.add_argument("--cached-share", metavar="SHARE", type=_share, help=text)
+    text = "objective in place of the file's, e.g. ttft_p95<1s,itl_p95<50ms or ttft<1s"
+    parser.add_argument("--slo", metavar="BOUNDS", help=text)
+    text = "price in place of the file's"
+    parser.add_argument("--cost-per-replica-hour", metavar="N", type=seconds_like, help=text)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def seconds_like(text: str) -> float:
+    """A finite number of 0 or more."""
+    try:
+        return seconds(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"takes a number of 0 or more, not {text!r}") from None
+
+
+def _share(text: str) -> float:
+    share = seconds_like(text)
+    if share > 1:
+        raise argparse.ArgumentTypeError(f"takes a share from 0 to 1, not {text!r}")
+    return share
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """What one group needs; `rows` are predictions around `replicas`. `is_enough` False: not even
+    the group's most replicas keep the objective.
+    """
+
+    name: str
+    replicas: int
+    is_enough: bool
+    cost_per_hour: float
+    rows: tuple[Prediction, ...]
+
+
+def plan_command(argv: Sequence[str], say: Callable[[str], None]) -> int:
+    """Print the plan. Status 1 when a group's `maxReplicas` are too few. Raises `FleetError`."""
+    given = build_parser().parse_args(argv)
+    groups = _groups(given.file)
+    objective = groups[0].scaling.objective
+    if given.slo is not None:
+        objective = objective_of(given.slo)
+    if objective.ttft_seconds is None and objective.itl_seconds is None:
+        raise UsageError(f"{given.file} has no slo: add one, or give --slo ttft<1s,itl<50ms")
+    load = _load(given)
+    plans = [_plan(one, load, objective, given.cost_per_replica_hour) for one in groups]
+    if given.json:
+        document = {"load": asdict(load), "objective": msgspec.to_builtins(objective)}
+        say(json.dumps(document | {"groups": [_plain(one) for one in plans]}, indent=2))
+    else:
+        for line in _lines(load, objective, plans):
+            say(line)
+    return 0 if all(one.is_enough for one in plans) else 1
+
+
+def _plain(plan: GroupPlan) -> dict[str, Any]:
+    """For JSON, which has no infinity: null instead."""
+    rows = [
+        {name: None if number == math.inf else number for name, number in asdict(row).items()}
+        for row in plan.rows
+    ]
+    return asdict(plan) | {"rows": rows}
+
+
+def _groups(path: Path) -> tuple[ScaledGroup, ...]:
+    try:
+        return read_autoscale_file(path.read_bytes(), str(path))
+    except OSError as error:
+        raise FleetError(f"cannot read {path}: {error.strerror}") from error
+    except ConfigError as error:
+        raise FleetError(str(error)) from error
+
+
+def objective_of(text: str) -> Objective:
+    """The objective that bounds as of `pointsman bench --slo` ask for: of several shares the
+    highest holds for both. Raises `UsageError`.
+    """
+    try:
+        bounds = read_bounds(text)
+    except ValueError as error:
+        raise UsageError(f"--slo {error}") from error
+    found: dict[str, Bound] = {}
+    for bound in bounds:
+        if bound.metric not in METRICS[:2] or bound.quantile not in SHARES:
+            raise UsageError(
+                f"--slo: {bound} cannot be planned for; give ttft or itl, for each request or at "
+                "p50, p95 or p99"
+            )
+        if bound.metric in found:
+            raise UsageError(f"--slo bounds {bound.metric} twice; give one bound of it")
+        found[bound.metric] = bound
+    share = max(SHARES[bound.quantile] for bound in bounds)
+    ttft, itl = (None if (one := found.get(name)) is None else one.seconds for name in METRICS[:2])
+    return Objective(ttft_seconds=ttft, itl_seconds=itl, share=share)
+
+
+def _load(given: argparse.Namespace) -> Load:
+    """The load of the source that is named, with the numbers that flags give."""
+    load = Load(0.0, 0.0, 0.0)
+    if given.bench is not None:
+        load = load_of_bench(given.bench)
+    elif given.picker is not None:
+        load = load_of_picker(given.picker)
+    share = load.cached_tokens / load.prompt_tokens if load.prompt_tokens else 0.0
+    share = share if given.cached_share is None else given.cached_share
+    flags = (given.rate, given.input_tokens, given.output_tokens)
+    known = (load.rate, load.prompt_tokens, load.output_tokens)
+    rate, prompt, output = (
+        old if new is None else new for new, old in zip(flags, known, strict=True)
+    )
+    if not rate or not prompt or not output:
+        names = ("--rate", "--input-tokens", "--output-tokens")
+        missing = [n for n, one in zip(names, (rate, prompt, output), strict=True) if not one]
+        raise UsageError(f"{', '.join(missing)} of the load is unknown or 0: {_UNSTATED}")
+    return replace(
+        load,
+        rate=rate,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        cached_tokens=share * prompt,
+    )
+
+
+class _BenchStage(msgspec.Struct, frozen=True):
+    requests: int
+    errors: dict[str, int]
+    offered_rate: float
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
+class _Bench(msgspec.Struct, frozen=True):
+    stages: tuple[_BenchStage, ...]
+
+
+def load_of_bench(path: Path) -> Load:
+    """The load that a bench offered in its last stage. Raises `FleetError`."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=_Bench)
+    except OSError as error:
+        raise FleetError(f"cannot read {path}: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise FleetError(f"{path} is no JSON of pointsman bench: {error}") from error
+    if not found.stages:
+        raise FleetError(f"{path} has no stages")
+    last = found.stages[-1]
+    good = last.requests - sum(last.errors.values())
+    if good < 1:
+        raise FleetError(f"{path}: no request of the last stage was answered")
+    prompt, output, cached = (
+        tokens / good for tokens in (last.prompt_tokens, last.output_tokens, last.cached_tokens)
+    )
+    return Load(last.offered_rate, prompt, output, cached)
+
+
+def load_of_picker(address: str) -> Load:
+    """The load of a running picker's pool over the last seconds: tokens of prompts are those of its
+    last decisions, tokens of answers what workers generate. 0: unknown. Raises `FleetError`.
+    """
+    with PickerViews(address) as views:
+        seen = views.look(0, DECISIONS)
+        records = [views.decision(one.request_id) for one in seen.decisions]
+    rate, tokens = seen.pool.pool.requests_per_second or 0.0, seen.pool.pool.tokens_per_second
+    known = [one for one in records if one.prompt_tokens or one.size_bytes]
+    prompts = [one.prompt_tokens or one.size_bytes / 4 for one in known]
+    cached = [one.cached_tokens or one.matched_prefix_tokens or 0 for one in known]
+    count = max(1, len(known))
+    output = tokens / rate if tokens and rate else 0.0
+    return Load(rate, sum(prompts) / count, output, sum(cached) / count)
+
+
+def _plan(group: ScaledGroup, load: Load, objective: Objective, cost: float | None) -> GroupPlan:
+    scaling = group.scaling
+    if scaling.worker is None:
+        raise UsageError(f"group {group.name} has no capacity: add it to the file")
+    most = scaling.max_replicas
+    wanted, within = replicas_for(load, scaling.worker, objective, scaling.stage, most)
+    wanted = max(wanted, scaling.min_replicas)
+    near = range(max(1, wanted - SHOWN), min(most, wanted + SHOWN) + 1)
+    rows = tuple(predict(load, n, scaling.worker, objective, scaling.stage) for n in near)
+    price = group.cost_per_replica_hour if cost is None else cost
+    return GroupPlan(group.name, wanted, within >= objective.share, wanted * price, rows)
+
+
+def _lines(load: Load, objective: Objective, plans: Sequence[GroupPlan]) -> Iterator[str]:
+    bounds = {"TTFT": objective.ttft_seconds, "ITL": objective.itl_seconds}
+    wanted = " and ".join(f"{name} within {s * 1e3:g} ms" for name, s in bounds.items() if s)
+    yield (
+        f"{load.rate:g} requests/s, {load.prompt_tokens:,.0f} prompt tokens "
+        f"({load.cached_tokens:,.0f} cached), {load.output_tokens:,.0f} answer tokens"
+    )
+    yield f"objective: {objective.share:.4g} of the requests with {wanted}"
+    for plan in plans:
+        yield ""
+        cost = f", {plan.cost_per_hour:g} an hour" if plan.cost_per_hour else ""
+        short = "" if plan.is_enough else " (maxReplicas, too few)"
+        yield f"{plan.name}: {plan.replicas} replicas{short}{cost}"
+        quantile = f"p{objective.share * 100:g}"
+        head = ("replicas", "within", f"TTFT {quantile}", f"ITL {quantile}", "busy", "running")
+        yield "".join(f"{cell:>11}" for cell in head)
+        for row in plan.rows:
+            mark = " <-" if row.replicas == plan.replicas else ""
+            cells = (
+                str(row.replicas), f"{row.within:.2%}", _milliseconds(row.ttft_seconds),
+                _milliseconds(row.itl_seconds), f"{row.busy:.0%}", f"{row.running:.1f}",
+            )  # fmt: skip
+            yield "".join(f"{cell:>11}" for cell in cells) + mark
+
+
+def _milliseconds(value: float) -> str:
+    if value == math.inf:
+        return "overload"
+    return f"{value * 1e3:,.0f} ms" if value else "-"
