@@ -15,6 +15,7 @@ from picker.cli.options import KubernetesFlags
 from picker.config.autoscale_file import ScaledGroup, read_autoscale_file
 from picker.errors import ConfigError
 from picker.k8s.api import KubernetesApi
+from picker.k8s.lease import Connect
 from picker.k8s.scale import DeploymentScale, ScaleError, replicas_of
 from picker.metrics.families import AutoscaleSeries
 from picker.metrics.series import Gauge
@@ -42,7 +43,7 @@ class PoolSight:
 
 
 class Autoscaling:
-    """Owns the planners of the groups. `access` is the way to the API server; None: nothing is
+    """Owns the planners of the groups. `connect` opens the way to the API server; None: nothing is
     written. Standbys plan nothing, as no requests come to them.
     """
 
@@ -51,24 +52,19 @@ class Autoscaling:
         groups: Sequence[ScaledGroup],
         sight: PoolSight,
         window: LoadWindow,
-        access: ClusterAccess | None,
+        connect: Connect | None,
         series: AutoscaleSeries,
     ) -> None:
-        self._sight, self._window, self._access = sight, window, access
+        self._sight, self._window, self._connect = sight, window, connect
         self._groups = [_Group(one, sight, series) for one in groups]
         self._interval = groups[0].scaling.interval_seconds
-
-    def load(self) -> None:
-        """Find the credentials. Raises `ConfigError`."""
-        if self._access is not None:
-            self._access.load()
 
     async def run(self) -> None:
         """Plan until cancelled."""
         async with AsyncExitStack() as stack:
             api = None
-            if self._access is not None:
-                api = await stack.enter_async_context(self._access.open())
+            if self._connect is not None:
+                api = await stack.enter_async_context(self._connect())
             begun = self._sight.clock()
             while True:
                 await asyncio.sleep(SAMPLE_SECONDS)

@@ -112,6 +112,7 @@ class ServedPool:
         self._watch = self._config_watch(content)
         self._use(assembly)
         self.config.subscribe(self._use)
+        self._scales: ClusterAccess | None = None
         self._autoscaling = self._autoscaler()
         self.peers: Peering | None = None
         if options.peers is not None:
@@ -201,8 +202,9 @@ class ServedPool:
             time.monotonic,
         )
         groups = read_groups(options.autoscale)
-        access = access_for(groups, flags, options.autoscale)
-        return Autoscaling(groups, sight, self._load_window, access, self.metrics.autoscale)
+        self._scales = access_for(groups, flags, options.autoscale)
+        connect = None if self._scales is None else self._scales.open
+        return Autoscaling(groups, sight, self._load_window, connect, self.metrics.autoscale)
 
     @property
     def warnings(self) -> tuple[Finding, ...]:
@@ -236,8 +238,8 @@ class ServedPool:
     def load(self) -> None:
         """Find out for the first time which endpoints exist. Raises `ConfigError`."""
         self.known.load()
-        if self._autoscaling is not None:
-            self._autoscaling.load()
+        if self._scales is not None:
+            self._scales.load()
         if self.peers is not None:
             self.peers.load()
 

@@ -17,6 +17,7 @@ import msgspec
 from kube_api import statuses
 from kube_api.faults import DroppedError
 from kube_api.objects import WriteOptions
+from kube_api.scale import scale_of, with_scale
 from kube_api.server import KubeApi
 from kube_api.target import Target, target_of
 from kube_api.watch import Feed, WatchRequest
@@ -97,9 +98,11 @@ class InProcessKubeApi:
             self.server.watches.closed(feed)
 
     async def get(self, resource: ApiResource, namespace: str, name: str) -> dict[str, Any]:
-        target = self._target("get", resource, namespace, name)
+        target = target_of(self.server.catalogue, "GET", resource.path(namespace, name), {})
+        self._note("get", resource.plural)
         async with self._answer(target, _LIMITS.request_seconds) as found:
-            return _copy(self.server.store.get(found.resource, found.key).raw)
+            stored = self.server.store.get(found.resource, found.key)
+            return scale_of(stored.obj) if found.subresource == "scale" else _copy(stored.raw)
 
     async def send(self, method: str, path: str, document: dict[str, Any]) -> dict[str, Any]:
         """A new object, or one in place of another; reviews are not known here."""
@@ -108,6 +111,10 @@ class InProcessKubeApi:
             self._note(target.verb, target.resource.plural)
         objects = self.server.objects
         async with self._answer(target, _LIMITS.request_seconds) as found:
+            if found.subresource == "scale":
+                document = with_scale(
+                    self.server.store.get(found.resource, found.key).obj, document
+                )
             if found.verb == "create":
                 namespace = found.namespace or ""
                 written = objects.create(found.resource, namespace, document, WriteOptions())

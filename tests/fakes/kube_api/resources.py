@@ -34,6 +34,7 @@ class Resource:
     kind: str
     namespaced: bool = True
     has_status: bool = True
+    has_scale: bool = False
     has_generation: bool = True
     graceful: bool = False
     put_needs_version: bool = False
@@ -109,6 +110,7 @@ BUILT_IN = (
         has_status=False,
         put_creates=True,
     ),
+    Resource("apps", "v1", "deployments", "Deployment", has_scale=True),
     Resource(
         "coordination.k8s.io",
         "v1",

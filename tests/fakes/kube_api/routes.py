@@ -16,8 +16,9 @@ from kube_api.faults import DroppedError, Faults
 from kube_api.listing import Lists
 from kube_api.objects import DeleteOptions, Objects, WriteOptions, Written
 from kube_api.resources import Catalogue
+from kube_api.scale import scale_of, with_scale
 from kube_api.statuses import ApiError, bad_request, method_not_allowed, success
-from kube_api.store import Store
+from kube_api.store import Store, Stored
 from kube_api.target import Target, target_of
 from kube_api.watch import Feed, Watches, WatchRequest
 from kube_api.writes import FieldValidation
@@ -111,7 +112,8 @@ class Routes:
         return _reply(msgspec.json.encode(found), 201)
 
     async def _get(self, target: Target, _: web.Request) -> web.StreamResponse:
-        return _reply(self.store.get(target.resource, target.key).raw)
+        found = self.store.get(target.resource, target.key)
+        return _scaled(found) if target.subresource == "scale" else _reply(found.raw)
 
     async def _list(self, target: Target, _: web.Request) -> web.StreamResponse:
         return _reply(self.lists.page(target))
@@ -123,6 +125,9 @@ class Routes:
 
     async def _update(self, target: Target, request: web.Request) -> web.StreamResponse:
         body, options = await _body(request), _options(target)
+        if target.subresource == "scale":
+            body = with_scale(self.store.get(target.resource, target.key).obj, body)
+            return _scaled(self.objects.put(target.resource, target.key, body, options).stored)
         return _written(self.objects.put(target.resource, target.key, body, options))
 
     async def _patch(self, target: Target, request: web.Request) -> web.StreamResponse:
@@ -217,6 +222,10 @@ def _written(written: Written) -> web.Response:
         quoted = warning.replace("\\", "\\\\").replace('"', '\\"')
         response.headers.add("Warning", f'299 - "{quoted}"')
     return response
+
+
+def _scaled(found: Stored) -> web.Response:
+    return _reply(msgspec.json.encode(scale_of(found.obj)))
 
 
 def _reply(raw: bytes, code: int = 200) -> web.Response:

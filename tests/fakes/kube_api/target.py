@@ -84,7 +84,10 @@ def target_of(
         "namespaces" if spaces else parts["plural"],
     )
     sub = parts["sub"]
-    if resource is None or (sub and not (sub == "status" and resource.has_status)):
+    if resource is None:
+        return None
+    known = {"status": resource.has_status, "scale": resource.has_scale}
+    if sub and not known.get(sub):
         return None
     if resource.namespaced and parts.get("namespace") is None and method not in ("GET",):
         raise method_not_allowed()
