@@ -51,8 +51,9 @@ def _deviates(num: int) -> tuple[float, ...]:
 
 
 _DEVIATES: Final = _deviates(40)
-_SOME_DEVIATES: Final = _deviates(16)
+_SOME_DEVIATES: Final = _deviates(12)
 _FEW_DEVIATES: Final = _deviates(3)
+_LEAST: Final = 1e-6  # a variation of nothing, for logarithms
 _HALF_ROOT: Final = math.sqrt(0.5)
 
 
@@ -196,10 +197,12 @@ class _Pool:
         # Alone in its worker a request is not slowed by others, but it runs.
         middle = base + slope * max(1.0, self.running)
         spread = slope * self.running_spread
-        prompt = _LogNormal(self.prompt_seconds, variation)
-        answer = _LogNormal(tokens, load.output_variation)
-        behind = self.prompts.waits
-        self.tokens = _NextTokens((middle, spread), answer, (rate * step, behind), prompt)
+        self.tokens = _NextTokens(
+            (middle, spread),
+            _points(tokens, load.output_variation, _SOME_DEVIATES),
+            (rate * step, self.prompts.waits),
+            (self.prompt_seconds, variation),
+        )
 
     def within(self, objective: Objective) -> float:
         """The share of requests within the objective."""
@@ -221,23 +224,20 @@ class _Pool:
         return fits and running <= worker.max_sequences
 
 
-class _LogNormal:
-    """A positive number by its mean and squared coefficient of variation."""
+def _log_normal(mean: float, variation: float) -> tuple[float, float]:
+    """Mean and deviation of the logarithm of a positive number, by the number's own mean and
+    squared coefficient of variation.
+    """
+    square = math.log1p(variation)
+    return math.log(mean) - square / 2, math.sqrt(square)
 
-    def __init__(self, mean: float, variation: float) -> None:
-        self.mean, self.variation = mean, variation
-        self._deviation = math.sqrt(math.log1p(variation))
-        self._middle = math.log(mean) - self._deviation**2 / 2 if mean > 0 else -math.inf
 
-    def points(self, deviates: tuple[float, ...]) -> list[float]:
-        """Values of equal probability, ascending."""
-        return [math.exp(self._middle + self._deviation * z) for z in deviates]
-
-    def share_below(self, value: float) -> float:
-        if value <= 0 or not self.mean or not self._deviation:
-            return float(value >= self.mean)
-        deviates = (math.log(value) - self._middle) / self._deviation
-        return 0.5 * (1 + math.erf(deviates * _HALF_ROOT))
+def _points(mean: float, variation: float, deviates: tuple[float, ...]) -> list[float]:
+    """Values of equal probability of a log-normal number, ascending."""
+    if mean <= 0:
+        return [0.0]
+    middle, deviation = _log_normal(mean, variation)
+    return [math.exp(middle + deviation * z) for z in deviates]
 
 
 class _Latency(ABC):
@@ -272,7 +272,8 @@ class _FirstTokens(_Latency):
         self.is_overloaded = offered >= replicas
         if self.is_overloaded:
             return
-        self._own = [own + rest_seconds for own in _LogNormal(seconds, variation).points(_DEVIATES)]
+        own = _points(seconds, variation, _DEVIATES)
+        self._own = [one + rest_seconds for one in own]
         self.waits = erlang_c(replicas, offered)
         slowness = (1 + variation) * seconds / 2
         self._decay = (replicas - offered) / slowness if slowness else math.inf
@@ -297,32 +298,42 @@ class _NextTokens(_Latency):
     def __init__(
         self,
         step: tuple[float, float],
-        answer: _LogNormal,
+        answers: list[float],
         joining: tuple[float, float],
-        prompt: _LogNormal,
+        prompt: tuple[float, float],
     ) -> None:
+        """`answers` are points of the distribution of their tokens after the first, `prompt` the
+        mean of the time of one and its variation.
+        """
         middle, spread = step
         each, behind = joining
+        seconds, variation = prompt
         self._steps = [max(0.0, middle + spread * z) for z in _FEW_DEVIATES]
         self._answers = [
-            (tokens, _poisson(each * tokens + behind if prompt.mean else 0.0))
-            for tokens in answer.points(_SOME_DEVIATES)
+            (tokens, *_poisson(each * tokens + behind if seconds else 0.0)) for tokens in answers
         ]
-        most = max(first + len(chances) for _, (first, chances) in self._answers)
-        self._sums = [
-            _LogNormal(k * prompt.mean, prompt.variation / k) if k else None for k in range(most)
-        ]
+        # Of k prompts for k from 1: the logarithm's middle, and the scale of its deviation.
+        most = max(first + len(chances) for _, first, chances in self._answers)
+        sums = (_log_normal(k * seconds, max(variation, _LEAST) / k) for k in range(1, most))
+        self._sums = [(middle, _HALF_ROOT / deviation) for middle, deviation in sums]
 
     def within(self, seconds: float) -> float:
         found = 0.0
         for step in self._steps:
-            for tokens, (first, chances) in self._answers:
+            for tokens, first, chances in self._answers:
                 left = (seconds - step) * tokens
-                if left >= 0:
-                    found += sum(
-                        chance if sums is None else chance * sums.share_below(left)
-                        for chance, sums in zip(chances, self._sums[first:], strict=False)
-                    )
+                if left <= 0:
+                    found += float(seconds >= step)
+                    continue
+                log = math.log(left)
+                if not first:
+                    found += chances[0]  # none joins
+                some = chances[1:] if not first else chances
+                sums = self._sums[max(0, first - 1) :]
+                found += 0.5 * sum(
+                    chance * (1 + math.erf((log - middle) * scale))
+                    for chance, (middle, scale) in zip(some, sums, strict=False)
+                )
         return found / len(self._steps) / len(self._answers)
 
 

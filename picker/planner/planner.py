@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 `slo` forecasts the rate of requests at the time when replicas that are asked for now have started:
-Holt's level and trend, the trend damped. The level moves slowly, because a minute of requests says
+Holt's level and trend. The level moves slowly, because a minute of requests says
 little; a count that the forecast does not explain (more than three standard deviations of a Poisson
 number away) sets it anew, so that a burst is followed at once. To the forecast come one standard
 deviation of its own error, and what already waits, to be served within an interval. The fewest
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Final
@@ -34,7 +35,6 @@ from picker.planner.capacity import Load, Objective, Stage, WorkerCapacity, repl
 
 LEVEL_GAIN: Final = 0.2
 TREND_GAIN: Final = 0.05
-TREND_DAMPING: Final = 0.95
 SHAPE_GAIN: Final = 0.1  # of what a request is like
 SURPRISE_DEVIATIONS: Final = 3.0
 GRACE_INTERVALS: Final = 3
@@ -94,6 +94,12 @@ class Sums:
     count: int = 0
     total: float = 0.0
     squares: float = 0.0
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Sums:
+        """Of these numbers."""
+        known = tuple(values)
+        return cls(len(known), sum(known), sum(value * value for value in known))
 
     def and_one(self, value: float) -> Sums:
         """With one more number."""
@@ -224,15 +230,15 @@ class Planner:
     def _bounded(self, plan: Plan, seen: Observation) -> Plan:
         scaling, now = self._scaling, seen.replicas
         wanted, reason = plan.replicas, plan.reason
-        if self._idle_intervals >= scaling.patience_intervals:
+        is_idle = self._idle_intervals >= scaling.patience_intervals
+        if is_idle:
             wanted, reason = 0, "no request came"
         elif not self._idle_intervals:
             wanted = max(1, wanted)
         self._wanted.append(wanted)
-        if wanted < now:
-            recent = max(self._wanted)
-            is_patient = len(self._wanted) < scaling.patience_intervals
-            held = min(now, recent) if not is_patient else now
+        if wanted < now and not is_idle:
+            is_known = len(self._wanted) == scaling.patience_intervals
+            held = min(now, max(self._wanted)) if is_known else now
             if held > wanted:
                 reason += f"; held at {held}, as wanted lately"
             wanted = held
@@ -256,17 +262,14 @@ class RateForecast:
         if self._level is None:
             self._level, self.error = rate, math.sqrt(arrivals) / seconds
             return
-        expected = max(0.0, self._level + TREND_DAMPING * self._trend)
+        expected = max(0.0, self._level + self._trend)
         deviation = math.sqrt(max(1.0, expected * seconds)) / seconds
         if abs(rate - expected) > SURPRISE_DEVIATIONS * deviation:
             self._level, self._trend = rate, 0.0
             self.error = deviation
             return
         level = expected + LEVEL_GAIN * (rate - expected)
-        moved = level - self._level
-        self._trend = TREND_DAMPING * self._trend + TREND_GAIN * (
-            moved - TREND_DAMPING * self._trend
-        )
+        self._trend += TREND_GAIN * (level - self._level - self._trend)
         self._level = level
         self.error += LEVEL_GAIN * (
             deviation * math.sqrt(LEVEL_GAIN / (2 - LEVEL_GAIN)) - self.error
@@ -276,8 +279,7 @@ class RateForecast:
         """The rate so many intervals after the last one."""
         if self._level is None:
             return 0.0
-        ahead = TREND_DAMPING * (1 - TREND_DAMPING**intervals) / (1 - TREND_DAMPING)
-        return float(max(0.0, self._level + self._trend * ahead))
+        return max(0.0, self._level + intervals * self._trend)
 
 
 def _mixed(before: Load | None, seen: Observation) -> Load | None:

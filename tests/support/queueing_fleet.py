@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -18,7 +19,7 @@ from picker.planner.capacity import Objective, WorkerCapacity
 
 @dataclass(slots=True)
 class Ask:
-    """One request: when it comes, its uncached prompt tokens and its answer tokens."""
+    """One request: when it comes, its uncached prompt tokens and its answer tokens (2 or more)."""
 
     at: float
     prompt: int
@@ -99,6 +100,13 @@ class QueueingFleet:
         if len(worker.prompts) == 1:
             worker.left = float(ask.prompt)
         self._expect(worker)
+
+    def serve(self, asks: Iterable[Ask], until: float) -> None:
+        """Let requests arrive at their times, and time go on until then."""
+        for ask in asks:
+            self.run_until(ask.at)
+            self.arrive(ask)
+        self.run_until(until)
 
     def run_until(self, until: float) -> None:
         """Let everything happen that is due by then."""

@@ -1,0 +1,51 @@
+"""What requests were like since it was last asked."""
+
+from __future__ import annotations
+
+from admin_scene import decision
+from msgspec.structs import replace
+
+from picker.decisions.decision import ResponseTimes
+from picker.errors import Code, RefusedError
+from picker.planner.planner import NO_SUMS, Sums
+from picker.telemetry.load_window import LoadWindow
+from picker.types import Usage
+
+
+def test_prompts_count_by_what_is_expected_in_a_cache() -> None:
+    """Of 64 tokens 32 are; of a prompt that no index knows, none."""
+    window = LoadWindow()
+    window.decided(decision("a", 64, 32))
+    window.decided(decision("a", 64, None))
+    taken = window.take()
+    assert (taken.arrivals, taken.fresh, taken.cached) == (2, Sums.of((32, 64)), Sums.of((32, 0)))
+    assert window.take() == LoadWindow()
+
+
+def test_answers_count_where_they_pass_through_the_picker() -> None:
+    """Eleven tokens, the first after one of three seconds: 0.2 seconds between them."""
+    window = LoadWindow()
+    usage = Usage(prompt_tokens=64, completion_tokens=11)
+    times = ResponseTimes(is_streaming=True, ttft_seconds=1.0)
+    done = replace(
+        decision("a", 64, 32), endpoint_key="default/a", usage=usage, response=times, seconds=3.0
+    )
+    window.finished(done)
+    window.finished(replace(done, response=replace(times, is_streaming=False)))
+    window.finished(replace(done, usage=None))
+    taken = window.take()
+    assert taken.output == Sums.of((11, 11))
+    assert taken.gaps == Sums.of((0.2,))
+
+
+def test_refused_requests_have_come_too() -> None:
+    """What workers are too few for is wanted all the same; nothing else is known of it."""
+    window = LoadWindow()
+    refused = replace(
+        decision("a", 64, 32),
+        endpoint_key=None,
+        refusal=RefusedError(Code.RESOURCE_EXHAUSTED, "no endpoints"),
+    )
+    window.finished(refused)
+    taken = window.take()
+    assert (taken.arrivals, taken.fresh) == (1, NO_SUMS)
