@@ -190,6 +190,8 @@ class Planner:
         most = max(1, scaling.max_replicas)
         found, within = replicas_for(load, worker, scaling.objective, scaling.stage, most)
         why = f"{rate:.3g} requests/s forecast, {within:.2%} within the objective"
+        if not load.output_tokens and scaling.stage is not Stage.PREFILL:
+            why += "; how long answers are is unknown"
         if within < scaling.objective.share:
             why += f": more than maxReplicas ({most}) would be needed"
         return Plan(found, why, rate)

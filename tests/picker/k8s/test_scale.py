@@ -75,7 +75,7 @@ async def test_missing_rights_are_named(api: KubeApi) -> None:
         with pytest.raises(ScaleError, match=r"resources: \[deployments/scale\]") as caught:
             await SCALE.read(client)
         assert caught.value.result == "403"
-        rule = Rule(("get", "update"), "apps", ("deployments/scale",), names=("workers",))
+        rule = Rule(("apps",), ("deployments/scale",), ("get", "update"), ("workers",))
         api.access.grant("token", "picker", [rule])
         await SCALE.write(client, await SCALE.read(client), 3)
     assert api.read("deployments", "workers")["spec"]["replicas"] == 3
