@@ -23,6 +23,7 @@ from fleet.picker_views import PickerViews
 from picker.config.autoscale_file import ScaledGroup, read_autoscale_file
 from picker.errors import ConfigError
 from picker.planner.capacity import Load, Objective, Prediction, predict, replicas_for
+from picker.types import BYTES_PER_TOKEN
 
 PER_REQUEST_SHARE = 0.99
 SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, None: PER_REQUEST_SHARE}
@@ -153,7 +154,8 @@ def _load(given: argparse.Namespace) -> Load:
     if given.bench is not None:
         load = load_of_bench(given.bench)
     elif given.picker is not None:
-        load = load_of_picker(given.picker)
+        with PickerViews(given.picker) as views:
+            load = load_of_picker(views)
     share = load.cached_tokens / load.prompt_tokens if load.prompt_tokens else 0.0
     share = share if given.cached_share is None else given.cached_share
     flags = (given.rate, given.input_tokens, given.output_tokens)
@@ -207,16 +209,15 @@ def load_of_bench(path: Path) -> Load:
     return Load(last.offered_rate, prompt, output, cached)
 
 
-def load_of_picker(address: str) -> Load:
+def load_of_picker(views: PickerViews) -> Load:
     """The load of a running picker's pool over the last seconds: tokens of prompts are those of its
     last decisions, tokens of answers what workers generate. 0: unknown. Raises `FleetError`.
     """
-    with PickerViews(address) as views:
-        seen = views.look(0, DECISIONS)
-        records = [views.decision(one.request_id) for one in seen.decisions]
+    seen = views.look(0, DECISIONS)
+    records = [views.decision(one.request_id) for one in seen.decisions]
     rate, tokens = seen.pool.pool.requests_per_second or 0.0, seen.pool.pool.tokens_per_second
     known = [one for one in records if one.prompt_tokens or one.size_bytes]
-    prompts = [one.prompt_tokens or one.size_bytes / 4 for one in known]
+    prompts = [one.prompt_tokens or one.size_bytes / BYTES_PER_TOKEN for one in known]
     cached = [one.cached_tokens or one.matched_prefix_tokens or 0 for one in known]
     count = max(1, len(known))
     output = tokens / rate if tokens and rate else 0.0

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from manifests import BUILDS, NAMESPACE, Object, charted, kustomized, of_kind, pod_of, workloads
+import yaml
+from manifests import BUILDS, DEPLOY, NAMESPACE, Object, charted, kustomized, of_kind, pod_of, workloads
 
+from picker.config.autoscale_file import read_autoscale_file
 from picker.k8s.reviews import ACCESS_REVIEWS, TOKEN_REVIEWS
 
 pytestmark = pytest.mark.usefixtures("kubectl")
@@ -33,6 +38,7 @@ LEASE = {
     ("coordination.k8s.io", "leases", "epp-pointsman-pointsman.llm-d.ai", "update"),
     ("coordination.k8s.io", "leases", "", "create"),
 }
+VERBS = ("get", "update")
 PEERS = {("discovery.k8s.io", "endpointslices", "", verb) for verb in ("list", "watch")}
 EXPECTED = {
     "base": POOL,
@@ -150,3 +156,22 @@ def test_rights_of_another_release_are_about_its_own_pool() -> None:
     objects = charted("picker.highAvailability=leader-election", release="chat", namespace="team-a")
     named = {name for _, _, name, _ in rights(objects, "team-a")}
     assert named == {"", "chat", "epp-team-a-chat.llm-d.ai"}
+
+
+def test_a_picker_that_scales_workers_may_scale_those(kubectl: Path, tmp_path: Path) -> None:
+    """By components/autoscale: the Deployments that its file names, which are there."""
+    shutil.copytree(DEPLOY / "k8s", tmp_path / "k8s")
+    (tmp_path / "kustomization.yaml").write_text(
+        "namespace: pointsman\nresources: [k8s/overlays/ha, k8s/overlays/gpu-workers]\n"
+        "components: [k8s/components/autoscale]\n"
+    )
+    command = [kubectl, "kustomize", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    objects = list(yaml.safe_load_all(done.stdout))
+    [config] = [one for one in of_kind(objects, "ConfigMap") if "autoscale.yaml" in one["data"]]
+    assert "picker.yaml" in config["data"]
+    groups = read_autoscale_file(config["data"]["autoscale.yaml"].encode(), "autoscale.yaml")
+    named = {group.deployment for group in groups}
+    assert named <= {one["metadata"]["name"] for one in of_kind(objects, "Deployment")}
+    scales = {("apps", "deployments/scale", name, verb) for name in named for verb in VERBS}
+    assert set(rights(objects)) == POOL | LEASE | scales
