@@ -9,7 +9,17 @@ from pathlib import Path
 
 import pytest
 import yaml
-from manifests import BUILDS, DEPLOY, NAMESPACE, Object, charted, kustomized, of_kind, pod_of, workloads
+from manifests import (
+    BUILDS,
+    DEPLOY,
+    NAMESPACE,
+    Object,
+    charted,
+    kustomized,
+    of_kind,
+    pod_of,
+    workloads,
+)
 
 from picker.config.autoscale_file import read_autoscale_file
 from picker.k8s.reviews import ACCESS_REVIEWS, TOKEN_REVIEWS

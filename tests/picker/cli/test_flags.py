@@ -118,6 +118,8 @@ def test_flags_that_would_have_no_effect_are_refused(argv: list[str]) -> None:
     [
         (["--ha-enable-leader-election=perhaps"], "neither true nor false"),
         (["--metrics-endpoint-auth"], "needs a cluster"),
+        (["--autoscale=a.yaml", "--peers=a:1"], "needs a picker that gets all requests"),
+        (["--autoscale=a.yaml", "--pool=a"], "is for a picker of one pool"),
         (["--total-queued-requests-metric", "x"], "engineConfigs"),
         (["--total-running-requests-metric", "x"], "engineConfigs"),
         (["--kv-cache-usage-percentage-metric", "x"], "engineConfigs"),
