@@ -22,7 +22,7 @@ from fleet.errors import FleetError, UsageError
 from fleet.picker_views import PickerViews
 from picker.config.autoscale_file import ScaledGroup, read_autoscale_file
 from picker.errors import ConfigError
-from picker.planner.capacity import Load, Objective, Prediction, predict, replicas_for
+from picker.planner.capacity import LatencyObjective, Load, Prediction, predict, replicas_for
 from picker.types import BYTES_PER_TOKEN
 
 PER_REQUEST_SHARE = 0.99
@@ -125,7 +125,7 @@ def _groups(path: Path) -> tuple[ScaledGroup, ...]:
         raise FleetError(str(error)) from error
 
 
-def objective_of(text: str) -> Objective:
+def objective_of(text: str) -> LatencyObjective:
     """The objective that bounds as of `pointsman bench --slo` ask for: of several shares the
     highest holds for both. Raises `UsageError`.
     """
@@ -145,7 +145,7 @@ def objective_of(text: str) -> Objective:
         found[bound.metric] = bound
     share = max(SHARES[bound.quantile] for bound in bounds)
     ttft, itl = (None if (one := found.get(name)) is None else one.seconds for name in METRICS[:2])
-    return Objective(ttft_seconds=ttft, itl_seconds=itl, share=share)
+    return LatencyObjective(ttft_seconds=ttft, itl_seconds=itl, share=share)
 
 
 def _load(given: argparse.Namespace) -> Load:
@@ -224,7 +224,9 @@ def load_of_picker(views: PickerViews) -> Load:
     return Load(rate, sum(prompts) / count, output, sum(cached) / count)
 
 
-def _plan(group: ScaledGroup, load: Load, objective: Objective, cost: float | None) -> GroupPlan:
+def _plan(
+    group: ScaledGroup, load: Load, objective: LatencyObjective, cost: float | None
+) -> GroupPlan:
     scaling = group.scaling
     if scaling.worker is None:
         raise UsageError(f"group {group.name} has no capacity: add it to the file")
@@ -237,7 +239,7 @@ def _plan(group: ScaledGroup, load: Load, objective: Objective, cost: float | No
     return GroupPlan(group.name, wanted, within >= objective.share, wanted * price, rows)
 
 
-def _lines(load: Load, objective: Objective, plans: Sequence[GroupPlan]) -> Iterator[str]:
+def _lines(load: Load, objective: LatencyObjective, plans: Sequence[GroupPlan]) -> Iterator[str]:
     bounds = {"TTFT": objective.ttft_seconds, "ITL": objective.itl_seconds}
     wanted = " and ".join(f"{name} within {s * 1e3:g} ms" for name, s in bounds.items() if s)
     yield (

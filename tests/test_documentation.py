@@ -12,6 +12,7 @@ import mkdocs.config
 import pytest
 
 import fleet.cli
+from picker.config.autoscale_file import read_autoscale_file
 from picker.config.build import build
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
@@ -46,11 +47,15 @@ YAML = list(blocks("yaml"))
 
 @pytest.mark.parametrize(("name", "text"), YAML, ids=[name for name, _ in YAML])
 def test_yaml_examples_are_valid(name: str, text: str) -> None:
-    """A configuration builds; an endpoints file has no bad entry and no bad object."""
+    """A configuration builds; an endpoints file has no bad entry and no bad object; what names
+    groups is a file of `--autoscale`.
+    """
     if "kind: EndpointPickerConfig" in text:
         loaded = load_config(text.encode(), name)
         assembly = build(loaded, builtin_plugins(), PickerMetrics(), lambda: 0.0)
         assert not assembly.warnings
+    elif "\ngroups:" in text:
+        assert read_autoscale_file(text.encode(), name)
     else:
         read = read_pool_file(text.encode(), name, "default")
         assert len(read.contents.endpoints) == 2

@@ -1,3 +1,4 @@
+# Apart: a loop of its own, whose tests hand it a pool, a clock and a server.
 """Plans the replicas of a pool's workers at each interval, and writes them to the cluster."""
 
 from __future__ import annotations

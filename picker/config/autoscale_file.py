@@ -23,7 +23,7 @@ from picker.framework.registry import (
     NonNegativeInt,
     PositiveInt,
 )
-from picker.planner.capacity import Objective, Stage, WorkerCapacity
+from picker.planner.capacity import LatencyObjective, Stage, WorkerCapacity
 from picker.planner.planner import (
     DYNAMO_THRESHOLDS,
     NO_OBJECTIVE,
@@ -65,7 +65,7 @@ class AutoscaleSection(_Section, frozen=True):
 
     groups: tuple[GroupSection, ...]
     mode: Literal["slo", "thresholds"] = "slo"
-    slo: Objective | None = None
+    slo: LatencyObjective | None = None
     capacity: WorkerCapacity | None = None
     thresholds: Thresholds = DYNAMO_THRESHOLDS
     interval_seconds: _IntervalSeconds = 60.0

@@ -106,7 +106,7 @@ class Load:
     output_variation: float = 1.0
 
 
-class Objective(
+class LatencyObjective(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True
 ):
     """At least `share` of the requests have their first token within `ttft_seconds`, and a mean
@@ -134,7 +134,7 @@ class Prediction:
 
 
 def predict(
-    load: Load, replicas: int, worker: WorkerCapacity, objective: Objective, stage: Stage
+    load: Load, replicas: int, worker: WorkerCapacity, objective: LatencyObjective, stage: Stage
 ) -> Prediction:
     """What `replicas` (at least 1) would do under `load`."""
     pool = _Pool(load, replicas, worker, stage)
@@ -151,7 +151,7 @@ def predict(
 
 
 def replicas_for(
-    load: Load, worker: WorkerCapacity, objective: Objective, stage: Stage, most: int
+    load: Load, worker: WorkerCapacity, objective: LatencyObjective, stage: Stage, most: int
 ) -> tuple[int, float]:
     """The fewest replicas that keep the objective, or `most` of them where none do; and the share
     of requests that will be within it.
@@ -204,7 +204,7 @@ class _Pool:
             (self.prompt_seconds, variation),
         )
 
-    def within(self, objective: Objective) -> float:
+    def within(self, objective: LatencyObjective) -> float:
         """The share of requests within the objective."""
         share = 1.0
         if self._stage is not Stage.DECODE and objective.ttft_seconds is not None:

@@ -31,7 +31,7 @@ from typing import Final
 import msgspec
 
 from picker.framework.registry import NonNegativeFloat, Share
-from picker.planner.capacity import Load, Objective, Stage, WorkerCapacity, replicas_for
+from picker.planner.capacity import LatencyObjective, Load, Stage, WorkerCapacity, replicas_for
 
 LEVEL_GAIN: Final = 0.2
 TREND_GAIN: Final = 0.05
@@ -63,7 +63,7 @@ class Thresholds(
     kv_down: Share = 0.5
 
 
-NO_OBJECTIVE: Final = Objective()
+NO_OBJECTIVE: Final = LatencyObjective()
 DYNAMO_THRESHOLDS: Final = Thresholds()
 
 
@@ -77,7 +77,7 @@ class Scaling:
     mode: Mode
     stage: Stage
     worker: WorkerCapacity | None = None
-    objective: Objective = NO_OBJECTIVE
+    objective: LatencyObjective = NO_OBJECTIVE
     thresholds: Thresholds = DYNAMO_THRESHOLDS
     interval_seconds: float = 60.0
     startup_seconds: float = 60.0

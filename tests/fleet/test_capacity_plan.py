@@ -16,7 +16,7 @@ from fleet.picker_views import PickerViews
 from picker.admin.views import EndpointsView, PoolRates
 from picker.decisions.views import RecordSummary, RecordView
 from picker.flowcontrol.views import QueuesView
-from picker.planner.capacity import Load, Objective
+from picker.planner.capacity import LatencyObjective, Load
 
 FILE = """slo: {ttftSeconds: 4, itlSeconds: 0.06}
 capacity: {prefillTokensPerSecond: 5000, decodeBaseSeconds: 0.02, decodePerSequenceSeconds: 0.0015}
@@ -113,11 +113,14 @@ def test_a_running_picker_gives_the_load_of_its_pool() -> None:
 @pytest.mark.parametrize(
     ("text", "objective"),
     [
-        ("ttft<1s,itl<50ms", Objective(ttft_seconds=1.0, itl_seconds=0.05, share=0.99)),
-        ("ttft_p50<1s,itl_p95<50ms", Objective(ttft_seconds=1.0, itl_seconds=0.05, share=0.95)),
+        ("ttft<1s,itl<50ms", LatencyObjective(ttft_seconds=1.0, itl_seconds=0.05, share=0.99)),
+        (
+            "ttft_p50<1s,itl_p95<50ms",
+            LatencyObjective(ttft_seconds=1.0, itl_seconds=0.05, share=0.95),
+        ),
     ],
 )
-def test_bounds_are_those_of_a_bench(text: str, objective: Objective) -> None:
+def test_bounds_are_those_of_a_bench(text: str, objective: LatencyObjective) -> None:
     assert objective_of(text) == objective
 
 

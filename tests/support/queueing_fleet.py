@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count
 
-from picker.planner.capacity import Objective, WorkerCapacity
+from picker.planner.capacity import LatencyObjective, WorkerCapacity
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class Ask:
     first_at: float = 0.0
     ended_at: float = 0.0
 
-    def is_within(self, objective: Objective) -> bool:
+    def is_within(self, objective: LatencyObjective) -> bool:
         """Whether it met every bound of requests."""
         ttft, itl = objective.ttft_seconds, objective.itl_seconds
         if ttft is not None and self.first_at - self.at > ttft:

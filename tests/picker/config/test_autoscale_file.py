@@ -6,7 +6,7 @@ import pytest
 
 from picker.config.autoscale_file import read_autoscale_file
 from picker.config.findings import InvalidConfigError
-from picker.planner.capacity import Objective, Stage, WorkerCapacity
+from picker.planner.capacity import LatencyObjective, Stage, WorkerCapacity
 from picker.planner.planner import Mode
 from picker.types import Endpoint
 
@@ -30,7 +30,7 @@ groups:
     scaling = first.scaling
     assert (scaling.mode, scaling.stage) == (Mode.SLO, Stage.PREFILL)
     assert (scaling.interval_seconds, scaling.max_replicas) == (30.0, 4)
-    assert scaling.objective == Objective(ttft_seconds=1.0, share=0.95)
+    assert scaling.objective == LatencyObjective(ttft_seconds=1.0, share=0.95)
     assert scaling.worker == WorkerCapacity(
         prefill_tokens_per_second=8000, decode_base_seconds=0.02, decode_per_sequence_seconds=0.001
     )

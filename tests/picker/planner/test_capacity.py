@@ -13,8 +13,8 @@ from msgspec import structs
 from queueing_fleet import Ask, QueueingFleet
 
 from picker.planner.capacity import (
+    LatencyObjective,
     Load,
-    Objective,
     Stage,
     WorkerCapacity,
     erlang_c,
@@ -25,7 +25,7 @@ from picker.planner.capacity import (
 WORKER = WorkerCapacity(
     prefill_tokens_per_second=8000, decode_base_seconds=0.020, decode_per_sequence_seconds=0.001
 )
-OBJECTIVE = Objective(ttft_seconds=2.0, itl_seconds=0.045)
+OBJECTIVE = LatencyObjective(ttft_seconds=2.0, itl_seconds=0.045)
 PROMPT_DEVIATION, ANSWER_DEVIATION = 0.8, 0.9
 LOAD = Load(
     1.0,

@@ -13,13 +13,13 @@ from random import Random
 import pytest
 from queueing_fleet import Ask, QueueingFleet
 
-from picker.planner.capacity import Objective, Stage, WorkerCapacity
+from picker.planner.capacity import LatencyObjective, Stage, WorkerCapacity
 from picker.planner.planner import Mode, Observation, Planner, Scaling, Sums
 
 WORKER = WorkerCapacity(
     prefill_tokens_per_second=5000, decode_base_seconds=0.020, decode_per_sequence_seconds=0.0015
 )
-OBJECTIVE = Objective(ttft_seconds=5.0, itl_seconds=0.060)
+OBJECTIVE = LatencyObjective(ttft_seconds=5.0, itl_seconds=0.060)
 STARTUP_SECONDS = 60.0
 SCALING = Scaling(
     Mode.SLO, Stage.BOTH, WORKER, OBJECTIVE, startup_seconds=STARTUP_SECONDS, max_replicas=12

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from picker.planner.capacity import Objective, Stage, WorkerCapacity
+from picker.planner.capacity import LatencyObjective, Stage, WorkerCapacity
 from picker.planner.planner import (
     GRACE_INTERVALS,
     Mode,
@@ -24,7 +24,7 @@ SLO = Scaling(
     Mode.SLO,
     Stage.BOTH,
     WORKER,
-    Objective(ttft_seconds=2.0, itl_seconds=0.045),
+    LatencyObjective(ttft_seconds=2.0, itl_seconds=0.045),
     max_replicas=20,
     patience_intervals=3,
 )
