@@ -286,19 +286,19 @@ class RateForecast:
 
 def _mixed(before: Load | None, seen: Observation) -> Load | None:
     """What a request is like, with those of an interval; None: no interval had one."""
-    if not seen.arrivals:
+    if not seen.fresh.count:
         return before
     fresh, cached, output = seen.fresh, seen.cached, seen.output
     now = (fresh.mean + cached.mean, output.mean, cached.mean, fresh.variation, output.variation)
     if before is None:
         return Load(0.0, *now)
     known = Load(0.0, *now)
-    if not output.count:
-        known = replace(
-            known, output_tokens=before.output_tokens, output_variation=before.output_variation
-        )
     kept = {
         name: getattr(before, name) + SHAPE_GAIN * (getattr(known, name) - getattr(before, name))
         for name in _SHAPE
     }
+    if not output.count or not before.output_tokens:
+        answers = known if output.count else before
+        kept["output_tokens"] = answers.output_tokens
+        kept["output_variation"] = answers.output_variation
     return Load(0.0, **kept)

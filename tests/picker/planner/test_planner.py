@@ -164,3 +164,11 @@ def test_after_an_addition_none_is_removed_for_a_while() -> None:
     calm = replace(minute(60, 4), kv_usage=0.1)
     wanted = [planner.next(calm).replicas for _ in range(GRACE_INTERVALS)]
     assert wanted == [4] * (GRACE_INTERVALS - 1) + [3]
+
+
+def test_answers_count_from_the_first_that_ended() -> None:
+    """The first interval ends before its answers do; their length is not mixed with nothing."""
+    late, known = Planner(SLO), Planner(SLO)
+    late.next(replace(minute(300, 6), output=Sums()))
+    known.next(minute(300, 6))
+    assert late.next(minute(300, 6)).reason == known.next(minute(300, 6)).reason
