@@ -22,10 +22,10 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from living_worker import WorkerSettings
+from fleet.sim.living_worker import WorkerSettings
 from result_files import RESULTS, write_results
-from virtual_replicas import ReplicasSettings, Served, VirtualReplicas
-from virtual_time import run_in_virtual_time
+from fleet.sim.virtual_replicas import ReplicasSettings, Served, VirtualReplicas
+from fleet.sim.virtual_time import run_in_virtual_time
 
 from picker.errors import RefusedError
 from worker.config import CacheConfig, SchedulerConfig, SimConfig

@@ -26,7 +26,7 @@ import numpy as np
 import uvloop
 from result_files import RESULTS, write_results
 from shared_prefixes import WORKER, SharedPrefixes, run
-from virtual_replicas import ReplicasSettings
+from fleet.sim.virtual_replicas import ReplicasSettings
 
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.peers.discovery import PeerAddress

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 import msgspec
-from virtual_time import VirtualTimeLoop
+from fleet.sim.virtual_time import VirtualTimeLoop
 
 from fleet.bench.client import Client
 from fleet.bench.driver import Driver, RequestForm

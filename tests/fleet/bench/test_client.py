@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from virtual_endpoint import ANSWER, Times, VirtualEndpoint, delta, sse
-from virtual_time import run_in_virtual_time
+from fleet.sim.virtual_time import run_in_virtual_time
 
 from fleet.bench.client import Record
 

@@ -8,7 +8,7 @@ from itertools import repeat
 
 import pytest
 from virtual_endpoint import Times, VirtualEndpoint
-from virtual_time import run_in_virtual_time
+from fleet.sim.virtual_time import run_in_virtual_time
 
 from fleet.bench.driver import Driver, RequestForm
 from fleet.bench.workload import Exchange, Session

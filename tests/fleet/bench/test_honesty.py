@@ -11,7 +11,7 @@ from random import Random
 import numpy as np
 import pytest
 from virtual_endpoint import Times, VirtualEndpoint
-from virtual_time import run_in_virtual_time
+from fleet.sim.virtual_time import run_in_virtual_time
 
 from fleet.bench.arrivals import Ramp, intended_times
 from fleet.bench.slo import Slo, read_bounds

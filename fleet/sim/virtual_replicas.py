@@ -17,7 +17,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Self
 
-from living_worker import LivingWorker, WorkerSettings
+from fleet.sim.living_worker import LivingWorker, WorkerSettings
 
 from picker.app.in_use import pipeline_of
 from picker.config.build import BuildOptions, build, default_config
