@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
+from typing import Protocol
 
 RING_WORDS = 1 << 16
 # Short words, each of which is one token in most vocabularies.
@@ -59,6 +60,12 @@ class Session:
     at_seconds: float | None = None
 
 
+class Texts(Protocol):
+    """Makes texts of about so many tokens; see `WordRing`."""
+
+    def text(self, key: int, num_tokens: int) -> str: ...
+
+
 class WordRing:
     """Texts of a given number of tokens. `tokens_per_word` is what the model's tokenizer makes of a
     word on average; `seed` makes the ring another one, and so every text.
@@ -100,7 +107,7 @@ class Synthetic:
     prefix_tokens: int = 0
     turns: Span = Span(1, 1)
 
-    def sessions(self, ring: WordRing, rng: Random) -> Iterator[Session]:
+    def sessions(self, ring: Texts, rng: Random) -> Iterator[Session]:
         """Endlessly."""
         while True:
             system = ""
@@ -130,7 +137,7 @@ class TracedRequest:
     block_ids: Sequence[int] = ()
     block_tokens: int = 1
 
-    def session(self, ring: WordRing, speed: float, key: int) -> Session:
+    def session(self, ring: Texts, speed: float, key: int) -> Session:
         """`key` is for what no block covers."""
         left, pieces = self.input_tokens, []
         for block in self.block_ids:
@@ -144,13 +151,13 @@ class TracedRequest:
         return Session("", (Exchange(text, self.output_tokens),), self.at_seconds / speed)
 
 
-Sessions = Callable[[WordRing, Random], Iterable[Session]]
+Sessions = Callable[[Texts, Random], Iterable[Session]]
 
 
 def traced_sessions(trace: Sequence[TracedRequest], speed: float) -> Sessions:
     """The sessions of a trace, in which `speed` seconds pass in each of ours."""
 
-    def sessions(ring: WordRing, rng: Random) -> Iterator[Session]:
+    def sessions(ring: Texts, rng: Random) -> Iterator[Session]:
         for one in trace:
             yield one.session(ring, speed, rng.getrandbits(63))
 

@@ -18,7 +18,6 @@ from types import MappingProxyType
 from typing import Self
 
 from fleet.sim.living_worker import LivingWorker, WorkerSettings
-
 from picker.app.in_use import pipeline_of
 from picker.config.build import BuildOptions, build, default_config
 from picker.config.catalog import builtin_plugins
