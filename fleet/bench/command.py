@@ -73,8 +73,9 @@ class Settings(LoadSettings):
 
     def check(self) -> None:
         LoadSettings.check(self)
-        if self.compared is not None and len(self.rate or ()) > 1:
-            raise UsageError("a comparison has one stage: give --rate a single rate or ramp")
+        if self.compared is not None and len(self.rate or self.concurrency or ()) > 1:
+            name = "--rate a single rate or ramp" if self.rate else "--concurrency one number"
+            raise UsageError(f"a comparison has one stage: give {name}")
         if self.picker is not None and self.compare is None:
             raise UsageError("--picker is for --compare")
 

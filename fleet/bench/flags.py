@@ -56,8 +56,8 @@ def add_load(parser: Parser) -> argparse._ArgumentGroup:
     either = group.add_mutually_exclusive_group()
     text = "requests a second, whatever the answers: 5, a ramp 1..20, or stages 1,2,4,8 (default 1)"
     either.add_argument("--rate", type=_rates, metavar="R", help=text)
-    text = "instead of --rate: so many sessions at a time, each begun as another ends"
-    either.add_argument("--concurrency", type=count, metavar="N", help=text)
+    text = "instead of --rate: so many sessions at a time, each begun as another ends; or 10,20,40"
+    either.add_argument("--concurrency", type=_counts, metavar="N", help=text)
     text = "shape of the gaps: 1 is Poisson, less is burstier, inf is regular"
     group.add_argument("--burstiness", type=_shape, default=1.0, metavar="SHAPE", help=text)
     text = "of each stage (default 30, of a trace all of it)"
@@ -78,8 +78,10 @@ def add_data(parser: Parser) -> argparse._ArgumentGroup:
     group.add_argument("--output-tokens", type=_span, default=Span(128, 128), help=text)
     text = "so many system prompts, one of which begins each session"
     group.add_argument("--prefix-groups", type=count, metavar="N", help=text)
-    text = "of each system prompt (default 1024)"
-    group.add_argument("--prefix-tokens", type=count, metavar="N", help=text)
+    text = "of each system prompt (default 1024); without groups every session has its own"
+    group.add_argument("--prefix-tokens", type=_span, metavar="N", help=text)
+    text = "first questions of a group, which come again (default: every question is new)"
+    group.add_argument("--prefix-prompts", type=count, metavar="N", help=text)
     text = "requests of a session, each with all that was said before: 4, or 2..8"
     group.add_argument("--turns", type=_span, default=Span(1, 1), help=text)
     text = "between an answer and the next turn"
@@ -141,6 +143,10 @@ def _rates(text: str) -> tuple[Ramp, ...]:
             )
         ramps.append(Ramp(ends[0], ends[-1]))
     return tuple(ramps)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(count(part) for part in text.split(","))
 
 
 def _span(text: str) -> Span:

@@ -27,7 +27,7 @@ class LoadSettings:
     """The flags that are not about where requests go; see `flags`."""
 
     rate: tuple[Ramp, ...] | None
-    concurrency: int | None
+    concurrency: tuple[int, ...] | None
     burstiness: float
     duration: float | None
     requests: int | None
@@ -36,7 +36,8 @@ class LoadSettings:
     input_tokens: Span
     output_tokens: Span
     prefix_groups: int | None
-    prefix_tokens: int | None
+    prefix_tokens: Span | None
+    prefix_prompts: int | None
     turns: Span
     think: float
     trace: Path | None
@@ -62,10 +63,11 @@ class LoadSettings:
         """Raises `UsageError` for flags that contradict each other."""
         if self.speed is not None and self.trace is None:
             raise UsageError("--speed is for a --trace")
-        if self.prefix_tokens is not None and self.prefix_groups is None:
-            raise UsageError("--prefix-tokens needs --prefix-groups")
-        if self.trace is not None and self.prefix_groups is not None:
-            raise UsageError("--prefix-groups is not for a --trace, whose beginnings are its own")
+        if self.prefix_prompts is not None and self.prefix_groups is None:
+            raise UsageError("--prefix-prompts needs --prefix-groups")
+        if self.trace is not None and (self.prefix_groups or self.prefix_tokens):
+            name = "--prefix-groups" if self.prefix_groups else "--prefix-tokens"
+            raise UsageError(f"{name} is not for a --trace, whose beginnings are its own")
         if self.trace is not None and self.turns != Span(1, 1):
             raise UsageError("--turns is not for a --trace")
         if self.speed is not None and (self.rate or self.concurrency):
@@ -100,7 +102,8 @@ class Load:
 def loads_of(settings: LoadSettings) -> Iterator[Load]:
     """The stages of a run."""
     if settings.concurrency is not None:
-        yield Load(f"{settings.concurrency} sessions", concurrency=settings.concurrency)
+        for number in settings.concurrency:
+            yield Load(f"{number} sessions", concurrency=number)
     elif settings.trace is not None and settings.rate is None:
         yield Load(settings.trace.name)
     else:
@@ -113,11 +116,13 @@ def sessions_of(settings: LoadSettings) -> Sessions:
     if settings.trace is not None:
         trace = read_trace(settings.trace, settings.output_tokens.high)
         return traced_sessions(trace, settings.speed or 1.0)
+    prefix = settings.prefix_tokens
     synthetic = Synthetic(
         settings.input_tokens,
         settings.output_tokens,
         settings.prefix_groups or 0,
-        settings.prefix_tokens or 1024,
+        Span(1024, 1024) if settings.prefix_groups and prefix is None else prefix,
+        settings.prefix_prompts or 0,
         settings.turns,
     )
     return synthetic.sessions

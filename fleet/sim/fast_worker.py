@@ -32,6 +32,8 @@ from worker.types import EngineStats
 
 _RING_TOKENS = 1 << 16
 _LOG_STEPS = 1 << 15
+# What answers are slices of.
+_RING = array("i", Random(0).choices(range(256, 1280), k=2 * _RING_TOKENS))
 
 
 @dataclass(slots=True, eq=False)
@@ -163,7 +165,6 @@ class FastWorker:
         self._size, self._capacity = settings.cache.block_size, settings.cache.num_blocks
         self.cache = PrefixCache(publish if settings.cache.record_events else None)
         self._now = clock
-        self._ring = array("i", Random(0).choices(range(256, 1280), k=2 * _RING_TOKENS))
         self._waiting: deque[_Sequence] = deque()
         self._prefilling: list[_Sequence] = []
         self._computing: set[int] = set()
@@ -302,7 +303,7 @@ class FastWorker:
     def _finish(self, one: _Sequence) -> None:
         self._leave(one)
         at = one.number * 7919 % _RING_TOKENS
-        answer = self._ring[at : at + one.num_output].tolist()
+        answer = _RING[at : at + one.num_output].tolist()
         tokens = one.prompt + answer
         held = len(one.hashes)
         names = chain(tokens, self._size, one.hashes, (len(tokens) - 1) // self._size)
