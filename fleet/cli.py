@@ -285,6 +285,22 @@ def _bench(argv: list[str]) -> int:
     return bench_command(argv, print, Console(stderr=True))
 
 
+def _simulate(argv: list[str]) -> int:
+    parser_of("simulate").parse_args(argv)
+    require_extra("pointsman simulate", "sim")
+    from fleet.sim.command import simulate_command
+
+    return simulate_command(argv, lambda text: print(text, flush=True))
+
+
+def _fit(argv: list[str]) -> int:
+    parser_of("fit").parse_args(argv)
+    require_extra("pointsman fit", "sim")
+    from fleet.sim.fit import fit_command
+
+    return fit_command(argv, print)
+
+
 def _restart(argv: list[str]) -> int:
     from os import environ
 
@@ -426,6 +442,8 @@ _HELP = {
     "top": "watch a running picker in the terminal",
     "explain": "show why a request went to its endpoint",
     "bench": "measure an endpoint under load",
+    "simulate": "run a fleet in virtual time, with any configuration",
+    "fit": "make a simulated worker of a run of bench",
     "doctor": "find the problems of an installation, and their fixes",
     "worker": "serve one model over the OpenAI API",
     "picker": "run an endpoint picker for Envoy",
@@ -454,6 +472,8 @@ _FLAGS_IN = {
     "restart": "fleet.control",
     "doctor": "fleet.doctor.flags",
     "bench": "fleet.bench.flags",
+    "simulate": "fleet.sim.flags",
+    "fit": "fleet.sim.fit_flags",
 }
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "up": _up,
@@ -465,6 +485,8 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "top": _top,
     "explain": _explain,
     "bench": _bench,
+    "simulate": _simulate,
+    "fit": _fit,
     "doctor": _doctor,
     "worker": _worker,
     "picker": _picker,
@@ -475,7 +497,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "version": _version,
 }
 # What an installation lacks where a command cannot be imported.
-_EXTRAS = {"up": "sim", "worker": "sim", "train-draft": "worker"}
+_EXTRAS = {"up": "sim", "worker": "sim", "train-draft": "worker", "simulate": "sim", "fit": "sim"}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""`pointsman simulate` and `pointsman fit`: from the command line to a report."""
+"""`pointsman simulate`: from the command line to a report."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
 
-import msgspec
-
 from fleet.bench.arrivals import Ramp
 from fleet.bench.load import Load, LoadSettings, loads_of, sessions_of, write_results
-from fleet.bench.report import lines_of, stages_table, write_text
+from fleet.bench.report import lines_of, stages_table
 from fleet.bench.summary import Stage, Summary, summary
 from fleet.bench.workload import Sessions, traced_sessions
-from fleet.errors import FleetError, UsageError
+from fleet.errors import UsageError
 from fleet.sim.fast_worker import is_linear
-from fleet.sim.flags import Event, build_fit_parser, build_parser
-from fleet.sim.latency import Room, fit, read_stages, worker_settings
+from fleet.sim.flags import Event, build_parser
+from fleet.sim.latency import Room, worker_settings
 from fleet.sim.policies import policy
 from fleet.sim.recorded import read_recorded
 from fleet.sim.scenarios import ELSEWHERE, SCENARIOS, Scenario
@@ -232,25 +230,3 @@ def _scenario(name: str, one: Scenario, argv: Sequence[str]) -> tuple[list[str],
     ]
     lines = [*head, f"  goodput: {slo}", *_lines(every, replace(settings, slo=None)), ""]
     return lines, stages
-
-
-def fit_command(argv: Sequence[str], out: Out) -> int:
-    """Run `pointsman fit RUN FILE`. Raises `FleetError`."""
-    flags = build_fit_parser().parse_args(argv)
-    speed = fit(read_stages(flags.run), flags.workers)
-    speed = msgspec.structs.replace(speed, kv_tokens=flags.kv_tokens)
-    text = msgspec.json.format(msgspec.json.encode(speed)).decode()
-    try:
-        write_text(flags.out, text + "\n")
-    except OSError as error:
-        raise FleetError(f"cannot write {flags.out}: {error}") from error
-    out(
-        f"{speed.prefill_tokens_per_second:,.0f} prompt tokens/s; a decode step of n sequences "
-        f"takes {speed.decode_base_seconds * 1e3:.3g} ms + "
-        f"n × {speed.decode_per_sequence_seconds * 1e3:.3g} ms"
-    )
-    out(
-        f"error over the stages (root mean square): ITL {speed.itl_error or 0.0:.1%}, "
-        f"TTFT {speed.ttft_error or 0.0:.1%}"
-    )
-    return 0

@@ -43,11 +43,9 @@ class Recorded:
         """What the recording does not have, for people."""
         yield (
             f"{self.requests:,} recorded requests, with their times and, in blocks of 64 tokens, "
-            "their prompts. Not in a recording: requests that were rejected before scheduling, "
-        )
-        yield (
-            "what users waited between turns (turns come at their recorded times), and how fast "
-            "the workers were: that is --worker's."
+            "their prompts. A recording does not have requests that were rejected before "
+            "scheduling, nor how fast the workers were (they are --worker's); and a turn comes at "
+            "its recorded time, however long the answer before it takes."
         )
         if self.without_prompt:
             yield f"{self.without_prompt:,} have no recorded prompt, and share no beginning here."

@@ -49,10 +49,9 @@ def _spiky(rng: Random) -> list[TracedRequest]:
             history = rng.choice(histories)
             question = min(131_072, max(30, round(729 * rng.lognormvariate(-1.9, 1.95))))
             output = min(8192, max(16, round(300 * rng.lognormvariate(-1.4, 1.7))))
-            blocks = [1, 2, *history]
-            length = 512 * len(blocks) + question
-            requests.append(TracedRequest(at, length, output, tuple(blocks), 512))
-            history += [rng.getrandbits(62) for _ in range(min(8, math.ceil(question / 512)))]
+            length = 512 * (2 + len(history)) + question
+            history += [rng.getrandbits(62) for _ in range(math.ceil(question / 512))]
+            requests.append(TracedRequest(at, length, output, (1, 2, *history), 512))
             if len(history) > 48:
                 del history[1:]
         at = 60.0 * (phase + 1)
