@@ -11,7 +11,6 @@ from random import Random
 from fleet.sim.living_worker import WorkerSettings
 from fleet.sim.virtual_replicas import ReplicasSettings, Served, VirtualReplicas
 from fleet.sim.virtual_time import run_in_virtual_time
-
 from worker.config import CacheConfig, SchedulerConfig
 
 # A worker's cache holds a third of the beginnings, so that it matters who is sent what.

@@ -290,7 +290,11 @@ def _simulate(argv: list[str]) -> int:
     require_extra("pointsman simulate", "sim")
     from fleet.sim.command import simulate_command
 
-    return simulate_command(argv, lambda text: print(text, flush=True))
+    def note(line: str) -> None:
+        if sys.stderr.isatty():
+            print(line, file=sys.stderr)
+
+    return simulate_command(argv, lambda text: print(text, flush=True), note)
 
 
 def _fit(argv: list[str]) -> int:

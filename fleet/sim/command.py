@@ -23,6 +23,7 @@ from fleet.sim.simulation import Simulation, Tenant, simulate
 from picker.errors import ConfigError
 
 DEFAULT_WORKERS = 4
+_MOST_GAPS = 100_000
 MOST_WORKERS = 4096
 _EVENTS = "precise-prefix-cache"  # a configuration of it follows KV events
 Policy = tuple[str, str | None]
@@ -61,12 +62,14 @@ class SimulateSettings(LoadSettings):
                 raise UsageError(f"--event {event}: there is no worker {event.number} then")
 
 
-def simulate_command(argv: Sequence[str], out: Out) -> int:
-    """Run `pointsman simulate …`; returns the exit status. Raises `FleetError`."""
+def simulate_command(argv: Sequence[str], out: Out, note: Out) -> int:
+    """Run `pointsman simulate …`; returns the exit status. `note` gets what is done while the rest
+    is still to come. Raises `FleetError`.
+    """
     settings = SimulateSettings(**vars(build_parser().parse_args(argv)))
     settings.check()
     if settings.scenario is not None:
-        return _scenarios(settings, argv, out)
+        return _scenarios(settings, argv, out, note)
     notes: list[str] = []
     policies = [policy(name) for name in settings.policies or ["default"]]
     if settings.replay is not None:
@@ -74,11 +77,10 @@ def simulate_command(argv: Sequence[str], out: Out) -> int:
         notes = [*recorded.notes(), ""]
         policies = [("recorded", recorded.config), *(policies if settings.policies else [])]
         settings = replace(settings, trace=settings.replay)
-    run = _Run(settings, policies, sessions_of(settings), list(loads_of(settings)))
+    run = _Run(settings, policies, sessions_of(settings), list(loads_of(settings)), note)
     if settings.find is not None:
         return _find(run, out)
-    stages = run.stages()
-    every = [summary(one, settings.objective) for one in stages]
+    every, stages = run.results()
     report = "\n".join([*notes, *_lines(every, settings)])
     out(report)
     document = {
@@ -100,21 +102,27 @@ class _Run:
     policies: Sequence[Policy]
     sessions: Sessions
     loads: Sequence[Load]
+    note: Out
     tenants: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
-    def stages(self, workers: int | None = None) -> list[Stage]:
+    def results(self, workers: int | None = None) -> tuple[list[Summary], list[Stage]]:
         """In the order of loads, and of policies for each. Raises `UsageError`."""
-        stages = list[Stage]()
+        every, stages = list[Summary](), list[Stage]()
         for draws, load in enumerate(self.loads):
             for name, config in self.policies:
                 title = name if len(self.loads) == 1 else f"{load.name} {name}"
                 simulation = self._simulation(config, workers)
                 try:
-                    stages += simulate(simulation, list(self._tenants(title, load)), draws)
+                    some = simulate(simulation, list(self._tenants(title, load)), draws)
                 except ConfigError as error:
                     text = str(error).partition("\n")[0]
                     raise UsageError(f"--policies: {name}: {text}") from error
-        return stages
+                every += [summary(one, self.settings.objective) for one in some]
+                for stage in some:
+                    _thin(stage)
+                stages += some
+                self.note(f"{title}, {simulation.workers} workers")
+        return every, stages
 
     def _tenants(self, title: str, load: Load) -> Iterator[Tenant]:
         whole = Tenant(title, self.settings, load, self.sessions)
@@ -144,6 +152,13 @@ class _Run:
         )
 
 
+def _thin(stage: Stage) -> None:
+    """Leave some gaps for a plot: there may be gigabytes of them."""
+    step = 1 + sum(len(one.gaps) for one in stage.outcomes) // _MOST_GAPS
+    for outcome in stage.outcomes if step > 1 else ():
+        outcome.gaps = outcome.gaps[::step]
+
+
 def _lines(every: Sequence[Summary], settings: LoadSettings) -> Iterator[str]:
     """A table of several stages, or all that there is to say of one."""
     if len(every) == 1:
@@ -153,6 +168,11 @@ def _lines(every: Sequence[Summary], settings: LoadSettings) -> Iterator[str]:
     for one in every:
         for text in one.missed:
             yield f"  {one.name} missed {text}"
+    yield from _failures(every)
+
+
+def _failures(every: Sequence[Summary]) -> Iterator[str]:
+    for one in every:
         for error, times in list(one.errors.items())[:3]:
             yield f"  {one.name} failed {times:,} times: {error}"
 
@@ -169,7 +189,7 @@ def _least(run: _Run, out: Out) -> bool:
     tried = dict[int, list[str]]()
 
     def keeps(workers: int) -> bool:
-        every = [summary(one, run.settings.objective) for one in run.stages(workers)]
+        every, _ = run.results(workers)
         tried[workers] = [text for one in every for text in one.missed]
         return not tried[workers]
 
@@ -187,7 +207,7 @@ def _least(run: _Run, out: Out) -> bool:
     return True
 
 
-def _scenarios(settings: SimulateSettings, argv: Sequence[str], out: Out) -> int:
+def _scenarios(settings: SimulateSettings, argv: Sequence[str], out: Out, note: Out) -> int:
     """Published benchmarks; what a command line has besides them goes for all."""
     names = settings.scenario or ()
     if names == ("all",):
@@ -199,11 +219,14 @@ def _scenarios(settings: SimulateSettings, argv: Sequence[str], out: Out) -> int
     report, stages, found = list[str](), list[Stage](), dict[str, object]()
     for name in names:
         if name in ELSEWHERE:
-            lines = [f"{name}: {ELSEWHERE[name]}", ""]
+            lines = [f"{name} {ELSEWHERE[name]}", ""]
         else:
-            lines, some = _scenario(name, SCENARIOS[name], argv)
-            found[name] = [asdict(summary(stage, settings.objective)) for stage in some]
+            one = SCENARIOS[name]
+            every, some = _scenario(name, one, argv, note)
+            found[name] = [asdict(each) for each in every]
             stages += [replace(stage, name=f"{name} {stage.name}") for stage in some]
+            lines = [f"{name} {one.title}", f"  {one.flags}", f"  published: {one.published}"]
+            lines += [*stages_table(every), *_failures(every), ""]
         out("\n".join(lines))
         report += lines
     document = {"pointsman_simulate": 1, "settings": settings.public(), "scenarios": found}
@@ -211,7 +234,9 @@ def _scenarios(settings: SimulateSettings, argv: Sequence[str], out: Out) -> int
     return 0
 
 
-def _scenario(name: str, one: Scenario, argv: Sequence[str]) -> tuple[list[str], list[Stage]]:
+def _scenario(
+    name: str, one: Scenario, argv: Sequence[str], note: Out
+) -> tuple[list[Summary], list[Stage]]:
     """Its flags come first, so that those that are given win."""
     flags = build_parser().parse_args([*one.flags.split(), *argv])
     settings = SimulateSettings(**vars(flags))
@@ -220,13 +245,4 @@ def _scenario(name: str, one: Scenario, argv: Sequence[str]) -> tuple[list[str],
     if one.requests is not None:
         loads = [Load(name)]
         sessions = traced_sessions(one.requests(Random(f"{settings.seed} {name}")), 1.0)
-    stages = _Run(settings, policies, sessions, loads, one.tenants).stages()
-    every = [summary(stage, settings.objective) for stage in stages]
-    slo = "" if settings.objective is None else ",".join(map(str, settings.objective.bounds))
-    head = [
-        f"{name} {one.title}",
-        f"  pointsman simulate {one.flags}",
-        f"  published: {one.published}",
-    ]
-    lines = [*head, f"  goodput: {slo}", *_lines(every, replace(settings, slo=None)), ""]
-    return lines, stages
+    return _Run(settings, policies, sessions, loads, note, one.tenants).results()

@@ -10,8 +10,8 @@ gaps of an answer are a slice of it. A step that runs a part of a prompt is a ju
 Admission is that of the scheduler: by arrival, up to the limits of sequences and of tokens in a
 step, with room for the whole prompt, and a prompt waits while another one computes its next block.
 The prefix cache names blocks by a chain of hashes and evicts the least recently used. What is not
-exact: blocks that are not full count by the fraction that is used; a prompt becomes a hit as a
-whole, after its last chunk; when blocks run out the last one admitted is preempted.
+exact: sequences use half a block more than their tokens need, whatever that is; a prompt becomes a
+hit as a whole, after its last chunk; when blocks run out the last one admitted is preempted.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from worker.types import EngineStats
 
 _RING_TOKENS = 1 << 16
 _LOG_STEPS = 1 << 15
+_LAST_BLOCK = 0.5  # of a sequence's last block is not used yet, on average
 # What answers are slices of.
 _RING = array("i", Random(0).choices(range(256, 1280), k=2 * _RING_TOKENS))
 
@@ -48,7 +49,7 @@ class _Sequence:
     prefill_left: int = 0
     held: int = 0  # blocks of `hashes` that it refers to
     told: int = 0  # tokens of the answer
-    since: int = 0  # the step of its last token, while it decodes
+    since: int | None = None  # the step of the last token told, while it decodes
     last_at: float = 0.0
     gaps: array[float] = field(default_factory=lambda: array("d"))
 
@@ -69,8 +70,9 @@ class PrefixCache:
         return len(self._references)
 
     @property
-    def num_free(self) -> int:
-        return len(self._free)
+    def references(self) -> int:
+        """Of all sequences to blocks."""
+        return sum(self._references.values())
 
     def match(self, hashes: Sequence[int], limit: int) -> int:
         """How many blocks from the beginning are here, `limit` at most."""
@@ -224,6 +226,15 @@ class FastWorker:
         self._waiting.clear()
         self._prefilling, self._decoding = [], []
 
+    def check_integrity(self) -> None:
+        """Raises `AssertionError` if counts and what is counted differ; between steps."""
+        begun = [*self._prefilling, *(one for *_, one in self._decoding)]
+        if self.cache.references != sum(one.held for one in begun):
+            raise AssertionError("references to blocks do not add up")
+        own = sum(self._own_blocks(one) for one in begun)
+        if abs(own - self._private) > 1e-6 * (1 + own):
+            raise AssertionError(f"{self._private} blocks of their own are counted, {own} are used")
+
     # Steps
 
     def _begin(self) -> None:
@@ -275,7 +286,8 @@ class FastWorker:
                 self._first(one, now)
         self.cache.flush()
         if len(self._log) > _LOG_STEPS:
-            oldest = min((one.since for *_, one in self._decoding), default=self._step)
+            begun = (one.since for *_, one in self._decoding if one.since is not None)
+            oldest = min(begun, default=self._step)
             del self._log[: oldest - self._logged]
             self._logged = oldest
         self._begin()
@@ -315,16 +327,17 @@ class FastWorker:
 
     def _leave(self, one: _Sequence) -> None:
         """It does not decode any more; its tokens so far are counted and its blocks are free."""
-        decoded = min(self._step - one.since, one.num_output - one.told)
-        first = one.since - self._logged
-        one.gaps.extend(self._log[first : first + decoded])
-        one.told += decoded
-        one.last_at = self._now()
+        since = self._step if one.since is None else one.since
+        first = since - self._logged
+        one.gaps.extend(self._log[first : self._step - self._logged])
+        one.told += self._step - since
+        one.since, one.last_at = None, self._now()
         self._private -= self._own_blocks(one)
         self.cache.release(one.hashes[: one.held])
 
     def _own_blocks(self, one: _Sequence) -> float:
-        return (len(one.prompt) + one.told) / self._size - len(one.hashes)
+        told = one.told + (self._step - one.since if one.since is not None else 0)
+        return _LAST_BLOCK + (len(one.prompt) + told) / self._size - one.held
 
     # Admission
 
@@ -382,7 +395,7 @@ class FastWorker:
         if one.num_cached is None:
             one.num_cached = matched * self._size
         one.prefill_left = num_tokens - matched * self._size
-        self._private += num_tokens / self._size - matched
+        self._private += _LAST_BLOCK + num_tokens / self._size - matched
         self._computing.update(one.hashes[matched:])
         self._prefilling.append(one)
         self.cache.evict(self._capacity - self.cache.num_referenced - self._private)

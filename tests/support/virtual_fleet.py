@@ -18,7 +18,6 @@ from typing import Self
 
 from fleet.sim.living_worker import LivingWorker, WorkerSettings
 from fleet.sim.virtual_replicas import Priorities
-
 from picker.app.in_use import pipeline_of
 from picker.config.build import build, default_config
 from picker.config.catalog import builtin_plugins

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from shared_prefixes import WORKER, Seen, SharedPrefixes, run
+
 from fleet.sim.virtual_replicas import ReplicasSettings, VirtualReplicas
 
 LOAD = SharedPrefixes()

@@ -6,6 +6,7 @@ import asyncio
 import time
 
 import pytest
+
 from fleet.sim.virtual_time import run_in_virtual_time
 
 
