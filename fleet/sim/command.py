@@ -24,7 +24,7 @@ from picker.errors import ConfigError
 
 DEFAULT_WORKERS = 4
 _MOST_GAPS = 100_000
-MOST_WORKERS = 4096
+MOST_WORKERS = 1024
 _EVENTS = "precise-prefix-cache"  # a configuration of it follows KV events
 Policy = tuple[str, str | None]
 Out = Callable[[str], None]
@@ -225,7 +225,8 @@ def _scenarios(settings: SimulateSettings, argv: Sequence[str], out: Out, note: 
             every, some = _scenario(name, one, argv, note)
             found[name] = [asdict(each) for each in every]
             stages += [replace(stage, name=f"{name} {stage.name}") for stage in some]
-            lines = [f"{name} {one.title}", f"  {one.flags}", f"  published: {one.published}"]
+            given = " ".join([one.flags, *argv])
+            lines = [f"{name} {one.title}", f"  {given}", f"  published: {one.published}"]
             lines += [*stages_table(every), *_failures(every), ""]
         out("\n".join(lines))
         report += lines
