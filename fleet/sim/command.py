@@ -15,7 +15,7 @@ from fleet.bench.workload import Sessions, traced_sessions
 from fleet.errors import UsageError
 from fleet.sim.fast_worker import is_linear
 from fleet.sim.flags import Event, build_parser
-from fleet.sim.latency import Room, worker_settings
+from fleet.sim.latency import WorkerLimits, worker_settings
 from fleet.sim.policies import policy
 from fleet.sim.recorded import read_recorded
 from fleet.sim.scenarios import ELSEWHERE, SCENARIOS, Scenario
@@ -135,8 +135,12 @@ class _Run:
 
     def _simulation(self, config: str | None, workers: int | None) -> Simulation:
         settings = self.settings
-        room = Room(settings.kv_tokens, settings.max_num_seqs, settings.max_num_batched_tokens)
-        worker = worker_settings(settings.worker, room, config is not None and _EVENTS in config)
+        room = WorkerLimits(
+            settings.kv_tokens, settings.max_num_seqs, settings.max_num_batched_tokens
+        )
+        worker = worker_settings(
+            settings.worker, WorkerLimits(*own), config is not None and _EVENTS in config
+        )
         if settings.fast and not is_linear(worker):
             model = worker.sim.latency_model
             text = f"--fast is for the latency model linear; that of {settings.worker} is {model}"

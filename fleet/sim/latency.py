@@ -43,7 +43,7 @@ _KV_TOKENS, _MAX_NUM_SEQS, _MAX_BATCHED_TOKENS = 262_144, 256, 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class WorkerLimits:
     """What was asked for instead of what the preset or file says; None: nothing."""
 
     kv_tokens: int | None = None
@@ -51,7 +51,7 @@ class Room:
     max_num_batched_tokens: int | None = None
 
 
-def worker_settings(name: str, room: Room, records_events: bool) -> WorkerSettings:
+def worker_settings(name: str, asked: WorkerLimits, records_events: bool) -> WorkerSettings:
     """A worker by the name of a preset or of a file. Raises `UsageError`."""
     speed = OWN_PRESETS.get(name)
     if speed is None and name not in PRESETS:
@@ -66,11 +66,11 @@ def worker_settings(name: str, room: Room, records_events: bool) -> WorkerSettin
             decode_base_seconds=speed.decode_base_seconds,
             decode_per_sequence_seconds=speed.decode_per_sequence_seconds,
         )
-    kv_tokens = room.kv_tokens or speed.kv_tokens or _KV_TOKENS
-    batched = room.max_num_batched_tokens or speed.max_num_batched_tokens or _MAX_BATCHED_TOKENS
+    kv_tokens = asked.kv_tokens or speed.kv_tokens or _KV_TOKENS
+    batched = asked.max_num_batched_tokens or speed.max_num_batched_tokens or _MAX_BATCHED_TOKENS
     limits = SchedulerConfig(
         max_num_batched_tokens=batched,
-        max_num_seqs=room.max_num_seqs or speed.max_num_seqs or _MAX_NUM_SEQS,
+        max_num_seqs=asked.max_num_seqs or speed.max_num_seqs or _MAX_NUM_SEQS,
         max_model_len=MAX_MODEL_TOKENS,
     )
     cache = CacheConfig(

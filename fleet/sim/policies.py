@@ -1,3 +1,4 @@
+# Apart: configurations, which nothing but the command reads.
 """Picker configurations by name: ours, and the policies of other routers."""
 
 from __future__ import annotations
