@@ -135,12 +135,11 @@ class _Run:
 
     def _simulation(self, config: str | None, workers: int | None) -> Simulation:
         settings = self.settings
-        room = WorkerLimits(
+        limits = WorkerLimits(
             settings.kv_tokens, settings.max_num_seqs, settings.max_num_batched_tokens
         )
-        worker = worker_settings(
-            settings.worker, WorkerLimits(*own), config is not None and _EVENTS in config
-        )
+        records_events = config is not None and _EVENTS in config
+        worker = worker_settings(settings.worker, limits, records_events)
         if settings.fast and not is_linear(worker):
             model = worker.sim.latency_model
             text = f"--fast is for the latency model linear; that of {settings.worker} is {model}"
