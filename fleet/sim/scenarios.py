@@ -151,7 +151,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "S12": Scenario(
         "two tenants, ten to one",
-        f"--workers 4 {_SAAS} --output-tokens 1000 --rate 22 {_LADDER} {_SLO}",
+        f"--workers 4 {_SAAS} --prefix-groups 75 --output-tokens 1000 --rate 22 {_LADDER} {_SLO}",
         "nothing: the small tenant of priority 0 should not feel the large one of -1",
         tenants={"small": (0, 1 / 11), "large": (-1, 10 / 11)},
     ),
