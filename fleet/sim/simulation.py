@@ -71,23 +71,25 @@ async def _simulated(simulation: Simulation, tenants: Sequence[Tenant], draws: i
         is_fast=simulation.is_fast,
     )
     loop = asyncio.get_running_loop()
+    rngs = [Random(f"{simulation.seed}/{draws}/{number}") for number in range(len(tenants))]
+    texts = TokenTexts(rngs[0].getrandbits(32))  # all tenants' groups are the same ones
     async with VirtualReplicas(settings) as fleet:
         for event in simulation.events:
             loop.call_at(event.at_seconds, _happens, fleet, event)
         async with asyncio.TaskGroup() as group:
             running = [
-                group.create_task(_stage(fleet, one, f"{simulation.seed}/{draws}/{number}"))
-                for number, one in enumerate(tenants)
+                group.create_task(_stage(fleet, one, texts, rng))
+                for one, rng in zip(tenants, rngs, strict=True)
             ]
         return [one.result() for one in running]
 
 
-async def _stage(fleet: VirtualReplicas, tenant: Tenant, seed: str) -> Stage:
-    rng, clock = Random(seed), asyncio.get_running_loop().time
+async def _stage(fleet: VirtualReplicas, tenant: Tenant, texts: TokenTexts, rng: Random) -> Stage:
+    clock = asyncio.get_running_loop().time
     client = VirtualClient(fleet, tenant.objective)
     settings = tenant.settings
     driver = Driver(client, TokenForm(), clock, settings.think, settings.requests)
-    sessions = tenant.sessions(TokenTexts(rng.getrandbits(32)), rng)
+    sessions = tenant.sessions(texts, rng)
     await drive(driver, tenant.load, settings, sessions, rng)
     return Stage(
         tenant.name, driver.begun, clock(), settings.warmup, driver.outcomes, driver.pulses, None
