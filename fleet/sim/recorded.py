@@ -24,7 +24,7 @@ class _Line(msgspec.Struct):
     line: str
     number: int = 0
     again: int | bool | None = None
-    config: str = ""
+    config: str | int = ""  # of a header its text, of a decision the number of one
     request: _Request | None = None
     usage: dict[str, object] | None = None
 
@@ -68,7 +68,7 @@ def read_recorded(path: Path) -> Recorded:
         with path.open("rb") as file:
             for text in file:
                 one = decode(text)
-                if one.line == "header" and config is None:
+                if one.line == "header" and config is None and isinstance(one.config, str):
                     config = one.config
                 elif one.request is not None and one.again is None:
                     requests[one.number] = one.request

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded_traffic import Traffic, record
 
 from fleet.errors import UsageError
 from fleet.sim.command import simulate_command
 from fleet.sim.flags import build_parser
 from fleet.sim.policies import POLICIES
 from fleet.sim.scenarios import ELSEWHERE, SCENARIOS
+from picker.config.build import DEFAULT_CONFIG
 
 LENGTHS = ["--output-tokens", "40", "--input-tokens", "100"]
 SMALL = ["--fast", "--rate", "12", "--duration", "6", *LENGTHS]
@@ -202,3 +204,12 @@ def test_an_event_that_is_none_is_refused(event: str, capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit):
         build_parser().parse_args(["--event", event])
     assert "takes an event such as 60:kill:3" in capsys.readouterr().err
+
+
+def test_a_real_recording_is_read_with_its_prompts(tmp_path: Path) -> None:
+    """As a picker has written it."""
+    path = record(Traffic([DEFAULT_CONFIG.decode()], seed=4), 60, tmp_path / "r.jsonl")
+    status, text = run("--fast", "--replay", str(path), "--policies", "round-robin")
+    assert status == 0
+    assert "recorded requests, with their times" in text
+    assert [line.split()[0] for line in text.splitlines()[-2:]] == ["recorded", "round-robin"]
