@@ -26,8 +26,8 @@ import numpy as np
 import uvloop
 from result_files import RESULTS, write_results
 from shared_prefixes import WORKER, SharedPrefixes, run
-from virtual_replicas import ReplicasSettings
 
+from fleet.sim.virtual_replicas import ReplicasSettings
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.peers.discovery import PeerAddress
 from picker.peers.exchange import ExchangeSettings, PeerExchange

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from living_worker import WorkerSettings
-from virtual_replicas import ReplicasSettings, Served, VirtualReplicas
-from virtual_time import run_in_virtual_time
-
+from fleet.sim.living_worker import WorkerSettings
+from fleet.sim.virtual_replicas import ReplicasSettings, Served, VirtualReplicas
+from fleet.sim.virtual_time import run_in_virtual_time
 from worker.config import CacheConfig, SchedulerConfig
 
 # A worker's cache holds a third of the beginnings, so that it matters who is sent what.

@@ -291,6 +291,26 @@ def _plan(argv: list[str]) -> int:
     return plan_command(argv, print)
 
 
+def _simulate(argv: list[str]) -> int:
+    parser_of("simulate").parse_args(argv)
+    require_extra("pointsman simulate", "sim")
+    from fleet.sim.command import simulate_command
+
+    def note(line: str) -> None:
+        if sys.stderr.isatty():
+            print(line, file=sys.stderr)
+
+    return simulate_command(argv, lambda text: print(text, flush=True), note)
+
+
+def _fit(argv: list[str]) -> int:
+    parser_of("fit").parse_args(argv)
+    require_extra("pointsman fit", "sim")
+    from fleet.sim.fit import fit_command
+
+    return fit_command(argv, print)
+
+
 def _restart(argv: list[str]) -> int:
     from os import environ
 
@@ -433,6 +453,8 @@ _HELP = {
     "explain": "show why a request went to its endpoint",
     "bench": "measure an endpoint under load",
     "plan": "show how many replicas a load needs",
+    "simulate": "run a fleet in virtual time, with any configuration",
+    "fit": "make a simulated worker of a run of bench",
     "doctor": "find the problems of an installation, and their fixes",
     "worker": "serve one model over the OpenAI API",
     "picker": "run an endpoint picker for Envoy",
@@ -462,6 +484,8 @@ _FLAGS_IN = {
     "doctor": "fleet.doctor.flags",
     "bench": "fleet.bench.flags",
     "plan": "fleet.capacity_plan",
+    "simulate": "fleet.sim.flags",
+    "fit": "fleet.sim.fit_flags",
 }
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "up": _up,
@@ -474,6 +498,8 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "explain": _explain,
     "bench": _bench,
     "plan": _plan,
+    "simulate": _simulate,
+    "fit": _fit,
     "doctor": _doctor,
     "worker": _worker,
     "picker": _picker,
@@ -484,7 +510,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "version": _version,
 }
 # What an installation lacks where a command cannot be imported.
-_EXTRAS = {"up": "sim", "worker": "sim", "train-draft": "worker"}
+_EXTRAS = {"up": "sim", "worker": "sim", "train-draft": "worker", "simulate": "sim", "fit": "sim"}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import os
 import resource
 import secrets
@@ -12,37 +11,34 @@ import signal
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from random import Random
 from urllib.parse import urlsplit
 
 import httpx
-import msgspec
 import uvloop
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from fleet.bench.arrivals import Ramp, intended_times
 from fleet.bench.client import Client, Record
 from fleet.bench.comparison import Comparison, compare, comparison_lines
 from fleet.bench.driver import Driver, RequestForm
 from fleet.bench.flags import build_parser
-from fleet.bench.page import page
-from fleet.bench.picker_config import FollowedConfig, look_at, read_configs
-from fleet.bench.report import lines_of, stages_table, write_csv, write_text
-from fleet.bench.slo import Bound, Slo
-from fleet.bench.summary import Stage, Summary, summary
-from fleet.bench.traces import read_trace
-from fleet.bench.workload import (
-    Sessions,
-    Span,
-    Synthetic,
-    WordRing,
-    traced_sessions,
+from fleet.bench.load import (
+    Load,
+    LoadSettings,
+    drive,
+    loads_of,
+    sessions_of,
+    write_results,
 )
+from fleet.bench.picker_config import FollowedConfig, look_at, read_configs
+from fleet.bench.report import lines_of, stages_table
+from fleet.bench.summary import Stage, Summary, summary
+from fleet.bench.workload import WordRing
 from fleet.chat import first_model
 from fleet.errors import FleetError, UsageError
 from fleet.running_picker import picker_url
@@ -54,39 +50,19 @@ _PROBE_WORDS = (8, 264)
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(LoadSettings):
     """The flags as they were read; see `flags`."""
 
     url: str
     model: str | None
     api: str
     header: list[tuple[str, str]]
-    rate: tuple[Ramp, ...] | None
-    concurrency: int | None
-    burstiness: float
-    duration: float | None
-    requests: int | None
-    warmup: float
     timeout: float
-    seed: int
     compare_url: str | None
     compare: list[Path] | None
     picker: str | None
     rounds: int
-    input_tokens: Span
-    output_tokens: Span
-    prefix_groups: int | None
-    prefix_tokens: int | None
-    turns: Span
-    think: float
-    trace: Path | None
-    speed: float | None
     respect_eos: bool
-    slo: tuple[Bound, ...] | None
-    slo_share: float
-    json: Path | None
-    csv: Path | None
-    html: Path | None
 
     @property
     def compared(self) -> tuple[str, str] | None:
@@ -95,21 +71,17 @@ class Settings:
             return str(self.compare[0]), str(self.compare[1])
         return None if self.compare_url is None else (self.url, self.compare_url)
 
-    @property
-    def objective(self) -> Slo | None:
-        return None if self.slo is None else Slo(self.slo, self.slo_share)
+    def check(self) -> None:
+        LoadSettings.check(self)
+        if self.compared is not None and len(self.rate or self.concurrency or ()) > 1:
+            name = "--rate a single rate or ramp" if self.rate else "--concurrency one number"
+            raise UsageError(f"a comparison has one stage: give {name}")
+        if self.picker is not None and self.compare is None:
+            raise UsageError("--picker is for --compare")
 
     def public(self) -> dict[str, object]:
-        """For reports: without headers, which may be credentials."""
-        every = {field.name: getattr(self, field.name) for field in fields(self)}
-        del every["header"]
-        return {k: None if v is None else _plain(v) for k, v in every.items()}
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, int | float | str):
-        return value
-    return [str(one) for one in value] if isinstance(value, tuple | list) else str(value)
+        """Without headers, which may be credentials."""
+        return {k: v for k, v in LoadSettings.public(self).items() if k != "header"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,16 +127,19 @@ def bench_command(argv: Sequence[str], out: Callable[[str], None], screen: Conso
     it is a terminal. Raises `FleetError`.
     """
     settings = Settings(**vars(build_parser().parse_args(argv)))
-    _check(settings)
-    for path in (settings.json, settings.csv, settings.html):
-        if path is not None and path.is_dir():
-            raise UsageError(f"{path} is a folder; the result needs the name of a file")
+    settings.check()
     _allow_many_connections()
     bench = Bench(settings, screen)
     was_interrupted = uvloop.run(bench.run())
     report = bench.report()
     out(report)
-    _write(settings, bench, report)
+    document = {
+        "pointsman_bench": 1,
+        "settings": settings.public(),
+        "stages": [asdict(one) for one in bench.summaries],
+        "comparison": None if bench.comparison is None else asdict(bench.comparison),
+    }
+    write_results(settings, document, f"pointsman bench: {settings.url}", report, bench.stages)
     if was_interrupted:
         return INTERRUPTED
     every = bench.summaries
@@ -172,40 +147,11 @@ def bench_command(argv: Sequence[str], out: Callable[[str], None], screen: Conso
     return 1 if is_missed else 0
 
 
-def _check(settings: Settings) -> None:
-    """Flags that contradict each other."""
-    if settings.speed is not None and settings.trace is None:
-        raise UsageError("--speed is for a --trace")
-    if settings.prefix_tokens is not None and settings.prefix_groups is None:
-        raise UsageError("--prefix-tokens needs --prefix-groups")
-    if settings.trace is not None and settings.prefix_groups is not None:
-        raise UsageError("--prefix-groups is not for a --trace, whose beginnings are its own")
-    if settings.trace is not None and settings.turns != Span(1, 1):
-        raise UsageError("--turns is not for a --trace")
-    if settings.speed is not None and (settings.rate or settings.concurrency):
-        raise UsageError("--speed is for a trace's own times, not for --rate or --concurrency")
-    if settings.compared is not None and len(settings.rate or ()) > 1:
-        raise UsageError("a comparison has one stage: give --rate a single rate or ramp")
-    if settings.picker is not None and settings.compare is None:
-        raise UsageError("--picker is for --compare")
-    if settings.duration is not None and settings.warmup >= settings.duration:
-        raise UsageError("--warmup must be shorter than --duration, or nothing is counted")
-
-
 def _allow_many_connections() -> None:
     """An open loop has as many as there are requests in flight."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """One stage: a ramp, or a number of sessions, or neither for a trace's own times."""
-
-    name: str
-    ramp: Ramp | None = None
-    concurrency: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +173,7 @@ class Bench:
         self.settings = settings
         self.stages: list[Stage] = []
         self._screen = screen
-        self._sessions = _sessions_of(settings)
+        self._sessions = sessions_of(settings)
         self._configs = () if settings.compare is None else read_configs(settings.compare)
         self.comparison: Comparison | None = None
 
@@ -275,7 +221,7 @@ class Bench:
             yield followed
 
     def _turns(self, endpoints: Sequence[Endpoint]) -> Iterator[Turn]:
-        loads, names = list(_loads_of(self.settings)), self.settings.compared
+        loads, names = list(loads_of(self.settings)), self.settings.compared
         if names is None:
             yield from (Turn(load, endpoints[0], number) for number, load in enumerate(loads))
             return
@@ -309,23 +255,11 @@ class Bench:
             Random(f"{settings.seed}/{turn.draws}"),
         )
         driver = Driver(client, form, time.perf_counter, settings.think, settings.requests)
-        sessions = iter(self._sessions(ring, rng))
+        sessions = self._sessions(ring, rng)
         cpu = time.process_time()
         try:
             async with self._shown(load.name, driver):
-                if load.concurrency is not None:
-                    await driver.closed_loop(sessions, load.concurrency, _seconds_of(settings))
-                elif load.ramp is None:
-                    until = settings.duration or float("inf")
-                    timed = ((one.at_seconds or 0.0, one) for one in sessions)
-                    await driver.open_loop(pair for pair in timed if pair[0] < until)
-                else:
-                    # Its own draws: the arrivals are the same whatever is asked.
-                    own = Random(rng.getrandbits(64))
-                    times = intended_times(
-                        load.ramp, _seconds_of(settings), settings.burstiness, own
-                    )
-                    await driver.open_loop(zip(times, sessions, strict=False))
+                await drive(driver, load, settings, sessions, rng)
         finally:
             client.close()
             cpu = time.process_time() - cpu
@@ -342,7 +276,7 @@ class Bench:
             )
 
     @contextlib.asynccontextmanager
-    async def _shown(self, name: str, driver: Driver) -> AsyncIterator[None]:
+    async def _shown(self, name: str, driver: Driver[bytes]) -> AsyncIterator[None]:
         """With the last seconds on the screen, drawn once a second."""
         if not self._screen.is_terminal:
             yield
@@ -360,7 +294,7 @@ class Bench:
             finally:
                 task.cancel()
 
-    def _picture(self, name: str, driver: Driver) -> Iterator[str]:
+    def _picture(self, name: str, driver: Driver[bytes]) -> Iterator[str]:
         now = time.perf_counter()
         recent = [one for one in driver.outcomes[-20_000:] if one.ended > now - RECENT_SECONDS]
         since = min((one.intended for one in recent), default=now)
@@ -383,56 +317,3 @@ class Bench:
         elif len(every) > 1:
             lines += stages_table(every)
         return "\n".join(lines).rstrip()
-
-
-def _sessions_of(settings: Settings) -> Sessions:
-    if settings.trace is not None:
-        trace = read_trace(settings.trace, settings.output_tokens.high)
-        return traced_sessions(trace, settings.speed or 1.0)
-    synthetic = Synthetic(
-        settings.input_tokens,
-        settings.output_tokens,
-        settings.prefix_groups or 0,
-        settings.prefix_tokens or 1024,
-        settings.turns,
-    )
-    return synthetic.sessions
-
-
-def _loads_of(settings: Settings) -> Iterator[Load]:
-    if settings.concurrency is not None:
-        yield Load(f"{settings.concurrency} sessions", concurrency=settings.concurrency)
-    elif settings.trace is not None and settings.rate is None:
-        yield Load(settings.trace.name)
-    else:
-        for ramp in settings.rate or (Ramp(1.0, 1.0),):
-            yield Load(f"{ramp}/s", ramp)
-
-
-def _seconds_of(settings: Settings) -> float:
-    """With a number of requests alone a stage lasts until they are sent."""
-    if settings.duration is not None:
-        return settings.duration
-    return 30.0 if settings.requests is None else 1e7
-
-
-def _write(settings: Settings, bench: Bench, report: str) -> None:
-    document = {
-        "pointsman_bench": 1,
-        "settings": settings.public(),
-        "stages": [asdict(one) for one in bench.summaries],
-        "comparison": None if bench.comparison is None else asdict(bench.comparison),
-    }
-    try:
-        if settings.json is not None:
-            text = msgspec.json.format(msgspec.json.encode(document)).decode()
-            write_text(settings.json, text + "\n")
-        if settings.csv is not None:
-            file = io.StringIO(newline="")
-            write_csv(file, bench.stages)
-            write_text(settings.csv, file.getvalue())
-        if settings.html is not None:
-            title = f"pointsman bench: {settings.url}"
-            write_text(settings.html, page(title, report, bench.stages))
-    except OSError as error:
-        raise FleetError(f"cannot write a result: {error}") from error

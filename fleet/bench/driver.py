@@ -12,13 +12,33 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from fleet.bench.client import Client, Clock, Record
+from fleet.bench.client import Clock, Record
 from fleet.bench.workload import Session
 
 PULSE_SECONDS = 0.05
+Body = TypeVar("Body")
+MadeBody = TypeVar("MadeBody", covariant=True)
+SentBody = TypeVar("SentBody", contravariant=True)
+
+
+class Form(Protocol[MadeBody]):
+    """How a session's next turn becomes what is sent."""
+
+    def body(self, messages: list[dict[str, str]], output_tokens: int) -> MadeBody: ...
+
+
+class Sender(Protocol[SentBody]):
+    """Sends what a form has made, over a network or in virtual time."""
+
+    @property
+    def in_flight(self) -> int: ...
+
+    async def ask(self, body: SentBody, outcome: Record, /) -> None:
+        """Returns when `outcome` has what became of it; a failure is its `error`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +75,11 @@ class Pulse:
 
 
 @dataclass(slots=True)
-class Driver:
+class Driver(Generic[Body]):
     """Owns what has become of the requests of one stage, in the order of their ends."""
 
-    client: Client
-    form: RequestForm
+    client: Sender[Body]
+    form: Form[Body]
     clock: Clock
     think_seconds: float = 0.0
     max_requests: int | None = None

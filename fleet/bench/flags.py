@@ -31,29 +31,9 @@ def build_parser() -> Parser:
     parser.add_argument("--api", choices=("chat", "completions"), default="chat", help=text)
     text = "sent with every request, such as 'authorization: Bearer KEY'; may be repeated"
     parser.add_argument("--header", type=_header, action="append", default=[], help=text)
-    _add_load(parser)
-    _add_data(parser)
-    _add_results(parser)
-    return parser
-
-
-def _add_load(parser: Parser) -> None:
-    group = parser.add_argument_group("load")
-    either = group.add_mutually_exclusive_group()
-    text = "requests a second, whatever the answers: 5, a ramp 1..20, or stages 1,2,4,8 (default 1)"
-    either.add_argument("--rate", type=_rates, metavar="R", help=text)
-    text = "instead of --rate: so many sessions at a time, each begun as another ends"
-    either.add_argument("--concurrency", type=count, metavar="N", help=text)
-    text = "shape of the gaps: 1 is Poisson, less is burstier, inf is regular"
-    group.add_argument("--burstiness", type=_shape, default=1.0, metavar="SHAPE", help=text)
-    text = "of each stage (default 30, of a trace all of it)"
-    group.add_argument("--duration", type=_positive, metavar="SECONDS", help=text)
-    group.add_argument("--requests", type=count, metavar="N", help="of each stage, at most")
-    text = "at the beginning of each stage, whose requests are not counted"
-    group.add_argument("--warmup", type=seconds, default=0.0, metavar="SECONDS", help=text)
+    group = add_load(parser)
     text = "after which a request has failed"
-    group.add_argument("--timeout", type=_positive, default=120.0, metavar="SECONDS", help=text)
-    group.add_argument("--seed", type=int, default=1, help="of arrivals and lengths")
+    group.add_argument("--timeout", type=positive, default=120.0, metavar="SECONDS", help=text)
     compared = group.add_mutually_exclusive_group()
     text = "a second endpoint: the same arrivals at both in alternating turns"
     compared.add_argument("--compare-url", type=url, metavar="URL", help=text)
@@ -63,9 +43,34 @@ def _add_load(parser: Parser) -> None:
     group.add_argument("--picker", type=url, metavar="URL", help=text)
     text = "turns of each when comparing"
     group.add_argument("--rounds", type=count, default=6, metavar="N", help=text)
+    data = add_data(parser)
+    text = "let answers end early (default: ignore_eos, which vLLM and our workers have)"
+    data.add_argument("--respect-eos", action="store_true", help=text)
+    add_results(parser)
+    return parser
 
 
-def _add_data(parser: Parser) -> None:
+def add_load(parser: Parser) -> argparse._ArgumentGroup:
+    """When requests are sent; returns the group."""
+    group = parser.add_argument_group("load")
+    either = group.add_mutually_exclusive_group()
+    text = "requests a second, whatever the answers: 5, a ramp 1..20, or stages 1,2,4,8 (default 1)"
+    either.add_argument("--rate", type=_rates, metavar="R", help=text)
+    text = "instead of --rate: so many sessions at a time, each begun as another ends; or 10,20,40"
+    either.add_argument("--concurrency", type=_counts, metavar="N", help=text)
+    text = "shape of the gaps: 1 is Poisson, less is burstier, inf is regular"
+    group.add_argument("--burstiness", type=_shape, default=1.0, metavar="SHAPE", help=text)
+    text = "of each stage (default 30, of a trace all of it)"
+    group.add_argument("--duration", type=positive, metavar="SECONDS", help=text)
+    group.add_argument("--requests", type=count, metavar="N", help="of each stage, at most")
+    text = "at the beginning of each stage, whose requests are not counted"
+    group.add_argument("--warmup", type=seconds, default=0.0, metavar="SECONDS", help=text)
+    group.add_argument("--seed", type=int, default=1, help="of arrivals and lengths")
+    return group
+
+
+def add_data(parser: Parser) -> argparse._ArgumentGroup:
+    """What is asked; returns the group."""
     group = parser.add_argument_group("what is asked")
     text = "of a user's text: 512, or drawn from 128..1024"
     group.add_argument("--input-tokens", type=_span, default=Span(512, 512), help=text)
@@ -73,8 +78,10 @@ def _add_data(parser: Parser) -> None:
     group.add_argument("--output-tokens", type=_span, default=Span(128, 128), help=text)
     text = "so many system prompts, one of which begins each session"
     group.add_argument("--prefix-groups", type=count, metavar="N", help=text)
-    text = "of each system prompt (default 1024)"
-    group.add_argument("--prefix-tokens", type=count, metavar="N", help=text)
+    text = "of each system prompt (default 1024); without groups every session has its own"
+    group.add_argument("--prefix-tokens", type=_span, metavar="N", help=text)
+    text = "first questions of a group, which come again (default: every question is new)"
+    group.add_argument("--prefix-prompts", type=count, metavar="N", help=text)
     text = "requests of a session, each with all that was said before: 4, or 2..8"
     group.add_argument("--turns", type=_span, default=Span(1, 1), help=text)
     text = "between an answer and the next turn"
@@ -82,12 +89,12 @@ def _add_data(parser: Parser) -> None:
     text = "times, lengths and shared beginnings of Mooncake's JSON lines, Azure's CSV, a recording"
     group.add_argument("--trace", type=Path, metavar="FILE", help=text)
     text = "how much faster than it was recorded a trace is sent"
-    group.add_argument("--speed", type=_positive, metavar="FACTOR", help=text)
-    text = "let answers end early (default: ignore_eos, which vLLM and our workers have)"
-    group.add_argument("--respect-eos", action="store_true", help=text)
+    group.add_argument("--speed", type=positive, metavar="FACTOR", help=text)
+    return group
 
 
-def _add_results(parser: Parser) -> None:
+def add_results(parser: Parser) -> None:
+    """What is measured, and where it is written."""
     group = parser.add_argument_group("results")
     text = "bounds of every request, or of a quantile: ttft<1s,itl<50ms,e2e_p95<8s"
     group.add_argument("--slo", type=_bounds, metavar="BOUNDS", help=text)
@@ -105,7 +112,7 @@ def _number(text: str) -> float:
         return math.nan
 
 
-def _positive(text: str) -> float:
+def positive(text: str) -> float:
     value = _number(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"takes a number above 0, not {text!r}")
@@ -136,6 +143,10 @@ def _rates(text: str) -> tuple[Ramp, ...]:
             )
         ramps.append(Ramp(ends[0], ends[-1]))
     return tuple(ramps)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(count(part) for part in text.split(","))
 
 
 def _span(text: str) -> Span:

@@ -15,6 +15,9 @@ _COLUMNS = (
     "stage", "at_seconds", "late_seconds", "ttft_seconds", "itl_seconds", "e2e_seconds",
     "prompt_tokens", "cached_tokens", "output_tokens", "status", "error",
 )  # fmt: skip
+_STAGE_COLUMNS = (
+    "done/s", "tokens/s", "cached", "TTFT p50", "p95", "ITL p50", "p95", "failed", "goodput",
+)  # fmt: skip
 
 
 def lines_of(one: Summary, slo: Slo | None) -> Iterator[str]:
@@ -40,6 +43,8 @@ def lines_of(one: Summary, slo: Slo | None) -> Iterator[str]:
     for error, times in list(one.errors.items())[:5]:
         yield f"  failed {times:,} times: {error}"
     load = one.client
+    if load is None:
+        return
     yield (
         f"  client: {load.cpu_seconds_per_request * 1e6:.0f} µs of CPU a request, "
         f"{load.busy_share:.0%} of a core, sends {load.late_p99_seconds * 1e3:.1f} ms late (p99)"
@@ -53,15 +58,17 @@ def lines_of(one: Summary, slo: Slo | None) -> Iterator[str]:
 
 def stages_table(every: Sequence[Summary]) -> Iterator[str]:
     """Several stages, a line each; milliseconds."""
-    head = ("stage", "done/s", "tokens/s", "TTFT p50", "p95", "ITL p50", "p95", "failed", "goodput")
-    yield "".join(f"{cell:>12}" for cell in head)
+    wide = max((len(one.name) + 2 for one in every), default=0)
+    yield f"{'stage':>{max(12, wide)}}" + "".join(f"{cell:>12}" for cell in _STAGE_COLUMNS)
     for one in every:
-        cells = [one.name, f"{one.completed_rate:.2f}", f"{one.output_tokens_per_second:,.0f}"]
+        share = one.cached_tokens / one.prompt_tokens if one.prompt_tokens else 0.0
+        cells = [f"{one.completed_rate:.2f}", f"{one.output_tokens_per_second:,.0f}"]
+        cells += [f"{share:.1%}"]
         for spread in (one.ttft, one.itl):
             cells += ["–", "–"] if spread is None else [_ms(spread.p50), _ms(spread.p95)]
         cells += [f"{sum(one.errors.values()):,}"]
         cells += ["–" if one.goodput is None else f"{one.goodput:.1%}"]
-        yield "".join(f"{cell:>12}" for cell in cells)
+        yield f"{one.name:>{max(12, wide)}}" + "".join(f"{cell:>12}" for cell in cells)
 
 
 def _cells(spread: Spread | None) -> str:

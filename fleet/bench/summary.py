@@ -58,7 +58,8 @@ class Summary:
     """One stage, without its warm-up. Rates are of `seconds`, from the first intended time to the
     last answer; `offered_rate` is of the requests that were due while they were still arriving.
     `goodput` is the share of all requests that was answered within the objectives of requests;
-    None without any. `missed` are the objectives that do not hold.
+    None without any. `missed` are the objectives that do not hold; `client` is None of a
+    simulation.
     """
 
     name: str
@@ -78,13 +79,14 @@ class Summary:
     goodput: float | None
     goodput_rate: float | None
     missed: tuple[str, ...]
-    client: ClientLoad
+    client: ClientLoad | None
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
     """What was seen of one stage. `begun` and the outcomes' times are of one clock; the first
-    `warmup_seconds` are not counted. `cpu_seconds` are the client's, of all of it.
+    `warmup_seconds` are not counted. `cpu_seconds` are the client's, of all of it; None of a
+    simulation, whose client costs nothing.
     """
 
     name: str
@@ -93,7 +95,7 @@ class Stage:
     warmup_seconds: float
     outcomes: Sequence[Record]
     pulses: Sequence[Pulse]
-    cpu_seconds: float
+    cpu_seconds: float | None
 
     def counted(self) -> list[Record]:
         since = self.begun + self.warmup_seconds
@@ -154,8 +156,10 @@ def spreads_of(good: Sequence[Record]) -> dict[str, Spread | None]:
     }
 
 
-def client_load(stage: Stage) -> ClientLoad:
+def client_load(stage: Stage) -> ClientLoad | None:
     """Over the whole stage: a warm-up that was late makes what follows late."""
+    if stage.cpu_seconds is None:
+        return None
     late = [one.sent - one.intended for one in stage.outcomes if one.sent is not None]
     pulses = [one.late_seconds for one in stage.pulses]
     return ClientLoad(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
+from typing import Protocol
 
 RING_WORDS = 1 << 16
 # Short words, each of which is one token in most vocabularies.
@@ -59,6 +60,12 @@ class Session:
     at_seconds: float | None = None
 
 
+class Texts(Protocol):
+    """Makes texts of about so many tokens; see `WordRing`."""
+
+    def text(self, key: int, num_tokens: int) -> str: ...
+
+
 class WordRing:
     """Texts of a given number of tokens. `tokens_per_word` is what the model's tokenizer makes of a
     word on average; `seed` makes the ring another one, and so every text.
@@ -90,29 +97,37 @@ class WordRing:
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """Sessions of drawn lengths. With `prefix_groups` each begins with the system prompt of one of
-    so many groups, of `prefix_tokens` tokens.
+    """Sessions of drawn lengths. With `prefix_tokens` each begins with a system prompt: of one of
+    `prefix_groups`, or, where that is 0, its own. With `prefix_prompts` a group has only so many
+    first questions, which come again and again (as in the data set `shared_prefix` of
+    inference-perf); otherwise every question is new.
     """
 
     input_tokens: Span = Span(512, 512)
     output_tokens: Span = Span(128, 128)
     prefix_groups: int = 0
-    prefix_tokens: int = 0
+    prefix_tokens: Span | None = None
+    prefix_prompts: int = 0
     turns: Span = Span(1, 1)
 
-    def sessions(self, ring: WordRing, rng: Random) -> Iterator[Session]:
+    def sessions(self, ring: Texts, rng: Random) -> Iterator[Session]:
         """Endlessly."""
         while True:
-            system = ""
-            if self.prefix_groups:
-                group = rng.randrange(self.prefix_groups)
-                system = ring.text(group, self.prefix_tokens)
+            system, asker = "", rng
+            if self.prefix_tokens is not None:
+                group = rng.randrange(self.prefix_groups) if self.prefix_groups else None
+                # What belongs to a group is drawn by the group, and the same every time.
+                drawer = rng if group is None else Random(f"group {group}")
+                key = rng.getrandbits(63) if group is None else group
+                system = ring.text(key, self.prefix_tokens.draw(drawer))
+                if self.prefix_prompts:
+                    asker = Random(f"group {group} prompt {rng.randrange(self.prefix_prompts)}")
             exchanges = tuple(
                 Exchange(
-                    ring.text(rng.getrandbits(63), self.input_tokens.draw(rng)),
+                    ring.text(drawer.getrandbits(63), self.input_tokens.draw(drawer)),
                     self.output_tokens.draw(rng),
                 )
-                for _ in range(self.turns.draw(rng))
+                for drawer in [asker, *[rng] * (self.turns.draw(rng) - 1)]
             )
             yield Session(system, exchanges)
 
@@ -130,7 +145,7 @@ class TracedRequest:
     block_ids: Sequence[int] = ()
     block_tokens: int = 1
 
-    def session(self, ring: WordRing, speed: float, key: int) -> Session:
+    def session(self, ring: Texts, speed: float, key: int) -> Session:
         """`key` is for what no block covers."""
         left, pieces = self.input_tokens, []
         for block in self.block_ids:
@@ -144,13 +159,13 @@ class TracedRequest:
         return Session("", (Exchange(text, self.output_tokens),), self.at_seconds / speed)
 
 
-Sessions = Callable[[WordRing, Random], Iterable[Session]]
+Sessions = Callable[[Texts, Random], Iterable[Session]]
 
 
 def traced_sessions(trace: Sequence[TracedRequest], speed: float) -> Sessions:
     """The sessions of a trace, in which `speed` seconds pass in each of ours."""
 
-    def sessions(ring: WordRing, rng: Random) -> Iterator[Session]:
+    def sessions(ring: Texts, rng: Random) -> Iterator[Session]:
         for one in trace:
             yield one.session(ring, speed, rng.getrandbits(63))
 

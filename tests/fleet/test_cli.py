@@ -110,7 +110,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "bench: no time": (("bench", "--duration", "0"), "--duration: takes a number above 0"),
     "bench: a header of ours": (("bench", "--header", "host: x"), "--header: takes 'name: value'"),
     "bench: speed of nothing": (("bench", "--speed", "2"), "--speed is for a --trace"),
-    "bench: tokens of no prefix": (("bench", "--prefix-tokens", "9"), "needs --prefix-groups"),
+    "bench: prompts of no group": (("bench", "--prefix-prompts", "9"), "needs --prefix-groups"),
     "bench: all of it warm-up": (
         ("bench", "--warmup", "30", "--duration", "30"),
         "--warmup must be shorter than --duration",

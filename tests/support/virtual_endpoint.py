@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import cast
 
 import msgspec
-from virtual_time import VirtualTimeLoop
 
 from fleet.bench.client import Client
 from fleet.bench.driver import Driver, RequestForm
+from fleet.sim.virtual_time import VirtualTimeLoop
 
 LENGTH = re.compile(rb"content-length: (\d+)\r\n\r\n")
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"

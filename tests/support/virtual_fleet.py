@@ -16,9 +16,8 @@ from random import Random
 from types import MappingProxyType
 from typing import Self
 
-from living_worker import LivingWorker, WorkerSettings
-from virtual_replicas import Priorities
-
+from fleet.sim.living_worker import LivingWorker, WorkerSettings
+from fleet.sim.virtual_replicas import Priorities
 from picker.app.in_use import pipeline_of
 from picker.config.build import build, default_config
 from picker.config.catalog import builtin_plugins

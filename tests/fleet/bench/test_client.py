@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 from virtual_endpoint import ANSWER, Times, VirtualEndpoint, delta, sse
-from virtual_time import run_in_virtual_time
 
 from fleet.bench.client import Record
+from fleet.sim.virtual_time import run_in_virtual_time
 
 DONE = sse(b"[DONE]") + b"0\r\n\r\n"
 PLAIN = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"

@@ -8,10 +8,10 @@ from itertools import repeat
 
 import pytest
 from virtual_endpoint import Times, VirtualEndpoint
-from virtual_time import run_in_virtual_time
 
 from fleet.bench.driver import Driver, RequestForm
 from fleet.bench.workload import Exchange, Session
+from fleet.sim.virtual_time import run_in_virtual_time
 
 TALK = Session("be brief", (Exchange("one", 2), Exchange("two", 1), Exchange("three", 1)))
 

@@ -11,12 +11,12 @@ from random import Random
 import numpy as np
 import pytest
 from virtual_endpoint import Times, VirtualEndpoint
-from virtual_time import run_in_virtual_time
 
 from fleet.bench.arrivals import Ramp, intended_times
 from fleet.bench.slo import Slo, read_bounds
 from fleet.bench.summary import Stage, Summary, summary
 from fleet.bench.workload import Exchange, Session
+from fleet.sim.virtual_time import run_in_virtual_time
 
 SESSION = Session("", (Exchange("hello", 8),))
 SECONDS, RATE = 100.0, 10.0

@@ -29,7 +29,7 @@ def test_a_longer_text_of_a_key_goes_on_from_the_shorter() -> None:
 
 
 def test_sessions_of_a_group_begin_alike_and_others_do_not() -> None:
-    data = Synthetic(Span(8, 16), Span(2, 4), prefix_groups=3, prefix_tokens=40, turns=Span(2, 5))
+    data = Synthetic(Span(8, 16), Span(2, 4), 3, Span(40, 40), turns=Span(2, 5))
     sessions = list(islice(data.sessions(WordRing(1, 1.0), Random(1)), 200))
     assert len({one.system for one in sessions}) == 3
     assert {len(one.exchanges) for one in sessions} == {2, 3, 4, 5}
@@ -37,6 +37,23 @@ def test_sessions_of_a_group_begin_alike_and_others_do_not() -> None:
     assert {len(one.text.split()) for one in asked} == set(range(8, 17))
     assert {one.output_tokens for one in asked} == {2, 3, 4}
     assert len({one.text for one in asked}) == len(asked)
+
+
+def test_groups_have_lengths_and_first_questions_of_their_own() -> None:
+    """Which come again; the questions of later turns do not."""
+    data = Synthetic(Span(8, 16), Span(2, 4), 5, Span(10, 400), 4, Span(2, 2))
+    sessions = list(islice(data.sessions(WordRing(1, 1.0), Random(1)), 400))
+    assert len({one.system for one in sessions}) == 5
+    assert len({len(one.system.split()) for one in sessions}) > 1
+    assert len({(one.system, one.exchanges[0].text) for one in sessions}) == 20
+    assert len({one.exchanges[1].text for one in sessions}) == 400
+
+
+def test_without_groups_every_session_has_a_system_prompt_of_its_own() -> None:
+    data = Synthetic(prefix_tokens=Span(10, 40))
+    sessions = list(islice(data.sessions(WordRing(1, 1.0), Random(1)), 500))
+    assert len({one.system for one in sessions}) == 500
+    assert {len(one.system.split()) for one in sessions} == set(range(10, 41))
 
 
 def test_blocks_with_the_same_ids_make_the_same_beginning() -> None:

@@ -5,7 +5,9 @@ the order in which it would. The production scheduler and cache on the simulator
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from worker.config import CacheConfig, SchedulerConfig, SimConfig
@@ -24,6 +26,19 @@ class WorkerSettings:
     sim: SimConfig = field(default_factory=SimConfig)
     limits: SchedulerConfig = field(default_factory=SchedulerConfig)
     cache: CacheConfig = field(default_factory=lambda: CacheConfig(4096, 16))
+
+
+class WorkerGoneError(Exception):
+    """A worker died before it had answered, or is dead already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What a worker made of a prompt; `gaps` are the seconds between two tokens."""
+
+    num_cached: int
+    token_ids: Sequence[int]
+    gaps: array[float]
 
 
 class LivingWorker:
@@ -47,7 +62,9 @@ class LivingWorker:
         self._core = EngineCore(self._scheduler, executor, self._now)
         self._step_seconds = 0.0
         self._wakened = asyncio.Event()
-        self._told: dict[str, asyncio.Queue[RequestOutput]] = {}
+        self._told: dict[str, asyncio.Queue[RequestOutput | None]] = {}
+        self.slowness = 1.0  # a factor on the time of steps
+        self.is_dead = False
 
     @property
     def stats(self) -> EngineStats:
@@ -78,8 +95,12 @@ class LivingWorker:
     async def answer(
         self, request_id: str, prompt: list[int], num_output: int
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Have a request served; what is told of it up to its end. Leaving early aborts it."""
-        told: asyncio.Queue[RequestOutput] = asyncio.Queue()
+        """Have a request served; what is told of it up to its end. Leaving early aborts it. Raises
+        `WorkerGoneError`.
+        """
+        if self.is_dead:
+            raise WorkerGoneError
+        told: asyncio.Queue[RequestOutput | None] = asyncio.Queue()
         self._told[request_id] = told
         params = SamplingParams(num_output, ignore_eos=True)
         self._core.add(AddRequest(request_id, prompt, params, self._now()))
@@ -87,6 +108,8 @@ class LivingWorker:
         try:
             while True:
                 output = await told.get()
+                if output is None:
+                    raise WorkerGoneError
                 yield output
                 if output.finish_reason is not None:
                     return
@@ -95,8 +118,32 @@ class LivingWorker:
             self._core.abort([request_id])
             self._wakened.set()
 
+    async def serve(
+        self, request_id: str, prompt: list[int], num_output: int, first: Callable[[], None]
+    ) -> Answered:
+        """The whole answer; `first` is called with its first token. Raises `WorkerGoneError`."""
+        cached, token_ids, gaps, last = 0, list[int](), array("d"), 0.0
+        async with aclosing(self.answer(request_id, prompt, num_output)) as told:
+            async for output in told:
+                cached = max(cached, output.num_cached_tokens)
+                if not output.token_ids:
+                    continue
+                if not token_ids:
+                    first()
+                else:
+                    gaps.append(self._now() - last)
+                token_ids += output.token_ids
+                last = self._now()
+        return Answered(cached, token_ids, gaps)
+
+    def die(self) -> None:
+        """Everything under way fails, and so does all that still comes."""
+        self.is_dead = True
+        for listener in self._told.values():
+            listener.put_nowait(None)
+
     def _pass(self, seconds: float, follows: bool) -> None:
-        self._step_seconds += seconds
+        self._step_seconds += seconds * self.slowness
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 from shared_prefixes import WORKER, Seen, SharedPrefixes, run
-from virtual_replicas import ReplicasSettings, VirtualReplicas
+
+from fleet.sim.virtual_replicas import ReplicasSettings, VirtualReplicas
 
 LOAD = SharedPrefixes()
 ONE = ReplicasSettings(replicas=1, worker=WORKER, scrape_seconds=0.2)

@@ -10,10 +10,10 @@ from functools import cache
 from random import Random
 
 import pytest
-from living_worker import WorkerSettings
 from virtual_fleet import Answer, Call, FleetSettings, VirtualFleet
-from virtual_time import run_in_virtual_time
 
+from fleet.sim.living_worker import WorkerSettings
+from fleet.sim.virtual_time import run_in_virtual_time
 from worker.config import CacheConfig, SchedulerConfig, SimConfig
 
 DECODE_STEP_SECONDS = SimConfig().decode_base_seconds

@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 from virtual_fleet import Answer, Call, FleetSettings, VirtualFleet
-from virtual_time import run_in_virtual_time
 
+from fleet.sim.virtual_time import run_in_virtual_time
 from picker.outliers.breaker import EndpointState
 from picker.outliers.detector import OutlierDetector
 from picker.types import EndpointMetrics

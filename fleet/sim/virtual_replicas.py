@@ -8,22 +8,25 @@ or be cut.
 from __future__ import annotations
 
 import asyncio
-import json
+from array import array
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from types import MappingProxyType
 from typing import Self
 
-from living_worker import LivingWorker, WorkerSettings
+import msgspec
 
+from fleet.sim.fast_worker import FastWorker
+from fleet.sim.living_worker import Answered, LivingWorker, WorkerGoneError, WorkerSettings
 from picker.app.in_use import pipeline_of
 from picker.config.build import BuildOptions, build, default_config
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
 from picker.errors import RefusedError
+from picker.flowcontrol.shell.controller import FlowController
 from picker.framework.interfaces import KvEventConsumer
 from picker.framework.services import NoHttp, Services
 from picker.metrics.picker_metrics import PickerMetrics
@@ -35,12 +38,20 @@ from picker.pool.inflight import InflightLoad
 from picker.requestcontrol.director import Director
 from picker.requestcontrol.headers import OBJECTIVE, REQUEST_ID
 from picker.requestcontrol.pipeline import RequestContext, RequestPolicies
-from picker.types import Endpoint, EndpointMetrics, FinishCause, RawRequest, ResponseHead
+from picker.types import (
+    Candidate,
+    Endpoint,
+    EndpointMetrics,
+    FinishCause,
+    RawRequest,
+    ResponseHead,
+)
 from worker.engine.cache_events import CacheEvent
 from worker.engine.kv_events import EventEncoder
 
 PORT = 8000
 MODEL = "sim"
+NOTICE_SECONDS = 2.0  # until a dead worker has left the pool, as by a readiness probe
 _FOLLOWS_SECONDS = 1e-9
 
 
@@ -64,12 +75,13 @@ class ReplicasSettings:
     delay_seconds: float = 0.001
     loss: float = 0.0
     seed: int = 0
+    is_fast: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
     """What became of a prompt: by whom it was decided and served, what was found cached, seconds
-    from its arrival to the first token and to the last, and the answer.
+    from its arrival to the first token and to the last, the answer, and the seconds between tokens.
     """
 
     replica: int
@@ -80,6 +92,17 @@ class Served:
     ttft_seconds: float
     seconds: float
     token_ids: Sequence[int]
+    gaps: array[float]
+
+
+@dataclass(slots=True)
+class _Member:
+    """A worker and its task; `is_listed` while the pool has it."""
+
+    endpoint: Endpoint
+    worker: LivingWorker | FastWorker
+    task: asyncio.Task[None]
+    is_listed: bool = True
 
 
 class Priorities:
@@ -104,7 +127,12 @@ class VirtualReplica:
         self.inflight, self.datastore = InflightLoad(), Datastore(self.assembly.observers)
         policies = RequestPolicies(objectives=Priorities(settings.objectives))
         context = RequestContext(self.datastore, self.inflight, rng, clock=_now, policies=policies)
-        self.director = Director(pipeline_of(self.assembly), context)
+        self.gate: FlowController | None = None
+        if self.assembly.flow_control is not None:
+            flow = self.assembly.flow_control
+            self.gate = FlowController(flow, self._candidates, _now, PickerMetrics())
+            self.gate.set_priorities(settings.objectives.values())
+        self.director = Director(pipeline_of(self.assembly, self.gate), context)
         plugins = [one.plugin for one in self.assembly.instances.values()]
         self.kv_consumers = [one for one in plugins if isinstance(one, KvEventConsumer)]
         self.exchange: PeerExchange | None = None
@@ -118,6 +146,13 @@ class VirtualReplica:
             )
             self.exchange.use({name: one.plugin for name, one in self.assembly.instances.items()})
 
+    def _candidates(self) -> Sequence[Candidate]:
+        counts = self.inflight.counts
+        return [
+            Candidate(one.endpoint, one.metrics, counts.get(one.key, 0), one.last_metrics)
+            for one in self.datastore.snapshot().candidates
+        ]
+
 
 class VirtualReplicas:
     """Owns the pickers and their workers; an asynchronous context manager in which they live."""
@@ -130,23 +165,21 @@ class VirtualReplicas:
         self.is_cut = False  # nothing passes between replicas
         self.replicas: list[VirtualReplica] = []
         self._encoder = EventEncoder(settings.worker.cache.block_size)
-        addresses = [
-            f"10.0.{index // 250}.{index % 250 + 1}:{PORT}" for index in range(settings.workers)
-        ]
-        self._workers = {
-            address: LivingWorker(settings.worker, partial(self._cache_changed, index))
-            for index, address in enumerate(addresses)
-        }
+        self._members: dict[str, _Member] = {}  # by address, in order of their numbers
+        self._group: asyncio.TaskGroup | None = None
         self._stack = AsyncExitStack()
         self._number = 0
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        group = await self._stack.enter_async_context(asyncio.TaskGroup())
-        tasks = [group.create_task(one.run()) for one in self._workers.values()]
+        self._group = await self._stack.enter_async_context(asyncio.TaskGroup())
+        self._stack.callback(self._stop)
+        self.add(self._settings.workers)
         self.replicas = [self._begun() for _ in range(self._settings.replicas)]
-        tasks.append(group.create_task(self._scrapes()))
-        tasks.append(group.create_task(self._rounds()))
-        self._stack.callback(lambda: [task.cancel() for task in tasks])
+        self._tasks = [
+            self._group.create_task(self._scrapes()),
+            self._group.create_task(self._rounds()),
+        ]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -161,17 +194,59 @@ class VirtualReplicas:
     @property
     def loads(self) -> Sequence[int]:
         """Requests at each worker now, those that wait included."""
-        return [one.num_requests for one in self._workers.values()]
+        return [one.worker.num_requests for one in self._members.values()]
+
+    @property
+    def size(self) -> int:
+        """Workers that ever were, numbered from 1."""
+        return len(self._members)
+
+    def add(self, count: int) -> None:
+        """So many workers more, which have nothing cached."""
+        if self._group is None:
+            raise AssertionError("a fleet is entered first")
+        for _ in range(count):
+            index = len(self._members)
+            host = f"10.{index // 62500}.{index // 250 % 250}.{index % 250 + 1}"
+            endpoint = Endpoint(f"worker-{index + 1}", host, PORT)
+            changed = partial(self._cache_changed, endpoint)
+            worker: LivingWorker | FastWorker = (
+                FastWorker(self._settings.worker, changed, _now)
+                if self._settings.is_fast
+                else LivingWorker(self._settings.worker, changed)
+            )
+            task = self._group.create_task(worker.run(), name=endpoint.name)
+            self._members[endpoint.host_port] = _Member(endpoint, worker, task)
+        self._pool_changed()
+
+    def kill(self, number: int) -> None:
+        """A worker dies with all that it has under way. The pool has it for a while yet, in which
+        the proxy finds it closed and goes to the next of the picker's endpoints, if there is one.
+        """
+        member = self._member(number)
+        member.worker.die()
+        member.task.cancel()
+        asyncio.get_running_loop().call_later(NOTICE_SECONDS, self.drain, number)
+
+    def drain(self, number: int) -> None:
+        """A worker leaves the pool, and finishes what it has."""
+        self._member(number).is_listed = False
+        self._pool_changed()
+
+    def slow(self, number: int, factor: float) -> None:
+        """Steps of a worker take so many times as long from now on."""
+        self._member(number).worker.slowness = factor
 
     async def ask(
         self, replica: int, prompt: Sequence[int], num_output: int, objective: str = ""
     ) -> Served:
-        """One request from its arrival to its end. Raises `RefusedError` as the picker does."""
-        arrived = _now()
+        """One request from its arrival to its end. Raises `RefusedError` as the picker does, and
+        `WorkerGoneError` when its worker dies, or all that the picker names are dead.
+        """
         self._number += 1
         name = f"request-{self._number}"
         if not self.replicas:
-            return await self._in_turn(name, prompt, num_output)
+            return await self._in_turn(name, list(prompt), num_output)
         picker = self.replicas[replica]
         body = {"model": MODEL, "prompt": prompt, "max_tokens": num_output}
         headers = {":path": "/v1/completions", REQUEST_ID: name}
@@ -180,45 +255,46 @@ class VirtualReplicas:
         exchange = picker.director.begin()
         cause, status = FinishCause.CLIENT_GONE, None
         address: str | None = None
-        cached, first, token_ids = 0, None, list[int]()
+        times = [_now()]
         try:
-            decision = await exchange.route(RawRequest(headers, json.dumps(body).encode()))
-            address = decision.destination.partition(",")[0]
-            answering = self._workers[address].answer(name, list(prompt), num_output)
-            async with aclosing(answering) as told:
-                async for output in told:
-                    cached = max(cached, output.num_cached_tokens)
-                    token_ids += output.token_ids
-                    if output.token_ids and first is None:
-                        first = _now()
-                        if decision.response is not None:
-                            decision.response.head(ResponseHead(200, {}, served_by=address))
-                            decision.response.body(b"{", is_last=False)
+            decision = await exchange.route(RawRequest(headers, msgspec.json.encode(body)))
+            address = self._connected(decision.destination)
+            response = decision.response
+
+            def first() -> None:
+                times.append(_now())
+                if response is not None:
+                    response.head(ResponseHead(200, {}, served_by=address))
+                    response.body(b"{", is_last=False)
+
+            worker = self._members[address].worker
+            answered = await worker.serve(name, list(prompt), num_output, first)
             cause, status = FinishCause.COMPLETED, 200
         except RefusedError as refusal:
             cause, status = FinishCause.REFUSED, refusal.status
             raise
+        except WorkerGoneError:
+            cause, status = FinishCause.COMPLETED, 503
+            raise
         finally:
             exchange.finish(cause, status, address)
-        waited = (_now() if first is None else first) - arrived
-        took = _now() - arrived
-        return Served(
-            replica, address, len(prompt), cached, arrived, waited, took, tuple(token_ids)
-        )
+        return _served(replica, address, len(prompt), times, answered)
 
-    async def _in_turn(self, name: str, prompt: Sequence[int], num_output: int) -> Served:
-        arrived, addresses = _now(), list(self._workers)
-        address = addresses[self._number % len(addresses)]
-        cached, first, token_ids = 0, arrived, list[int]()
-        answering = self._workers[address].answer(name, list(prompt), num_output)
-        async with aclosing(answering) as told:
-            async for output in told:
-                cached = max(cached, output.num_cached_tokens)
-                token_ids += output.token_ids
-                if output.token_ids and first == arrived:
-                    first = _now()
-        waited, took = first - arrived, _now() - arrived
-        return Served(0, address, len(prompt), cached, arrived, waited, took, tuple(token_ids))
+    async def _in_turn(self, name: str, prompt: list[int], num_output: int) -> Served:
+        listed = [one for one in self._members.values() if one.is_listed]
+        member, times = listed[self._number % len(listed)], [_now()]
+        answered = await member.worker.serve(name, prompt, num_output, lambda: times.append(_now()))
+        return _served(0, member.endpoint.host_port, len(prompt), times, answered)
+
+    def _connected(self, destination: str) -> str:
+        """The first of the addresses where somebody listens."""
+        for address in destination.split(","):
+            if not self._members[address.strip()].worker.is_dead:
+                return address.strip()
+        raise WorkerGoneError
+
+    def _member(self, number: int) -> _Member:
+        return list(self._members.values())[number - 1]
 
     # What goes on beside the requests
 
@@ -228,6 +304,15 @@ class VirtualReplicas:
         self._scrape(replica)
         return replica
 
+    def _pool_changed(self) -> None:
+        for replica in self.replicas:
+            replica.datastore.set_endpoints(self._endpoints())
+            self._scrape(replica)
+
+    def _stop(self) -> None:
+        for task in (*self._tasks, *(one.task for one in self._members.values())):
+            task.cancel()
+
     async def _scrapes(self) -> None:
         while True:
             await asyncio.sleep(self._settings.scrape_seconds)
@@ -236,8 +321,10 @@ class VirtualReplicas:
 
     def _scrape(self, replica: VirtualReplica) -> None:
         cache = self._settings.worker.cache
-        for endpoint, worker in zip(self._endpoints(), self._workers.values(), strict=True):
-            stats = worker.stats
+        for member in self._members.values():
+            if not member.is_listed or member.worker.is_dead:
+                continue
+            stats = member.worker.stats
             metrics = EndpointMetrics(
                 waiting_requests=stats.num_waiting,
                 running_requests=stats.num_running,
@@ -247,10 +334,11 @@ class VirtualReplicas:
                 updated_at_seconds=_now(),
                 interval_seconds=self._settings.scrape_seconds,
             )
-            replica.datastore.update_metrics(endpoint.key, metrics)
+            replica.datastore.update_metrics(member.endpoint.key, metrics)
+        if replica.gate is not None:
+            replica.gate.pool_changed()
 
-    def _cache_changed(self, index: int, events: Sequence[CacheEvent]) -> None:
-        endpoint = self._endpoints()[index]
+    def _cache_changed(self, endpoint: Endpoint, events: Sequence[CacheEvent]) -> None:
         payload = self._encoder.encode(events, _now())
         for replica in self.replicas:
             for consumer in replica.kv_consumers:
@@ -284,8 +372,19 @@ class VirtualReplicas:
                 asyncio.get_running_loop().call_later(arrives, _hear, other, one, message)
 
     def _endpoints(self) -> list[Endpoint]:
-        addresses = [address.rpartition(":")[0] for address in self._workers]
-        return [Endpoint(f"worker-{index + 1}", host, PORT) for index, host in enumerate(addresses)]
+        return [one.endpoint for one in self._members.values() if one.is_listed]
+
+
+def _served(
+    replica: int, address: str, num_prompt: int, times: Sequence[float], answered: Answered
+) -> Served:
+    """`times` are when it came and when its first token did."""
+    arrived, first = times[0], times[-1]
+    cached, token_ids, gaps = answered.num_cached, answered.token_ids, answered.gaps
+    took = _now() - arrived
+    return Served(
+        replica, address, num_prompt, cached, arrived, first - arrived, took, token_ids, gaps
+    )
 
 
 def _hear(replica: VirtualReplica, peer: VirtualReplica, message: bytes) -> None:

@@ -6,9 +6,9 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
-from living_worker import LivingWorker, WorkerSettings
-from virtual_time import run_in_virtual_time
 
+from fleet.sim.living_worker import LivingWorker, WorkerSettings
+from fleet.sim.virtual_time import run_in_virtual_time
 from worker.config import CacheConfig, SchedulerConfig, SimConfig
 
 SETTINGS = WorkerSettings(

@@ -6,7 +6,8 @@ import asyncio
 import time
 
 import pytest
-from virtual_time import run_in_virtual_time
+
+from fleet.sim.virtual_time import run_in_virtual_time
 
 
 def test_a_day_of_waiting_takes_no_time_and_keeps_its_order() -> None:

@@ -1,0 +1,93 @@
+# Apart: what bench's driver needs of a fleet, without the command.
+"""The bench's client, text and form in virtual time. A token is a character: its id is the
+character's number, so that texts, answers and prompts of later turns need no tokenizer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+
+from fleet.bench.client import Record
+from fleet.sim.living_worker import WorkerGoneError
+from fleet.sim.virtual_replicas import VirtualReplicas
+from picker.errors import RefusedError
+
+VOCABULARY = range(256, 1280)
+RETRY_SECONDS = 1.0  # a closed loop of refusals would turn without end
+_RING_TOKENS = 1 << 16
+_MARKS = (8, 20, 32, 44)
+
+
+class TokenTexts:
+    """Texts of exactly so many tokens; as `WordRing`, the same key makes texts of which one begins
+    with the other, and no others share a beginning.
+    """
+
+    def __init__(self, seed: int) -> None:
+        rng = Random(seed)
+        self._text = "".join(map(chr, rng.choices(VOCABULARY, k=_RING_TOKENS))) * 2
+        self._mark = rng.getrandbits(32)
+
+    def text(self, key: int, num_tokens: int) -> str:
+        mixed = ((key ^ self._mark) * 0x9E3779B97F4A7C15) & (2**64 - 1)
+        marks = "".join(chr(VOCABULARY[(mixed >> shift) % len(VOCABULARY)]) for shift in _MARKS)
+        whole, part = divmod(max(0, num_tokens - len(marks)), _RING_TOKENS)
+        at = mixed % _RING_TOKENS
+        text = marks + self._text[:_RING_TOKENS] * whole + self._text[at : at + part]
+        return text[:num_tokens]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A prompt as token ids, and the tokens that are asked for."""
+
+    prompt: list[int]
+    output_tokens: int
+
+
+class TokenForm:
+    """Makes the prompt of a turn of all that was said before."""
+
+    def body(self, messages: list[dict[str, str]], output_tokens: int) -> Ask:
+        text = "".join(one["content"] for one in messages)
+        tokens: list[int] = np.frombuffer(text.encode("utf-32-le"), "<u4").tolist()
+        return Ask(tokens, output_tokens)
+
+
+class VirtualClient:
+    """Asks a fleet's first picker, with an objective or without."""
+
+    def __init__(self, fleet: VirtualReplicas, objective: str = "") -> None:
+        self._fleet = fleet
+        self._objective = objective
+        self.in_flight = 0
+
+    async def ask(self, body: Ask, outcome: Record, /) -> None:
+        """As the bench's `Client.ask`."""
+        loop = asyncio.get_running_loop()
+        outcome.sent = loop.time()
+        self.in_flight += 1
+        try:
+            served = await self._fleet.ask(0, body.prompt, body.output_tokens, self._objective)
+        except RefusedError as refusal:
+            outcome.status, outcome.error = refusal.status, f"{refusal.status} {refusal.message}"
+        except WorkerGoneError:
+            outcome.status, outcome.error = 503, "503 the worker died"
+        else:
+            outcome.status = 200
+            outcome.first_token = served.arrived_seconds + served.ttft_seconds
+            outcome.last_token = served.arrived_seconds + served.seconds
+            outcome.gaps = served.gaps
+            outcome.prompt_tokens, outcome.cached_tokens = served.num_prompt, served.num_cached
+            outcome.output_tokens = len(served.token_ids)
+            if outcome.text is not None:
+                outcome.text.append("".join(map(chr, served.token_ids)))
+        finally:
+            self.in_flight -= 1
+        outcome.ended = loop.time()
+        if outcome.error:
+            await asyncio.sleep(RETRY_SECONDS)

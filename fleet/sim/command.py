@@ -1,0 +1,252 @@
+"""`pointsman simulate`: from the command line to a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from random import Random
+
+from fleet.bench.arrivals import Ramp
+from fleet.bench.load import Load, LoadSettings, loads_of, sessions_of, write_results
+from fleet.bench.report import lines_of, stages_table
+from fleet.bench.summary import Stage, Summary, summary
+from fleet.bench.workload import Sessions, traced_sessions
+from fleet.errors import UsageError
+from fleet.sim.fast_worker import is_linear
+from fleet.sim.flags import Event, build_parser
+from fleet.sim.latency import WorkerLimits, worker_settings
+from fleet.sim.policies import policy
+from fleet.sim.recorded import read_recorded
+from fleet.sim.scenarios import ELSEWHERE, SCENARIOS, Scenario
+from fleet.sim.simulation import Simulation, Tenant, simulate
+from picker.errors import ConfigError
+
+DEFAULT_WORKERS = 4
+_MOST_GAPS = 100_000
+MOST_WORKERS = 1024
+_EVENTS = "precise-prefix-cache"  # a configuration of it follows KV events
+Policy = tuple[str, str | None]
+Out = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SimulateSettings(LoadSettings):
+    """The flags as they were read; see `flags`."""
+
+    workers: int | None
+    worker: str
+    kv_tokens: int | None
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    fast: bool
+    policies: list[str] | None
+    event: list[Event]
+    find: str | None
+    scenario: tuple[str, ...] | None
+    replay: Path | None
+
+    def check(self) -> None:
+        LoadSettings.check(self)
+        if self.find is not None and self.slo is None:
+            raise UsageError("--find needs --slo, such as ttft_p95<1s,itl_p95<50ms")
+        if self.find is not None and self.event:
+            raise UsageError("--event is not for --find: its workers have no numbers")
+        if self.replay is not None and self.trace is not None:
+            raise UsageError("--replay has the requests; --trace is for a run without it")
+        most = self.workers or DEFAULT_WORKERS
+        for event in sorted(self.event, key=lambda one: one.at_seconds):
+            if event.kind == "add":
+                most += event.number
+            elif event.number > most:
+                raise UsageError(f"--event {event}: there is no worker {event.number} then")
+
+
+def simulate_command(argv: Sequence[str], out: Out, note: Out) -> int:
+    """Run `pointsman simulate …`; returns the exit status. `note` gets what is done while the rest
+    is still to come. Raises `FleetError`.
+    """
+    settings = SimulateSettings(**vars(build_parser().parse_args(argv)))
+    settings.check()
+    if settings.scenario is not None:
+        return _scenarios(settings, argv, out, note)
+    notes: list[str] = []
+    policies = [policy(name) for name in settings.policies or ["default"]]
+    if settings.replay is not None:
+        recorded = read_recorded(settings.replay)
+        notes = [*recorded.notes(), ""]
+        policies = [("recorded", recorded.config), *(policies if settings.policies else [])]
+        settings = replace(settings, trace=settings.replay)
+    run = _Run(settings, policies, sessions_of(settings), list(loads_of(settings)), note)
+    if settings.find is not None:
+        return _find(run, out)
+    every, stages = run.results()
+    report = "\n".join([*notes, *_lines(every, settings)])
+    out(report)
+    document = {
+        "pointsman_simulate": 1,
+        "settings": settings.public(),
+        "notes": notes,
+        "stages": [asdict(one) for one in every],
+    }
+    write_results(settings, document, "pointsman simulate", report, stages)
+    is_missed = any(one.missed for one in every) or not any(one.completed_rate for one in every)
+    return 1 if is_missed else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Every load with every policy; `tenants` as a scenario has them."""
+
+    settings: SimulateSettings
+    policies: Sequence[Policy]
+    sessions: Sessions
+    loads: Sequence[Load]
+    note: Out
+    tenants: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+
+    def results(self, workers: int | None = None) -> tuple[list[Summary], list[Stage]]:
+        """In the order of loads, and of policies for each. Raises `UsageError`."""
+        every, stages = list[Summary](), list[Stage]()
+        for draws, load in enumerate(self.loads):
+            for name, config in self.policies:
+                title = name if len(self.loads) == 1 else f"{load.name} {name}"
+                simulation = self._simulation(config, workers)
+                try:
+                    some = simulate(simulation, list(self._tenants(title, load)), draws)
+                except ConfigError as error:
+                    text = str(error).partition("\n")[0]
+                    raise UsageError(f"--policies: {name}: {text}") from error
+                every += [summary(one, self.settings.objective) for one in some]
+                for stage in some:
+                    _thin(stage)
+                stages += some
+                self.note(f"{title}, {simulation.workers} workers")
+        return every, stages
+
+    def _tenants(self, title: str, load: Load) -> Iterator[Tenant]:
+        whole = Tenant(title, self.settings, load, self.sessions)
+        if not self.tenants:
+            yield whole
+        for who, (_, share) in self.tenants.items():
+            ramp = load.ramp and Ramp(share * load.ramp.first, share * load.ramp.last)
+            part = replace(load, ramp=ramp)
+            yield replace(whole, name=f"{title}, {who}", load=part, objective=who)
+
+    def _simulation(self, config: str | None, workers: int | None) -> Simulation:
+        settings = self.settings
+        limits = WorkerLimits(
+            settings.kv_tokens, settings.max_num_seqs, settings.max_num_batched_tokens
+        )
+        records_events = config is not None and _EVENTS in config
+        worker = worker_settings(settings.worker, limits, records_events)
+        if settings.fast and not is_linear(worker):
+            model = worker.sim.latency_model
+            text = f"--fast is for the latency model linear; that of {settings.worker} is {model}"
+            raise UsageError(text)
+        return Simulation(
+            workers or settings.workers or DEFAULT_WORKERS,
+            worker,
+            config,
+            settings.fast,
+            settings.seed,
+            tuple(settings.event),
+            {who: priority for who, (priority, _) in self.tenants.items()},
+        )
+
+
+def _thin(stage: Stage) -> None:
+    """Leave some gaps for a plot: there may be gigabytes of them."""
+    step = 1 + sum(len(one.gaps) for one in stage.outcomes) // _MOST_GAPS
+    for outcome in stage.outcomes if step > 1 else ():
+        outcome.gaps = outcome.gaps[::step]
+
+
+def _lines(every: Sequence[Summary], settings: LoadSettings) -> Iterator[str]:
+    """A table of several stages, or all that there is to say of one."""
+    if len(every) == 1:
+        yield from lines_of(every[0], settings.objective)
+        return
+    yield from stages_table(every)
+    for one in every:
+        for text in one.missed:
+            yield f"  {one.name} missed {text}"
+    yield from _failures(every)
+
+
+def _failures(every: Sequence[Summary]) -> Iterator[str]:
+    for one in every:
+        for error, times in list(one.errors.items())[:3]:
+            yield f"  {one.name} failed {times:,} times: {error}"
+
+
+def _find(run: _Run, out: Out) -> int:
+    """The least number of workers for each policy; 1 if one has none."""
+    found = [_least(replace(run, policies=[one]), out) for one in run.policies]
+    return 0 if all(found) else 1
+
+
+def _least(run: _Run, out: Out) -> bool:
+    """Double the workers until the objectives hold, and then halve the range."""
+    [(name, _)] = run.policies
+    tried = dict[int, list[str]]()
+
+    def keeps(workers: int) -> bool:
+        every, _ = run.results(workers)
+        tried[workers] = [text for one in every for text in one.missed]
+        return not tried[workers]
+
+    few, many = 0, run.settings.workers or 1
+    while not keeps(many):
+        few, many = many, 2 * many
+        if many > MOST_WORKERS:
+            out(f"{name}: {few:,} workers do not keep it either: {'; '.join(tried[few])}")
+            return False
+    while many - few > 1:
+        middle = (few + many) // 2
+        few, many = (few, middle) if keeps(middle) else (middle, many)
+    before = f" (with {few}: {'; '.join(tried[few])})" if few in tried else ""
+    out(f"{name}: {many} workers{before}")
+    return True
+
+
+def _scenarios(settings: SimulateSettings, argv: Sequence[str], out: Out, note: Out) -> int:
+    """Published benchmarks; what a command line has besides them goes for all."""
+    names = settings.scenario or ()
+    if names == ("all",):
+        names = (*SCENARIOS, *ELSEWHERE)
+    for name in names:
+        if name not in SCENARIOS and name not in ELSEWHERE:
+            known = ", ".join([*SCENARIOS, *ELSEWHERE])
+            raise UsageError(f"--scenario: there is no {name}; there are {known}, and all")
+    report, stages, found = list[str](), list[Stage](), dict[str, object]()
+    for name in names:
+        if name in ELSEWHERE:
+            lines = [f"{name} {ELSEWHERE[name]}", ""]
+        else:
+            one = SCENARIOS[name]
+            every, some = _scenario(name, one, argv, note)
+            found[name] = [asdict(each) for each in every]
+            stages += [replace(stage, name=f"{name} {stage.name}") for stage in some]
+            given = " ".join([one.flags, *argv])
+            lines = [f"{name} {one.title}", f"  {given}", f"  published: {one.published}"]
+            lines += [*stages_table(every), *_failures(every), ""]
+        out("\n".join(lines))
+        report += lines
+    document = {"pointsman_simulate": 1, "settings": settings.public(), "scenarios": found}
+    write_results(settings, document, "pointsman simulate", "\n".join(report), stages)
+    return 0
+
+
+def _scenario(
+    name: str, one: Scenario, argv: Sequence[str], note: Out
+) -> tuple[list[Summary], list[Stage]]:
+    """Its flags come first, so that those that are given win."""
+    flags = build_parser().parse_args([*one.flags.split(), *argv])
+    settings = SimulateSettings(**vars(flags))
+    policies = [policy(each) for each in settings.policies or one.policies]
+    sessions, loads = sessions_of(settings), list(loads_of(settings))
+    if one.requests is not None:
+        loads = [Load(name)]
+        sessions = traced_sessions(one.requests(Random(f"{settings.seed} {name}")), 1.0)
+    return _Run(settings, policies, sessions, loads, note, one.tenants).results()

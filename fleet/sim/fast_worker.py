@@ -1,0 +1,410 @@
+"""A worker that costs some events for each request, where the exact one costs some for each token.
+
+Theory of operation
+-------------------
+The linear latency model gives all steps that run the same sequences the same length. So steps are
+taken in jumps: to the next end of an answer, to the step that finds no free block, or, if a request
+comes meanwhile, to the end of the step that runs then. A log has the length of every step; the
+gaps of an answer are a slice of it. A step that runs a part of a prompt is a jump of one.
+
+Admission is that of the scheduler: by arrival, up to the limits of sequences and of tokens in a
+step, with room for the whole prompt, and a prompt waits while another one computes its next block.
+The prefix cache names blocks by a chain of hashes and evicts the least recently used. What is not
+exact: sequences use half a block more than their tokens need, whatever that is; a prompt becomes a
+hit as a whole, after its last chunk; when blocks run out the last one admitted is preempted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from random import Random
+
+from fleet.sim.living_worker import Answered, WorkerGoneError, WorkerSettings
+from worker.engine.block_hash import BlockHash
+from worker.engine.cache_events import BlockRemoved, BlocksStored, CacheEvent
+from worker.types import EngineStats
+
+_RING_TOKENS = 1 << 16
+_LOG_STEPS = 1 << 15
+_LAST_BLOCK = 0.5  # of a sequence's last block is not used yet, on average
+# What answers are slices of.
+_RING = array("i", Random(0).choices(range(256, 1280), k=2 * _RING_TOKENS))
+
+
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    number: int
+    prompt: list[int]
+    num_output: int
+    first: Callable[[], None]
+    done: asyncio.Future[Answered]
+    hashes: list[int]  # of the full blocks of the prompt
+    num_cached: int | None = None
+    prefill_left: int = 0
+    held: int = 0  # blocks of `hashes` that it refers to
+    told: int = 0  # tokens of the answer
+    since: int | None = None  # the step of the last token told, while it decodes
+    last_at: float = 0.0
+    gaps: array[float] = field(default_factory=lambda: array("d"))
+
+
+class PrefixCache:
+    """Owns the names of full blocks: which of them sequences refer to, and the rest in the order in
+    which it will be evicted.
+    """
+
+    def __init__(self, publish: Callable[[Sequence[CacheEvent]], None] | None) -> None:
+        self._publish = publish
+        self._references: dict[int, int] = {}
+        self._free: OrderedDict[int, None] = OrderedDict()
+        self._events: list[CacheEvent] = []
+
+    @property
+    def num_referenced(self) -> int:
+        return len(self._references)
+
+    @property
+    def references(self) -> int:
+        """Of all sequences to blocks."""
+        return sum(self._references.values())
+
+    def match(self, hashes: Sequence[int], limit: int) -> int:
+        """How many blocks from the beginning are here, `limit` at most."""
+        count = 0
+        for name in hashes[:limit]:
+            if name not in self._references and name not in self._free:
+                break
+            count += 1
+        return count
+
+    def refer(self, hashes: Iterable[int]) -> None:
+        for name in hashes:
+            count = self._references.get(name)
+            if count is None:
+                self._free.pop(name, None)
+                self._references[name] = 1
+            else:
+                self._references[name] = count + 1
+
+    def release(self, hashes: Sequence[int]) -> None:
+        """Ends before beginnings, so that these are evicted last."""
+        for name in reversed(hashes):
+            count = self._references[name] - 1
+            if count:
+                self._references[name] = count
+            else:
+                del self._references[name]
+                self._free[name] = None
+
+    def add_free(self, hashes: Sequence[int]) -> None:
+        for name in reversed(hashes):
+            if name not in self._references:
+                self._free[name] = None
+                self._free.move_to_end(name)
+
+    def evict(self, keep: float) -> None:
+        """Down to so many that nothing refers to."""
+        while len(self._free) > max(0.0, keep):
+            name, _ = self._free.popitem(last=False)
+            if self._publish is not None:
+                self._events.append(BlockRemoved(_digest(name)))
+
+    def stored(self, tokens: Sequence[int], hashes: Sequence[int], since: int, size: int) -> None:
+        """Blocks from number `since` are hits from now on; for subscribers."""
+        if self._publish is None or since >= len(hashes):
+            return
+        names = [0, *hashes]
+        run = tuple(
+            BlockHash(
+                _digest(names[at + 1]),
+                _digest(names[at]),
+                tuple(tokens[at * size : (at + 1) * size]),
+            )
+            for at in range(since, len(hashes))
+        )
+        self._events.append(BlocksStored(run, run[0].parent if since else None))
+
+    def flush(self) -> None:
+        """Publish what has changed."""
+        if self._publish is not None and self._events:
+            events, self._events = self._events, []
+            self._publish(events)
+
+
+def _digest(name: int) -> bytes:
+    return (name & (2**64 - 1)).to_bytes(8, "big")
+
+
+def chain(tokens: Sequence[int], size: int, names: list[int], until: int) -> list[int]:
+    """`names` and those of the blocks after them, up to block `until`. Hashes of tuples of ints are
+    the same in every process.
+    """
+    parent = names[-1] if names else 0
+    for at in range(len(names) * size, until * size, size):
+        parent = hash((parent, *tokens[at : at + size]))
+        names.append(parent)
+    return names
+
+
+class FastWorker:
+    """The interface of `LivingWorker`, for the latency model `linear` without its terms of context.
+    Owns one queue, one batch and one prefix cache.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        publish: Callable[[Sequence[CacheEvent]], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._sim, self._limits = settings.sim, settings.limits
+        self._size, self._capacity = settings.cache.block_size, settings.cache.num_blocks
+        self.cache = PrefixCache(publish if settings.cache.record_events else None)
+        self._now = clock
+        self._waiting: deque[_Sequence] = deque()
+        self._prefilling: list[_Sequence] = []
+        self._computing: set[int] = set()
+        self._decoding: list[tuple[int, int, _Sequence]] = []  # a heap by the last step
+        self._number = self._step = self._logged = 0  # `_logged`: the step that begins the log
+        self._log = array("d")
+        self._private = 0.0  # blocks that only one sequence can use
+        self._timer: asyncio.TimerHandle | None = None
+        self._begun, self._length, self._steps = 0.0, 0.0, 0
+        self._chunks: list[tuple[_Sequence, int]] = []
+        self.slowness = 1.0
+        self.is_dead = False
+
+    @property
+    def stats(self) -> EngineStats:
+        """What a scrape would say now."""
+        used = self.cache.num_referenced + self._private
+        if self._timer is not None and self._length:
+            used += (self._now() - self._begun) / self._length * len(self._decoding) / self._size
+        running = len(self._decoding) + len(self._prefilling)
+        return EngineStats(running, len(self._waiting), min(1.0, used / self._capacity))
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._waiting) + len(self._prefilling) + len(self._decoding)
+
+    async def run(self) -> None:
+        """Nothing: it runs by timers."""
+
+    async def serve(
+        self, request_id: str, prompt: list[int], num_output: int, first: Callable[[], None]
+    ) -> Answered:
+        """The whole answer; `first` is called with its first token. Raises `WorkerGoneError`."""
+        del request_id
+        if self.is_dead:
+            raise WorkerGoneError
+        self._number += 1
+        done: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+        names = chain(prompt, self._size, [], len(prompt) // self._size)
+        one = _Sequence(self._number, prompt, num_output, first, done, names)
+        self._waiting.append(one)
+        if self._timer is None:
+            self._begin()
+        elif self._steps > 1 and len(self._decoding) < self._limits.max_num_seqs:
+            self._shorten()
+        return await done
+
+    def die(self) -> None:
+        """Everything under way fails, and so does all that still comes."""
+        self.is_dead = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for one in (*self._waiting, *self._prefilling, *(one for *_, one in self._decoding)):
+            if not one.done.done():
+                one.done.set_exception(WorkerGoneError())
+        self._waiting.clear()
+        self._prefilling, self._decoding = [], []
+
+    def check_integrity(self) -> None:
+        """Raises `AssertionError` if counts and what is counted differ; between steps."""
+        begun = [*self._prefilling, *(one for *_, one in self._decoding)]
+        if self.cache.references != sum(one.held for one in begun):
+            raise AssertionError("references to blocks do not add up")
+        own = sum(self._own_blocks(one) for one in begun)
+        if abs(own - self._private) > 1e-6 * (1 + own):
+            raise AssertionError(f"{self._private} blocks of their own are counted, {own} are used")
+
+    # Steps
+
+    def _begin(self) -> None:
+        """Schedule the next step, or as many as are alike."""
+        self._make_room()
+        self._chunks = self._schedule()
+        decoding = len(self._decoding)
+        if not decoding and not self._chunks:
+            self._timer = None
+            return
+        sim = self._sim
+        seconds = sim.step_overhead_seconds
+        seconds += sum(count for _, count in self._chunks) / sim.prefill_tokens_per_second
+        if decoding:
+            seconds += sim.decode_base_seconds + decoding * sim.decode_per_sequence_seconds
+        self._length = seconds * sim.time_scale * self.slowness
+        self._steps = 1
+        if not self._chunks:
+            room = self._capacity - self.cache.num_referenced - self._private
+            until_full = max(1, int(room * self._size / decoding))
+            self._steps = min(self._decoding[0][0] - self._step, until_full)
+        self._begun = self._now()
+        self._set_timer()
+
+    def _shorten(self) -> None:
+        """End the jump with the step that runs now."""
+        passed = int((self._now() - self._begun) / self._length) + 1 if self._length else 1
+        if passed < self._steps and self._timer is not None:
+            self._steps = passed
+            self._timer.cancel()
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        at = self._begun + self._steps * self._length
+        self._timer = asyncio.get_running_loop().call_at(at, self._end)
+
+    def _end(self) -> None:
+        """What the steps have come to."""
+        steps, now = self._steps, self._now()
+        self._step += steps
+        self._log.extend(array("d", [self._length]) * steps)
+        self._private += steps * len(self._decoding) / self._size
+        while self._decoding and self._decoding[0][0] <= self._step:
+            self._finish(heappop(self._decoding)[2])
+        for one, count in self._chunks:
+            one.prefill_left -= count
+            if not one.prefill_left:
+                self._prefilling.remove(one)
+                self._first(one, now)
+        self.cache.flush()
+        if len(self._log) > _LOG_STEPS:
+            begun = (one.since for *_, one in self._decoding if one.since is not None)
+            oldest = min(begun, default=self._step)
+            del self._log[: oldest - self._logged]
+            self._logged = oldest
+        self._begin()
+
+    def _first(self, one: _Sequence, now: float) -> None:
+        """Its prompt is computed, and it has its first token, or the next after a preemption."""
+        fresh = one.hashes[one.held :]
+        self._computing.difference_update(fresh)
+        self.cache.stored(one.prompt, one.hashes, one.held, self._size)
+        self.cache.refer(fresh)
+        self._private -= len(fresh)
+        one.held = len(one.hashes)
+        if one.told:
+            one.gaps.append(now - one.last_at)
+        else:
+            one.first()
+        one.told += 1
+        self._private += 1 / self._size
+        one.since, one.last_at = self._step, now
+        if one.told >= one.num_output:
+            self._finish(one)
+        else:
+            heappush(self._decoding, (self._step + one.num_output - one.told, one.number, one))
+
+    def _finish(self, one: _Sequence) -> None:
+        self._leave(one)
+        at = one.number * 7919 % _RING_TOKENS
+        answer = _RING[at : at + one.num_output].tolist()
+        tokens = one.prompt + answer
+        held = len(one.hashes)
+        names = chain(tokens, self._size, one.hashes, (len(tokens) - 1) // self._size)
+        self.cache.stored(tokens, names, held, self._size)
+        self.cache.add_free(names[held:])
+        self.cache.evict(self._capacity - self.cache.num_referenced - self._private)
+        if not one.done.done():
+            one.done.set_result(Answered(one.num_cached or 0, answer, one.gaps))
+
+    def _leave(self, one: _Sequence) -> None:
+        """It does not decode any more; its tokens so far are counted and its blocks are free."""
+        since = self._step if one.since is None else one.since
+        first = since - self._logged
+        one.gaps.extend(self._log[first : self._step - self._logged])
+        one.told += self._step - since
+        one.since, one.last_at = None, self._now()
+        self._private -= self._own_blocks(one)
+        self.cache.release(one.hashes[: one.held])
+
+    def _own_blocks(self, one: _Sequence) -> float:
+        told = one.told + (self._step - one.since if one.since is not None else 0)
+        return _LAST_BLOCK + (len(one.prompt) + told) / self._size - one.held
+
+    # Admission
+
+    def _make_room(self) -> None:
+        """Preempt while one more step has too few blocks."""
+        while len(self._decoding) > 1:
+            needed = len(self._decoding) / self._size
+            if self.cache.num_referenced + self._private + needed <= self._capacity:
+                break
+            at = max(range(len(self._decoding)), key=lambda index: self._decoding[index][1])
+            one = self._decoding.pop(at)[2]
+            heapify(self._decoding)
+            self._leave(one)
+            self._waiting.appendleft(one)
+        self.cache.evict(self._capacity - self.cache.num_referenced - self._private)
+
+    def _schedule(self) -> list[tuple[_Sequence, int]]:
+        """Parts of prompts for the next step."""
+        budget = self._limits.max_num_batched_tokens - len(self._decoding)
+        chunks: list[tuple[_Sequence, int]] = []
+        for one in self._prefilling:
+            count = min(budget, one.prefill_left)
+            if count <= 0:
+                break
+            chunks.append((one, count))
+            budget -= count
+        bypassed: list[_Sequence] = []
+        while self._waiting and budget > 0:
+            running = len(self._decoding) + len(self._prefilling)
+            if running >= self._limits.max_num_seqs or len(bypassed) > self._limits.max_bypasses:
+                break
+            one = self._waiting.popleft()
+            if not self._admit(one):
+                bypassed.append(one)
+                continue
+            count = min(budget, one.prefill_left)
+            chunks.append((one, count))
+            budget -= count
+        self._waiting.extendleft(reversed(bypassed))
+        return chunks
+
+    def _admit(self, one: _Sequence) -> bool:
+        num_tokens = len(one.prompt) + one.told
+        matched = self.cache.match(one.hashes, (num_tokens - 1) // self._size)
+        if matched < len(one.hashes) and one.hashes[matched] in self._computing:
+            return False
+        total = math.ceil(num_tokens / self._size)
+        referenced = self.cache.num_referenced
+        self.cache.refer(one.hashes[:matched])
+        free = self._capacity - self.cache.num_referenced - self._private
+        if total - matched > free and (referenced or self._private > 0.5):
+            self.cache.release(one.hashes[:matched])
+            return False
+        one.held = matched
+        if one.num_cached is None:
+            one.num_cached = matched * self._size
+        one.prefill_left = num_tokens - matched * self._size
+        self._private += _LAST_BLOCK + num_tokens / self._size - matched
+        self._computing.update(one.hashes[matched:])
+        self._prefilling.append(one)
+        self.cache.evict(self._capacity - self.cache.num_referenced - self._private)
+        return True
+
+
+def is_linear(settings: WorkerSettings) -> bool:
+    """Whether a `FastWorker` knows all that decides how long this worker's steps take."""
+    sim = settings.sim
+    return sim.latency_model == "linear" and not (
+        sim.prefill_context_seconds or sim.kv_read_seconds
+    )

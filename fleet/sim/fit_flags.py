@@ -1,0 +1,23 @@
+# Apart: read by the help of the command line, without what runs the command.
+"""The flags of `pointsman fit`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fleet.command_line import Parser, count
+
+
+def build_parser() -> Parser:
+    parser = Parser(
+        prog="pointsman fit",
+        description="Fit a worker of `pointsman simulate` to a run of `pointsman bench --json` of "
+        "several rates: prompt tokens a second, and the time of a decode step.",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="the JSON of the run")
+    parser.add_argument("out", type=Path, metavar="FILE", help="where the worker is written")
+    text = "that answered the run"
+    parser.add_argument("--workers", type=count, default=1, metavar="N", help=text)
+    text = "KV cache of a worker, which no bench can see"
+    parser.add_argument("--kv-tokens", type=count, metavar="N", help=text)
+    return parser

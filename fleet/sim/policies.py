@@ -1,0 +1,76 @@
+# Apart: configurations, which nothing but the command reads.
+"""Picker configurations by name: ours, and the policies of other routers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from fleet.command_line import near
+from fleet.errors import UsageError
+from picker.config.watch import read_config_file
+from picker.errors import PickerError
+
+_HEAD = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n"
+_LOAD = "- {type: metrics-data-source}\n- {type: core-metrics-extractor}\n"
+_PRECISE = """\
+- {type: token-producer}
+- type: precise-prefix-cache-producer
+  parameters: {speculativeIndexing: true, tokenProcessorConfig: {blockSizeTokens: 16}}
+"""
+_PRODUCER = "prefixMatchInfoProducerName: precise-prefix-cache-producer"
+_QUEUE, _USAGE, _PREFIX = "queue-scorer", "kv-cache-utilization-scorer", "prefix-cache-scorer"
+
+
+def _config(plugins: Mapping[str, float | None], before: str = "", of: str = "") -> str:
+    """One profile of these plugins with their weights. `of` are the parameters of the first, as in
+    YAML; plugins that stand in no profile come `before`.
+    """
+    first = next(iter(plugins))
+    listed = "".join(f"- {{type: {name}{of if name == first else ''}}}\n" for name in plugins)
+    profile = ", ".join(
+        f"{{pluginRef: {name}}}" if weight is None else f"{{pluginRef: {name}, weight: {weight}}}"
+        for name, weight in plugins.items()
+    )
+    profiles = f"schedulingProfiles: [{{name: default, plugins: [{profile}]}}]\n"
+    return f"{_HEAD}{_LOAD}{before}{listed}{profiles}"
+
+
+# None is the picker's built-in configuration.
+POLICIES: Mapping[str, str | None] = {
+    "default": None,
+    "precise": _config(
+        {_PREFIX: 3.0, _QUEUE: 2.0, _USAGE: 2.0},
+        _PRECISE,
+        f", parameters: {{{_PRODUCER}}}",
+    ),
+    "random": _config({"random-picker": None}),
+    "round-robin": _config({"round-robin-picker": None}),
+    "power-of-two": _config({"power-of-two-picker": None}),
+    "consistent-hashing": _config({"consistent-hashing-scorer": None}),
+    "cache_aware": _config({"cache-aware-scorer": None}),
+    "dynamo": _config(
+        {"dynamo-cost-scorer": None, "softmax-picker": None},
+        f"{_PRECISE}- {{type: inflight-load-producer, parameters: {{{_PRODUCER}}}}}\n",
+        f", parameters: {{{_PRODUCER}}}",
+    ),
+    "load-only": _config({_QUEUE: 1.0, _USAGE: 1.0}),
+    "prefix-only": _config({_PREFIX: None}),
+    # llm-d's blends of queue, KV use and prefix, by their weights.
+    "llm-d-111": _config({_QUEUE: 1.0, _USAGE: 1.0, _PREFIX: 1.0}),
+    "llm-d-322": _config({_PREFIX: 3.0, _QUEUE: 2.0, _USAGE: 2.0}),
+}
+
+
+def policy(name: str) -> tuple[str, str | None]:
+    """The name of a policy, or a file's, and the configuration. Raises `UsageError`."""
+    if name in POLICIES:
+        return name, POLICIES[name]
+    path = Path(name)
+    if not path.is_file():
+        hint = near(name, POLICIES) or f" ({', '.join(POLICIES)})"
+        raise UsageError(f"--policies: {name} is neither a file nor the name of a policy{hint}")
+    try:
+        return path.name, read_config_file(path, "--policies").decode(errors="replace")
+    except PickerError as error:
+        raise UsageError(str(error).partition("\n")[0]) from error

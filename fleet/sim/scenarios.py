@@ -1,0 +1,167 @@
+# Apart: values, of which the command knows nothing but the names.
+"""Published benchmarks as command lines of `pointsman simulate`.
+
+Shapes are those of the sources: llm-d's posts "KV-Cache Wins You Can See" (S1, S6), "Sticky until
+saturated" (S2, S3), its studies of weights (S4) and of predicted latency (S5), the traces of
+Mooncake (S7). Ramps are ladders of a few steps, each of a fleet that begins empty; lengths with a
+standard deviation of 30 % are even between ± 52 %; S5 and S7 are traces of our own with the
+published means.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from random import Random
+
+from fleet.bench.workload import TracedRequest
+
+_SAAS = "--prefix-groups 150 --prefix-prompts 5 --prefix-tokens 6000 --input-tokens 1200"
+_LADDER = "--duration 45 --warmup 15"
+_SLO = "--slo ttft<2s,itl<50ms"
+_BLIND = ("random", "round-robin", "power-of-two")
+_AWARE = ("default", "precise", "cache_aware", "dynamo")
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """`flags` are those of the command. `requests` draws a trace to be sent at its own times;
+    `tenants` have a priority and a share of the rate each, by objective.
+    """
+
+    title: str
+    flags: str
+    published: str
+    policies: tuple[str, ...] = (*_AWARE, *_BLIND)
+    requests: Callable[[Random], list[TracedRequest]] | None = None
+    tenants: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+
+
+def _spiky(rng: Random) -> list[TracedRequest]:
+    """Eight times a minute at 1/s and one at 5/s: a system prompt of 1,000 tokens, 40 conversations
+    of which each request has the next piece, and questions and answers with heavy tails.
+    """
+    requests, at = list[TracedRequest](), 0.0
+    histories = [[100 * one] for one in range(40)]
+    for phase in range(16):
+        rate = 5.0 if phase % 2 else 1.0
+        while (at := at + rng.expovariate(rate)) < 60.0 * (phase + 1):
+            history = rng.choice(histories)
+            question = min(131_072, max(30, round(729 * rng.lognormvariate(-1.9, 1.95))))
+            output = min(8192, max(16, round(300 * rng.lognormvariate(-1.4, 1.7))))
+            length = 512 * (2 + len(history)) + question
+            history += [rng.getrandbits(62) for _ in range(math.ceil(question / 512))]
+            requests.append(TracedRequest(at, length, output, (1, 2, *history), 512))
+            if len(history) > 48:
+                del history[1:]
+        at = 60.0 * (phase + 1)
+    return requests
+
+
+def _mooncake(rng: Random) -> list[TracedRequest]:
+    """A thousand requests of up to 16,384 tokens in blocks of 512, of which four in ten are known:
+    conversations that grow, behind a few system prompts.
+    """
+    requests, at = list[TracedRequest](), 0.0
+    sessions: list[list[int]] = []
+    for _ in range(1000):
+        at += rng.expovariate(4.0)
+        if sessions and rng.random() < 0.5:
+            blocks = rng.choice(sessions)
+        else:
+            blocks = [rng.randrange(8)]
+            sessions.append(blocks)
+        blocks += [rng.getrandbits(62) for _ in range(1 + int(rng.expovariate(1 / 7)))]
+        del blocks[31:]
+        length = 512 * len(blocks) + rng.randint(1, 511)
+        output = max(1, min(2000, round(rng.expovariate(1 / 340))))
+        requests.append(TracedRequest(at, length, output, tuple(blocks), 512))
+    return requests
+
+
+def _weights(title: str, flags: str) -> Scenario:
+    published = "llm-d's fixed weights; the default must not be more than 5 % worse than the best"
+    policies = ("default", "llm-d-111", "llm-d-322", "load-only", "round-robin")
+    text = f"--workers 10 --output-tokens 480..1520 {flags} {_LADDER} {_SLO}"
+    return Scenario(title, text, published, policies)
+
+
+SCENARIOS: Mapping[str, Scenario] = {
+    "S1": Scenario(
+        "b2b-saas",
+        f"--workers 8 {_SAAS} --output-tokens 1000 --rate 10,30 {_LADDER} {_SLO}",
+        "precise 8,730 output tokens/s, TTFT p90 0.54 s; approximate 6,944, 31 s; load-only and "
+        "random 4,429, 95 s",
+        (*_AWARE, "load-only", *_BLIND, "consistent-hashing"),
+    ),
+    "S2": Scenario(
+        "code generation",
+        "--workers 10 --prefix-tokens 3000..107000 --turns 2..10 --input-tokens 1500 "
+        f"--output-tokens 800 --concurrency 40 --duration 90 --warmup 30 {_SLO}",
+        "46k against 16k input tokens/s of round robin (2.9 x)",
+        (*_AWARE, "llm-d-322", "round-robin"),
+    ),
+    "S3": Scenario(
+        "reasoning",
+        "--workers 10 --prefix-groups 1 --prefix-tokens 250 --input-tokens 1000 --output-tokens "
+        f"4000..12000 --concurrency 150,350 --duration 180 --warmup 60 {_SLO}",
+        "7.0k against 6.8k output tokens/s of round robin: parity",
+        ("default", "precise", "cache_aware", "load-only", "power-of-two", "round-robin"),
+    ),
+    "S4A": _weights(
+        "short questions",
+        "--prefix-groups 6 --prefix-prompts 1000 --prefix-tokens 1000 --input-tokens 15..45 "
+        "--rate 40",
+    ),
+    "S4B": _weights(
+        "long questions",
+        "--prefix-groups 6 --prefix-prompts 1000 --prefix-tokens 1000 --input-tokens 1440..4560 "
+        "--rate 30",
+    ),
+    "S4C": _weights(
+        "long system prompts",
+        "--prefix-groups 150 --prefix-prompts 5 --prefix-tokens 6000 --input-tokens 576..1824 "
+        "--rate 30",
+    ),
+    "S4D": _weights(
+        "short system prompts, long questions",
+        "--prefix-groups 150 --prefix-prompts 5 --prefix-tokens 1000 --input-tokens 2976..9424 "
+        "--rate 15",
+    ),
+    "S5": Scenario(
+        "spiky production",
+        f"--workers 13 --warmup 120 {_SLO}",
+        "TTFT p50 0.97 s with predicted latency against 3.38 s with 3:2:2 (13 x 8 H200)",
+        ("default", "precise", "llm-d-111", "llm-d-322", "load-only", "round-robin"),
+        _spiky,
+    ),
+    "S6": Scenario(
+        "prefix without load",
+        "--workers 8 --prefix-groups 5 --prefix-tokens 6000 --input-tokens 200 --output-tokens "
+        f"1000 --rate 14,30,40 {_LADDER} {_SLO}",
+        "prefix-only 55 % success, ITL 160 ms, TTFT over 140 s; with load 100 %, ITL 30 ms",
+        ("default", "prefix-only"),
+    ),
+    "S7": Scenario(
+        "a slice of Mooncake",
+        f"--workers 8 {_SLO}",
+        "gain only near saturation, and one in seven requests got 503 (8 A100, Dynamo)",
+        requests=_mooncake,
+    ),
+    "S12": Scenario(
+        "two tenants, ten to one",
+        f"--workers 4 {_SAAS} --prefix-groups 75 --output-tokens 1000 --rate 22 {_LADDER} {_SLO}",
+        "nothing: the small tenant of priority 0 should not feel the large one of -1",
+        tenants={"small": (0, 1 / 11), "large": (-1, 10 / 11)},
+    ),
+}
+
+# Scenarios that need real programs.
+ELSEWHERE: Mapping[str, str] = {
+    "S8": "small requests through Envoy: benchmarks/picker_ext_proc.py and fleet_rate.py",
+    "S9": "long prompts through Envoy: benchmarks/picker_ext_proc.py",
+    "S10": "long answers through Envoy: benchmarks/fleet_rate.py",
+    "S11": "large pools: benchmarks/scrape.py, following.py and reflector.py",
+    "S13": "real workers: pointsman bench --compare, see docs/bench.md",
+}

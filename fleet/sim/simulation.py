@@ -1,0 +1,107 @@
+# Apart: runs one load, whatever it was asked for.
+"""One fleet under one load, from the first request to the last answer."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from types import MappingProxyType
+
+from fleet.bench.driver import Driver
+from fleet.bench.load import Load, LoadSettings, drive
+from fleet.bench.summary import Stage
+from fleet.bench.workload import Sessions
+from fleet.sim.client import TokenForm, TokenTexts, VirtualClient
+from fleet.sim.flags import Event
+from fleet.sim.living_worker import WorkerSettings
+from fleet.sim.virtual_replicas import ReplicasSettings, VirtualReplicas
+from fleet.sim.virtual_time import run_in_virtual_time
+
+_RARELY = (100_000, 50, 100)
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who sends a load: `objective` has the priority that the simulation gives it."""
+
+    name: str
+    settings: LoadSettings
+    load: Load
+    sessions: Sessions
+    objective: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """What is simulated, all but the load. `config` None is the picker's built-in configuration."""
+
+    workers: int
+    worker: WorkerSettings
+    config: str | None
+    is_fast: bool
+    seed: int
+    events: Sequence[Event] = ()
+    objectives: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def simulate(simulation: Simulation, tenants: Sequence[Tenant], draws: int) -> list[Stage]:
+    """A stage of each tenant. `draws` numbers the stages of one run, whose arrivals differ. Raises
+    `ConfigError`.
+    """
+    thresholds = gc.get_threshold()
+    gc.set_threshold(*_RARELY)  # what a simulation makes, it mostly keeps
+    try:
+        return run_in_virtual_time(_simulated(simulation, tenants, draws))
+    finally:
+        gc.set_threshold(*thresholds)
+
+
+async def _simulated(simulation: Simulation, tenants: Sequence[Tenant], draws: int) -> list[Stage]:
+    settings = ReplicasSettings(
+        replicas=1,
+        shares=False,
+        workers=simulation.workers,
+        worker=simulation.worker,
+        config=simulation.config,
+        objectives=simulation.objectives,
+        seed=simulation.seed,
+        is_fast=simulation.is_fast,
+    )
+    loop = asyncio.get_running_loop()
+    rngs = [Random(f"{simulation.seed}/{draws}/{number}") for number in range(len(tenants))]
+    texts = TokenTexts(rngs[0].getrandbits(32))  # all tenants' groups are the same ones
+    async with VirtualReplicas(settings) as fleet:
+        for event in simulation.events:
+            loop.call_at(event.at_seconds, _happens, fleet, event)
+        async with asyncio.TaskGroup() as group:
+            running = [
+                group.create_task(_stage(fleet, one, texts, rng))
+                for one, rng in zip(tenants, rngs, strict=True)
+            ]
+        return [one.result() for one in running]
+
+
+async def _stage(fleet: VirtualReplicas, tenant: Tenant, texts: TokenTexts, rng: Random) -> Stage:
+    clock = asyncio.get_running_loop().time
+    client = VirtualClient(fleet, tenant.objective)
+    settings = tenant.settings
+    driver = Driver(client, TokenForm(), clock, settings.think, settings.requests)
+    sessions = tenant.sessions(texts, rng)
+    await drive(driver, tenant.load, settings, sessions, rng)
+    return Stage(
+        tenant.name, driver.begun, clock(), settings.warmup, driver.outcomes, driver.pulses, None
+    )
+
+
+def _happens(fleet: VirtualReplicas, event: Event) -> None:
+    if event.kind == "add":
+        fleet.add(event.number)
+    elif event.kind == "kill":
+        fleet.kill(event.number)
+    elif event.kind == "drain":
+        fleet.drain(event.number)
+    else:
+        fleet.slow(event.number, event.factor)

@@ -1,0 +1,150 @@
+"""The approximate worker beside the exact one, on the same requests."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.sim.fast_worker import FastWorker
+from fleet.sim.living_worker import Answered, LivingWorker, WorkerGoneError, WorkerSettings
+from fleet.sim.virtual_time import run_in_virtual_time
+from worker.config import CacheConfig, SchedulerConfig, SimConfig
+
+WORKER = WorkerSettings(
+    SimConfig(
+        prefill_tokens_per_second=1000.0,
+        decode_base_seconds=0.01,
+        decode_per_sequence_seconds=0.001,
+    ),
+    SchedulerConfig(max_num_batched_tokens=256, max_num_seqs=8),
+    CacheConfig(128, 16),
+)
+Request = tuple[float, list[int], int]  # at seconds, the prompt, tokens asked for
+Result = tuple[float, float, Answered]  # seconds to the first token, and in all
+
+
+def served(worker: LivingWorker | FastWorker, requests: Sequence[Request]) -> list[Result]:
+    """What becomes of the requests, in their order."""
+
+    async def one(at: float, prompt: list[int], num_output: int) -> Result:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(at)
+        first: list[float] = []
+        name = f"request at {at}"
+        answered = await worker.serve(
+            name, prompt, num_output, lambda: first.append(loop.time() - at)
+        )
+        return first[0], loop.time() - at, answered
+
+    async def main() -> list[Result]:
+        living = asyncio.create_task(worker.run())
+        results = await asyncio.gather(*(one(*each) for each in requests))
+        living.cancel()
+        if isinstance(worker, FastWorker):
+            worker.check_integrity()
+            assert worker.stats.kv_cache_usage == pytest.approx(0.0, abs=1e-9)
+        return list(results)
+
+    return run_in_virtual_time(main())
+
+
+def fast(settings: WorkerSettings = WORKER) -> FastWorker:
+    """On the clock of the loop that runs when it is asked."""
+    return FastWorker(settings, lambda _: None, lambda: asyncio.get_running_loop().time())
+
+
+def arrivals(rate: float, count: int, rng: Random) -> list[Request]:
+    """Prompts of six beginnings, answers of 8 to 40 tokens."""
+    heads = [rng.choices(range(256, 1280), k=160) for _ in range(6)]
+    at, requests = 0.0, list[Request]()
+    for _ in range(count):
+        at += rng.expovariate(rate)
+        tail = rng.choices(range(256, 1280), k=rng.randint(5, 60))
+        requests.append((at, rng.choice(heads) + tail, rng.randint(8, 40)))
+    return requests
+
+
+def test_a_request_alone_takes_exactly_what_the_model_says() -> None:
+    """A prompt of 100 tokens, and nine steps of one sequence."""
+    requests: list[Request] = [(1.0, list(range(100)), 10)]
+    for worker in (fast(), LivingWorker(WORKER)):
+        [(first, whole, answered)] = served(worker, requests)
+        assert first == pytest.approx(0.1)
+        assert whole == pytest.approx(0.1 + 9 * 0.011)
+        assert list(answered.gaps) == pytest.approx([0.011] * 9)
+        assert len(answered.token_ids) == 10
+
+
+@pytest.mark.parametrize("rate", [2.0, 6.0, 12.0])
+def test_under_load_it_is_near_the_exact_one(rate: float) -> None:
+    """Light, at its limit, and far beyond it: times and what is found cached."""
+    requests = arrivals(rate, 150, Random(f"{rate}"))
+    near, exact = served(fast(), requests), served(LivingWorker(WORKER), requests)
+    for number in (0, 1):
+        ours, theirs = (sorted(one[number] for one in each) for each in (near, exact))
+        assert statistics.median(ours) == pytest.approx(statistics.median(theirs), rel=0.1)
+        assert ours[142] == pytest.approx(theirs[142], rel=0.15)  # p95
+    cached = [sum(one[2].num_cached for one in each) for each in (near, exact)]
+    assert cached[0] == pytest.approx(cached[1], rel=0.1)
+
+
+def test_blocks_that_run_out_cost_a_preemption() -> None:
+    """Eight answers need twice the blocks that there are; all of them come, some late."""
+    small = replace(WORKER, cache=CacheConfig(16, 16))
+    requests: list[Request] = [(0.001 * n, [1000 + n] * 16, 48) for n in range(8)]
+    results = served(fast(small), requests)
+    assert [len(one[2].token_ids) for one in results] == [48] * 8
+    assert [len(one[2].gaps) for one in results] == [47] * 8
+    assert max(max(one[2].gaps) for one in results) > 0.1
+    for first, whole, answered in results:
+        assert first + sum(answered.gaps) == pytest.approx(whole)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.floats(0.5, 60.0), st.integers(8, 64))
+def test_counts_add_up_whatever_comes(seed: int, rate: float, num_blocks: int) -> None:
+    """Every answer is whole, and at the end no block is in use (see `served`)."""
+    worker = replace(WORKER, cache=CacheConfig(num_blocks, 16))
+    requests = arrivals(rate, 25, Random(seed))
+    for (_, prompt, num_output), (first, whole, answered) in zip(
+        requests, served(fast(worker), requests), strict=True
+    ):
+        assert len(answered.gaps) == num_output - 1
+        assert answered.num_cached < len(prompt)
+        assert first + sum(answered.gaps) == pytest.approx(whole)
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_a_worker_that_dies_fails_what_it_has_and_what_comes(is_fast: bool) -> None:
+    """At once, and not when the answer would have been whole."""
+    worker = fast() if is_fast else LivingWorker(WORKER)
+
+    async def main() -> list[float]:
+        loop, failed = asyncio.get_running_loop(), list[float]()
+        living = asyncio.create_task(worker.run())
+        loop.call_at(0.5, worker.die)
+        for at in (0.0, 1.0):
+            await asyncio.sleep(max(0.0, at - loop.time()))
+            with pytest.raises(WorkerGoneError):
+                await worker.serve("one", [1] * 50, 500, lambda: None)
+            failed.append(loop.time())
+        living.cancel()
+        return failed
+
+    assert run_in_virtual_time(main()) == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_a_slow_worker_takes_a_multiple(is_fast: bool) -> None:
+    """Of every step."""
+    worker = fast() if is_fast else LivingWorker(WORKER)
+    worker.slowness = 3.0
+    [(first, whole, _)] = served(worker, [(0.0, list(range(100)), 10)])
+    assert (first, whole) == pytest.approx((0.3, 3 * (0.1 + 9 * 0.011)))

@@ -1,0 +1,77 @@
+"""A worker is found again in what it did."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fleet.errors import FleetError, UsageError
+from fleet.sim.command import simulate_command
+from fleet.sim.fit import fit_command
+
+LOAD = [
+    "--fast",
+    "--workers",
+    "1",
+    "--duration",
+    "60",
+    "--warmup",
+    "10",
+    "--input-tokens",
+    "256..1024",
+]
+WORKER = {
+    "prefill_tokens_per_second": 8000.0,
+    "decode_base_seconds": 0.012,
+    "decode_per_sequence_seconds": 0.0004,
+}
+
+
+def simulated(path: Path, worker: Path, *flags: str) -> dict[str, float]:
+    """Medians of the first stage."""
+    command = [*LOAD, "--worker", str(worker), "--json", str(path), *flags]
+    simulate_command(command, lambda _: None, lambda _: None)
+    stage = json.loads(path.read_text())["stages"][0]
+    return {f"{metric} {name}": stage[metric][name]
+            for metric in ("ttft", "itl", "e2e") for name in ("p50", "p95")}  # fmt: skip
+
+
+def test_a_fitted_worker_takes_what_the_measured_one_took(tmp_path: Path) -> None:
+    """At a rate that was not measured, too; the error of the fit is told."""
+    measured, fitted, run = (tmp_path / name for name in ("measured", "fitted", "run"))
+    measured.write_text(json.dumps(WORKER))
+    simulated(run, measured, "--rate", "0.5,2,4")
+    said: list[str] = []
+    assert fit_command([str(run), str(fitted), "--kv-tokens", "50000"], said.append) == 0
+    assert "root mean square" in said[-1]
+    found = json.loads(fitted.read_text())
+    assert found["kv_tokens"] == 50_000
+    for name in ("prefill_tokens_per_second", "decode_base_seconds"):
+        assert found[name] == pytest.approx(WORKER[name], rel=0.2), name
+    for rate in ("1", "3"):
+        theirs = simulated(run, measured, "--rate", rate)
+        ours = simulated(run, fitted, "--rate", rate)
+        for name, value in theirs.items():
+            # Whether a twentieth of all gaps has a prompt in it or not is a matter of luck.
+            if name != "itl p95":
+                assert ours[name] == pytest.approx(value, rel=0.2), (rate, name)
+
+
+def test_one_stage_does_not_make_a_worker(tmp_path: Path) -> None:
+    """Of three unknown numbers."""
+    worker, run = tmp_path / "worker", tmp_path / "run"
+    worker.write_text(json.dumps(WORKER))
+    simulated(run, worker, "--rate", "1")
+    with pytest.raises(FleetError, match="two stages or more"):
+        fit_command([str(run), str(tmp_path / "out")], print)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"stages": 3}'])
+def test_what_is_no_run_is_refused(text: str, tmp_path: Path) -> None:
+    """In one sentence."""
+    run = tmp_path / "run"
+    run.write_text(text)
+    with pytest.raises(UsageError, match="is no JSON of `pointsman bench`"):
+        fit_command([str(run), str(tmp_path / "out")], print)

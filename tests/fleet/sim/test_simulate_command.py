@@ -1,0 +1,215 @@
+"""`pointsman simulate` as a user runs it, in virtual time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded_traffic import Traffic, record
+
+from fleet.errors import UsageError
+from fleet.sim.command import simulate_command
+from fleet.sim.flags import build_parser
+from fleet.sim.policies import POLICIES
+from fleet.sim.scenarios import ELSEWHERE, SCENARIOS
+from picker.config.build import DEFAULT_CONFIG
+
+LENGTHS = ["--output-tokens", "40", "--input-tokens", "100"]
+SMALL = ["--fast", "--rate", "12", "--duration", "6", *LENGTHS]
+SHARED = [*SMALL, "--workers", "4", "--prefix-groups", "12", "--prefix-tokens", "2000"]
+TWO_IN_TURN = [*SMALL, "--workers", "2", "--policies", "round-robin"]
+
+
+def run(*flags: str) -> tuple[int, str]:
+    """The exit status and what is printed."""
+    said: list[str] = []
+    return simulate_command(flags, said.append, lambda _: None), "\n".join(said)
+
+
+def results(tmp_path: Path, *flags: str) -> dict[str, dict[str, Any]]:
+    """The stages of the JSON, by name."""
+    path = tmp_path / "result.json"
+    run(*flags, "--json", str(path))
+    return {one["name"]: one for one in json.loads(path.read_text())["stages"]}
+
+
+@pytest.fixture(scope="module")
+def by_policy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The same requests with every policy that has a name."""
+    return results(tmp_path_factory.mktemp("policies"), *SHARED, "--policies", *POLICIES)
+
+
+def test_every_policy_answers_the_same_requests(by_policy: dict[str, dict[str, Any]]) -> None:
+    """None is refused, and all are counted."""
+    assert len({one["requests"] for one in by_policy.values()}) == 1
+    assert [one["errors"] for one in by_policy.values()] == [{}] * len(POLICIES)
+
+
+def test_policies_that_know_prefixes_find_more_cached(by_policy: dict[str, dict[str, Any]]) -> None:
+    """With KV events as well, which come from the workers' own caches."""
+    cached = {name: one["cached_tokens"] / one["prompt_tokens"] for name, one in by_policy.items()}
+    blind = max(cached[name] for name in ("random", "round-robin", "power-of-two"))
+    for name in ("default", "precise", "cache_aware", "consistent-hashing", "prefix-only"):
+        assert cached[name] > blind + 0.1, name
+
+
+def test_a_seed_gives_one_outcome(tmp_path: Path) -> None:
+    """And another seed another one."""
+    first = results(tmp_path, *SHARED)
+    assert results(tmp_path, *SHARED) == first
+    assert results(tmp_path, *SHARED, "--seed", "2") != first
+
+
+def test_approximate_workers_are_near_the_exact_ones(tmp_path: Path) -> None:
+    """Of the whole fleet, behind the whole picker."""
+    near = results(tmp_path, *SHARED)["default"]
+    exact = results(tmp_path, *(flag for flag in SHARED if flag != "--fast"))["default"]
+    for metric in ("ttft", "itl", "e2e"):
+        assert near[metric]["p50"] == pytest.approx(exact[metric]["p50"], rel=0.05)
+    assert near["cached_tokens"] == pytest.approx(exact["cached_tokens"], rel=0.05)
+
+
+def test_what_a_dead_worker_had_fails_and_the_rest_is_answered(tmp_path: Path) -> None:
+    """The picker sends on to others, and one that is added is used."""
+    flags = TWO_IN_TURN
+    calm = results(tmp_path, *flags)["round-robin"]
+    hit = results(tmp_path, *flags, "--event", "3:kill:1", "--event", "5:add:2")["round-robin"]
+    assert hit["requests"] == calm["requests"]
+    [(error, times)] = hit["errors"].items()
+    assert error == "503 the worker died"
+    assert 0 < times < 40
+
+
+def test_a_drained_worker_loses_nothing_and_a_slow_one_is_slow(tmp_path: Path) -> None:
+    """By the slowest answers."""
+    flags = TWO_IN_TURN
+    calm = results(tmp_path, *flags)["round-robin"]
+    drained = results(tmp_path, *flags, "--event", "3:drain:1")["round-robin"]
+    slow = results(tmp_path, *flags, "--event", "3:slow:1:10")["round-robin"]
+    assert drained["errors"] == {}
+    assert slow["e2e"]["p95"] > 3 * calm["e2e"]["p95"]
+
+
+def test_the_least_number_of_workers_is_found() -> None:
+    """One less misses the objective, which is told."""
+    load = [*SMALL, "--input-tokens", "2000", "--slo", "ttft_p95<400ms"]
+    status, text = run(*load, "--find", "workers")
+    assert status == 0
+    assert text.startswith("default: ")
+    number = int(text.split()[1])
+    assert f"(with {number - 1}: ttft_p95<400ms: " in text
+    for workers, expected in ((number, 0), (number - 1, 1)):
+        assert run(*load, "--workers", str(workers))[0] == expected
+
+
+def test_what_no_number_of_workers_can_do_is_said() -> None:
+    """A prompt alone takes longer."""
+    load = ["--fast", "--requests", "2", "--slo", "ttft_p50<1ms"]
+    status, text = run(*load, "--find", "workers")
+    assert status == 1
+    assert "do not keep it either" in text
+
+
+def test_a_page_and_a_table_have_every_configuration(tmp_path: Path) -> None:
+    """Files are named by their own names."""
+    config = tmp_path / "mine.yaml"
+    config.write_text(POLICIES["random"] or "")
+    page = tmp_path / "page.html"
+    status, text = run(*SMALL, "--policies", "default", str(config), "--html", str(page))
+    assert status == 0
+    assert [line.split()[0] for line in text.splitlines()] == ["stage", "default", "mine.yaml"]
+    assert "<svg" in page.read_text()
+    assert "mine.yaml" in page.read_text()
+
+
+def test_a_recording_is_replayed_to_latency(tmp_path: Path) -> None:
+    """First with its own configuration, and what it does not have is said."""
+    header = {"line": "header", "config": POLICIES["round-robin"], "format_version": 1}
+    lines: list[dict[str, Any]] = [header]
+    for number in range(40):
+        request = {"received_at": 100 + number / 8, "prompt_bytes": [8000 if number else 4000]}
+        lines.append({"line": "decision", "number": number, "request": request})
+        if number % 2:
+            usage = {"prompt_tokens": 2000, "completion_tokens": 64}
+            lines.append({"line": "end", "number": number, "usage": usage})
+    path = tmp_path / "decisions.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    status, text = run("--fast", "--replay", str(path), "--policies", "default")
+    assert status == 0
+    assert "40 have no recorded prompt" in text
+    assert "20 have no recorded length" in text
+    assert [line.split()[0] for line in text.splitlines()[-2:]] == ["recorded", "default"]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_scenarios_are_command_lines_with_known_policies(name: str) -> None:
+    """The long ones are not run here."""
+    one = SCENARIOS[name]
+    build_parser().parse_args(one.flags.split())
+    assert set(one.policies) <= set(POLICIES)
+
+
+def test_a_load_term_keeps_shared_prompts_apart(tmp_path: Path) -> None:
+    """S6, which validates the simulator: prefixes alone pile requests up on few workers."""
+    path = tmp_path / "result.json"
+    shape = ["--prefix-groups", "2", "--prefix-tokens", "1000", "--input-tokens", "50"]
+    load = ["--fast", "--workers", "4", "--rate", "30", "--duration", "30", "--warmup", "10"]
+    status, text = run("--scenario", "S6,S8", *shape, *load, "--json", str(path))
+    assert status == 0
+    assert f"S8 {ELSEWHERE['S8']}" in text
+    stages = {one["name"]: one for one in json.loads(path.read_text())["scenarios"]["S6"]}
+    assert stages["default"]["goodput"] > 0.95
+    assert stages["prefix-only"]["goodput"] < 0.6
+
+
+def test_refused_requests_are_counted_and_not_good(tmp_path: Path) -> None:
+    """S12: low priority is shed when the pool is full."""
+    path = tmp_path / "result.json"
+    load = ["--fast", "--workers", "2", "--rate", "30", "--duration", "12", "--warmup", "3"]
+    run("--scenario", "S12", "--policies", "random", *load, "--json", str(path))
+    stages = {one["name"]: one for one in json.loads(path.read_text())["scenarios"]["S12"]}
+    large, small = stages["random, large"], stages["random, small"]
+    [(error, times)] = large["errors"].items()
+    assert error.startswith("429 ")
+    assert large["goodput"] <= 1 - times / large["requests"]
+    assert small["errors"] == {}
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("--policies nothing", "--policies: nothing is neither a file nor the name of a policy"),
+        ("--policies rondom", "did you mean random"),
+        ("--worker nothing", "--worker: nothing is neither a file nor the name of a preset"),
+        ("--fast --worker dynamo", "--fast is for the latency model linear; that of dynamo is"),
+        ("--find workers", "--find needs --slo"),
+        ("--event 3:kill:5", "--event 3:kill:5: there is no worker 5 then"),
+        ("--scenario S99", "--scenario: there is no S99; there are S1, "),
+        ("--replay nothing.jsonl", "--replay: nothing.jsonl: No such file"),
+        ("--replay a --trace b", "--replay has the requests"),
+        ("--find workers --slo ttft<1s --event 1:add:1", "--event is not for --find"),
+    ],
+)
+def test_what_contradicts_itself_is_one_sentence(flags: str, sentence: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        run(*flags.split())
+    assert sentence in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("event", ["3", "3:die:1", "3:slow:1", "x:kill:1", "3:kill:0"])
+def test_an_event_that_is_none_is_refused(event: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["--event", event])
+    assert "takes an event such as 60:kill:3" in capsys.readouterr().err
+
+
+def test_a_real_recording_is_read_with_its_prompts(tmp_path: Path) -> None:
+    """As a picker has written it."""
+    path = record(Traffic([DEFAULT_CONFIG.decode()], seed=4), 60, tmp_path / "r.jsonl")
+    status, text = run("--fast", "--replay", str(path), "--policies", "round-robin")
+    assert status == 0
+    assert "recorded requests, with their times" in text
+    assert [line.split()[0] for line in text.splitlines()[-2:]] == ["recorded", "round-robin"]
