@@ -126,12 +126,13 @@ class InFlightLoad:
 class LatencyPrediction:
     """What this request is predicted to see at one endpoint, in milliseconds.
 
-    A headroom is the objective less the prediction; negative misses the objective. `is_valid` says
-    that the objectives are met; `dispatched` counts what this picker has under way there.
+    `tpot_ms` is None where the time per token is not known. A headroom is the objective less the
+    prediction (its p90, where the predictor knows it); negative misses the objective. `is_valid`
+    says that the objectives are met; `dispatched` counts what this picker has under way there.
     """
 
     ttft_ms: float
-    tpot_ms: float
+    tpot_ms: float | None
     ttft_headroom_ms: float
     tpot_headroom_ms: float
     is_valid: bool
