@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +37,8 @@ TOKENS = 8  # that a simulated token stands for
 BLOCK = 16
 VOCABULARY = range(256, 1280)
 WARM_UP = 1 / 3
+SURGES = 8  # of a spiky scenario
+LONGEST, LONGEST_ANSWER = 120_000, 8192
 TTFT_SLO_SECONDS, ITL_SLO_SECONDS = 2.0, 0.05
 LOW = "low"  # the objective of priority -1
 
@@ -100,13 +103,15 @@ POLICIES: Mapping[str, str | None] = {
         before=f"{PRECISE}- {{type: inflight-load-producer, parameters: {{{PRODUCER}}}}}\n",
     ),
     "prefix only": config("type: prefix-cache-scorer"),
+    "predicted": config("type: latency-scorer"),
 }
 
 
 @dataclass(frozen=True)
 class Scenario:
     """Sessions of `turns` requests, each with what was said before, `question` more tokens and an
-    answer of `output`; ranges are uniform, tokens real ones.
+    answer of `output`; ranges are uniform, tokens real ones. With `spreads` the lengths of question
+    and answer are lognormal with these standard deviations about their means.
 
     A session begins with the `system` tokens of one of `groups`, or with some of its own where that
     is 0, and the first question is one of `users` in its group, or new where that is 0. Sessions
@@ -125,12 +130,17 @@ class Scenario:
     users: int = 0
     turns: tuple[int, int] = (1, 1)
     low: float = 0.0
+    spreads: tuple[int, int] | None = None
+    spiky: bool = False
 
 
 SAAS = Scenario(8, (6000, 6000), 1200, (1000, 1000), groups=150, users=5)
 CODE = Scenario(10, (3000, 107_000), 1500, (800, 800), turns=(2, 10), seconds=90.0)
 REASONING = Scenario(4, (250, 250), 1000, (4000, 12_000), groups=1, seconds=120.0)
 CHAT = Scenario(5, (1000, 1000), 30, (700, 1300), groups=6)
+MIXED = Scenario(
+    4, (1000, 1000), 3000, (300, 300), groups=6, spreads=(13_550, 600), seconds=120.0, spiky=True
+)
 SCENARIOS: Mapping[str, Scenario] = {
     "S1 b2b-saas at 10/s": replace(SAAS, rate=10.0),
     "S1 b2b-saas at 30/s": replace(SAAS, rate=30.0),
@@ -138,6 +148,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "S3 reasoning, 60 clients": replace(REASONING, clients=60),
     "S4 A short questions at 20/s": replace(CHAT, rate=20.0),
     "S4 B long questions at 15/s": replace(CHAT, question=3000, rate=15.0),
+    "S5 mixed lengths at 12/s": replace(MIXED, rate=12.0),
     "S12 two tenants at 22/s": replace(SAAS, workers=4, groups=75, rate=22.0, low=10 / 11),
 }
 
@@ -183,10 +194,16 @@ class Clients:
                 group.create_task(self._client())
             rng = Random(f"{self._seed} arrivals")
             while scenario.rate:
-                await asyncio.sleep(rng.expovariate(scenario.rate))
+                await asyncio.sleep(rng.expovariate(scenario.rate * self._surge(loop.time())))
                 if loop.time() > scenario.seconds:
                     return
                 group.create_task(self._session())
+
+    def _surge(self, now: float) -> float:
+        """The part of the mean rate at which sessions come now: one and five thirds in turn."""
+        scenario = self._scenario
+        is_high = int(now / scenario.seconds * SURGES) % 2
+        return (5 if is_high else 1) / 3 if scenario.spiky else 1.0
 
     async def _client(self) -> None:
         while asyncio.get_running_loop().time() < self._scenario.seconds:
@@ -201,17 +218,31 @@ class Clients:
         prompt = _tokens(Random(group) if group else rng, rng.randint(*scenario.system))
         asker = Random(f"{group} {rng.randrange(scenario.users)}") if scenario.users else rng
         for _ in range(rng.randint(*scenario.turns)):
-            prompt += _tokens(asker, scenario.question)
+            spreads = scenario.spreads
+            question, answer = scenario.question, rng.randint(*scenario.output)
+            if spreads is not None:
+                question, answer = (
+                    min(limit, _lognormal(rng, mean, spread))
+                    for mean, spread, limit in zip(
+                        (question, answer), spreads, (LONGEST, LONGEST_ANSWER), strict=True
+                    )
+                )
+            prompt += _tokens(asker, question)
             arrived, served = loop.time(), None
             if arrived > scenario.seconds:
                 return
             try:
-                num_output = rng.randint(*scenario.output) // TOKENS
+                num_output = max(1, answer // TOKENS)
                 served = await self._fleet.ask(0, prompt, num_output, objective)
                 prompt += served.token_ids
             except RefusedError:
                 await asyncio.sleep(1.0)  # a closed loop would turn without end
             self.outcomes.append(Outcome(arrived, served))
+
+
+def _lognormal(rng: Random, mean: float, deviation: float) -> int:
+    variance = math.log(1 + (deviation / mean) ** 2)
+    return max(TOKENS, int(rng.lognormvariate(math.log(mean) - variance / 2, math.sqrt(variance))))
 
 
 def _tokens(rng: Random, count: int) -> list[int]:

@@ -40,7 +40,7 @@ FLOOR = 0.02  # of the mean: the least that is ever predicted
 RECENT, LASTING = 1 / 16, 1 / 256
 DRIFT_RATIO, DRIFT_MARGIN = 2.0, 0.1
 SETTLED = 64  # samples until errors are held against each other
-# By which variances grow when the law has changed: 500 samples count as a tenth of one from then on.
+# By which variances grow when the law has changed: 500 samples count as a tenth of one after it.
 DOUBT = 5000.0
 PULL, SLOWEST = 20, 1 / 200  # of the factors of endpoints: samples until they count; least step
 MOST_MODELS = 128  # clients name models; those that an endpoint serves are learned
