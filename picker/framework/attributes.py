@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
+import msgspec
+
 from picker.types import Candidate
 
 INFLIGHT_LOAD = "InFlightLoadDataKey"
@@ -122,8 +124,7 @@ class InFlightLoad:
         return self.uncached_tokens.get(key, self.default_uncached_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class LatencyPrediction:
+class LatencyPrediction(msgspec.Struct, frozen=True, gc=False):
     """What this request is predicted to see at one endpoint, in milliseconds.
 
     `tpot_ms` is None where the time per token is not known. A headroom is the objective less the

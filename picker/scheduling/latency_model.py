@@ -1,32 +1,35 @@
 # Apart: a model of its own, with tests of its own.
-"""An online model of one latency: an expected value and its p90, from features of load and request.
+"""An online model of one latency: its expectation and its p90, by the request and the load.
 
-Theory of operation. The expectation is linear in the features, times a factor of the endpoint:
+Theory of operation. The expectation is linear in products of one feature of the request and one of
+the endpoint's load, times a factor of the endpoint:
 
-    ŷ = max(x · θ, floor) · f(endpoint)
+    ŷ = max(Σ θ · request · load, floor) · f(endpoint)
 
-θ comes from recursive least squares of y / f with forgetting (λ = 0.998), where a sample weighs
-1 / max(y, ŷ)²: errors count in relation to the latency, and none counts for more than 1. f is the
-smoothed ratio of what an endpoint takes to what θ says, drawn towards 1 while there are few
-samples: the engines of a pool may be of different speed. The p90 is ŷ times the 90th percentile of
-y / ŷ over the last 256 samples, with the conformal correction ⌈0.9 (n + 1)⌉ / n, so that it covers
-90 % of what follows as long as errors stay alike, whatever their distribution.
+so that θ is folded with the request once for all endpoints. θ comes from recursive least squares of
+y / f with forgetting (λ = 0.998), where a sample weighs 1 / max(y, ŷ)²: errors count in relation to
+the latency, and none counts for more than 1. f is the smoothed ratio of what an endpoint takes to
+what θ says, drawn towards 1 while there are few samples: the engines of a pool may be of different
+speed. The p90 is ŷ times the 90th percentile of y / ŷ over the last 256 samples, with the conformal
+correction ⌈0.9 (n + 1)⌉ / n, so that it covers 90 % of what follows as long as errors stay alike,
+whatever their distribution.
 
 There is no prediction before 50 samples. When the errors of the last 16 or so samples are twice
 those of the last 256 or so, the law has changed: θ is scaled by what the recent ratios have in
 common and is a mere guess from then on; ratios and factors begin anew.
 
-All pure; a prediction for eight endpoints takes some 10 µs, and so does learning a sample.
+All pure.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from operator import mul
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -47,16 +50,50 @@ MOST_MODELS = 128  # clients name models; those that an endpoint serves are lear
 FRESH = 8  # samples between two looks at the percentile
 
 
+# Which features are multiplied with each other: places in the request's and in the load's.
+Terms: TypeAlias = tuple[tuple[int, int], ...]
+
+
+class Request(NamedTuple):
+    """Of order 1. `limit`: the most tokens the answer may have, 0 where that does not matter."""
+
+    one: float
+    prompt: float
+    limit: float
+
+    @classmethod
+    def of(cls, prompt_tokens: int, limit_tokens: int = 0) -> Request:
+        return cls(1.0, prompt_tokens / 1024, limit_tokens / 256)
+
+
+class Load(NamedTuple):
+    """Of an endpoint, and what it has of the request; of order 1.
+
+    In 1024 tokens: what is not cached of the prompt, what is, and what is not of the prompts of
+    requests that this picker has sent there and that have no first token yet. In eight requests:
+    those that wait and those that run.
+    """
+
+    one: float
+    uncached: float
+    cached: float
+    pending: float
+    waiting: float
+    running: float
+    kv_usage: float
+    uncached_running: float
+
+
 class LatencyModel:
     """Learns one latency of one model. Owns weights, ratios and factors."""
 
-    def __init__(self, num_features: int) -> None:
-        self._weights = np.zeros(num_features)
-        self._covariance = np.eye(num_features) * PRIOR
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._weights = np.zeros(len(terms))
+        self._covariance = np.eye(len(terms)) * PRIOR
         self._ratios: deque[float] = deque(maxlen=WINDOW)  # logarithms of y / ŷ
         self._factors: dict[str, float] = {}  # by endpoint
         self._counts: dict[str, int] = {}  # samples of each factor
-        self._said = [0.0] * num_features  # the weights once more: NumPy is slow with a few numbers
         self.p90_factor = 1.0  # of the expectation, to be the p90
         self._recent = self._lasting = 0.0  # errors
         self._common = 0.0  # what ratios of all endpoints have in common, until θ has learned it
@@ -65,34 +102,38 @@ class LatencyModel:
         self.num_samples = 0
 
     def predict(
-        self, rows: Sequence[Sequence[float]], endpoints: Sequence[str]
+        self, request: Request, loads: Sequence[Load], endpoints: Iterable[str]
     ) -> Sequence[float] | None:
-        """The expectation for each row of features, at the endpoint of the same place, in the unit
-        that was learned; None before there are enough samples.
+        """The expectation for each load, at the endpoint of the same place, in the unit that was
+        learned; None before there are enough samples.
         """
         if self.num_samples < MIN_SAMPLES:
             return None
-        weights, floor, factors = self._said, FLOOR * self._mean, self._factors
+        folded = [0.0] * len(Load._fields)
+        for (i, j), weight in zip(self._terms, self._weights.tolist(), strict=True):
+            folded[j] += request[i] * weight
+        floor, factors = FLOOR * self._mean, self._factors
         return [
-            max(sum(map(mul, row, weights)), floor) * factors.get(endpoint, 1.0)
-            for row, endpoint in zip(rows, endpoints, strict=True)
+            max(sum(map(mul, load, folded)), floor) * factors.get(endpoint, 1.0)
+            for load, endpoint in zip(loads, endpoints, strict=True)
         ]
 
-    def learn(self, row: Sequence[float], endpoint: str, latency: float) -> bool:
+    def learn(self, request: Request, load: Load, endpoint: str, latency: float) -> bool:
         """Take a sample in; whether it shows that the law has changed.
 
         A latency that is not positive and finite is none.
         """
         if not 0.0 < latency < math.inf:
             return False
+        x = np.array([request[i] * load[j] for i, j in self._terms])
+        base = float(x @ self._weights)
         factor = self._factors.get(endpoint, 1.0)
-        base = sum(map(mul, row, self._said))
         self.num_samples += 1
         self._since += 1
         self._mean += (latency - self._mean) * max(LASTING, 1 / self.num_samples)
         expected = max(base, FLOOR * self._mean) * factor
-        self._fit(np.array(row), latency / factor, base)
-        if self._since <= len(row):  # too few for an error to say anything
+        self._fit(x, latency / factor, base)
+        if self._since <= len(x):  # too few for an error to say anything
             return False
         ratio = math.log(latency / expected)
         count = self._counts.get(endpoint, 0)
@@ -118,7 +159,6 @@ class LatencyModel:
         gain = self._covariance @ x
         gain /= FORGETTING * scale * scale + float(x @ gain)
         self._weights += gain * (target - base)
-        self._said = self._weights.tolist()
         covariance = self._covariance
         covariance -= np.outer(gain, x @ covariance)
         # Directions that no sample speaks of would grow without end.
@@ -133,7 +173,6 @@ class LatencyModel:
         if seen < SETTLED or self._recent < DRIFT_RATIO * self._lasting + DRIFT_MARGIN:
             return False
         self._weights *= math.exp(self._common)
-        self._said = self._weights.tolist()
         self._covariance *= DOUBT
         self._common, self._since = 0.0, 0
         self._ratios.clear()
@@ -142,56 +181,37 @@ class LatencyModel:
         return True
 
 
-class Moment(NamedTuple):
-    """A request, and the load of an endpoint when it goes there.
-
-    `pending_tokens` are prompt tokens, not cached, of requests there that this picker has sent and
-    that have no first token yet; `limit` the most tokens the answer may have, 0 where that does not
-    matter or is unknown.
-    """
-
-    prompt_tokens: int
-    cached_tokens: int
-    pending_tokens: int
-    waiting: int
-    running: int
-    kv_usage: float
-    limit: int = 0
-
-    def to_first_token(self) -> tuple[float, ...]:
-        """Features of the time to the first token, or to the whole answer: of order 1."""
-        prompt, uncached = self.prompt_tokens / 1024, self.uncached_tokens / 1024
-        running, limit = self.running / 8, self.limit / 256
-        return (
-            1.0,
-            uncached,
-            uncached * prompt / 8,
-            uncached * running,
-            self.cached_tokens / 1024,
-            self.pending_tokens / 1024,
-            self.waiting / 8,
-            running,
-            self.kv_usage,
-            limit,
-            limit * running,
-        )
-
-    def per_token(self) -> tuple[float, ...]:
-        """Features of the time between two tokens."""
-        return (1.0, self.running / 8, self.kv_usage, self.pending_tokens / 1024, self.waiting / 8)
-
-    @property
-    def uncached_tokens(self) -> int:
-        """What has to be computed before the first token."""
-        return max(0, self.prompt_tokens - self.cached_tokens)
-
-
 class Latency(Enum):
     """What is learned of a model, each on its own."""
 
     FIRST_TOKEN = "ttft"  # of an answer that streams
     WHOLE = "whole"  # to the end of one that does not: the client sees nothing of it before
     PER_TOKEN = "tpot"
+
+
+_REQUEST = {name: index for index, name in enumerate(Request._fields)}
+_LOAD = {name: index for index, name in enumerate(Load._fields)}
+
+
+def _terms(*pairs: tuple[str, str]) -> Terms:
+    return tuple((_REQUEST[one], _LOAD[other]) for one, other in pairs)
+
+
+_TO_FIRST_TOKEN = _terms(
+    *(("one", name) for name in Load._fields),
+    ("prompt", "uncached"),  # attention
+    ("limit", "one"),
+    ("limit", "running"),
+)
+TERMS: Mapping[Latency, Terms] = MappingProxyType(
+    {
+        Latency.FIRST_TOKEN: _TO_FIRST_TOKEN,
+        Latency.WHOLE: _TO_FIRST_TOKEN,
+        Latency.PER_TOKEN: _terms(
+            *(("one", name) for name in ("one", "running", "kv_usage", "pending", "waiting"))
+        ),
+    }
+)
 
 
 class LatencyModels:
@@ -204,13 +224,13 @@ class LatencyModels:
         """None while nothing was learned of it."""
         return self._models.get((model, latency))
 
-    def learning(self, model: str, latency: Latency, num_features: int) -> LatencyModel:
+    def learning(self, model: str, latency: Latency) -> LatencyModel:
         """The model that is to learn a sample."""
         known = self._models.get((model, latency))
         if known is None:
             if len(self._models) >= MOST_MODELS:
                 del self._models[next(iter(self._models))]
-            known = self._models[model, latency] = LatencyModel(num_features)
+            known = self._models[model, latency] = LatencyModel(TERMS[latency])
         return known
 
     def forget(self, endpoint: str) -> None:

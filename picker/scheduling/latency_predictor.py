@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from picker.framework.attributes import DataKey
-from picker.scheduling.latency_model import Moment
+from picker.scheduling.latency_model import Load
 
 PREDICT_PATH = "/predict/bulk/strict"
 TRAIN_PATH = "/add_training_data_bulk"
@@ -149,7 +149,7 @@ class Outcome(NamedTuple):
 class Measurement:
     """One request under way: what was known when it left, and the times of its response.
 
-    Owned by the producer that made it. `features` and `moment` are None when nothing was known of
+    Owned by the producer that made it. `features` and `load` are None when nothing was known of
     the endpoint, `predicted` and `p90` when nothing was predicted. `outcomes` are there at the end.
     """
 
@@ -162,22 +162,20 @@ class Measurement:
         "head",
         "key",
         "last",
-        "moment",
+        "load",
         "outcomes",
         "p90",
-        "pending_tokens",
+        "pending",
         "predicted",
         "tpot_objective_ms",
     )
 
-    def __init__(
-        self, key: str, features: Features | None, tpot_objective_ms: float | None
-    ) -> None:
+    def __init__(self, key: str, tpot_objective_ms: float | None) -> None:
         self.key = key
-        self.features = features
+        self.features: Features | None = None
         self.tpot_objective_ms = tpot_objective_ms
-        self.moment: Moment | None = None
-        self.pending_tokens = 0
+        self.load: Load | None = None
+        self.pending = 0.0  # 1024 tokens
         self.begun = 0.0
         self.head: float | None = None
         self.first: float | None = None

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
@@ -54,11 +54,11 @@ from picker.framework.attributes import (
 from picker.framework.interfaces import Flight
 from picker.framework.registry import Parameters, PluginType, PositiveFloat
 from picker.framework.services import Services
-from picker.plugins._shared.load_signals import own_requests, running_requests, waiting_requests
+from picker.plugins._shared.load_signals import own_requests, waiting_requests
 from picker.plugins._shared.prediction_servers import LOOK_UP_SECONDS, PredictionServers
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
-from picker.scheduling.latency_model import Latency, LatencyModels, Moment
+from picker.scheduling.latency_model import Latency, LatencyModels, Load, Request
 from picker.scheduling.latency_objectives import LatencyObjectives, latency_objectives
 from picker.scheduling.latency_predictor import (
     Features,
@@ -76,6 +76,7 @@ from picker.types import (
     ResponseHead,
     ResponseProgress,
     SchedulingResult,
+    ServedTotals,
     Usage,
 )
 
@@ -113,12 +114,11 @@ class PredictedLatencyParameters(Parameters, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class _Notes:
-    """What was known of the candidates when they were predicted for, by endpoint key."""
+class _Asked:
+    """What the servers were asked, by endpoint key, and whether they answered."""
 
-    moments: Mapping[str, Moment] = field(default_factory=dict)
-    features: Mapping[str, Features] = field(default_factory=dict)
-    is_own: bool = True  # the prediction
+    features: Mapping[str, Features]
+    answered: bool
 
 
 @dataclass(slots=True)
@@ -140,12 +140,11 @@ class PredictedLatencyProducer:
         self._parameters = parameters
         self._clock = services.clock
         self._key = latency_predictions_key(name)
-        self._notes_key: DataKey[_Notes] = DataKey("LatencyFeatures", name)
         self._measurement_key = measurement_key(name)
         self._match_key = match_info_key(parameters.prefix_match_info_producer_name)
         self._load_key = inflight_load_key(parameters.in_flight_load_producer_name)
         self._models = LatencyModels()
-        self._pending: dict[str, int] = {}  # prompt tokens without a first token, by endpoint
+        self._pending: dict[str, float] = {}  # `Load.pending`, by endpoint
         self._looks: dict[str, _Look] = {}
         self._shows_bodies = False
         self._under_way: dict[str, WeakSet[Measurement]] = {}
@@ -160,10 +159,11 @@ class PredictedLatencyProducer:
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
         """Write the predictions; none while too little was learned or no load is known."""
-        moments = self._moments(request, candidates, attributes.get(self._match_key))
-        attributes.put(self._notes_key, _Notes(moments))
-        if self._parameters.predict_in_produce:
-            predictions = self._predictions(request, moments, attributes.get(self._load_key))
+        loads = self._loads(request, candidates, attributes.get(self._match_key))
+        if not self._shows_bodies:
+            self._look(request, candidates)
+        if self._parameters.predict_in_produce and loads:
+            predictions = self._predictions(request, loads, attributes.get(self._load_key))
             if predictions:
                 attributes.put(self._key, predictions)
         return request
@@ -175,21 +175,19 @@ class PredictedLatencyProducer:
         profile = result.profiles.get(result.primary_profile)
         if profile is None or not profile.picked:
             return
-        key = profile.picked[0].candidate.key
-        notes = attributes.get(self._notes_key) or _Notes()
-        attributes.put(self._notes_key, _Notes())  # of all candidates, it need not be kept
-        objective = latency_objectives(request.headers).tpot_ms
-        measurement = Measurement(key, notes.features.get(key), objective)
+        candidate = profile.picked[0].candidate
+        key, objective = candidate.key, latency_objectives(request.headers).tpot_ms
+        measurement = Measurement(key, objective)
         measurement.begun = self._now(request)
-        measurement.moment = moment = notes.moments.get(key)
+        loads = self._loads(request, (candidate,), attributes.get(self._match_key))
+        measurement.load = load = loads.get(key)
         prediction = (attributes.get(self._key) or {}).get(key)
         if prediction is not None:
             measurement.predicted = Predicted(prediction.ttft_ms, prediction.tpot_ms)
-            if notes.is_own:
-                measurement.p90 = self._p90(request, measurement.predicted)
-        if moment is not None:
-            measurement.pending_tokens = moment.uncached_tokens
-            self._pending[key] = self._pending.get(key, 0) + moment.uncached_tokens
+            measurement.p90 = self._p90(request, measurement.predicted)
+        if load is not None:
+            measurement.pending = load.uncached
+            self._pending[key] = self._pending.get(key, 0.0) + load.uncached
         attributes.put(self._measurement_key, measurement)
         if objective is not None:
             self._under_way.setdefault(key, WeakSet()).add(measurement)
@@ -234,7 +232,7 @@ class PredictedLatencyProducer:
         if not measurement.failed and cause is FinishCause.COMPLETED:
             generated = usage.completion_tokens if usage is not None else 0
             self._learn(flight.request, measurement, now_seconds, generated)
-        measurement.features = measurement.moment = None
+        measurement.features = measurement.load = None
 
     def endpoint_removed(self, key: str) -> None:
         """Nothing is under way at an endpoint that left or restarted."""
@@ -247,8 +245,8 @@ class PredictedLatencyProducer:
         self, request: InferenceRequest, measured: Measurement, now_seconds: float, generated: int
     ) -> None:
         """From an answer that went well."""
-        moment, ended = measured.moment, now_seconds
-        if moment is None:
+        load, ended = measured.load, now_seconds
+        if load is None:
             return
         kind, tpot_ms = _latency_of(request), None
         if kind is Latency.FIRST_TOKEN:
@@ -259,95 +257,104 @@ class PredictedLatencyProducer:
         ttft_ms = 1000 * (ended - measured.begun)
         if measured.p90 is not None:
             measured.compare(ttft_ms, tpot_ms)
-        self._learned(request.target_model, kind, moment.to_first_token(), measured.key, ttft_ms)
+        self._learned(request, kind, load, measured.key, ttft_ms)
         if tpot_ms is not None:
-            row = moment.per_token()
-            self._learned(request.target_model, Latency.PER_TOKEN, row, measured.key, tpot_ms)
+            self._learned(request, Latency.PER_TOKEN, load, measured.key, tpot_ms)
 
     def _learned(
-        self, model: str, kind: Latency, row: Sequence[float], key: str, latency_ms: float
+        self, request: InferenceRequest, kind: Latency, load: Load, key: str, latency_ms: float
     ) -> None:
-        if self._models.learning(model, kind, len(row)).learn(row, key, latency_ms):
-            log.info("%s of model '%s' has changed: it is learned anew", kind.value, model)
+        model = self._models.learning(request.target_model, kind)
+        if model.learn(_features_of(request), load, key, latency_ms):
+            name = request.target_model
+            log.info("%s of model '%s' has changed: it is learned anew", kind.value, name)
 
     def _has_read_prompt(self, measurement: Measurement) -> None:
         """Its prompt is not pending any more. Nothing the second time."""
-        key, tokens = measurement.key, measurement.pending_tokens
-        measurement.pending_tokens = 0
-        if tokens and key in self._pending:
-            self._pending[key] = max(0, self._pending[key] - tokens)
+        key, pending = measurement.key, measurement.pending
+        measurement.pending = 0.0
+        if pending and key in self._pending:
+            self._pending[key] = max(0.0, self._pending[key] - pending)
 
-    def _moments(
+    def _loads(
         self, request: InferenceRequest, candidates: Candidates, match: PrefixCacheMatchInfo | None
-    ) -> dict[str, Moment]:
-        """One for every candidate whose load is known."""
-        tokens, limit = request.num_tokens, 0
-        if not request.body.stream:
-            limit = request.body.max_output_tokens or 0
-        moments: dict[str, Moment] = {}
+    ) -> dict[str, Load]:
+        """By endpoint, where it is known. All in place: there may be a thousand endpoints."""
+        prompt, pending, loads = request.num_tokens / 1024, self._pending, dict[str, Load]()
+        blocks = {} if match is None else match.match_blocks
+        size = 0.0 if match is None else match.block_size_tokens / 1024
         for candidate in candidates:
-            metrics, waiting = candidate.metrics, waiting_requests(candidate)
-            running = running_requests(candidate)
-            if metrics is None or waiting is None or running is None:
+            metrics, own = candidate.metrics, candidate.inflight_requests
+            if metrics is None:
                 continue
-            key, cached = candidate.key, 0
-            if match is not None:
-                cached = min(tokens, match.match_blocks.get(key, 0) * match.block_size_tokens)
-            moments[key] = moment = Moment(
-                tokens,
-                cached,
-                self._pending.get(key, 0),
-                waiting,
-                running,
+            key, uncached = candidate.endpoint.key, prompt
+            if blocks:
+                uncached = max(0.0, prompt - blocks.get(key, 0) * size)
+            waiting, running = metrics.waiting_requests, metrics.running_requests
+            if own > waiting + running:  # as in `load_signals`
+                waiting, running = own - running, own - waiting
+            share = running / 8
+            loads[key] = Load(
+                1.0,
+                uncached,
+                prompt - uncached,
+                pending.get(key, 0.0),
+                waiting / 8,
+                share,
                 metrics.kv_cache_usage,
-                limit,
+                uncached * share,
             )
-            if metrics.served is not None and not self._shows_bodies:
-                self._look(request.target_model, candidate, moment)
-        return moments
+        return loads
 
-    def _look(self, model: str, candidate: Candidate, moment: Moment) -> None:
-        """Learn the time per token from what the endpoint says it has generated.
+    def _look(self, request: InferenceRequest, candidates: Candidates) -> None:
+        """Learn the time per token from what the endpoints say they have generated.
 
-        Its requests that ran took as long in all as the time between two readings, times the mean
+        Requests that ran took as long in all as the time between two readings, times the mean
         number of them.
         """
-        served = candidate.metrics.served if candidate.metrics is not None else None
-        if served is None or served.generated_tokens is None:
+        for candidate in candidates:
+            metrics, key = candidate.metrics, candidate.endpoint.key
+            served = None if metrics is None else metrics.served
+            if metrics is None or served is None or served.generated_tokens is None:
+                continue
+            look = self._looks.get(key)
+            if look is None or served.read_at_seconds > look.read_at_seconds:
+                if look is not None:
+                    self._looked(request, candidate, look, served)
+                look = self._looks[key] = _Look(served.read_at_seconds, served.generated_tokens)
+            look.running += metrics.running_requests
+            look.seen += 1
+
+    def _looked(
+        self, request: InferenceRequest, candidate: Candidate, look: _Look, served: ServedTotals
+    ) -> None:
+        seconds = served.read_at_seconds - look.read_at_seconds
+        tokens = (served.generated_tokens or 0.0) - look.generated_tokens
+        running = look.running / look.seen
+        load = self._loads(request, (candidate,), None).get(candidate.key)
+        if load is None or tokens <= 0 or not running or seconds > LONGEST_LOOK_SECONDS:
             return
-        key, look = candidate.key, self._looks.get(candidate.key)
-        if look is None or served.read_at_seconds > look.read_at_seconds:
-            self._looks[key] = _Look(served.read_at_seconds, served.generated_tokens)
-            if look is not None and look.seen:
-                seconds = served.read_at_seconds - look.read_at_seconds
-                tokens = served.generated_tokens - look.generated_tokens
-                running = look.running / look.seen
-                if tokens > 0 and running and seconds <= LONGEST_LOOK_SECONDS:
-                    row = moment._replace(running=round(running)).per_token()
-                    tpot_ms = 1000 * seconds * running / tokens
-                    self._learned(model, Latency.PER_TOKEN, row, key, tpot_ms)
-        look = self._looks[key]
-        look.running += candidate.metrics.running_requests if candidate.metrics else 0
-        look.seen += 1
+        load = load._replace(running=running / 8)
+        tpot_ms = 1000 * seconds * running / tokens
+        self._learned(request, Latency.PER_TOKEN, load, candidate.key, tpot_ms)
 
     def _predictions(
-        self, request: InferenceRequest, moments: Mapping[str, Moment], load: InFlightLoad | None
+        self, request: InferenceRequest, loads: Mapping[str, Load], load: InFlightLoad | None
     ) -> Mapping[str, LatencyPrediction]:
         """By endpoint; empty while too little was learned."""
         first = self._models.get(request.target_model, _latency_of(request))
-        if first is None or not moments:
-            return {}
-        ttft_ms = first.predict([one.to_first_token() for one in moments.values()], tuple(moments))
-        if ttft_ms is None:
+        known, features = tuple(loads.values()), _features_of(request)
+        ttft_ms = None if first is None else first.predict(features, known, loads)
+        if first is None or ttft_ms is None:
             return {}
         each, tpot_ms = self._models.get(request.target_model, Latency.PER_TOKEN), None
         if each is not None:
-            tpot_ms = each.predict([one.per_token() for one in moments.values()], tuple(moments))
+            tpot_ms = each.predict(features, known, loads)
         objectives = latency_objectives(request.headers)
         waited_ms = 1000 * (self._now(request) - request.received_at_seconds)
         by_endpoint = _by_endpoint(load) or {}
         predictions: dict[str, LatencyPrediction] = {}
-        for index, key in enumerate(moments):
+        for index, key in enumerate(loads):
             under_way = by_endpoint.get(key)
             late = -ttft_ms[index] * first.p90_factor
             slow = 0.0 if tpot_ms is None or each is None else -tpot_ms[index] * each.p90_factor
@@ -406,6 +413,7 @@ class AskingLatencyProducer(PredictedLatencyProducer):
         super().__init__(name, parameters, services)
         self._servers = PredictionServers(settings, services.http)
         self.flush_interval_seconds = settings.flush_interval_seconds
+        self._asked_key: DataKey[_Asked] = DataKey("LatencyFeatures", name)
         self._encoder_key = encoder_matches_key(parameters.encoder_cache_match_info_producer_name)
 
     @property
@@ -420,11 +428,10 @@ class AskingLatencyProducer(PredictedLatencyProducer):
         """Write the servers' predictions, else what was learned here."""
         request = self.produce(request, candidates, attributes)
         features = self._features(request, candidates, attributes)
-        notes = attributes.get(self._notes_key) or _Notes()
         predicted: Sequence[Predicted | None] = ()
         if self._parameters.predict_in_produce:
             predicted = await self._servers.predict(list(features.values()), self._now(request))
-        attributes.put(self._notes_key, _Notes(notes.moments, features, is_own=not predicted))
+        attributes.put(self._asked_key, _Asked(features, bool(predicted)))
         if predicted:
             objectives = latency_objectives(request.headers)
             predictions = {
@@ -434,6 +441,19 @@ class AskingLatencyProducer(PredictedLatencyProducer):
             }
             attributes.put(self._key, predictions)
         return request
+
+    def pre_request(
+        self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
+    ) -> None:
+        """As the other; and note what its endpoint's row was."""
+        super().pre_request(request, result, attributes)
+        asked = attributes.get(self._asked_key)
+        measurement = attributes.get(self._measurement_key)
+        if asked is None or measurement is None:
+            return
+        measurement.features = asked.features.get(measurement.key)
+        if asked.answered:
+            measurement.p90 = None  # servers do not say
 
     async def flush(self, now_seconds: float, unix_seconds: float) -> None:
         """Send the samples."""
@@ -516,6 +536,12 @@ def _cached_share(match: PrefixCacheMatchInfo | None, key: str) -> float:
     if match is None or not match.total_blocks:
         return 0.0
     return match.match_blocks.get(key, 0) / match.total_blocks
+
+
+def _features_of(request: InferenceRequest) -> Request:
+    """What a model is shown; an answer that streams has a first token whatever its length."""
+    limit = 0 if request.body.stream else request.body.max_output_tokens or 0
+    return Request.of(request.num_tokens, limit)
 
 
 def _latency_of(request: InferenceRequest) -> Latency:

@@ -10,36 +10,48 @@ import pytest
 from picker.scheduling.latency_model import (
     MIN_SAMPLES,
     MOST_MODELS,
+    TERMS,
     Latency,
     LatencyModel,
     LatencyModels,
-    Moment,
+    Load,
+    Request,
 )
 
-Law = Callable[[Moment], float]
+Sample = tuple[Request, Load]
+Law = Callable[[Sample], float]
 SIGMA = 0.2  # of the noise, lognormal: a perfect model is off by 16 % on average
 BEST_MAPE = 0.16
 
 
-def _moment(rng: Random) -> Moment:
+def _load(prompt: float, cached: float = 0, pending: float = 0, waiting: int = 0) -> Load:
+    """Of tokens and requests; twenty run."""
+    uncached = (prompt - cached) / 1024
+    return Load(1.0, uncached, cached / 1024, pending / 1024, waiting / 8, 2.5, 0.3, 2.5 * uncached)
+
+
+def _sample(rng: Random) -> Sample:
     """Short and long prompts, partly cached, at idle and at busy endpoints."""
-    prompt = int(rng.choice((100, 500, 2000, 8000)) * rng.uniform(0.5, 1.5))
-    running = rng.randint(0, 60)
-    return Moment(
-        prompt_tokens=prompt,
-        cached_tokens=int(prompt * rng.choice((0, 0, 0.5, 0.9))),
-        pending_tokens=int(rng.expovariate(1 / 2000)),
-        waiting=max(0, rng.randint(-30, 20)),
-        running=running,
-        kv_usage=running / 60,
+    prompt = rng.choice((100, 500, 2000, 8000)) * rng.uniform(0.5, 1.5)
+    load = _load(
+        prompt,
+        prompt * rng.choice((0, 0, 0.5, 0.9)),
+        rng.expovariate(1 / 2000),
+        max(0, rng.randint(-30, 20)),
     )
+    running = rng.randint(0, 60) / 8
+    load = load._replace(
+        running=running, kv_usage=running / 8, uncached_running=load.uncached * running
+    )
+    return Request.of(int(prompt)), load
 
 
-def _ttft_ms(moment: Moment) -> float:
+def _ttft_ms(sample: Sample) -> float:
     """20 prompt tokens a millisecond, attention, what waits, and a step."""
-    work = moment.uncached_tokens + moment.pending_tokens
-    attention = moment.uncached_tokens * moment.prompt_tokens / 4e5
-    return 15 + work / 20 + attention + 40 * moment.waiting + 0.3 * moment.running
+    request, load = sample
+    work = 1024 * (load.uncached + load.pending)
+    attention = 2.6 * load.uncached * request.prompt
+    return 15 + work / 20 + attention + 320 * load.waiting + 2.4 * load.running
 
 
 class Trial:
@@ -47,21 +59,20 @@ class Trial:
 
     def __init__(self, seed: int = 1) -> None:
         self.rng = Random(seed)
-        self.model = LatencyModel(len(_moment(self.rng).to_first_token()))
+        self.model = LatencyModel(TERMS[Latency.FIRST_TOKEN])
         self.errors: list[float] = []
         self.held: list[bool] = []
         self.changes = 0
 
     def run(self, samples: int, law: Law = _ttft_ms, endpoint: str = "a") -> None:
         for _ in range(samples):
-            moment = _moment(self.rng)
-            row = moment.to_first_token()
-            seen = law(moment) * self.rng.lognormvariate(0, SIGMA)
-            said = self.model.predict([row], [endpoint])
+            sample = request, load = _sample(self.rng)
+            seen = law(sample) * self.rng.lognormvariate(0, SIGMA)
+            said = self.model.predict(request, [load], [endpoint])
             if said is not None:
                 self.errors.append(abs(said[0] - seen) / seen)
                 self.held.append(seen <= said[0] * self.model.p90_factor)
-            self.changes += self.model.learn(row, endpoint, seen)
+            self.changes += self.model.learn(request, load, endpoint, seen)
 
     def mape(self, last: int) -> float:
         return sum(self.errors[-last:]) / last
@@ -94,9 +105,9 @@ def test_a_law_that_changes_is_learned_anew(times: float) -> None:
     """At once, and not bit by bit as the old samples fade."""
     trial = Trial()
     trial.run(1000)
-    trial.run(40, lambda moment: times * _ttft_ms(moment))
+    trial.run(40, lambda sample: times * _ttft_ms(sample))
     assert trial.changes == 1
-    trial.run(300, lambda moment: times * _ttft_ms(moment))
+    trial.run(300, lambda sample: times * _ttft_ms(sample))
     assert trial.mape(last=200) < 1.25 * BEST_MAPE
     assert trial.coverage(last=200) == pytest.approx(0.9, abs=0.06)
 
@@ -107,11 +118,11 @@ def test_a_slow_endpoint_is_told_from_the_others() -> None:
     for _ in range(300):
         trial.run(1, endpoint="a")
         trial.run(1, endpoint="b")
-        trial.run(1, lambda moment: 2 * _ttft_ms(moment), endpoint="slow")
-    row = Moment(1000, 0, 0, 0, 10, 0.2).to_first_token()
+        trial.run(1, lambda sample: 2 * _ttft_ms(sample), endpoint="slow")
+    request, load = Request.of(1000), _load(1000)
 
     def ratio() -> float:
-        quick, slow = trial.model.predict([row, row], ["a", "slow"]) or (1, 0)
+        quick, slow = trial.model.predict(request, [load, load], ["a", "slow"]) or (1, 0)
         return slow / quick
 
     assert ratio() == pytest.approx(2.0, rel=0.1)
@@ -123,38 +134,38 @@ def test_a_slow_endpoint_is_told_from_the_others() -> None:
 def test_what_was_never_seen_is_not_predicted_to_take_no_time() -> None:
     """A straight line leads below nothing."""
     trial = Trial()
-    trial.run(200, lambda moment: 100 + 1000 * moment.kv_usage)
-    idle = Moment(0, 0, 0, 0, 0, -1.0).to_first_token()
-    assert (trial.model.predict([idle], ["a"]) or [0])[0] > 0
+    trial.run(200, lambda sample: 100 + 1000 * sample[1].kv_usage)
+    idle = Load(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, 0.0)
+    assert (trial.model.predict(Request.of(0), [idle], ["a"]) or [0])[0] > 0
 
 
 @pytest.mark.parametrize("latency", [0.0, -1.0, float("nan"), float("inf")])
 def test_what_is_no_latency_is_no_sample(latency: float) -> None:
     """It would spoil the weights for good."""
-    model = LatencyModel(1)
-    assert not model.learn([1.0], "a", latency)
+    model = LatencyModel(TERMS[Latency.WHOLE])
+    assert not model.learn(Request.of(1), _load(1), "a", latency)
     assert model.num_samples == 0
 
 
 def test_each_model_and_each_latency_is_learned_on_its_own() -> None:
     """Of so many models that clients cannot fill the memory with names."""
-    models, row = LatencyModels(), [1.0]
+    models, request, load = LatencyModels(), Request.of(100), _load(100)
     for name, kind, latency in (
         ("m", Latency.FIRST_TOKEN, 100.0),
         ("m", Latency.PER_TOKEN, 10.0),
         ("n", Latency.FIRST_TOKEN, 900.0),
     ):
         for _ in range(MIN_SAMPLES):
-            models.learning(name, kind, 1).learn(row, "a", latency)
+            models.learning(name, kind).learn(request, load, "a", latency)
 
     def said(name: str, kind: Latency) -> float | None:
         model = models.get(name, kind)
-        return None if model is None else (model.predict([row], ["a"]) or [0])[0]
+        return None if model is None else (model.predict(request, [load], ["a"]) or [0])[0]
 
     assert said("m", Latency.FIRST_TOKEN) == pytest.approx(100.0, rel=0.01)
     assert said("m", Latency.PER_TOKEN) == pytest.approx(10.0, rel=0.01)
     assert said("n", Latency.FIRST_TOKEN) == pytest.approx(900.0, rel=0.01)
     assert said("n", Latency.PER_TOKEN) is None
     for number in range(MOST_MODELS):
-        models.learning(f"made up {number}", Latency.WHOLE, 1)
+        models.learning(f"made up {number}", Latency.WHOLE)
     assert said("m", Latency.FIRST_TOKEN) is None
