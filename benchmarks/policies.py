@@ -103,7 +103,11 @@ POLICIES: Mapping[str, str | None] = {
         before=f"{PRECISE}- {{type: inflight-load-producer, parameters: {{{PRODUCER}}}}}\n",
     ),
     "prefix only": config("type: prefix-cache-scorer"),
-    "predicted": config("type: latency-scorer"),
+    "predicted": config(  # the published shape without its random parts
+        "type: slo-headroom-tier-filter",
+        "type: prefix-cache-affinity-filter, parameters: {ttftSource: latencyPredictor}",
+        "type: latency-scorer",
+    ),
 }
 
 
@@ -111,7 +115,8 @@ POLICIES: Mapping[str, str | None] = {
 class Scenario:
     """Sessions of `turns` requests, each with what was said before, `question` more tokens and an
     answer of `output`; ranges are uniform, tokens real ones. With `spreads` the lengths of question
-    and answer are lognormal with these standard deviations about their means.
+    and answer are lognormal with these standard deviations about their means; `spiky` sessions come
+    at one and at five thirds of the rate in turn.
 
     A session begins with the `system` tokens of one of `groups`, or with some of its own where that
     is 0, and the first question is one of `users` in its group, or new where that is 0. Sessions
@@ -218,21 +223,18 @@ class Clients:
         prompt = _tokens(Random(group) if group else rng, rng.randint(*scenario.system))
         asker = Random(f"{group} {rng.randrange(scenario.users)}") if scenario.users else rng
         for _ in range(rng.randint(*scenario.turns)):
-            spreads = scenario.spreads
-            question, answer = scenario.question, rng.randint(*scenario.output)
-            if spreads is not None:
-                question, answer = (
-                    min(limit, _lognormal(rng, mean, spread))
-                    for mean, spread, limit in zip(
-                        (question, answer), spreads, (LONGEST, LONGEST_ANSWER), strict=True
-                    )
-                )
+            question = scenario.question
+            if scenario.spreads is not None:
+                question = min(LONGEST, _lognormal(rng, question, scenario.spreads[0]))
             prompt += _tokens(asker, question)
             arrived, served = loop.time(), None
             if arrived > scenario.seconds:
                 return
             try:
-                num_output = max(1, answer // TOKENS)
+                answer = rng.randint(*scenario.output)
+                if scenario.spreads is not None:
+                    answer = min(LONGEST_ANSWER, _lognormal(rng, answer, scenario.spreads[1]))
+                num_output = answer // TOKENS
                 served = await self._fleet.ask(0, prompt, num_output, objective)
                 prompt += served.token_ids
             except RefusedError:
