@@ -299,7 +299,8 @@ class ResponseHead(msgspec.Struct, frozen=True):
 
     `served_by` is the `ip:port` that the proxy says has served; `has_destination_metadata` whether
     the proxy sent metadata of the destination namespace at all. With `reached_nobody` the proxy
-    says that no endpoint has seen the request, and the response is its own.
+    says that no endpoint has seen the request, and the response is its own. `came_at_seconds` is on
+    the clock of the hooks, which are told it.
     """
 
     status: int | None
@@ -307,6 +308,7 @@ class ResponseHead(msgspec.Struct, frozen=True):
     served_by: str | None = None
     has_destination_metadata: bool = False
     reached_nobody: bool = False
+    came_at_seconds: float | None = None
 
 
 class ResponseProgress(msgspec.Struct, frozen=True):

@@ -56,6 +56,18 @@ POLICIES: Mapping[str, str | None] = {
     ),
     "load-only": _config({_QUEUE: 1.0, _USAGE: 1.0}),
     "prefix-only": _config({_PREFIX: None}),
+    # The published shape without its random parts.
+    "predicted": f"""\
+{_HEAD}{_LOAD}- {{type: slo-headroom-tier-filter}}
+- {{type: prefix-cache-affinity-filter, parameters: {{ttftSource: latencyPredictor}}}}
+- {{type: latency-scorer}}
+schedulingProfiles:
+- name: default
+  plugins:
+  - {{pluginRef: slo-headroom-tier-filter}}
+  - {{pluginRef: prefix-cache-affinity-filter}}
+  - {{pluginRef: latency-scorer}}
+""",
     # llm-d's blends of queue, KV use and prefix, by their weights.
     "llm-d-111": _config({_QUEUE: 1.0, _USAGE: 1.0, _PREFIX: 1.0}),
     "llm-d-322": _config({_PREFIX: 3.0, _QUEUE: 2.0, _USAGE: 2.0}),

@@ -133,7 +133,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         "spiky production",
         f"--workers 13 --warmup 120 {_SLO}",
         "TTFT p50 0.97 s with predicted latency against 3.38 s with 3:2:2 (13 x 8 H200)",
-        ("default", "precise", "llm-d-111", "llm-d-322", "load-only", "round-robin"),
+        ("default", "precise", "predicted", "llm-d-111", "llm-d-322", "load-only", "round-robin"),
         _spiky,
     ),
     "S6": Scenario(

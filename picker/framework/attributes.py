@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
+import msgspec
+
 from picker.types import Candidate
 
 INFLIGHT_LOAD = "InFlightLoadDataKey"
@@ -122,16 +124,16 @@ class InFlightLoad:
         return self.uncached_tokens.get(key, self.default_uncached_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class LatencyPrediction:
+class LatencyPrediction(msgspec.Struct, frozen=True, gc=False):
     """What this request is predicted to see at one endpoint, in milliseconds.
 
-    A headroom is the objective less the prediction; negative misses the objective. `is_valid` says
-    that the objectives are met; `dispatched` counts what this picker has under way there.
+    `tpot_ms` is None where the time per token is not known. A headroom is the objective less the
+    prediction (its p90, where the predictor knows it); negative misses the objective. `is_valid`
+    says that the objectives are met; `dispatched` counts what this picker has under way there.
     """
 
     ttft_ms: float
-    tpot_ms: float
+    tpot_ms: float | None
     ttft_headroom_ms: float
     tpot_headroom_ms: float
     is_valid: bool

@@ -51,6 +51,7 @@ RESPONSE_BYTES = (1, *(8 * 2**k for k in range(12)), 32778, 65536)
 INPUT_TOKENS = (*RESPONSE_BYTES, 131072, 262144, 524288, 1048576)
 OUTPUT_TOKENS = (1, *(8 * 2**k for k in range(11)))
 RATIOS = tuple(k / 10 for k in range(11))
+ERROR_RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
 HIT_BYTES = (0, *(16 * 2**k for k in range(13)))
 PREDICTED_TPOT_SECONDS = (
     *(0.0005, 0.00205, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.125, 0.15, 0.2, 0.3, 0.4, 0.5),

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from picker.metrics.declarations import (
+    ERROR_RATIOS,
     EXTENSION_PREFIX,
     FAST_SECONDS,
     KV_CACHE_PREFIX,
@@ -338,6 +339,14 @@ class PluginSeries(Family):
     request_predicted_ttft_seconds = _predicted("Predicted time to the first token.", SECONDS)
     request_predicted_tpot_seconds = _predicted(
         "Predicted time per token after it.", PREDICTED_TPOT_SECONDS
+    )
+    request_latency_prediction_error_ratio = histogram(
+        "How far a prediction was off, as a share of what the request took.",
+        ERROR_RATIOS,
+        (*PREDICTION, "type"),
+    )
+    request_latency_p90_total = counter(
+        "Predicted p90s by whether the request took no longer.", (*PREDICTION, "type", "held")
     )
     request_ttft_prediction_duration_seconds = _predicted(
         "Time that the prediction took.", PREDICTION_SECONDS

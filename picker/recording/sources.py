@@ -33,6 +33,7 @@ from picker.framework.interfaces import (
     RequestProcessor,
     Screener,
 )
+from picker.plugins.producers.predicted_latency_producer import PredictedLatencyParameters
 from picker.plugins.producers.session_id_producer import SessionIdProducerParameters
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.recording.findings import OWN_NOTES
@@ -195,6 +196,8 @@ class _Plan:
         if TOKENIZED_PROMPT in _made_by(instance):
             return "it reads bodies, which are not recorded"
         parameters = instance.parameters
+        if isinstance(parameters, PredictedLatencyParameters):
+            return "it learns from responses, which are not replayed"
         if isinstance(parameters, SessionIdProducerParameters) and parameters.cookie_name:
             return "it reads cookies, which are not recorded"
         return self._missing_prompts() if TOKENIZED_PROMPT in _consumed_by(instance) else None

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeGuard
 
+from msgspec.structs import replace
+
 from picker.decisions.decision import Decision, ResponseTimes
 from picker.decisions.steps import PluginStep
 from picker.framework.interfaces import Flight, Parser, ReadsResponses, ResponseReader
@@ -118,6 +120,8 @@ class Response:
         if self.visit is not None:
             self.visit.responded(answer_of(head), clock())
         headers: dict[str, str] = {}
+        if self._pipeline.response_heads:
+            head = replace(head, came_at_seconds=clock())
         for bound in self._pipeline.response_heads:
             began, said, log = clock(), None, self._log
             try:

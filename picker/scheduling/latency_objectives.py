@@ -30,7 +30,9 @@ def latency_objectives(headers: Mapping[str, str]) -> LatencyObjectives:
 
 
 def _milliseconds(headers: Mapping[str, str], names: tuple[str, ...]) -> float | None:
-    text = next((headers[name] for name in names if headers.get(name)), "")
+    text = next((headers[name] for name in names if headers.get(name)), None)
+    if text is None:
+        return None
     try:
         value = float(text)
     except ValueError:

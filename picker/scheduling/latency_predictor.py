@@ -15,9 +15,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from picker.framework.attributes import DataKey
+from picker.scheduling.latency_model import Load
 
 PREDICT_PATH = "/predict/bulk/strict"
 TRAIN_PATH = "/add_training_data_bulk"
@@ -126,23 +127,63 @@ class Sample:
         }
 
 
+class Predicted(NamedTuple):
+    """Milliseconds, finite and not negative; `tpot_ms` None: of that nothing is known."""
+
+    ttft_ms: float
+    tpot_ms: float | None
+
+
+class Outcome(NamedTuple):
+    """One latency of a request beside its prediction, in milliseconds; `kind` is `ttft` or `tpot`.
+
+    `p90_ms` is what nine of ten should not exceed, where the predictor says so.
+    """
+
+    kind: str
+    seen_ms: float
+    expected_ms: float
+    p90_ms: float | None
+
+
 class Measurement:
     """One request under way: what was known when it left, and the times of its response.
 
-    Owned by the producer that made it; `features` is None when nothing was known.
+    Owned by the producer that made it. `features` and `load` are None when nothing was known of
+    the endpoint, `predicted` and `p90` when nothing was predicted. `outcomes` are there at the end.
     """
 
-    __slots__ = ("__weakref__", "failed", "features", "first", "key", "last", "tpot_objective_ms")
+    __slots__ = (
+        "__weakref__",
+        "begun",
+        "failed",
+        "features",
+        "first",
+        "head",
+        "key",
+        "last",
+        "load",
+        "outcomes",
+        "p90",
+        "pending",
+        "predicted",
+        "tpot_objective_ms",
+    )
 
-    def __init__(
-        self, key: str, features: Features | None, tpot_objective_ms: float | None
-    ) -> None:
+    def __init__(self, key: str, tpot_objective_ms: float | None) -> None:
         self.key = key
-        self.features = features
+        self.features: Features | None = None
         self.tpot_objective_ms = tpot_objective_ms
+        self.load: Load | None = None
+        self.pending = 0.0  # 1024 tokens
+        self.begun = 0.0
+        self.head: float | None = None
         self.first: float | None = None
         self.last: float | None = None
         self.failed = False
+        self.predicted: Predicted | None = None
+        self.p90: Predicted | None = None
+        self.outcomes: tuple[Outcome, ...] = ()
 
     def whole(self, features: Features, begun: float, now_seconds: float, generated: int) -> Sample:
         """The time to the end; `begun` is when the request came, `generated` its tokens."""
@@ -155,11 +196,30 @@ class Measurement:
         """The time to the first piece, and per token after it; None when no piece was seen."""
         if self.first is None:
             return None
-        tpot_ms = None
-        if self.last is not None and generated > 1:
-            tpot_ms = _ms((self.last - self.first) / (generated - 1))
+        tpot_ms = self.tpot_ms(generated)
         ttft_ms = _ms(self.first - begun)
         return Sample(features, now_seconds, ttft_ms, tpot_ms, max(1, generated))
+
+    def tpot_ms(self, generated: int) -> float | None:
+        """Per token after the first piece; None for fewer than two, or when no piece was seen."""
+        if self.first is None or self.last is None or generated < 2:
+            return None
+        return _ms((self.last - self.first) / (generated - 1))
+
+    def compare(self, ttft_ms: float | None, tpot_ms: float | None) -> None:
+        """Put what was seen beside what was predicted."""
+        if self.predicted is None:
+            return
+        p90_first, p90_each = (None, None) if self.p90 is None else self.p90
+        told = (
+            ("ttft", ttft_ms, self.predicted.ttft_ms, p90_first),
+            ("tpot", tpot_ms, self.predicted.tpot_ms, p90_each),
+        )
+        self.outcomes = tuple(
+            Outcome(kind, seen, expected, p90)
+            for kind, seen, expected, p90 in told
+            if seen and expected is not None
+        )
 
 
 def measurement_key(producer: str) -> DataKey[Measurement]:
@@ -169,14 +229,6 @@ def measurement_key(producer: str) -> DataKey[Measurement]:
 
 def _ms(seconds: float) -> float:
     return max(0.0, seconds * 1000)
-
-
-@dataclass(frozen=True, slots=True)
-class Predicted:
-    """Milliseconds, finite and not negative."""
-
-    ttft_ms: float
-    tpot_ms: float
 
 
 def read_predictions(answer: Any, expected: int) -> tuple[Predicted | None, ...]:

@@ -154,11 +154,11 @@ class LatencyPredictions:
         if prediction is None:
             return
         series, labels = self.metrics.plugins, self._labels(decision)
-        ttft, tpot = prediction.ttft_ms / 1000, prediction.tpot_ms / 1000
-        series.request_predicted_ttft_seconds.labels(*labels).observe(ttft)
-        series.request_predicted_tpot_seconds.labels(*labels).observe(tpot)
-        self._set(labels, "predicted_ttft", ttft)
-        self._set(labels, "predicted_tpot", tpot)
+        series.request_predicted_ttft_seconds.labels(*labels).observe(prediction.ttft_ms / 1000)
+        self._set(labels, "predicted_ttft", prediction.ttft_ms / 1000)
+        if prediction.tpot_ms is not None:
+            series.request_predicted_tpot_seconds.labels(*labels).observe(prediction.tpot_ms / 1000)
+            self._set(labels, "predicted_tpot", prediction.tpot_ms / 1000)
 
     def _ended(self, decision: Decision) -> None:
         """Observe what a request saw that went well, and hold it against what it asked for."""
@@ -169,6 +169,7 @@ class LatencyPredictions:
         if decision.cause is not FinishCause.COMPLETED:
             return
         asked, labels = latency_objectives(request.headers), self._labels(decision)
+        self._compare(measured, labels)
         first = measured.first if request.body.stream else decision.ended_at_seconds
         if first is None:
             return
@@ -178,6 +179,16 @@ class LatencyPredictions:
         if request.body.stream and tokens > 1 and measured.last is not None:
             tpot = max(0.0, measured.last - first) / (tokens - 1)
             self._judge(labels, "tpot", tpot, asked.tpot_ms)
+
+    def _compare(self, measured: Measurement, labels: tuple[str, ...]) -> None:
+        """Observe how far the predictions were off, and which p90s held."""
+        series = self.metrics.plugins
+        for one in measured.outcomes:
+            error = abs(one.expected_ms - one.seen_ms) / one.seen_ms
+            series.request_latency_prediction_error_ratio.labels(*labels, one.kind).observe(error)
+            if one.p90_ms is not None:
+                held = "true" if one.seen_ms <= one.p90_ms else "false"
+                series.request_latency_p90_total.labels(*labels, one.kind, held).inc()
 
     def _judge(
         self, labels: tuple[str, ...], kind: str, seconds: float, objective_ms: float | None

@@ -1,34 +1,39 @@
-"""predicted-latency-producer: predict the latency of a request at each endpoint with a server.
+"""predicted-latency-producer: predict the latency of a request at each endpoint from past ones.
 
-Theory of operation. Before scheduling, one row of features per candidate whose load is known goes
-to a prediction server (`scheduling.latency_predictor` has the wire format); of what comes back,
+Theory of operation. Each candidate whose load is known gets a prediction of the time to the first
+token (TTFT; to the whole answer, where the request does not stream) and per token after it (TPOT),
+from what this picker has seen of the same model (`scheduling.latency_model`, which learns online):
 
-    TTFT headroom = objective − predicted TTFT
-    TPOT headroom = min(objective, the smallest objective of requests under way there)
-                    · sloBufferFactor − predicted TPOT            with `streamingMode`, else 0
-    valid         = every predicted latency is below its objective
+    TTFT headroom = TTFT objective − time waited − p90 of TTFT
+    TPOT headroom = min(TPOT objective, the smallest of requests under way there)
+                    · sloBufferFactor − p90 of TPOT
+    valid         = no headroom is negative
 
-where an objective that the request does not name is 0, so that nothing meets it. An endpoint whose
-load is unknown gets no prediction, nor does any when the server fails: scheduling goes on with what
-is known.
+Of a request that names one objective only, the other headroom is 0; of one that names none, both
+objectives are 0, so that nothing meets them and the least prediction is best. A model of which
+fewer than 50 answers were seen has no predictions.
 
-While the response comes, the request's real latencies are measured: with `streamingMode` the time
-to the first piece, and per token from there to the end; else the time to the end as TTFT. They
-become samples, which are sent to the training server in the background. Requests that failed are
-no samples.
+What is learned, of answers that went well: the time to the first piece and the mean per token
+after it, by the usage, where the proxy shows bodies. Where it does not, the time to the response's
+headers, which is that to the first token where a server sends them together (ours does; vLLM sends
+them at once: have bodies shown there); and the time per token at an endpoint, which is what its
+requests that ran took in all, by the number of tokens that its metrics say were generated.
 
-The servers are `predictionServerUrl` (a comma list, asked in turn) and `trainingServerUrl`, else
-those of the environment variables PREDICTION_SERVER_URL and TRAINING_SERVER_URL.
-LATENCY_MAX_SAMPLE_SIZE, LATENCY_FLUSH_INTERVAL_SEC, LATENCY_HTTP_TIMEOUT_SEC and
-LATENCY_MAX_BULK_SIZE count as well. Each request asks for itself: rows of several requests are not
-put together.
+With `predictionServerUrl` (a comma list, asked in turn) and `trainingServerUrl`, or the environment
+variables PREDICTION_SERVER_URL and TRAINING_SERVER_URL, servers are asked instead, and sent samples
+in the background (`scheduling.latency_predictor` has the wire format). Their predictions count in
+place of a p90, an objective that is not named is 0, and TPOT counts with `streamingMode` only;
+without it their TTFT is the time to the end. While they fail (`_shared.prediction_servers`), what
+was learned here stands in. LATENCY_MAX_SAMPLE_SIZE, LATENCY_FLUSH_INTERVAL_SEC,
+LATENCY_HTTP_TIMEOUT_SEC and LATENCY_MAX_BULK_SIZE count as well. Each request asks for itself: rows
+of several requests are not put together.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
@@ -48,38 +53,38 @@ from picker.framework.attributes import (
 )
 from picker.framework.interfaces import Flight
 from picker.framework.registry import Parameters, PluginType, PositiveFloat
-from picker.framework.services import HttpError, Services
+from picker.framework.services import Services
 from picker.plugins._shared.load_signals import own_requests, waiting_requests
+from picker.plugins._shared.prediction_servers import LOOK_UP_SECONDS, PredictionServers
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
+from picker.scheduling.latency_model import Latency, LatencyModels, Load, Request
 from picker.scheduling.latency_objectives import LatencyObjectives, latency_objectives
 from picker.scheduling.latency_predictor import (
-    PREDICT_PATH,
-    TRAIN_PATH,
     Features,
     Measurement,
     Predicted,
-    Sample,
+    PredictorSettings,
     measurement_key,
     predictor_settings,
-    read_predictions,
 )
 from picker.types import (
+    Candidate,
     Candidates,
     FinishCause,
     InferenceRequest,
     ResponseHead,
     ResponseProgress,
     SchedulingResult,
+    ServedTotals,
     Usage,
 )
 
 log = logging.getLogger(__name__)
 
-LOOK_UP_SECONDS = 0.4
-# What the HTTP client gets of it: its own error leaves the request's other findings alone.
-ASKING_SECONDS = 0.35
 DECODE_ROLE = "decode"
+# Between two looks at what an endpoint has generated: of a longer time its load is not known.
+LONGEST_LOOK_SECONDS = 3.0
 
 
 class PredictedLatencyParameters(Parameters, frozen=True):
@@ -108,90 +113,59 @@ class PredictedLatencyParameters(Parameters, frozen=True):
         }
 
 
-class _Reachability:
-    """Says in the log when a server begins to fail and when it answers again."""
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the servers were asked, by endpoint key, and whether they answered."""
 
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._failing = False
+    features: Mapping[str, Features]
+    answered: bool
 
-    def failed(self, reason: str) -> None:
-        """It did not answer as it should."""
-        if not self._failing:
-            log.warning("%s fail from now on: %s", self._what, reason)
-        self._failing = True
 
-    def answered(self) -> None:
-        """It did."""
-        if self._failing:
-            log.warning("%s work again", self._what)
-        self._failing = False
+@dataclass(slots=True)
+class _Look:
+    """What an endpoint has generated until `read_at_seconds`, and its requests seen since."""
+
+    read_at_seconds: float
+    generated_tokens: float
+    running: int = 0
+    seen: int = 0
 
 
 class PredictedLatencyProducer:
-    """Owns the samples that were not sent yet and the objectives of what is under way."""
-
-    timeout_seconds = LOOK_UP_SECONDS
+    """Owns what was learned, and the objectives and prompt tokens of what is under way."""
 
     def __init__(
         self, name: str, parameters: PredictedLatencyParameters, services: Services
     ) -> None:
-        """Raises `ValueError` for settings that cannot be understood."""
         self._parameters = parameters
-        self._http = services.http
-        self._settings = predictor_settings(
-            parameters.prediction_server_url,
-            parameters.training_server_url,
-            services.environment,
-        )
-        if not self._settings.prediction_urls:
-            log.warning("'%s' has no prediction server and predicts nothing", name)
-        self.flush_interval_seconds = self._settings.flush_interval_seconds
+        self._clock = services.clock
         self._key = latency_predictions_key(name)
-        self._features_key: DataKey[Mapping[str, Features]] = DataKey("LatencyFeatures", name)
         self._measurement_key = measurement_key(name)
         self._match_key = match_info_key(parameters.prefix_match_info_producer_name)
         self._load_key = inflight_load_key(parameters.in_flight_load_producer_name)
-        self._encoder_key = encoder_matches_key(parameters.encoder_cache_match_info_producer_name)
-        self._samples: deque[Sample] = deque(maxlen=self._settings.max_samples)
+        self._models = LatencyModels()
+        self._pending: dict[str, float] = {}  # `Load.pending`, by endpoint
+        self._looks: dict[str, _Look] = {}
+        self._shows_bodies = False
         self._under_way: dict[str, WeakSet[Measurement]] = {}
-        self._asked = 0
-        self._predicting = _Reachability("latency predictions")
-        self._training = _Reachability("latency training samples")
         self.produces = (self._key,)
 
     @property
     def consumes(self) -> tuple[DataKey[Any], ...]:
-        """Tokens, what is cached where, own load; encoded items when they are asked for."""
-        keys: tuple[DataKey[Any], ...] = (TOKENIZED_PROMPT, self._match_key, self._load_key)
-        return (*keys, self._encoder_key) if self._parameters.use_encoder_cache_features else keys
+        """Tokens, what is cached where, own load."""
+        return (TOKENIZED_PROMPT, self._match_key, self._load_key)
 
-    async def look_up(
+    def produce(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
-        """Write the predictions; none when the server fails or no load is known."""
-        if not self._settings.prediction_urls and self._settings.training_url is None:
-            return request
-        features = self._features(request, candidates, attributes)
-        attributes.put(self._features_key, features)
-        if not (
-            features and self._settings.prediction_urls and self._parameters.predict_in_produce
-        ):
-            return request
-        try:
-            predicted = await self._predict(list(features.values()))
-        except (HttpError, ValueError) as error:
-            self._predicting.failed(str(error))
-            return request
-        self._predicting.answered()
-        objectives = latency_objectives(request.headers)
-        predictions = {
-            key: self._judge(key, one, objectives, features[key].num_request_running)
-            for key, one in zip(features, predicted, strict=True)
-            if one is not None
-        }
-        if predictions:
-            attributes.put(self._key, predictions)
+        """Write the predictions; none while too little was learned or no load is known."""
+        loads = self._loads(request, candidates, attributes.get(self._match_key))
+        if not self._shows_bodies:
+            self._look(request, candidates)
+        if self._parameters.predict_in_produce and loads:
+            predictions = self._predictions(request, loads, attributes.get(self._load_key))
+            if predictions:
+                attributes.put(self._key, predictions)
         return request
 
     def pre_request(
@@ -201,19 +175,35 @@ class PredictedLatencyProducer:
         profile = result.profiles.get(result.primary_profile)
         if profile is None or not profile.picked:
             return
-        key = profile.picked[0].candidate.key
-        features = (attributes.get(self._features_key) or {}).get(key)
-        objective = latency_objectives(request.headers).tpot_ms
-        measurement = Measurement(key, features, objective)
+        candidate = profile.picked[0].candidate
+        key, objective = candidate.key, latency_objectives(request.headers).tpot_ms
+        measurement = Measurement(key, objective)
+        measurement.begun = self._now(request)
+        loads = self._loads(request, (candidate,), attributes.get(self._match_key))
+        measurement.load = load = loads.get(key)
+        prediction = (attributes.get(self._key) or {}).get(key)
+        if prediction is not None:
+            measurement.predicted = Predicted(prediction.ttft_ms, prediction.tpot_ms)
+            measurement.p90 = self._p90(request, measurement.predicted)
+        if load is not None:
+            measurement.pending = load.uncached
+            self._pending[key] = self._pending.get(key, 0.0) + load.uncached
         attributes.put(self._measurement_key, measurement)
-        if objective is not None and self._parameters.streaming_mode:
+        if objective is not None:
             self._under_way.setdefault(key, WeakSet()).add(measurement)
 
     def response_head(self, flight: Flight, head: ResponseHead) -> None:
-        """An endpoint's refusal is no sample."""
+        """The first token is here, where bodies are not shown. An endpoint's refusal is no
+        sample.
+        """
         measurement = flight.attributes.get(self._measurement_key)
-        if measurement is not None and head.status is not None and head.status // 100 != 2:
+        if measurement is None:
+            return
+        measurement.head = head.came_at_seconds
+        if head.status is not None and head.status // 100 != 2:
             measurement.failed = True
+        if not self._shows_bodies:
+            self._has_read_prompt(measurement)
 
     def response_progress(self, flight: Flight, progress: ResponseProgress) -> None:
         """Note when the first and the last piece came."""
@@ -221,82 +211,270 @@ class PredictedLatencyProducer:
         if measurement is None:
             return
         if progress.is_first and measurement.first is None:
+            self._shows_bodies = True
             measurement.first = progress.now_seconds
+            self._has_read_prompt(measurement)
         measurement.last = progress.now_seconds
 
     def request_ended(
         self, flight: Flight, cause: FinishCause, usage: Usage | None, now_seconds: float
     ) -> None:
-        """Make a sample of it."""
+        """Learn from it."""
         measurement = flight.attributes.get(self._measurement_key)
         if measurement is None:
             return
+        self._has_read_prompt(measurement)
         others = self._under_way.get(measurement.key)
         if others is not None:
             others.discard(measurement)
             if not others:
                 del self._under_way[measurement.key]
-        features, measurement.features = measurement.features, None
-        if features is None or measurement.failed or cause is not FinishCause.COMPLETED:
-            return
-        if self._settings.training_url is None:
-            return
-        begun = flight.request.received_at_seconds
-        generated = usage.completion_tokens if usage is not None else 0
-        if self._parameters.streaming_mode:
-            sample = measurement.streamed(features, begun, now_seconds, generated)
-        else:
-            sample = measurement.whole(features, begun, now_seconds, generated)
-        if sample is not None:
-            self._samples.append(sample)
+        if not measurement.failed and cause is FinishCause.COMPLETED:
+            generated = usage.completion_tokens if usage is not None else 0
+            self._learn(flight.request, measurement, now_seconds, generated)
+        measurement.features = measurement.load = None
 
     def endpoint_removed(self, key: str) -> None:
         """Nothing is under way at an endpoint that left or restarted."""
         self._under_way.pop(key, None)
+        self._pending.pop(key, None)
+        self._looks.pop(key, None)
+        self._models.forget(key)
 
-    def take_training_samples(self) -> list[Sample]:
-        """The samples that were gathered; they are the caller's from now on."""
-        samples = list(self._samples)
-        self._samples.clear()
-        return samples
+    def _learn(
+        self, request: InferenceRequest, measured: Measurement, now_seconds: float, generated: int
+    ) -> None:
+        """From an answer that went well."""
+        load, ended = measured.load, now_seconds
+        if load is None:
+            return
+        kind, tpot_ms = _latency_of(request), None
+        if kind is Latency.FIRST_TOKEN:
+            first = measured.head if measured.first is None else measured.first
+            if first is None:
+                return
+            ended, tpot_ms = first, measured.tpot_ms(generated)
+        ttft_ms = 1000 * (ended - measured.begun)
+        if measured.p90 is not None:
+            measured.compare(ttft_ms, tpot_ms)
+        self._learned(request, kind, load, measured.key, ttft_ms)
+        if tpot_ms is not None:
+            self._learned(request, Latency.PER_TOKEN, load, measured.key, tpot_ms)
+
+    def _learned(
+        self, request: InferenceRequest, kind: Latency, load: Load, key: str, latency_ms: float
+    ) -> None:
+        model = self._models.learning(request.target_model, kind)
+        if model.learn(_features_of(request), load, key, latency_ms):
+            name = request.target_model
+            log.info("%s of model '%s' has changed: it is learned anew", kind.value, name)
+
+    def _has_read_prompt(self, measurement: Measurement) -> None:
+        """Its prompt is not pending any more. Nothing the second time."""
+        key, pending = measurement.key, measurement.pending
+        measurement.pending = 0.0
+        if pending and key in self._pending:
+            self._pending[key] = max(0.0, self._pending[key] - pending)
+
+    def _loads(
+        self, request: InferenceRequest, candidates: Candidates, match: PrefixCacheMatchInfo | None
+    ) -> dict[str, Load]:
+        """By endpoint, where it is known. All in place: there may be a thousand endpoints."""
+        prompt, pending, loads = request.num_tokens / 1024, self._pending, dict[str, Load]()
+        blocks = {} if match is None else match.match_blocks
+        size = 0.0 if match is None else match.block_size_tokens / 1024
+        for candidate in candidates:
+            metrics, own = candidate.metrics, candidate.inflight_requests
+            if metrics is None:
+                continue
+            key, uncached = candidate.endpoint.key, prompt
+            if blocks:
+                uncached = max(0.0, prompt - blocks.get(key, 0) * size)
+            waiting, running = metrics.waiting_requests, metrics.running_requests
+            if own > waiting + running:  # as in `load_signals`
+                waiting, running = own - running, own - waiting
+            share = running / 8
+            loads[key] = Load(
+                1.0,
+                uncached,
+                prompt - uncached,
+                pending.get(key, 0.0),
+                waiting / 8,
+                share,
+                metrics.kv_cache_usage,
+                uncached * share,
+            )
+        return loads
+
+    def _look(self, request: InferenceRequest, candidates: Candidates) -> None:
+        """Learn the time per token from what the endpoints say they have generated.
+
+        Requests that ran took as long in all as the time between two readings, times the mean
+        number of them.
+        """
+        for candidate in candidates:
+            metrics, key = candidate.metrics, candidate.endpoint.key
+            served = None if metrics is None else metrics.served
+            if metrics is None or served is None or served.generated_tokens is None:
+                continue
+            look = self._looks.get(key)
+            if look is None or served.read_at_seconds > look.read_at_seconds:
+                if look is not None:
+                    self._looked(request, candidate, look, served)
+                look = self._looks[key] = _Look(served.read_at_seconds, served.generated_tokens)
+            look.running += metrics.running_requests
+            look.seen += 1
+
+    def _looked(
+        self, request: InferenceRequest, candidate: Candidate, look: _Look, served: ServedTotals
+    ) -> None:
+        seconds = served.read_at_seconds - look.read_at_seconds
+        tokens = (served.generated_tokens or 0.0) - look.generated_tokens
+        running = look.running / look.seen
+        load = self._loads(request, (candidate,), None).get(candidate.key)
+        if load is None or tokens <= 0 or not running or seconds > LONGEST_LOOK_SECONDS:
+            return
+        load = load._replace(running=running / 8)
+        tpot_ms = 1000 * seconds * running / tokens
+        self._learned(request, Latency.PER_TOKEN, load, candidate.key, tpot_ms)
+
+    def _predictions(
+        self, request: InferenceRequest, loads: Mapping[str, Load], load: InFlightLoad | None
+    ) -> Mapping[str, LatencyPrediction]:
+        """By endpoint; empty while too little was learned."""
+        first = self._models.get(request.target_model, _latency_of(request))
+        known, features = tuple(loads.values()), _features_of(request)
+        ttft_ms = None if first is None else first.predict(features, known, loads)
+        if first is None or ttft_ms is None:
+            return {}
+        each, tpot_ms = self._models.get(request.target_model, Latency.PER_TOKEN), None
+        if each is not None:
+            tpot_ms = each.predict(features, known, loads)
+        objectives = latency_objectives(request.headers)
+        waited_ms = 1000 * (self._now(request) - request.received_at_seconds)
+        by_endpoint = _by_endpoint(load) or {}
+        predictions: dict[str, LatencyPrediction] = {}
+        for index, key in enumerate(loads):
+            under_way = by_endpoint.get(key)
+            late = -ttft_ms[index] * first.p90_factor
+            slow = 0.0 if tpot_ms is None or each is None else -tpot_ms[index] * each.p90_factor
+            if objectives:
+                named_ttft = objectives.ttft_ms
+                late = 0.0 if named_ttft is None else late + named_ttft - waited_ms
+                slow = 0.0 if objectives.tpot_ms is None else self._slack(key, slow, objectives)
+            predictions[key] = LatencyPrediction(
+                ttft_ms=ttft_ms[index],
+                tpot_ms=None if tpot_ms is None else tpot_ms[index],
+                ttft_headroom_ms=late,
+                tpot_headroom_ms=slow,
+                is_valid=late >= 0 and slow >= 0,
+                dispatched=0 if under_way is None else under_way.requests,
+            )
+        return predictions
+
+    def _slack(self, key: str, slow: float, objectives: LatencyObjectives) -> float:
+        """The TPOT headroom; 0 where nothing is known of the time per token."""
+        return slow + self._allowed_tpot_ms(key, objectives.tpot_ms or 0.0) if slow else 0.0
+
+    def _allowed_tpot_ms(self, key: str, objective_ms: float) -> float:
+        """What a token may take so that no request there misses its objective."""
+        others = [one.tpot_objective_ms for one in self._under_way.get(key, ())]
+        strictest = min((one for one in others if one is not None), default=objective_ms)
+        return min(objective_ms, strictest) * self._parameters.slo_buffer_factor
+
+    def _p90(self, request: InferenceRequest, expected: Predicted) -> Predicted | None:
+        """What nine of ten will not exceed, as far as the models know by now."""
+        first = self._models.get(request.target_model, _latency_of(request))
+        each = self._models.get(request.target_model, Latency.PER_TOKEN)
+        if first is None:
+            return None
+        tpot_ms = expected.tpot_ms
+        if tpot_ms is not None and each is not None:
+            tpot_ms *= each.p90_factor
+        return Predicted(expected.ttft_ms * first.p90_factor, tpot_ms)
+
+    def _now(self, request: InferenceRequest) -> float:
+        """The time of this decision; when the request came, where no clock is at hand."""
+        return max(request.received_at_seconds, self._clock.now())
+
+
+class AskingLatencyProducer(PredictedLatencyProducer):
+    """Asks servers, and teaches them. While they fail, it predicts by itself."""
+
+    timeout_seconds = LOOK_UP_SECONDS
+
+    def __init__(
+        self,
+        name: str,
+        parameters: PredictedLatencyParameters,
+        services: Services,
+        settings: PredictorSettings,
+    ) -> None:
+        super().__init__(name, parameters, services)
+        self._servers = PredictionServers(settings, services.http)
+        self.flush_interval_seconds = settings.flush_interval_seconds
+        self._asked_key: DataKey[_Asked] = DataKey("LatencyFeatures", name)
+        self._encoder_key = encoder_matches_key(parameters.encoder_cache_match_info_producer_name)
+
+    @property
+    def consumes(self) -> tuple[DataKey[Any], ...]:
+        """Encoded items as well, when they are asked for."""
+        keys = super().consumes
+        return (*keys, self._encoder_key) if self._parameters.use_encoder_cache_features else keys
+
+    async def look_up(
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
+    ) -> InferenceRequest:
+        """Write the servers' predictions, else what was learned here."""
+        request = self.produce(request, candidates, attributes)
+        features = self._features(request, candidates, attributes)
+        predicted: Sequence[Predicted | None] = ()
+        if self._parameters.predict_in_produce:
+            predicted = await self._servers.predict(list(features.values()), self._now(request))
+        attributes.put(self._asked_key, _Asked(features, bool(predicted)))
+        if predicted:
+            objectives = latency_objectives(request.headers)
+            predictions = {
+                key: self._judge(key, one, objectives, features[key].num_request_running)
+                for key, one in zip(features, predicted, strict=True)
+                if one is not None
+            }
+            attributes.put(self._key, predictions)
+        return request
+
+    def pre_request(
+        self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
+    ) -> None:
+        """As the other; and note what its endpoint's row was."""
+        super().pre_request(request, result, attributes)
+        asked = attributes.get(self._asked_key)
+        measurement = attributes.get(self._measurement_key)
+        if asked is None or measurement is None:
+            return
+        measurement.features = asked.features.get(measurement.key)
+        if asked.answered:
+            measurement.p90 = None  # servers do not say
 
     async def flush(self, now_seconds: float, unix_seconds: float) -> None:
-        """Send the samples; what cannot be sent is kept, the latest `max_samples` of it."""
-        url = self._settings.training_url
-        samples = self.take_training_samples() if url is not None else []
-        size = self._settings.max_rows
-        while samples:
-            entries = [sample.entry(now_seconds, unix_seconds) for sample in samples[:size]]
-            try:
-                await self._http.post_json(
-                    f"{url}{TRAIN_PATH}",
-                    {"entries": entries},
-                    timeout_seconds=self._settings.timeout_seconds,
-                )
-            except HttpError as error:
-                self._training.failed(str(error))
-                kept = [*samples, *self._samples]
-                self._samples.clear()
-                self._samples.extend(kept)
-                return
-            self._training.answered()
-            samples = samples[size:]
+        """Send the samples."""
+        await self._servers.flush(now_seconds, unix_seconds)
 
-    async def _predict(self, features: Sequence[Features]) -> list[Predicted | None]:
-        """Ask one server, the next one each time. Raises `HttpError` and `ValueError`."""
-        url = self._settings.prediction_urls[self._asked % len(self._settings.prediction_urls)]
-        self._asked += 1
-        size = self._settings.max_rows
-        batches = [features[start : start + size] for start in range(0, len(features), size)]
-        seconds = min(self._settings.timeout_seconds, ASKING_SECONDS / len(batches))
-        predicted: list[Predicted | None] = []
-        for batch in batches:
-            body = {"requests": [one.row() for one in batch]}
-            answer = await self._http.post_json(
-                f"{url}{PREDICT_PATH}", body, timeout_seconds=seconds
-            )
-            predicted.extend(read_predictions(answer, len(batch)))
-        return predicted
+    def _learn(
+        self, request: InferenceRequest, measured: Measurement, now_seconds: float, generated: int
+    ) -> None:
+        super()._learn(request, measured, now_seconds, generated)
+        features, begun = measured.features, request.received_at_seconds
+        if features is None:
+            return
+        if self._parameters.streaming_mode:
+            sample = measured.streamed(features, begun, now_seconds, generated)
+        else:
+            sample = measured.whole(features, begun, now_seconds, generated)
+        if sample is None:
+            return
+        if measured.p90 is None:  # else the prediction was made here
+            measured.compare(sample.ttft_ms, sample.tpot_ms)
+        self._servers.learn(sample)
 
     def _features(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
@@ -338,7 +516,7 @@ class PredictedLatencyProducer:
         is_valid = ttft_headroom_ms > 0
         if self._parameters.streaming_mode:
             allowed_ms = self._allowed_tpot_ms(key, objectives.tpot_ms or 0.0)
-            tpot_headroom_ms = allowed_ms - predicted.tpot_ms
+            tpot_headroom_ms = allowed_ms - (predicted.tpot_ms or 0.0)
             is_valid = is_valid and tpot_headroom_ms > 0
         return LatencyPrediction(
             ttft_ms=predicted.ttft_ms,
@@ -348,12 +526,6 @@ class PredictedLatencyProducer:
             is_valid=is_valid,
             dispatched=dispatched,
         )
-
-    def _allowed_tpot_ms(self, key: str, objective_ms: float) -> float:
-        """What a token may take so that no request there misses its objective."""
-        others = [one.tpot_objective_ms for one in self._under_way.get(key, ())]
-        strictest = min((one for one in others if one is not None), default=objective_ms)
-        return min(objective_ms, strictest) * self._parameters.slo_buffer_factor
 
 
 def _by_endpoint(load: InFlightLoad | None) -> Mapping[str, EndpointLoad] | None:
@@ -366,13 +538,35 @@ def _cached_share(match: PrefixCacheMatchInfo | None, key: str) -> float:
     return match.match_blocks.get(key, 0) / match.total_blocks
 
 
+def _features_of(request: InferenceRequest) -> Request:
+    """What a model is shown; an answer that streams has a first token whatever its length."""
+    limit = 0 if request.body.stream else request.body.max_output_tokens or 0
+    return Request.of(request.num_tokens, limit)
+
+
+def _latency_of(request: InferenceRequest) -> Latency:
+    return Latency.FIRST_TOKEN if request.body.stream else Latency.WHOLE
+
+
 def _encoded(encoder: EncoderMatch | None, key: str) -> float:
     return 0.0 if encoder is None else encoder.matched.get(key, 0.0)
+
+
+def _create(
+    name: str, parameters: PredictedLatencyParameters, services: Services
+) -> PredictedLatencyProducer:
+    """Raises `ValueError` for settings that cannot be understood."""
+    settings = predictor_settings(
+        parameters.prediction_server_url, parameters.training_server_url, services.environment
+    )
+    if settings.prediction_urls or settings.training_url is not None:
+        return AskingLatencyProducer(name, parameters, services, settings)
+    return PredictedLatencyProducer(name, parameters, services)
 
 
 PLUGIN = PluginType(
     "predicted-latency-producer",
     PredictedLatencyParameters,
-    PredictedLatencyProducer,
+    _create,
     default_for=(LATENCY_PREDICTIONS,),
 )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from picker.framework.interfaces import Flight
@@ -112,12 +113,15 @@ async def under_way(
 
 
 async def test_headers_of_all_hooks_are_set_on_the_response(house: Any) -> None:
-    """Of two that set the same one the later one does; one that fails sets none."""
+    """Of two that set the same one the later one does; one that fails sets none. They are told when
+    the response began.
+    """
     hooks = Hook({"x-a": "1", "x-b": "1"}), Hook(error=ValueError()), Hook({"x-a": "3"})
     _, tap = await under_way(house, *hooks)
     head = ResponseHead(200, JSON, "10.0.0.1:8000", True)
     assert dict(tap.head(head)) == {"x-a": "3", "x-b": "1"}
-    assert [hook.heads for hook in hooks] == [[head]] * 3
+    told = msgspec.structs.replace(head, came_at_seconds=10.0)
+    assert [hook.heads for hook in hooks] == [[told]] * 3
     assert house.recorder.failed == ["Hook"]
 
 

@@ -48,7 +48,7 @@ def test_an_entry_says_when_it_was_measured_in_time_of_day() -> None:
 
 def test_a_whole_response_is_measured_to_its_end() -> None:
     """As time to the first token, which is when the client sees any."""
-    measurement = Measurement("default/a", FEATURES, None)
+    measurement = Measurement("default/a", None)
     sample = measurement.whole(FEATURES, 10.0, 12.5, 0)
     assert sample == Sample(FEATURES, 12.5, 2500.0, None, 1)
 
@@ -66,7 +66,7 @@ def test_a_streamed_response_is_measured_per_token(
     first: float, last: float | None, generated: int, ttft_ms: float, tpot_ms: float | None
 ) -> None:
     """The first token's time does not count among the others'."""
-    measurement = Measurement("default/a", FEATURES, None)
+    measurement = Measurement("default/a", None)
     measurement.first, measurement.last = first, last
     sample = measurement.streamed(FEATURES, 10.0, 13.0, generated)
     assert sample == Sample(FEATURES, 13.0, ttft_ms, tpot_ms, generated)
@@ -74,7 +74,7 @@ def test_a_streamed_response_is_measured_per_token(
 
 def test_a_response_of_which_nothing_was_seen_is_no_sample() -> None:
     """Where the proxy shows no bodies, say."""
-    assert Measurement("default/a", FEATURES, None).streamed(FEATURES, 10.0, 13.0, 5) is None
+    assert Measurement("default/a", None).streamed(FEATURES, 10.0, 13.0, 5) is None
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from fake_latency_predictor import FakeLatencyPredictor
 
 from picker.errors import RefusedError
 from picker.framework.services import Services
+from picker.scheduling.latency_model import MIN_SAMPLES
 from picker.types import Endpoint, FinishCause
 
 STAGES = """
@@ -160,6 +161,22 @@ async def test_predictions_are_held_against_what_requests_saw() -> None:
         assert house.value(f"llm_d_epp_{series}_count", **labels) == 1
         twin = f"inference_objective_{series}_count"
         assert house.value(twin, model_name="m", target_model_name="m") == 1
+
+
+async def test_errors_of_predictions_are_counted() -> None:
+    """Of those that were learned here also whether their p90 held; 1.5 s to a whole answer."""
+    house = routing(LATENCY)
+    for _ in range(MIN_SAMPLES + 2):
+        exchange, decision = await house.route(PROMPT)
+        house.answer(exchange, decision, b'{"choices":[{"text":"a"}]}')
+    labels = {"plugin_name": "predicted-latency-producer", "model_name": "m", "type": "ttft"}
+    labels |= {"plugin_type": labels["plugin_name"], "target_model_name": "m"}
+    error = "llm_d_epp_request_latency_prediction_error_ratio"
+    assert house.value(f"{error}_count", **labels) == 2
+    assert house.value(f"{error}_sum", **labels) == pytest.approx(0.0, abs=0.02)
+    held = "llm_d_epp_request_latency_p90_total"
+    counts = [house.value(held, held=held_, **labels) or 0 for held_ in ("true", "false")]
+    assert sum(counts) == 2
 
 
 async def test_requests_that_failed_saw_nothing() -> None:

@@ -1,8 +1,10 @@
-"""predicted-latency-producer: what a server predicts, and what it is taught."""
+"""predicted-latency-producer: what it learns by itself, what a server predicts and is taught."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 import pytest
@@ -21,19 +23,22 @@ from picker.framework.attributes import (
     latency_predictions_key,
 )
 from picker.framework.interfaces import Flight
-from picker.framework.services import Services
+from picker.framework.services import NoHttp, Services
 from picker.plugins.producers.predicted_latency_producer import (
     PLUGIN,
+    AskingLatencyProducer,
     PredictedLatencyParameters,
     PredictedLatencyProducer,
 )
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
+from picker.scheduling.latency_model import MIN_SAMPLES
 from picker.types import (
     Candidate,
     FinishCause,
     InferenceRequest,
     ResponseHead,
     ResponseProgress,
+    ServedTotals,
     Usage,
 )
 
@@ -53,7 +58,7 @@ def predictor() -> FakeLatencyPredictor:
 
 def make(
     predictor: FakeLatencyPredictor, environment: Mapping[str, str] = ENVIRONMENT, **parameters: Any
-) -> PredictedLatencyProducer:
+) -> AskingLatencyProducer:
     return PLUGIN.make(
         NAME, PredictedLatencyParameters(**parameters), Services(predictor, environment)
     )
@@ -67,8 +72,12 @@ ASKING = request_for(
 )
 
 
+# Five tokens: the first after 0.2 s, the last 0.8 s later.
+STREAMING = replace(ASKING, body=replace(ASKING.body, stream=True))
+
+
 async def _look_up(
-    producer: PredictedLatencyProducer, request: InferenceRequest, *candidates: Candidate
+    producer: AskingLatencyProducer, request: InferenceRequest, *candidates: Candidate
 ) -> Attributes:
     attributes = Attributes()
     assert await producer.look_up(request, candidates, attributes) is request
@@ -224,7 +233,6 @@ async def test_a_server_that_fails_predicts_nothing(
 @pytest.mark.parametrize(
     ("environment", "parameters"),
     [
-        ({}, {}),
         ({"TRAINING_SERVER_URL": "http://t"}, {}),
         (ENVIRONMENT, {"predict_in_produce": False}),
     ],
@@ -277,10 +285,42 @@ async def test_failed_requests_are_no_samples(predictor: FakeLatencyPredictor) -
     producer.request_ended(reset, FinishCause.RESET, None, 11.0)
     _answer(producer, _leave(producer, ASKING, unknown, await _look_up(producer, ASKING, known)))
     _answer(producer, Flight(ASKING, reset.result, Attributes()))
-    assert producer.take_training_samples() == []
     deaf = make(predictor, {"PREDICTION_SERVER_URL": "http://p1"})
     _answer(deaf, _leave(deaf, ASKING, known, await _look_up(deaf, ASKING, known)))
-    assert deaf.take_training_samples() == []
+    predictor.asked.clear()
+    for one in (producer, deaf):
+        await one.flush(12.0, 0.0)
+    assert predictor.asked == []
+
+
+async def test_a_server_that_keeps_failing_is_spared(predictor: FakeLatencyPredictor) -> None:
+    """After three failures for ten seconds; then one request tries it."""
+    producer = make(predictor)
+    predictor.failing = True
+
+    async def was_asked(at: float) -> bool:
+        predictor.asked.clear()
+        await _look_up(producer, replace(ASKING, received_at_seconds=at), candidate("a"))
+        return bool(predictor.asked)
+
+    assert [await was_asked(at) for at in (1.0, 2.0, 3.0, 4.0, 12.9)] == [True] * 3 + [False] * 2
+    assert [await was_asked(at) for at in (13.0, 13.1, 22.9)] == [True, False, False]
+    predictor.failing = False
+    assert [await was_asked(at) for at in (23.0, 23.1, 23.2)] == [True] * 3
+    predictor.failing = True
+    assert [await was_asked(at) for at in (24.0, 24.1, 24.2, 24.3)] == [True] * 3 + [False]
+
+
+async def test_what_was_learned_stands_in_for_a_server(predictor: FakeLatencyPredictor) -> None:
+    """While it fails."""
+    producer = make(predictor)
+    for _ in range(MIN_SAMPLES):
+        attributes = await _look_up(producer, STREAMING, candidate("a"))
+        _answer(producer, _leave(producer, STREAMING, candidate("a"), attributes))
+    predictor.failing = True
+    found = await _look_up(producer, STREAMING, candidate("a"))
+    prediction = found.get(latency_predictions_key())["default/a"]
+    assert prediction.ttft_ms == pytest.approx(200.0, rel=0.02)
 
 
 async def test_samples_wait_for_a_server_that_is_away(predictor: FakeLatencyPredictor) -> None:
@@ -300,3 +340,157 @@ async def test_samples_wait_for_a_server_that_is_away(predictor: FakeLatencyPred
         [entry["num_request_waiting"] for entry in body["entries"]] for _, body in predictor.asked
     ]
     assert sent == [[2, 3], [4]]
+
+
+# Without a server
+
+
+def own(**parameters: Any) -> PredictedLatencyProducer:
+    return PLUGIN.make(NAME, PredictedLatencyParameters(**parameters), Services(NoHttp()))
+
+
+def _predicted(
+    producer: PredictedLatencyProducer, request: InferenceRequest, *candidates: Candidate
+) -> Mapping[str, LatencyPrediction] | None:
+    attributes = Attributes()
+    producer.produce(request, candidates, attributes)
+    return attributes.get(latency_predictions_key())
+
+
+def _serve(
+    producer: PredictedLatencyProducer, request: InferenceRequest, endpoint: Candidate
+) -> Flight:
+    attributes = Attributes()
+    producer.produce(request, [endpoint], attributes)
+    flight = _leave(producer, request, endpoint, attributes)
+    _answer(producer, flight)
+    return flight
+
+
+def test_nothing_is_predicted_before_enough_was_seen() -> None:
+    """Of the model that is asked for, at an endpoint whose load is known."""
+    producer = own()
+    for _ in range(MIN_SAMPLES):
+        assert _predicted(producer, STREAMING, candidate("a")) is None
+        _serve(producer, STREAMING, candidate("a"))
+    found = _predicted(producer, STREAMING, candidate("a"), candidate("b", known=False))
+    assert found is not None
+    assert set(found) == {"default/a"}
+    assert _predicted(producer, replace(STREAMING, target_model="other"), candidate("a")) is None
+    assert _predicted(own(predict_in_produce=False), STREAMING, candidate("a")) is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "headrooms", "is_valid"),
+    [
+        ({}, (-200.0, -200.0), False),
+        ({"x-llm-d-slo-ttft-ms": "250"}, (50.0, 0.0), True),
+        ({"x-llm-d-slo-ttft-ms": "150"}, (-50.0, 0.0), False),
+        ({"x-llm-d-slo-tpot-ms": "210"}, (0.0, 10.0), True),
+        ({"x-llm-d-slo-ttft-ms": "250", "x-llm-d-slo-tpot-ms": "190"}, (50.0, -10.0), False),
+    ],
+)
+def test_what_was_learned_is_held_against_the_objectives(
+    headers: dict[str, str], headrooms: tuple[float, float], is_valid: bool
+) -> None:
+    """An objective that is not named does not count beside one that is."""
+    producer = own()
+    for _ in range(2 * MIN_SAMPLES):
+        _serve(producer, STREAMING, candidate("a"))
+    found = _predicted(producer, replace(STREAMING, headers=headers), candidate("a"))
+    assert found is not None
+    one = found["default/a"]
+    assert (one.ttft_ms, one.tpot_ms) == pytest.approx((200.0, 200.0), rel=0.02)
+    assert (one.ttft_headroom_ms, one.tpot_headroom_ms) == pytest.approx(headrooms, abs=4.0)
+    assert one.is_valid is is_valid
+
+
+def test_a_whole_answer_is_predicted_to_its_end() -> None:
+    """A client that does not stream sees nothing before."""
+    producer = own()
+    for _ in range(MIN_SAMPLES):
+        _serve(producer, ASKING, candidate("a"))
+    found = _predicted(producer, ASKING, candidate("a"))
+    assert found is not None
+    assert found["default/a"].ttft_ms == pytest.approx(1500.0, rel=0.02)
+    assert found["default/a"].tpot_ms is None
+    assert _predicted(producer, STREAMING, candidate("a")) is None
+
+
+def test_headers_stand_for_the_first_token_where_bodies_are_not_shown() -> None:
+    """And what an endpoint has generated, by the requests that ran, for the time per token."""
+    producer = own()
+    for second in range(MIN_SAMPLES + 1):
+        served = ServedTotals(float(second), generated_tokens=second * 80.0)
+        endpoint = candidate("a", running_requests=4, served=served)
+        attributes = Attributes()
+        producer.produce(STREAMING, [endpoint], attributes)
+        flight = _leave(producer, STREAMING, endpoint, attributes)
+        producer.response_head(flight, ResponseHead(200, came_at_seconds=10.3))
+        producer.request_ended(flight, FinishCause.COMPLETED, None, 12.0)
+    found = _predicted(producer, STREAMING, candidate("a", running_requests=4))
+    assert found is not None
+    assert found["default/a"].ttft_ms == pytest.approx(300.0, rel=0.02)
+    assert found["default/a"].tpot_ms == pytest.approx(50.0, rel=0.02)  # four ran, 80 a second
+
+
+def test_prompts_that_are_being_read_make_the_next_one_wait() -> None:
+    """Until the first piece, where bodies are shown; else until the headers, or the end."""
+    producer, rng = own(), Random(5)
+    endpoint = candidate("a")
+    for _ in range(4 * MIN_SAMPLES):
+        before = [_leave_for(producer, STREAMING, endpoint) for _ in range(rng.randrange(4))]
+        flight = _leave_for(producer, STREAMING, endpoint)
+        took = 0.2 * (1 + len(before))
+        producer.response_progress(flight, ResponseProgress(10 + took, 10, is_first=True))
+        for one in (*before, flight):
+            producer.request_ended(one, FinishCause.COMPLETED, None, 12.0)
+
+    def ttft_ms() -> float:
+        found = _predicted(producer, STREAMING, endpoint)
+        assert found is not None
+        return found["default/a"].ttft_ms
+
+    assert ttft_ms() == pytest.approx(200, rel=0.1)
+    waiting = [_leave_for(producer, STREAMING, endpoint) for _ in range(3)]
+    assert ttft_ms() == pytest.approx(800, rel=0.1)
+    producer.response_head(waiting[0], ResponseHead(200, came_at_seconds=10.1))
+    assert ttft_ms() == pytest.approx(800, rel=0.1)
+    producer.response_progress(waiting[0], ResponseProgress(10.2, 10, is_first=True))
+    producer.request_ended(waiting[1], FinishCause.RESET, None, 12.0)
+    assert ttft_ms() == pytest.approx(400, rel=0.1)
+    producer.endpoint_removed("default/a")
+    producer.request_ended(waiting[2], FinishCause.COMPLETED, None, 12.0)
+    assert ttft_ms() == pytest.approx(200, rel=0.1)
+
+
+def _leave_for(
+    producer: PredictedLatencyProducer, request: InferenceRequest, endpoint: Candidate
+) -> Flight:
+    attributes = Attributes()
+    producer.produce(request, [endpoint], attributes)
+    return _leave(producer, request, endpoint, attributes)
+
+
+@dataclass
+class FakeClock:
+    now_seconds: float
+
+    def now(self) -> float:
+        return self.now_seconds
+
+    async def sleep(self, seconds: float) -> None:
+        self.now_seconds += seconds
+
+
+def test_time_waited_is_part_of_the_time_to_the_first_token() -> None:
+    """Flow control may have had the request wait; the engine is not to blame."""
+    clock = FakeClock(10.0)
+    producer = PLUGIN.make(NAME, PredictedLatencyParameters(), Services(NoHttp(), clock=clock))
+    for _ in range(2 * MIN_SAMPLES):
+        _serve(producer, STREAMING, candidate("a"))
+    clock.now_seconds = 10.03
+    found = _predicted(producer, STREAMING, candidate("a"))
+    assert found is not None
+    assert found["default/a"].ttft_ms == pytest.approx(200.0, rel=0.02)
+    assert found["default/a"].ttft_headroom_ms == pytest.approx(150 - 30 - 200, abs=4.0)

@@ -1,0 +1,239 @@
+# Apart: a model of its own, with tests of its own.
+"""An online model of one latency: its expectation and its p90, by the request and the load.
+
+Theory of operation. The expectation is linear in products of one feature of the request and one of
+the endpoint's load, times a factor of the endpoint:
+
+    ŷ = max(Σ θ · request · load, floor) · f(endpoint)
+
+so that θ is folded with the request once for all endpoints. θ comes from recursive least squares of
+y / f with forgetting (λ = 0.998), where a sample weighs 1 / max(y, ŷ)²: errors count in relation to
+the latency, and none counts for more than 1. f is the smoothed ratio of what an endpoint takes to
+what θ says, drawn towards 1 while there are few samples: the engines of a pool may be of different
+speed. The p90 is ŷ times the 90th percentile of y / ŷ over the last 256 samples, with the conformal
+correction ⌈0.9 (n + 1)⌉ / n, so that it covers 90 % of what follows as long as errors stay alike,
+whatever their distribution.
+
+There is no prediction before 50 samples. When the errors of the last 16 or so samples are twice
+those of the last 256 or so, the law has changed: θ is scaled by what the recent ratios have in
+common and is a mere guess from then on; ratios and factors begin anew.
+
+All pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from operator import mul
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+MIN_SAMPLES = 50
+PERCENTILE = 0.9
+WINDOW = 256
+FORGETTING = 0.998
+PRIOR = 1e8  # variance of a weight that nothing is known of: some 10 s for features around 1
+FLOOR = 0.02  # of the mean: the least that is ever predicted
+RECENT, LASTING = 1 / 16, 1 / 256
+DRIFT_RATIO, DRIFT_MARGIN = 2.0, 0.1
+SETTLED = 64  # samples until errors are held against each other
+# By which variances grow when the law has changed: 500 samples count as a tenth of one after it.
+DOUBT = 5000.0
+PULL, SLOWEST = 20, 1 / 200  # of the factors of endpoints: samples until they count; least step
+MOST_MODELS = 128  # clients name models; those that an endpoint serves are learned
+FRESH = 8  # samples between two looks at the percentile
+
+
+# Which features are multiplied with each other: places in the request's and in the load's.
+Terms: TypeAlias = tuple[tuple[int, int], ...]
+
+
+class Request(NamedTuple):
+    """Of order 1. `limit`: the most tokens the answer may have, 0 where that does not matter."""
+
+    one: float
+    prompt: float
+    limit: float
+
+    @classmethod
+    def of(cls, prompt_tokens: int, limit_tokens: int = 0) -> Request:
+        return cls(1.0, prompt_tokens / 1024, limit_tokens / 256)
+
+
+class Load(NamedTuple):
+    """Of an endpoint, and what it has of the request; of order 1.
+
+    In 1024 tokens: what is not cached of the prompt, what is, and what is not of the prompts of
+    requests that this picker has sent there and that have no first token yet. In eight requests:
+    those that wait and those that run.
+    """
+
+    one: float
+    uncached: float
+    cached: float
+    pending: float
+    waiting: float
+    running: float
+    kv_usage: float
+    uncached_running: float
+
+
+class LatencyModel:
+    """Learns one latency of one model. Owns weights, ratios and factors."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._weights = np.zeros(len(terms))
+        self._covariance = np.eye(len(terms)) * PRIOR
+        self._ratios: deque[float] = deque(maxlen=WINDOW)  # logarithms of y / ŷ
+        self._factors: dict[str, float] = {}  # by endpoint
+        self._counts: dict[str, int] = {}  # samples of each factor
+        self.p90_factor = 1.0  # of the expectation, to be the p90
+        self._recent = self._lasting = 0.0  # errors
+        self._common = 0.0  # what ratios of all endpoints have in common, until θ has learned it
+        self._mean = 0.0
+        self._since = 0  # samples since the law last changed
+        self.num_samples = 0
+
+    def predict(
+        self, request: Request, loads: Sequence[Load], endpoints: Iterable[str]
+    ) -> Sequence[float] | None:
+        """The expectation for each load, at the endpoint of the same place, in the unit that was
+        learned; None before there are enough samples.
+        """
+        if self.num_samples < MIN_SAMPLES:
+            return None
+        folded = [0.0] * len(Load._fields)
+        for (i, j), weight in zip(self._terms, self._weights.tolist(), strict=True):
+            folded[j] += request[i] * weight
+        floor, factors = FLOOR * self._mean, self._factors
+        return [
+            max(sum(map(mul, load, folded)), floor) * factors.get(endpoint, 1.0)
+            for load, endpoint in zip(loads, endpoints, strict=True)
+        ]
+
+    def learn(self, request: Request, load: Load, endpoint: str, latency: float) -> bool:
+        """Take a sample in; whether it shows that the law has changed.
+
+        A latency that is not positive and finite is none.
+        """
+        if not 0.0 < latency < math.inf:
+            return False
+        x = np.array([request[i] * load[j] for i, j in self._terms])
+        base = float(x @ self._weights)
+        factor = self._factors.get(endpoint, 1.0)
+        self.num_samples += 1
+        self._since += 1
+        self._mean += (latency - self._mean) * max(LASTING, 1 / self.num_samples)
+        expected = max(base, FLOOR * self._mean) * factor
+        self._fit(x, latency / factor, base)
+        if self._since <= len(x):  # too few for an error to say anything
+            return False
+        ratio = math.log(latency / expected)
+        count = self._counts.get(endpoint, 0)
+        step = max(SLOWEST, 1 / (count + PULL))
+        self._common += RECENT * (ratio - self._common)
+        self._factors[endpoint] = factor * math.exp(step * (ratio - self._common))
+        self._counts[endpoint] = count + 1
+        self._ratios.append(ratio)
+        if self._since % FRESH == 0:
+            ordered = sorted(self._ratios)
+            rank = min(len(ordered), math.ceil(PERCENTILE * (len(ordered) + 1)))
+            self.p90_factor = math.exp(ordered[rank - 1])
+        return self._watch(abs(ratio))
+
+    def forget(self, endpoint: str) -> None:
+        """Begin anew with this endpoint."""
+        self._factors.pop(endpoint, None)
+        self._counts.pop(endpoint, None)
+
+    def _fit(self, x: npt.NDArray[np.float64], target: float, base: float) -> None:
+        """A step of recursive least squares."""
+        scale = max(target, base)
+        gain = self._covariance @ x
+        gain /= FORGETTING * scale * scale + float(x @ gain)
+        self._weights += gain * (target - base)
+        covariance = self._covariance
+        covariance -= np.outer(gain, x @ covariance)
+        # Directions that no sample speaks of would grow without end.
+        if float(covariance.trace()) < PRIOR * len(x):
+            covariance /= FORGETTING
+
+    def _watch(self, error: float) -> bool:
+        """Follow the errors; whether the law has changed."""
+        seen = len(self._ratios)
+        self._recent += (error - self._recent) * max(RECENT, 1 / seen)
+        self._lasting += (error - self._lasting) * max(LASTING, 1 / seen)
+        if seen < SETTLED or self._recent < DRIFT_RATIO * self._lasting + DRIFT_MARGIN:
+            return False
+        self._weights *= math.exp(self._common)
+        self._covariance *= DOUBT
+        self._common, self._since = 0.0, 0
+        self._ratios.clear()
+        self._factors.clear()
+        self._counts.clear()
+        return True
+
+
+class Latency(Enum):
+    """What is learned of a model, each on its own."""
+
+    FIRST_TOKEN = "ttft"  # of an answer that streams
+    WHOLE = "whole"  # to the end of one that does not: the client sees nothing of it before
+    PER_TOKEN = "tpot"
+
+
+_REQUEST = {name: index for index, name in enumerate(Request._fields)}
+_LOAD = {name: index for index, name in enumerate(Load._fields)}
+
+
+def _terms(*pairs: tuple[str, str]) -> Terms:
+    return tuple((_REQUEST[one], _LOAD[other]) for one, other in pairs)
+
+
+_TO_FIRST_TOKEN = _terms(
+    *(("one", name) for name in Load._fields),
+    ("prompt", "uncached"),  # attention
+    ("limit", "one"),
+    ("limit", "running"),
+)
+TERMS: Mapping[Latency, Terms] = MappingProxyType(
+    {
+        Latency.FIRST_TOKEN: _TO_FIRST_TOKEN,
+        Latency.WHOLE: _TO_FIRST_TOKEN,
+        Latency.PER_TOKEN: _terms(
+            *(("one", name) for name in ("one", "running", "kv_usage", "pending", "waiting"))
+        ),
+    }
+)
+
+
+class LatencyModels:
+    """The models by what the endpoints are asked for. Owns the latest `MOST_MODELS` of them."""
+
+    def __init__(self) -> None:
+        self._models: dict[tuple[str, Latency], LatencyModel] = {}
+
+    def get(self, model: str, latency: Latency) -> LatencyModel | None:
+        """None while nothing was learned of it."""
+        return self._models.get((model, latency))
+
+    def learning(self, model: str, latency: Latency) -> LatencyModel:
+        """The model that is to learn a sample."""
+        known = self._models.get((model, latency))
+        if known is None:
+            if len(self._models) >= MOST_MODELS:
+                del self._models[next(iter(self._models))]
+            known = self._models[model, latency] = LatencyModel(TERMS[latency])
+        return known
+
+    def forget(self, endpoint: str) -> None:
+        """The endpoint left; another one of its name may be of another speed."""
+        for one in self._models.values():
+            one.forget(endpoint)

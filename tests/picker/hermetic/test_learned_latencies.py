@@ -1,0 +1,54 @@
+"""A whole picker in virtual time that learns the latencies of its workers as it goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from random import Random
+from statistics import fmean
+
+import pytest
+from living_worker import WorkerSettings
+from virtual_fleet import Answer, Call, FleetSettings, VirtualFleet
+from virtual_time import run_in_virtual_time
+
+from worker.config import CacheConfig, SchedulerConfig, SimConfig
+
+NUM_REQUESTS = 500
+RATE = 38.0  # two thirds of what four workers can do
+LEARNED = """\
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins: [{type: metrics-data-source}, {type: core-metrics-extractor}, {type: latency-scorer}]
+"""
+WORKER = WorkerSettings(
+    SimConfig(prefill_tokens_per_second=2_400, decode_base_seconds=0.004),
+    SchedulerConfig(max_num_batched_tokens=128, max_num_seqs=64, max_model_len=2048),
+    CacheConfig(2048, 16),
+)
+
+
+async def _answers(config: str | None, seed: int) -> Sequence[Answer]:
+    """One prompt in seven is thirty times as long as the others."""
+    rng, answers = Random(seed), list[Answer]()
+
+    async def ask(fleet: VirtualFleet, call: Call) -> None:
+        answers.append(await fleet.ask(call))
+
+    fleet = VirtualFleet(FleetSettings(worker=WORKER, config=config, seed=seed))
+    async with fleet, asyncio.TaskGroup() as group:
+        for _ in range(NUM_REQUESTS):
+            prompt = int(rng.choice((30,) * 6 + (900,)) * rng.uniform(0.5, 1.5))
+            group.create_task(ask(fleet, Call("t", prompt, rng.randint(2, 6))))
+            await asyncio.sleep(rng.expovariate(RATE))
+    return sorted(answers, key=lambda one: one.arrived_seconds)
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_mixed_lengths_wait_less_where_latencies_are_predicted(seed: int) -> None:
+    """Than by the default configuration, which counts requests and not their lengths."""
+    settled = NUM_REQUESTS // 3
+    usual = run_in_virtual_time(_answers(None, seed))[settled:]
+    learned = run_in_virtual_time(_answers(LEARNED, seed))[settled:]
+    assert {one.status for one in (*usual, *learned)} == {200}
+    assert fmean(one.seconds for one in learned) < fmean(one.seconds for one in usual)

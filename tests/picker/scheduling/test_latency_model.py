@@ -1,0 +1,171 @@
+"""The online model of latencies, held against laws that it does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from picker.scheduling.latency_model import (
+    MIN_SAMPLES,
+    MOST_MODELS,
+    TERMS,
+    Latency,
+    LatencyModel,
+    LatencyModels,
+    Load,
+    Request,
+)
+
+Sample = tuple[Request, Load]
+Law = Callable[[Sample], float]
+SIGMA = 0.2  # of the noise, lognormal: a perfect model is off by 16 % on average
+BEST_MAPE = 0.16
+
+
+def _load(prompt: float, cached: float = 0, pending: float = 0, waiting: int = 0) -> Load:
+    """Of tokens and requests; twenty run."""
+    uncached = (prompt - cached) / 1024
+    return Load(1.0, uncached, cached / 1024, pending / 1024, waiting / 8, 2.5, 0.3, 2.5 * uncached)
+
+
+def _sample(rng: Random) -> Sample:
+    """Short and long prompts, partly cached, at idle and at busy endpoints."""
+    prompt = rng.choice((100, 500, 2000, 8000)) * rng.uniform(0.5, 1.5)
+    load = _load(
+        prompt,
+        prompt * rng.choice((0, 0, 0.5, 0.9)),
+        rng.expovariate(1 / 2000),
+        max(0, rng.randint(-30, 20)),
+    )
+    running = rng.randint(0, 60) / 8
+    load = load._replace(
+        running=running, kv_usage=running / 8, uncached_running=load.uncached * running
+    )
+    return Request.of(int(prompt)), load
+
+
+def _ttft_ms(sample: Sample) -> float:
+    """20 prompt tokens a millisecond, attention, what waits, and a step."""
+    request, load = sample
+    work = 1024 * (load.uncached + load.pending)
+    attention = 2.6 * load.uncached * request.prompt
+    return 15 + work / 20 + attention + 320 * load.waiting + 2.4 * load.running
+
+
+class Trial:
+    """Owns a model that learns one request after the other, and how it did."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self.rng = Random(seed)
+        self.model = LatencyModel(TERMS[Latency.FIRST_TOKEN])
+        self.errors: list[float] = []
+        self.held: list[bool] = []
+        self.changes = 0
+
+    def run(self, samples: int, law: Law = _ttft_ms, endpoint: str = "a") -> None:
+        for _ in range(samples):
+            sample = request, load = _sample(self.rng)
+            seen = law(sample) * self.rng.lognormvariate(0, SIGMA)
+            said = self.model.predict(request, [load], [endpoint])
+            if said is not None:
+                self.errors.append(abs(said[0] - seen) / seen)
+                self.held.append(seen <= said[0] * self.model.p90_factor)
+            self.changes += self.model.learn(request, load, endpoint, seen)
+
+    def mape(self, last: int) -> float:
+        return sum(self.errors[-last:]) / last
+
+    def coverage(self, last: int) -> float:
+        return sum(self.held[-last:]) / last
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_it_is_as_good_as_the_noise_allows(seed: int) -> None:
+    """On the half that comes after what it has learned; nine of ten stay below the p90."""
+    trial = Trial(seed)
+    trial.run(2000)
+    assert trial.mape(last=1000) < 1.1 * BEST_MAPE
+    assert trial.coverage(last=1000) == pytest.approx(0.9, abs=0.03)
+    assert trial.changes == 0
+
+
+def test_it_says_nothing_before_it_has_seen_enough() -> None:
+    """And is of use from then on."""
+    trial = Trial()
+    trial.run(MIN_SAMPLES)
+    assert trial.errors == []
+    trial.run(MIN_SAMPLES)
+    assert trial.mape(last=MIN_SAMPLES) < 2 * BEST_MAPE
+
+
+@pytest.mark.parametrize("times", [0.3, 3.0])
+def test_a_law_that_changes_is_learned_anew(times: float) -> None:
+    """At once, and not bit by bit as the old samples fade."""
+    trial = Trial()
+    trial.run(1000)
+    trial.run(40, lambda sample: times * _ttft_ms(sample))
+    assert trial.changes == 1
+    trial.run(300, lambda sample: times * _ttft_ms(sample))
+    assert trial.mape(last=200) < 1.25 * BEST_MAPE
+    assert trial.coverage(last=200) == pytest.approx(0.9, abs=0.06)
+
+
+def test_a_slow_endpoint_is_told_from_the_others() -> None:
+    """Until it leaves: what comes under its name may be another one."""
+    trial = Trial()
+    for _ in range(300):
+        trial.run(1, endpoint="a")
+        trial.run(1, endpoint="b")
+        trial.run(1, lambda sample: 2 * _ttft_ms(sample), endpoint="slow")
+    request, load = Request.of(1000), _load(1000)
+
+    def ratio() -> float:
+        quick, slow = trial.model.predict(request, [load, load], ["a", "slow"]) or (1, 0)
+        return slow / quick
+
+    assert ratio() == pytest.approx(2.0, rel=0.1)
+    assert trial.mape(last=300) < 1.2 * BEST_MAPE
+    trial.model.forget("slow")
+    assert ratio() < 1.5
+
+
+def test_what_was_never_seen_is_not_predicted_to_take_no_time() -> None:
+    """A straight line leads below nothing."""
+    trial = Trial()
+    trial.run(200, lambda sample: 100 + 1000 * sample[1].kv_usage)
+    idle = Load(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, 0.0)
+    assert (trial.model.predict(Request.of(0), [idle], ["a"]) or [0])[0] > 0
+
+
+@pytest.mark.parametrize("latency", [0.0, -1.0, float("nan"), float("inf")])
+def test_what_is_no_latency_is_no_sample(latency: float) -> None:
+    """It would spoil the weights for good."""
+    model = LatencyModel(TERMS[Latency.WHOLE])
+    assert not model.learn(Request.of(1), _load(1), "a", latency)
+    assert model.num_samples == 0
+
+
+def test_each_model_and_each_latency_is_learned_on_its_own() -> None:
+    """Of so many models that clients cannot fill the memory with names."""
+    models, request, load = LatencyModels(), Request.of(100), _load(100)
+    for name, kind, latency in (
+        ("m", Latency.FIRST_TOKEN, 100.0),
+        ("m", Latency.PER_TOKEN, 10.0),
+        ("n", Latency.FIRST_TOKEN, 900.0),
+    ):
+        for _ in range(MIN_SAMPLES):
+            models.learning(name, kind).learn(request, load, "a", latency)
+
+    def said(name: str, kind: Latency) -> float | None:
+        model = models.get(name, kind)
+        return None if model is None else (model.predict(request, [load], ["a"]) or [0])[0]
+
+    assert said("m", Latency.FIRST_TOKEN) == pytest.approx(100.0, rel=0.01)
+    assert said("m", Latency.PER_TOKEN) == pytest.approx(10.0, rel=0.01)
+    assert said("n", Latency.FIRST_TOKEN) == pytest.approx(900.0, rel=0.01)
+    assert said("n", Latency.PER_TOKEN) is None
+    for number in range(MOST_MODELS):
+        models.learning(f"made up {number}", Latency.WHOLE)
+    assert said("m", Latency.FIRST_TOKEN) is None
