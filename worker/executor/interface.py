@@ -62,6 +62,27 @@ class Executor(Protocol):
         ...
 
 
+class KvMemory(Protocol):
+    """An executor whose KV can move: it carries out `SchedulerOutput.kv_loads`."""
+
+    @property
+    def kv_shape(self) -> tuple[str, int, int, int]:
+        """Number format, layers, KV heads and numbers of a head of its cache."""
+        ...
+
+    @property
+    def rope_sample(self) -> bytes:
+        """What positions do to keys, as far as that depends on flags."""
+        ...
+
+    def read_kv(self, blocks: Sequence[int], num_tokens: int) -> memoryview:
+        """A copy, on the host, of the KV of the first tokens in `blocks`: [num_tokens, layers, 2,
+        kv_heads, head_dim], as bytes. A step may run that writes to other slots. Raises
+        `DeviceMemoryError`.
+        """
+        ...
+
+
 def execute(executor: Executor, step: SchedulerOutput) -> ModelOutput:
     """Run one step to its end."""
     return executor.submit(step).collect()

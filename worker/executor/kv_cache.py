@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -15,6 +15,7 @@ from worker.config import EngineConfig
 from worker.errors import ConfigError
 from worker.executor.memory import DeviceMemory
 from worker.models.config import ModelConfig
+from worker.types import KvLoad
 
 # On a CPU the cache is this much, or what the context needs, up to a share of the memory.
 _CPU_DEFAULT_BYTES = 1 << 30
@@ -149,6 +150,34 @@ def copy_blocks(cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
                 layer[destination].copy_(block)
     else:
         cache[:, pairs[:, 1]] = read
+
+
+def read_tokens(cache: Tensor, blocks: Sequence[int], num_tokens: int) -> memoryview:
+    """The KV of the first tokens in `blocks`, token by token, as bytes on the host: [num_tokens,
+    layers, 2, kv_heads, head_dim].
+    """
+    layers, _, _, heads, size, dim = cache.shape
+    index = torch.tensor(blocks, dtype=torch.int64, device=cache.device)
+    rows = torch.empty((len(blocks), size, layers, 2, heads, dim), dtype=cache.dtype)
+    for number, layer in enumerate(cache):  # one by one: the device needs room for one alone
+        rows[:, :, number] = layer[index].permute(0, 3, 1, 2, 4).to("cpu")
+    kept = rows.view(-1, layers, 2, heads, dim)[:num_tokens]
+    return memoryview(kept.view(torch.uint8).flatten().numpy())
+
+
+def write_tokens(cache: Tensor, load: KvLoad) -> None:
+    """Write what `read_tokens` gave, of an engine with blocks of any size."""
+    layers, _, _, heads, size, dim = cache.shape
+    rows = torch.frombuffer(load.data, dtype=cache.dtype).view(-1, layers, 2, heads, dim)
+    num_full, rest = divmod(len(rows), size)
+    full = rows[: num_full * size].view(num_full, size, layers, 2, heads, dim)
+    index = torch.tensor(load.blocks[:num_full], dtype=torch.int64, device=cache.device)
+    for number, layer in enumerate(cache):
+        if num_full:
+            layer[index] = full[:, :, number].permute(0, 2, 3, 1, 4).to(cache.device)
+        if rest:
+            tail = rows[num_full * size :, number].permute(1, 2, 0, 3).to(cache.device)
+            layer[load.blocks[num_full], :, :, :rest] = tail
 
 
 Read = Callable[[str], str | None]
