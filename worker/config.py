@@ -178,10 +178,10 @@ class KvTransferConfig:
     """`--kv-transfer-config`, field names and defaults those of vLLM where it has them.
 
     The engine listens on `kv_ip`:`kv_port` (0: a free one), and tells others this address; so it is
-    one that they can reach. KV for others is kept for `kv_lease_duration` seconds, of `kv_buffer_size`
-    bytes at most; as many may be on their way here. A transfer that takes longer than
-    `kv_transfer_timeout` seconds is given up. `key_file` has the key that engines share (None: that
-    in the environment, see `worker.kv.tcp`).
+    one that they can reach. KV for others is kept for `kv_lease_duration` seconds, and is of
+    `kv_buffer_size` bytes at most; as many may be on their way here. A transfer that takes longer
+    than `kv_transfer_timeout` seconds is given up. `key_file` has the key that engines share
+    (None: that in the environment, see `worker.kv.tcp`).
     """
 
     kv_connector: str = "TcpConnector"

@@ -227,9 +227,20 @@ class KvOffer(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True, slots=True)
+class KvPart:
+    """KV that has arrived from another engine: of the tokens `start` to `end` − 1 of a prompt, as
+    bytes [tokens, layers, 2 (K, V), kv_heads, head_dim].
+    """
+
+    start: int
+    end: int
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
 class KvLoad:
-    """KV from elsewhere, for consecutive tokens from the beginning of the first of `blocks`: bytes
-    [tokens, layers, 2 (K, V), kv_heads, head_dim]. The last block may be filled in part.
+    """Some of a `KvPart`, for consecutive tokens from the beginning of the first of `blocks`. The
+    last one may be filled in part.
     """
 
     blocks: tuple[int, ...]

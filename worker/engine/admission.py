@@ -110,7 +110,11 @@ class Admitter:
                 break
             if only_begun and sequence.scheduled_seconds is None:
                 continue
-            if sequence.is_awaiting_kv or sequence.is_compiling or not self._has_adapter(walk, sequence):
+            if (
+                sequence.is_awaiting_kv
+                or sequence.is_compiling
+                or not self._has_adapter(walk, sequence)
+            ):
                 continue
             if not self._may_go_on(walk, sequence):
                 break

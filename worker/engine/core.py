@@ -173,6 +173,8 @@ class EngineCore:
         """Give the device back. Idempotent."""
         if self._grammars is not None:
             self._grammars.shutdown()
+        if self._scheduler.remote is not None:
+            self._scheduler.remote.close()
         self._pipeline.shutdown()
 
     def _submit(self) -> bool:

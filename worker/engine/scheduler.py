@@ -50,6 +50,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence as Seq
 
+import msgspec
+
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine import policies
 from worker.engine.adapters import AdapterSlots
@@ -180,23 +182,22 @@ class Scheduler:
             num_hash_collisions=blocks.num_hash_collisions,
             loaded_adapters=() if self.adapters is None else self.adapters.loaded,
             awaited_adapters=self._awaited_adapters(),
-            **self._remote_stats(),
         )
+        if self.remote is not None:
+            stats = self._with_transfers(stats, self.remote)
         return stats if self._speculation is None else self._speculation.stats(stats)
 
-    def _remote_stats(self) -> dict[str, int]:
-        if self.remote is None:
-            return {}
-        counts = self.remote.counts
+    def _with_transfers(self, stats: EngineStats, remote: RemoteKv) -> EngineStats:
         pulls = [s.kv_pull.done for s in self._live.waiting if s.kv_pull is not None]
-        return {
-            "num_kv_fetching": pulls.count(False),
-            "num_kv_fetched": pulls.count(True),
-            "num_failed_kv_transfers": counts.num_failed,
-            "num_expired_kv_transfers": self.remote.num_expired,
-            "kv_bytes_sent": counts.num_bytes_sent,
-            "kv_bytes_received": counts.num_bytes_received,
-        }
+        return msgspec.structs.replace(
+            stats,
+            num_kv_fetching=pulls.count(False),
+            num_kv_fetched=pulls.count(True),
+            num_failed_kv_transfers=remote.counts.num_failed,
+            num_expired_kv_transfers=remote.num_expired,
+            kv_bytes_sent=remote.counts.num_bytes_sent,
+            kv_bytes_received=remote.counts.num_bytes_received,
+        )
 
     def _awaited_adapters(self) -> tuple[str, ...]:
         if self.adapters is None:

@@ -17,6 +17,7 @@ from worker.types import (
     Draw,
     FinishReason,
     KvOffer,
+    KvPart,
     Pooling,
     SampleSpec,
     SamplingParams,
@@ -32,19 +33,11 @@ class SequenceState(Enum):
     FINISHED = auto()
 
 
-class KvReceived(Protocol):
-    """KV that has arrived: of the tokens `start` to `end` − 1 of a prompt."""
-
-    start: int
-    end: int
-    data: memoryview
-
-
 class Pull(Protocol):
     """KV on its way from another engine. `part` is there once it is `done`; None: it failed."""
 
     done: bool
-    part: KvReceived | None
+    part: KvPart | None
 
     def close(self) -> None:
         """End it, and give up what has arrived. Idempotent."""

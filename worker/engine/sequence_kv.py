@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from worker.config import CacheConfig
 from worker.engine.block_hash import BlockHasher, PartialBlock, extra_keys
 from worker.engine.block_manager import BlockManager, PrefixHit
-from worker.engine.sequence import KvReceived, Sequence, SequenceState
+from worker.engine.sequence import Sequence, SequenceState
 from worker.errors import IntegrityError
-from worker.types import KvLoad
+from worker.types import KvLoad, KvPart
 
 
 class SequenceKv:
@@ -58,7 +58,7 @@ class SequenceKv:
         sequence.num_written = hit.num_tokens - hit.num_loaded
         return True
 
-    def load(self, sequence: Sequence, hit: PrefixHit, part: KvReceived) -> None:
+    def load(self, sequence: Sequence, hit: PrefixHit, part: KvPart) -> None:
         """Have the next step write what has arrived into the blocks that a sequence was admitted
         with. It can be hit by others when that step's results are there.
         """

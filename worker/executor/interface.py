@@ -71,8 +71,8 @@ class KvMemory(Protocol):
         ...
 
     @property
-    def rope_sample(self) -> bytes:
-        """What positions do to keys, as far as that depends on flags."""
+    def kv_facts(self) -> tuple[object, ...]:
+        """What else its KV depends on, besides the weights."""
         ...
 
     def read_kv(self, blocks: Sequence[int], num_tokens: int) -> memoryview:
@@ -133,7 +133,7 @@ class HostExecutor(Executor):
     def submit(self, step: SchedulerOutput) -> Ticket:
         """Run the step; without sequences whose pending token was not drawn."""
         known = _with_tokens(step, self._previous)
-        is_empty = not known.sequences and not known.block_copies
+        is_empty = not (known.sequences or known.block_copies or known.kv_loads)
         self._previous = ModelOutput({}) if is_empty else self.execute(known)
         return Finished(self._previous)
 
@@ -147,7 +147,7 @@ def _with_tokens(step: SchedulerOutput, previous: ModelOutput) -> SchedulerOutpu
             sequences.append(sequence)
         elif drawn := previous.sampled.get(sequence.seq_id):
             sequences.append(with_token(sequence, drawn[0].token_id))
-    return SchedulerOutput(step.step, tuple(sequences), step.block_copies)
+    return replace(step, sequences=tuple(sequences))
 
 
 def with_token(sequence: ScheduledSequence, token_id: int) -> ScheduledSequence:

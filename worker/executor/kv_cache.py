@@ -162,7 +162,7 @@ def read_tokens(cache: Tensor, blocks: Sequence[int], num_tokens: int) -> memory
     for number, layer in enumerate(cache):  # one by one: the device needs room for one alone
         rows[:, :, number] = layer[index].permute(0, 3, 1, 2, 4).to("cpu")
     kept = rows.view(-1, layers, 2, heads, dim)[:num_tokens]
-    return memoryview(kept.view(torch.uint8).flatten().numpy())
+    return kept.reshape(-1).view(torch.uint8).numpy().data
 
 
 def write_tokens(cache: Tensor, load: KvLoad) -> None:

@@ -146,10 +146,10 @@ class ModelRunner:
         return str(cache.dtype).removeprefix("torch."), layers, heads, dim
 
     @property
-    def rope_sample(self) -> bytes:
-        """As `KvMemory` says: the angles of the first position."""
+    def kv_facts(self) -> tuple[object, ...]:
+        """As `KvMemory` says: the format of activations, and what a position does to a key."""
         model, _ = self._awake()
-        return model.rope.cos[1:2].float().cpu().numpy().tobytes()
+        return str(model.dtype), model.rope.cos[1:2].float().cpu().numpy().tobytes()
 
     @torch.inference_mode()
     def read_kv(self, blocks: Sequence[int], num_tokens: int) -> memoryview:

@@ -1,3 +1,3 @@
-"""KV that moves between engines: what it is of, who may have it, and its way over TCP. No scheduling
-decisions and no tensors.
+"""KV that moves between engines: what it is of, who may have it, its way over TCP. Tensors and
+scheduling are elsewhere.
 """

@@ -43,7 +43,7 @@ from worker.kv.wire import (
     body_size,
     checksum,
 )
-from worker.types import KvOffer, KvSource
+from worker.types import KvOffer, KvPart, KvSource
 
 logger = logging.getLogger(__name__)
 
@@ -79,15 +79,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-@dataclass(frozen=True, slots=True)
-class KvPart:
-    """KV that has arrived: of the tokens `start` to `end` − 1 of a prompt."""
-
-    start: int
-    end: int
-    data: memoryview
 
 
 class TcpPull:
@@ -160,9 +151,7 @@ class TcpConnector:
         transfer_id = f"{request_id}-{uuid.uuid4().hex[:8]}"
         now, lease = time.monotonic(), self._config.kv_lease_duration
         with self._lock:
-            if not self._kept.keep(
-                transfer_id, KeptKv(digest, num_tokens, data, now + lease), now
-            ):
+            if not self._kept.keep(transfer_id, KeptKv(digest, num_tokens, data, now + lease), now):
                 logger.warning("KV of %d bytes is more than kv_buffer_size", data.nbytes)
                 return None
         source = KvSource(self._config.kv_ip, self.port, self.engine_id, transfer_id, num_tokens)
