@@ -183,10 +183,11 @@ class Results:
 
     def _end_well(self, sequence: Sequence) -> KvOffer | None:
         """End a sequence that has its answer; where its KV is, if that is kept for another."""
-        offer, blocks = None, self._kv.blocks
-        is_there = sequence.state is SequenceState.RUNNING  # else it was preempted
-        if self._remote is not None and sequence.request.keeps_kv and is_there:
-            offer = self._remote.offer(sequence, blocks.table(sequence.seq_id))
+        request, offer = sequence.request, None
+        has_blocks = sequence.state is SequenceState.RUNNING
+        if self._remote is not None and request.keeps_kv and has_blocks and sequence.index == 0:
+            table = self._kv.blocks.table(sequence.seq_id)
+            offer = self._remote.offer(sequence, table)
         self.end(sequence)
         return offer
 
