@@ -246,6 +246,12 @@ def _worker(argv: list[str]) -> int:
     return worker_main(argv)
 
 
+def _sidecar(argv: list[str]) -> int:
+    from fleet.sidecar import sidecar_command
+
+    return sidecar_command(argv)
+
+
 def _picker(argv: list[str]) -> int:
     from picker.cli.flags import options_of
     from picker.errors import ConfigError
@@ -428,6 +434,7 @@ _HELP = {
     "bench": "measure an endpoint under load",
     "doctor": "find the problems of an installation, and their fixes",
     "worker": "serve one model over the OpenAI API",
+    "sidecar": "have prompts run by prefill workers, in front of a decode worker",
     "picker": "run an endpoint picker for Envoy",
     "config": "write, check or show a picker's configuration",
     "replay": "repeat recorded decisions, also with another configuration",
@@ -447,6 +454,7 @@ _ADD_FLAGS = {
 _FLAGS_IN = {
     "up": "fleet.up_flags",
     "worker": "worker.flags",
+    "sidecar": "fleet.sidecar_flags",
     "picker": "picker.cli.flags",
     "train-draft": "worker.training.flags",
     "config": "fleet.config_flags",
@@ -467,6 +475,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "bench": _bench,
     "doctor": _doctor,
     "worker": _worker,
+    "sidecar": _sidecar,
     "picker": _picker,
     "config": _config,
     "replay": _replay,

@@ -362,9 +362,7 @@ class _Channel:
         while data:
             size = await self._loop.sock_recv_into(self._connection, data)
             if not size:
-                raise KvTransferError(
-                    "the connection ended early: the other end stopped, or it has another key"
-                )
+                raise KvTransferError("the other end hung up: it stopped, or it has another key")
             data = data[size:]
 
 

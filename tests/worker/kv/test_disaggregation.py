@@ -26,7 +26,7 @@ from worker.kv.content import KvShape
 from worker.kv.tcp import TcpConnector
 from worker.types import EngineStats, FinishReason, KvSource, SamplingParams
 
-NUM_BLOCKS = 96
+NUM_BLOCKS = 256
 NGRAM = SpeculativeConfig("ngram", 3, prompt_lookup_min=1, prompt_lookup_max=3)
 
 
