@@ -159,6 +159,11 @@ def _up(argv: list[str]) -> int:
         "startup_seconds": given.pop("startup_timeout"),
         "drain_seconds": given.pop("drain_timeout"),
     }
+    prefill, decode = given.pop("prefill"), given.pop("decode")
+    if (prefill is None) is not (decode is None):
+        raise UsageError("--prefill and --decode go together: give both, or neither")
+    if prefill is not None:
+        given |= {"prefill": prefill, "workers": prefill + decode}
     options = FleetOptions(**given)
     with _progress() as progress:
         return up(options, say, progress)

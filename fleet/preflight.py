@@ -46,6 +46,8 @@ def check_options(options: FleetOptions) -> None:
             f"--workers is between 1 and {MOST_WORKERS}, not {options.workers}: each one is two "
             "processes of at least 50 MB together"
         )
+    if options.prefill and options.engine == "sim":
+        raise UsageError("--prefill takes --engine torch: a simulator has no KV to hand over")
     needed = PORTS_OF_A_PICKER + options.workers
     if options.port + needed > LAST_PORT:
         raise UsageError(
