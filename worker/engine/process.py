@@ -220,7 +220,7 @@ class Server:
         while True:
             if not self._core.has_work:
                 self._pulse.idle()
-                self._channel.wait()
+                self._channel.wait(self._core.idle_seconds)
                 self._speculation_log.resume(time.monotonic())
             elif self._core.is_compiling:
                 self._channel.wait(_COMPILING_SECONDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Protocol
@@ -57,6 +58,11 @@ class RemoteKv:
     def num_expired(self) -> int:
         """What was kept for others and not taken."""
         return self._connector.num_expired
+
+    @property
+    def totals(self) -> tuple[int, ...]:
+        """All counts: these change while the engine has nothing to do."""
+        return (self.num_expired, *dataclasses.astuple(self.counts))
 
     def begin(self, sequence: Sequence, num_local: int) -> int:
         """A sequence has come, of which the prefix cache has `num_local` tokens: take the KV of the

@@ -97,7 +97,7 @@ class ModelRunner:
             if self._drafter is not None:
                 self._drafter.copy_blocks(step.block_copies)
         for load in step.kv_loads:
-            write_tokens(cache, load)
+            write_tokens(cache, load, model.native is not None)
         adapted = None
         if self._adapters is not None:
             self._adapters.put(step.adapters)
@@ -154,9 +154,9 @@ class ModelRunner:
     @torch.inference_mode()
     def read_kv(self, blocks: Sequence[int], num_tokens: int) -> memoryview:
         """As `KvMemory` says."""
-        _, cache = self._awake()
+        model, cache = self._awake()
         try:
-            return read_tokens(cache, blocks, num_tokens)
+            return read_tokens(cache, blocks, num_tokens, model.native is not None)
         except torch.OutOfMemoryError as error:
             raise DeviceMemoryError(str(error)) from None
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from tiny_checkpoint import save_checkpoint
 from tiny_llama import TINY, tiny_llama
 
 from worker.config import CacheConfig, KvTransferConfig, SchedulerConfig, SpeculativeConfig
@@ -24,9 +25,26 @@ from worker.executor.kv_cache import allocate
 from worker.executor.model_runner import ModelRunner
 from worker.kv.content import KvShape
 from worker.kv.tcp import TcpConnector
+from worker.models.llama import LlamaModel
+from worker.models.loader import load_model
+from worker.ops.cpu.native import open_kernels
 from worker.types import EngineStats, FinishReason, KvSource, SamplingParams
 
 NUM_BLOCKS = 256
+NATIVE = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 61,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
 NGRAM = SpeculativeConfig("ngram", 3, prompt_lookup_min=1, prompt_lookup_max=3)
 
 
@@ -42,11 +60,12 @@ class Engine:
         speculative: SpeculativeConfig | None = None,
         overlap: bool = False,
         key: bytes = b"k",
+        model: LlamaModel | None = None,
         **transfer: Any,
     ) -> None:
-        model = tiny_llama()
+        model = model or tiny_llama()
         num_blocks = NUM_BLOCKS * 4 // block_size
-        sizes = (num_blocks, block_size, TINY, dtype, torch.device("cpu"))
+        sizes = (num_blocks, block_size, model.config, dtype, torch.device("cpu"))
         runner = ModelRunner(model, lambda: model, lambda: allocate(*sizes))
         name, *shape = runner.kv_shape
         self.connector = TcpConnector(
@@ -101,6 +120,19 @@ def engines() -> Iterator[Callable[..., Engine]]:
             return engine
 
         yield make
+
+
+@pytest.fixture(scope="module")
+def native_model(tmp_path_factory: pytest.TempPathFactory) -> LlamaModel:
+    """One whose layers run natively, with keys that lie across in its cache."""
+    kernels = open_kernels(1)
+    if kernels is None:
+        pytest.skip("the native kernels are not built")
+    path = tmp_path_factory.mktemp("native")
+    save_checkpoint(path, NATIVE)
+    model = load_model(path, torch.float32, torch.device("cpu"), 256, kernels=kernels)
+    assert model.native is not None
+    return model
 
 
 def requests(count: int, seed: int = 0) -> list[AddRequest]:
@@ -174,7 +206,7 @@ def test_two_engines_answer_as_one(
     """Greedy and seeded, with prefix hits on both sides, in chunks, with speculation, with blocks
     of different sizes; the first computes each prompt, the second less than a block of it.
     """
-    asked = requests(20)
+    asked = requests(12)
     alone = engines(dtype=here.get("dtype", torch.float32))
     expected = tokens(alone.run(*asked))
     first, second = engines(**here), engines(**there)
@@ -196,6 +228,19 @@ def test_200_requests(engines: Callable[..., Engine]) -> None:
     first, second = engines(overlap=True), engines(overlap=True)
     assert both_legs(first, second, asked, batch=200) == expected
     assert second.stats.num_failed_kv_transfers == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_native_engines_answer_as_one(
+    engines: Callable[..., Engine], native_model: LlamaModel, dtype: torch.dtype
+) -> None:
+    """With blocks of another size, so that keys lie differently in each."""
+    asked = requests(12, seed=3)
+    how = {"model": native_model, "dtype": dtype}
+    expected = tokens(engines(**how).run(*asked))
+    second = engines(**how, block_size=16)
+    assert both_legs(engines(**how, block_size=8), second, asked) == expected
+    assert second.stats.external_cache_hits > 0
 
 
 @pytest.mark.parametrize("when", ["before", "kept", "gone", "other key", "other tokens"])
