@@ -252,6 +252,7 @@ def _worker(argv: list[str]) -> int:
 
 
 def _sidecar(argv: list[str]) -> int:
+    parser_of("sidecar").parse_args(argv)
     from fleet.sidecar import sidecar_command
 
     return sidecar_command(argv)

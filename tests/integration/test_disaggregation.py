@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import pytest
 from aiohttp import web
 from running_worker import Worker, running_worker
 
 from fleet.sidecar import KEEP_KV, Sidecar, SidecarOptions, new_session, runner_of
+
+pytestmark = pytest.mark.soak
 
 PATH = "/v1/completions"
 PROMPTS = [f"{n}: " + " ".join(f"{i} and {i + n}," for i in range(40)) for n in range(1, 9)]
@@ -45,12 +49,13 @@ async def test_answers_are_the_same_whatever_becomes_of_the_prefill(model_path: 
     flags = ["--model", str(model_path), "--kv-cache-memory-bytes", "100000000"]
     flags += ["--max-model-len", "1024", "--kv-transfer-config"]
     async with AsyncExitStack() as stack:
-        first, second = [
-            await stack.enter_async_context(
+        starting = [
+            stack.enter_async_context(
                 running_worker(*flags, json.dumps({"kv_role": role, **transfer}))
             )
             for role in ("kv_producer", "kv_consumer")
         ]
+        first, second = await asyncio.gather(*starting)
         alone = [await said(first, "", prompt) for prompt in PROMPTS]
         named = {"x-prefiller-host-port": str(first.http.base_url.netloc.decode())}
         session = await stack.enter_async_context(new_session())
