@@ -99,6 +99,8 @@ class RemoteKv:
     def offer(self, sequence: Sequence, table: Seq[int]) -> KvOffer | None:
         """A sequence has ended whose KV is asked for: where it can be had, if it could be kept."""
         num_tokens = min(sequence.num_written, sequence.num_prompt)
+        if not num_tokens:
+            return None
         blocks = tuple(table[: -(-num_tokens // self._block_size)])
         try:
             data = self._read(blocks, num_tokens)
