@@ -94,6 +94,12 @@ class FleetOptions:
     startup_seconds: float = 120.0
     drain_seconds: float = 10.0
 
+    @property
+    def num_ports(self) -> int:
+        """Those that the parts behind Envoy listen on."""
+        num_sidecars = self.workers - self.prefill if self.prefill else 0
+        return PORTS_OF_A_PICKER + self.workers + num_sidecars
+
 
 @dataclass(frozen=True, slots=True)
 class Site:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fleet.command_line import LAST_PORT, Parser
 from fleet.errors import FleetError, UsageError
-from fleet.plan import PORTS_OF_A_PICKER, FleetOptions, Plan
+from fleet.plan import FleetOptions, Plan
 from fleet.ports import require_free
 from picker.cli import flags as picker_flags
 from picker.config.build import BuildOptions
@@ -48,7 +48,7 @@ def check_options(options: FleetOptions) -> None:
         )
     if options.prefill and options.engine == "sim":
         raise UsageError("--prefill takes --engine torch: a simulator has no KV to hand over")
-    needed = PORTS_OF_A_PICKER + options.workers
+    needed = options.num_ports
     if options.port + needed > LAST_PORT:
         raise UsageError(
             f"--port {options.port} leaves no room for the {needed} ports behind it: take "

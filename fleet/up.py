@@ -123,9 +123,7 @@ def _folder(say: Say) -> Iterator[Path]:
 
 
 def _site(options: FleetOptions, folder: Path, gpus: Iterable[devices.Gpu]) -> Site:
-    num_decoders = options.workers - options.prefill if options.prefill else 0
-    num_ports = PORTS_OF_A_PICKER + options.workers + num_decoders
-    ports = free_ports("127.0.0.1", num_ports, options.port + 1)
+    ports = free_ports("127.0.0.1", options.num_ports, options.port + 1)
     first_decoder = PORTS_OF_A_PICKER + options.workers
     has_memory = os.access(_SHARED_MEMORY, os.W_OK)
     return Site(

@@ -36,12 +36,13 @@ def build_parser() -> Parser:
 
 def _add_workers(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--workers", type=count, default=2, metavar="N", help="number of workers, at most 256")
+    either = group.add_mutually_exclusive_group().add_argument
+    either("--workers", type=count, default=2, metavar="N", help="number of workers, at most 256")
     text = (
         "in place of --workers: so many workers that run long prompts for those of --decode, and"
         " hand the KV over (default: every worker does both)"
     )
-    add("--prefill", type=count, metavar="N", help=text)
+    either("--prefill", type=count, metavar="N", help=text)
     text = "in place of --workers: so many workers that answer, each behind a sidecar"
     add("--decode", type=count, metavar="N", help=text)
     text = "torch runs a model; sim simulates one, without weights and torch"
