@@ -387,6 +387,7 @@ def _invitation(url: str, model: str) -> str:
     body = {
         "model": model,
         "stream": True,
+        "max_tokens": 200,
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
     }
     return (

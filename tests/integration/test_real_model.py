@@ -53,9 +53,9 @@ async def the_printed_curl_streams(fleet: Fleet) -> None:
     printed = fleet.output[fleet.output.index("curl -N") :]
     readme = example("bash", "curl -N").replace("http://127.0.0.1:8080", fleet.url)
     # Else the answer is one of chance, which may end sooner.
-    options = '"stream": true, "max_tokens": 8, "ignore_eos": true, "temperature": 0'
+    options = '"max_tokens": 8, "ignore_eos": true, "temperature": 0'
     for command in (printed, readme):
-        short = command.replace('"stream": true', options)
+        short = command.replace('"max_tokens": 200', options)
         frames = (await output_of("bash", "-c", short)).strip().split("\n\n")
         assert frames[-1] == "data: [DONE]"
         deltas = [json.loads(f.removeprefix("data: "))["choices"][0] for f in frames[:-1]]
