@@ -159,6 +159,11 @@ def _up(argv: list[str]) -> int:
         "startup_seconds": given.pop("startup_timeout"),
         "drain_seconds": given.pop("drain_timeout"),
     }
+    prefill, decode = given.pop("prefill"), given.pop("decode")
+    if (prefill is None) is not (decode is None):
+        raise UsageError("--prefill and --decode go together: give both, or neither")
+    if prefill is not None:
+        given |= {"prefill": prefill, "workers": prefill + decode}
     options = FleetOptions(**given)
     with _progress() as progress:
         return up(options, say, progress)
@@ -244,6 +249,13 @@ def _worker(argv: list[str]) -> int:
     from worker.__main__ import main as worker_main
 
     return worker_main(argv)
+
+
+def _sidecar(argv: list[str]) -> int:
+    parser_of("sidecar").parse_args(argv)
+    from fleet.sidecar import sidecar_command
+
+    return sidecar_command(argv)
 
 
 def _picker(argv: list[str]) -> int:
@@ -457,6 +469,7 @@ _HELP = {
     "fit": "make a simulated worker of a run of bench",
     "doctor": "find the problems of an installation, and their fixes",
     "worker": "serve one model over the OpenAI API",
+    "sidecar": "have prompts run by prefill workers, in front of a decode worker",
     "picker": "run an endpoint picker for Envoy",
     "config": "write, check or show a picker's configuration",
     "replay": "repeat recorded decisions, also with another configuration",
@@ -476,6 +489,7 @@ _ADD_FLAGS = {
 _FLAGS_IN = {
     "up": "fleet.up_flags",
     "worker": "worker.flags",
+    "sidecar": "fleet.sidecar_flags",
     "picker": "picker.cli.flags",
     "train-draft": "worker.training.flags",
     "config": "fleet.config_flags",
@@ -502,6 +516,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "fit": _fit,
     "doctor": _doctor,
     "worker": _worker,
+    "sidecar": _sidecar,
     "picker": _picker,
     "config": _config,
     "replay": _replay,

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -13,7 +14,14 @@ from fleet import probe
 from fleet.envoy.bootstrap import build, endpoints_document, pickers_document, to_yaml
 from fleet.envoy.settings import SocketAddress
 from fleet.errors import FleetError
-from fleet.plan import EnvoyPlan, PickerPlan, Plan, WorkerPlan, endpoints_yaml
+from fleet.plan import (
+    DISAGGREGATED_CONFIG,
+    EnvoyPlan,
+    PickerPlan,
+    Plan,
+    WorkerPlan,
+    endpoints_yaml,
+)
 from fleet.process import Child, Program, Reaper
 
 Say = Callable[[str], None]
@@ -46,6 +54,11 @@ class Members:
         self._guard, self._say = guard, say
         self._made: list[Child] = []
         self.workers = [self.new_worker(one) for one in layout.workers]
+        self.sidecars = [
+            self._made_of(one.plan, one.plan.sidecar, partial(_serves, one.plan))
+            for one in self.workers
+            if one.plan.sidecar is not None
+        ]
         self.picker = self.new_picker(layout.picker())
         self.envoy = self.new_envoy(layout.envoy())
 
@@ -57,7 +70,7 @@ class Members:
 
     def new_worker(self, plan: WorkerPlan) -> Worker:
         """One that is not started yet, as those of the next two."""
-        return self._made_of(plan, plan.program, lambda: probe.until(plan.address, "/health"))
+        return self._made_of(plan, plan.program, partial(_serves, plan))
 
     def new_picker(self, plan: PickerPlan) -> Picker:
         return self._made_of(plan, plan.program, lambda: probe.until(plan.http, "/readyz"))
@@ -82,6 +95,10 @@ class Members:
     def kill(self) -> None:
         for child in self.children:
             child.kill()
+
+
+async def _serves(plan: WorkerPlan) -> None:
+    await probe.until(plan.address, "/health")
 
 
 def write_bootstrap(plan: EnvoyPlan) -> None:
@@ -116,7 +133,8 @@ async def _contained(child: Child) -> None:
 
 
 class Rotation:
-    """Which parts take requests: the three files that the picker and Envoy follow.
+    """Which parts take requests: the three files that the picker and Envoy follow; and by what
+    rule, where workers have roles.
 
     Each is written as a whole: a reader sees what was or what is.
     """
@@ -126,8 +144,13 @@ class Rotation:
 
     def endpoints(self, workers: Mapping[str, SocketAddress]) -> None:
         """The picker sends requests to these workers, by name."""
-        text = endpoints_yaml(workers, self._plan.options.objectives)
+        text = endpoints_yaml(workers, self._plan.options.objectives, self._plan.roles)
         _replace(self._plan.endpoints_path, text)
+
+    def config(self) -> None:
+        """The picker's configuration, where it is not the user's or its own."""
+        if self._plan.disaggregated_path is not None:
+            _replace(self._plan.disaggregated_path, DISAGGREGATED_CONFIG)
 
     def pool(self, workers: Iterable[SocketAddress]) -> None:
         """Envoy sends requests to these workers and no others, picked or not."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import yaml
 
@@ -16,12 +18,42 @@ from fleet.envoy.settings import BootstrapConfig, Mechanism, PipeAddress, Socket
 from fleet.errors import FleetError
 from fleet.process import Program
 from worker import speculation_flags
+from worker.kv.tcp import KEY_VARIABLE
 
+_NONE: Mapping[str, str] = MappingProxyType({})
 _LOOPBACK = "127.0.0.1"
 PORTS_OF_A_PICKER = 3  # ext_proc, health, HTTP
 # An old Envoy is ended by us when its time is over; by its successor only should we have vanished.
 _PARENT_OVERTIME_SECONDS = 60
 _ENVOYS_AT_ONCE = 3  # that Envoy gives addresses to
+_ROLE_LABEL = "llm-d.ai/role"
+# Prompts go to a prefill worker when at least so much of them is to be computed.
+DISAGGREGATED_CONFIG = """\
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- {type: disagg-profile-handler, parameters: {deciders: {prefill: prefix-based-pd-decider}}}
+- {type: prefix-based-pd-decider, parameters: {nonCachedTokens: 256}}
+- {type: prefill-filter}
+- {type: decode-filter}
+- {type: queue-scorer}
+- {type: kv-cache-utilization-scorer}
+- {type: prefix-cache-scorer}
+- {type: metrics-data-source}
+- {type: core-metrics-extractor}
+schedulingProfiles:
+- name: prefill
+  plugins:
+  - {pluginRef: prefill-filter}
+  - {pluginRef: queue-scorer, weight: 2}
+  - {pluginRef: prefix-cache-scorer, weight: 3}
+- name: decode
+  plugins:
+  - {pluginRef: decode-filter}
+  - {pluginRef: queue-scorer, weight: 2}
+  - {pluginRef: kv-cache-utilization-scorer, weight: 2}
+  - {pluginRef: prefix-cache-scorer, weight: 3}
+"""
 # Of what is available, for the KV caches of all workers: they size them at about the same time,
 # before any has loaded weights or filled its cache.
 _MEMORY_SHARE = 0.5
@@ -36,10 +68,12 @@ class FleetOptions:
     YAML documents, see `objectives.read_objectives`. `worker_args` are added to every worker's
     command line. `buffer_request_body` and `trust_control_headers` are those of `BootstrapConfig`,
     `allow_experimental_plugins` and `decision_header` are the picker's flags. `devices` is what
-    `devices.choose` takes.
+    `devices.choose` takes. Of the `workers` the first `prefill` only run prompts for the others;
+    0: every worker does both.
     """
 
     workers: int = 2
+    prefill: int = 0
     engine: str = "torch"
     model: str | None = None
     dtype: str | None = None
@@ -60,13 +94,20 @@ class FleetOptions:
     startup_seconds: float = 120.0
     drain_seconds: float = 10.0
 
+    @property
+    def num_ports(self) -> int:
+        """Those that the parts behind Envoy listen on."""
+        num_sidecars = self.workers - self.prefill if self.prefill else 0
+        return PORTS_OF_A_PICKER + self.workers + num_sidecars
+
 
 @dataclass(frozen=True, slots=True)
 class Site:
     """Where this machine lets the fleet live: a private folder, free ports, cores, GPUs, the proxy.
 
     `hot_restart_id` is a number by which one Envoy of this fleet finds the next, of at most 27
-    bits; None where the machine has no shared memory for that.
+    bits; None where the machine has no shared memory for that. `decoder_ports` are those of decode
+    workers, whose place in `worker_ports` a sidecar takes; `kv_key` is what they share.
     """
 
     folder: Path
@@ -76,12 +117,17 @@ class Site:
     envoy: Path
     hot_restart_id: int | None = None
     gpus: tuple[Gpu, ...] = ()
+    decoder_ports: tuple[int, ...] = ()
+    kv_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
+    """One worker and where it answers: through `sidecar`, if it has one."""
+
     program: Program
     address: SocketAddress
+    sidecar: Program | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +219,24 @@ class Plan:
         return self.site.folder / "pickers.json"
 
     @property
+    def roles(self) -> dict[str, str]:
+        """Of each worker, by name; empty where every worker does everything."""
+        options = self.options
+        if not options.prefill:
+            return {}
+        return {
+            worker_name(index): "prefill" if index < options.prefill else "decode"
+            for index in range(options.workers)
+        }
+
+    @property
+    def disaggregated_path(self) -> Path | None:
+        """The picker's configuration if it is `DISAGGREGATED_CONFIG`."""
+        if not self.options.prefill or self.options.config is not None:
+            return None
+        return self.site.folder / "disaggregated.yaml"
+
+    @property
     def control_path(self) -> Path:
         """The socket at which the fleet takes orders."""
         return self.site.folder / "control.sock"
@@ -200,8 +264,10 @@ class Plan:
         """
         options, site = self.options, self.site
         threads = max(1, site.cores // max(1, options.workers))
+        name, decodes = worker_name(index), bool(options.prefill) and index >= options.prefill
+        own_port = site.decoder_ports[index - options.prefill] if decodes else port
         argv = [*_python("worker.__main__"), "--engine", options.engine]
-        argv += ["--host", _LOOPBACK, "--port", str(port)]
+        argv += ["--host", _LOOPBACK, "--port", str(own_port)]
         argv += ["--shutdown-timeout", f"{options.drain_seconds:g}"]
         if self.model is not None:
             argv += ["--model", str(self.model)]
@@ -209,6 +275,9 @@ class Plan:
             argv += ["--dtype", options.dtype]
         # In our folder, so that what a killed worker could not remove goes with it.
         environment = {"TMPDIR": str(site.folder)}
+        if options.prefill:
+            argv += ["--kv-transfer-config", _transfers(decodes)]
+            environment[KEY_VARIABLE] = site.kv_key
         if options.engine == "torch":
             argv += [
                 "--num-threads",
@@ -230,10 +299,17 @@ class Plan:
             environment["OMP_NUM_THREADS"] = str(threads)
             # Numbers that it is given mean what they mean to us: the order of nvidia-smi.
             environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        name = worker_name(index)
         log = site.folder / f"{name}.log"
         program = Program(name, (*argv, *options.worker_args), log, environment)
-        return WorkerPlan(program, SocketAddress(_LOOPBACK, port))
+        sidecar = self._sidecar(f"sidecar-{index + 1}", port, own_port) if decodes else None
+        return WorkerPlan(program, SocketAddress(_LOOPBACK, port), sidecar)
+
+    def _sidecar(self, name: str, port: int, decoder_port: int) -> Program:
+        argv = [*_python("fleet.cli"), "sidecar", "--host", _LOOPBACK, "--port", str(port)]
+        argv += ["--decoder", f"http://{_LOOPBACK}:{decoder_port}"]
+        argv += ["--prefiller-networks", f"{_LOOPBACK}/32"]
+        argv += ["--drain-timeout", f"{self.options.drain_seconds:g}"]
+        return Program(name, tuple(argv), self.site.folder / f"{name}.log")
 
     def _spare_gpus(self, beside: WorkerPlan) -> list[Gpu]:
         taken = beside.program.environment["CUDA_VISIBLE_DEVICES"].split(",")
@@ -259,8 +335,9 @@ class Plan:
         argv += ["--drain-timeout", f"{options.drain_seconds:g}s"]
         if record is not None:
             argv += ["--record", str(record)]
-        if options.config is not None:
-            argv += ["--config-file", str(options.config)]
+        config = options.config or self.disaggregated_path
+        if config is not None:
+            argv += ["--config-file", str(config)]
         if options.allow_experimental_plugins:
             argv.append("--allow-experimental-plugins")
         if options.decision_header:
@@ -323,14 +400,23 @@ class Plan:
         ]
 
 
-def endpoints_yaml(addresses: Mapping[str, SocketAddress], objectives: str = "") -> str:
+def endpoints_yaml(
+    addresses: Mapping[str, SocketAddress], objectives: str = "", roles: Mapping[str, str] = _NONE
+) -> str:
     """The file the picker learns its pool from, by name, and what requests stand for."""
-    entries = [
-        {"name": name, "address": address.host, "port": str(address.port)}
-        for name, address in addresses.items()
-    ]
+    entries: list[dict[str, object]] = []
+    for name, address in addresses.items():
+        entry = {"name": name, "address": address.host, "port": str(address.port)}
+        labels = {"labels": {_ROLE_LABEL: roles[name]}} if name in roles else {}
+        entries.append({**entry, **labels})
     listed = yaml.safe_dump({"endpoints": entries}, sort_keys=False)
     return f"{listed}---\n{objectives}" if objectives else listed
+
+
+def _transfers(decodes: bool) -> str:
+    """Any free port will do: who is to know it learns it with each request."""
+    role = "kv_consumer" if decodes else "kv_producer"
+    return json.dumps({"kv_connector": "TcpConnector", "kv_role": role, "kv_port": 0})
 
 
 def worker_name(index: int) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fleet.command_line import LAST_PORT, Parser
 from fleet.errors import FleetError, UsageError
-from fleet.plan import PORTS_OF_A_PICKER, FleetOptions, Plan
+from fleet.plan import FleetOptions, Plan
 from fleet.ports import require_free
 from picker.cli import flags as picker_flags
 from picker.config.build import BuildOptions
@@ -46,7 +46,9 @@ def check_options(options: FleetOptions) -> None:
             f"--workers is between 1 and {MOST_WORKERS}, not {options.workers}: each one is two "
             "processes of at least 50 MB together"
         )
-    needed = PORTS_OF_A_PICKER + options.workers
+    if options.prefill and options.engine == "sim":
+        raise UsageError("--prefill takes --engine torch: a simulator has no KV to hand over")
+    needed = options.num_ports
     if options.port + needed > LAST_PORT:
         raise UsageError(
             f"--port {options.port} leaves no room for the {needed} ports behind it: take "

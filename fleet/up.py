@@ -123,16 +123,19 @@ def _folder(say: Say) -> Iterator[Path]:
 
 
 def _site(options: FleetOptions, folder: Path, gpus: Iterable[devices.Gpu]) -> Site:
-    ports = free_ports("127.0.0.1", PORTS_OF_A_PICKER + options.workers, options.port + 1)
+    ports = free_ports("127.0.0.1", options.num_ports, options.port + 1)
+    first_decoder = PORTS_OF_A_PICKER + options.workers
     has_memory = os.access(_SHARED_MEMORY, os.W_OK)
     return Site(
         folder=folder,
         picker_ports=(ports[0], ports[1], ports[2]),
-        worker_ports=tuple(ports[PORTS_OF_A_PICKER:]),
+        worker_ports=tuple(ports[PORTS_OF_A_PICKER:first_decoder]),
         cores=len(os.sched_getaffinity(0)),
         envoy=find_envoy(),
         hot_restart_id=secrets.randbits(_HOT_RESTART_BITS) if has_memory else None,
         gpus=tuple(gpus),
+        decoder_ports=tuple(ports[first_decoder:]),
+        kv_key=secrets.token_hex(16),
     )
 
 
@@ -161,12 +164,14 @@ class _Fleet:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._signalled)
         workers = self._members.workers
+        self._rotation.config()
         self._rotation.endpoints({one.plan.program.name: one.plan.address for one in workers})
         if self._plan.hot_restart_memory is not None:
             self._guard.remove(self._plan.hot_restart_memory)
         try:
             async with asyncio.TaskGroup() as group:
-                for child in (*(one.child for one in workers), self._members.picker.child):
+                children = [one.child for one in (*workers, *self._members.sidecars)]
+                for child in (*children, self._members.picker.child):
                     group.create_task(child.run(), name=child.program.name)
                 await asyncio.sleep(0)  # the slowest are on their way before anything else is done
                 self._rotation.pool(one.plan.address for one in workers)
@@ -204,6 +209,8 @@ class _Fleet:
         """Wait for every part, and say so; returns early at a signal."""
         options = self._options
         workers = _counted(options.workers, "worker")
+        if options.prefill:
+            workers += f", {options.prefill} of them for prefills"
         parts = f"{workers} ({options.engine}), a picker and Envoy ({options.routing.value})"
         self._say(f"starting {parts} …")
         for line in devices.described(self._plan.placements):

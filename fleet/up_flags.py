@@ -14,6 +14,7 @@ _EXAMPLES = """\
 examples:
   pointsman up                                  two workers with the default model
   pointsman up --engine sim --workers 10        no model, no torch
+  pointsman up --prefill 1 --decode 2           prompts and answers on different workers
   pointsman up --config scoring.yaml --record /tmp/decisions.jsonl
   pointsman up --worker-args "--max-num-seqs 16 --max-model-len 2048"
 """
@@ -35,7 +36,15 @@ def build_parser() -> Parser:
 
 def _add_workers(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--workers", type=count, default=2, metavar="N", help="number of workers, at most 256")
+    either = group.add_mutually_exclusive_group().add_argument
+    either("--workers", type=count, default=2, metavar="N", help="number of workers, at most 256")
+    text = (
+        "in place of --workers: so many workers that run long prompts for those of --decode, and"
+        " hand the KV over (default: every worker does both)"
+    )
+    either("--prefill", type=count, metavar="N", help=text)
+    text = "in place of --workers: so many workers that answer, each behind a sidecar"
+    add("--decode", type=count, metavar="N", help=text)
     text = "torch runs a model; sim simulates one, without weights and torch"
     add("--engine", choices=("torch", "sim"), default="torch", help=text)
     text = (

@@ -388,7 +388,7 @@ def system_fingerprint(config: EngineConfig) -> str:
     shape = {
         name: value
         for name, value in msgspec.to_builtins(public).items()
-        if name not in ("kv_events", "num_threads", "lora", "logits_processors")
+        if name not in ("kv_events", "kv_transfer", "num_threads", "lora", "logits_processors")
     }
     digest = hashlib.sha256(msgspec.json.encode(shape, order="sorted")).hexdigest()
     return f"pointsman-{package_version()}-{digest[:8]}"

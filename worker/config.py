@@ -170,6 +170,41 @@ class KvEventsConfig:
     int_block_hashes: bool = True
 
 
+KV_ROLES = ("kv_producer", "kv_consumer", "kv_both")
+
+
+@dataclass(frozen=True, slots=True)
+class KvTransferConfig:
+    """`--kv-transfer-config`, field names and defaults those of vLLM where it has them.
+
+    The engine listens on `kv_ip`:`kv_port` (0: a free one), and tells others this address; so it is
+    one that they can reach. KV for others is kept for `kv_lease_duration` seconds, and is of
+    `kv_buffer_size` bytes at most; as many may be on their way here. A transfer that takes longer
+    than `kv_transfer_timeout` seconds is given up. `key_file` has the key that engines share
+    (None: that in the environment, see `worker.kv.tcp`).
+    """
+
+    kv_connector: str = "TcpConnector"
+    kv_role: str = "kv_both"
+    kv_ip: str = "127.0.0.1"
+    kv_port: int = 14579
+    engine_id: str = ""
+    kv_buffer_size: float = 1e9
+    kv_lease_duration: float = 30.0
+    kv_transfer_timeout: float = 10.0
+    key_file: str | None = None
+
+    @property
+    def gives(self) -> bool:
+        """Whether KV may be computed here for others."""
+        return self.kv_role != "kv_consumer"
+
+    @property
+    def takes(self) -> bool:
+        """Whether KV may be taken from others."""
+        return self.kv_role != "kv_producer"
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything the engine process needs; sent to it as msgpack on its command line's pipe.
@@ -223,6 +258,7 @@ class EngineConfig:
     vocab_size: int | None = None  # of the model; None: not known here
     lora: LoraConfig | None = None  # None: no adapters
     logits_processors: tuple[str, ...] = ()
+    kv_transfer: KvTransferConfig | None = None  # None: KV stays here
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +328,7 @@ class ApiConfig:
     pooler: PoolerConfig = PoolerConfig()
     embedding_size: int | None = None
     logits_processors: tuple[str, ...] = ()  # names of those that requests may ask for
+    kv_role: str | None = None  # one of KV_ROLES; None: KV stays here
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,10 @@ class UnknownSequenceError(WorkerError):
     """A sequence id that holds no blocks."""
 
 
+class KvTransferError(WorkerError):
+    """KV could not be had from another engine; it is computed instead."""
+
+
 @dataclass(eq=False)
 class RequestError(WorkerError):
     """The client's request is wrong. `param` names the field, `status` is the HTTP status."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ import msgspec
 from worker import catalog
 from worker.config import (
     HASH_ALGOS,
+    KV_ROLES,
     ApiConfig,
     EngineConfig,
     KvEventsConfig,
+    KvTransferConfig,
     LoraConfig,
     LoraModule,
     SchedulerConfig,
@@ -55,6 +58,7 @@ QUANTIZATIONS = ("none", "q8_0", "q4_1")
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "fp8", "fp8_e4m3")
 DEVICES = ("auto", "cpu", "cuda")
 ATTENTION_BACKENDS = ("auto", "torch", "triton", "flash-attn")
+_MOST_OF_A_TRANSFER = 1e15  # bytes or seconds
 _MOST_BATCHES = (1 << 31) - 1
 
 # Of flags whose fields have no default, or another one; the sequence length is the model's.
@@ -164,6 +168,13 @@ _ENGINE = (
         "--kv-events-config",
         str,
         'publish KV events, such as {"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}',
+        metavar="JSON",
+    ),
+    Flag(
+        "--kv-transfer-config",
+        str,
+        "let other workers have the KV of prompts, or take it from them, such as"
+        ' {"kv_connector": "TcpConnector", "kv_role": "kv_both"} (see disaggregation.md)',
         metavar="JSON",
     ),
 )
@@ -373,6 +384,10 @@ def resolve(
         lora=_lora_config(options),
         logits_processors=processors,
     )
+    transfer = _kv_transfer_config(options, engine)
+    if transfer is not None:
+        engine = dataclasses.replace(engine, kv_transfer=transfer)
+        api = dataclasses.replace(api, kv_role=transfer.kv_role)
     return configured(
         ServeConfig,
         options,
@@ -448,6 +463,64 @@ def _scheduler_config(options: argparse.Namespace, max_model_len: int) -> Schedu
         max_model_len=max_model_len,
         in_batch_prefix_tokens=options.in_batch_prefix_tokens or None,
     )
+
+
+def _kv_transfer_config(
+    options: argparse.Namespace, engine: EngineConfig
+) -> KvTransferConfig | None:
+    """`--kv-transfer-config`, strictly decoded, with an engine id. Raises `ConfigError`, also where
+    KV cannot move.
+    """
+    flag = "--kv-transfer-config"
+    if options.kv_transfer_config is None:
+        return None
+    try:
+        given = msgspec.json.decode(options.kv_transfer_config, type=dict[str, Any])
+        extra = given.pop("kv_connector_extra_config", None) or {}
+        given = {"engine_id": str(uuid.uuid4()), **given, **extra}
+        known = KvTransferConfig.__dataclass_fields__
+        for name in given:
+            if name not in known:
+                raise ConfigError(f"{flag}: unknown {name!r}; known are {', '.join(known)}")
+        config = msgspec.convert(given, KvTransferConfig)
+    except (msgspec.MsgspecError, TypeError) as error:
+        raise ConfigError(f"{flag}: {error}") from error
+    _check_transfers(config)
+    _check_kv_moves(engine)
+    return config
+
+
+def _check_transfers(config: KvTransferConfig) -> None:
+    wrong = None
+    if config.kv_connector != "TcpConnector":
+        wrong = f"kv_connector is TcpConnector, not {config.kv_connector!r}"
+    elif config.kv_role not in KV_ROLES:
+        wrong = f"kv_role is one of {', '.join(KV_ROLES)}, not {config.kv_role!r}"
+    elif config.kv_ip in ("", "0.0.0.0", "::"):
+        wrong = "kv_ip must be the address at which others reach this worker"
+    elif not 0 <= config.kv_port < 1 << 16:
+        wrong = f"kv_port must be in [0, 65535], got {config.kv_port}"
+    for name in ("kv_buffer_size", "kv_lease_duration", "kv_transfer_timeout"):
+        if not 0 < getattr(config, name) < _MOST_OF_A_TRANSFER:
+            wrong = f"{name} must be above 0, got {getattr(config, name):g}"
+    if wrong is not None:
+        raise ConfigError(f"--kv-transfer-config: {wrong}")
+
+
+def _check_kv_moves(engine: EngineConfig) -> None:
+    """Raise `ConfigError` for an engine whose KV cannot be had from another."""
+    method = None if engine.speculative is None else engine.speculative.method
+    obstacles = (
+        ("--engine sim, which has none", engine.engine == "sim"),
+        ("--tensor-parallel-size above 1", engine.tensor_parallel_size > 1),
+        (f"--kv-cache-dtype {engine.kv_cache_dtype}", engine.kv_cache_dtype.startswith("fp8")),
+        (f"a drafter of method {method}", method in ("draft_model", "eagle")),
+    )
+    for what, is_there in obstacles:
+        if is_there:
+            raise ConfigError(
+                f"--kv-transfer-config: KV does not move with {what}: leave one of them out"
+            )
 
 
 def _kv_events_config(

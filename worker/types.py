@@ -204,17 +204,62 @@ class ScheduledSequence:
         return len(self.token_ids) + self.takes_pending
 
 
+class KvSource(msgspec.Struct, frozen=True, array_like=True):
+    """Where the KV of the first `num_tokens` tokens of a prompt can be had, once: from the engine
+    `engine_id`, which listens on `host`:`port` and keeps it as `transfer_id`.
+    """
+
+    host: str
+    port: int
+    engine_id: str
+    transfer_id: str
+    num_tokens: int
+
+
+class KvOffer(msgspec.Struct, frozen=True, array_like=True):
+    """KV that an engine keeps for another, until `expires_seconds` (Unix time). `block_ids` are
+    those that it was computed in.
+    """
+
+    source: KvSource
+    block_ids: tuple[int, ...]
+    expires_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class KvPart:
+    """KV that has arrived from another engine: of the tokens `start` to `end` − 1 of a prompt, as
+    bytes [tokens, layers, 2 (K, V), kv_heads, head_dim].
+    """
+
+    start: int
+    end: int
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class KvLoad:
+    """Some of a `KvPart`, for consecutive tokens from the beginning of the first of `blocks`. The
+    last one may be filled in part.
+    """
+
+    blocks: tuple[int, ...]
+    data: memoryview
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
     """One step's work. `block_copies` (source, destination) are done before anything is written;
-    every source is read before any destination is written. `adapters` are put into slots first:
-    each slot, and what `Executor.read_adapter` gave.
+    every source is read before any destination is written. `kv_loads` are written after them, and
+    before anything else. `adapters` are put into slots first: each slot, and what
+    `Executor.read_adapter` gave.
     """
 
     step: int
     sequences: tuple[ScheduledSequence, ...]
     block_copies: tuple[tuple[int, int], ...] = ()
     adapters: tuple[tuple[int, Any], ...] = ()
+    kv_loads: tuple[KvLoad, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -322,3 +367,13 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     # Names of adapters that are in slots of the device, and of those that requests wait for.
     loaded_adapters: tuple[str, ...] = ()
     awaited_adapters: tuple[str, ...] = ()
+    # KV from other engines. Of waiting sequences, those whose KV is on its way or has arrived.
+    num_kv_fetching: int = 0
+    num_kv_fetched: int = 0
+    external_cache_queries: int = 0  # prompt tokens asked of other engines
+    external_cache_hits: int = 0  # prompt tokens whose KV was loaded from there
+    prompt_tokens_external: int = 0  # the same, of prompts that have been run
+    num_failed_kv_transfers: int = 0
+    num_expired_kv_transfers: int = 0  # kept for another engine, and not taken in time
+    kv_bytes_sent: int = 0
+    kv_bytes_received: int = 0

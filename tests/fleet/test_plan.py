@@ -11,7 +11,10 @@ import pytest
 import yaml
 
 from fleet.envoy.settings import Mechanism, SocketAddress
-from fleet.plan import FleetOptions, Plan, Site, endpoints_yaml
+from fleet.plan import DISAGGREGATED_CONFIG, FleetOptions, Plan, Site, endpoints_yaml
+from picker.config.build import BuildOptions
+from picker.config.catalog import builtin_plugins
+from picker.config.check import check_config
 from picker.config.pool_file import read_pool_file
 from picker.types import Endpoint
 
@@ -169,3 +172,36 @@ def test_without_shared_memory_nobody_takes_over() -> None:
     assert "--disable-hot-restart" in lay_out().envoy().program.argv
     assert lay_out().hot_restart_memory is None
     assert lay_out().hot_restart_socket(0) is None
+
+
+def test_roles_share_the_ports() -> None:
+    """A prefill worker listens itself; before a decode worker stands a sidecar, on its port."""
+    site = dataclasses.replace(SITE, worker_ports=(11, 12, 13), decoder_ports=(21, 22), kv_key="k")
+    layout = Plan(FleetOptions(workers=3, prefill=1), site, MODEL)
+    first, second, third = layout.workers
+    ports = [flags(one.program.argv)["--port"] for one in (first, second, third)]
+    assert (ports, first.sidecar) == (["11", "21", "22"], None)
+    assert second.address == SocketAddress("127.0.0.1", 12)
+    assert second.sidecar is not None
+    assert flags(second.sidecar.argv)["--port"] == "12"
+    assert flags(second.sidecar.argv)["--decoder"] == "http://127.0.0.1:21"
+    roles = [
+        json.loads(flags(one.program.argv)["--kv-transfer-config"])["kv_role"]
+        for one in layout.workers
+    ]
+    assert roles == ["kv_producer", "kv_consumer", "kv_consumer"]
+    named = {one.program.name: one.address for one in layout.workers}
+    read = read_pool_file(endpoints_yaml(named, roles=layout.roles).encode(), "e", "default")
+    labels = [dict(one.labels) for one in read.contents.endpoints]
+    assert labels == [{"llm-d.ai/role": role} for role in ("prefill", "decode", "decode")]
+
+
+def test_the_picker_decides_between_roles() -> None:
+    """By a configuration that is sound, unless the user has one."""
+    found = check_config(DISAGGREGATED_CONFIG.encode(), "c.yaml", builtin_plugins(), BuildOptions())
+    assert not found
+    layout = lay_out(workers=1, prefill=1)
+    assert flags(layout.picker().program.argv)["--config-file"] == "/run/x/disaggregated.yaml"
+    own = lay_out(workers=1, prefill=1, config=Path("c.yaml"))
+    assert flags(own.picker().program.argv)["--config-file"] == "c.yaml"
+    assert (own.disaggregated_path, lay_out().disaggregated_path) == (None, None)

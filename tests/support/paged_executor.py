@@ -9,6 +9,7 @@ from worker.executor.interface import HostExecutor
 from worker.types import (
     Drafts,
     Draw,
+    KvLoad,
     ModelOutput,
     SampleSpec,
     ScheduledSequence,
@@ -18,6 +19,7 @@ from worker.types import (
 
 VOCABULARY = 7
 Guesses = tuple[tuple[int, ...], tuple[float, ...]]
+TOKEN_BYTES = 2  # of KV
 CORRUPT = 666_000  # a seed from here on draws well seed - CORRUPT times, then not at all
 
 
@@ -27,6 +29,11 @@ def next_token(context: Sequence[int], seed: int, banned: Sequence[int] = ()) ->
     return next(
         t % VOCABULARY for t in range(token, token + VOCABULARY) if t % VOCABULARY not in banned
     )
+
+
+def kv_of(tokens: Sequence[int]) -> memoryview:
+    """What is computed for the first tokens of a sequence: each, and its position."""
+    return memoryview(bytes(x for place, token in enumerate(tokens) for x in (token, place)))
 
 
 def told(token: int, position: int) -> TokenLogprobs:
@@ -63,6 +70,8 @@ class PagedExecutor(HostExecutor):
         """Copy, write every chunk, then read every context that samples."""
         assert not self.asleep
         self._copy(step.block_copies)
+        for load in step.kv_loads:
+            self._load(load)
         for sequence in step.sequences:
             assert not sequence.takes_pending
             for position, token in enumerate(sequence.token_ids, sequence.start):
@@ -82,6 +91,18 @@ class PagedExecutor(HostExecutor):
         }
         assert len({destination for _, destination in copies}) == len(copies)
         self._slots.update(read)
+
+    def _load(self, load: KvLoad) -> None:
+        data = bytes(load.data)
+        assert len(load.blocks) == -(-len(data) // TOKEN_BYTES // self._block_size)
+        for index in range(len(data) // TOKEN_BYTES):
+            token, position = data[TOKEN_BYTES * index : TOKEN_BYTES * (index + 1)]
+            block, slot = divmod(index, self._block_size)
+            self._slots[load.blocks[block], slot] = (token, position)
+
+    def read_kv(self, blocks: Sequence[int], num_tokens: int) -> memoryview:
+        """As `worker.executor.interface.KvMemory` says."""
+        return kv_of(list(self._read(blocks, num_tokens)))
 
     def _answer(self, sequence: ScheduledSequence, result: ModelOutput) -> None:
         seq_id, num_drafts = sequence.seq_id, sequence.num_drafts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -399,3 +400,38 @@ def test_the_model_is_found_by_flag_environment_or_cache(
     (moved / "models" / cached.name).touch()
     found = find_model(parse([]), {"POINTSMAN_CACHE": str(moved)})
     assert found == moved / "models" / cached.name
+
+
+@pytest.mark.parametrize(
+    ("given", "flags", "message"),
+    [
+        ("[1]", (), "--kv-transfer-config: Expected `object`"),
+        ('{"kv_rank": 1}', (), "unknown 'kv_rank'; known are kv_connector"),
+        ('{"kv_connector": "NixlConnector"}', (), "kv_connector is TcpConnector"),
+        ('{"kv_role": "both"}', (), "kv_role is one of kv_producer, kv_consumer, kv_both"),
+        ('{"kv_ip": "0.0.0.0"}', (), "the address at which others reach"),
+        ('{"kv_port": 65536}', (), "kv_port must be in [0, 65535], got 65536"),
+        ('{"kv_buffer_size": 0}', (), "kv_buffer_size must be above 0, got 0"),
+        ('{"kv_connector_extra_config": {"kv_lease_duration": -1}}', (), "kv_lease_duration must"),
+        ("{}", ("--engine", "sim"), "--engine sim, which has none"),
+        ("{}", ("--tensor-parallel-size", "2"), "--tensor-parallel-size above 1"),
+        ("{}", ("--kv-cache-dtype", "fp8"), "--kv-cache-dtype fp8"),
+    ],
+)
+def test_transfers_that_cannot_be_are_refused(
+    given: str, flags: tuple[str, ...], message: str
+) -> None:
+    """In one sentence that names the field."""
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        resolved("--kv-transfer-config", given, *flags)
+
+
+def test_transfers_have_an_engine_id_and_reach_the_api() -> None:
+    """Fields may stand where vLLM has its own connectors' extra ones."""
+    given = '{"kv_role": "kv_producer", "kv_connector_extra_config": {"kv_transfer_timeout": 3}}'
+    config = resolved("--kv-transfer-config", given)
+    transfer = config.engine.kv_transfer
+    assert transfer is not None
+    assert (transfer.kv_role, transfer.kv_transfer_timeout) == ("kv_producer", 3)
+    assert len(transfer.engine_id) == 36
+    assert config.api.kv_role == "kv_producer"

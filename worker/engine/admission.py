@@ -17,6 +17,9 @@ A sequence whose grammar is still being compiled is passed over, and counts as h
 is one whose adapter has no slot (see `adapters`). Others with adapters may go before it as often as
 before one that does not fit; then none of them is admitted until it is.
 
+A sequence whose KV is on its way from another engine is passed over likewise, until it has arrived
+or is known not to. What has arrived counts like a hit of the cache.
+
 A sequence that was preempted comes back only when some room for growth is left besides, and after
 `policies.MAX_PREEMPTIONS` times only when it can be guaranteed (see `policies`).
 """
@@ -34,6 +37,7 @@ from worker.engine.block_manager import PrefixHit
 from worker.engine.counters import Counters
 from worker.engine.live_sequences import LiveSequences
 from worker.engine.planning import StepPlan
+from worker.engine.remote_kv import RemoteKv
 from worker.engine.sequence import Sequence
 from worker.engine.sequence_kv import SequenceKv
 
@@ -79,6 +83,7 @@ class Admitter:
         counters: Counters,
         num_watermark_blocks: int,
         adapters: AdapterSlots | None = None,
+        remote: RemoteKv | None = None,
     ) -> None:
         self._limits = limits
         self._live = live
@@ -86,6 +91,7 @@ class Admitter:
         self._counters = counters
         self._num_watermark_blocks = num_watermark_blocks
         self._adapters = adapters
+        self._remote = remote
         self.num_deferred = 0
         self.broken: list[tuple[Sequence, str]] = []
 
@@ -104,7 +110,11 @@ class Admitter:
                 break
             if only_begun and sequence.scheduled_seconds is None:
                 continue
-            if sequence.is_compiling or not self._has_adapter(walk, sequence):
+            if (
+                sequence.is_awaiting_kv
+                or sequence.is_compiling
+                or not self._has_adapter(walk, sequence)
+            ):
                 continue
             if not self._may_go_on(walk, sequence):
                 break
@@ -163,6 +173,8 @@ class Admitter:
         if live.num_running and live.num_running + sequence.num_answers > plan.max_num_seqs:
             return _Outcome.BLOCKED
         hit = kv.lookup(sequence)
+        if self._remote is not None:
+            hit = self._remote.extended(sequence, hit)
         if self._is_deferred(sequence, hit, walk.prefilling):
             return _Outcome.DEFERRED
         num_known = len(sequence.token_ids)
@@ -178,6 +190,9 @@ class Admitter:
 
     def _begin(self, sequence: Sequence, hit: PrefixHit, now: float) -> None:
         sequence.guaranteed = self._needs_guarantee(sequence)
+        if hit.num_loaded and sequence.kv_pull is not None and sequence.kv_pull.part is not None:
+            self._kv.load(sequence, hit, sequence.kv_pull.part)
+        sequence.drop_pull()
         sequence.take_grammar()
         if self._adapters is not None and sequence.request.adapter is not None:
             users = self._live.running_adapters()
@@ -186,10 +201,11 @@ class Admitter:
         if sequence.scheduled_seconds is not None:
             return
         sequence.scheduled_seconds = now
-        sequence.num_cached = hit.num_tokens
+        sequence.num_cached, sequence.num_external = hit.num_tokens, hit.num_loaded
+        self._counters.external_cache_hits += hit.num_loaded
         if self._kv.caching and sequence.num_readable >= sequence.num_prompt:
             self._counters.prefix_cache_queries += sequence.num_prompt
-            self._counters.prefix_cache_hits += hit.num_tokens
+            self._counters.prefix_cache_hits += hit.num_tokens - hit.num_loaded
 
     def _is_deferred(
         self, sequence: Sequence, hit: PrefixHit, prefilling: Iterable[Sequence]

@@ -52,12 +52,14 @@ from worker.types import Adapter
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
     """What the cache has of a sequence: `blocks` to share, and of `partial_block` the beginning to
-    copy. `num_tokens` is what both cover together.
+    copy. `num_tokens` is what both cover together; or `blocks` and `num_loaded` tokens behind them,
+    whose KV comes from elsewhere.
     """
 
     blocks: tuple[int, ...] = ()
     num_tokens: int = 0
     partial_block: int | None = None
+    num_loaded: int = 0
 
 
 NO_HIT = PrefixHit()

@@ -44,6 +44,8 @@ from worker.types import EngineStats, SchedulerOutput
 
 logger = logging.getLogger(__name__)
 
+TRANSFERS_SECONDS = 1.0
+
 
 class EngineCore:
     """Runs one scheduler on one executor. `clock` is monotonic, in seconds.
@@ -72,6 +74,14 @@ class EngineCore:
         self._is_changed = False  # something to report although no step ran
         self._running_step: tuple[float, int] | None = None
         self._grammars: GrammarCompiler | None = None
+        self._told_transfers: tuple[int, ...] = ()
+
+    @property
+    def idle_seconds(self) -> float | None:
+        """How long it may be left alone without work: KV is taken from it all the same, which
+        `step` reports. None: for ever.
+        """
+        return None if self._scheduler.remote is None else TRANSFERS_SECONDS
 
     @property
     def has_work(self) -> bool:
@@ -156,7 +166,7 @@ class EngineCore:
         which memory is too small is taken back. Whatever else the executor raises goes through: the
         KV cache is in doubt then, and the engine must end.
         """
-        tell = bool(self._ended) or self._is_changed
+        tell = bool(self._ended) or self._is_changed or self._has_moved()
         outputs, self._ended = self._ended, []
         self._is_changed = False
         num_tokens = 0
@@ -169,10 +179,18 @@ class EngineCore:
             tell = self._run_commands(outputs) or tell
         return StepOutputs(outputs, self._stats(), num_tokens) if tell else None
 
+    def _has_moved(self) -> bool:
+        remote, told = self._scheduler.remote, self._told_transfers
+        if remote is not None:
+            self._told_transfers = remote.totals
+        return told != self._told_transfers
+
     def shutdown(self) -> None:
         """Give the device back. Idempotent."""
         if self._grammars is not None:
             self._grammars.shutdown()
+        if self._scheduler.remote is not None:
+            self._scheduler.remote.close()
         self._pipeline.shutdown()
 
     def _submit(self) -> bool:

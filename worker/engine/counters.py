@@ -21,6 +21,9 @@ class Counters:
     num_steps: int = 0
     num_corrupted_requests: int = 0
     num_out_of_memory: int = 0  # steps taken back
+    external_cache_queries: int = 0
+    external_cache_hits: int = 0
+    prompt_tokens_external: int = 0
 
 
 @dataclass(slots=True)

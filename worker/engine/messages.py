@@ -12,6 +12,8 @@ from worker.types import (
     Adapter,
     EngineStats,
     FinishReason,
+    KvOffer,
+    KvSource,
     Pooling,
     SamplingParams,
     TokenLogprobs,
@@ -29,6 +31,9 @@ class AddRequest(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     the same `cache_salt` alone. So two clients must not be able to pass for one tenant.
 
     With `pooling` the prompt is embedded: no token is drawn, and one output has `pooled`.
+
+    The prompt's KV may come from `kv_source`. With `keeps_kv` it is kept for another engine when
+    the answer has ended.
     """
 
     request_id: str
@@ -41,6 +46,8 @@ class AddRequest(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     tenant: str = ""
     adapter: Adapter | None = None  # None: the model alone
     pooling: Pooling | None = None
+    kv_source: KvSource | None = None
+    keeps_kv: bool = False
 
 
 class Vocabulary(msgspec.Struct, frozen=True, array_like=True, tag="vocabulary"):
@@ -233,7 +240,8 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     may have no tokens. They are told once for a request: with the outputs of its first answer, its
     branches repeat none. `num_steps` is how many steps the tokens came in: more than one only where
     a consumer that lags gets several outputs as one. `pooled` [hidden_size] is the embedding of a
-    prompt, before it is cut or normalised; it comes with `finish_reason`.
+    prompt, before it is cut or normalised; it comes with `finish_reason`, and so does `kv_offer`,
+    of a request that `keeps_kv`.
     """
 
     request_id: str
@@ -251,6 +259,7 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     speculation: SpeculationFigures | None = None  # once there were any drafts
     num_steps: int = 1
     pooled: list[float] = []
+    kv_offer: KvOffer | None = None
 
 
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):

@@ -24,7 +24,7 @@ from typing import cast
 import msgspec
 import zmq
 
-from worker.config import CacheConfig, EngineConfig, SpeculativeConfig
+from worker.config import CacheConfig, EngineConfig, KvTransferConfig, SpeculativeConfig
 from worker.engine.adapters import AdapterSlots
 from worker.engine.core import EngineCore
 from worker.engine.drafters.registry import build_drafter
@@ -43,13 +43,16 @@ from worker.engine.messages import (
     Vocabulary,
 )
 from worker.engine.pipeline import Pipeline
+from worker.engine.remote_kv import RemoteKv
 from worker.engine.scheduler import Scheduler
 from worker.engine.speculation import JUMP_FORWARD, Speculation
 from worker.errors import ConfigError, ModelError, WorkerError
-from worker.executor.interface import Executor
+from worker.executor.interface import Executor, KvMemory
 from worker.executor.lifeline import die_with_parent
 from worker.executor.profiling import ProfiledCache, profile
 from worker.executor.sim.runner import build_sim_executor
+from worker.kv.content import KvShape, model_digest
+from worker.kv.tcp import TcpConnector, read_key
 from worker.types import EngineStats
 
 logger = logging.getLogger(__name__)
@@ -120,7 +123,12 @@ def build_core(
     if config.lora is not None:
         lora = config.lora
         adapters = AdapterSlots(lora.max_loras, lora.max_cpu_loras, executor.read_adapter)
-    scheduler = Scheduler(cache, config.scheduler, config.eos_token_ids, speculation, adapters)
+    remote = None
+    if config.kv_transfer is not None:
+        remote = _build_remote(config, config.kv_transfer, cast(KvMemory, executor))
+    scheduler = Scheduler(
+        cache, config.scheduler, config.eos_token_ids, speculation, adapters, remote
+    )
     if scheduler.max_model_len < config.scheduler.max_model_len:
         logger.warning(
             "the KV cache holds %d tokens, fewer than max_model_len %d; sequences end there"
@@ -170,6 +178,19 @@ def _build_speculation(
     return Speculation(speculative, drafter, drafter is None, config.vocab_size, costs)
 
 
+def _build_remote(config: EngineConfig, transfer: KvTransferConfig, executor: KvMemory) -> RemoteKv:
+    """Other engines reach this one from now on, and find nothing here yet."""
+    dtype, num_layers, num_kv_heads, head_dim = executor.kv_shape
+    facts = (config.quantization, config.cpu_activations, *executor.kv_facts)
+    model = model_digest(Path(config.model_path or ""), *facts)
+    shape = KvShape(model, dtype, num_layers, num_kv_heads, head_dim)
+    token_bytes = executor.read_kv((0,), 1).nbytes
+    key = read_key(transfer, os.environ)
+    connector = TcpConnector(transfer, key, shape, token_bytes)
+    logger.info("KV transfers: engine %s on port %d", connector.engine_id, connector.port)
+    return RemoteKv(connector, executor.read_kv, config.block_size)
+
+
 def _has_gpu(config: EngineConfig) -> bool:
     """Called when torch is loaded, if it is to be."""
     return config.engine == "torch" and bool(importlib.import_module("torch").cuda.is_available())
@@ -199,7 +220,7 @@ class Server:
         while True:
             if not self._core.has_work:
                 self._pulse.idle()
-                self._channel.wait()
+                self._channel.wait(self._core.idle_seconds)
                 self._speculation_log.resume(time.monotonic())
             elif self._core.is_compiling:
                 self._channel.wait(_COMPILING_SECONDS)

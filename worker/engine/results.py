@@ -8,11 +8,12 @@ from worker.engine.counters import Counters
 from worker.engine.live_sequences import LiveSequences
 from worker.engine.messages import RequestOutput
 from worker.engine.planning import Guess, StepInFlight, StepShare
+from worker.engine.remote_kv import RemoteKv
 from worker.engine.sequence import Sequence, SequenceState
 from worker.engine.sequence_kv import SequenceKv
 from worker.engine.speculation import Speculation
 from worker.errors import IntegrityError
-from worker.types import Drafts, Draw, FinishReason, ModelOutput, TokenLogprobs
+from worker.types import Drafts, Draw, FinishReason, KvOffer, ModelOutput, TokenLogprobs
 
 
 class Results:
@@ -32,11 +33,13 @@ class Results:
         kv: SequenceKv,
         counters: Counters,
         speculation: Speculation | None = None,
+        remote: RemoteKv | None = None,
     ) -> None:
         self._live = live
         self._kv = kv
         self._counters = counters
         self._speculation = speculation
+        self._remote = remote
 
     def apply(self, step: StepInFlight, result: ModelOutput, now: float) -> list[RequestOutput]:
         """Take in one step; what there is to tell."""
@@ -74,6 +77,7 @@ class Results:
         """Free the blocks and forget the sequence, with its branches; with `forget` its KV and its
         outputs are worth nothing either.
         """
+        sequence.drop_pull()
         self._kv.release(sequence, forget)
         self._live.remove(sequence)
         if self._speculation is not None:
@@ -119,6 +123,7 @@ class Results:
     def _count_prompt(self, sequence: Sequence) -> None:
         self._counters.prompt_tokens += sequence.num_prompt
         self._counters.prompt_tokens_cached += sequence.num_cached
+        self._counters.prompt_tokens_external += sequence.num_external
 
     def fail(self, sequence: Sequence, error: str) -> list[RequestOutput]:
         """End a sequence whose answers cannot be had; its KV is not to be hit."""
@@ -173,9 +178,18 @@ class Results:
         self, sequence: Sequence, draw: Draw, told: tuple[TokenLogprobs, ...], now: float
     ) -> RequestOutput:
         reason, stop_token = self._append(sequence, draw, now)
-        if reason is not None:
-            self.end(sequence)
-        return sequence.output((draw,), reason, stop_token, told)
+        offer = None if reason is None else self._end_well(sequence)
+        return sequence.output((draw,), reason, stop_token, told, kv_offer=offer)
+
+    def _end_well(self, sequence: Sequence) -> KvOffer | None:
+        """End a sequence that has its answer; where its KV is, if that is kept for another."""
+        request, offer = sequence.request, None
+        has_blocks = sequence.state is SequenceState.RUNNING
+        if self._remote is not None and request.keeps_kv and has_blocks and sequence.index == 0:
+            table = self._kv.blocks.table(sequence.seq_id)
+            offer = self._remote.offer(sequence, table)
+        self.end(sequence)
+        return offer
 
     def _take_run(
         self, share: StepShare, guess: Guess, draws: tuple[Draw, ...], now: float
@@ -193,9 +207,8 @@ class Results:
         if self._has_blocks(share):
             sequence.num_computed = min(share.end + num_accepted, len(sequence.token_ids))
             self._kv.written(sequence, sequence.num_computed)
-        if reason is not None:
-            self.end(sequence)
-        return sequence.output(draws[:num_taken], reason, stop_token)
+        offer = None if reason is None else self._end_well(sequence)
+        return sequence.output(draws[:num_taken], reason, stop_token, kv_offer=offer)
 
     def _append(
         self, sequence: Sequence, draw: Draw, now: float

@@ -50,6 +50,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence as Seq
 
+import msgspec
+
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine import policies
 from worker.engine.adapters import AdapterSlots
@@ -60,6 +62,7 @@ from worker.engine.grammar import Grammars
 from worker.engine.live_sequences import LiveSequences, new_sequence
 from worker.engine.messages import AddRequest, RequestOutput
 from worker.engine.planning import NO_MEMORY, StepCeiling, StepInFlight, StepPlan
+from worker.engine.remote_kv import RemoteKv
 from worker.engine.results import Results
 from worker.engine.sequence import Sequence, SequenceState
 from worker.engine.sequence_kv import SequenceKv
@@ -87,6 +90,7 @@ class Scheduler:
         eos_token_ids: Seq[int] = (),
         speculation: Speculation | None = None,
         adapters: AdapterSlots | None = None,
+        remote: RemoteKv | None = None,
     ) -> None:
         _check(limits)
         self._limits = limits
@@ -101,9 +105,10 @@ class Scheduler:
         watermark = int(cache.watermark * cache.num_blocks)
         self.adapters = adapters  # None: requests with an adapter are refused
         self._admission = Admitter(
-            limits, self._live, self._kv, self._counters, watermark, adapters
+            limits, self._live, self._kv, self._counters, watermark, adapters, remote
         )
-        self._results = Results(self._live, self._kv, self._counters, speculation)
+        self.remote = remote  # None: requests for KV of other engines, or for them, are refused
+        self._results = Results(self._live, self._kv, self._counters, speculation, remote)
         self._speculation = speculation
         self._lookahead = (
             None
@@ -138,14 +143,16 @@ class Scheduler:
 
     @property
     def is_compiling(self) -> bool:
-        """Whether nothing can be scheduled before a grammar is compiled or an adapter is read."""
+        """Whether nothing can be scheduled before a grammar is compiled, an adapter is read, or KV
+        has arrived.
+        """
         waiting = self._live.waiting
         return bool(waiting) and not self.num_running and all(map(self._is_incomplete, waiting))
 
     def _is_incomplete(self, sequence: Sequence) -> bool:
         adapter, adapters = sequence.request.adapter, self.adapters
         is_read = adapter is None or adapters is None or not adapters.is_missing(adapter)
-        return sequence.is_compiling or not is_read
+        return sequence.is_compiling or sequence.is_awaiting_kv or not is_read
 
     @property
     def num_running(self) -> int:
@@ -176,7 +183,21 @@ class Scheduler:
             loaded_adapters=() if self.adapters is None else self.adapters.loaded,
             awaited_adapters=self._awaited_adapters(),
         )
+        if self.remote is not None:
+            stats = self._with_transfers(stats, self.remote)
         return stats if self._speculation is None else self._speculation.stats(stats)
+
+    def _with_transfers(self, stats: EngineStats, remote: RemoteKv) -> EngineStats:
+        pulls = [s.kv_pull.done for s in self._live.waiting if s.kv_pull is not None]
+        return msgspec.structs.replace(
+            stats,
+            num_kv_fetching=pulls.count(False),
+            num_kv_fetched=pulls.count(True),
+            num_failed_kv_transfers=remote.counts.num_failed,
+            num_expired_kv_transfers=remote.num_expired,
+            kv_bytes_sent=remote.counts.num_bytes_sent,
+            kv_bytes_received=remote.counts.num_bytes_received,
+        )
 
     def _awaited_adapters(self) -> tuple[str, ...]:
         if self.adapters is None:
@@ -204,7 +225,13 @@ class Scheduler:
         error = self._refusal(request)
         if request.adapter is not None and self.adapters is None:
             error = "there are no adapters here: start the worker with --enable-lora"
+        if self.remote is None and (request.keeps_kv or request.kv_source is not None):
+            error = "KV stays here: start the worker with --kv-transfer-config"
         if error is None:
+            if self.remote is not None and request.kv_source is not None:
+                num_local = self._kv.lookup(sequence).num_tokens
+                asked = self.remote.begin(sequence, num_local)
+                self._counters.external_cache_queries += asked
             if self.grammars is not None and request.params.grammar is not None:
                 sequence.grammar = self.grammars.compile(request.params.grammar)
             self._live.add(sequence)
@@ -272,7 +299,8 @@ class Scheduler:
         step = self._counters.num_steps
         self._in_flight.append(StepInFlight(step, shares, now))
         puts = () if self.adapters is None else self.adapters.take_puts()
-        return SchedulerOutput(step, sequences, self.blocks.take_copies(), puts)
+        copies, loads = self.blocks.take_copies(), self._kv.take_loads()
+        return SchedulerOutput(step, sequences, copies, puts, loads)
 
     def prune_adapters(self, adapters: AdapterSlots) -> None:
         """Free the adapters that were given up and no request wants."""

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from operator import add
+from typing import Protocol
 
 from worker.engine.block_hash import BlockHash
 from worker.engine.counters import DraftTally
@@ -15,6 +16,8 @@ from worker.engine.messages import AddRequest, RequestOutput, SpeculationFigures
 from worker.types import (
     Draw,
     FinishReason,
+    KvOffer,
+    KvPart,
     Pooling,
     SampleSpec,
     SamplingParams,
@@ -28,6 +31,17 @@ class SequenceState(Enum):
     WAITING = auto()
     RUNNING = auto()
     FINISHED = auto()
+
+
+class Pull(Protocol):
+    """KV on its way from another engine. `part` is there once it is `done`; None: it failed."""
+
+    done: bool
+    part: KvPart | None
+
+    def close(self) -> None:
+        """End it, and give up what has arrived. Idempotent."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +70,9 @@ class Sequence:
     answer leads (the first, until it is aborted) runs the prompt; it is `index` and `request_id`.
 
     `grammar` is being compiled while the sequence waits; `matcher` follows its outputs from then on
-    (both None: nothing constrains them).
+    (both None: nothing constrains them). `kv_pull` brings KV of the prompt from another engine
+    while the sequence waits, without blocks: what has arrived is loaded into them by the step that
+    admits it.
 
     `pooled` sums the hidden states that count for the embedding of the prompt; those of positions
     below `num_pooled` do not count, or are summed by it and by steps in flight.
@@ -91,6 +107,8 @@ class Sequence:
     adapter_slot: int | None = None  # that of its adapter, while it runs
     grammar: Future[Matcher] | None = None
     matcher: Matcher | None = None
+    kv_pull: Pull | None = None
+    num_external: int = 0  # of `num_cached`, those whose KV came from another engine
     scheduled_seconds: float | None = None
     first_token_seconds: float | None = None
     last_token_seconds: float | None = None
@@ -187,6 +205,17 @@ class Sequence:
         """Whether it still waits for its grammar."""
         return self.grammar is not None and not self.grammar.done()
 
+    @property
+    def is_awaiting_kv(self) -> bool:
+        """Whether KV for it is on its way."""
+        return self.kv_pull is not None and not self.kv_pull.done
+
+    def drop_pull(self) -> None:
+        """What has arrived for it is loaded, or of no use any more."""
+        if self.kv_pull is not None:
+            self.kv_pull.close()
+            self.kv_pull = None
+
     def take_grammar(self) -> None:
         """Follow the grammar that was compiled for it, if one was."""
         if self.grammar is not None:
@@ -275,6 +304,7 @@ class Sequence:
         error: str | None = None,
         request_id: str | None = None,
         pooled: Seq[float] = (),
+        kv_offer: KvOffer | None = None,
     ) -> RequestOutput:
         """What to tell the client about new `draws`, with everything else as it is now.
 
@@ -295,6 +325,7 @@ class Sequence:
             list(prompt_logprobs),
             self._speculation_figures(request_id),
             pooled=list(pooled),
+            kv_offer=kv_offer,
         )
 
     def _speculation_figures(self, request_id: str | None) -> SpeculationFigures | None:

@@ -9,6 +9,7 @@ from worker.engine.block_hash import BlockHasher, PartialBlock, extra_keys
 from worker.engine.block_manager import BlockManager, PrefixHit
 from worker.engine.sequence import Sequence, SequenceState
 from worker.errors import IntegrityError
+from worker.types import KvLoad, KvPart
 
 
 class SequenceKv:
@@ -23,6 +24,7 @@ class SequenceKv:
         self.block_size = config.block_size
         self.num_blocks = config.num_blocks
         self.caching = config.enable_prefix_caching
+        self._loads: list[KvLoad] = []
         self._hasher = BlockHasher(config.block_size, config.hash_algo, config.hash_seed)
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -52,8 +54,25 @@ class SequenceKv:
             return False
         if self.caching:  # the whole chain: others compare themselves with it
             self._hash(sequence, len(sequence.token_ids) // self.block_size)
-        sequence.num_computed = sequence.num_written = hit.num_tokens
+        sequence.num_computed = hit.num_tokens
+        sequence.num_written = hit.num_tokens - hit.num_loaded
         return True
+
+    def load(self, sequence: Sequence, hit: PrefixHit, part: KvPart) -> None:
+        """Have the next step write what has arrived into the blocks that a sequence was admitted
+        with. It can be hit by others when that step's results are there.
+        """
+        first, end = len(hit.blocks), hit.num_tokens
+        table = self.blocks.table_copy(sequence.seq_id)
+        token_bytes = part.data.nbytes // (part.end - part.start)
+        begin = first * self.block_size - part.start
+        data = part.data[begin * token_bytes : (end - part.start) * token_bytes]
+        self._loads.append(KvLoad(table[first : self.blocks_for(end)], data))
+
+    def take_loads(self) -> tuple[KvLoad, ...]:
+        """What the next step has to load, once."""
+        loads, self._loads = tuple(self._loads), []
+        return loads
 
     def grow(self, sequence: Sequence, end: int) -> bool:
         """Make room up to position `end`; False, and nothing changed, when there is too little."""

@@ -62,6 +62,27 @@ class Executor(Protocol):
         ...
 
 
+class KvMemory(Protocol):
+    """An executor whose KV can move: it carries out `SchedulerOutput.kv_loads`."""
+
+    @property
+    def kv_shape(self) -> tuple[str, int, int, int]:
+        """Number format, layers, KV heads and numbers of a head of its cache."""
+        ...
+
+    @property
+    def kv_facts(self) -> tuple[object, ...]:
+        """What else its KV depends on, besides the weights."""
+        ...
+
+    def read_kv(self, blocks: Sequence[int], num_tokens: int) -> memoryview:
+        """A copy, on the host, of the KV of the first tokens in `blocks`: [num_tokens, layers, 2,
+        kv_heads, head_dim], as bytes. A step may run that writes to other slots. Raises
+        `DeviceMemoryError`.
+        """
+        ...
+
+
 def execute(executor: Executor, step: SchedulerOutput) -> ModelOutput:
     """Run one step to its end."""
     return executor.submit(step).collect()
@@ -112,7 +133,7 @@ class HostExecutor(Executor):
     def submit(self, step: SchedulerOutput) -> Ticket:
         """Run the step; without sequences whose pending token was not drawn."""
         known = _with_tokens(step, self._previous)
-        is_empty = not known.sequences and not known.block_copies
+        is_empty = not (known.sequences or known.block_copies or known.kv_loads)
         self._previous = ModelOutput({}) if is_empty else self.execute(known)
         return Finished(self._previous)
 
@@ -126,7 +147,7 @@ def _with_tokens(step: SchedulerOutput, previous: ModelOutput) -> SchedulerOutpu
             sequences.append(sequence)
         elif drawn := previous.sampled.get(sequence.seq_id):
             sequences.append(with_token(sequence, drawn[0].token_id))
-    return SchedulerOutput(step.step, tuple(sequences), step.block_copies)
+    return replace(step, sequences=tuple(sequences))
 
 
 def with_token(sequence: ScheduledSequence, token_id: int) -> ScheduledSequence:

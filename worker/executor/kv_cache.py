@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -15,6 +15,7 @@ from worker.config import EngineConfig
 from worker.errors import ConfigError
 from worker.executor.memory import DeviceMemory
 from worker.models.config import ModelConfig
+from worker.types import KvLoad
 
 # On a CPU the cache is this much, or what the context needs, up to a share of the memory.
 _CPU_DEFAULT_BYTES = 1 << 30
@@ -149,6 +150,52 @@ def copy_blocks(cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
                 layer[destination].copy_(block)
     else:
         cache[:, pairs[:, 1]] = read
+
+
+def read_tokens(
+    cache: Tensor, blocks: Sequence[int], num_tokens: int, keys_across: bool
+) -> memoryview:
+    """The KV of the first tokens in `blocks`, token by token, as bytes on the host: [num_tokens,
+    layers, 2, kv_heads, head_dim]. With `keys_across` the keys of a block and head lie in the cache
+    as [head_dim, block_size] (see `worker.ops.cpu.native`).
+    """
+    layers, _, _, heads, size, dim = cache.shape
+    index = torch.tensor(blocks, dtype=torch.int64, device=cache.device)
+    rows = torch.empty((len(blocks), size, layers, 2, heads, dim), dtype=cache.dtype)
+    for number, layer in enumerate(cache):  # one by one: the device needs room for one alone
+        keys, values = layer[index].to("cpu").unbind(1)
+        if keys_across:
+            keys = keys.reshape(-1, heads, dim, size).transpose(2, 3)
+        rows[:, :, number, 0] = keys.transpose(1, 2)
+        rows[:, :, number, 1] = values.transpose(1, 2)
+    kept = rows.view(-1, layers, 2, heads, dim)[:num_tokens]
+    return kept.reshape(-1).view(torch.uint8).numpy().data
+
+
+def write_tokens(cache: Tensor, load: KvLoad, keys_across: bool) -> None:
+    """Write what `read_tokens` gave, of an engine whose blocks may have another size and keys lie
+    another way.
+    """
+    layers, _, _, heads, size, dim = cache.shape
+    rows = torch.frombuffer(load.data, dtype=cache.dtype).view(-1, layers, 2, heads, dim)
+    num_full, rest = divmod(len(rows), size)
+    index = torch.tensor(load.blocks[:num_full], dtype=torch.int64, device=cache.device)
+    for number, layer in enumerate(cache):
+        tokens = rows[:, number].to(cache.device)
+        if num_full:
+            full = tokens[: num_full * size].view(num_full, size, 2, heads, dim)
+            keys, values = full.permute(2, 0, 3, 1, 4)
+            if keys_across:
+                keys = keys.transpose(2, 3).reshape(num_full, heads, size, dim)
+            layer[index] = torch.stack((keys, values), 1)
+        if rest:
+            keys, values = tokens[num_full * size :].permute(1, 2, 0, 3)
+            block = layer[load.blocks[num_full]]
+            if keys_across:
+                block[0].view(heads, dim, size)[:, :, :rest] = keys.transpose(1, 2)
+            else:
+                block[0, :, :rest] = keys
+            block[1, :, :rest] = values
 
 
 Read = Callable[[str], str | None]

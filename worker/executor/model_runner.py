@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
@@ -36,7 +36,7 @@ from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.interface import draft_requests
 from worker.executor.graphs import DecodeGraphs
 from worker.executor.interface import Finished, Ticket, with_history
-from worker.executor.kv_cache import copy_blocks
+from worker.executor.kv_cache import copy_blocks, read_tokens, write_tokens
 from worker.executor.memory import give_back
 from worker.executor.state import DeviceState
 from worker.executor.step_batch import StepBatch
@@ -96,6 +96,8 @@ class ModelRunner:
             copy_blocks(cache, step.block_copies)
             if self._drafter is not None:
                 self._drafter.copy_blocks(step.block_copies)
+        for load in step.kv_loads:
+            write_tokens(cache, load, model.native is not None)
         adapted = None
         if self._adapters is not None:
             self._adapters.put(step.adapters)
@@ -135,6 +137,28 @@ class ModelRunner:
         )
         answers.store(self._state)
         return _ModelTicket(step, answers, drafter, model.device)
+
+    @property
+    def kv_shape(self) -> tuple[str, int, int, int]:
+        """As `KvMemory` says."""
+        _, cache = self._awake()
+        layers, _, _, heads, _, dim = cache.shape
+        return str(cache.dtype).removeprefix("torch."), layers, heads, dim
+
+    @property
+    def kv_facts(self) -> tuple[object, ...]:
+        """As `KvMemory` says: the format of activations, and what a position does to a key."""
+        model, _ = self._awake()
+        return str(model.dtype), model.rope.cos[1:2].float().cpu().numpy().tobytes()
+
+    @torch.inference_mode()
+    def read_kv(self, blocks: Sequence[int], num_tokens: int) -> memoryview:
+        """As `KvMemory` says."""
+        model, cache = self._awake()
+        try:
+            return read_tokens(cache, blocks, num_tokens, model.native is not None)
+        except torch.OutOfMemoryError as error:
+            raise DeviceMemoryError(str(error)) from None
 
     def read_adapter(self, adapter: Adapter) -> Future[Any]:
         """On a thread of its own."""

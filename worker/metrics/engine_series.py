@@ -59,8 +59,8 @@ VLLM_SERIES = (
         "Requests that take their KV from elsewhere, by how far they are.",
         (
             ('stage="waiting_to_start"', _zero),
-            ('stage="in_progress"', _zero),
-            ('stage="completed_waiting"', _zero),
+            ('stage="in_progress"', lambda n: n.num_kv_fetching),
+            ('stage="completed_waiting"', lambda n: n.num_kv_fetched),
         ),
     ),
     EngineSeries(
@@ -80,8 +80,16 @@ VLLM_SERIES = (
         "prefix_cache_queries",
     ),
     _counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_cache_hits"),
-    _counter("external_prefix_cache_queries", "Prompt tokens asked of other workers.", _zero),
-    _counter("external_prefix_cache_hits", "Prompt tokens found at other workers.", _zero),
+    _counter(
+        "external_prefix_cache_queries",
+        "Prompt tokens asked of other workers.",
+        "external_cache_queries",
+    ),
+    _counter(
+        "external_prefix_cache_hits",
+        "Prompt tokens whose KV came from other workers.",
+        "external_cache_hits",
+    ),
     _counter("mm_cache_queries", "Items looked up in the multi-modal cache.", _zero),
     _counter("mm_cache_hits", "Items found in the multi-modal cache.", _zero),
     _counter("num_preemptions", "Requests preempted to free their blocks.", "num_preemptions"),
@@ -91,8 +99,11 @@ VLLM_SERIES = (
         "Prompt tokens, by where their KV came from.",
         (
             ('source="local_compute"', lambda n: n.prompt_tokens - n.prompt_tokens_cached),
-            ('source="local_cache_hit"', lambda n: n.prompt_tokens_cached),
-            ('source="external_kv_transfer"', _zero),
+            (
+                'source="local_cache_hit"',
+                lambda n: n.prompt_tokens_cached - n.prompt_tokens_external,
+            ),
+            ('source="external_kv_transfer"', lambda n: n.prompt_tokens_external),
         ),
     ),
     _counter(
@@ -102,9 +113,9 @@ VLLM_SERIES = (
         "prompt_tokens_cached_by_source",
         "Prompt tokens that were not computed, by the memory their KV was in.",
         (
-            ('source="device"', lambda n: n.prompt_tokens_cached),
+            ('source="device"', lambda n: n.prompt_tokens_cached - n.prompt_tokens_external),
             ('source="host"', _zero),
-            ('source="p2p"', _zero),
+            ('source="p2p"', lambda n: n.prompt_tokens_external),
             ('source="disk"', _zero),
             ('source="external_unspecified"', _zero),
         ),
@@ -134,6 +145,18 @@ OWN_SERIES = (
         "engine_out_of_memory",
         "Steps taken back because the device had too little memory for them.",
         "num_out_of_memory",
+    ),
+    _counter("kv_transfer_sent_bytes", "KV sent to other workers.", "kv_bytes_sent"),
+    _counter("kv_transfer_received_bytes", "KV taken from other workers.", "kv_bytes_received"),
+    _counter(
+        "kv_transfer_failures",
+        "Transfers of KV that failed, so that prompts were computed.",
+        "num_failed_kv_transfers",
+    ),
+    _counter(
+        "kv_transfer_expired",
+        "Prompts whose KV was kept for another worker, which did not take it.",
+        "num_expired_kv_transfers",
     ),
     _counter(
         "prefix_cache_evictions",

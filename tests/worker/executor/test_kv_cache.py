@@ -12,8 +12,11 @@ from worker.executor.kv_cache import (
     choose_num_blocks,
     copy_blocks,
     gpu_room_bytes,
+    read_tokens,
+    write_tokens,
 )
 from worker.models.config import ModelConfig
+from worker.types import KvLoad
 
 CPU = torch.device("cpu")
 MODEL = ModelConfig(
@@ -144,3 +147,42 @@ def test_copies_read_every_source_before_they_write() -> None:
     cache = torch.arange(3 * 4).view(3, 4, 1, 1, 1, 1).float()
     copy_blocks(cache, ((0, 1), (1, 0)))
     assert cache[:, :, 0, 0, 0, 0].tolist() == [[1, 0, 2, 3], [5, 4, 6, 7], [9, 8, 10, 11]]
+
+
+@pytest.mark.parametrize("across", [(False, False), (True, True), (False, True), (True, False)])
+@pytest.mark.parametrize("sizes", [(4, 4), (4, 16), (16, 2)])
+@pytest.mark.parametrize("num_tokens", [1, 16, 21])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kv_of_tokens_moves_between_caches(
+    across: tuple[bool, bool], sizes: tuple[int, int], num_tokens: int, dtype: torch.dtype
+) -> None:
+    """Whatever the size of blocks and the way that keys lie; other slots stay as they are."""
+    caches = [
+        torch.randn(2, 24, 2, 3, size, 8, generator=torch.Generator().manual_seed(size)).to(dtype)
+        for size in sizes
+    ]
+    source = [5, 3, 11, 2, 7, 1][: -(-num_tokens // sizes[0])]
+    target = torch.randperm(24)[: -(-num_tokens // sizes[1])].tolist()
+    before = caches[1].clone()
+    data = read_tokens(caches[0], source, num_tokens, across[0])
+    assert data.nbytes == num_tokens * 2 * 2 * 3 * 8 * dtype.itemsize
+    write_tokens(caches[1], KvLoad(tuple(target), memoryview(bytearray(data))), across[1])
+    assert read_tokens(caches[1], target, num_tokens, across[1]) == data
+    for position in range(num_tokens):
+        block, slot = source[position // sizes[0]], position % sizes[0]
+        keys, values = caches[0][:, block].unbind(1)
+        if across[0]:
+            keys = keys.reshape(2, 3, 8, sizes[0]).transpose(2, 3)
+        expected = torch.stack((keys[:, :, slot], values[:, :, slot]), 1)
+        size = data.nbytes // num_tokens
+        found = torch.frombuffer(
+            bytearray(data[size * position : size * (position + 1)]), dtype=dtype
+        )
+        assert torch.equal(found.view(2, 2, 3, 8), expected)
+    others = [block for block in range(24) if block not in target]
+    assert torch.equal(caches[1][:, others], before[:, others])
+    rest = num_tokens % sizes[1]
+    if rest:  # what follows in the last block
+        assert torch.equal(
+            caches[1][:, target[-1], 1, :, rest:], before[:, target[-1], 1, :, rest:]
+        )

@@ -27,7 +27,7 @@ GAUGES = {
     "num_requests_waiting_by_reason": (("reason", ["capacity", "deferred"]), [2, 1]),
     "num_requests_kv_fetch_by_stage": (
         ("stage", ["waiting_to_start", "in_progress", "completed_waiting"]),
-        [0, 0, 0],
+        [0, 2, 1],
     ),
     "engine_sleep_state": (
         ("sleep_state", ["awake", "weights_offloaded", "discard_all"]),
@@ -38,20 +38,20 @@ GAUGES = {
 COUNTERS = {
     "prefix_cache_queries": (None, [100]),
     "prefix_cache_hits": (None, [40]),
-    "external_prefix_cache_queries": (None, [0]),
-    "external_prefix_cache_hits": (None, [0]),
+    "external_prefix_cache_queries": (None, [90]),
+    "external_prefix_cache_hits": (None, [80]),
     "mm_cache_queries": (None, [0]),
     "mm_cache_hits": (None, [0]),
     "num_preemptions": (None, [5]),
     "prompt_tokens": (None, [600]),
     "prompt_tokens_by_source": (
         ("source", ["local_compute", "local_cache_hit", "external_kv_transfer"]),
-        [400, 200, 0],
+        [400, 140, 60],
     ),
     "prompt_tokens_cached": (None, [200]),
     "prompt_tokens_cached_by_source": (
         ("source", ["device", "host", "p2p", "disk", "external_unspecified"]),
-        [200, 0, 0, 0, 0],
+        [140, 0, 60, 0, 0],
     ),
     "generation_tokens": (None, [70]),
     "request_success": (
@@ -184,6 +184,10 @@ def test_our_own_series_are_apart(families: dict[str, Metric]) -> None:
         "prefix_cache_evictions": 6,
         "prefix_cache_hash_collisions": 7,
         "kv_event_batches_dropped": 9,
+        "kv_transfer_sent_bytes": 1000,
+        "kv_transfer_received_bytes": 2000,
+        "kv_transfer_failures": 3,
+        "kv_transfer_expired": 2,
         "spec_decode_draft_length": 2.5,
         "spec_decode_drafter_failures": 4,
         "admission_rejections": 1,

@@ -86,6 +86,7 @@ class Delta:
 class Answer:
     """One complete choice of a response that is not streamed. `calls` are all parts of them;
     `pooled` is the embedding of the prompt, where that was asked for; `usage` counts this choice.
+    `kv_transfer` are the parameters for a decode elsewhere, of a prompt whose KV is kept.
     """
 
     text: str
@@ -97,6 +98,7 @@ class Answer:
     calls: Sequence[CallDelta] = ()
     pooled: Sequence[float] = ()
     usage: TokenCounts | None = None
+    kv_transfer: Json | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +265,7 @@ class ChatFrames(_OpenAiFrames):
                 ],
                 prompt_logprobs=answers[0].prompt_logprobs if answers else None,
                 prompt_token_ids=self._prompt.ids_of(0),
+                kv_transfer_params=answers[0].kv_transfer if answers else None,
                 prompt_text=self._prompt.text,
             )
         )
@@ -363,6 +366,7 @@ class CompletionFrames(_OpenAiFrames):
                     )
                     for index, answer in enumerate(answers)
                 ],
+                kv_transfer_params=answers[0].kv_transfer if answers else None,
             )
         )
 
@@ -393,6 +397,7 @@ class TokenFrames:
                 choices=[self._choice(index, answer) for index, answer in enumerate(answers)],
                 usage=usage.usage(),
                 prompt_logprobs=answers[0].prompt_logprobs if answers else None,
+                kv_transfer_params=answers[0].kv_transfer if answers else None,
                 output_mode="text" if self._with_text else "tokens",
                 metrics=metrics,
             )

@@ -31,6 +31,7 @@ from worker.api.http.arrival import Arrival
 from worker.api.http.limits import malformed
 from worker.api.http.off_loop import off_loop_when_large
 from worker.api.schema.constraints import CALLS, Constraint, constraint_of, grammar_of, refused
+from worker.api.schema.kv_transfer import kv_transfer
 from worker.api.schema.params import (
     ModelLimits,
     SamplingContext,
@@ -71,6 +72,16 @@ DEFAULT_COMPLETION_TOKENS = 16
 COMPILE_SECONDS = 10.0  # of a grammar, others that it waits for included
 
 _OF_COMPLETIONS = frozenset(CompletionRequest.__struct_fields__)
+# Fields of token-level requests, beside sampling parameters, that completions have too.
+_OF_ALL = (
+    "model",
+    "stream",
+    "stream_options",
+    "cache_salt",
+    "priority",
+    "request_id",
+    "kv_transfer_params",
+)
 _encode = msgspec.json.Encoder(enc_hook=plain).encode
 
 
@@ -409,6 +420,12 @@ class RequestPreparer:
         name = "prompt_logprobs" if request.prompt_logprobs is not None else "logprobs"
         check_prompt_logprobs_size(params.prompt_logprobs, num_tokens, name, limits)
         priority = self.priority(request.priority, asked.arrival)
+        keeps_kv, kv_source = kv_transfer(
+            request.kv_transfer_params,
+            self._config.kv_role,
+            streams=bool(request.stream),
+            num_prompts=len(asked.prompts),
+        )
         requests = []
         for index, (ids, room) in enumerate(zip(asked.prompts, rooms, strict=True)):
             if index and request.seed in (None, -1):
@@ -427,6 +444,8 @@ class RequestPreparer:
                     branch_ids=[f"{i + 1}_{request_id}" for i in range(n - 1)],
                     tenant=asked.arrival.tenant,
                     adapter=asked.adapter,
+                    kv_source=kv_source,
+                    keeps_kv=keeps_kv,
                 )
             )
         return tuple(requests)
@@ -494,7 +513,7 @@ class TokenPreparer:
             if value is not None and name in _OF_COMPLETIONS
         }
         fields.setdefault("max_tokens", max(1, self._limits.max_model_len - len(request.token_ids)))
-        for name in ("model", "stream", "stream_options", "cache_salt", "priority", "request_id"):
+        for name in _OF_ALL:
             fields[name] = getattr(request, name)
         fields["prompt"], fields["vllm_xargs"] = request.token_ids, sampling.extra_args
         return _encode(fields)

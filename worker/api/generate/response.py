@@ -23,6 +23,7 @@ from worker.api.generate.logprobs import (
     written,
 )
 from worker.api.generate.prepare import Prepared
+from worker.api.schema.kv_transfer import kv_transfer_answer
 from worker.engine.messages import AddRequest, RequestOutput
 from worker.metrics.page import RequestRecord
 from worker.types import TokenLogprobs
@@ -198,6 +199,7 @@ class AnswerCollector:
             entries = [entry for piece in pieces for entry in piece.logprobs]
             logprobs = written(writer, entries, run.echoed(writer))
         asked = shown.prompt_logprobs
+        offer = None if choice.last is None else choice.last.kv_offer
         return Answer(
             text=(run.echo or "") + "".join(piece.text for piece in pieces),
             ending=choice.ending,
@@ -208,4 +210,5 @@ class AnswerCollector:
             calls=[call for piece in pieces for call in piece.calls],
             pooled=() if choice.last is None else choice.last.pooled,
             usage=usage_so_far(run, choice, cached=shown.cached_tokens),
+            kv_transfer=None if offer is None else kv_transfer_answer(offer),
         )

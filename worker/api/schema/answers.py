@@ -105,7 +105,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     prompt_logprobs: JsonArray
     prompt_token_ids: Counts | None
     prompt_text: str | None
-    kv_transfer_params: None = None
+    kv_transfer_params: JsonObject = None
     ec_transfer_params: None = None
     metrics: JsonObject
 
@@ -135,7 +135,7 @@ class TextCompletion(msgspec.Struct, kw_only=True):
     service_tier: None = None
     system_fingerprint: str | None
     usage: Usage
-    kv_transfer_params: None = None
+    kv_transfer_params: JsonObject = None
     ec_transfer_params: None = None
     metrics: JsonObject
 
@@ -162,7 +162,7 @@ class Generated(msgspec.Struct, kw_only=True):
     choices: list[TokenChoice]
     usage: Usage
     prompt_logprobs: JsonArray
-    kv_transfer_params: None = None
+    kv_transfer_params: JsonObject = None
     ec_transfer_params: None = None
     output_mode: Literal["tokens", "text"]
     metrics: JsonObject

@@ -52,7 +52,7 @@ _REASON_CHARS = 200
 def decode(body: bytes, kind: type[Body]) -> Body:
     """Parse a JSON body strictly. Raises `RequestError` naming the field at fault."""
     try:
-        return msgspec.json.decode(body, type=kind, dec_hook=_decode_whole)
+        return msgspec.json.decode(body, type=kind, dec_hook=decode_whole)
     except msgspec.ValidationError as error:
         explained = _explained(str(error))
         if isinstance(explained, UnknownFieldError):
@@ -161,7 +161,8 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
 
 
-def _decode_whole(kind: type, value: Any) -> Whole:
+def decode_whole(kind: type, value: Any) -> Whole:
+    """The `dec_hook` for `Whole`."""
     if kind is not Whole:
         raise NotImplementedError(kind)
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -231,7 +231,7 @@ class GenerationFields(SamplingFields, kw_only=True):
     guided_regex: str | None = None
     guided_choice: Annotated[list[str] | None, says(minItems=1, maxItems=MAX_CHOICES)] = None
     guided_grammar: str | None = None
-    kv_transfer_params: Annotated[dict[str, Any] | None, only({})] = None
+    kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: Annotated[dict[str, Any] | None, only({})] = None
     vllm_xargs: dict[str, Any] | None = None  # arguments of logits processors
     # Taken by the render routes, which look at it before the others refuse it.
@@ -425,7 +425,7 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     token_offsets: list[list[int]] | None = None
     content_parts: Annotated[Any, only({}, [])] = None
     features: Annotated[Any, only({}, [])] = None
-    kv_transfer_params: Annotated[Any, only({}, [])] = None
+    kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: Annotated[Any, only({}, [])] = None
 
 

@@ -183,7 +183,7 @@ async def test_facts_of_the_prompt_are_returned_when_asked(bench: Any) -> None:
         (CHAT, {"max_tokens": 0, "echo": True}, "max_tokens", "at least 1"),
         (TEXT, {"min_tokens": 17}, None, "less than or equal to max_tokens=16"),
         (TEXT, {"suffix": "x"}, "suffix", "not supported yet"),
-        (TEXT, {"kv_transfer_params": {"a": 1}}, "kv_transfer_params", "not supported yet"),
+        (TEXT, {"kv_transfer_params": {"a": 1}}, "kv_transfer_params", "--kv-transfer-config"),
         (CHAT, {"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "regex"),
         (CHAT, {"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs", "tokenize"),
         (TEXT, {"priority": 1, "settings": {"enable_priority": False}}, "priority", "not enabled"),

@@ -53,7 +53,7 @@ def chat(extra: str) -> ChatRequest:
         (',"tool_choice":{"type":"function"}', "body.tool_choice.function"),
         (',"response_format":{"type":"yaml"}', "body.response_format.type"),
         (',"priority":3.5', "body.priority"),
-        (',"kv_transfer_params":{"do_remote_decode":true}', "kv_transfer_params"),
+        (',"kv_transfer_params":[1]', "body.kv_transfer_params"),
         (',"structured_outputs":{"regex":1}', "body.structured_outputs.regex"),
         (',"return_token_offsets":true', "return_token_offsets"),
         (',"chat_template":"x"', "chat_template"),

@@ -1,0 +1,284 @@
+"""The sidecar between workers that are shaped like vLLM's: both legs, as they go over the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from fleet.sidecar import Sidecar, SidecarOptions, new_session, prefill_body, runner_of
+
+KEPT = {
+    "do_remote_prefill": True,
+    "do_remote_decode": False,
+    "remote_block_ids": [[3, 1, 2]],
+    "remote_engine_id": "e",
+    "remote_request_id": "r",
+    "remote_host": "10.0.0.1",
+    "remote_port": 5600,
+    "tp_size": 1,
+}
+ASKED = {
+    "model": "m",
+    "messages": [{"role": "user", "content": "Zwölf"}],
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "max_tokens": 7,
+    "min_tokens": 2,
+    "temperature": 0.25,
+}
+CHAT = "/v1/chat/completions"
+CHUNKS = (b'data: {"a":1}\n\n', b"data: [DONE]\n\n")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Server:
+    """A worker that notes what it was asked; `behave` answers."""
+
+    def __init__(self, behave: Handler) -> None:
+        self.behave = behave
+        self.asked: list[tuple[str, str, dict[str, str], bytes]] = []
+        self.arrived = asyncio.Event()
+        self.left = asyncio.Event()
+        self.address = ""
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        self.asked.append((request.method, str(request.rel_url), headers, await request.read()))
+        self.arrived.set()
+        try:
+            return await self.behave(request)
+        except asyncio.CancelledError:
+            self.left.set()
+            raise
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[Server]:
+        application = web.Application()
+        application.router.add_route("*", "/{path:.*}", self.handle)
+        runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=1)
+        self.address = await listening(runner)
+        try:
+            yield self
+        finally:
+            await runner.cleanup()
+
+
+async def listening(runner: web.AppRunner) -> str:
+    """Its address, on a free port."""
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    return f"{host}:{port}"
+
+
+async def keeps(_: web.Request) -> web.StreamResponse:
+    return web.json_response({"choices": [], "kv_transfer_params": KEPT})
+
+
+async def streams(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Worker": "w"})
+    await response.prepare(request)
+    for chunk in CHUNKS:
+        await response.write(chunk)
+    return response
+
+
+class House:
+    """A sidecar, its decode worker and a prefill worker."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
+        self.prefiller, self.decoder = Server(keeps), Server(streams)
+
+    async def start(self, **options: Any) -> House:
+        await self._stack.enter_async_context(self.prefiller.serving())
+        await self._stack.enter_async_context(self.decoder.serving())
+        given = {
+            "host": "",
+            "port": 0,
+            "decoder": f"http://{self.decoder.address}",
+            "prefiller_networks": None,
+            "prefill_timeout": 60.0,
+            "drain_timeout": 1.0,
+        }
+        session = await self._stack.enter_async_context(new_session())
+        runner = runner_of(Sidecar(SidecarOptions(**{**given, **options}), session), 1.0)
+        self.url = f"http://{await listening(runner)}"
+        self._stack.push_async_callback(runner.cleanup)
+        self.client = await self._stack.enter_async_context(aiohttp.ClientSession())
+        return self
+
+    async def ask(
+        self, body: Any = ASKED, path: str = CHAT, prefiller: str | None = None, **headers: str
+    ) -> tuple[int, bytes]:
+        """What the client gets."""
+        named = {"x-prefiller-host-port": prefiller or self.prefiller.address, **headers}
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with self.client.post(self.url + path, data=data, headers=named) as answer:
+            return answer.status, await answer.read()
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    async with AsyncExitStack() as stack:
+        yield House(stack)
+
+
+async def test_both_legs_as_the_protocol_says(house: House) -> None:
+    """Bodies in full; the answer comes through chunk for chunk."""
+    await house.start()
+    status, answer = await house.ask(**{"x-request-id": "mine", "authorization": "Bearer k"})
+    assert (status, answer) == (200, b"".join(CHUNKS))
+    ((method, path, first, prefill),) = house.prefiller.asked
+    assert (method, path) == ("POST", CHAT)
+    assert json.loads(prefill) == {
+        "model": "m",
+        "messages": [{"role": "user", "content": "Zwölf"}],
+        "stream": False,
+        "max_tokens": 1,
+        "min_tokens": 1,
+        "temperature": 0.25,
+        "kv_transfer_params": {
+            "do_remote_decode": True,
+            "do_remote_prefill": False,
+            "remote_engine_id": None,
+            "remote_block_ids": None,
+            "remote_host": None,
+            "remote_port": None,
+        },
+    }
+    ((method, path, second, decode),) = house.decoder.asked
+    assert (method, path) == ("POST", CHAT)
+    assert json.loads(decode) == {**ASKED, "kv_transfer_params": KEPT}
+    for headers, body in ((first, prefill), (second, decode)):
+        assert "x-prefiller-host-port" not in headers
+        assert (headers["x-request-id"], headers["authorization"]) == ("mine", "Bearer k")
+        assert headers["content-length"] == str(len(body))
+    assert first["content-type"] == "application/json"
+
+
+async def test_both_legs_have_one_request_id(house: House) -> None:
+    await house.start()
+    await house.ask()
+    ids = [server.asked[0][2]["x-request-id"] for server in (house.prefiller, house.decoder)]
+    assert len(set(ids)) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "limits"),
+    [
+        (CHAT, {}, {"max_tokens": 1}),
+        (CHAT, {"max_completion_tokens": 5}, {"max_tokens": 1, "max_completion_tokens": 1}),
+        ("/v1/completions", {"max_tokens": 9}, {"max_tokens": 1}),
+        (
+            "/inference/v1/generate",
+            {"sampling_params": {"max_tokens": 5, "min_tokens": 3, "seed": 1}},
+            {"sampling_params": {"max_tokens": 1, "min_tokens": 1, "seed": 1}},
+        ),
+        ("/inference/v1/generate", {}, {"sampling_params": {"max_tokens": 1}}),
+    ],
+)
+def test_a_prefill_is_of_one_token(path: str, given: Any, limits: Any) -> None:
+    body = prefill_body(path, given)
+    assert {name: body[name] for name in body if name not in ("stream", "kv_transfer_params")} == (
+        limits
+    )
+
+
+async def refuses(_: web.Request) -> web.StreamResponse:
+    return web.json_response({"message": "no"}, status=500)
+
+
+async def hangs(_: web.Request) -> web.StreamResponse:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def babbles(_: web.Request) -> web.StreamResponse:
+    return web.Response(body=b"[1")
+
+
+async def dies(request: web.Request) -> web.StreamResponse:
+    assert request.transport is not None
+    request.transport.close()
+    return web.Response()
+
+
+@pytest.mark.parametrize("behave", [refuses, hangs, babbles, dies])
+async def test_without_a_prefill_the_decode_goes_on(house: House, behave: Handler) -> None:
+    """With the body as the client sent it, byte for byte."""
+    house.prefiller.behave = behave
+    await house.start(prefill_timeout=0.2)
+    body = json.dumps(ASKED, indent=3).encode()
+    assert await house.ask(body) == (200, b"".join(CHUNKS))
+    assert house.decoder.asked[0][3] == body
+    assert "x-prefiller-host-port" not in house.decoder.asked[0][2]
+
+
+async def test_a_prefiller_that_is_not_there_costs_nothing_else(house: House) -> None:
+    await house.start()
+    assert await house.ask(prefiller="127.0.0.1:1") == (200, b"".join(CHUNKS))
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"\xff", b""])
+async def test_a_body_that_is_no_object_is_the_decoders_to_refuse(
+    house: House, body: bytes
+) -> None:
+    await house.start()
+    assert (await house.ask(body))[0] == 200
+    assert (house.prefiller.asked, house.decoder.asked[0][3]) == ([], body)
+
+
+@pytest.mark.parametrize(
+    "prefiller", ["8.8.8.8:80", "169.254.169.254:80", "host:80", "x", "[::]:1"]
+)
+async def test_only_allowed_prefillers_are_asked(house: House, prefiller: str) -> None:
+    """What a client may have put into the header is no way to other services."""
+    await house.start()
+    status, body = await house.ask(prefiller=prefiller)
+    assert (status, json.loads(body)["type"]) == (403, "Forbidden")
+    assert house.decoder.asked == []
+
+
+async def test_networks_can_be_named(house: House) -> None:
+    await house.start(prefiller_networks=(ipaddress.ip_network("10.0.0.0/8"),))
+    assert (await house.ask())[0] == 403
+
+
+async def test_the_rest_is_passed_on(house: House) -> None:
+    """Whatever the path, method and query; the header goes all the same."""
+    await house.start()
+    async with house.client.get(f"{house.url}/metrics?a=%20b") as answer:
+        assert (answer.status, answer.headers["X-Worker"]) == (200, "w")
+    await house.ask(path="/v1/messages")
+    assert [one[:2] for one in house.decoder.asked] == [
+        ("GET", "/metrics?a=%20b"),
+        ("POST", "/v1/messages"),
+    ]
+    assert house.prefiller.asked == []
+    assert "x-prefiller-host-port" not in house.decoder.asked[1][2]
+
+
+async def test_a_decoder_that_is_gone_is_a_503(house: House) -> None:
+    await house.start(decoder="http://127.0.0.1:1")
+    status, body = await house.ask()
+    assert (status, json.loads(body)["type"]) == (503, "ServiceUnavailable")
+
+
+@pytest.mark.parametrize("leg", ["prefiller", "decoder"])
+async def test_a_client_that_leaves_ends_the_leg(house: House, leg: str) -> None:
+    server = getattr(house, leg)
+    server.behave = hangs
+    await house.start()
+    asking = asyncio.create_task(house.ask())
+    await server.arrived.wait()
+    asking.cancel()
+    await asyncio.wait_for(server.left.wait(), 60)

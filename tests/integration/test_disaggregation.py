@@ -1,0 +1,91 @@
+"""Two real workers with the sidecar between them: the same answers, also when one of them dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from running_worker import Worker, running_worker
+
+from fleet.sidecar import KEEP_KV, Sidecar, SidecarOptions, new_session, runner_of
+
+pytestmark = pytest.mark.soak
+
+PATH = "/v1/completions"
+PROMPTS = [f"{n}: " + " ".join(f"{i} and {i + n}," for i in range(40)) for n in range(1, 9)]
+
+
+def body(prompt: str, **fields: object) -> dict[str, object]:
+    """Greedy or seeded, by its number."""
+    sampling = {"temperature": 0.8 * (int(prompt[0]) % 2), "seed": 5}
+    return {"prompt": prompt, "max_tokens": 12, "ignore_eos": True, **sampling, **fields}
+
+
+async def said(worker: Worker, url: str, prompt: str, **headers: str) -> str:
+    """The text of an answer."""
+    answer = await worker.http.post(url + PATH, json=body(prompt), headers=headers)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["text"])
+
+
+async def external(worker: Worker) -> float:
+    """Prompt tokens that came from elsewhere."""
+    counters = await worker.counters()
+    (hits,) = [v for k, v in counters.items() if k.startswith("vllm:external_prefix_cache_hits")]
+    return hits
+
+
+async def test_answers_are_the_same_whatever_becomes_of_the_prefill(model_path: Path) -> None:
+    """Through the sidecar; with a prefill worker that stands still between the legs; with one that
+    is killed there; with none.
+    """
+    transfer = {"kv_port": 0, "kv_transfer_timeout": 2}
+    flags = ["--model", str(model_path), "--kv-cache-memory-bytes", "100000000"]
+    flags += ["--max-model-len", "1024", "--kv-transfer-config"]
+    async with AsyncExitStack() as stack:
+        starting = [
+            stack.enter_async_context(
+                running_worker(*flags, json.dumps({"kv_role": role, **transfer}))
+            )
+            for role in ("kv_producer", "kv_consumer")
+        ]
+        first, second = await asyncio.gather(*starting)
+        alone = [await said(first, "", prompt) for prompt in PROMPTS]
+        named = {"x-prefiller-host-port": str(first.http.base_url.netloc.decode())}
+        session = await stack.enter_async_context(new_session())
+        options = SidecarOptions("", 0, str(second.http.base_url), None, 60.0, 1.0)
+        runner = runner_of(Sidecar(options, session), 1.0)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+        for prompt, expected in zip(PROMPTS[:3], alone[:3], strict=True):
+            assert await said(second, url, prompt, **named) == expected
+        had = await external(second)
+        assert had > 300
+
+        legs = []
+        for prompt in PROMPTS[3:6]:
+            leg = body(prompt, max_tokens=1, kv_transfer_params=KEEP_KV)
+            answer = (await first.http.post(PATH, json=leg)).json()
+            legs.append(body(prompt, kv_transfer_params=answer["kv_transfer_params"]))
+        engine = first.engine_pid()
+        assert engine is not None
+        os.kill(engine, signal.SIGSTOP)
+        answer = await second.http.post(PATH, json=legs[0])
+        assert answer.json()["choices"][0]["text"] == alone[3]
+        first.process.kill()
+        await first.exit_status()
+        for leg, expected in zip(legs[1:], alone[4:6], strict=True):
+            answer = await second.http.post(PATH, json=leg)
+            assert answer.json()["choices"][0]["text"] == expected
+        for prompt, expected in zip(PROMPTS[6:], alone[6:], strict=True):
+            assert await said(second, url, prompt, **named) == expected
+        assert await external(second) == had

@@ -1,0 +1,67 @@
+"""Made-up transfers of KV between engines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from paged_executor import TOKEN_BYTES, kv_of
+
+from worker.kv.content import content_digest
+from worker.kv.tcp import TransferCounts
+from worker.types import KvOffer, KvPart, KvSource
+
+
+@dataclass
+class MadeUpPull:
+    """Done after so many looks; then there is `outcome`."""
+
+    looks: int
+    outcome: KvPart | None
+    is_closed: bool = False
+
+    @property
+    def done(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+    @property
+    def part(self) -> KvPart | None:
+        return self.outcome if self.looks < 0 and not self.is_closed else None
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@dataclass
+class MadeUpConnector:
+    """Transfers of prompts by the name of their source, and everything that was kept."""
+
+    prompts: dict[str, tuple[int, list[int], Any]]  # looks, tokens, salt
+    failing: frozenset[str] = frozenset()
+    counts: TransferCounts = field(default_factory=TransferCounts)
+    num_expired: int = 0
+    pulls: list[MadeUpPull] = field(default_factory=list)
+    kept: dict[str, bytes] = field(default_factory=dict)
+
+    def keep(
+        self, request_id: str, digest: bytes, data: memoryview, blocks: tuple[int, ...]
+    ) -> KvOffer:
+        self.kept[request_id] = bytes(data)
+        source = KvSource("h", 1, "e", request_id, len(data) // TOKEN_BYTES)
+        return KvOffer(source, blocks, 0.0)
+
+    def pull(self, source: KvSource, digest: bytes, start: int) -> MadeUpPull:
+        looks, tokens, salt = self.prompts[source.transfer_id]
+        part = None
+        fits = digest == content_digest(tokens[: source.num_tokens], salt, None)
+        if fits and source.transfer_id not in self.failing:
+            data = kv_of(tokens[: source.num_tokens])[TOKEN_BYTES * start :]
+            part = KvPart(start, source.num_tokens, data)
+        pull = MadeUpPull(looks, part)
+        if start < source.num_tokens:
+            self.pulls.append(pull)
+        return pull
+
+    def close(self) -> None:
+        """Nothing runs."""

@@ -1,0 +1,273 @@
+"""A prompt run by one engine and continued by another: token for token what one engine says."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from tiny_checkpoint import save_checkpoint
+from tiny_llama import TINY, tiny_llama
+
+from worker.config import CacheConfig, KvTransferConfig, SchedulerConfig, SpeculativeConfig
+from worker.engine.core import EngineCore
+from worker.engine.drafters.registry import build_drafter
+from worker.engine.messages import AddRequest, RequestOutput
+from worker.engine.remote_kv import RemoteKv
+from worker.engine.scheduler import Scheduler
+from worker.engine.speculation import Speculation
+from worker.executor.kv_cache import allocate
+from worker.executor.model_runner import ModelRunner
+from worker.kv.content import KvShape
+from worker.kv.tcp import TcpConnector
+from worker.models.llama import LlamaModel
+from worker.models.loader import load_model
+from worker.ops.cpu.native import open_kernels
+from worker.types import EngineStats, FinishReason, KvSource, SamplingParams
+
+NUM_BLOCKS = 256
+NATIVE = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 61,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
+NGRAM = SpeculativeConfig("ngram", 3, prompt_lookup_min=1, prompt_lookup_max=3)
+
+
+class Engine:
+    """A whole engine on a model of random weights."""
+
+    def __init__(
+        self,
+        *,
+        block_size: int = 4,
+        dtype: torch.dtype = torch.float32,
+        chunk: int = 64,
+        speculative: SpeculativeConfig | None = None,
+        overlap: bool = False,
+        key: bytes = b"k",
+        model: LlamaModel | None = None,
+        **transfer: Any,
+    ) -> None:
+        model = model or tiny_llama()
+        num_blocks = NUM_BLOCKS * 4 // block_size
+        sizes = (num_blocks, block_size, model.config, dtype, torch.device("cpu"))
+        runner = ModelRunner(model, lambda: model, lambda: allocate(*sizes))
+        name, *shape = runner.kv_shape
+        self.connector = TcpConnector(
+            KvTransferConfig(**{"kv_port": 0, "engine_id": f"{id(self)}", **transfer}),
+            key,
+            KvShape("tiny", name, *shape),
+            runner.read_kv((0,), 1).nbytes,
+        )
+        remote = RemoteKv(self.connector, runner.read_kv, block_size)
+        speculation = None
+        if speculative is not None:
+            drafter = build_drafter(speculative)
+            speculation = Speculation(speculative, drafter, drafter is None, TINY.vocab_size)
+        self.scheduler = Scheduler(
+            CacheConfig(num_blocks, block_size),
+            SchedulerConfig(max_num_batched_tokens=chunk, max_model_len=256),
+            speculation=speculation,
+            remote=remote,
+        )
+        self.core = EngineCore(self.scheduler, runner, time.monotonic, overlap)
+
+    @property
+    def stats(self) -> EngineStats:
+        return self.scheduler.stats()
+
+    def run(self, *requests: AddRequest) -> dict[str, list[RequestOutput]]:
+        """To the end of all; what each was told."""
+        for request in requests:
+            self.core.add(request)
+        told: dict[str, list[RequestOutput]] = {request.request_id: [] for request in requests}
+        deadline = time.monotonic() + 120
+        while self.core.has_work:
+            assert time.monotonic() < deadline
+            step = self.core.step()
+            self.scheduler.check_integrity()
+            for output in [] if step is None else step.outputs:
+                told[output.request_id].append(output)
+            if self.core.is_compiling:
+                time.sleep(0.001)
+        assert self.scheduler.blocks.usage == 0.0
+        return told
+
+
+@pytest.fixture
+def engines() -> Iterator[Callable[..., Engine]]:
+    """Makes engines, and ends them."""
+    with ExitStack() as stack:
+
+        def make(**how: Any) -> Engine:
+            engine = Engine(**how)
+            stack.callback(engine.core.shutdown)
+            return engine
+
+        yield make
+
+
+@pytest.fixture(scope="module")
+def native_model(tmp_path_factory: pytest.TempPathFactory) -> LlamaModel:
+    """One whose layers run natively, with keys that lie across in its cache."""
+    kernels = open_kernels(1)
+    if kernels is None:
+        pytest.skip("the native kernels are not built")
+    path = tmp_path_factory.mktemp("native")
+    save_checkpoint(path, NATIVE)
+    model = load_model(path, torch.float32, torch.device("cpu"), 256, kernels=kernels)
+    assert model.native is not None
+    return model
+
+
+def requests(count: int, seed: int = 0) -> list[AddRequest]:
+    """Prompts of every length, many of which begin alike; greedy and sampled."""
+    rng = random.Random(seed)
+    stems = [[rng.randrange(61) for _ in range(size)] for size in (0, 3, 8, 21, 40)]
+    return [
+        AddRequest(
+            f"r{n}",
+            [*rng.choice(stems), *(rng.randrange(61) for _ in range(rng.randrange(1, 30)))],
+            SamplingParams(
+                max_tokens=rng.randrange(1, 12),
+                temperature=rng.choice([0.0, 0.9]),
+                seed=rng.randrange(1000),
+                ignore_eos=True,
+            ),
+            0.0,
+        )
+        for n in range(count)
+    ]
+
+
+def tokens(told: dict[str, list[RequestOutput]]) -> dict[str, list[int]]:
+    """What each answer says; every one has ended, and once."""
+    for outputs in told.values():
+        assert [o.finish_reason for o in outputs if o.finish_reason] == [FinishReason.LENGTH]
+    return {name: [t for o in outputs for t in o.token_ids] for name, outputs in told.items()}
+
+
+def prefill(request: AddRequest) -> AddRequest:
+    """The first leg."""
+    params = msgspec.convert(
+        {**msgspec.to_builtins(request.params), "max_tokens": 1}, SamplingParams
+    )
+    return msgspec.structs.replace(request, params=params, keeps_kv=True)
+
+
+def decode(request: AddRequest, told: list[RequestOutput]) -> AddRequest:
+    """The second leg."""
+    offer = told[-1].kv_offer
+    assert offer is not None
+    return msgspec.structs.replace(request, kv_source=offer.source)
+
+
+def both_legs(first: Engine, second: Engine, asked: list[AddRequest], batch: int = 8) -> Any:
+    """A few at a time."""
+    answers = {}
+    for start in range(0, len(asked), batch):
+        some = asked[start : start + batch]
+        told = first.run(*map(prefill, some))
+        tokens(told)
+        answers |= tokens(second.run(*(decode(r, told[r.request_id]) for r in some)))
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [
+        ({}, {}),
+        ({"overlap": True}, {"overlap": True}),
+        ({"chunk": 7}, {"chunk": 5}),
+        ({}, {"speculative": NGRAM}),
+        ({"speculative": NGRAM, "block_size": 8}, {"block_size": 16}),
+        ({"block_size": 16}, {"block_size": 2}),
+        ({"dtype": torch.bfloat16}, {"dtype": torch.bfloat16}),
+    ],
+)
+def test_two_engines_answer_as_one(
+    engines: Callable[..., Engine], here: dict[str, Any], there: dict[str, Any]
+) -> None:
+    """Greedy and seeded, with prefix hits on both sides, in chunks, with speculation, with blocks
+    of different sizes; the first computes each prompt, the second less than a block of it.
+    """
+    asked = requests(12)
+    alone = engines(dtype=here.get("dtype", torch.float32))
+    expected = tokens(alone.run(*asked))
+    first, second = engines(**here), engines(**there)
+    assert both_legs(first, second, asked) == expected
+    size = there.get("block_size", 4)
+    stats = second.stats
+    assert stats.num_failed_kv_transfers == 0
+    computed = stats.prompt_tokens - stats.prompt_tokens_cached
+    assert len(asked) <= computed <= len(asked) * size
+    assert 0 < stats.external_cache_hits <= stats.external_cache_queries
+    assert first.stats.prompt_tokens == sum(len(r.prompt_token_ids) for r in asked)
+    assert stats.kv_bytes_received > 0
+
+
+def test_200_requests(engines: Callable[..., Engine]) -> None:
+    """All at once."""
+    asked = requests(200, seed=1)
+    expected = tokens(engines().run(*asked))
+    first, second = engines(overlap=True), engines(overlap=True)
+    assert both_legs(first, second, asked, batch=200) == expected
+    assert second.stats.num_failed_kv_transfers == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_native_engines_answer_as_one(
+    engines: Callable[..., Engine], native_model: LlamaModel, dtype: torch.dtype
+) -> None:
+    """With blocks of another size, so that keys lie differently in each."""
+    asked = requests(12, seed=3)
+    how = {"model": native_model, "dtype": dtype}
+    expected = tokens(engines(**how).run(*asked))
+    second = engines(**how, block_size=16)
+    assert both_legs(engines(**how, block_size=8), second, asked) == expected
+    assert second.stats.external_cache_hits > 0
+
+
+@pytest.mark.parametrize("when", ["before", "kept", "gone", "other key", "other tokens"])
+def test_without_the_first_engine_the_second_computes(
+    engines: Callable[..., Engine], when: str
+) -> None:
+    """Whatever is wrong with what it was promised: the same tokens."""
+    asked = requests(12, seed=2)
+    expected = tokens(engines().run(*asked))
+    first = engines(kv_buffer_size=20_000 if when == "gone" else 1e9)
+    second = engines(key=b"x" if when == "other key" else b"k")
+    told = first.run(*map(prefill, asked))
+    legs = []
+    for request in asked:
+        offer = told[request.request_id][-1].kv_offer
+        source = KvSource("127.0.0.1", 1, "e", "r", 5) if offer is None else offer.source
+        legs.append(msgspec.structs.replace(request, kv_source=source))
+    if when == "before":
+        first.core.shutdown()
+    if when == "other tokens":
+        legs = [
+            msgspec.structs.replace(leg, kv_source=other.kv_source)
+            for leg, other in zip(legs, [*legs[1:], legs[0]], strict=True)
+        ]
+    assert tokens(second.run(*legs)) == expected
+    stats = second.stats
+    if when != "kept":
+        assert stats.num_failed_kv_transfers > 0
+    if when not in ("kept", "gone"):
+        assert stats.external_cache_hits == 0

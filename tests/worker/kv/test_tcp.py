@@ -1,0 +1,287 @@
+"""KV over TCP on this machine: the right bytes or none, and no hang."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import msgspec
+import pytest
+
+from worker.config import KvTransferConfig
+from worker.errors import ConfigError, KvTransferError
+from worker.kv.content import KvShape
+from worker.kv.tcp import TcpConnector, TcpPull, read_key
+from worker.kv.wire import Challenge, Hello, Seal
+from worker.types import KvOffer, KvSource
+
+SHAPE = KvShape("m", "float32", 2, 2, 8)
+KEY = b"k" * 32
+DIGEST = b"d" * 32
+DATA = memoryview(bytes(range(256)) * 4096)  # a MiB: 4,096 tokens of 256 bytes
+TOKEN_BYTES = 256
+
+
+@contextmanager
+def engine(key: bytes = KEY, shape: KvShape = SHAPE, **fields: Any) -> Iterator[TcpConnector]:
+    """One that listens on a free port."""
+    config = KvTransferConfig(**{"kv_port": 0, "engine_id": "e", **fields})
+    connector = TcpConnector(config, key, shape, TOKEN_BYTES)
+    try:
+        yield connector
+    finally:
+        connector.close()
+
+
+def kept(keeper: TcpConnector, data: memoryview = DATA) -> KvSource:
+    """Where it can be had."""
+    offer = keeper.keep("r", DIGEST, data, (1, 2))
+    assert isinstance(offer, KvOffer)
+    return offer.source
+
+
+def ended(pull: TcpPull) -> TcpPull:
+    """Once it is done."""
+    deadline = time.monotonic() + 60
+    while not pull.done:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    return pull
+
+
+class Relay:
+    """Stands between two engines and spoils what the keeper says: `spoil` sees its bytes."""
+
+    def __init__(self, source: KvSource, spoil: Any) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._target, self._spoil = (source.host, source.port), spoil
+        self._sockets: list[socket.socket] = [self._listener]
+        self.source = msgspec.structs.replace(source, port=self._listener.getsockname()[1])
+        self.requests = b""
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        with suppress(OSError):
+            taker, _ = self._listener.accept()
+            keeper = socket.create_connection(self._target)
+            self._sockets += [taker, keeper]
+            threading.Thread(target=self._forward, args=(taker, keeper), daemon=True).start()
+            seen = 0
+            while data := keeper.recv(1 << 16):
+                spoilt = self._spoil(bytearray(data), seen)
+                seen += len(data)
+                if spoilt is None:
+                    break
+                taker.sendall(spoilt)
+            self.close()
+
+    def _forward(self, taker: socket.socket, keeper: socket.socket) -> None:
+        with suppress(OSError):
+            while data := taker.recv(1 << 16):
+                self.requests += data
+                keeper.sendall(data)
+
+    def close(self) -> None:
+        for one in self._sockets:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+
+@pytest.mark.parametrize("start", [0, 1, 4000])
+def test_kv_arrives_byte_for_byte_and_once(start: int) -> None:
+    """From whichever token on; then it is not kept any longer."""
+    with engine() as keeper, engine() as taker:
+        source = kept(keeper)
+        part = ended(taker.pull(source, DIGEST, start)).part
+        assert part is not None
+        assert (part.start, part.end, part.data) == (start, 4096, DATA[start * TOKEN_BYTES :])
+        assert taker.counts.num_bytes_received == keeper.counts.num_bytes_sent == part.data.nbytes
+        assert ended(taker.pull(source, DIGEST, start)).part is None
+        assert taker.counts.num_failed == 1
+
+
+def test_what_is_not_needed_is_given_up() -> None:
+    """A transfer of nothing."""
+    with engine() as keeper, engine() as taker:
+        source = kept(keeper)
+        ended(taker.pull(source, DIGEST, source.num_tokens))
+        assert ended(taker.pull(source, DIGEST, 0)).part is None
+        assert keeper.counts.num_bytes_sent == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"key": b"x" * 32}, "another key"),
+        (
+            {"shape": msgspec.structs.replace(SHAPE, dtype="bfloat16")},
+            "its dtype is float32, and bfloat16 here",
+        ),
+        ({"shape": msgspec.structs.replace(SHAPE, model="n")}, "its model is m, and n here"),
+        (
+            {"shape": msgspec.structs.replace(SHAPE, num_layers=3)},
+            "its num_layers is 2, and 3 here",
+        ),
+    ],
+)
+def test_engines_that_do_not_fit_refuse_each_other(
+    caplog: pytest.LogCaptureFixture, fields: dict[str, Any], said: str
+) -> None:
+    """By name; and what is kept stays for the right one."""
+    with engine() as keeper, engine() as taker, engine(**fields) as stranger:
+        source = kept(keeper)
+        assert ended(stranger.pull(source, DIGEST, 0)).part is None
+        assert said in caplog.text
+        assert ended(taker.pull(source, DIGEST, 0)).part is not None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"engine_id": "f"}, {"transfer_id": "s"}, {"num_tokens": 5}, {"port": 1}, {"host": "x" * 80}],
+)
+def test_a_wrong_source_gives_nothing(change: dict[str, Any]) -> None:
+    """Nor does it take away what is kept."""
+    with engine() as keeper, engine(kv_transfer_timeout=20.0) as taker:
+        source = kept(keeper)
+        assert ended(taker.pull(msgspec.structs.replace(source, **change), DIGEST, 0)).part is None
+        assert ended(taker.pull(source, b"e" * 32, 0)).part is None
+        assert ended(taker.pull(source, DIGEST, 0)).part is not None
+
+
+def _flipped(data: bytearray, seen: int) -> bytearray:
+    if seen <= 500_000 < seen + len(data):
+        data[500_000 - seen] ^= 1
+    return data
+
+
+def _cut(data: bytearray, seen: int) -> bytearray | None:
+    return data if seen + len(data) < 500_000 else None
+
+
+def _swapped(data: bytearray, seen: int) -> bytearray:
+    if seen <= 300_000 < seen + len(data) - 64:
+        at = 300_000 - seen
+        data[at : at + 32], data[at + 32 : at + 64] = data[at + 32 : at + 64], data[at : at + 32]
+    return data
+
+
+@pytest.mark.parametrize("spoil", [_flipped, _cut, _swapped, lambda data, seen: None])
+def test_damaged_bytes_are_not_used(spoil: Any) -> None:
+    """Damaged or cut short, at any place."""
+    with engine() as keeper, engine() as taker:
+        relay = Relay(kept(keeper), spoil)
+        assert ended(taker.pull(relay.source, DIGEST, 0)).part is None
+        relay.close()
+
+
+def test_a_transfer_that_stands_still_ends() -> None:
+    """After its time, not before; and what was sent in part can be had again."""
+    waits = threading.Event()
+
+    def stall(data: bytearray, seen: int) -> bytearray:
+        if seen > 100_000:
+            waits.wait(60)
+        return data
+
+    with engine(kv_transfer_timeout=0.3) as keeper, engine(kv_transfer_timeout=0.3) as taker:
+        relay = Relay(kept(keeper, memoryview(bytes(1 << 26))), stall)
+        assert ended(taker.pull(relay.source, DIGEST, 0)).part is None
+        waits.set()
+        relay.close()
+
+
+def test_a_recorded_request_is_worth_nothing() -> None:
+    """Played again it has the wrong nonce."""
+    with engine() as keeper, engine() as taker:
+        relay = Relay(kept(keeper), lambda data, seen: data)
+        assert ended(taker.pull(relay.source, DIGEST, 0)).part is not None
+        relay.close()
+        source = kept(keeper)
+        with socket.create_connection((source.host, source.port)) as replayed:
+            replayed.sendall(relay.requests)
+            received = b""
+            with suppress(OSError):
+                while data := replayed.recv(1 << 16):
+                    received += data
+        assert len(received) < 200  # the challenge
+        assert ended(taker.pull(source, DIGEST, 0)).part is not None
+
+
+def test_a_closed_transfer_leaves_room() -> None:
+    """Three transfers where there is room for one: each begins when the one before it is closed."""
+    with engine(kv_buffer_size=1e9) as keeper, engine(kv_buffer_size=1 << 20) as taker:
+        sources = [kept(keeper) for _ in range(3)]
+        pulls = [taker.pull(source, DIGEST, 0) for source in sources]
+        assert ended(pulls[0]).part is not None
+        assert not pulls[1].done
+        pulls[1].close()
+        ended(pulls[1])
+        pulls[0].close()
+        assert ended(pulls[2]).part is not None
+        pulls[2].close()
+        pulls[2].close()
+
+
+def test_what_is_kept_is_bounded() -> None:
+    """In bytes: the oldest gives way."""
+    with engine(kv_buffer_size=2 << 20) as keeper, engine() as taker:
+        sources = [kept(keeper) for _ in range(3)]
+        assert keeper.num_expired == 1
+        parts = [ended(taker.pull(source, DIGEST, 0)).part for source in sources]
+        assert [part is None for part in parts] == [True, False, False]
+        assert keeper.keep("r", DIGEST, memoryview(bytes(3 << 20)), ()) is None
+
+
+@pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(10_000), b"\xff" * 4])
+def test_noise_does_no_harm(noise: bytes) -> None:
+    """What is no frame ends its own connection alone."""
+    with engine() as keeper, engine() as taker:
+        source = kept(keeper)
+        with socket.create_connection((source.host, source.port)) as stranger, suppress(OSError):
+            stranger.sendall(noise)
+            stranger.shutdown(socket.SHUT_WR)
+            assert stranger.recv(100) == b""
+        assert ended(taker.pull(source, DIGEST, 0)).part is not None
+
+
+def test_an_engine_that_ends_ends_its_transfers() -> None:
+    """Both ends: neither waits for the other, and the port is free again."""
+    with engine() as taker:
+        with engine() as keeper:
+            source = kept(keeper)
+        assert ended(taker.pull(source, DIGEST, 0)).part is None
+        with engine(kv_port=source.port) as again:
+            assert again.port == source.port
+            with pytest.raises(ConfigError, match="kv_port"), engine(kv_port=source.port):
+                pass
+
+
+def test_frames_of_one_kind_do_not_pass_for_another() -> None:
+    """A challenge sent back is not the taker's."""
+    ours, theirs = Seal(KEY), Seal(KEY)
+    frame = ours.encode(Hello(1, Seal.nonce()))
+    theirs.decode(frame[4:], Hello)
+    with pytest.raises(KvTransferError, match="no Hello"):
+        ours.decode(theirs.encode(Challenge(Seal.nonce()))[4:], Hello)
+
+
+def test_a_key_is_needed_beyond_this_machine(tmp_path: Any) -> None:
+    """From the file before the environment."""
+    file = tmp_path / "key"
+    with pytest.raises(ConfigError, match="common key"):
+        read_key(KvTransferConfig(kv_ip="10.0.0.1"), {})
+    variable = {"POINTSMAN_KV_TRANSFER_KEY": "a"}
+    given = read_key(KvTransferConfig(kv_ip="10.0.0.1"), variable)
+    config = KvTransferConfig(kv_ip="10.0.0.1", key_file=str(file))
+    with pytest.raises(ConfigError, match="key_file"):
+        read_key(config, variable)
+    file.write_text("a\n")
+    assert read_key(config, {}) == given
+    file.write_text("\n")
+    with pytest.raises(ConfigError, match="is empty"):
+        read_key(config, variable)

@@ -1,0 +1,3 @@
+"""KV that moves between engines: what it is of, who may have it, its way over TCP. Tensors and
+scheduling are elsewhere.
+"""

@@ -1,0 +1,67 @@
+"""What KV is of: the tokens, and the model and number format that computed it."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+
+from worker.types import Adapter
+
+_SAMPLES, _SAMPLE_BYTES = 64, 1 << 14
+_WEIGHTS = (".gguf", ".safetensors", ".bin")
+
+
+class KvShape(msgspec.Struct, frozen=True, array_like=True):
+    """What two engines must have in common for the KV of one to be that of the other. `model` is a
+    digest of weights and configuration. Tokens are sent one by one, so block sizes may differ.
+    """
+
+    model: str
+    dtype: str
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    byte_order: str = sys.byteorder
+
+    def difference(self, other: KvShape) -> str | None:
+        """The first thing in which they differ, by name, as one says it of `other`."""
+        for name in self.__struct_fields__:
+            ours, theirs = getattr(self, name), getattr(other, name)
+            if ours != theirs:
+                return f"its {name} is {theirs}, and {ours} here"
+        return None
+
+
+def content_digest(
+    token_ids: Sequence[int], cache_salt: str | None, adapter: Adapter | None
+) -> bytes:
+    """Names what the KV of tokens depends on besides the model."""
+    words = array("q", token_ids)
+    if sys.byteorder == "big":
+        words.byteswap()
+    extra = (len(token_ids), cache_salt, None if adapter is None else adapter.key)
+    return sha256(msgspec.msgpack.encode(extra) + words.tobytes()).digest()
+
+
+def model_digest(path: Path, *facts: object) -> str:
+    """Names the weights below `path`, a file or a folder, by the size and samples of each file, and
+    what else their use depends on. Two quantisations of a model differ.
+    """
+    digest = sha256(repr(facts).encode())
+    files = [path]
+    if path.is_dir():
+        found = (p for p in path.iterdir() if p.suffix in _WEIGHTS or p.name == "config.json")
+        files = sorted(found, key=lambda p: p.name)
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{file.suffix} {size}\n".encode())
+        with file.open("rb") as opened:
+            for index in range(_SAMPLES):
+                opened.seek(max(0, size - _SAMPLE_BYTES) * index // (_SAMPLES - 1))
+                digest.update(opened.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:32]

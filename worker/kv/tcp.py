@@ -1,0 +1,395 @@
+"""KV over TCP: an engine's server and its transfers, on a thread and an event loop of their own.
+
+Theory of operation
+-------------------
+The engine computes on its own threads and never waits for a socket. It hands over KV that is to be
+kept (`keep`), begins transfers (`pull`) and looks whether they are done. A transfer goes from the
+keeper's buffer into a new one here, without a copy in between; the engine writes it into its blocks
+as part of a step. So no block is touched while bytes are on their way, and whatever happens to
+them, the worst that comes of it is that the prompt is computed.
+
+Everything is bounded: bytes that are kept, bytes on their way or not loaded yet (a transfer waits
+for room), connections, and the time of a transfer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import ipaddress
+import logging
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from worker.config import KvTransferConfig
+from worker.errors import ConfigError, KvTransferError
+from worker.kv.content import KvShape
+from worker.kv.kept import KeptKv, KeptKvs
+from worker.kv.wire import (
+    LENGTH_BYTES,
+    VERSION,
+    Challenge,
+    Fetch,
+    Frame,
+    Hello,
+    Reply,
+    Seal,
+    body_size,
+    checksum,
+)
+from worker.types import KvOffer, KvPart, KvSource
+
+logger = logging.getLogger(__name__)
+
+KEY_VARIABLE = "POINTSMAN_KV_TRANSFER_KEY"
+MAX_CONNECTIONS = 64
+_BACKLOG = 128
+_EXPIRY_SECONDS = 1.0
+
+
+def read_key(config: KvTransferConfig, environment: Mapping[str, str]) -> bytes:
+    """The key that engines share, from a file or the environment. Without one, any process of this
+    machine may take KV, and no other. Raises `ConfigError`.
+    """
+    text = environment.get(KEY_VARIABLE, "")
+    if config.key_file is not None:
+        try:
+            text = Path(config.key_file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--kv-transfer-config: key_file: {error}") from error
+        if not text.strip():
+            raise ConfigError(f"--kv-transfer-config: key_file {config.key_file} is empty")
+    if not text.strip() and not is_loopback(config.kv_ip):
+        raise ConfigError(
+            f"--kv-transfer-config: kv_ip {config.kv_ip} can be reached from other machines: give"
+            f" the workers a common key, in {KEY_VARIABLE} or in the file key_file"
+        )
+    return hashlib.sha256(text.strip().encode()).digest()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is this machine's own; a name is not looked up."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class TcpPull:
+    """A transfer to here. `done` and `part` may be read from any thread, `close` called once or
+    more often: it ends what runs, and gives up what has arrived.
+    """
+
+    def __init__(self, on_close: Callable[[TcpPull], None]) -> None:
+        self._on_close = on_close
+        self._is_closed = False
+        self.num_reserved_bytes = 0  # the connector's
+        self.task: asyncio.Task[None] | None = None  # the connector's
+        self.done = False
+        self.part: KvPart | None = None  # once done; None: it failed
+
+    def close(self) -> None:
+        """Idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.part = None
+            self._on_close(self)
+
+
+@dataclass(slots=True)
+class TransferCounts:
+    """Totals since start. Each field has one writer; any thread may read."""
+
+    num_failed: int = 0
+    num_bytes_sent: int = 0
+    num_bytes_received: int = 0
+
+
+class TcpConnector:
+    """Owns the socket, the thread, and what is kept or on its way. `token_bytes` is the size of one
+    token's KV. Raises `ConfigError` when the address cannot be listened on.
+    """
+
+    def __init__(
+        self, config: KvTransferConfig, key: bytes, shape: KvShape, token_bytes: int
+    ) -> None:
+        self._config = config
+        self._key = key
+        self._shape = shape
+        self._token_bytes = token_bytes
+        self.engine_id = config.engine_id
+        self.counts = TransferCounts()
+        self._lock = threading.Lock()  # guards what is kept
+        self._kept = KeptKvs(int(config.kv_buffer_size))
+        self._num_inbound_bytes = 0
+        self._has_room = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._num_giving = 0
+        self._seats = asyncio.Semaphore(MAX_CONNECTIONS)  # of transfers to here
+        self._listener = _listening(config)
+        self.port: int = self._listener.getsockname()[1]
+        self._loop = asyncio.new_event_loop()
+        self._stop: asyncio.Event = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="kv-transfer", daemon=True)
+        self._thread.start()
+
+    # ---- the engine's thread ----------------------------------------------------------------
+
+    def keep(
+        self, request_id: str, digest: bytes, data: memoryview, blocks: tuple[int, ...]
+    ) -> KvOffer | None:
+        """Keep the KV of the tokens that `digest` names until it is taken; where it can be had.
+        None: it is too large.
+        """
+        num_tokens = data.nbytes // self._token_bytes
+        transfer_id = f"{request_id}-{uuid.uuid4().hex[:8]}"
+        now, lease = time.monotonic(), self._config.kv_lease_duration
+        with self._lock:
+            if not self._kept.keep(transfer_id, KeptKv(digest, num_tokens, data, now + lease), now):
+                logger.warning("KV of %d bytes is more than kv_buffer_size", data.nbytes)
+                return None
+        source = KvSource(self._config.kv_ip, self.port, self.engine_id, transfer_id, num_tokens)
+        return KvOffer(source, blocks, time.time() + lease)
+
+    def pull(self, source: KvSource, digest: bytes, start: int) -> TcpPull:
+        """Begin to take the KV of what `digest` names from token `start` on; from the last one on,
+        to say that it is not needed.
+        """
+        pull = TcpPull(lambda closed: self._call(self._closed, closed))
+        self._call(self._begin, pull, source, digest, start)
+        return pull
+
+    @property
+    def num_expired(self) -> int:
+        """What was kept and not taken, in time or before it had to give way."""
+        return self._kept.num_expired
+
+    def close(self) -> None:
+        """End the thread and all transfers. Idempotent."""
+        self._call(self._stop.set)
+        self._thread.join()
+
+    def _call(self, function: Callable[..., None], *args: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(function, *args)
+
+    # ---- the loop's thread ------------------------------------------------------------------
+
+    def _run(self) -> None:
+        with contextlib.closing(self._loop):
+            self._loop.run_until_complete(self._serve())
+
+    async def _serve(self) -> None:
+        serving = [
+            asyncio.create_task(self._accept(), name="kv-accept"),
+            asyncio.create_task(self._expire(), name="kv-expiry"),
+        ]
+        try:
+            await self._stop.wait()
+        finally:
+            ending = [*serving, *self._tasks]
+            for task in ending:
+                task.cancel()
+            await asyncio.gather(*ending, return_exceptions=True)
+            self._listener.close()
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(_EXPIRY_SECONDS)
+            with self._lock:
+                self._kept.expire(time.monotonic())
+
+    async def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = await self._loop.sock_accept(self._listener)
+            except OSError as error:  # too many open files, say
+                logger.warning("a connection for KV was not accepted: %s", error)
+                await asyncio.sleep(_EXPIRY_SECONDS)
+                continue
+            connection.setblocking(False)
+            if self._num_giving >= MAX_CONNECTIONS:
+                connection.close()
+                continue
+            self._num_giving += 1
+            self._start(self._give(connection), "kv-give")
+
+    def _start(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
+        task = self._loop.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _give(self, connection: socket.socket) -> None:
+        """Serve one connection: one fetch."""
+        try:
+            with connection:
+                async with asyncio.timeout(self._config.kv_transfer_timeout):
+                    await self._answer(_Channel(self._loop, connection, self._key))
+        except (OSError, KvTransferError) as error:  # a TimeoutError is an OSError
+            logger.warning("KV was not handed over: %s", str(error) or "it took too long")
+        finally:
+            self._num_giving -= 1
+
+    async def _answer(self, channel: _Channel) -> None:
+        hello = await channel.receive(Hello)
+        if hello.version != VERSION:
+            raise KvTransferError(f"the other end speaks version {hello.version}, not {VERSION}")
+        await channel.send(Challenge(Seal.nonce()))
+        fetch = await channel.receive(Fetch)
+        kept, error = self._look_up(fetch)
+        if kept is None:
+            await channel.send(Reply(error))
+            return
+        try:
+            data = kept.data[fetch.start * self._token_bytes :]
+            await channel.send(Reply(None, data.nbytes, checksum(data)))
+            await channel.send_data(data)
+        except BaseException:
+            self._put_back(fetch.transfer_id, kept)
+            raise
+        self.counts.num_bytes_sent += data.nbytes
+
+    def _look_up(self, fetch: Fetch) -> tuple[KeptKv | None, str | None]:
+        """What is asked for, which is not kept any longer; else why it is not to be had."""
+        difference = fetch.shape.difference(self._shape)
+        if fetch.engine_id != self.engine_id:
+            return None, f"this is engine {self.engine_id}, not {fetch.engine_id}"
+        if difference is not None:
+            return None, f"the KV of engine {self.engine_id} does not fit: {difference}"
+        with self._lock:
+            kept = self._kept.take(fetch.transfer_id)
+        if kept is None:
+            return None, f"{fetch.transfer_id} is not kept (any longer)"
+        right = (kept.digest, kept.num_tokens) == (fetch.digest, fetch.num_tokens)
+        if right and 0 <= fetch.start <= kept.num_tokens:
+            return kept, None
+        self._put_back(fetch.transfer_id, kept)
+        return None, f"{fetch.transfer_id} is of other tokens"
+
+    def _put_back(self, transfer_id: str, kept: KeptKv) -> None:
+        """It was not sent: it may be asked for again, in the time that it had."""
+        with self._lock:
+            self._kept.keep(transfer_id, kept, time.monotonic())
+
+    def _begin(self, pull: TcpPull, source: KvSource, digest: bytes, start: int) -> None:
+        pull.task = self._start(self._take(pull, source, digest, start), "kv-take")
+
+    def _closed(self, pull: TcpPull) -> None:
+        if pull.task is not None:
+            pull.task.cancel()
+        self._num_inbound_bytes -= pull.num_reserved_bytes
+        pull.num_reserved_bytes = 0
+        self._has_room.set()
+
+    async def _take(self, pull: TcpPull, source: KvSource, digest: bytes, start: int) -> None:
+        try:
+            async with asyncio.timeout(self._config.kv_transfer_timeout):
+                await self._reserve(pull, (source.num_tokens - start) * self._token_bytes)
+                async with self._seats:
+                    pull.part = await self._fetch(source, digest, start)
+        except (OSError, ValueError, KvTransferError) as error:  # ValueError: a host that is none
+            self.counts.num_failed += 1
+            reason = str(error) or "it took too long"
+            logger.warning("KV of %s is computed here: %s", source.transfer_id, reason)
+        finally:
+            pull.done = True
+
+    async def _reserve(self, pull: TcpPull, num_bytes: int) -> None:
+        limit = int(self._config.kv_buffer_size)
+        if not 0 <= num_bytes <= limit:
+            raise KvTransferError(f"{num_bytes} bytes are more than kv_buffer_size")
+        while self._num_inbound_bytes + num_bytes > limit:
+            self._has_room.clear()
+            await self._has_room.wait()
+        self._num_inbound_bytes += num_bytes
+        pull.num_reserved_bytes = num_bytes
+
+    async def _fetch(self, source: KvSource, digest: bytes, start: int) -> KvPart:
+        end = source.num_tokens
+        size = (end - start) * self._token_bytes
+        with await _connected(self._loop, source) as connection:
+            channel = _Channel(self._loop, connection, self._key)
+            await channel.send(Hello(VERSION, Seal.nonce()))
+            await channel.receive(Challenge)
+            which = (source.engine_id, source.transfer_id, digest)
+            await channel.send(Fetch(*which, start, end, self._shape))
+            reply = await channel.receive(Reply)
+            if reply.error is not None:
+                raise KvTransferError(reply.error)
+            if reply.num_bytes != size:
+                raise KvTransferError(f"{reply.num_bytes} bytes are offered and {size} expected")
+            data = memoryview(bytearray(size))
+            await channel.receive_data(data)
+        self.counts.num_bytes_received += size
+        if checksum(data) != reply.checksum:
+            raise KvTransferError("the bytes were damaged on the way")
+        return KvPart(start, end, data)
+
+
+class _Channel:
+    """Whole frames and raw bytes on one connection."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, connection: socket.socket, key: bytes
+    ) -> None:
+        self._loop = loop
+        self._connection = connection
+        self._seal = Seal(key)
+
+    async def send(self, frame: Hello | Challenge | Fetch | Reply) -> None:
+        await self._loop.sock_sendall(self._connection, self._seal.encode(frame))
+
+    async def receive(self, kind: type[Frame]) -> Frame:
+        """Raises `KvTransferError` for anything but a right frame."""
+        prefix = memoryview(bytearray(LENGTH_BYTES))
+        await self.receive_data(prefix)
+        data = memoryview(bytearray(body_size(bytes(prefix))))
+        await self.receive_data(data)
+        return self._seal.decode(bytes(data), kind)
+
+    async def send_data(self, data: memoryview) -> None:
+        await self._loop.sock_sendall(self._connection, data)
+
+    async def receive_data(self, data: memoryview) -> None:
+        """Fill it. Raises `KvTransferError` when the connection ends before."""
+        while data:
+            size = await self._loop.sock_recv_into(self._connection, data)
+            if not size:
+                raise KvTransferError("the other end hung up: it stopped, or it has another key")
+            data = data[size:]
+
+
+async def _connected(loop: asyncio.AbstractEventLoop, source: KvSource) -> socket.socket:
+    found = await loop.getaddrinfo(source.host, source.port, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, address = found[0]
+    connection = socket.socket(family, kind, protocol)
+    try:
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await loop.sock_connect(connection, address)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _listening(config: KvTransferConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.kv_ip else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((config.kv_ip, config.kv_port))
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        where = f"kv_ip {config.kv_ip} and kv_port {config.kv_port}"
+        raise ConfigError(f"--kv-transfer-config: cannot listen on {where}: {error}") from error
+    return listener

@@ -1,0 +1,130 @@
+# Apart: the bytes of the protocol, without a socket.
+"""The protocol by which one engine takes KV from another. No sockets here.
+
+Theory of operation
+-------------------
+The one that takes connects, and both prove that they have the key before either says anything of
+requests. A frame is a length (4 bytes, little-endian), a body (msgpack) and a MAC of 32 bytes:
+
+    taker                                    keeper
+    Hello(version, nonce)              →
+                                       ←     Challenge(nonce)
+    Fetch(which, of what, from where)  →
+                                       ←     Reply(error, or size and checksum), then the bytes
+
+A MAC is HMAC-SHA256 under the key over the kind of frame, both nonces and the body; that of `Hello`
+is over its own nonce alone and proves nothing. So what was recorded of one connection is worth
+nothing on another, and a frame of one kind does not pass for one of another. The bytes themselves
+are covered by the checksum (XXH3, 128 bits) in the reply: against faults, not against an attacker
+on the way, who could also read them. The network between workers has to be trusted that far.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from typing import TypeVar
+
+import msgspec
+import xxhash
+
+from worker.errors import KvTransferError
+from worker.kv.content import KvShape
+
+VERSION = 1
+NONCE_BYTES = 16
+MAC_BYTES = 32
+LENGTH_BYTES = 4
+MAX_BODY_BYTES = 1 << 14
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """Opens a connection."""
+
+    version: int
+    nonce: bytes
+
+
+class Challenge(msgspec.Struct, frozen=True, array_like=True, tag="challenge"):
+    """The keeper's answer to it."""
+
+    nonce: bytes
+
+
+class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
+    """Asks for the KV of tokens `start` to `num_tokens` − 1 of what `digest` names, which is not
+    kept any longer then; where both are the same, for none of it.
+    """
+
+    engine_id: str
+    transfer_id: str
+    digest: bytes
+    start: int
+    num_tokens: int
+    shape: KvShape
+
+
+class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
+    """`error` says why nothing follows, for the taker's log; else so many bytes do."""
+
+    error: str | None
+    num_bytes: int = 0
+    checksum: bytes = b""
+
+
+Frame = TypeVar("Frame", Hello, Challenge, Fetch, Reply)
+
+
+class Seal:
+    """Makes and checks the frames of one connection. Owns the nonces that it has seen."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._nonces = b""
+
+    @staticmethod
+    def nonce() -> bytes:
+        """A new one."""
+        return secrets.token_bytes(NONCE_BYTES)
+
+    def encode(self, frame: Hello | Challenge | Fetch | Reply) -> bytes:
+        """A frame as it is sent."""
+        body = msgspec.msgpack.encode(frame)
+        self._note(frame)
+        return len(body).to_bytes(LENGTH_BYTES, "little") + body + self._mac(body)
+
+    def decode(self, data: bytes, kind: type[Frame]) -> Frame:
+        """The frame in a body and its MAC. Raises `KvTransferError` for a wrong one."""
+        body, mac = data[:-MAC_BYTES], data[-MAC_BYTES:]
+        try:
+            frame = msgspec.msgpack.decode(body, type=kind)
+        except msgspec.MsgspecError as error:
+            raise KvTransferError(f"the other end says what is no {kind.__name__}") from error
+        self._note(frame)
+        if not hmac.compare_digest(mac, self._mac(body)):
+            raise KvTransferError("the other end has another key")
+        return frame
+
+    def _note(self, frame: object) -> None:
+        if isinstance(frame, Hello | Challenge):
+            if len(frame.nonce) != NONCE_BYTES:
+                raise KvTransferError("the other end sent a nonce of the wrong size")
+            self._nonces += frame.nonce
+
+    def _mac(self, body: bytes) -> bytes:
+        # The body begins with its tag, and the nonces have a fixed size at each stage.
+        return hmac.digest(self._key, self._nonces + body, "sha256")
+
+
+def body_size(prefix: bytes) -> int:
+    """How many bytes follow the length, the MAC included. Raises `KvTransferError`."""
+    size = int.from_bytes(prefix, "little")
+    if size > MAX_BODY_BYTES:
+        raise KvTransferError("the other end speaks another protocol")
+    return size + MAC_BYTES
+
+
+def checksum(data: memoryview) -> bytes:
+    """Finds bytes that were damaged, cut short or mixed up."""
+    digest: bytes = xxhash.xxh3_128_digest(data)
+    return digest
