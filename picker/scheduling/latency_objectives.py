@@ -30,8 +30,8 @@ def latency_objectives(headers: Mapping[str, str]) -> LatencyObjectives:
 
 
 def _milliseconds(headers: Mapping[str, str], names: tuple[str, ...]) -> float | None:
-    text = next((headers[name] for name in names if headers.get(name)), None)
-    if text is None:
+    text = headers.get(names[0]) or headers.get(names[1])
+    if not text:
         return None
     try:
         value = float(text)
