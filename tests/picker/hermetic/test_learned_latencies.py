@@ -8,10 +8,10 @@ from random import Random
 from statistics import fmean
 
 import pytest
-from living_worker import WorkerSettings
 from virtual_fleet import Answer, Call, FleetSettings, VirtualFleet
-from virtual_time import run_in_virtual_time
 
+from fleet.sim.living_worker import WorkerSettings
+from fleet.sim.virtual_time import run_in_virtual_time
 from worker.config import CacheConfig, SchedulerConfig, SimConfig
 
 NUM_REQUESTS = 500
