@@ -66,7 +66,7 @@ class Request(NamedTuple):
         return cls(1.0, prompt_tokens / 1024, limit_tokens / 256)
 
 
-class Load(NamedTuple):
+class LoadFeatures(NamedTuple):
     """Of an endpoint, and what it has of the request; of order 1.
 
     In 1024 tokens: what is not cached of the prompt, what is, and what is not of the prompts of
@@ -102,14 +102,14 @@ class LatencyModel:
         self.num_samples = 0
 
     def predict(
-        self, request: Request, loads: Sequence[Load], endpoints: Iterable[str]
+        self, request: Request, loads: Sequence[LoadFeatures], endpoints: Iterable[str]
     ) -> Sequence[float] | None:
         """The expectation for each load, at the endpoint of the same place, in the unit that was
         learned; None before there are enough samples.
         """
         if self.num_samples < MIN_SAMPLES:
             return None
-        folded = [0.0] * len(Load._fields)
+        folded = [0.0] * len(LoadFeatures._fields)
         for (i, j), weight in zip(self._terms, self._weights.tolist(), strict=True):
             folded[j] += request[i] * weight
         floor, factors = FLOOR * self._mean, self._factors
@@ -118,7 +118,7 @@ class LatencyModel:
             for load, endpoint in zip(loads, endpoints, strict=True)
         ]
 
-    def learn(self, request: Request, load: Load, endpoint: str, latency: float) -> bool:
+    def learn(self, request: Request, load: LoadFeatures, endpoint: str, latency: float) -> bool:
         """Take a sample in; whether it shows that the law has changed.
 
         A latency that is not positive and finite is none.
@@ -190,7 +190,7 @@ class Latency(Enum):
 
 
 _REQUEST = {name: index for index, name in enumerate(Request._fields)}
-_LOAD = {name: index for index, name in enumerate(Load._fields)}
+_LOAD = {name: index for index, name in enumerate(LoadFeatures._fields)}
 
 
 def _terms(*pairs: tuple[str, str]) -> Terms:
@@ -198,7 +198,7 @@ def _terms(*pairs: tuple[str, str]) -> Terms:
 
 
 _TO_FIRST_TOKEN = _terms(
-    *(("one", name) for name in Load._fields),
+    *(("one", name) for name in LoadFeatures._fields),
     ("prompt", "uncached"),  # attention
     ("limit", "one"),
     ("limit", "running"),

@@ -14,20 +14,22 @@ from picker.scheduling.latency_model import (
     Latency,
     LatencyModel,
     LatencyModels,
-    Load,
+    LoadFeatures,
     Request,
 )
 
-Sample = tuple[Request, Load]
+Sample = tuple[Request, LoadFeatures]
 Law = Callable[[Sample], float]
 SIGMA = 0.2  # of the noise, lognormal: a perfect model is off by 16 % on average
 BEST_MAPE = 0.16
 
 
-def _load(prompt: float, cached: float = 0, pending: float = 0, waiting: int = 0) -> Load:
+def _load(prompt: float, cached: float = 0, pending: float = 0, waiting: int = 0) -> LoadFeatures:
     """Of tokens and requests; twenty run."""
     uncached = (prompt - cached) / 1024
-    return Load(1.0, uncached, cached / 1024, pending / 1024, waiting / 8, 2.5, 0.3, 2.5 * uncached)
+    return LoadFeatures(
+        1.0, uncached, cached / 1024, pending / 1024, waiting / 8, 2.5, 0.3, 2.5 * uncached
+    )
 
 
 def _sample(rng: Random) -> Sample:
@@ -135,7 +137,7 @@ def test_what_was_never_seen_is_not_predicted_to_take_no_time() -> None:
     """A straight line leads below nothing."""
     trial = Trial()
     trial.run(200, lambda sample: 100 + 1000 * sample[1].kv_usage)
-    idle = Load(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, 0.0)
+    idle = LoadFeatures(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, 0.0)
     assert (trial.model.predict(Request.of(0), [idle], ["a"]) or [0])[0] > 0
 
 
