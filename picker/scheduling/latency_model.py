@@ -14,9 +14,10 @@ speed. The p90 is ŷ times the 90th percentile of y / ŷ over the last 256 sampl
 correction ⌈0.9 (n + 1)⌉ / n, so that it covers 90 % of what follows as long as errors stay alike,
 whatever their distribution.
 
-There is no prediction before 50 samples. When the errors of the last 16 or so samples are twice
-those of the last 256 or so, the law has changed: θ is scaled by what the recent ratios have in
-common and is a mere guess from then on; ratios and factors begin anew.
+There is no prediction before 50 samples. The law has changed when the errors of the last 16 or so
+samples are twice those of the last 256 or so, or when the recent ratios lean to one side by five
+standard deviations of their mean: then θ is scaled by what they have in common and is a mere guess
+from then on; ratios and factors begin anew.
 
 All pure.
 """
@@ -40,7 +41,7 @@ FORGETTING = 0.998
 PRIOR = 1e8  # variance of a weight that nothing is known of: some 10 s for features around 1
 FLOOR = 0.02  # of the mean: the least that is ever predicted
 RECENT, LASTING = 1 / 16, 1 / 256
-DRIFT_RATIO, DRIFT_MARGIN = 2.0, 0.1
+DRIFT_RATIO, BIAS_RATIO, DRIFT_MARGIN = 2.0, 0.8, 0.1
 SETTLED = 64  # samples until errors are held against each other
 # By which variances grow when the law has changed: 500 samples count as a tenth of one after it.
 DOUBT = 5000.0
@@ -65,7 +66,7 @@ class Request(NamedTuple):
         return cls(1.0, prompt_tokens / 1024, limit_tokens / 256)
 
 
-class Load(NamedTuple):
+class LoadFeatures(NamedTuple):
     """Of an endpoint, and what it has of the request; of order 1.
 
     In 1024 tokens: what is not cached of the prompt, what is, and what is not of the prompts of
@@ -101,14 +102,14 @@ class LatencyModel:
         self.num_samples = 0
 
     def predict(
-        self, request: Request, loads: Sequence[Load], endpoints: Iterable[str]
+        self, request: Request, loads: Sequence[LoadFeatures], endpoints: Iterable[str]
     ) -> Sequence[float] | None:
         """The expectation for each load, at the endpoint of the same place, in the unit that was
         learned; None before there are enough samples.
         """
         if self.num_samples < MIN_SAMPLES:
             return None
-        folded = [0.0] * len(Load._fields)
+        folded = [0.0] * len(LoadFeatures._fields)
         for (i, j), weight in zip(self._terms, self._weights.tolist(), strict=True):
             folded[j] += request[i] * weight
         floor, get = FLOOR * self._mean, self._factors.get
@@ -119,7 +120,7 @@ class LatencyModel:
             for (o, u, k, p, w, r, v, x), endpoint in zip(loads, endpoints, strict=True)
         ]
 
-    def learn(self, request: Request, load: Load, endpoint: str, latency: float) -> bool:
+    def learn(self, request: Request, load: LoadFeatures, endpoint: str, latency: float) -> bool:
         """Take a sample in; whether it shows that the law has changed.
 
         A latency that is not positive and finite is none.
@@ -171,7 +172,9 @@ class LatencyModel:
         seen = len(self._ratios)
         self._recent += (error - self._recent) * max(RECENT, 1 / seen)
         self._lasting += (error - self._lasting) * max(LASTING, 1 / seen)
-        if seen < SETTLED or self._recent < DRIFT_RATIO * self._lasting + DRIFT_MARGIN:
+        is_worse = self._recent >= DRIFT_RATIO * self._lasting + DRIFT_MARGIN
+        is_biased = abs(self._common) >= BIAS_RATIO * self._lasting + DRIFT_MARGIN
+        if seen < SETTLED or not (is_worse or is_biased):
             return False
         self._weights *= math.exp(self._common)
         self._covariance *= DOUBT
@@ -191,7 +194,7 @@ class Latency(Enum):
 
 
 _REQUEST = {name: index for index, name in enumerate(Request._fields)}
-_LOAD = {name: index for index, name in enumerate(Load._fields)}
+_LOAD = {name: index for index, name in enumerate(LoadFeatures._fields)}
 
 
 def _terms(*pairs: tuple[str, str]) -> Terms:
@@ -199,7 +202,7 @@ def _terms(*pairs: tuple[str, str]) -> Terms:
 
 
 _TO_FIRST_TOKEN = _terms(
-    *(("one", name) for name in Load._fields),
+    *(("one", name) for name in LoadFeatures._fields),
     ("prompt", "uncached"),  # attention
     ("limit", "one"),
     ("limit", "running"),

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from picker.framework.attributes import DataKey
-from picker.scheduling.latency_model import Load
+from picker.scheduling.latency_model import LoadFeatures
 
 PREDICT_PATH = "/predict/bulk/strict"
 TRAIN_PATH = "/add_training_data_bulk"
@@ -174,7 +174,7 @@ class Measurement:
         self.key = key
         self.features: Features | None = None
         self.tpot_objective_ms = tpot_objective_ms
-        self.load: Load | None = None
+        self.load: LoadFeatures | None = None
         self.pending = 0.0  # 1024 tokens
         self.begun = 0.0
         self.head: float | None = None

@@ -58,7 +58,7 @@ from picker.plugins._shared.load_signals import own_requests, waiting_requests
 from picker.plugins._shared.prediction_servers import LOOK_UP_SECONDS, PredictionServers
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
-from picker.scheduling.latency_model import Latency, LatencyModels, Load, Request
+from picker.scheduling.latency_model import Latency, LatencyModels, LoadFeatures, Request
 from picker.scheduling.latency_objectives import LatencyObjectives, latency_objectives
 from picker.scheduling.latency_predictor import (
     Features,
@@ -144,7 +144,7 @@ class PredictedLatencyProducer:
         self._match_key = match_info_key(parameters.prefix_match_info_producer_name)
         self._load_key = inflight_load_key(parameters.in_flight_load_producer_name)
         self._models = LatencyModels()
-        self._pending: dict[str, float] = {}  # `Load.pending`, by endpoint
+        self._pending: dict[str, float] = {}  # `LoadFeatures.pending`, by endpoint
         self._looks: dict[str, _Look] = {}
         self._shows_bodies = False
         self._under_way: dict[str, WeakSet[Measurement]] = {}
@@ -262,7 +262,12 @@ class PredictedLatencyProducer:
             self._learned(request, Latency.PER_TOKEN, load, measured.key, tpot_ms)
 
     def _learned(
-        self, request: InferenceRequest, kind: Latency, load: Load, key: str, latency_ms: float
+        self,
+        request: InferenceRequest,
+        kind: Latency,
+        load: LoadFeatures,
+        key: str,
+        latency_ms: float,
     ) -> None:
         model = self._models.learning(request.target_model, kind)
         if model.learn(_features_of(request), load, key, latency_ms):
@@ -278,9 +283,9 @@ class PredictedLatencyProducer:
 
     def _loads(
         self, request: InferenceRequest, candidates: Candidates, match: PrefixCacheMatchInfo | None
-    ) -> dict[str, Load]:
+    ) -> dict[str, LoadFeatures]:
         """By endpoint, where it is known. All in place: there may be a thousand endpoints."""
-        prompt, pending, loads = request.num_tokens / 1024, self._pending, dict[str, Load]()
+        prompt, pending, loads = request.num_tokens / 1024, self._pending, dict[str, LoadFeatures]()
         blocks = {} if match is None else match.match_blocks
         size = 0.0 if match is None else match.block_size_tokens / 1024
         for candidate in candidates:
@@ -294,7 +299,7 @@ class PredictedLatencyProducer:
             if own > waiting + running:  # as in `load_signals`
                 waiting, running = own - running, own - waiting
             share = running / 8
-            loads[key] = Load(
+            loads[key] = LoadFeatures(
                 1.0,
                 uncached,
                 prompt - uncached,
@@ -339,7 +344,10 @@ class PredictedLatencyProducer:
         self._learned(request, Latency.PER_TOKEN, load, candidate.key, tpot_ms)
 
     def _predictions(
-        self, request: InferenceRequest, loads: Mapping[str, Load], load: InFlightLoad | None
+        self,
+        request: InferenceRequest,
+        loads: Mapping[str, LoadFeatures],
+        load: InFlightLoad | None,
     ) -> Mapping[str, LatencyPrediction]:
         """By endpoint; empty while too little was learned."""
         first = self._models.get(request.target_model, _latency_of(request))

@@ -14,20 +14,22 @@ from picker.scheduling.latency_model import (
     Latency,
     LatencyModel,
     LatencyModels,
-    Load,
+    LoadFeatures,
     Request,
 )
 
-Sample = tuple[Request, Load]
+Sample = tuple[Request, LoadFeatures]
 Law = Callable[[Sample], float]
 SIGMA = 0.2  # of the noise, lognormal: a perfect model is off by 16 % on average
 BEST_MAPE = 0.16
 
 
-def _load(prompt: float, cached: float = 0, pending: float = 0, waiting: int = 0) -> Load:
+def _load(prompt: float, cached: float = 0, pending: float = 0, waiting: int = 0) -> LoadFeatures:
     """Of tokens and requests; twenty run."""
     uncached = (prompt - cached) / 1024
-    return Load(1.0, uncached, cached / 1024, pending / 1024, waiting / 8, 2.5, 0.3, 2.5 * uncached)
+    return LoadFeatures(
+        1.0, uncached, cached / 1024, pending / 1024, waiting / 8, 2.5, 0.3, 2.5 * uncached
+    )
 
 
 def _sample(rng: Random) -> Sample:
@@ -57,7 +59,8 @@ def _ttft_ms(sample: Sample) -> float:
 class Trial:
     """Owns a model that learns one request after the other, and how it did."""
 
-    def __init__(self, seed: int = 1) -> None:
+    def __init__(self, seed: int = 1, sigma: float = SIGMA) -> None:
+        self.sigma = sigma
         self.rng = Random(seed)
         self.model = LatencyModel(TERMS[Latency.FIRST_TOKEN])
         self.errors: list[float] = []
@@ -67,7 +70,7 @@ class Trial:
     def run(self, samples: int, law: Law = _ttft_ms, endpoint: str = "a") -> None:
         for _ in range(samples):
             sample = request, load = _sample(self.rng)
-            seen = law(sample) * self.rng.lognormvariate(0, SIGMA)
+            seen = law(sample) * self.rng.lognormvariate(0, self.sigma)
             said = self.model.predict(request, [load], [endpoint])
             if said is not None:
                 self.errors.append(abs(said[0] - seen) / seen)
@@ -112,6 +115,15 @@ def test_a_law_that_changes_is_learned_anew(times: float) -> None:
     assert trial.coverage(last=200) == pytest.approx(0.9, abs=0.06)
 
 
+@pytest.mark.parametrize("times", [0.3, 3.0])
+def test_a_change_is_seen_through_noise(times: float) -> None:
+    """Where single errors are as large as the change, all of them have one sign."""
+    trial = Trial(sigma=0.5)
+    trial.run(100)
+    trial.run(25, lambda sample: times * _ttft_ms(sample))
+    assert trial.changes == 1
+
+
 def test_a_slow_endpoint_is_told_from_the_others() -> None:
     """Until it leaves: what comes under its name may be another one."""
     trial = Trial()
@@ -135,7 +147,7 @@ def test_what_was_never_seen_is_not_predicted_to_take_no_time() -> None:
     """A straight line leads below nothing."""
     trial = Trial()
     trial.run(200, lambda sample: 100 + 1000 * sample[1].kv_usage)
-    idle = Load(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, 0.0)
+    idle = LoadFeatures(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, 0.0)
     assert (trial.model.predict(Request.of(0), [idle], ["a"]) or [0])[0] > 0
 
 
