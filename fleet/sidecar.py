@@ -42,6 +42,7 @@ _CONNECT_SECONDS = 5.0
 _GENERATE = "/inference/v1/generate"
 _PATHS = ("/v1/chat/completions", "/v1/completions", _GENERATE)
 _LIMITS = ("max_tokens", "max_completion_tokens", "min_tokens")
+_ADDRESS = re.compile(r"(?:([0-9.]+)|\[([0-9a-fA-F:.]+)\]):[0-9]{1,5}", re.ASCII)
 # Of one connection, or what the client library sets anew; and what is for us alone.
 _NOT_PASSED_ON = re.compile(
     "connection|keep-alive|proxy-authenticate|proxy-authorization|te|trailer|transfer-encoding"
@@ -136,7 +137,10 @@ class Sidecar:
         if prefiller and request.method == "POST" and request.path in _PATHS:
             prefiller = prefiller.split(",")[0].strip()
             if not self._may_ask(prefiller):
-                reason = f"{PREFILLER_HEADER} {prefiller} is not in --prefiller-networks"
+                reason = (
+                    f"{PREFILLER_HEADER} {prefiller} is not the IP address and port of a worker in "
+                    "--prefiller-networks"
+                )
                 return _error(403, "Forbidden", reason)
             if REQUEST_ID_HEADER not in request.headers:
                 headers.append((REQUEST_ID_HEADER, str(uuid.uuid1())))
@@ -144,9 +148,9 @@ class Sidecar:
         return await self._decode(request, headers, body)
 
     def _may_ask(self, prefiller: str) -> bool:
-        host = prefiller.rpartition(":")[0].strip("[]")
+        found = _ADDRESS.fullmatch(prefiller)  # nothing that a URL would read as more than that
         try:
-            address = ipaddress.ip_address(host)
+            address = ipaddress.ip_address((found[1] or found[2]) if found else "")
         except ValueError:
             return False
         allowed = self._options.prefiller_networks

@@ -498,6 +498,8 @@ def _check_transfers(config: KvTransferConfig) -> None:
         wrong = f"kv_role is one of {', '.join(KV_ROLES)}, not {config.kv_role!r}"
     elif config.kv_ip in ("", "0.0.0.0", "::"):
         wrong = "kv_ip must be the address at which others reach this worker"
+    elif not 0 < len(config.engine_id) <= 512:
+        wrong = f"engine_id must have 1 to 512 characters, got {len(config.engine_id)}"
     elif not 0 <= config.kv_port < 1 << 16:
         wrong = f"kv_port must be in [0, 65535], got {config.kv_port}"
     for name in ("kv_buffer_size", "kv_lease_duration", "kv_transfer_timeout"):

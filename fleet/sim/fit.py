@@ -112,6 +112,8 @@ def _means(one: _Stage, workers: int) -> tuple[float, ...] | None:
     """Gap, TTFT, sequences that decode, uncached tokens of a request, requests a second."""
     if one.ttft is None or one.itl is None or one.e2e is None or not one.requests:
         return None
+    if not (one.itl.mean > 0 and one.ttft.mean > 0):
+        return None
     rate = one.completed_rate / workers
     decoding = rate * (one.e2e.mean - one.ttft.mean)
     uncached = (one.prompt_tokens - one.cached_tokens) / one.requests

@@ -103,6 +103,7 @@ class _Samples:
     running: Sums = NO_SUMS
     kv_usage: Sums = NO_SUMS
     last_waiting: int = 0
+    is_whole: bool = True  # no worker's metrics were missing
     tokens: dict[str, tuple[float, float]] = field(default_factory=dict)  # first and last totals
 
 
@@ -129,6 +130,7 @@ class _Group:
         seen.last_waiting = sum(one.waiting_requests for one in known)
         seen.waiting = seen.waiting.and_one(seen.last_waiting)
         seen.running = seen.running.and_one(sum(one.running_requests for one in known))
+        seen.is_whole &= len(known) == len(mine)
         if known:
             mean = sum(one.kv_cache_usage for one in known) / len(known)
             seen.kv_usage = seen.kv_usage.and_one(mean)
@@ -213,10 +215,13 @@ class _Group:
             running=running,
             kv_usage=samples.kv_usage.mean,
             itl_seconds=itl,
+            is_whole=samples.is_whole,
         )
 
     def _begin(self) -> None:
-        tokens = {key: (last, last) for key, (_, last) in self._samples.tokens.items()}
+        there = {one.key for one in self._sight.workers()}
+        seen = self._samples.tokens
+        tokens = {key: (last, last) for key, (_, last) in seen.items() if key in there}
         self._samples = _Samples(tokens=tokens)
 
     def _gauges(self) -> tuple[Gauge, Gauge, Gauge]:

@@ -43,6 +43,7 @@ from picker.framework.registry import NonNegativeFloat, PositiveFloat, PositiveI
 
 _NORMAL: Final = NormalDist()
 _RESOLUTION_SECONDS: Final = 1e-4
+_LONGEST_SECONDS: Final = 1e6
 
 
 def _deviates(num: int) -> tuple[float, ...]:
@@ -255,6 +256,8 @@ class _Latency(ABC):
             return math.inf
         low, high = 0.0, _RESOLUTION_SECONDS
         while self.within(high) < share:
+            if high > _LONGEST_SECONDS:
+                return math.inf
             low, high = high, 2 * high
         while high - low > _RESOLUTION_SECONDS:
             middle = (low + high) / 2
@@ -348,7 +351,8 @@ def _poisson(mean: float) -> tuple[int, list[float]]:
     for k in range(first + 1, last + 1):
         chance *= mean / k
         chances.append(chance)
-    return first, chances
+    known = sum(chances)  # the tails are left out
+    return first, [one / known for one in chances]
 
 
 def erlang_c(servers: int, offered: float) -> float:

@@ -127,7 +127,8 @@ class Observation:
 
     `waiting` is how many requests wait at the end, in the picker and at workers, and `replicas` how
     many are asked for then, of which `ready` serve; the rest are means over the interval.
-    `itl_seconds` is None where nothing measures it.
+    `itl_seconds` is None where nothing measures it. Without `is_whole` the metrics of some worker
+    were missing, and means are of the others.
     """
 
     seconds: float
@@ -142,6 +143,7 @@ class Observation:
     running: float = 0.0
     kv_usage: float = 0.0
     itl_seconds: float | None = None
+    is_whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,7 @@ class Planner:
         """The plan after an interval; called once for each, in order."""
         self._rate.add(seen.arrivals, seen.seconds)
         self._shape = _mixed(self._shape, seen)
-        idle = not seen.arrivals and not seen.waiting and not seen.running
+        idle = seen.is_whole and not (seen.arrivals or seen.waiting or seen.running)
         self._idle_intervals = self._idle_intervals + 1 if idle else 0
         plan = self._by_slo(seen) if self._scaling.mode is Mode.SLO else self._by_thresholds(seen)
         return self._bounded(plan, seen)
@@ -222,6 +224,8 @@ class Planner:
         if seen.ready < now:
             return Plan(now, f"{now - seen.ready} replicas have yet to start")
         self._grace = max(0, self._grace - 1)
+        if not seen.is_whole:
+            return Plan(now, "metrics of workers are missing")
         if value > up:
             self._grace = GRACE_INTERVALS
             return Plan(now + 1, f"{what}, more than {up:g}")

@@ -177,7 +177,9 @@ class LatencyModel:
         if seen < SETTLED or not (is_worse or is_biased):
             return False
         self._weights *= math.exp(self._common)
-        self._covariance *= DOUBT
+        # Where no sample ever spoke, as much is doubted as can be: it would grow at every change.
+        room = np.sqrt(np.clip(PRIOR / np.diagonal(self._covariance), 1.0, DOUBT))
+        self._covariance *= np.outer(room, room)
         self._common, self._since = 0.0, 0
         self._ratios.clear()
         self._factors.clear()
@@ -234,7 +236,10 @@ class LatencyModels:
         if known is None:
             if len(self._models) >= MOST_MODELS:
                 del self._models[next(iter(self._models))]
-            known = self._models[model, latency] = LatencyModel(TERMS[latency])
+            known = LatencyModel(TERMS[latency])
+        else:
+            del self._models[model, latency]  # to stand last
+        self._models[model, latency] = known
         return known
 
     def forget(self, endpoint: str) -> None:

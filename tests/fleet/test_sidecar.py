@@ -238,7 +238,12 @@ async def test_a_body_that_is_no_object_is_the_decoders_to_refuse(
 
 
 @pytest.mark.parametrize(
-    "prefiller", ["8.8.8.8:80", "169.254.169.254:80", "host:80", "x", "[::]:1"]
+    "prefiller",
+    [
+        *("8.8.8.8:80", "169.254.169.254:80", "host:80", "x", "[::]:1"),
+        *("127.0.0.1:x@host.example", "127.0.0.1:80/admin?x=", "[::1%x@host.example]:80"),
+        *("user@127.0.0.1:80", "127.0.0.1", "::1:80"),
+    ],
 )
 async def test_only_allowed_prefillers_are_asked(house: House, prefiller: str) -> None:
     """What a client may have put into the header is no way to other services."""

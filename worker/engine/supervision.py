@@ -19,6 +19,8 @@ _GAUGES = frozenset(
         "num_running",
         "num_waiting",
         "num_deferred",
+        "num_kv_fetching",
+        "num_kv_fetched",
         "kv_cache_usage",
         "sleep_level",
         "is_paused",

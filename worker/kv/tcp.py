@@ -51,6 +51,7 @@ KEY_VARIABLE = "POINTSMAN_KV_TRANSFER_KEY"
 MAX_CONNECTIONS = 64
 _BACKLOG = 128
 _EXPIRY_SECONDS = 1.0
+_NO_KEY = hashlib.sha256().digest()
 
 
 def read_key(config: KvTransferConfig, environment: Mapping[str, str]) -> bytes:
@@ -312,6 +313,8 @@ class TcpConnector:
         pull.num_reserved_bytes = num_bytes
 
     async def _fetch(self, source: KvSource, digest: bytes, start: int) -> KvPart:
+        if self._key == _NO_KEY and not is_loopback(source.host):
+            raise KvTransferError(f"without a key nothing is taken from {source.host}")
         end = source.num_tokens
         size = (end - start) * self._token_bytes
         with await _connected(self._loop, source) as connection:

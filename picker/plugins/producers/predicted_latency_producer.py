@@ -85,6 +85,7 @@ log = logging.getLogger(__name__)
 DECODE_ROLE = "decode"
 # Between two looks at what an endpoint has generated: of a longer time its load is not known.
 LONGEST_LOOK_SECONDS = 3.0
+LONGEST_ANSWER = 1 << 20  # of limits in tokens, which clients choose
 
 
 class PredictedLatencyParameters(Parameters, frozen=True):
@@ -548,7 +549,7 @@ def _cached_share(match: PrefixCacheMatchInfo | None, key: str) -> float:
 
 def _features_of(request: InferenceRequest) -> Request:
     """What a model is shown; an answer that streams has a first token whatever its length."""
-    limit = 0 if request.body.stream else request.body.max_output_tokens or 0
+    limit = 0 if request.body.stream else min(request.body.max_output_tokens or 0, LONGEST_ANSWER)
     return Request.of(request.num_tokens, limit)
 
 

@@ -127,3 +127,11 @@ def test_erlang_c_is_that_of_the_tables() -> None:
     assert erlang_c(2, 1.0) == pytest.approx(1 / 3)
     assert erlang_c(1, 0.4) == pytest.approx(0.4)
     assert erlang_c(10, 8.0) == pytest.approx(0.4092, abs=1e-4)
+
+
+def test_a_share_near_one_has_its_quantile() -> None:
+    """However few are left out, and though the model's own sums are cut somewhere."""
+    objective = structs.replace(OBJECTIVE, share=1 - 1e-7)
+    found = predict(replace(LOAD, rate=0.5), 4, WORKER, objective, Stage.BOTH)
+    assert found.itl_seconds is not None
+    assert found.itl_seconds > 0

@@ -157,6 +157,19 @@ def test_thresholds_change_by_one(stage: Stage, seen: dict[str, float], wanted: 
     assert planner.next(replace(minute(60, 3), **seen)).replicas == wanted
 
 
+@pytest.mark.parametrize("scaling", [THRESHOLDS, replace(THRESHOLDS, stage=Stage.PREFILL), SLO])
+def test_workers_whose_metrics_are_missing_are_not_removed(scaling: Scaling) -> None:
+    """What they do is unknown: neither that they are idle nor that they have little to do."""
+    planner = Planner(replace(scaling, min_replicas=0, patience_intervals=2))
+    for _ in range(3):
+        planner.next(minute(300, 6))
+    unknown = Observation(60.0, 0, 6, 6, is_whole=False)
+    if scaling.mode is Mode.SLO:
+        assert [planner.next(unknown).replicas for _ in range(3)][-1] > 0
+    else:
+        assert [planner.next(unknown).replicas for _ in range(3)] == [6] * 3
+
+
 def test_after_an_addition_none_is_removed_for_a_while() -> None:
     """New workers have an empty cache, which looks like too many of them."""
     planner = Planner(THRESHOLDS)

@@ -115,6 +115,26 @@ def test_a_law_that_changes_is_learned_anew(times: float) -> None:
     assert trial.coverage(last=200) == pytest.approx(0.9, abs=0.06)
 
 
+def test_many_changes_leave_what_never_showed_learnable() -> None:
+    """Limits of answers were 0 through all of them; then they are not."""
+    trial = Trial()
+    trial.run(400)
+    for change in range(12):
+        times = (3.0, 1.0)[change % 2]
+        trial.run(400, lambda sample, times=times: times * _ttft_ms(sample))
+    assert trial.mape(last=200) < 1.25 * BEST_MAPE
+    errors = []
+    for _ in range(600):
+        request, load = _sample(trial.rng)
+        request = request._replace(limit=trial.rng.uniform(0.1, 4))
+        seen = _ttft_ms((request, load)) + 900 * request.limit
+        said = trial.model.predict(request, [load], ["a"])
+        assert said is not None
+        errors.append(abs(said[0] - seen) / seen)
+        trial.model.learn(request, load, "a", seen)
+    assert sum(errors[-200:]) / 200 < BEST_MAPE
+
+
 @pytest.mark.parametrize("times", [0.3, 3.0])
 def test_a_change_is_seen_through_noise(times: float) -> None:
     """Where single errors are as large as the change, all of them have one sign."""

@@ -15,7 +15,15 @@ from worker.engine.supervision import (
 from worker.types import EngineStats
 
 GAUGES = {
-    *("num_running", "num_waiting", "num_deferred", "kv_cache_usage", "sleep_level"),
+    *(
+        "num_running",
+        "num_waiting",
+        "num_deferred",
+        "num_kv_fetching",
+        "num_kv_fetched",
+        "kv_cache_usage",
+        "sleep_level",
+    ),
     *("is_paused", "num_restarts", "stalled_seconds", "num_speculative_tokens"),
     *("loaded_adapters", "awaited_adapters"),
 }

@@ -285,3 +285,13 @@ def test_a_key_is_needed_beyond_this_machine(tmp_path: Any) -> None:
     file.write_text("\n")
     with pytest.raises(ConfigError, match="is empty"):
         read_key(config, variable)
+
+
+def test_without_a_key_nothing_is_taken_from_other_machines(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A client names the source, and could answer itself."""
+    with engine(read_key(KvTransferConfig(), {})) as taker:
+        pull = ended(taker.pull(KvSource("192.0.2.1", 1, "e", "t", 2), DIGEST, 0))
+    assert pull.part is None
+    assert "without a key nothing is taken from 192.0.2.1" in caplog.text
