@@ -14,6 +14,7 @@ from xdist.scheduler import LoadScopeScheduling
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _FLEETS, _SLOW = "tests/integration/", "tests/worker/test_"
+_INTERPRETED = "tests/worker/ops/triton/test_kernels.py"  # runs that share nothing
 DEFAULT_MODEL = Path.home() / ".cache/pointsman/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -37,6 +38,8 @@ class _WholeFiles(LoadScopeScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
+        if file == _INTERPRETED:
+            return nodeid
         return "fleets" if file.startswith(_FLEETS) else file
 
 
@@ -50,4 +53,4 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _WholeFiles:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What takes long comes first, so that no process has it left at the end."""
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: not item.nodeid.startswith((_FLEETS, _SLOW)))
+        items.sort(key=lambda item: not item.nodeid.startswith((_FLEETS, _SLOW, _INTERPRETED)))
