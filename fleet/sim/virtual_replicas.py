@@ -53,6 +53,8 @@ PORT = 8000
 MODEL = "sim"
 NOTICE_SECONDS = 2.0  # until a dead worker has left the pool, as by a readiness probe
 _FOLLOWS_SECONDS = 1e-9
+_STREAM = MappingProxyType({"content-type": "text/event-stream"})
+_LAST = b'data: {"usage":{"prompt_tokens":%d,"completion_tokens":%d}}\n\ndata: [DONE]\n\n'
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +250,7 @@ class VirtualReplicas:
         if not self.replicas:
             return await self._in_turn(name, list(prompt), num_output)
         picker = self.replicas[replica]
-        body = {"model": MODEL, "prompt": prompt, "max_tokens": num_output}
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": num_output, "stream": True}
         headers = {":path": "/v1/completions", REQUEST_ID: name}
         if objective:
             headers[OBJECTIVE[0]] = objective
@@ -264,11 +266,13 @@ class VirtualReplicas:
             def first() -> None:
                 times.append(_now())
                 if response is not None:
-                    response.head(ResponseHead(200, {}, served_by=address))
-                    response.body(b"{", is_last=False)
+                    response.head(ResponseHead(200, _STREAM, served_by=address))
+                    response.body(b"data: {}\n\n", is_last=False)
 
             worker = self._members[address].worker
             answered = await worker.serve(name, list(prompt), num_output, first)
+            if response is not None:
+                response.body(_LAST % (len(prompt), len(answered.token_ids)), is_last=True)
             cause, status = FinishCause.COMPLETED, 200
         except RefusedError as refusal:
             cause, status = FinishCause.REFUSED, refusal.status
