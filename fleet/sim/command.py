@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from math import inf
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -307,11 +308,11 @@ def _verdict(found: Mapping[str, Sequence[_Row]]) -> Iterator[str]:
     for scenario, rows in found.items():
         for load in dict.fromkeys(row.load for row in rows):
             some = [row for row in rows if row.load == load]
-            goodputs = [fmean(one.goodput or 0.0 for one in row.by_seed) for row in some]
-            times = [fmean(one.e2e.mean for one in row.by_seed if one.e2e) for row in some]
+            goodputs = [fmean(each.goodput or 0.0 for each in row.by_seed) for row in some]
+            times = [_mean_seconds(row) for row in some]
             for row, goodput, seconds in zip(some, goodputs, times, strict=True):
-                behind = max(goodputs) - goodput, seconds / min(times) - 1, f"{scenario} {load}"
-                lost.setdefault(row.policy, []).append(behind)
+                one = max(goodputs) - goodput, seconds / min(times) - 1, f"{scenario} {load}"
+                lost.setdefault(row.policy, []).append(one)
     yield "Behind the best of each load"
     wide = max(len(policy) for policy in lost)
     for name, behind in lost.items():
@@ -322,3 +323,8 @@ def _verdict(found: Mapping[str, Sequence[_Row]]) -> Iterator[str]:
             f"{points:.1%} ({where}); E2E {fmean(one[1] for one in behind):.1%} longer, at worst "
             f"{slower:.1%} ({there}); {len(behind)} loads"
         )
+
+
+def _mean_seconds(row: _Row) -> float:
+    """Of a whole answer."""
+    return fmean(inf if one.e2e is None else one.e2e.mean for one in row.by_seed)

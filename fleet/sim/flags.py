@@ -57,8 +57,8 @@ def build_parser() -> Parser:
     group.add_argument("--fast", action="store_true", help=text)
     text = (
         "configurations of the picker, with the same requests for each: files, or default, "
-        "precise, random, round-robin, power-of-two, consistent-hashing, cache_aware, dynamo, "
-        "load-only, prefix-only, llm-d-111, llm-d-322 (default: default)"
+        "precise, predicted, random, round-robin, power-of-two, consistent-hashing, cache_aware, "
+        "dynamo, load-only, prefix-only, llm-d-111, llm-d-322 (default: default)"
     )
     group.add_argument("--policies", nargs="+", metavar="NAME|FILE", help=text)
     text = (

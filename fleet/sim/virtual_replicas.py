@@ -21,7 +21,7 @@ import msgspec
 
 from fleet.sim.fast_worker import FastWorker
 from fleet.sim.living_worker import Answered, LivingWorker, WorkerGoneError, WorkerSettings
-from picker.app.in_use import pipeline_of
+from picker.app.in_use import LoopClock, pipeline_of
 from picker.config.build import BuildOptions, build, default_config
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
@@ -124,7 +124,8 @@ class VirtualReplica:
         config = settings.config
         loaded = default_config() if config is None else load_config(config.encode(), "simulation")
         seed = rng.getrandbits(64)
-        options = BuildOptions(Services(NoHttp(), hash_seed=seed), allow_experimental=True)
+        services = Services(NoHttp(), hash_seed=seed, clock=LoopClock())
+        options = BuildOptions(services, allow_experimental=True)
         self.assembly = build(loaded, builtin_plugins(), PickerMetrics(), lambda: 0.0, options)
         self.inflight, self.datastore = InflightLoad(), Datastore(self.assembly.observers)
         policies = RequestPolicies(objectives=Priorities(settings.objectives))
@@ -278,7 +279,9 @@ class VirtualReplicas:
             cause, status = FinishCause.REFUSED, refusal.status
             raise
         except WorkerGoneError:
-            cause, status = FinishCause.COMPLETED, 503
+            # The proxy answers for an endpoint that said nothing, and cuts off one that did.
+            cause = FinishCause.COMPLETED if len(times) == 1 else FinishCause.RESET
+            status = 503
             raise
         finally:
             exchange.finish(cause, status, address)
