@@ -98,7 +98,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "S2": Scenario(
         "code generation",
         "--workers 10 --prefix-tokens 3000..107000 --turns 2..10 --input-tokens 1500 "
-        f"--output-tokens 800 --concurrency 40 --duration 90 --warmup 30 {_SLO}",
+        f"--output-tokens 800 --concurrency 60 --duration 90 --warmup 30 {_SLO}",
         "46k against 16k input tokens/s of round robin (2.9 x)",
         (*_AWARE, "llm-d-322", *_BLIND),
     ),
@@ -159,7 +159,7 @@ SCENARIOS: Mapping[str, Scenario] = {
 
 # Scenarios that measure what virtual time does not have: CPU, sockets, a real model.
 ELSEWHERE: Mapping[str, str] = {
-    "S8": "is the CPU of small requests through Envoy: benchmarks/picker_ext_proc.py, fleet_rate.py",
+    "S8": "is the CPU of small requests through Envoy: benchmarks/picker_ext_proc.py",
     "S9": "is the CPU of long prompts through Envoy: benchmarks/picker_ext_proc.py",
     "S10": "is the CPU of long answers through Envoy: benchmarks/fleet_rate.py",
     "S11": "is the CPU of large pools: benchmarks/scrape.py, following.py, reflector.py",
