@@ -92,7 +92,7 @@ def simulate_command(argv: Sequence[str], out: Out, note: Out) -> int:
         "pointsman_simulate": 1,
         "settings": settings.public(),
         "notes": notes,
-        "stages": _plain(rows),
+        "stages": _plain(rows, settings.seed),
     }
     write_results(settings, document, "pointsman simulate", [(report, stages)])
     every = [one for row in rows for one in row.by_seed]
@@ -113,9 +113,11 @@ class _Row:
         return self.by_seed[0].name
 
 
-def _plain(rows: Sequence[_Row]) -> list[dict[str, object]]:
-    """For JSON: a summary of each seed, in their order."""
-    return [{"seed": n, **asdict(one)} for row in rows for n, one in enumerate(row.by_seed)]
+def _plain(rows: Sequence[_Row], first: int) -> list[dict[str, object]]:
+    """For JSON: a summary of each seed, of which `first` is the first."""
+    return [
+        {"seed": seed, **asdict(one)} for row in rows for seed, one in enumerate(row.by_seed, first)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +279,7 @@ def _scenarios(settings: SimulateSettings, argv: Sequence[str], out: Out, note: 
     document = {
         "pointsman_simulate": 1,
         "settings": settings.public(),
-        "scenarios": {name: _plain(rows) for name, rows in found.items()},
+        "scenarios": {name: _plain(rows, settings.seed) for name, rows in found.items()},
     }
     write_results(settings, document, "pointsman simulate", parts)
     return 0

@@ -197,8 +197,19 @@ class FastWorker:
         self._timer: asyncio.TimerHandle | None = None
         self._begun, self._length, self._steps = 0.0, 0.0, 0
         self._chunks: list[tuple[_Sequence, int]] = []
-        self.slowness = 1.0
+        self._slowness = 1.0
         self.is_dead = False
+
+    @property
+    def slowness(self) -> float:
+        """A factor on the time of steps, from the step after the one that runs now."""
+        return self._slowness
+
+    @slowness.setter
+    def slowness(self, factor: float) -> None:
+        self._slowness = factor
+        if self._steps > 1:
+            self._shorten()
 
     @property
     def stats(self) -> EngineStats:
@@ -270,7 +281,7 @@ class FastWorker:
         seconds += sum(count for _, count in self._chunks) / sim.prefill_tokens_per_second
         if decoding:
             seconds += sim.decode_base_seconds + decoding * sim.decode_per_sequence_seconds
-        self._length = seconds * sim.time_scale * self.slowness
+        self._length = seconds * sim.time_scale * self._slowness
         self._steps = 1
         if not self._chunks:
             room = self._capacity - self.cache.num_referenced - self._private
