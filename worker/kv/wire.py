@@ -12,6 +12,9 @@ requests. A frame is a length (4 bytes, little-endian), a body (msgpack) and a M
     Fetch(which, of what, from where)  →
                                        ←     Reply(error, or size and checksum), then the bytes
 
+Between processes of one machine the first reply may name memory instead, which the taker maps; it
+says whether it could (`Mapped`), and gets a second reply, with the bytes, if not.
+
 A MAC is HMAC-SHA256 under the key over the kind of frame, both nonces and the body; that of `Hello`
 is over its own nonce alone and proves nothing. So what was recorded of one connection is worth
 nothing on another, and a frame of one kind does not pass for one of another. The bytes themselves
@@ -31,7 +34,7 @@ import msgspec
 from worker.errors import KvTransferError
 from worker.kv.content import KvShape
 
-VERSION = 1
+VERSION = 2
 NONCE_BYTES = 16
 MAC_BYTES = 32
 LENGTH_BYTES = 4
@@ -53,7 +56,8 @@ class Challenge(msgspec.Struct, frozen=True, array_like=True, tag="challenge"):
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
     """Asks for the KV of tokens `start` to `num_tokens` − 1 of what `digest` names, which is not
-    kept any longer then; where both are the same, for none of it.
+    kept any longer then; where both are the same, for none of it. `maps`: memory of this machine
+    will do.
     """
 
     engine_id: str
@@ -62,17 +66,36 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
     start: int
     num_tokens: int
     shape: KvShape
+    maps: bool = False
+
+
+class Shared(msgspec.Struct, frozen=True, array_like=True):
+    """Memory that process `pid` has open as file `fd` under a random name."""
+
+    pid: int
+    fd: int
+    name: str
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
-    """`error` says why nothing follows, for the taker's log; else so many bytes do."""
+    """`error` says why nothing follows, for the taker's log; else so many bytes do, or are in
+    `shared`.
+    """
 
     error: str | None
     num_bytes: int = 0
     checksum: bytes = b""
+    shared: Shared | None = None
 
 
-Frame = TypeVar("Frame", Hello, Challenge, Fetch, Reply)
+class Mapped(msgspec.Struct, frozen=True, array_like=True, tag="mapped"):
+    """The taker's answer to shared memory: whether it has it."""
+
+    ok: bool
+
+
+Sent = Hello | Challenge | Fetch | Reply | Mapped
+Frame = TypeVar("Frame", Hello, Challenge, Fetch, Reply, Mapped)
 
 
 class Seal:
@@ -87,7 +110,7 @@ class Seal:
         """A new one."""
         return secrets.token_bytes(NONCE_BYTES)
 
-    def encode(self, frame: Hello | Challenge | Fetch | Reply) -> bytes:
+    def encode(self, frame: Sent) -> bytes:
         """A frame as it is sent."""
         body = msgspec.msgpack.encode(frame)
         self._note(frame)
