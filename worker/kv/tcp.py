@@ -40,6 +40,7 @@ from worker.kv.wire import (
     LENGTH_BYTES,
     VERSION,
     Challenge,
+    Checksum,
     Fetch,
     Frame,
     Hello,
@@ -48,7 +49,6 @@ from worker.kv.wire import (
     Seal,
     Sent,
     body_size,
-    checksum,
 )
 from worker.types import KvOffer, KvPart, KvSource
 
@@ -58,6 +58,7 @@ KEY_VARIABLE = "POINTSMAN_KV_TRANSFER_KEY"
 MAX_CONNECTIONS = 64
 _BACKLOG = 128
 _EXPIRY_SECONDS = 1.0
+_PIECE_BYTES = 1 << 22  # of which the checksum is computed while the next is received
 _HANDSHAKE_SECONDS = 2.0  # so who has no key holds a connection no longer than that
 _NO_KEY = hashlib.sha256().digest()
 
@@ -263,9 +264,7 @@ class TcpConnector:
             return
         try:
             data = kept.data[fetch.start * self._token_bytes :]
-            if not (fetch.maps and data and await self._shared(channel, data)):
-                digest = await asyncio.to_thread(checksum, data)
-                await channel.send(Reply(None, data.nbytes, digest))
+            if not await self._has_mapped(channel, data, maps=fetch.maps):
                 await channel.send_data(data)
         except BaseException:
             with self._lock:
@@ -275,14 +274,13 @@ class TcpConnector:
             self._kept.sent(kept)
         self.counts.num_bytes_sent += data.nbytes
 
-    async def _shared(self, channel: _Channel, data: memoryview) -> bool:
-        """Offer `data` as memory of this machine; whether the other end has it."""
-        memory = await asyncio.to_thread(SharedMemory.of, data)
-        if memory is None:
-            return False
-        with memory:
-            await channel.send(Reply(None, data.nbytes, shared=memory.shared))
-            return (await channel.receive(Mapped)).ok
+    async def _has_mapped(self, channel: _Channel, data: memoryview, *, maps: bool) -> bool:
+        """Promise `data`, as memory of this machine if that is possible; whether it was mapped."""
+        memory = await asyncio.to_thread(SharedMemory.of, data) if maps and data else None
+        with contextlib.nullcontext() if memory is None else memory:
+            shared = None if memory is None else memory.shared
+            await channel.send(Reply(None, data.nbytes, shared))
+            return shared is not None and (await channel.receive(Mapped)).ok
 
     def _look_up(self, fetch: Fetch) -> tuple[KeptKv | None, str | None]:
         """What is asked for, which is not kept any longer; else why it is not to be had."""
@@ -347,34 +345,19 @@ class TcpConnector:
             await channel.receive(Challenge)
             which = (source.engine_id, source.transfer_id, digest)
             await channel.send(Fetch(*which, start, end, self._shape, is_here))
-            reply = await _promised(channel, size)
+            reply = await channel.receive(Reply)
+            if reply.error is not None:
+                raise KvTransferError(reply.error)
+            if reply.num_bytes != size:
+                raise KvTransferError(f"{reply.num_bytes} bytes are offered and {size} expected")
             data: memoryview | None = None
             if reply.shared is not None:
                 data = map_shared(reply.shared, size)
                 await channel.send(Mapped(data is not None))
             if data is None:
-                data = await _received(channel, reply, size)
+                data = await channel.receive_data(size)
         self.counts.num_bytes_received += size
         return KvPart(start, end, data)
-
-
-async def _promised(channel: _Channel, size: int) -> Reply:
-    reply = await channel.receive(Reply)
-    if reply.error is not None:
-        raise KvTransferError(reply.error)
-    if reply.num_bytes != size:
-        raise KvTransferError(f"{reply.num_bytes} bytes are offered and {size} expected")
-    return reply
-
-
-async def _received(channel: _Channel, reply: Reply, size: int) -> memoryview:
-    if reply.shared is not None:
-        reply = await _promised(channel, size)
-    data = memoryview(bytearray(size))
-    await channel.receive_data(data)
-    if await asyncio.to_thread(checksum, data) != reply.checksum:
-        raise KvTransferError("the bytes were damaged on the way")
-    return data
 
 
 class _Channel:
@@ -393,21 +376,48 @@ class _Channel:
     async def receive(self, kind: type[Frame]) -> Frame:
         """Raises `KvTransferError` for anything but a right frame."""
         prefix = memoryview(bytearray(LENGTH_BYTES))
-        await self.receive_data(prefix)
+        await self._fill(prefix)
         data = memoryview(bytearray(body_size(bytes(prefix))))
-        await self.receive_data(data)
+        await self._fill(data)
         return self._seal.decode(bytes(data), kind)
 
     async def send_data(self, data: memoryview) -> None:
-        await self._loop.sock_sendall(self._connection, data)
+        """The bytes, and their checksum, which is computed meanwhile."""
+        digest = asyncio.create_task(asyncio.to_thread(_digest, hashlib.sha256(), data))
+        try:
+            await self._loop.sock_sendall(self._connection, data)
+        finally:
+            found = await digest  # no thread reads `data` after this
+        await self.send(Checksum(found))
 
-    async def receive_data(self, data: memoryview) -> None:
-        """Fill it. Raises `KvTransferError` when the connection ends before."""
+    async def receive_data(self, size: int) -> memoryview:
+        """So many bytes. Raises `KvTransferError` when they are damaged, or fewer."""
+        data = memoryview(bytearray(size))
+        seen = hashlib.sha256()
+        digest: asyncio.Task[bytes] | None = None
+        for start in range(0, size, _PIECE_BYTES):
+            piece = data[start : start + _PIECE_BYTES]
+            await self._fill(piece)
+            if digest is not None:
+                await digest
+            digest = asyncio.create_task(asyncio.to_thread(_digest, seen, piece))
+        if digest is not None:
+            await digest
+        if (await self.receive(Checksum)).digest != seen.digest():
+            raise KvTransferError("the bytes were damaged on the way")
+        return data
+
+    async def _fill(self, data: memoryview) -> None:
         while data:
             size = await self._loop.sock_recv_into(self._connection, data)
             if not size:
                 raise KvTransferError("the other end hung up: it stopped, or it has another key")
             data = data[size:]
+
+
+def _digest(seen: hashlib._Hash, data: memoryview) -> bytes:
+    seen.update(data)
+    return seen.digest()
 
 
 async def _connected(loop: asyncio.AbstractEventLoop, source: KvSource) -> socket.socket:

@@ -10,21 +10,20 @@ requests. A frame is a length (4 bytes, little-endian), a body (msgpack) and a M
     Hello(version, nonce)              →
                                        ←     Challenge(nonce)
     Fetch(which, of what, from where)  →
-                                       ←     Reply(error, or size and checksum), then the bytes
+                                       ←     Reply(error, or size), the bytes, Checksum
 
-Between processes of one machine the first reply may name memory instead, which the taker maps; it
-says whether it could (`Mapped`), and gets a second reply, with the bytes, if not.
+Between processes of one machine the reply may name memory, which the taker maps; it says whether it
+could (`Mapped`), and bytes and checksum follow if not.
 
 A MAC is HMAC-SHA256 under the key over the kind of frame, both nonces and the body; that of `Hello`
 is over its own nonce alone and proves nothing. So what was recorded of one connection is worth
 nothing on another, and a frame of one kind does not pass for one of another. The bytes themselves
-are covered by the SHA-256 in the reply, so who lacks the key can neither damage nor replace them,
+are covered by the SHA-256 behind them, so who lacks the key can neither damage nor replace them,
 but can read them.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import secrets
 from typing import TypeVar
@@ -84,7 +83,6 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
 
     error: str | None
     num_bytes: int = 0
-    checksum: bytes = b""
     shared: Shared | None = None
 
 
@@ -94,8 +92,14 @@ class Mapped(msgspec.Struct, frozen=True, array_like=True, tag="mapped"):
     ok: bool
 
 
-Sent = Hello | Challenge | Fetch | Reply | Mapped
-Frame = TypeVar("Frame", Hello, Challenge, Fetch, Reply, Mapped)
+class Checksum(msgspec.Struct, frozen=True, array_like=True, tag="checksum"):
+    """The SHA-256 of all bytes: finds those that were damaged, cut short, mixed up or replaced."""
+
+    digest: bytes
+
+
+Sent = Hello | Challenge | Fetch | Reply | Mapped | Checksum
+Frame = TypeVar("Frame", Hello, Challenge, Fetch, Reply, Mapped, Checksum)
 
 
 class Seal:
@@ -145,8 +149,3 @@ def body_size(prefix: bytes) -> int:
     if size > MAX_BODY_BYTES:
         raise KvTransferError("the other end speaks another protocol")
     return size + MAC_BYTES
-
-
-def checksum(data: memoryview) -> bytes:
-    """Finds bytes that were damaged, cut short, mixed up or replaced."""
-    return hashlib.sha256(data).digest()

@@ -16,8 +16,8 @@ import pytest
 from worker.config import KvTransferConfig
 from worker.errors import ConfigError, KvTransferError
 from worker.kv.content import KvShape
-from worker.kv.tcp import MAX_CONNECTIONS, TcpConnector, TcpPull, read_key
 from worker.kv.shared import map_shared
+from worker.kv.tcp import MAX_CONNECTIONS, TcpConnector, TcpPull, read_key
 from worker.kv.wire import Challenge, Hello, Seal, Shared
 from worker.types import KvOffer, KvSource
 
@@ -269,7 +269,8 @@ def test_memory_that_is_shared_is_the_named_one(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("worker.kv.tcp.map_shared", spoil)
     with engine() as keeper, engine() as taker:
         part = ended(taker.pull(kept(keeper), DIGEST, 0)).part
-        assert part is not None and part.data == DATA
+        assert part is not None
+        assert part.data == DATA
     assert spoilt == 3
 
 
@@ -279,7 +280,8 @@ def test_shared_memory_outlives_its_keeper_and_is_given_back() -> None:
     with engine() as taker:
         with engine() as keeper:
             part = ended(taker.pull(kept(keeper), DIGEST, 1)).part
-        assert part is not None and part.data == DATA[TOKEN_BYTES:]
+        assert part is not None
+        assert part.data == DATA[TOKEN_BYTES:]
     del part  # its mapping has a file of its own
     assert len(os.listdir("/proc/self/fd")) == before
 
