@@ -522,7 +522,6 @@ def _check_kv_moves(engine: EngineConfig) -> None:
     method = None if engine.speculative is None else engine.speculative.method
     obstacles = (
         ("--engine sim, which has none", engine.engine == "sim"),
-        ("--tensor-parallel-size above 1", engine.tensor_parallel_size > 1),
         (f"--kv-cache-dtype {engine.kv_cache_dtype}", engine.kv_cache_dtype.startswith("fp8")),
         (f"a drafter of method {method}", method in ("draft_model", "eagle")),
     )
