@@ -1,4 +1,4 @@
-"""Prefill and decode workers as deploy/ renders them: the two legs, the KV, and the end of a Pod."""
+"""Prefill and decode workers as deploy/ renders them: both legs, the KV, and the end of a Pod."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_decode_workers_can_take_what_prefill_workers_offer() -> None:
 
 
 def _lets(policies: list[Object], way: str, of: Object, other: Object, port: int) -> bool:
-    """Whether policies let Pods with the labels `of` have traffic with `other`, of one namespace."""
+    """Whether policies let Pods with the labels `of` have traffic with `other` of a namespace."""
     about = [
         one["spec"]
         for one in policies
