@@ -125,6 +125,7 @@ def _folder(say: Say) -> Iterator[Path]:
 def _site(options: FleetOptions, folder: Path, gpus: Iterable[devices.Gpu]) -> Site:
     ports = free_ports("127.0.0.1", options.num_ports, options.port + 1)
     first_decoder = PORTS_OF_A_PICKER + options.workers
+    last = None if not options.front else ports.pop()
     has_memory = os.access(_SHARED_MEMORY, os.W_OK)
     return Site(
         folder=folder,
@@ -136,6 +137,7 @@ def _site(options: FleetOptions, folder: Path, gpus: Iterable[devices.Gpu]) -> S
         gpus=tuple(gpus),
         decoder_ports=tuple(ports[first_decoder:]),
         kv_key=secrets.token_hex(16),
+        gateway_port=last,
     )
 
 
@@ -171,6 +173,8 @@ class _Fleet:
         try:
             async with asyncio.TaskGroup() as group:
                 children = [one.child for one in (*workers, *self._members.sidecars)]
+                if self._members.front is not None:
+                    children.append(self._members.front.child)
                 for child in (*children, self._members.picker.child):
                     group.create_task(child.run(), name=child.program.name)
                 await asyncio.sleep(0)  # the slowest are on their way before anything else is done
@@ -317,6 +321,9 @@ class _Fleet:
     async def _drain(self) -> None:
         """Take no new connection, and wait (not for ever) until the last request is answered."""
         limit = self._options.drain_seconds
+        front = self._members.front
+        if front is not None:
+            front.child.ask_to_end()
         with contextlib.suppress(probe.NoReplyError):
             await admin.drain(self._members.envoy.plan.admin)
         active = await self._active()
