@@ -540,7 +540,7 @@ def _identity(prefix: str, request: GenerationFields, arrival: Arrival) -> tuple
     if resume is not None:
         check_resume(resume, prefix)
         if resume.id is not None and resume.created is not None:
-            return resume.id, resume.created
+            return resume.id, int(resume.created)
     return response_id(prefix, request.request_id, arrival), int(time.time())
 
 
