@@ -1,4 +1,4 @@
-"""Answers that another engine has begun: cut after every token, they go on as if they never were."""
+"""Answers that another engine has begun: cut after every token, they go on unchanged."""
 
 from __future__ import annotations
 
