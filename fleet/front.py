@@ -170,24 +170,28 @@ class Marks:
         self.is_complete = False
 
     def take(self, chunk: bytes) -> bytes:
-        """What can be passed on with this chunk: all up to the last comment, or to the end. Raises
-        `msgspec.MsgspecError` when a mark cannot be read.
+        """What can be passed on with this chunk: all up to the last mark, or to the end, and other
+        comments behind that. Raises `msgspec.MsgspecError` when a mark cannot be read.
         """
         held = self.held
         held += chunk
-        passed = bytearray()
+        passed, tokens = bytearray(), None
         start = num_passed = 0
         while (end := held.find(b"\n\n", start) + 2) >= 2:
-            is_mark = held.startswith(_MARK, start)
-            if held.startswith(b":", start) or held[start:end] == _DONE:
+            is_mark, is_end = held.startswith(_MARK, start), held[start:end] == _DONE
+            is_comment = held.startswith(b":", start) and start == num_passed
+            if is_mark or is_end or is_comment:
                 passed += held[num_passed : start if is_mark else end]
                 num_passed = end
-                self.is_complete = held[start:end] == _DONE
             if is_mark:
-                tokens = msgspec.json.decode(held[start + len(_MARK) : end], type=list[int])
-                self.token_ids = self.token_ids or []
-                self.token_ids += tokens
+                new = msgspec.json.decode(held[start + len(_MARK) : end], type=list[int])
+                tokens = (tokens or []) + new
+            self.is_complete = self.is_complete or is_end
             start = end
+        # Not before all marks are read: what is passed on and what is known of it go together.
+        if tokens is not None:
+            self.token_ids = self.token_ids or []
+            self.token_ids += tokens
         del held[:num_passed]
         return bytes(passed)
 
@@ -313,7 +317,7 @@ class _Course:
         response = self._client.response
         if response is None:
             return error_answer(_GONE, "ServiceUnavailable", reason)
-        if self._marks is not None:
+        if self._marks is not None and self._marks.token_ids is not None:
             detail = {"message": reason, "type": "ServiceUnavailableError"}
             event = {"error": {**detail, "param": None, "code": _GONE}}
             with contextlib.suppress(aiohttp.ClientError, OSError):

@@ -45,7 +45,11 @@ def runner_of(handle: Handle, drain_seconds: float) -> web.AppRunner:
     application = web.Application(client_max_size=MAX_BODY_BYTES)
     application.router.add_route("*", "/{path:.*}", handle)
     return web.AppRunner(
-        application, handler_cancellation=True, shutdown_timeout=drain_seconds, access_log=None
+        application,
+        handler_cancellation=True,
+        shutdown_timeout=drain_seconds,
+        access_log=None,
+        auto_decompress=False,
     )
 
 
