@@ -304,11 +304,8 @@ class _Course:
             self._give_up_at = now + self._options.patience
         self._num_failures += 1
         self._num_lost += not reason.is_refusal
-        if self._front.is_draining:
-            return False
-        if not self._has_begun:
-            return self._num_failures < self._options.attempts
-        if self._marks is None or self._marks.token_ids is None:
+        can_go_on = self._marks is not None and self._marks.token_ids is not None
+        if self._front.is_draining or (self._has_begun and not can_go_on):
             return False
         return self._num_lost < self._options.attempts and now < self._give_up_at
 

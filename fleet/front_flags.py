@@ -24,7 +24,7 @@ def build_parser() -> Parser:
         " (default: %(default)s)"
     )
     add("--attempts", type=count, default=3, metavar="N", help=text)
-    text = "how long a stream that has begun waits for a worker (default: %(default)g s)"
+    text = "how long a request waits while no worker answers (default: %(default)g s)"
     add("--patience", type=seconds, default=30.0, metavar="SECONDS", help=text)
     text = (
         "how long a stream that has begun may be silent; then its worker counts as dead"

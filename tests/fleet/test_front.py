@@ -293,7 +293,7 @@ async def test_before_an_answer_another_worker_is_asked(house: House, stream: bo
 
 
 async def test_without_any_worker_there_is_a_503(house: House) -> None:
-    await house.start(attempts=2)
+    await house.start(patience=0.05)
 
     async def behave(_: web.Request) -> web.StreamResponse:
         return web.Response(status=502, text="no healthy upstream")
@@ -302,7 +302,6 @@ async def test_without_any_worker_there_is_a_503(house: House) -> None:
     status, text, _ = await house.ask()
     assert status == 503
     assert "no healthy upstream" in json.loads(text)["message"]
-    assert len(house.worker.asked) == 2
 
 
 @pytest.mark.parametrize(

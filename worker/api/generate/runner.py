@@ -90,11 +90,17 @@ class Runner:
                     group.create_task(self._follow(*job, sink, pending), name=name)
 
     async def _stream(self, prepared: Prepared, runs: list[PromptRun], exchange: Exchange) -> None:
-        if prepared.resumption is not None:
-            exchange.add_header(resumption.HEADER, prepared.resumption.header)
         events = EventStream(exchange)
+        running = self.run(runs, StreamWriter(prepared, runs, events))
         async with events.kept_alive(prepared.keep_alive_seconds):
-            await self.run(runs, StreamWriter(prepared, runs, events))
+            if prepared.resumption is None:
+                await running
+                return
+            exchange.add_header(resumption.HEADER, prepared.resumption.header)
+            async with asyncio.TaskGroup() as group:
+                leaving = group.create_task(self._sequences.leave(), name="leave-when-draining")
+                await running
+                leaving.cancel()
 
     def _runs(self, prepared: Prepared) -> list[PromptRun]:
         runs: list[PromptRun] = []

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
+import httpx
 import pytest
 from scripted_talk import TEMPLATE
 
@@ -180,3 +182,35 @@ async def test_what_no_header_has_said_is_refused(
     assert answer.status_code == 400
     assert reason in answer.json()["error"]["message"]
     assert not bench.engine.requests
+
+
+async def until_cut(response: httpx.Response) -> bytes:
+    """What comes of a stream that has no regular end."""
+    found = b""
+    try:
+        async for chunk in response.aiter_raw():
+            found += chunk
+    except httpx.RemoteProtocolError:
+        return found
+    pytest.fail("it has a regular end")
+
+
+async def test_a_worker_that_drains_hands_its_streams_over(bench: Any) -> None:
+    """Those that can go on elsewhere end at once, behind a mark; others have their time."""
+    may_end = asyncio.Event()
+    bench.engine.steps = [bench.say("a"), may_end, bench.say("b", FinishReason.STOP)]
+    api = bench.api()
+    async with bench.listening(api) as url, httpx.AsyncClient(base_url=url) as client:
+        body = {"prompt": "a", "stream": True}
+        async with (
+            client.stream("POST", TEXT, json={**body, "resume": {}}) as leaving,
+            client.stream("POST", TEXT, json=body) as staying,
+        ):
+            api.admission.drains.set()
+            found = await until_cut(leaving)
+            begun, error = found.split(b": resume [97]\n\n")
+            assert b'"text":"a"' in begun
+            assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == 503
+            may_end.set()
+            assert (await staying.aread()).endswith(b"data: [DONE]\n\n")
+    assert len(bench.engine.aborted) == 1
