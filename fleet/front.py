@@ -284,10 +284,11 @@ class _Course:
                 num_tokens, self._num_failures, self._num_lost = self._num_tokens, 0, 0
             if not self._may_try_again(reason):
                 return await self._give_up(f"no worker answers: {reason}")
-            how = f"goes on after {num_tokens} tokens" if self._has_begun else "is asked for again"
-            logger.warning("%s: an answer %s: %s", self._url, how, reason)
+            if self._num_failures == 1:
+                how = f"goes on after {num_tokens} tokens" if self._has_begun else "is asked again"
+                logger.warning("%s: an answer %s: %s", self._url, how, reason)
             longest = min(_LONGEST_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2**self._num_failures)
-            await asyncio.sleep(random.uniform(0, longest))
+            await asyncio.sleep(random.uniform(longest / 2, longest))
 
     @property
     def _has_begun(self) -> bool:
