@@ -355,8 +355,8 @@ class _Worker:
         return status
 
     async def _drain(self, stop: _Stop, timeout_seconds: float) -> None:
-        """Let nobody in, let everybody finish who cannot go on elsewhere (see `OpenSequences.leave`);
-        abort who is left when the time is up.
+        """Let nobody in, let everybody finish but streams that can go on elsewhere
+        (`OpenSequences.leave`); abort who is left when the time is up.
         """
         self._admission.drains.set()
         logger.info("draining: %d sequences left", self._admission.num_inside)
