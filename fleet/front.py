@@ -251,7 +251,9 @@ class _Client:
 
 
 class _Course:
-    """One request, from worker to worker. Owns how often it has failed since a token came."""
+    """One request, from worker to worker. Owns how often it has failed since a token came, and what
+    the worker of a stream with marks has said of it (`_state`).
+    """
 
     def __init__(
         self, front: Front, url: str, headers: Headers, client: _Client, body: bytes, marked: bool
@@ -305,8 +307,7 @@ class _Course:
             self._give_up_at = now + self._options.patience
         self._num_failures += 1
         self._num_lost += not reason.is_refusal
-        can_go_on = self._marks is not None and self._marks.token_ids is not None
-        if self._front.is_draining or (self._has_begun and not can_go_on):
+        if self._front.is_draining or (self._has_begun and not self._state):
             return False
         return self._num_lost < self._options.attempts and now < self._give_up_at
 
@@ -315,7 +316,7 @@ class _Course:
         response = self._client.response
         if response is None:
             return error_answer(_GONE, "ServiceUnavailable", reason)
-        if self._marks is not None and self._marks.token_ids is not None:
+        if self._state:  # else it may have been cut within an event
             detail = {"message": reason, "type": "ServiceUnavailableError"}
             event = {"error": {**detail, "param": None, "code": _GONE}}
             with contextlib.suppress(aiohttp.ClientError, OSError):
@@ -341,6 +342,7 @@ class _Course:
             elif self._has_begun:
                 raise _BrokenError("this worker cannot go on with it", is_refusal=True)
             else:
+                self._state = {}
                 await self._take_whole(source)
         response = self._client.response
         assert response is not None  # noqa: S101 (all of it was written)
@@ -365,7 +367,8 @@ class _Course:
         if status == _OK or not (self._has_begun or (status in _NO_WORKER and not is_json)):
             return
         try:
-            said = await source.read()
+            async with self._limit():
+                said = await source.read()
         except (aiohttp.ClientError, OSError) as error:
             raise _BrokenError(str(error)) from error
         words = said.decode("utf-8", "replace")[:_MOST_WORDS]

@@ -245,7 +245,10 @@ class _Fleet:
             self._say(f"  {line:<52} {loop.time() - begun:5.1f} s")
 
         async with asyncio.TaskGroup() as group:
-            group.create_task(phase(f"envoy    {shown}", members.envoy.child))
+            if members.front is not None:
+                group.create_task(phase(f"front    {shown}", members.front.child))
+            gateway = _url(self._plan.gateway)
+            group.create_task(phase(f"envoy    {gateway}", members.envoy.child))
             place = f"picker   127.0.0.1:{picker.ext_proc.port}, metrics {picker.http.port}"
             group.create_task(phase(place, members.picker.child))
             all_workers = [one.child for one in members.workers]

@@ -161,6 +161,31 @@ async def whole_answer(house: House, number: int) -> None:
     assert await house.ask(**{"x-number": str(number)}) == (200, WHOLE, True)
 
 
+async def test_a_client_that_has_comments_alone_has_nothing_yet(house: House) -> None:
+    """Of a worker that died over a long prompt: the stream begins anew, under its id."""
+    await house.start()
+    worker = Worker()
+
+    async def behave(request: web.Request) -> web.StreamResponse:
+        if len(house.worker.asked) > 1:
+            return await worker(request)
+        response = web.StreamResponse(headers=HEADERS)
+        await response.prepare(request)
+        await response.write(b": keep-alive\n\n")
+        await heard.wait()
+        await fall(request, response)
+        return response
+
+    heard = asyncio.Event()
+    house.worker.behave = behave
+    async with house.client.post(house.url + CHAT, json=ASKED) as answer:
+        assert await answer.content.readany() == b": keep-alive\n\n"
+        heard.set()
+        assert await answer.read() == WHOLE
+    (_, second) = (json.loads(asked[3])["resume"] for asked in house.worker.asked)
+    assert second == STATE
+
+
 async def test_it_may_break_again_and_again_as_long_as_it_gets_on(house: House) -> None:
     """Every worker gives one more token before it dies."""
     await house.start(attempts=2)
