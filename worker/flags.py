@@ -521,7 +521,6 @@ def _check_kv_moves(engine: EngineConfig) -> None:
     """Raise `ConfigError` for an engine whose KV cannot be had from another."""
     method = None if engine.speculative is None else engine.speculative.method
     obstacles = (
-        ("--engine sim, which has none", engine.engine == "sim"),
         (f"--kv-cache-dtype {engine.kv_cache_dtype}", engine.kv_cache_dtype.startswith("fp8")),
         (f"a drafter of method {method}", method in ("draft_model", "eagle")),
     )
