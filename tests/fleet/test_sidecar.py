@@ -13,7 +13,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from fleet.sidecar import Sidecar, SidecarOptions, new_session, prefill_body, runner_of
+from fleet.http_proxy import new_session, runner_of
+from fleet.sidecar import Sidecar, SidecarOptions, prefill_body
 
 KEPT = {
     "do_remote_prefill": True,
@@ -110,7 +111,7 @@ class House:
             "drain_timeout": 1.0,
         }
         session = await self._stack.enter_async_context(new_session())
-        runner = runner_of(Sidecar(SidecarOptions(**{**given, **options}), session), 1.0)
+        runner = runner_of(Sidecar(SidecarOptions(**{**given, **options}), session).handle, 1.0)
         self.url = f"http://{await listening(runner)}"
         self._stack.push_async_callback(runner.cleanup)
         self.client = await self._stack.enter_async_context(aiohttp.ClientSession())

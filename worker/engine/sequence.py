@@ -34,10 +34,17 @@ class SequenceState(Enum):
 
 
 class Pull(Protocol):
-    """KV on its way from another engine. `part` is there once it is `done`; None: it failed."""
+    """KV on its way from another engine or a disk."""
 
-    done: bool
-    part: KvPart | None
+    @property
+    def done(self) -> bool:
+        """Whether it has arrived, or is known not to."""
+        ...
+
+    @property
+    def part(self) -> KvPart | None:
+        """What has arrived once it is done; None: it failed."""
+        ...
 
     def close(self) -> None:
         """End it, and give up what has arrived. Idempotent."""

@@ -177,7 +177,8 @@ def write_tokens(cache: Tensor, load: KvLoad, keys_across: bool) -> None:
     another way.
     """
     layers, _, _, heads, size, dim = cache.shape
-    rows = torch.frombuffer(load.data, dtype=cache.dtype).view(-1, layers, 2, heads, dim)
+    parts = [torch.frombuffer(part, dtype=cache.dtype) for part in load.parts]
+    rows = _joined(parts, cache.device).view(-1, layers, 2, heads, dim)
     num_full, rest = divmod(len(rows), size)
     index = torch.tensor(load.blocks[:num_full], dtype=torch.int64, device=cache.device)
     for number, layer in enumerate(cache):
@@ -196,6 +197,18 @@ def write_tokens(cache: Tensor, load: KvLoad, keys_across: bool) -> None:
             else:
                 block[0, :, :rest] = keys
             block[1, :, :rest] = values
+
+
+def _joined(parts: list[Tensor], device: torch.device) -> Tensor:
+    """One after the other: what is one already where it is, and many on the device, if its memory
+    is not too small.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    try:
+        return torch.cat([part.to(device, non_blocking=True) for part in parts])
+    except torch.OutOfMemoryError:
+        return torch.cat(parts)
 
 
 Read = Callable[[str], str | None]
