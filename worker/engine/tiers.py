@@ -18,8 +18,9 @@ A slot keeps its content when it is loaded: what is evicted from the device agai
 again. Slots give way by a policy (`FreeQueue`, `SegmentedQueue`), to which a load or a second
 eviction counts as a hit; of what is evicted together the tail of a chain goes first.
 
-Below that is the disk. When few slots are free, the coldest are written to disk by a thread,
-and free when that is done; meanwhile they are held, and still hits. A slot is only written when a
+Below that is the disk. When fewer slots are free than the most that a step has saved, or than an
+eighth, the coldest are written to disk by a thread, and free when that is done; meanwhile they are
+held, and still hits. A slot is only written when a
 step behind the one that fills it has ended: then its bytes are there, on any device. A slot that
 must give way before that is lost. A sequence whose next blocks are on disk waits without blocks
 while a thread reads them, like one whose KV comes from another engine. What cannot be read, or not
@@ -47,7 +48,7 @@ from worker.errors import IntegrityError
 from worker.kv.disk import Found, Lost, StoredBlock, Written
 from worker.types import EngineStats, KvSave
 
-# The share of the host's slots that is kept free by writing others to disk.
+# One of so many slots of the host is kept free by writing others to disk.
 _FREE_SHARE = 8
 
 
@@ -183,6 +184,7 @@ class Tiers:
         self._loading: dict[int, None] = {}  # slots that the step being scheduled loads
         self._writing: dict[int, int | None] = {}  # slot → its place on disk
         self._last_ended = 0
+        self._most_saved = 1  # by one step
         self._generation = 0
         self._bytes_saved = 0
         self._bytes_loaded = 0
@@ -253,6 +255,7 @@ class Tiers:
         for slot in (*reversed(slots), *self._loading):
             host.order.put_cached(slot)
         self._loading.clear()
+        self._most_saved = max(self._most_saved, len(slots))
         self._bytes_saved += len(slots) * self._block_bytes
         if self._disk is not None:
             self._write_out(self._disk)
@@ -348,7 +351,7 @@ class Tiers:
     def _write_out(self, disk: Disk) -> None:
         """Have the coldest slots written, until enough are free or about to be."""
         host = self._host
-        wanted = max(1, host.num_slots // _FREE_SHARE)
+        wanted = min(max(host.num_slots // _FREE_SHARE, self._most_saved), host.num_slots // 2)
         while host.order.num_empty + len(self._writing) < wanted:
             slot = host.order.coldest()
             if slot is None or self._saved_by[slot] >= self._last_ended:

@@ -1,0 +1,303 @@
+"""Evicted blocks in the host's memory and on disk: whatever happens there, answers are the same."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import engine_walk as walks
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from made_up_disk import MadeUpDisk
+from paged_executor import TOKEN_BYTES, VOCABULARY, PagedExecutor
+
+from worker.config import OFFLOADING_POLICIES, CacheConfig, SchedulerConfig, SpeculativeConfig
+from worker.engine.block_hash import BlockHash
+from worker.engine.block_manager import Evicted
+from worker.engine.cache_events import BlockRemoved, BlocksStored, CacheCleared, CacheEvent
+from worker.engine.core import EngineCore
+from worker.engine.drafters.registry import build_drafter
+from worker.engine.messages import AddRequest, Command, ResetPrefixCache, Sleep, WakeUp
+from worker.engine.scheduler import Scheduler
+from worker.engine.speculation import Speculation
+from worker.engine.tiers import Tiers
+from worker.types import Adapter, FinishReason, SamplingParams
+
+SIZE = 4  # tokens of a block
+NGRAM = SpeculativeConfig("ngram", 3, prompt_lookup_min=1, prompt_lookup_max=3)
+
+
+class House:
+    """An engine with few blocks, and tiers below them."""
+
+    def __init__(
+        self,
+        cache: CacheConfig | None = None,
+        limits: SchedulerConfig | None = None,
+        *,
+        num_slots: int = 64,
+        disk: MadeUpDisk | None = None,
+        policy: str = "lru",
+        pipe: str = "inline",
+        speculative: SpeculativeConfig | None = None,
+        num_on_disk: int = 64,
+    ) -> None:
+        cache = cache or CacheConfig(8, SIZE, enable_partial_hits=False, record_events=True)
+        self.executor = PagedExecutor(cache.block_size)
+        speculation = None
+        if speculative is not None:
+            speculation = Speculation(speculative, build_drafter(speculative), False, VOCABULARY)
+        self.scheduler = Scheduler(
+            dataclasses.replace(cache, record_evictions=True),
+            limits or SchedulerConfig(max_num_batched_tokens=SIZE),
+            (walks.END,),
+            speculation,
+        )
+        size = cache.block_size * TOKEN_BYTES
+        memory = memoryview(bytearray(num_slots * size))
+        self.scheduler.add_tiers(
+            lambda root, record: Tiers(memory, size, root, policy, record, disk, num_on_disk)
+        )
+        pipeline = walks.PIPELINES[pipe](self.executor)
+        self.core = EngineCore(self.scheduler, self.executor, lambda: 0.0, pipeline=pipeline)
+        self.events: list[CacheEvent] = []
+        self.num_orphans = 0  # blocks told of whose parents were not known
+
+    def ask(self, prompt: Sequence[int], name: str = "a", **fields: Any) -> int:
+        """Run a request to its end, whose answer is right; how many prompt tokens were had."""
+        params = SamplingParams(max_tokens=2, ignore_eos=True, seed=3)
+        request = AddRequest(name, list(prompt), params, 0.0, **fields)
+        self.core.add(request)
+        outputs = []
+        for _ in range(200):
+            told = self.core.step() if self.core.has_work else None
+            self.events += self.core.take_events()
+            self.scheduler.check_integrity()
+            outputs += [] if told is None else told.outputs
+            if outputs and outputs[-1].finish_reason is not None:
+                break
+        tokens = [token for output in outputs for token in output.token_ids]
+        assert (tokens, outputs[-1].finish_reason) == walks.alone(request, 0, 64)
+        return outputs[-1].num_cached_tokens
+
+    def command(self, command: Command) -> None:
+        """Carry it out."""
+        self.core.command(command)
+        self.core.step()
+        self.events += self.core.take_events()
+        assert [reply.ok for reply in self.core.take_replies()] == [True]
+
+    def mirror(self) -> dict[str, set[bytes]]:
+        """What events say is in each medium."""
+        held: dict[str, set[bytes]] = {"GPU": set(), "CPU": set(), "STORAGE": set()}
+        for event in self.events:
+            if isinstance(event, CacheCleared):
+                held = {medium: set() for medium in held}
+            elif isinstance(event, BlocksStored):
+                is_known = any(event.parent in have for have in held.values())
+                self.num_orphans += not (event.parent is None or is_known)
+                held[event.medium] |= {block.digest for block in event.blocks}
+            elif isinstance(event, BlockRemoved):
+                held[event.medium].discard(event.digest)
+        return held
+
+
+def prompt(number: int, num_tokens: int = 17) -> list[int]:
+    """One that begins like no other."""
+    return [1 + number // 6, 1 + number % 6, *[1] * (num_tokens - 2)]
+
+
+def test_what_was_evicted_is_loaded_again() -> None:
+    """Two prompts that do not fit together, in turns; the second time nothing is saved again."""
+    house = House()
+    assert [house.ask(prompt(n)) for n in (0, 1, 0, 1)] == [0, 0, 16, 16]
+    saved = house.scheduler.stats().host_bytes_saved
+    assert [house.ask(prompt(n)) for n in (0, 1, 0, 1)] == [16] * 4
+    stats = house.scheduler.stats()
+    assert stats.host_bytes_saved - saved <= 2 * SIZE * TOKEN_BYTES  # ends of answers
+    assert stats.external_cache_hits == stats.host_bytes_loaded // TOKEN_BYTES
+    assert stats.external_cache_queries >= stats.external_cache_hits > 0
+
+
+def test_events_tell_where_blocks_are() -> None:
+    """In an order in which each block's parent is known; all of them announced anew alike."""
+    disk = MadeUpDisk()
+    house = House(num_slots=16, disk=disk)
+    for turn in range(3):
+        for number in range(8):
+            house.ask(prompt(number), f"{turn}-{number}")
+    held = house.mirror()
+    assert house.num_orphans == 0
+    assert held["STORAGE"] == disk.files.keys()
+    assert all(held.values())
+    house.events = [*house.core.announce()]
+    assert house.mirror() == held
+    house.command(ResetPrefixCache(0, True))
+    assert (house.mirror(), disk.files) == ({"GPU": set(), "CPU": set(), "STORAGE": set()}, {})
+
+
+@pytest.mark.parametrize(("level", "num_had"), [(1, 16), (2, 0)])
+def test_tiers_outlast_light_sleep(level: int, num_had: int) -> None:
+    """At level 2 the weights go, and those that come back may be others: so is the disk left."""
+    disk = MadeUpDisk()
+    house = House(num_slots=16, disk=disk)
+    for number in range(4):
+        house.ask(prompt(number))
+    files = dict(disk.files)
+    house.command(Sleep(0, level))
+    house.command(WakeUp(0))
+    held = house.mirror()
+    assert (held["GPU"], bool(held["CPU"])) == (set(), level == 1)
+    assert [house.ask(prompt(n)) for n in (0, 1)] == [num_had] * 2
+    assert files.keys() <= disk.files.keys()
+
+
+def test_a_restart_finds_what_is_on_disk() -> None:
+    """Up to the first block that was not written; of more than there may be, the latest."""
+    disk = MadeUpDisk()
+    house = House(num_slots=16, disk=disk)
+    for number in range(8):
+        house.ask(prompt(number))
+    assert len(disk.files) > 12
+    again = House(num_slots=16, disk=MadeUpDisk(dict(disk.files)))
+    assert again.ask(prompt(0)) == 16
+    assert again.ask(prompt(9)) == 0
+    last = [*disk.files][-8:]
+    small = MadeUpDisk(dict(disk.files))
+    House(num_slots=16, disk=small, num_on_disk=8).ask(prompt(9))
+    assert {*last} == small.files.keys()
+
+
+def test_a_disk_that_fails_costs_a_recompute() -> None:
+    """Writes that fail leave nothing behind; what is damaged is asked for once."""
+    full = MadeUpDisk(writes=(False,))
+    house = House(num_slots=16, disk=full)
+    assert [house.ask(prompt(n)) for n in (*range(8), 0)] == [0] * 9
+    assert full.num_writes
+    assert not full.files
+    damaged = MadeUpDisk(reads=(False,))
+    house = House(num_slots=16, disk=damaged)
+    for turn in range(2):
+        assert [house.ask(prompt(n), f"{turn}") for n in range(8)] == [0] * 8
+    assert damaged.pulls
+    assert len(damaged.pulls) == damaged.num_failures
+
+
+def test_a_stuck_disk_is_not_asked() -> None:
+    """Others would only wait for it too."""
+    disk = MadeUpDisk()
+    house = House(num_slots=16, disk=disk)
+    for number in range(8):
+        house.ask(prompt(number))
+    disk.is_stuck = True
+    assert house.ask(prompt(0)) == 0
+    assert not disk.pulls
+
+
+def test_others_run_while_a_disk_is_read() -> None:
+    """A sequence that waits for its blocks holds none, and its client may leave."""
+    disk = MadeUpDisk(looks=10**9)
+    house = House(num_slots=16, disk=disk)
+    for number in range(8):
+        house.ask(prompt(number))
+    params = SamplingParams(max_tokens=2, ignore_eos=True, seed=3)
+    house.core.add(AddRequest("waits", prompt(0), params, 0.0))
+    house.core.step()
+    assert house.core.is_compiling
+    assert (house.scheduler.stats().num_kv_fetching, house.scheduler.blocks.usage) == (1, 0.0)
+    assert house.ask(prompt(9), "other") == 0
+    house.core.abort(["waits"])
+    told = house.core.step()
+    assert told is not None
+    assert [output.finish_reason for output in told.outputs] == [FinishReason.ABORT]
+    assert disk.pulls[0].is_closed
+
+
+def test_salts_and_adapters_are_kept_apart() -> None:
+    """They are part of a block's name; and what an adapter computed does not go to disk."""
+    disk = MadeUpDisk()
+    house = House(num_slots=16, disk=disk)
+    house.ask(prompt(0), cache_salt="x")
+    for number in range(1, 9):
+        house.ask(prompt(number))
+    assert [house.ask(prompt(0), cache_salt=salt) for salt in ("y", None, "x")] == [0, 0, 16]
+    adapter = Adapter("ada", "/a", 1)
+    sequence_kv = house.scheduler._kv
+    chain: list[Any] = []
+    sequence_kv._hasher.extend(chain, prompt(0), 4, None, adapter)
+    tiers = house.scheduler.tiers
+    assert tiers is not None
+    names = {block.digest for block in chain}
+    assert not names & disk.files.keys()
+
+
+@pytest.mark.parametrize(("policy", "outlasts"), zip(OFFLOADING_POLICIES, (0, 4, 4, 4), strict=True))
+def test_what_is_hit_outlasts_a_flood(policy: str, outlasts: int) -> None:
+    """Contents that were loaded once, or are a small tenant's, among many that are evicted once."""
+    tiers = Tiers(memoryview(bytearray(16)), 1, b"", policy, lambda event: None)
+    known = [BlockHash(bytes([0, n]), b"", (n,)) for n in range(4)]
+    tiers.save([Evicted(n, content, "small") for n, content in enumerate(known)], 1)
+    assert len(tiers.find(known)) == 4
+    tiers.load(tiers.find(known))
+    for n in range(40):
+        tiers.save([Evicted(n, BlockHash(bytes([1, n]), b"", (n,)), "large")], 2 + n)
+        tiers.check_integrity()
+    assert len(tiers.find(known)) == outlasts
+
+
+disks = st.builds(
+    MadeUpDisk,
+    writes=st.lists(st.booleans(), min_size=1, max_size=3),
+    reads=st.sampled_from([(True,), (True, True, False), (False,)]),
+    looks=st.sampled_from([0, 0, 3, 20]),
+    delay=st.sampled_from([0, 1, 5]),
+)
+
+
+@pytest.mark.parametrize("pipe", sorted(walks.PIPELINES))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    cache=walks.caches.filter(lambda cache: cache.enable_prefix_caching),
+    limits=walks.limits_of_a_step,
+    load=walks.loads,
+    orders=walks.commands,
+    num_slots=st.integers(1, 24),
+    num_on_disk=st.integers(1, 24),
+    disk=st.sampled_from([None, 1]).flatmap(lambda some: disks if some else st.none()),
+    policy=st.sampled_from(OFFLOADING_POLICIES),
+    speculative=st.sampled_from([None, NGRAM]),
+)
+def test_tiers_change_no_answer(
+    pipe: str,
+    cache: CacheConfig,
+    limits: SchedulerConfig,
+    load: list[walks.Arrival],
+    orders: list[tuple[int, Command]],
+    num_slots: int,
+    num_on_disk: int,
+    disk: MadeUpDisk | None,
+    policy: str,
+    speculative: SpeculativeConfig | None,
+) -> None:
+    """Every answer is what it would be alone, every read ends and every block is free again; with
+    what was on disk another engine does no worse.
+    """
+    for _ in range(2):
+        house = House(
+            cache,
+            limits,
+            num_slots=num_slots,
+            disk=disk,
+            policy=policy,
+            pipe=pipe,
+            speculative=speculative,
+            num_on_disk=num_on_disk,
+        )
+        walk = walks.Walk(house.core, house.scheduler, load)
+        walk.run(limits, orders)
+        walk.check(orders)
+        if disk is not None:
+            assert all(pull.is_closed for pull in disk.pulls)
+            disk = dataclasses.replace(disk, pulls=[], reports=[], queue=[])
