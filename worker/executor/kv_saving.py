@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from worker.errors import ConfigError
-from worker.executor.kv_cache import read_tokens, zeros
+from worker.executor.kv_cache import available_bytes, read_file, read_tokens, zeros
 from worker.types import KvSave
 
 # On a GPU, what is gathered at once on its way to the host.
@@ -74,13 +74,17 @@ def host_memory(num_bytes: int, device: torch.device) -> memoryview:
     """Memory that `device` reads and writes fast: pinned for a GPU; for a CPU, pages that are taken
     as they are written. Raises ConfigError.
     """
+    available = available_bytes(read_file)
+    if available is not None and num_bytes > available:
+        raise ConfigError(
+            f"--kv-offloading-size: {num_bytes >> 20} MiB are more than the {available >> 20} MiB"
+            " of memory that are available"
+        )
     try:
         if device.type == "cpu":
             memory = zeros((num_bytes,), torch.uint8, device)
         else:
             memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
     except (RuntimeError, MemoryError) as error:
-        raise ConfigError(
-            f"--kv-offloading-size: the host has no {num_bytes} bytes: {error}"
-        ) from error
+        raise ConfigError(f"--kv-offloading-size: {num_bytes} bytes: {error}") from error
     return memory.numpy().data

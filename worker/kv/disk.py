@@ -186,7 +186,9 @@ class BlockFiles:
         return [self._reports.popleft() for _ in range(len(self._reports))]
 
     def close(self) -> None:
-        """End the threads, which may be left behind if the disk hangs. Idempotent."""
+        """End the threads, without what was to be written or read. They may be left behind if the
+        disk hangs. Idempotent.
+        """
         if not self._is_closed:
             self._is_closed = True
             self._writes.put(None)
@@ -201,8 +203,7 @@ class BlockFiles:
 
     def _run_writes(self) -> None:
         while (work := self._writes.get()) is not None:
-            if not self._is_closed:
-                work()
+            work()
 
     def _scan(self) -> None:
         found = []
@@ -229,6 +230,8 @@ class BlockFiles:
             return None
 
     def _write(self, slot: int, block: StoredBlock, data: memoryview, generation: int) -> None:
+        if self._is_closed:
+            return
         path = self._path(block.digest)
         is_there = False
         try:

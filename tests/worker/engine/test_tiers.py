@@ -23,7 +23,7 @@ from worker.engine.messages import AddRequest, Command, ResetPrefixCache, Sleep,
 from worker.engine.scheduler import Scheduler
 from worker.engine.speculation import Speculation
 from worker.engine.tiers import Tiers
-from worker.types import Adapter, FinishReason, SamplingParams
+from worker.types import FinishReason, SamplingParams
 
 SIZE = 4  # tokens of a block
 NGRAM = SpeculativeConfig("ngram", 3, prompt_lookup_min=1, prompt_lookup_max=3)
@@ -215,25 +215,31 @@ def test_others_run_while_a_disk_is_read() -> None:
     assert disk.pulls[0].is_closed
 
 
-def test_salts_and_adapters_are_kept_apart() -> None:
-    """They are part of a block's name; and what an adapter computed does not go to disk."""
+def test_salts_are_kept_apart() -> None:
+    """They are part of a block's name."""
     disk = MadeUpDisk()
     house = House(num_slots=16, disk=disk)
     house.ask(prompt(0), cache_salt="x")
     for number in range(1, 9):
         house.ask(prompt(number))
     assert [house.ask(prompt(0), cache_salt=salt) for salt in ("y", None, "x")] == [0, 0, 16]
-    adapter = Adapter("ada", "/a", 1)
-    sequence_kv = house.scheduler._kv
-    chain: list[Any] = []
-    sequence_kv._hasher.extend(chain, prompt(0), 4, None, adapter)
-    tiers = house.scheduler.tiers
-    assert tiers is not None
-    names = {block.digest for block in chain}
-    assert not names & disk.files.keys()
 
 
-@pytest.mark.parametrize(("policy", "outlasts"), zip(OFFLOADING_POLICIES, (0, 4, 4, 4), strict=True))
+def test_what_adapters_computed_stays_off_the_disk() -> None:
+    """The host has it until it gives way."""
+    disk = MadeUpDisk()
+    tiers = Tiers(memoryview(bytearray(4)), 1, b"", "lru", lambda event: None, disk, 8)
+    for n in range(8):
+        extra = (("lora", "ada", "/a"),) if n % 2 else None
+        tiers.save([Evicted(n, BlockHash(bytes([n]), b"", (n,), extra), "")], n)
+        tiers.ended(n)
+        tiers.look()
+    assert [*disk.files] == [bytes([n]) for n in (0, 2, 4)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "outlasts"), [("lru", 0), ("lfu", 4), ("slru", 4), ("tenant", 4)]
+)
 def test_what_is_hit_outlasts_a_flood(policy: str, outlasts: int) -> None:
     """Contents that were loaded once, or are a small tenant's, among many that are evicted once."""
     tiers = Tiers(memoryview(bytearray(16)), 1, b"", policy, lambda event: None)
