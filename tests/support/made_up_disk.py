@@ -30,6 +30,9 @@ class MadeUpDisk:
     pulls: list[MadeUpPull] = field(default_factory=list)
     reports: list[Written | Found | Lost] = field(default_factory=list)
     queue: list[tuple[int, int, StoredBlock, memoryview, bytes, int]] = field(default_factory=list)
+    unwanted: list[tuple[int, int, StoredBlock, memoryview, bytes, int]] = field(
+        default_factory=list
+    )  # what is being written and is to be deleted then
     now: int = 0
 
     def __post_init__(self) -> None:
@@ -58,6 +61,7 @@ class MadeUpDisk:
     def delete(self, digests: Sequence[bytes]) -> None:
         for digest in digests:
             self.files.pop(digest, None)
+            self.unwanted += [one for one in self.queue if one[2].digest == digest]
 
     def take_reports(self) -> list[Written | Found | Lost]:
         self.now += 1
@@ -66,7 +70,7 @@ class MadeUpDisk:
             assert bytes(data) == before
             is_there = self.writes[self.num_writes % len(self.writes)]
             self.num_writes += 1
-            if is_there:
+            if is_there and not any(one[3] is data for one in self.unwanted):
                 self.files[block.digest] = (block.facts, before)
             self.reports.append(Written(slot, is_there, generation))
         reports, self.reports = self.reports, []

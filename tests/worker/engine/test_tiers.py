@@ -215,6 +215,66 @@ def test_others_run_while_a_disk_is_read() -> None:
     assert disk.pulls[0].is_closed
 
 
+def test_what_others_computed_meanwhile_shortens_a_load() -> None:
+    """A read began in front of blocks that are on the device when it ends."""
+    disk = MadeUpDisk(looks=10**9)
+    house = House(num_slots=16, disk=disk)
+    for number in range(8):
+        house.ask(prompt(number))
+    params = SamplingParams(max_tokens=2, ignore_eos=True, seed=3)
+    waiting = AddRequest("waits", prompt(0), params, 0.0)
+    house.core.add(waiting)
+    house.core.step()
+    disk.looks = 0
+    assert house.ask([*prompt(0)[:9], 2, 2, 2], "shares two blocks") == 8
+    disk.pulls[0].looks = 0
+    outputs = []
+    while house.core.has_work:
+        told = house.core.step()
+        outputs += [] if told is None else told.outputs
+    assert [t for o in outputs for t in o.token_ids] == walks.alone(waiting, 0, 64)[0]
+    assert outputs[-1].num_cached_tokens == 16
+    assert house.scheduler.stats().external_cache_hits == 8 + 8
+
+
+def test_a_step_does_not_save_over_what_it_loads() -> None:
+    """Nor over what is being written, also when all was forgotten meanwhile."""
+    memory = bytearray(4)
+    disk = MadeUpDisk(delay=1)
+    tiers = Tiers(memoryview(memory), 1, b"", "lru", lambda event: None, disk, 8)
+    contents = [BlockHash(bytes([n]), b"", (n,)) for n in range(13)]
+    evicted = [Evicted(n, content, "") for n, content in enumerate(contents)]
+    tiers.save(evicted[:2], 1)
+    loaded = places(memory, tiers.load(tiers.find(contents[:2])))
+    tiers.check_integrity()
+    (save,) = tiers.save(evicted[2:6], 2)
+    assert sorted(loaded + places(memory, save.into)) == [0, 1, 2, 3]
+    tiers.ended(3)
+    tiers.save((), 4)
+    written = places(memory, [data for _, _, _, data, _, _ in disk.queue])
+    assert len(written) == 2
+    tiers.reset()
+    for number in range(6, 9):
+        (save,) = tiers.save(evicted[number : number + 1], number)
+        assert not {*places(memory, save.into)} & {*written}
+        tiers.check_integrity()
+    tiers.look()
+    tiers.look()
+    (save,) = tiers.save(evicted[9:13], 9)
+    assert (len(save.into), disk.files) == (4, {})
+
+
+def places(memory: bytearray, views: Sequence[memoryview]) -> list[int]:
+    """Where in memory views of a byte are."""
+    found = []
+    for view in views:
+        before = bytes(memory)
+        view[0] ^= 1
+        found += [place for place, byte in enumerate(memory) if byte != before[place]]
+        view[0] ^= 1
+    return found
+
+
 def test_salts_are_kept_apart() -> None:
     """They are part of a block's name."""
     disk = MadeUpDisk()
