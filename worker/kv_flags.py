@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -103,6 +104,10 @@ def kv_offloading_config(
             )
         return None
     _check_kv_moves(flag, engine)
+    if engine.tensor_parallel_size > 1:
+        raise ConfigError(
+            f"{flag}: KV of several ranks stays there: leave --tensor-parallel-size out"
+        )
     if not engine.enable_prefix_caching:
         raise ConfigError(f"{flag} needs the prefix cache: leave --no-enable-prefix-caching out")
     config = configured(KvOffloadingConfig, options)
@@ -129,8 +134,8 @@ def _check_transfers(config: KvTransferConfig) -> None:
         wrong = f"kv_connector is TcpConnector, not {config.kv_connector!r}"
     elif config.kv_role not in KV_ROLES:
         wrong = f"kv_role is one of {', '.join(KV_ROLES)}, not {config.kv_role!r}"
-    elif config.kv_ip in ("", "0.0.0.0", "::"):
-        wrong = "kv_ip must be the address at which others reach this worker"
+    elif not _is_reachable(config.kv_ip):
+        wrong = f"kv_ip must be the IP address that others reach, got {config.kv_ip!r}"
     elif not 0 < len(config.engine_id) <= 512:
         wrong = f"engine_id must have 1 to 512 characters, got {len(config.engine_id)}"
     elif not 0 <= config.kv_port < 1 << 16:
@@ -142,12 +147,18 @@ def _check_transfers(config: KvTransferConfig) -> None:
         raise ConfigError(f"--kv-transfer-config: {wrong}")
 
 
+def _is_reachable(host: str) -> bool:
+    try:
+        return not ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
 def _check_kv_moves(flag: str, engine: EngineConfig) -> None:
     """Raise `ConfigError` for an engine whose KV cannot leave its device."""
     method = None if engine.speculative is None else engine.speculative.method
     obstacles = (
         ("--engine sim, which has none", engine.engine == "sim"),
-        ("--tensor-parallel-size above 1", engine.tensor_parallel_size > 1),
         (f"--kv-cache-dtype {engine.kv_cache_dtype}", engine.kv_cache_dtype.startswith("fp8")),
         (f"a drafter of method {method}", method in ("draft_model", "eagle")),
     )

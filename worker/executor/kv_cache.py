@@ -174,11 +174,29 @@ def read_tokens(
 
 def write_tokens(cache: Tensor, load: KvLoad, keys_across: bool) -> None:
     """Write what `read_tokens` gave, of an engine whose blocks may have another size and keys lie
-    another way.
+    another way. In halves where the device has no memory for all of it.
     """
+    try:
+        _write(cache, load, keys_across)
+        return
+    except torch.OutOfMemoryError:
+        half = len(load.blocks) // 2
+        if not half:
+            raise
+    begin, end = load.parts[:half], load.parts[half:]
+    if len(load.parts) == 1:  # else it is a part a block
+        num_bytes = half * cache[:, 0].nbytes
+        begin, end = (load.parts[0][:num_bytes],), (load.parts[0][num_bytes:],)
+    write_tokens(cache, KvLoad(load.blocks[:half], begin), keys_across)
+    write_tokens(cache, KvLoad(load.blocks[half:], end), keys_across)
+
+
+def _write(cache: Tensor, load: KvLoad, keys_across: bool) -> None:
     layers, _, _, heads, size, dim = cache.shape
     parts = [torch.frombuffer(part, dtype=cache.dtype) for part in load.parts]
-    rows = _joined(parts, cache.device).view(-1, layers, 2, heads, dim)
+    if len(parts) > 1:
+        parts = [torch.cat([part.to(cache.device, non_blocking=True) for part in parts])]
+    rows = parts[0].view(-1, layers, 2, heads, dim)
     num_full, rest = divmod(len(rows), size)
     index = torch.tensor(load.blocks[:num_full], dtype=torch.int64, device=cache.device)
     for number, layer in enumerate(cache):
@@ -197,18 +215,6 @@ def write_tokens(cache: Tensor, load: KvLoad, keys_across: bool) -> None:
             else:
                 block[0, :, :rest] = keys
             block[1, :, :rest] = values
-
-
-def _joined(parts: list[Tensor], device: torch.device) -> Tensor:
-    """One after the other: what is one already where it is, and many on the device, if its memory
-    is not too small.
-    """
-    if len(parts) == 1:
-        return parts[0]
-    try:
-        return torch.cat([part.to(device, non_blocking=True) for part in parts])
-    except torch.OutOfMemoryError:
-        return torch.cat(parts)
 
 
 Read = Callable[[str], str | None]

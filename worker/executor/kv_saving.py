@@ -44,8 +44,7 @@ class BlockSaver:
             some = slice(begin, begin + num_blocks)
             part = KvSave(save.blocks[some], save.into[some])
             try:
-                index = torch.tensor(part.blocks, dtype=torch.int64, device=cache.device)
-                rows = cache[:, index].permute(1, 4, 0, 2, 3, 5).contiguous()
+                rows = gathered(cache, part.blocks)
             except torch.OutOfMemoryError:
                 _save_now(cache, part, keys_across=False)
                 continue
@@ -56,6 +55,14 @@ class BlockSaver:
                     host.copy_(row, non_blocking=True)
             rows.record_stream(stream)
         self._saved = stream.record_event()
+
+
+def gathered(cache: Tensor, blocks: Sequence[int]) -> Tensor:
+    """What `read_tokens` gives, block by block, on the device: [blocks, block_size, layers, 2,
+    kv_heads, head_dim].
+    """
+    index = torch.tensor(blocks, dtype=torch.int64, device=cache.device)
+    return cache[:, index].permute(1, 4, 0, 2, 3, 5).contiguous()
 
 
 def _new_stream(device: torch.device) -> torch.cuda.Stream:

@@ -14,6 +14,7 @@ from worker.types import Adapter
 
 _SAMPLES, _SAMPLE_BYTES = 64, 1 << 14
 _WEIGHTS = (".gguf", ".safetensors", ".bin")
+_CONFIGURATIONS = ("config.json", "adapter_config.json")
 
 
 class KvShape(msgspec.Struct, frozen=True, array_like=True):
@@ -44,7 +45,7 @@ def content_digest(
     words = array("q", token_ids)
     if sys.byteorder == "big":
         words.byteswap()
-    extra = (len(token_ids), cache_salt, None if adapter is None else adapter.key)
+    extra = (len(token_ids), cache_salt, None if adapter is None else adapter.digest)
     return sha256(msgspec.msgpack.encode(extra) + words.tobytes()).digest()
 
 
@@ -55,7 +56,7 @@ def model_digest(path: Path, *facts: object) -> str:
     digest = sha256(repr(facts).encode())
     files = [path]
     if path.is_dir():
-        found = (p for p in path.iterdir() if p.suffix in _WEIGHTS or p.name == "config.json")
+        found = (p for p in path.iterdir() if p.suffix in _WEIGHTS or p.name in _CONFIGURATIONS)
         files = sorted(found, key=lambda p: p.name)
     for file in files:
         size = file.stat().st_size

@@ -33,10 +33,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from worker.errors import ConfigError, KvTransferError
-from worker.kv.wire import checksum
 from worker.types import KvPart
 
 logger = logging.getLogger(__name__)
@@ -342,7 +342,7 @@ class BlockFiles:
             raise KvTransferError("it is no file of a block, or not a whole one")
         facts = bytearray(num_facts)
         _fill(descriptor, memoryview(facts))
-        if checksum(memoryview(facts))[:8] != short:
+        if sha256(facts).digest()[:8] != short:
             raise KvTransferError("its bytes are damaged")
         return bytes(facts), whole
 
@@ -382,8 +382,10 @@ def _fill(descriptor: int, data: memoryview) -> None:
 
 def _checksums(facts: bytes, data: memoryview) -> tuple[bytes, bytes]:
     """Of the facts, and of all."""
-    own = checksum(memoryview(facts))
-    return own[:8], checksum(memoryview(own + checksum(data)))
+    whole = sha256(facts)
+    short = whole.digest()[:8]
+    whole.update(data)
+    return short, whole.digest()
 
 
 def _unlink(path: str) -> None:
