@@ -14,13 +14,21 @@ import torch
 from tiny_checkpoint import save_checkpoint
 from tiny_llama import TINY, tiny_llama
 
-from worker.config import CacheConfig, SchedulerConfig, SpeculativeConfig
+from worker.config import (
+    CacheConfig,
+    EngineConfig,
+    KvOffloadingConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+)
 from worker.engine.core import EngineCore
 from worker.engine.drafters.registry import build_drafter
 from worker.engine.messages import AddRequest
+from worker.engine.process import GIB, build_core
 from worker.engine.scheduler import Scheduler
 from worker.engine.speculation import Speculation
 from worker.engine.tiers import Tiers
+from worker.errors import ConfigError
 from worker.executor.kv_cache import allocate
 from worker.executor.model_runner import ModelRunner
 from worker.kv.disk import BlockFiles
@@ -171,13 +179,12 @@ HOWS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("num_slots", [12, 400])
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize(("how", "num_slots"), [(HOWS[0], 400), *((how, 12) for how in HOWS)])
 def test_tiers_answer_as_one_large_cache(
     engines: Callable[..., Engine], tmp_path: Path, how: dict[str, Any], num_slots: int
 ) -> None:
     """With prefix hits on the device, in host memory and, where that is small, on disk."""
-    asked = requests(30)
+    asked = requests(20)
     alone = {**how, "num_blocks": 2000}
     expected = engines(**alone).run(asked)
     engine = engines(num_slots, tmp_path, **how)
@@ -202,7 +209,7 @@ def test_native_tiers_answer_as_one_large_cache(
 
 def test_a_restart_has_what_was_on_disk(engines: Callable[..., Engine], tmp_path: Path) -> None:
     """Files are found, read and right; those that were damaged meanwhile cost a recompute."""
-    asked = requests(30)
+    asked = requests(20)
     expected = engines(num_blocks=2000).run(asked)
     first = engines(12, tmp_path)
     first.run(asked)
@@ -233,13 +240,51 @@ def test_without_a_disk_answers_are_the_same(
     engines: Callable[..., Engine], tmp_path: Path
 ) -> None:
     """It goes away while the engine runs."""
-    asked = requests(30)
+    asked = requests(20)
     expected = engines(num_blocks=2000).run(asked)
     engine = engines(12, tmp_path)
-    half = {name: expected[name] for name in (request.request_id for request in asked[:15])}
-    assert engine.run(asked[:15]) == half
+    half = {name: expected[name] for name in (request.request_id for request in asked[:10])}
+    assert engine.run(asked[:10]) == half
     for file in (tmp_path / "tiny.0").iterdir():
         file.unlink()
     (tmp_path / "tiny.0").rmdir()
-    assert engine.run(asked[15:]) == {r.request_id: expected[r.request_id] for r in asked[15:]}
+    assert engine.run(asked[10:]) == {r.request_id: expected[r.request_id] for r in asked[10:]}
     assert engine.stats.num_disk_failures > 0
+
+
+def test_a_worker_is_built_with_tiers(tmp_path: Path) -> None:
+    """From its configuration: sizes are bytes, the directory is of the model and the seed."""
+    (tmp_path / "model").mkdir()
+    save_checkpoint(tmp_path / "model", NATIVE)
+    block_bytes = 16 * 2 * 2 * 2 * 16 * 4
+
+    def start(num_slots: float, num_on_disk: float, **fields: Any) -> EngineCore:
+        host, disk = num_slots * block_bytes / GIB, num_on_disk * block_bytes / GIB
+        return build_core(
+            EngineConfig(
+                "torch",
+                str(tmp_path / "model"),
+                num_blocks_override=8,
+                num_threads=1,
+                scheduler=SchedulerConfig(max_model_len=64),
+                kv_offloading=KvOffloadingConfig(host, str(tmp_path / "kv"), disk),
+                **fields,
+            )
+        )[0]
+
+    for seed in ("x", "y", "x"):
+        core = start(6, 8, prefix_caching_hash_seed=seed)
+        for number in range(6):
+            params = SamplingParams(max_tokens=1, temperature=0.0)
+            core.add(AddRequest(f"{number}", [number] * 50, params, 0.0))
+        while core.has_work:
+            core.step()
+        core.shutdown()
+    names = sorted(path.name for path in (tmp_path / "kv").iterdir())
+    assert len(names) == 2
+    assert all(name.endswith(".0") for name in names)
+    for sizes, flag in (((0.5, 8), "size"), ((6, 0.5), "disk-size")):
+        with pytest.raises(ConfigError, match=f"--kv-offloading-{flag} "):
+            start(*sizes)
+    with pytest.raises(ConfigError, match="memory that are available"):
+        start(1e12, 8)
