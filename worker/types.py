@@ -381,7 +381,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     # KV from other engines. Of waiting sequences, those whose KV is on its way or has arrived.
     num_kv_fetching: int = 0
     num_kv_fetched: int = 0
-    external_cache_queries: int = 0  # prompt tokens asked of other engines
+    external_cache_queries: int = 0  # prompt tokens asked of other engines, and of tiers
     external_cache_hits: int = 0  # prompt tokens whose KV was loaded from there
     prompt_tokens_external: int = 0  # the same, of prompts that have been run
     num_failed_kv_transfers: int = 0
@@ -389,6 +389,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     kv_bytes_sent: int = 0
     kv_bytes_received: int = 0
     # The tiers of the prefix cache below the device: the host's memory, and the disk.
+    prompt_tokens_host: int = 0  # of `prompt_tokens_external`
+    prompt_tokens_disk: int = 0
     host_tier_blocks: int = 0
     host_tier_usage: float = 0.0  # of its blocks, 0 to 1
     host_bytes_saved: int = 0

@@ -199,10 +199,12 @@ class Admitter:
             return
         sequence.scheduled_seconds = now
         sequence.num_cached, sequence.num_external = hit.num_tokens, hit.num_loaded
+        sequence.num_from_host = len(hit.slots) * self._kv.block_size
         self._counters.external_cache_hits += hit.num_loaded
         if self._kv.tiers is not None and sequence.request.kv_source is None:
             num_local = hit.num_tokens - hit.num_loaded
             self._counters.external_cache_queries += sequence.num_prompt - num_local
+            sequence.num_from_disk = hit.num_loaded - sequence.num_from_host
         if self._kv.caching and sequence.num_readable >= sequence.num_prompt:
             self._counters.prefix_cache_queries += sequence.num_prompt
             self._counters.prefix_cache_hits += hit.num_tokens - hit.num_loaded

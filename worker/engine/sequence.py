@@ -115,7 +115,9 @@ class Sequence:
     grammar: Future[Matcher] | None = None
     matcher: Matcher | None = None
     kv_pull: Pull | None = None
-    num_external: int = 0  # of `num_cached`, those whose KV came from another engine
+    num_external: int = 0  # of `num_cached`, those whose KV was not on the device
+    num_from_host: int = 0  # of those, what came from the host tier
+    num_from_disk: int = 0
     scheduled_seconds: float | None = None
     first_token_seconds: float | None = None
     last_token_seconds: float | None = None

@@ -114,9 +114,12 @@ VLLM_SERIES = (
         "Prompt tokens that were not computed, by the memory their KV was in.",
         (
             ('source="device"', lambda n: n.prompt_tokens_cached - n.prompt_tokens_external),
-            ('source="host"', _zero),
-            ('source="p2p"', lambda n: n.prompt_tokens_external),
-            ('source="disk"', _zero),
+            ('source="host"', lambda n: n.prompt_tokens_host),
+            (
+                'source="p2p"',
+                lambda n: n.prompt_tokens_external - n.prompt_tokens_host - n.prompt_tokens_disk,
+            ),
+            ('source="disk"', lambda n: n.prompt_tokens_disk),
             ('source="external_unspecified"', _zero),
         ),
     ),

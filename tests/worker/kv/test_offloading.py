@@ -192,6 +192,9 @@ def test_tiers_answer_as_one_large_cache(
     stats = engine.stats
     assert 0 < stats.external_cache_hits <= stats.external_cache_queries
     assert (stats.num_disk_failures, stats.disk_bytes_written > 0) == (0, num_slots == 12)
+    from_tiers = stats.prompt_tokens_host + stats.prompt_tokens_disk
+    assert from_tiers == stats.prompt_tokens_external > 0
+    assert (stats.prompt_tokens_disk > 0) == (stats.disk_bytes_read > 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
