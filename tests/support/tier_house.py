@@ -87,7 +87,7 @@ class House:
         assert tiers is not None
         for content in chain:
             here = {"gpu": content.digest in held, "cpu": bool(tiers.find([content]))}
-            here["storage"] = tiers._stored.find(content) is not None
+            here["storage"] = tiers._on_disk.find(content) is not None
             if not any(here.values()):
                 break
             for name in (name for name, is_there in here.items() if is_there):

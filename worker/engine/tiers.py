@@ -130,7 +130,7 @@ class _Tier:
         """A held slot has this content; `is_first`: it begins a chain."""
         self.slots[content.digest] = slot
         self.contents[slot] = content
-        self._record(self._stored(content, is_first))
+        self._record(self._event(content, is_first))
 
     def forget(self, slot: int) -> BlockHash | None:
         """What a slot held, which it holds no more; the order does not change."""
@@ -151,9 +151,9 @@ class _Tier:
 
     def events(self, root: bytes) -> dict[bytes, tuple[BlockHash, CacheEvent]]:
         """For each digest its content, and the event that tells of it."""
-        return {c.digest: (c, self._stored(c, c.parent == root)) for c in self.contents.values()}
+        return {c.digest: (c, self._event(c, c.parent == root)) for c in self.contents.values()}
 
-    def _stored(self, content: BlockHash, is_first: bool) -> BlocksStored:
+    def _event(self, content: BlockHash, is_first: bool) -> BlocksStored:
         return BlocksStored((content,), None if is_first else content.parent, self._medium)
 
 
@@ -177,7 +177,7 @@ class Tiers:
         self._block_bytes = block_bytes
         self._root = root
         self._host = _Tier(memory.nbytes // block_bytes, policy, CPU, record)
-        self._stored = _Tier(num_on_disk, policy, STORAGE, record)
+        self._on_disk = _Tier(num_on_disk, policy, STORAGE, record)
         self._record = record
         self._disk = disk
         self._saved_by: dict[int, int] = {}  # slot → the step that fills it
@@ -220,16 +220,16 @@ class Tiers:
             return None
         found = []
         for content in chain:
-            if self._stored.find(content) is None:
+            if self._on_disk.find(content) is None:
                 break
             found.append(content)
         for content in reversed(found):
-            self._stored.order.touch(self._stored.slots[content.digest])
+            self._on_disk.order.touch(self._on_disk.slots[content.digest])
         if not found:
             return None
         start = first * block_tokens
         end = start + len(found) * block_tokens
-        return self._disk.read([_stored(content) for content in found], start, end)
+        return self._disk.read([_file_of(content) for content in found], start, end)
 
     # ---- steps ------------------------------------------------------------------------------
 
@@ -279,7 +279,7 @@ class Tiers:
         """Forget everything, on disk too. Call `announce` when that was told."""
         if self._disk is not None:
             writing = (self._host.contents.get(slot) for slot in self._writing)
-            gone = [*self._stored.contents.values(), *(c for c in writing if c is not None)]
+            gone = [*self._on_disk.contents.values(), *(c for c in writing if c is not None)]
             self._disk.delete([content.digest for content in gone])
         self._forget()
 
@@ -289,6 +289,7 @@ class Tiers:
         """
         if self._disk is not None:
             self._disk.close()
+            self.look()
             self._disk = None
         self._forget()
 
@@ -296,7 +297,7 @@ class Tiers:
         """Events that tell everything that is here, parents before children."""
         told: dict[bytes, list[CacheEvent]] = {}
         contents: dict[bytes, BlockHash] = {}
-        for tier in (self._host, self._stored):
+        for tier in (self._host, self._on_disk):
             for digest, (content, event) in tier.events(self._root).items():
                 contents[digest] = content
                 told.setdefault(digest, []).append(event)
@@ -311,7 +312,7 @@ class Tiers:
     @property
     def totals(self) -> tuple[int, ...]:
         """What changes while the engine has nothing to do."""
-        return len(self._stored.contents), *self._disk_counts()
+        return len(self._on_disk.contents), *self._disk_counts()
 
     def stats(self, stats: EngineStats) -> EngineStats:
         """With what there is in the tiers, and what was done."""
@@ -323,7 +324,7 @@ class Tiers:
             host_bytes_saved=self._bytes_saved,
             host_bytes_loaded=self._bytes_loaded,
             num_host_saves_skipped=self._num_skipped,
-            disk_tier_blocks=len(self._stored.contents),
+            disk_tier_blocks=len(self._on_disk.contents),
             disk_bytes_written=written,
             disk_bytes_read=read,
             num_disk_failures=failures,
@@ -333,7 +334,7 @@ class Tiers:
         """Raise IntegrityError unless slots, contents and orders agree. For tests."""
         places = {place for place in self._writing.values() if place is not None}
         self._host.check_integrity({*self._loading, *self._writing})
-        self._stored.check_integrity(places)
+        self._on_disk.check_integrity(places)
         if any(slot not in self._saved_by for slot in self._host.contents):
             raise IntegrityError("a slot holds what no step has saved")
 
@@ -358,8 +359,10 @@ class Tiers:
                 return
             content = host.contents[slot]
             place = None
-            if self._stored.slots.get(content.digest) is None and not key_of(content.extra, "lora"):
-                place, loser = self._stored.take(host.tenants[slot])
+            if self._on_disk.slots.get(content.digest) is None and not key_of(
+                content.extra, "lora"
+            ):
+                place, loser = self._on_disk.take(host.tenants[slot])
                 if loser is not None:
                     disk.delete([loser.digest])
             if place is None:  # it is there already, or cannot be
@@ -368,7 +371,7 @@ class Tiers:
                 continue
             host.order.remove(slot)
             self._writing[slot] = place
-            disk.write(slot, _stored(content), self._view(slot), self._generation)
+            disk.write(slot, _file_of(content), self._view(slot), self._generation)
 
     def _written(self, report: Written) -> None:
         place = self._writing.pop(report.slot)
@@ -377,15 +380,15 @@ class Tiers:
             return
         content = self._host.contents[report.slot]
         if report.is_there:
-            self._stored.put(place, content, content.parent == self._root)
-            self._stored.order.put_cached(place)
+            self._on_disk.put(place, content, content.parent == self._root)
+            self._on_disk.order.put_cached(place)
         else:
-            self._stored.order.put_empty(place)
+            self._on_disk.order.put_empty(place)
         self._host.forget(report.slot)
 
     def _found(self, contents: Seq[BlockHash]) -> None:
         num_kept = (
-            0 if self._generation else len(self._stored.order)
+            0 if self._generation else len(self._on_disk.order)
         )  # forgotten before it was found
         superfluous = contents[: max(0, len(contents) - num_kept)]
         if superfluous and self._disk is not None:
@@ -393,26 +396,26 @@ class Tiers:
         kept = contents[len(superfluous) :]
         places = {}
         for content in _parents_first(kept):
-            if self._stored.slots.get(content.digest) is None:
-                place, _ = self._stored.take("")
+            if self._on_disk.slots.get(content.digest) is None:
+                place, _ = self._on_disk.take("")
                 if place is not None:
-                    self._stored.put(place, content, content.parent == self._root)
+                    self._on_disk.put(place, content, content.parent == self._root)
                     places[content.digest] = place
         for content in kept:
             if content.digest in places:
-                self._stored.order.put_cached(places[content.digest])
+                self._on_disk.order.put_cached(places[content.digest])
 
     def _lost(self, report: Lost) -> None:
-        place = self._stored.slots.get(report.digest)
+        place = self._on_disk.slots.get(report.digest)
         if place is not None:
-            self._stored.forget(place)
-            self._stored.order.empty(place)
+            self._on_disk.forget(place)
+            self._on_disk.order.empty(place)
 
     def _forget(self) -> None:
         """Slots that are being written stay held until that is reported."""
         self._generation += 1
         self._host.clear()
-        self._stored.clear()
+        self._on_disk.clear()
         self._saved_by.clear()
         self._loading.clear()
         if self._writing:
@@ -442,7 +445,7 @@ def _parents_first(contents: Iterable[BlockHash]) -> list[BlockHash]:
     return ordered
 
 
-def _stored(content: BlockHash) -> StoredBlock:
+def _file_of(content: BlockHash) -> StoredBlock:
     facts: _Facts = (content.digest, content.parent, content.token_ids, content.extra)
     return StoredBlock(content.digest, msgspec.msgpack.encode(facts))
 

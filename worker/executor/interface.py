@@ -36,8 +36,9 @@ class Executor(Protocol):
         what becomes of a sequence that drew none there does not matter. Called from one thread at
         a time, not always the same one.
 
-        Raises `DeviceMemoryError` where memory is too small for the step. Its block copies are made
-        then, in what it was to write there may be anything, and others may be submitted.
+        Raises `DeviceMemoryError` where memory is too small for the step. Its block copies, loads
+        and saves are made then, in what it was to write there may be anything, and others may be
+        submitted.
         """
         ...
 

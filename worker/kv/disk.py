@@ -176,18 +176,18 @@ class BlockFiles:
             if read.is_closed:
                 return
             read.is_closed = True
-            if not read.is_finished and self.is_late(read):
-                self.num_failures += 1
             if read.is_finished:
                 self._give_back(read)
+            elif self.is_late(read):
+                self.num_failures += 1
 
     def take_reports(self) -> list[Written | Found | Lost]:
         """What has happened since the last call."""
         return [self._reports.popleft() for _ in range(len(self._reports))]
 
     def close(self) -> None:
-        """End the threads, without what was to be written or read. They may be left behind if the
-        disk hangs. Idempotent.
+        """End the threads, without what was to be written or read: the former is reported. They may
+        be left behind if the disk hangs. Idempotent.
         """
         if not self._is_closed:
             self._is_closed = True
@@ -231,6 +231,7 @@ class BlockFiles:
 
     def _write(self, slot: int, block: StoredBlock, data: memoryview, generation: int) -> None:
         if self._is_closed:
+            self._reports.append(Written(slot, False, generation))
             return
         path = self._path(block.digest)
         is_there = False
@@ -300,7 +301,8 @@ class BlockFiles:
         data = memoryview(bytearray(len(read.blocks) * size))
         num_read = 0
         for block in read.blocks:
-            if read.is_closed or not self._read_file(block, data[num_read * size :][:size]):
+            is_given_up = read.is_closed or self.is_late(read)
+            if is_given_up or not self._read_file(block, data[num_read * size :][:size]):
                 break
             num_read += 1
         self.bytes_read += num_read * size
@@ -347,7 +349,8 @@ class BlockFiles:
         return bytes(facts), whole
 
     def _failed(self, what: str, error: Exception, quiet: bool = False) -> None:
-        self.num_failures += 1
+        with self._inbound:
+            self.num_failures += 1
         logger.log(logging.DEBUG if quiet else logging.WARNING, "%s: %s", what, error)
 
     def _path(self, digest: bytes) -> str:

