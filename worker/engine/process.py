@@ -224,13 +224,13 @@ def _build_tiers(
     for flag, number in (("size", num_slots), ("disk-size", num_on_disk)):
         if not number:
             raise ConfigError(f"--kv-offloading-{flag} is less than a block of {block_bytes} bytes")
+    memory = executor.host_memory(num_slots * block_bytes)
     disk = None
     if offloading.kv_offloading_path is not None:
         facts = (_kv_shape(config, executor), config.prefix_caching_hash_algo, config.block_size)
         identity = sha256(msgspec.msgpack.encode(facts) + root).hexdigest()[:32]
         disk = BlockFiles(Path(offloading.kv_offloading_path), identity, block_bytes)
         logger.info("evicted KV goes to %s", disk.directory)
-    memory = executor.host_memory(num_slots * block_bytes)
     policy = offloading.kv_offloading_policy
     return Tiers(memory, block_bytes, root, policy, record, disk, num_on_disk)
 

@@ -178,7 +178,6 @@ class Tiers:
         self._root = root
         self._host = _Tier(memory.nbytes // block_bytes, policy, CPU, record)
         self._on_disk = _Tier(num_on_disk, policy, STORAGE, record)
-        self._record = record
         self._disk = disk
         self._saved_by: dict[int, int] = {}  # slot → the step that fills it
         self._loading: dict[int, None] = {}  # slots that the step being scheduled loads
@@ -341,10 +340,9 @@ class Tiers:
     # ---- within -----------------------------------------------------------------------------
 
     def _disk_counts(self) -> tuple[int, int, int]:
-        disk = self._disk
-        return (
-            (0, 0, 0) if disk is None else (disk.bytes_written, disk.bytes_read, disk.num_failures)
-        )
+        if self._disk is None:
+            return 0, 0, 0
+        return self._disk.bytes_written, self._disk.bytes_read, self._disk.num_failures
 
     def _view(self, slot: int) -> memoryview:
         return self._memory[slot * self._block_bytes : (slot + 1) * self._block_bytes]
@@ -359,9 +357,8 @@ class Tiers:
                 return
             content = host.contents[slot]
             place = None
-            if self._on_disk.slots.get(content.digest) is None and not key_of(
-                content.extra, "lora"
-            ):
+            is_kept_off = key_of(content.extra, "lora") is not None
+            if content.digest not in self._on_disk.slots and not is_kept_off:
                 place, loser = self._on_disk.take(host.tenants[slot])
                 if loser is not None:
                     disk.delete([loser.digest])
@@ -387,16 +384,15 @@ class Tiers:
         self._host.forget(report.slot)
 
     def _found(self, contents: Seq[BlockHash]) -> None:
-        num_kept = (
-            0 if self._generation else len(self._on_disk.order)
-        )  # forgotten before it was found
+        # Nothing, where all was forgotten before it was found.
+        num_kept = 0 if self._generation else len(self._on_disk.order)
         superfluous = contents[: max(0, len(contents) - num_kept)]
         if superfluous and self._disk is not None:
             self._disk.delete([content.digest for content in superfluous])
         kept = contents[len(superfluous) :]
         places = {}
         for content in _parents_first(kept):
-            if self._on_disk.slots.get(content.digest) is None:
+            if content.digest not in self._on_disk.slots:
                 place, _ = self._on_disk.take("")
                 if place is not None:
                     self._on_disk.put(place, content, content.parent == self._root)

@@ -279,10 +279,8 @@ class BlockFiles:
         size = len(read.blocks) * self._block_bytes
         with self._inbound:
             while not (self._is_closed or read.is_closed or self.is_late(read)):
-                if (
-                    not self._num_inbound_bytes
-                    or self._num_inbound_bytes + size <= MAX_INBOUND_BYTES
-                ):
+                total = self._num_inbound_bytes + size
+                if total <= max(size, MAX_INBOUND_BYTES):
                     self._num_inbound_bytes += size
                     read.num_reserved_bytes = size
                     return True
