@@ -29,7 +29,15 @@ import msgspec
 from aiohttp import web
 
 from fleet.errors import FleetError
-from fleet.http_proxy import Headers, error_answer, new_session, of_json, passed_on, serve
+from fleet.http_proxy import (
+    Headers,
+    error_answer,
+    new_session,
+    of_json,
+    pass_on,
+    passed_on,
+    serve,
+)
 from fleet.sidecar_flags import Network, build_parser
 
 logger = logging.getLogger(__name__)
@@ -73,7 +81,8 @@ def sidecar_command(argv: Sequence[str]) -> int:
 async def _serve(options: SidecarOptions) -> int:
     async with new_session() as session:
         handle = Sidecar(options, session).handle
-        await serve("sidecar", handle, options.host, options.port, options.drain_timeout)
+        address = (options.host, options.port)
+        await serve("sidecar", handle, address, options.drain_timeout)
     return 0
 
 
@@ -100,7 +109,9 @@ class Sidecar:
             if REQUEST_ID_HEADER not in request.headers:
                 headers.append((REQUEST_ID_HEADER, str(uuid.uuid1())))
             body = await self._prefilled(prefiller, request, headers, body)
-        return await self._decode(request, headers, body)
+        url = f"{self._options.decoder.rstrip('/')}{request.rel_url}"
+        data = body if body or request.body_exists else None
+        return await pass_on(self._session, request, url, data, headers)
 
     def _may_ask(self, prefiller: str) -> bool:
         found = _ADDRESS.fullmatch(prefiller)  # nothing that a URL would read as more than that
@@ -137,33 +148,6 @@ class Sidecar:
             logger.warning("prefill at %s failed, decoding without: %s", prefiller, reason)
             return body
         return msgspec.json.encode({**asked, "kv_transfer_params": params})
-
-    async def _decode(
-        self, request: web.Request, headers: Headers, body: bytes
-    ) -> web.StreamResponse:
-        url = f"{self._options.decoder.rstrip('/')}{request.rel_url}"
-        data = body if body or request.body_exists else None
-        response: web.StreamResponse | None = None
-        try:
-            async with self._session.request(
-                request.method, url, data=data, headers=headers, allow_redirects=False
-            ) as answer:
-                response = web.StreamResponse(
-                    status=answer.status,
-                    reason=answer.reason,
-                    headers=passed_on(answer.headers),
-                )
-                response.content_length = answer.content_length
-                await response.prepare(request)
-                async for chunk in answer.content.iter_any():
-                    await response.write(chunk)
-                await response.write_eof()
-                return response
-        except (aiohttp.ClientError, OSError) as error:
-            if response is not None and response.prepared:
-                raise  # the client sees the answer cut off, as it was here
-            reason = f"the decode worker does not answer: {error}"
-            return error_answer(503, "ServiceUnavailable", reason)
 
 
 def prefill_body(path: str, asked: Json) -> Json:

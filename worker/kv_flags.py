@@ -104,6 +104,8 @@ def kv_offloading_config(
             )
         return None
     _check_kv_moves(flag, engine)
+    if engine.engine == "sim":
+        raise ConfigError(f"{flag}: --engine sim has no KV to keep: leave one of them out")
     if engine.tensor_parallel_size > 1:
         raise ConfigError(
             f"{flag}: KV of several ranks stays there: leave --tensor-parallel-size out"
@@ -158,7 +160,6 @@ def _check_kv_moves(flag: str, engine: EngineConfig) -> None:
     """Raise `ConfigError` for an engine whose KV cannot leave its device."""
     method = None if engine.speculative is None else engine.speculative.method
     obstacles = (
-        ("--engine sim, which has none", engine.engine == "sim"),
         (f"--kv-cache-dtype {engine.kv_cache_dtype}", engine.kv_cache_dtype.startswith("fp8")),
         (f"a drafter of method {method}", method in ("draft_model", "eagle")),
     )

@@ -414,7 +414,6 @@ def test_the_model_is_found_by_flag_environment_or_cache(
         ('{"kv_port": 65536}', (), "kv_port must be in [0, 65535], got 65536"),
         ('{"kv_buffer_size": 0}', (), "kv_buffer_size must be above 0, got 0"),
         ('{"kv_connector_extra_config": {"kv_lease_duration": -1}}', (), "kv_lease_duration must"),
-        ("{}", ("--engine", "sim"), "--engine sim, which has none"),
         ("{}", ("--kv-cache-dtype", "fp8"), "--kv-cache-dtype fp8"),
     ],
 )
@@ -429,7 +428,7 @@ def test_transfers_that_cannot_be_are_refused(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--engine", "sim"), "--kv-offloading-size: KV does not move with --engine sim"),
+        (("--engine", "sim"), "--kv-offloading-size: --engine sim has no KV"),
         (("--kv-cache-dtype", "fp8"), "--kv-cache-dtype fp8"),
         (("--tensor-parallel-size", "2"), "leave --tensor-parallel-size out"),
         (("--no-enable-prefix-caching",), "needs the prefix cache"),

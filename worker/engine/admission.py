@@ -198,16 +198,18 @@ class Admitter:
         if sequence.scheduled_seconds is not None:
             return
         sequence.scheduled_seconds = now
-        sequence.num_cached, sequence.num_external = hit.num_tokens, hit.num_loaded
-        sequence.num_from_host = len(hit.slots) * self._kv.block_size
-        self._counters.external_cache_hits += hit.num_loaded
+        # Of the prompt: an answer that goes on here may have more in the cache.
+        num_local = min(hit.num_tokens - hit.num_loaded, sequence.num_prompt)
+        sequence.num_cached = min(hit.num_tokens, sequence.num_prompt)
+        sequence.num_external = sequence.num_cached - num_local
+        sequence.num_from_host = min(len(hit.slots) * self._kv.block_size, sequence.num_external)
+        self._counters.external_cache_hits += sequence.num_external
         if self._kv.tiers is not None and sequence.request.kv_source is None:
-            num_local = hit.num_tokens - hit.num_loaded
             self._counters.external_cache_queries += sequence.num_prompt - num_local
-            sequence.num_from_disk = hit.num_loaded - sequence.num_from_host
+            sequence.num_from_disk = sequence.num_external - sequence.num_from_host
         if self._kv.caching and sequence.num_readable >= sequence.num_prompt:
             self._counters.prefix_cache_queries += sequence.num_prompt
-            self._counters.prefix_cache_hits += hit.num_tokens - hit.num_loaded
+            self._counters.prefix_cache_hits += num_local
 
     def _is_deferred(
         self, sequence: Sequence, hit: PrefixHit, prefilling: Iterable[Sequence]

@@ -60,7 +60,7 @@ from worker.errors import ConfigError, ModelError, WorkerError
 from worker.executor.interface import Executor, KvMemory
 from worker.executor.lifeline import die_with_parent
 from worker.executor.profiling import ProfiledCache, profile
-from worker.executor.sim.runner import build_sim_executor
+from worker.executor.sim.runner import SimExecutor, build_sim_executor
 from worker.kv.content import KvShape, model_digest
 from worker.kv.disk import BlockFiles
 from worker.kv.tcp import TcpConnector, read_key
@@ -199,14 +199,16 @@ def _build_remote(config: EngineConfig, transfer: KvTransferConfig, executor: Kv
     shape = _kv_shape(config, executor)
     token_bytes = executor.read_kv((0,), 1).nbytes
     key = read_key(transfer, os.environ)
-    connector = TcpConnector(transfer, key, shape, token_bytes)
+    pace = executor.transfer_seconds if isinstance(executor, SimExecutor) else None
+    connector = TcpConnector(transfer, key, shape, token_bytes, pace)
     logger.info("KV transfers: engine %s on port %d", connector.engine_id, connector.port)
     return RemoteKv(connector, executor.read_kv, config.block_size)
 
 
 def _kv_shape(config: EngineConfig, executor: KvMemory) -> KvShape:
     facts = (config.quantization, config.cpu_activations, *executor.kv_facts)
-    model = model_digest(Path(config.model_path or ""), *facts)
+    is_model = config.engine == "torch"
+    model = model_digest(Path(config.model_path or "") if is_model else None, *facts)
     return KvShape(model, *executor.kv_shape)
 
 
