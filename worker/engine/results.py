@@ -127,6 +127,8 @@ class Results:
         self._counters.prompt_tokens += sequence.num_prompt
         self._counters.prompt_tokens_cached += sequence.num_cached
         self._counters.prompt_tokens_external += sequence.num_external
+        self._counters.prompt_tokens_host += sequence.num_from_host
+        self._counters.prompt_tokens_disk += sequence.num_from_disk
 
     def fail(self, sequence: Sequence, error: str) -> list[RequestOutput]:
         """End a sequence whose answers cannot be had; its KV is not to be hit."""

@@ -34,10 +34,17 @@ class SequenceState(Enum):
 
 
 class Pull(Protocol):
-    """KV on its way from another engine. `part` is there once it is `done`; None: it failed."""
+    """KV on its way from another engine or a disk."""
 
-    done: bool
-    part: KvPart | None
+    @property
+    def done(self) -> bool:
+        """Whether it has arrived, or is known not to."""
+        ...
+
+    @property
+    def part(self) -> KvPart | None:
+        """What has arrived once it is done; None: it failed."""
+        ...
 
     def close(self) -> None:
         """End it, and give up what has arrived. Idempotent."""
@@ -108,7 +115,9 @@ class Sequence:
     grammar: Future[Matcher] | None = None
     matcher: Matcher | None = None
     kv_pull: Pull | None = None
-    num_external: int = 0  # of `num_cached`, those whose KV came from another engine
+    num_external: int = 0  # of `num_cached`, those whose KV was not on the device
+    num_from_host: int = 0  # of those, what came from the host tier
+    num_from_disk: int = 0
     scheduled_seconds: float | None = None
     first_token_seconds: float | None = None
     last_token_seconds: float | None = None

@@ -56,7 +56,7 @@ class TokenCache:
 
     def load(self, load: KvLoad) -> None:
         """Keep the tokens of another simulator's cache."""
-        self._put(array("i", bytes(load.data)), load.blocks, 0)
+        self._put(array("i", b"".join(load.parts)), load.blocks, 0)
 
     def read(self, block_table: Sequence[int], num_tokens: int) -> memoryview:
         """A copy of the first tokens in some blocks, as bytes."""
