@@ -139,7 +139,7 @@ def bench_command(argv: Sequence[str], out: Callable[[str], None], screen: Conso
         "stages": [asdict(one) for one in bench.summaries],
         "comparison": None if bench.comparison is None else asdict(bench.comparison),
     }
-    write_results(settings, document, f"pointsman bench: {settings.url}", report, bench.stages)
+    write_results(settings, document, f"pointsman bench: {settings.url}", [(report, bench.stages)])
     if was_interrupted:
         return INTERRUPTED
     every = bench.summaries
@@ -315,5 +315,5 @@ class Bench:
             self.comparison = compare(every, self.settings.seed)
             lines += comparison_lines(self.comparison, *names)
         elif len(every) > 1:
-            lines += stages_table(every)
+            lines += stages_table([[one] for one in every])
         return "\n".join(lines).rstrip()

@@ -153,19 +153,18 @@ def write_results(
     settings: LoadSettings,
     document: Mapping[str, object],
     title: str,
-    report: str,
-    stages: Sequence[Stage],
+    parts: Sequence[tuple[str, Sequence[Stage]]],
 ) -> None:
-    """The files that the flags name. Raises `FleetError`."""
+    """The files that the flags name; `parts` are those of the page. Raises `FleetError`."""
     try:
         if settings.json is not None:
             text = msgspec.json.format(msgspec.json.encode(document)).decode()
             write_text(settings.json, text + "\n")
         if settings.csv is not None:
             file = io.StringIO(newline="")
-            write_csv(file, stages)
+            write_csv(file, (stage for _, stages in parts for stage in stages))
             write_text(settings.csv, file.getvalue())
         if settings.html is not None:
-            write_text(settings.html, page(title, report, stages))
+            write_text(settings.html, page(title, parts))
     except OSError as error:
         raise FleetError(f"cannot write a result: {error}") from error

@@ -24,18 +24,20 @@ svg { max-width: 100%; height: auto } text { font-size: 11px; fill: #374151 }
 Series = tuple[str, Sequence[tuple[float, float]]]
 
 
-def page(title: str, text: str, stages: Sequence[Stage]) -> str:
-    """A whole HTML document: the report as text, and plots of every stage's requests."""
-    plots = "".join(_plots(stages))
+def page(title: str, parts: Iterable[tuple[str, Sequence[Stage]]]) -> str:
+    """A whole HTML document: each part's report as text, and plots of its stages' requests."""
+    body = "".join(f"<pre>{escape(text)}</pre>{''.join(_plots(some))}" for text, some in parts)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>"
-        f"<h1>{escape(title)}</h1><pre>{escape(text)}</pre>{plots}</body></html>\n"
+        f"<h1>{escape(title)}</h1>{body}</body></html>\n"
     )
 
 
 def _plots(stages: Sequence[Stage]) -> Iterable[str]:
+    if not stages:
+        return
     for metric, name in (("ttft", "Time to first token"), ("e2e", "End-to-end latency")):
         curves = [(s.name, _distribution(_times(s, metric))) for s in stages]
         yield _figure(f"{name}, share of requests", curves, "ms", "share")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import TextIO
 
 from fleet.bench.slo import Slo
@@ -16,7 +17,8 @@ _COLUMNS = (
     "prompt_tokens", "cached_tokens", "output_tokens", "status", "error",
 )  # fmt: skip
 _STAGE_COLUMNS = (
-    "done/s", "tokens/s", "cached", "TTFT p50", "p95", "ITL p50", "p95", "failed", "goodput",
+    ("done/s", ".2f"), ("tokens/s", ",.0f"), ("cached", ".1%"), ("TTFT p50", ",.1f"),
+    ("p95", ",.1f"), ("ITL p50", ",.1f"), ("p95", ",.1f"), ("failed", ",.0f"), ("goodput", ".1%"),
 )  # fmt: skip
 
 
@@ -56,19 +58,37 @@ def lines_of(one: Summary, slo: Slo | None) -> Iterator[str]:
         )
 
 
-def stages_table(every: Sequence[Summary]) -> Iterator[str]:
-    """Several stages, a line each; milliseconds."""
-    wide = max((len(one.name) + 2 for one in every), default=0)
-    yield f"{'stage':>{max(12, wide)}}" + "".join(f"{cell:>12}" for cell in _STAGE_COLUMNS)
-    for one in every:
-        share = one.cached_tokens / one.prompt_tokens if one.prompt_tokens else 0.0
-        cells = [f"{one.completed_rate:.2f}", f"{one.output_tokens_per_second:,.0f}"]
-        cells += [f"{share:.1%}"]
-        for spread in (one.ttft, one.itl):
-            cells += ["–", "–"] if spread is None else [_ms(spread.p50), _ms(spread.p95)]
-        cells += [f"{sum(one.errors.values()):,}"]
-        cells += ["–" if one.goodput is None else f"{one.goodput:.1%}"]
-        yield f"{one.name:>{max(12, wide)}}" + "".join(f"{cell:>12}" for cell in cells)
+def stages_table(rows: Sequence[Sequence[Summary]]) -> Iterator[str]:
+    """A line for each stage, of one run or of several: then mean ± standard deviation. Times are
+    in milliseconds.
+    """
+    first = max(12, *(len(row[0].name) + 2 for row in rows)) if rows else 12
+    wide = 12 if all(len(row) == 1 for row in rows) else 19
+    yield f"{'stage':>{first}}" + "".join(f"{name:>{wide}}" for name, _ in _STAGE_COLUMNS)
+    for row in rows:
+        columns = zip(_STAGE_COLUMNS, zip(*map(_numbers, row), strict=True), strict=True)
+        cells = "".join(f"{_repeated(values, form):>{wide}}" for (_, form), values in columns)
+        yield f"{row[0].name:>{first}}{cells}"
+
+
+def _numbers(one: Summary) -> Iterator[float | None]:
+    """As `_STAGE_COLUMNS` have them."""
+    yield one.completed_rate
+    yield one.output_tokens_per_second
+    yield one.cached_tokens / one.prompt_tokens if one.prompt_tokens else 0.0
+    for spread in (one.ttft, one.itl):
+        yield None if spread is None else spread.p50 * 1e3
+        yield None if spread is None else spread.p95 * 1e3
+    yield sum(one.errors.values())
+    yield one.goodput
+
+
+def _repeated(values: Sequence[float | None], form: str) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "–"
+    mean = format(fmean(known), form)
+    return mean if len(known) == 1 else f"{mean} ±{format(stdev(known), form)}"
 
 
 def _cells(spread: Spread | None) -> str:

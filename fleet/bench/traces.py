@@ -43,7 +43,7 @@ class _RecordedLine(msgspec.Struct):
 
     line: str
     number: int = 0
-    again: int | None = None
+    again: int | bool | None = None  # of a header whether, of a decision which
     request: _RecordedRequest | None = None
     usage: Usage | None = None
 

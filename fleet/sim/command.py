@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from math import inf
 from pathlib import Path
 from random import Random
+from statistics import fmean
 
 from fleet.bench.arrivals import Ramp
 from fleet.bench.load import Load, LoadSettings, loads_of, sessions_of, write_results
@@ -42,6 +45,7 @@ class SimulateSettings(LoadSettings):
     fast: bool
     policies: list[str] | None
     event: list[Event]
+    seeds: int
     find: str | None
     scenario: tuple[str, ...] | None
     replay: Path | None
@@ -77,55 +81,87 @@ def simulate_command(argv: Sequence[str], out: Out, note: Out) -> int:
         notes = [*recorded.notes(), ""]
         policies = [("recorded", recorded.config), *(policies if settings.policies else [])]
         settings = replace(settings, trace=settings.replay)
-    run = _Run(settings, policies, sessions_of(settings), list(loads_of(settings)), note)
+    sessions = sessions_of(settings)
+    run = _Run(settings, policies, lambda _: sessions, list(loads_of(settings)), note)
     if settings.find is not None:
         return _find(run, out)
-    every, stages = run.results()
-    report = "\n".join([*notes, *_lines(every, settings)])
+    rows, stages = run.results()
+    report = "\n".join([*notes, *_lines(rows, settings)])
     out(report)
     document = {
         "pointsman_simulate": 1,
         "settings": settings.public(),
         "notes": notes,
-        "stages": [asdict(one) for one in every],
+        "stages": _plain(rows, settings.seed),
     }
-    write_results(settings, document, "pointsman simulate", report, stages)
+    write_results(settings, document, "pointsman simulate", [(report, stages)])
+    every = [one for row in rows for one in row.by_seed]
     is_missed = any(one.missed for one in every) or not any(one.completed_rate for one in every)
     return 1 if is_missed else 0
 
 
 @dataclass(frozen=True, slots=True)
+class _Row:
+    """One policy under one load of one tenant, with each seed."""
+
+    policy: str
+    load: str
+    by_seed: Sequence[Summary]
+
+    @property
+    def name(self) -> str:
+        return self.by_seed[0].name
+
+
+def _plain(rows: Sequence[_Row], first: int) -> list[dict[str, object]]:
+    """For JSON: a summary of each seed, of which `first` is the first."""
+    return [
+        {"seed": seed, **asdict(one)} for row in rows for seed, one in enumerate(row.by_seed, first)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
 class _Run:
-    """Every load with every policy; `tenants` as a scenario has them."""
+    """Every load with every policy and every seed; `tenants` as a scenario has them."""
 
     settings: SimulateSettings
     policies: Sequence[Policy]
-    sessions: Sessions
+    sessions: Callable[[int], Sessions]  # by seed
     loads: Sequence[Load]
     note: Out
     tenants: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
-    def results(self, workers: int | None = None) -> tuple[list[Summary], list[Stage]]:
-        """In the order of loads, and of policies for each. Raises `UsageError`."""
-        every, stages = list[Summary](), list[Stage]()
+    def results(self, workers: int | None = None) -> tuple[list[_Row], list[Stage]]:
+        """In the order of loads, and of policies for each. Stages are those of the first seed.
+        Raises `UsageError`.
+        """
+        rows, stages = list[_Row](), list[Stage]()
+        seeds = range(self.settings.seed, self.settings.seed + self.settings.seeds)
         for draws, load in enumerate(self.loads):
             for name, config in self.policies:
                 title = name if len(self.loads) == 1 else f"{load.name} {name}"
-                simulation = self._simulation(config, workers)
-                try:
-                    some = simulate(simulation, list(self._tenants(title, load)), draws)
-                except ConfigError as error:
-                    text = str(error).partition("\n")[0]
-                    raise UsageError(f"--policies: {name}: {text}") from error
-                every += [summary(one, self.settings.objective) for one in some]
-                for stage in some:
-                    _thin(stage)
-                stages += some
-                self.note(f"{title}, {simulation.workers} workers")
-        return every, stages
+                by_seed = list[list[Summary]]()
+                for seed in seeds:
+                    simulation = self._simulation(config, workers, seed)
+                    tenants = list(self._tenants(title, load, self.sessions(seed)))
+                    try:
+                        some = simulate(simulation, tenants, draws)
+                    except ConfigError as error:
+                        text = str(error).partition("\n")[0]
+                        raise UsageError(f"--policies: {name}: {text}") from error
+                    by_seed.append([summary(one, self.settings.objective) for one in some])
+                    for stage in some if seed == seeds[0] else ():
+                        _thin(stage)
+                        stages.append(stage)
+                    self.note(f"{title}, {simulation.workers} workers, seed {seed}")
+                for who, each in zip(
+                    self.tenants or ("",), zip(*by_seed, strict=True), strict=True
+                ):
+                    rows.append(_Row(name, ", ".join(filter(None, (load.name, who))), each))
+        return rows, stages
 
-    def _tenants(self, title: str, load: Load) -> Iterator[Tenant]:
-        whole = Tenant(title, self.settings, load, self.sessions)
+    def _tenants(self, title: str, load: Load, sessions: Sessions) -> Iterator[Tenant]:
+        whole = Tenant(title, self.settings, load, sessions)
         if not self.tenants:
             yield whole
         for who, (_, share) in self.tenants.items():
@@ -133,7 +169,7 @@ class _Run:
             part = replace(load, ramp=ramp)
             yield replace(whole, name=f"{title}, {who}", load=part, objective=who)
 
-    def _simulation(self, config: str | None, workers: int | None) -> Simulation:
+    def _simulation(self, config: str | None, workers: int | None, seed: int) -> Simulation:
         settings = self.settings
         limits = WorkerLimits(
             settings.kv_tokens, settings.max_num_seqs, settings.max_num_batched_tokens
@@ -149,7 +185,7 @@ class _Run:
             worker,
             config,
             settings.fast,
-            settings.seed,
+            seed,
             tuple(settings.event),
             {who: priority for who, (priority, _) in self.tenants.items()},
         )
@@ -162,22 +198,25 @@ def _thin(stage: Stage) -> None:
         outcome.gaps = outcome.gaps[::step]
 
 
-def _lines(every: Sequence[Summary], settings: LoadSettings) -> Iterator[str]:
+def _lines(rows: Sequence[_Row], settings: SimulateSettings) -> Iterator[str]:
     """A table of several stages, or all that there is to say of one."""
-    if len(every) == 1:
-        yield from lines_of(every[0], settings.objective)
+    if len(rows) == settings.seeds == 1:
+        yield from lines_of(rows[0].by_seed[0], settings.objective)
         return
-    yield from stages_table(every)
-    for one in every:
-        for text in one.missed:
-            yield f"  {one.name} missed {text}"
-    yield from _failures(every)
+    yield from stages_table([row.by_seed for row in rows])
+    for row in rows:
+        for text in dict.fromkeys(text for one in row.by_seed for text in one.missed):
+            yield f"  {row.name} missed {text}"
+    yield from _failures(rows)
 
 
-def _failures(every: Sequence[Summary]) -> Iterator[str]:
-    for one in every:
-        for error, times in list(one.errors.items())[:3]:
-            yield f"  {one.name} failed {times:,} times: {error}"
+def _failures(rows: Sequence[_Row]) -> Iterator[str]:
+    for row in rows:
+        errors = Counter[str]()
+        for one in row.by_seed:
+            errors.update(one.errors)
+        for error, times in errors.most_common(3):
+            yield f"  {row.name} failed {times:,} times: {error}"
 
 
 def _find(run: _Run, out: Out) -> int:
@@ -192,8 +231,9 @@ def _least(run: _Run, out: Out) -> bool:
     tried = dict[int, list[str]]()
 
     def keeps(workers: int) -> bool:
-        every, _ = run.results(workers)
-        tried[workers] = [text for one in every for text in one.missed]
+        rows, _ = run.results(workers)
+        missed = (text for row in rows for one in row.by_seed for text in one.missed)
+        tried[workers] = list(dict.fromkeys(missed))
         return not tried[workers]
 
     few, many = 0, run.settings.workers or 1
@@ -219,34 +259,74 @@ def _scenarios(settings: SimulateSettings, argv: Sequence[str], out: Out, note: 
         if name not in SCENARIOS and name not in ELSEWHERE:
             known = ", ".join([*SCENARIOS, *ELSEWHERE])
             raise UsageError(f"--scenario: there is no {name}; there are {known}, and all")
-    report, stages, found = list[str](), list[Stage](), dict[str, object]()
+    parts, found = list[tuple[str, list[Stage]]](), dict[str, list[_Row]]()
     for name in names:
         if name in ELSEWHERE:
-            lines = [f"{name} {ELSEWHERE[name]}", ""]
+            part = f"{name} {ELSEWHERE[name]}\n", list[Stage]()
         else:
             one = SCENARIOS[name]
-            every, some = _scenario(name, one, argv, note)
-            found[name] = [asdict(each) for each in every]
-            stages += [replace(stage, name=f"{name} {stage.name}") for stage in some]
+            found[name], stages = _scenario(name, one, argv, note)
+            stages = [replace(stage, name=f"{name} {stage.name}") for stage in stages]
             given = " ".join([one.flags, *argv])
             lines = [f"{name} {one.title}", f"  {given}", f"  published: {one.published}"]
-            lines += [*stages_table(every), *_failures(every), ""]
-        out("\n".join(lines))
-        report += lines
-    document = {"pointsman_simulate": 1, "settings": settings.public(), "scenarios": found}
-    write_results(settings, document, "pointsman simulate", "\n".join(report), stages)
+            lines += [*stages_table([row.by_seed for row in found[name]]), *_failures(found[name])]
+            part = "\n".join([*lines, ""]), stages
+        out(part[0])
+        parts.append(part)
+    if len(found) > 1:
+        parts.append(("\n".join(_verdict(found)), []))
+        out(parts[-1][0])
+    document = {
+        "pointsman_simulate": 1,
+        "settings": settings.public(),
+        "scenarios": {name: _plain(rows, settings.seed) for name, rows in found.items()},
+    }
+    write_results(settings, document, "pointsman simulate", parts)
     return 0
 
 
 def _scenario(
     name: str, one: Scenario, argv: Sequence[str], note: Out
-) -> tuple[list[Summary], list[Stage]]:
+) -> tuple[list[_Row], list[Stage]]:
     """Its flags come first, so that those that are given win."""
     flags = build_parser().parse_args([*one.flags.split(), *argv])
     settings = SimulateSettings(**vars(flags))
     policies = [policy(each) for each in settings.policies or one.policies]
-    sessions, loads = sessions_of(settings), list(loads_of(settings))
-    if one.requests is not None:
-        loads = [Load(name)]
-        sessions = traced_sessions(one.requests(Random(f"{settings.seed} {name}")), 1.0)
-    return _Run(settings, policies, sessions, loads, note, one.tenants).results()
+    sessions, loads, requests = sessions_of(settings), list(loads_of(settings)), one.requests
+    if requests is None:
+        return _Run(settings, policies, lambda _: sessions, loads, note, one.tenants).results()
+
+    def traced(seed: int) -> Sessions:
+        return traced_sessions(requests(Random(f"{seed} {name}")), 1.0)
+
+    return _Run(settings, policies, traced, [Load(name)], note, one.tenants).results()
+
+
+def _verdict(found: Mapping[str, Sequence[_Row]]) -> Iterator[str]:
+    """How far behind the best of a load each policy is at worst: by goodput in points, and by the
+    mean time of a whole answer.
+    """
+    lost = dict[str, list[tuple[float, float, str]]]()
+    for scenario, rows in found.items():
+        for load in dict.fromkeys(row.load for row in rows):
+            some = [row for row in rows if row.load == load]
+            goodputs = [fmean(each.goodput or 0.0 for each in row.by_seed) for row in some]
+            times = [_mean_seconds(row) for row in some]
+            for row, goodput, seconds in zip(some, goodputs, times, strict=True):
+                one = max(goodputs) - goodput, seconds / min(times) - 1, f"{scenario} {load}"
+                lost.setdefault(row.policy, []).append(one)
+    yield "Behind the best of each load"
+    wide = max(len(policy) for policy in lost)
+    for name, behind in lost.items():
+        points, _, where = max(behind)
+        _, slower, there = max(behind, key=lambda one: one[1])
+        yield (
+            f"  {name:>{wide}}: goodput by {fmean(one[0] for one in behind):.1%}, at worst "
+            f"{points:.1%} ({where}); E2E {fmean(one[1] for one in behind):.1%} longer, at worst "
+            f"{slower:.1%} ({there}); {len(behind)} loads"
+        )
+
+
+def _mean_seconds(row: _Row) -> float:
+    """Of a whole answer."""
+    return fmean(inf if one.e2e is None else one.e2e.mean for one in row.by_seed)

@@ -22,8 +22,12 @@ from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from heapq import heapify, heappop, heappush
 from random import Random
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fleet.sim.living_worker import Answered, WorkerGoneError, WorkerSettings
 from worker.engine.block_hash import BlockHash
@@ -33,6 +37,9 @@ from worker.types import EngineStats
 _RING_TOKENS = 1 << 16
 _LOG_STEPS = 1 << 15
 _LAST_BLOCK = 0.5  # of a sequence's last block is not used yet, on average
+_BASE = 0x9E3779B97F4A7C15
+_INVERSE = pow(_BASE, -1, 1 << 64)
+_MIXER = np.uint64(0xBF58476D1CE4E5B9)
 # What answers are slices of.
 _RING = array("i", Random(0).choices(range(256, 1280), k=2 * _RING_TOKENS))
 
@@ -138,18 +145,31 @@ class PrefixCache:
 
 
 def _digest(name: int) -> bytes:
-    return (name & (2**64 - 1)).to_bytes(8, "big")
+    return name.to_bytes(8, "big")
 
 
 def chain(tokens: Sequence[int], size: int, names: list[int], until: int) -> list[int]:
-    """`names` and those of the blocks after them, up to block `until`. Hashes of tuples of ints are
-    the same in every process.
+    """`names` and those of the blocks after them, up to block `until`. A name is a polynomial hash
+    of its block's and all before it, modulo 2^64:
+
+        name_i = name_{i-1} · P + block_i = P^{i+1} · (name_{-1} + Σ_{j≤i} block_j · P^{-(j+1)})
     """
-    parent = names[-1] if names else 0
-    for at in range(len(names) * size, until * size, size):
-        parent = hash((parent, *tokens[at : at + size]))
-        names.append(parent)
+    count = until - len(names)
+    if count <= 0:
+        return names
+    text = np.array(tokens[len(names) * size : until * size], np.uint64).reshape(count, size)
+    blocks = (text * _odd(size)).sum(axis=1, dtype=np.uint64)
+    blocks = (blocks ^ blocks >> np.uint64(31)) * _MIXER
+    powers, inverses = (np.cumprod(np.full(count, one, np.uint64)) for one in (_BASE, _INVERSE))
+    before = np.uint64(names[-1] if names else 0)
+    names += (powers * (before + np.cumsum(blocks * inverses))).tolist()
     return names
+
+
+@cache
+def _odd(size: int) -> NDArray[np.uint64]:
+    rng = Random(size)
+    return np.array([rng.getrandbits(64) | 1 for _ in range(size)], np.uint64)
 
 
 class FastWorker:
@@ -177,8 +197,19 @@ class FastWorker:
         self._timer: asyncio.TimerHandle | None = None
         self._begun, self._length, self._steps = 0.0, 0.0, 0
         self._chunks: list[tuple[_Sequence, int]] = []
-        self.slowness = 1.0
+        self._slowness = 1.0
         self.is_dead = False
+
+    @property
+    def slowness(self) -> float:
+        """A factor on the time of steps, from the step after the one that runs now."""
+        return self._slowness
+
+    @slowness.setter
+    def slowness(self, factor: float) -> None:
+        self._slowness = factor
+        if self._steps > 1:
+            self._shorten()
 
     @property
     def stats(self) -> EngineStats:
@@ -250,7 +281,7 @@ class FastWorker:
         seconds += sum(count for _, count in self._chunks) / sim.prefill_tokens_per_second
         if decoding:
             seconds += sim.decode_base_seconds + decoding * sim.decode_per_sequence_seconds
-        self._length = seconds * sim.time_scale * self.slowness
+        self._length = seconds * sim.time_scale * self._slowness
         self._steps = 1
         if not self._chunks:
             room = self._capacity - self.cache.num_referenced - self._private

@@ -57,8 +57,8 @@ def build_parser() -> Parser:
     group.add_argument("--fast", action="store_true", help=text)
     text = (
         "configurations of the picker, with the same requests for each: files, or default, "
-        "precise, random, round-robin, power-of-two, consistent-hashing, cache_aware, dynamo, "
-        "load-only, prefix-only, llm-d-111, llm-d-322 (default: default)"
+        "precise, predicted, random, round-robin, power-of-two, consistent-hashing, cache_aware, "
+        "dynamo, load-only, prefix-only, llm-d-111, llm-d-322 (default: default)"
     )
     group.add_argument("--policies", nargs="+", metavar="NAME|FILE", help=text)
     text = (
@@ -66,6 +66,8 @@ def build_parser() -> Parser:
         "be repeated"
     )
     group.add_argument("--event", type=_event, action="append", default=[], help=text)
+    text = "runs of each, with the seeds from --seed on: mean ± deviation; plots show the first"
+    group.add_argument("--seeds", type=count, default=1, metavar="N", help=text)
     asked = parser.add_argument_group("questions")
     either = asked.add_mutually_exclusive_group()
     text = "the least number of workers that keeps --slo"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fleet.command_line import near
 from fleet.errors import UsageError
+from picker.config.build import DEFAULT_CONFIG
 from picker.config.watch import read_config_file
 from picker.errors import PickerError
 
@@ -19,6 +20,7 @@ _PRECISE = """\
   parameters: {speculativeIndexing: true, tokenProcessorConfig: {blockSizeTokens: 16}}
 """
 _PRODUCER = "prefixMatchInfoProducerName: precise-prefix-cache-producer"
+_INFLIGHT = f"- {{type: inflight-load-producer, parameters: {{{_PRODUCER}}}}}\n"
 _QUEUE, _USAGE, _PREFIX = "queue-scorer", "kv-cache-utilization-scorer", "prefix-cache-scorer"
 
 
@@ -39,10 +41,9 @@ def _config(plugins: Mapping[str, float | None], before: str = "", of: str = "")
 # None is the picker's built-in configuration.
 POLICIES: Mapping[str, str | None] = {
     "default": None,
-    "precise": _config(
-        {_PREFIX: 3.0, _QUEUE: 2.0, _USAGE: 2.0},
-        _PRECISE,
-        f", parameters: {{{_PRODUCER}}}",
+    "precise": DEFAULT_CONFIG.decode().replace(
+        "- {type: prefix-cache-scorer}\n",
+        f"{_PRECISE}{_INFLIGHT}- {{type: prefix-cache-scorer, parameters: {{{_PRODUCER}}}}}\n",
     ),
     "random": _config({"random-picker": None}),
     "round-robin": _config({"round-robin-picker": None}),
@@ -51,7 +52,7 @@ POLICIES: Mapping[str, str | None] = {
     "cache_aware": _config({"cache-aware-scorer": None}),
     "dynamo": _config(
         {"dynamo-cost-scorer": None, "softmax-picker": None},
-        f"{_PRECISE}- {{type: inflight-load-producer, parameters: {{{_PRODUCER}}}}}\n",
+        _PRECISE + _INFLIGHT,
         f", parameters: {{{_PRODUCER}}}",
     ),
     "load-only": _config({_QUEUE: 1.0, _USAGE: 1.0}),

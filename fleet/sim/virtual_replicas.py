@@ -21,7 +21,7 @@ import msgspec
 
 from fleet.sim.fast_worker import FastWorker
 from fleet.sim.living_worker import Answered, LivingWorker, WorkerGoneError, WorkerSettings
-from picker.app.in_use import pipeline_of
+from picker.app.in_use import LoopClock, pipeline_of
 from picker.config.build import BuildOptions, build, default_config
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
@@ -53,6 +53,8 @@ PORT = 8000
 MODEL = "sim"
 NOTICE_SECONDS = 2.0  # until a dead worker has left the pool, as by a readiness probe
 _FOLLOWS_SECONDS = 1e-9
+_STREAM = MappingProxyType({"content-type": "text/event-stream"})
+_LAST = b'data: {"usage":{"prompt_tokens":%d,"completion_tokens":%d}}\n\ndata: [DONE]\n\n'
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,8 @@ class VirtualReplica:
         config = settings.config
         loaded = default_config() if config is None else load_config(config.encode(), "simulation")
         seed = rng.getrandbits(64)
-        options = BuildOptions(Services(NoHttp(), hash_seed=seed), allow_experimental=True)
+        services = Services(NoHttp(), hash_seed=seed, clock=LoopClock())
+        options = BuildOptions(services, allow_experimental=True)
         self.assembly = build(loaded, builtin_plugins(), PickerMetrics(), lambda: 0.0, options)
         self.inflight, self.datastore = InflightLoad(), Datastore(self.assembly.observers)
         policies = RequestPolicies(objectives=Priorities(settings.objectives))
@@ -248,7 +251,7 @@ class VirtualReplicas:
         if not self.replicas:
             return await self._in_turn(name, list(prompt), num_output)
         picker = self.replicas[replica]
-        body = {"model": MODEL, "prompt": prompt, "max_tokens": num_output}
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": num_output, "stream": True}
         headers = {":path": "/v1/completions", REQUEST_ID: name}
         if objective:
             headers[OBJECTIVE[0]] = objective
@@ -264,17 +267,21 @@ class VirtualReplicas:
             def first() -> None:
                 times.append(_now())
                 if response is not None:
-                    response.head(ResponseHead(200, {}, served_by=address))
-                    response.body(b"{", is_last=False)
+                    response.head(ResponseHead(200, _STREAM, served_by=address))
+                    response.body(b"data: {}\n\n", is_last=False)
 
             worker = self._members[address].worker
             answered = await worker.serve(name, list(prompt), num_output, first)
+            if response is not None:
+                response.body(_LAST % (len(prompt), len(answered.token_ids)), is_last=True)
             cause, status = FinishCause.COMPLETED, 200
         except RefusedError as refusal:
             cause, status = FinishCause.REFUSED, refusal.status
             raise
         except WorkerGoneError:
-            cause, status = FinishCause.COMPLETED, 503
+            # The proxy answers for an endpoint that said nothing, and cuts off one that did.
+            cause = FinishCause.COMPLETED if len(times) == 1 else FinishCause.RESET
+            status = 503
             raise
         finally:
             exchange.finish(cause, status, address)

@@ -148,3 +148,19 @@ def test_a_slow_worker_takes_a_multiple(is_fast: bool) -> None:
     worker.slowness = 3.0
     [(first, whole, _)] = served(worker, [(0.0, list(range(100)), 10)])
     assert (first, whole) == pytest.approx((0.3, 3 * (0.1 + 9 * 0.011)))
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_a_worker_that_becomes_slow_ends_its_step_first(is_fast: bool) -> None:
+    """The third of nine steps of a decoding request; six are slow."""
+    worker = fast() if is_fast else LivingWorker(WORKER)
+
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        living = asyncio.create_task(worker.run())
+        loop.call_at(0.1255, setattr, worker, "slowness", 3.0)
+        await worker.serve("one", list(range(100)), 10, lambda: None)
+        living.cancel()
+        return loop.time()
+
+    assert run_in_virtual_time(main()) == pytest.approx(0.1 + 3 * 0.011 + 6 * 0.033)

@@ -177,6 +177,31 @@ def test_refused_requests_are_counted_and_not_good(tmp_path: Path) -> None:
     assert small["errors"] == {}
 
 
+def test_scenarios_with_several_seeds_are_one_page_with_a_verdict(tmp_path: Path) -> None:
+    """A row is the mean of all seeds, each of which is in the JSON."""
+    path, html = tmp_path / "result.json", tmp_path / "page.html"
+    load = ["--fast", "--workers", "2", "--rate", "20", "--duration", "4", "--warmup", "0"]
+    policies = ["--policies", "default", "random", "--output-tokens", "20"]
+    shape = ["--prefix-groups", "8", "--prefix-tokens", "4000", "--input-tokens", "50"]
+    flags = [*load, *policies, *shape, "--seed", "3", "--seeds", "2"]
+    status, text = run("--scenario", "S6,S12", *flags, "--json", str(path), "--html", str(html))
+    assert status == 0
+    rows = json.loads(path.read_text())["scenarios"]["S6"]
+    assert [(one["seed"], one["name"]) for one in rows] == [
+        (3, "default"),
+        (4, "default"),
+        (3, "random"),
+        (4, "random"),
+    ]
+    speeds = [one["output_tokens_per_second"] for one in rows[:2]]
+    assert speeds[0] != speeds[1]
+    [row] = [line for line in text.splitlines() if line.split()[:1] == ["default"]]
+    assert float(row.split()[3].replace(",", "")) == pytest.approx(sum(speeds) / 2, abs=1)
+    verdict = text.partition("Behind the best of each load")[2]
+    assert verdict.count("; 3 loads") == 2  # one of S6, and two tenants of S12
+    assert html.read_text().count("<pre>") == 3
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [

@@ -43,11 +43,11 @@ def test_bytes_that_are_no_text_are_refused(content: bytes) -> None:
         load_config(content, "f")
 
 
-def test_the_built_in_configuration_has_the_reference_weights() -> None:
-    """Queue 2, KV cache 2, prefix 3."""
+def test_the_built_in_configuration_has_the_reference_weights_and_a_load_term() -> None:
+    """Queue 2, KV cache 2, prefix 3; and own requests 2."""
     assembly = build(default_config(), builtin_plugins(), PickerMetrics(), lambda: 0.0)
     scorers = assembly.profiles["default"].scorers
-    assert [weighted.weight for weighted in scorers] == [2.0, 2.0, 3.0]
+    assert [weighted.weight for weighted in scorers] == [2.0, 2.0, 2.0, 3.0]
     assert assembly.warnings == ()
 
 
