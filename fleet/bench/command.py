@@ -13,7 +13,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
-from pathlib import Path
 from random import Random
 from urllib.parse import urlsplit
 
@@ -59,7 +58,7 @@ class Settings(LoadSettings):
     header: list[tuple[str, str]]
     timeout: float
     compare_url: str | None
-    compare: list[Path] | None
+    compare: list[str] | None
     picker: str | None
     rounds: int
     respect_eos: bool
@@ -68,7 +67,7 @@ class Settings(LoadSettings):
     def compared(self) -> tuple[str, str] | None:
         """The names of what is compared."""
         if self.compare is not None:
-            return str(self.compare[0]), str(self.compare[1])
+            return self.compare[0], self.compare[1]
         return None if self.compare_url is None else (self.url, self.compare_url)
 
     def check(self) -> None:
