@@ -20,6 +20,7 @@ VOCABULARY = range(256, 1280)
 RETRY_SECONDS = 1.0  # a closed loop of refusals would turn without end
 _RING_TOKENS = 1 << 16
 _MARKS = (8, 20, 32, 44)
+_TEMPLATE = chr(VOCABULARY[0])
 
 
 class TokenTexts:
@@ -49,11 +50,17 @@ class Ask:
     output_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
 class TokenForm:
-    """Makes the prompt of a turn of all that was said before."""
+    """Makes the prompt of a turn of all that was said before, behind what stands for the tokens of
+    a chat template.
+    """
+
+    template_tokens: int = 0
 
     def body(self, messages: list[dict[str, str]], output_tokens: int) -> Ask:
-        text = "".join(one["content"] for one in messages)
+        text = _TEMPLATE * self.template_tokens
+        text += "".join(one["content"] for one in messages)
         tokens: list[int] = np.frombuffer(text.encode("utf-32-le"), "<u4").tolist()
         return Ask(tokens, output_tokens)
 
