@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import lru_cache
 from random import Random
 
 import numpy as np
@@ -29,9 +30,7 @@ class TokenTexts:
     """
 
     def __init__(self, seed: int) -> None:
-        rng = Random(seed)
-        self._text = "".join(map(chr, rng.choices(VOCABULARY, k=_RING_TOKENS))) * 2
-        self._mark = rng.getrandbits(32)
+        self._text, self._mark = _ring(seed)
 
     def text(self, key: int, num_tokens: int) -> str:
         mixed = ((key ^ self._mark) * 0x9E3779B97F4A7C15) & (2**64 - 1)
@@ -40,6 +39,13 @@ class TokenTexts:
         at = mixed % _RING_TOKENS
         text = marks + self._text[:_RING_TOKENS] * whole + self._text[at : at + part]
         return text[:num_tokens]
+
+
+@lru_cache(maxsize=16)  # a fit and a search run the same load many times
+def _ring(seed: int) -> tuple[str, int]:
+    rng = Random(seed)
+    text = "".join(map(chr, rng.choices(VOCABULARY, k=_RING_TOKENS)))
+    return text * 2, rng.getrandbits(32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,8 +49,9 @@ from fleet.sim.fit_flags import build_parser
 from fleet.sim.latency import WorkerLimits, WorkerSpeed, settings_of
 from fleet.sim.simulation import Simulation, Tenant, simulate
 
-_GUESSES, _REFINEMENTS = 3, 8
+_GUESSES, _REFINEMENTS = 3, 16
 _STEP = 0.05
+_ENOUGH, _LEAST_GAIN = 0.005, 0.02  # errors as a root mean square; of their squares
 _METRICS = ("ttft", "itl", "e2e")
 _QUANTILES = {"p50": 1.0, "p95": 0.5}  # with their weights
 Numbers = NDArray[np.float64]
@@ -222,26 +223,33 @@ class Refinement:
 
 
 def nearest(residuals: Callable[[Numbers], Numbers], begun: Numbers, least: Numbers) -> Numbers:
-    """Levenberg and Marquardt's method with differences of `_STEP`; numbers stay above `least`."""
+    """Levenberg and Marquardt's method; numbers stay above `least`. Slopes are differences at
+    first, then follow the steps taken (Broyden), and are measured anew where they mislead.
+    """
     numbers, damping = begun, 0.01
-    now = residuals(numbers)
+    now, slopes, is_new = residuals(numbers), np.zeros((0, 0)), False
     for _ in range(_REFINEMENTS):
-        changes = [residuals(numbers + step) - now for step in _STEP * np.eye(len(numbers))]
-        slopes = np.array(changes).T / _STEP
+        if not slopes.size:
+            steps = _STEP * np.eye(len(numbers))
+            slopes = np.array([residuals(numbers + step) - now for step in steps]).T / _STEP
+            is_new = True
         normal = slopes.T @ slopes
-        for _ in range(4):
-            damped = normal + damping * (np.diag(np.diag(normal)) + 1e-6 * np.eye(len(numbers)))
-            tried = np.maximum(least, numbers - np.linalg.solve(damped, slopes.T @ now))
-            then = residuals(tried)
-            if then @ then < now @ now:
+        damped = normal + damping * (np.diag(np.diag(normal)) + 1e-6 * np.eye(len(numbers)))
+        tried = np.maximum(least, numbers - np.linalg.solve(damped, slopes.T @ now))
+        then, move = residuals(tried), tried - numbers
+        if then @ then < now @ now:
+            gain = 1 - (then @ then) / (now @ now)
+            slopes = slopes + np.outer(then - now - slopes @ move, move) / (move @ move)
+            numbers, now, damping = tried, then, damping / 4
+            if now @ now < _ENOUGH**2 * len(now) or (is_new and gain < _LEAST_GAIN):
                 break
+            if gain < _LEAST_GAIN:
+                slopes = np.zeros((0, 0))
+            is_new = False
+        elif is_new:
             damping *= 8
         else:
-            return numbers
-        is_enough = then @ then > 0.98 * (now @ now)
-        numbers, now, damping = tried, then, damping / 4
-        if is_enough:
-            return numbers
+            slopes = np.zeros((0, 0))
     return numbers
 
 

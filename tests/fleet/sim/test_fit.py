@@ -20,14 +20,16 @@ LOAD = [
     "--warmup",
     "4",
     "--input-tokens",
-    "256..1024",
+    "64..256",
+    "--requests",
+    "30",
 ]
 WORKER = {
-    "prefill_tokens_per_second": 8000.0,
+    "prefill_tokens_per_second": 2000.0,
     "decode_base_seconds": 0.012,
     "decode_per_sequence_seconds": 0.0004,
     "overhead_seconds": 0.02,
-    "template_tokens": 30,
+    "template_tokens": 10,
     "async_scheduling": True,
 }
 
@@ -45,7 +47,7 @@ def test_a_fitted_worker_takes_what_the_measured_one_took(tmp_path: Path) -> Non
     """At a rate that was not measured, too; the error of the fit is told."""
     measured, fitted, run = (tmp_path / name for name in ("measured", "fitted", "run"))
     measured.write_text(json.dumps(WORKER))
-    simulated(run, measured, "--rate", "0.5,2,4")
+    simulated(run, measured, "--rate", "1,4")
     said: list[str] = []
     assert fit_command([str(run), str(fitted), "--kv-tokens", "50000"], said.append) == 0
     assert "root mean square" in said[-1]
