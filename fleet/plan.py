@@ -33,7 +33,7 @@ apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
 plugins:
 - {type: disagg-profile-handler, parameters: {deciders: {prefill: prefix-based-pd-decider}}}
-- {type: prefix-based-pd-decider, parameters: {nonCachedTokens: 256}}
+- {type: prefix-based-pd-decider, parameters: {nonCachedTokens: 512}}
 - {type: prefill-filter}
 - {type: decode-filter}
 - {type: queue-scorer}

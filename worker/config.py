@@ -91,6 +91,9 @@ class SimConfig:
     # dynamo: polynomials; the ratios divide times.
     speedup_ratio: float = 1.0
     decode_speedup_ratio: float = 1.0
+    # KV from another worker: the first if it is set, else the second.
+    kv_transfer_seconds: float = 0.0
+    kv_transfer_per_token_seconds: float = 0.0
     # "random" answers with words, "echo" with the prompt.
     mode: str = "random"
     # Answers are drawn from the ids [first_word_id, first_word_id + num_words), so that they are

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import ipaddress
 import os
 import uuid
 from collections.abc import Mapping
@@ -496,8 +497,8 @@ def _check_transfers(config: KvTransferConfig) -> None:
         wrong = f"kv_connector is TcpConnector, not {config.kv_connector!r}"
     elif config.kv_role not in KV_ROLES:
         wrong = f"kv_role is one of {', '.join(KV_ROLES)}, not {config.kv_role!r}"
-    elif config.kv_ip in ("", "0.0.0.0", "::"):
-        wrong = "kv_ip must be the address at which others reach this worker"
+    elif not _is_reachable(config.kv_ip):
+        wrong = f"kv_ip must be the IP address that others reach, got {config.kv_ip!r}"
     elif not 0 < len(config.engine_id) <= 512:
         wrong = f"engine_id must have 1 to 512 characters, got {len(config.engine_id)}"
     elif not 0 <= config.kv_port < 1 << 16:
@@ -509,12 +510,17 @@ def _check_transfers(config: KvTransferConfig) -> None:
         raise ConfigError(f"--kv-transfer-config: {wrong}")
 
 
+def _is_reachable(host: str) -> bool:
+    try:
+        return not ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
 def _check_kv_moves(engine: EngineConfig) -> None:
     """Raise `ConfigError` for an engine whose KV cannot be had from another."""
     method = None if engine.speculative is None else engine.speculative.method
     obstacles = (
-        ("--engine sim, which has none", engine.engine == "sim"),
-        ("--tensor-parallel-size above 1", engine.tensor_parallel_size > 1),
         (f"--kv-cache-dtype {engine.kv_cache_dtype}", engine.kv_cache_dtype.startswith("fp8")),
         (f"a drafter of method {method}", method in ("draft_model", "eagle")),
     )

@@ -32,13 +32,15 @@ class Adapter:
     """A LoRA adapter that requests may choose by its `name`, read from the directory `path`.
 
     `number` is its own among all that a worker ever loads. `version` counts those that were loaded
-    before it by the same name from the same path, and may have had other weights.
+    before it by the same name from the same path, and may have had other weights. `digest` is of
+    its files.
     """
 
     name: str
     path: str
     number: int
     version: int = 0
+    digest: str = ""
 
     @property
     def key(self) -> tuple[str, str, str]:

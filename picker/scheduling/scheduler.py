@@ -81,10 +81,11 @@ class Profile:
                 steps.append(PluginStep(bound, now, now - began, scores))
                 began = now
                 weight = bound.weight
-                for index, score in enumerate(scores):
-                    # False for NaN, which thereby counts 0.
-                    if score > 0.0:
-                        totals[index] += weight if score >= 1.0 else score * weight
+                # NaN is not greater than 0, and thereby counts 0.
+                totals[:] = [
+                    total + (weight if score >= 1.0 else score * weight) if score > 0.0 else total
+                    for total, score in zip(totals, scores, strict=True)
+                ]
             bound = self.picker
             picked = tuple(bound.plugin.pick(scored, rng))
             now = clock()

@@ -50,7 +50,7 @@ from worker.errors import ConfigError, ModelError, WorkerError
 from worker.executor.interface import Executor, KvMemory
 from worker.executor.lifeline import die_with_parent
 from worker.executor.profiling import ProfiledCache, profile
-from worker.executor.sim.runner import build_sim_executor
+from worker.executor.sim.runner import SimExecutor, build_sim_executor
 from worker.kv.content import KvShape, model_digest
 from worker.kv.tcp import TcpConnector, read_key
 from worker.types import EngineStats
@@ -182,11 +182,13 @@ def _build_remote(config: EngineConfig, transfer: KvTransferConfig, executor: Kv
     """Other engines reach this one from now on, and find nothing here yet."""
     dtype, num_layers, num_kv_heads, head_dim = executor.kv_shape
     facts = (config.quantization, config.cpu_activations, *executor.kv_facts)
-    model = model_digest(Path(config.model_path or ""), *facts)
+    is_model = config.engine == "torch"
+    model = model_digest(Path(config.model_path or "") if is_model else None, *facts)
     shape = KvShape(model, dtype, num_layers, num_kv_heads, head_dim)
     token_bytes = executor.read_kv((0,), 1).nbytes
     key = read_key(transfer, os.environ)
-    connector = TcpConnector(transfer, key, shape, token_bytes)
+    pace = executor.transfer_seconds if isinstance(executor, SimExecutor) else None
+    connector = TcpConnector(transfer, key, shape, token_bytes, pace)
     logger.info("KV transfers: engine %s on port %d", connector.engine_id, connector.port)
     return RemoteKv(connector, executor.read_kv, config.block_size)
 

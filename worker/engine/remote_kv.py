@@ -25,6 +25,10 @@ class KvConnector(Protocol):
         """What was kept and not taken."""
         ...
 
+    def has_room(self, num_tokens: int) -> bool:
+        """Whether KV of so many tokens can be kept."""
+        ...
+
     def keep(
         self, request_id: str, digest: bytes, data: memoryview, blocks: tuple[int, ...]
     ) -> KvOffer | None:
@@ -99,7 +103,7 @@ class RemoteKv:
     def offer(self, sequence: Sequence, table: Seq[int]) -> KvOffer | None:
         """A sequence has ended whose KV is asked for: where it can be had, if it could be kept."""
         num_tokens = min(sequence.num_written, sequence.num_prompt)
-        if not num_tokens:
+        if not num_tokens or not self._connector.has_room(num_tokens):
             return None
         blocks = tuple(table[: -(-num_tokens // self._block_size)])
         try:

@@ -21,11 +21,13 @@ from worker.executor.interface import Ticket
 from worker.executor.lifeline import die_with_parent
 from worker.executor.ranks import (
     JoinRanks,
+    ReadRanks,
     SleepRanks,
     StepRanks,
     ToRank,
     WakeRanks,
     find_ranks,
+    gather_kv,
     join,
     read_messages,
 )
@@ -55,6 +57,8 @@ def run(messages: SimpleQueue[bytes]) -> None:
                 if last is not None:
                     last.collect()
                 last = submitted
+            case ReadRanks() as message:
+                gather_kv(runner, message)
             case SleepRanks(level=level):
                 runner.sleep(level)
             case WakeRanks(tags=tags):

@@ -174,8 +174,22 @@ def read_tokens(
 
 def write_tokens(cache: Tensor, load: KvLoad, keys_across: bool) -> None:
     """Write what `read_tokens` gave, of an engine whose blocks may have another size and keys lie
-    another way.
+    another way. In halves where the device has no memory for all of it.
     """
+    try:
+        _write(cache, load, keys_across)
+        return
+    except torch.OutOfMemoryError:
+        half = len(load.blocks) // 2
+        if not half:
+            raise
+    layers, _, _, heads, size, dim = cache.shape
+    num_bytes = half * size * layers * 2 * heads * dim * cache.itemsize
+    write_tokens(cache, KvLoad(load.blocks[:half], load.data[:num_bytes]), keys_across)
+    write_tokens(cache, KvLoad(load.blocks[half:], load.data[num_bytes:]), keys_across)
+
+
+def _write(cache: Tensor, load: KvLoad, keys_across: bool) -> None:
     layers, _, _, heads, size, dim = cache.shape
     rows = torch.frombuffer(load.data, dtype=cache.dtype).view(-1, layers, 2, heads, dim)
     num_full, rest = divmod(len(rows), size)

@@ -16,26 +16,30 @@ waits for ever, the thread that watches the rank ends the process.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import itertools
 import logging
 import os
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import IO, Any
 
 import msgspec
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 
 from worker.config import EngineConfig
 from worker.errors import DeviceMemoryError, WorkerError
 from worker.executor.interface import Executor, Ticket
 from worker.executor.model_runner import ModelRunner
 from worker.ops.parallel import Shard
-from worker.types import Adapter, SchedulerOutput
+from worker.types import Adapter, KvLoad, SchedulerOutput
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +77,14 @@ class WakeRanks(msgspec.Struct, frozen=True, tag=True):
     tags: frozenset[str]
 
 
-ToRank = JoinRanks | StepRanks | SleepRanks | WakeRanks
+class ReadRanks(msgspec.Struct, frozen=True, tag=True):
+    """`KvMemory.read_kv`: each rank gives what it has to rank 0."""
+
+    blocks: tuple[int, ...]
+    num_tokens: int
+
+
+ToRank = JoinRanks | StepRanks | SleepRanks | WakeRanks | ReadRanks
 
 
 class Ranks:
@@ -103,13 +114,13 @@ class Ranks:
         join(Shard(0, self._size), store, device)
         self._is_joined = True
 
-    def send(self, message: ToRank) -> None:
-        """Hand a message to every rank. Raises OSError where one is gone."""
+    def send(self, *messages: ToRank) -> None:
+        """Hand a message to every rank, or each its own. Raises OSError where one is gone."""
         if self._closing.is_set():
             raise RuntimeError("the executor is shut down")
-        encoded = self._encoder.encode(message)
-        for process in self._processes:
-            _write(process, encoded)
+        encoded = itertools.cycle([self._encoder.encode(message) for message in messages])
+        for process, own in zip(self._processes, encoded, strict=False):
+            _write(process, own)
 
     def why_lost(self, timeout_seconds: float) -> str | None:
         """Which rank is gone; None if none is, not even after a while, or all were told to go."""
@@ -131,6 +142,7 @@ class Ranks:
             watcher.join()
         if self._is_joined:
             self._is_joined = False
+            _host_group.cache_clear()
             distributed.destroy_process_group()
 
     def _spawn(self, rank: int, port: int) -> None:
@@ -216,27 +228,108 @@ def agree_on_blocks(
     return int(blocks)
 
 
+def gather_kv(runner: ModelRunner, message: ReadRanks) -> list[Tensor] | None:
+    """What each rank has of the KV, as bytes; on rank 0, elsewhere nothing. Raises
+    `DeviceMemoryError` on rank 0 where one of them has no memory for it.
+    """
+    try:
+        own = torch.frombuffer(
+            runner.read_kv(message.blocks, message.num_tokens), dtype=torch.uint8
+        )
+    except DeviceMemoryError:
+        own = torch.empty(0, dtype=torch.uint8)
+    least = torch.tensor(len(own))
+    group = _host_group()
+    distributed.all_reduce(least, distributed.ReduceOp.MIN, group)
+    if distributed.get_rank():
+        if least:
+            distributed.gather(own, dst=0, group=group)
+        return None
+    if not least:
+        raise DeviceMemoryError("a rank has no memory to copy its KV")
+    parts = [torch.empty_like(own) for _ in range(distributed.get_world_size())]
+    distributed.gather(own, parts, group=group)
+    return parts
+
+
+def _bytes(data: memoryview) -> Tensor:
+    return torch.frombuffer(data, dtype=torch.uint8)
+
+
+@functools.cache
+def _host_group() -> Any:
+    """Of all ranks, for what is in the host's memory."""
+    return distributed.new_group(backend="gloo")
+
+
 class TensorParallelExecutor(Executor):
-    """Rank 0: runs what the other ranks run, and answers; implements `Executor`. Raises
-    `WorkerError` when a rank is gone.
+    """Rank 0: runs what the other ranks run, and answers; implements `Executor` and `KvMemory`, of
+    all the model's `num_kv_heads`. Raises `WorkerError` when a rank is gone.
     """
 
-    def __init__(self, runner: ModelRunner, ranks: Ranks) -> None:
+    def __init__(self, runner: ModelRunner, ranks: Ranks, size: int, num_kv_heads: int) -> None:
         self._runner = runner
         self._ranks = ranks
+        self._num_kv_heads = num_kv_heads
+        # Ranks in a row have the same KV head, where there are more ranks.
+        self._sharing = max(1, size // num_kv_heads)
+        self._size = size
+        dtype, _, self._own_heads, dim = runner.kv_shape
+        self._head_bytes = dim * getattr(torch, dtype).itemsize
 
     def submit(self, step: SchedulerOutput) -> Ticket:
         """Hand the step to all ranks and launch it here."""
+        own, *others = self._shards(step)
         try:
-            self._ranks.send(StepRanks(step))
-            return self._runner.submit(step)
+            with self._reporting():
+                self._ranks.send(*map(StepRanks, others))
+                return self._runner.submit(own)
         except DeviceMemoryError as error:  # the others have run the step, or wait for us in it
             raise WorkerError(f"rank 0: {error}: lower --gpu-memory-utilization") from error
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        try:
+            yield
         except (OSError, RuntimeError) as error:
             reason = self._ranks.why_lost(GRACE_SECONDS)
             if reason is None:
                 raise
             raise WorkerError(reason) from error
+
+    def _shards(self, step: SchedulerOutput) -> list[SchedulerOutput]:
+        """The step of each rank, which differ in the KV that they load."""
+        if not step.kv_loads:
+            return [step, step]
+        loads: list[list[KvLoad]] = [[] for _ in range(self._size)]
+        for load in step.kv_loads:
+            heads = _bytes(load.data).view(-1, self._num_kv_heads, self._head_bytes)
+            for rank, mine in enumerate(loads):
+                first = rank // self._sharing * self._own_heads
+                part = heads[:, first : first + self._own_heads].reshape(-1).numpy().data
+                mine.append(KvLoad(load.blocks, part))
+        return [dataclasses.replace(step, kv_loads=tuple(mine)) for mine in loads]
+
+    @property
+    def kv_shape(self) -> tuple[str, int, int, int]:
+        """As `KvMemory` says."""
+        dtype, layers, _, dim = self._runner.kv_shape
+        return dtype, layers, self._num_kv_heads, dim
+
+    @property
+    def kv_facts(self) -> tuple[object, ...]:
+        """As `KvMemory` says."""
+        return self._runner.kv_facts
+
+    def read_kv(self, blocks: Sequence[int], num_tokens: int) -> memoryview:
+        """As `KvMemory` says."""
+        message = ReadRanks(tuple(blocks), num_tokens)
+        with self._reporting():
+            self._ranks.send(message)
+            parts = gather_kv(self._runner, message)
+        shape = (-1, self._own_heads, self._head_bytes)
+        heads = [part.view(shape) for part in (parts or [])[:: self._sharing]]
+        return torch.cat(heads, 1).reshape(-1).numpy().data
 
     def read_adapter(self, adapter: Adapter) -> Future[Any]:
         """Raises RuntimeError: ranks are built without adapters."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import cast
 
 # First: it sets variables that torch reads when it is loaded.
@@ -31,6 +32,7 @@ from worker.executor.memory import CudaMemory, DeviceMemory, largest_step
 from worker.executor.ranks import Ranks, TensorParallelExecutor, agree_on_blocks
 from worker.logits_processors import load as load_processor
 from worker.models.adapters import layer_products
+from worker.models.checkpoints import open_checkpoint
 from worker.models.config import ModelConfig
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
@@ -68,7 +70,8 @@ def build_executor(config: EngineConfig) -> tuple[Executor, int]:
     except BaseException:
         ranks.close()
         raise
-    return TensorParallelExecutor(runner, ranks), num_blocks
+    num_kv_heads = open_checkpoint(Path(config.model_path or "")).config.num_kv_heads
+    return TensorParallelExecutor(runner, ranks, size, num_kv_heads), num_blocks
 
 
 def build_shard(

@@ -21,7 +21,7 @@ class KeptKv:
 
 class KeptKvs:
     """Sole owner of what is kept, of at most `limit_bytes` together. What is asked for once is
-    gone: nothing is sent twice.
+    gone: nothing is sent twice. It takes room until it is `sent`, or put back.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -33,25 +33,34 @@ class KeptKvs:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def keep(self, transfer_id: str, kept: KeptKv, now: float) -> bool:
-        """Keep it; the oldest give way where there is no room. False if it alone is too large."""
+    def make_room(self, size: int, now: float) -> bool:
+        """Whether `size` bytes can be kept; the oldest give way where there is no room."""
         self.expire(now)
-        size = kept.data.nbytes
         if size > self._limit_bytes:
             return False
-        while self.num_bytes + size > self._limit_bytes:
+        while self._kept and self.num_bytes + size > self._limit_bytes:
             self._drop(next(iter(self._kept)))
-        self.take(transfer_id)
+        return self.num_bytes + size <= self._limit_bytes
+
+    def keep(self, transfer_id: str, kept: KeptKv, now: float) -> bool:
+        """Keep it. False: there is no room, as others are larger or being sent."""
+        if not self.make_room(kept.data.nbytes, now):
+            return False
         self._kept[transfer_id] = kept
-        self.num_bytes += size
+        self.num_bytes += kept.data.nbytes
         return True
 
     def take(self, transfer_id: str) -> KeptKv | None:
-        """Keep it no more; None: it is not there (any more)."""
-        kept = self._kept.pop(transfer_id, None)
-        if kept is not None:
-            self.num_bytes -= kept.data.nbytes
-        return kept
+        """It is about to be sent, and not to be had any more; None: it is not there."""
+        return self._kept.pop(transfer_id, None)
+
+    def put_back(self, transfer_id: str, kept: KeptKv) -> None:
+        """What was taken was not sent: it may be asked for again, in the time that it had."""
+        self._kept[transfer_id] = kept
+
+    def sent(self, kept: KeptKv) -> None:
+        """What was taken is not needed any more."""
+        self.num_bytes -= kept.data.nbytes
 
     def expire(self, now: float) -> None:
         """Give up what was not taken in time."""
@@ -60,5 +69,5 @@ class KeptKvs:
             self._drop(name)
 
     def _drop(self, transfer_id: str) -> None:
-        self.take(transfer_id)
+        self.sent(self._kept.pop(transfer_id))
         self.num_expired += 1

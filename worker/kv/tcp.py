@@ -8,8 +8,12 @@ keeper's buffer into a new one here, without a copy in between; the engine write
 as part of a step. So no block is touched while bytes are on their way, and whatever happens to
 them, the worst that comes of it is that the prompt is computed.
 
-Everything is bounded: bytes that are kept, bytes on their way or not loaded yet (a transfer waits
-for room), connections, and the time of a transfer.
+Between processes of one machine the bytes are put into anonymous memory instead, which the taker
+maps: as /proc/PID/fd/FD, so only under one user and in one PID namespace. They are sent where that
+fails.
+
+Everything is bounded: bytes that are kept or sent, bytes on their way or not loaded yet (a transfer
+waits for room), connections, and the time of a transfer.
 """
 
 from __future__ import annotations
@@ -31,17 +35,20 @@ from worker.config import KvTransferConfig
 from worker.errors import ConfigError, KvTransferError
 from worker.kv.content import KvShape
 from worker.kv.kept import KeptKv, KeptKvs
+from worker.kv.shared import SharedMemory, map_shared
 from worker.kv.wire import (
     LENGTH_BYTES,
     VERSION,
     Challenge,
+    Checksum,
     Fetch,
     Frame,
     Hello,
+    Mapped,
     Reply,
     Seal,
+    Sent,
     body_size,
-    checksum,
 )
 from worker.types import KvOffer, KvPart, KvSource
 
@@ -51,6 +58,8 @@ KEY_VARIABLE = "POINTSMAN_KV_TRANSFER_KEY"
 MAX_CONNECTIONS = 64
 _BACKLOG = 128
 _EXPIRY_SECONDS = 1.0
+_PIECE_BYTES = 1 << 22  # of which the checksum is computed while the next is received
+_HANDSHAKE_SECONDS = 2.0  # so who has no key holds a connection no longer than that
 _NO_KEY = hashlib.sha256().digest()
 
 
@@ -75,11 +84,8 @@ def read_key(config: KvTransferConfig, environment: Mapping[str, str]) -> bytes:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own; a name is not looked up."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    """Whether an address is this machine's own. Raises `ValueError` for what is no address."""
+    return ipaddress.ip_address(host).is_loopback
 
 
 class TcpPull:
@@ -114,16 +120,23 @@ class TransferCounts:
 
 class TcpConnector:
     """Owns the socket, the thread, and what is kept or on its way. `token_bytes` is the size of one
-    token's KV. Raises `ConfigError` when the address cannot be listened on.
+    token's KV; `pace` says how many seconds more a transfer of so many tokens takes in simulations.
+    Raises `ConfigError` when the address cannot be listened on.
     """
 
     def __init__(
-        self, config: KvTransferConfig, key: bytes, shape: KvShape, token_bytes: int
+        self,
+        config: KvTransferConfig,
+        key: bytes,
+        shape: KvShape,
+        token_bytes: int,
+        pace: Callable[[int], float] | None = None,
     ) -> None:
         self._config = config
         self._key = key
         self._shape = shape
         self._token_bytes = token_bytes
+        self._pace = pace
         self.engine_id = config.engine_id
         self.counts = TransferCounts()
         self._lock = threading.Lock()  # guards what is kept
@@ -131,8 +144,8 @@ class TcpConnector:
         self._num_inbound_bytes = 0
         self._has_room = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._num_giving = 0
         self._seats = asyncio.Semaphore(MAX_CONNECTIONS)  # of transfers to here
+        self._giving = asyncio.Semaphore(MAX_CONNECTIONS)  # of those from here; others wait
         self._listener = _listening(config)
         self.port: int = self._listener.getsockname()[1]
         self._loop = asyncio.new_event_loop()
@@ -142,18 +155,26 @@ class TcpConnector:
 
     # ---- the engine's thread ----------------------------------------------------------------
 
+    def has_room(self, num_tokens: int) -> bool:
+        """Whether KV of so many tokens can be kept; older ones give way to it."""
+        size = num_tokens * self._token_bytes
+        with self._lock:
+            has_room = self._kept.make_room(size, time.monotonic())
+        if not has_room:
+            logger.warning("there is no room for %d bytes of KV in kv_buffer_size", size)
+        return has_room
+
     def keep(
         self, request_id: str, digest: bytes, data: memoryview, blocks: tuple[int, ...]
     ) -> KvOffer | None:
         """Keep the KV of the tokens that `digest` names until it is taken; where it can be had.
-        None: it is too large.
+        None: there is no room.
         """
         num_tokens = data.nbytes // self._token_bytes
         transfer_id = f"{request_id}-{uuid.uuid4().hex[:8]}"
         now, lease = time.monotonic(), self._config.kv_lease_duration
         with self._lock:
             if not self._kept.keep(transfer_id, KeptKv(digest, num_tokens, data, now + lease), now):
-                logger.warning("KV of %d bytes is more than kv_buffer_size", data.nbytes)
                 return None
         source = KvSource(self._config.kv_ip, self.port, self.engine_id, transfer_id, num_tokens)
         return KvOffer(source, blocks, time.time() + lease)
@@ -208,17 +229,15 @@ class TcpConnector:
 
     async def _accept(self) -> None:
         while True:
+            await self._giving.acquire()
             try:
                 connection, _ = await self._loop.sock_accept(self._listener)
             except OSError as error:  # too many open files, say
+                self._giving.release()
                 logger.warning("a connection for KV was not accepted: %s", error)
                 await asyncio.sleep(_EXPIRY_SECONDS)
                 continue
             connection.setblocking(False)
-            if self._num_giving >= MAX_CONNECTIONS:
-                connection.close()
-                continue
-            self._num_giving += 1
             self._start(self._give(connection), "kv-give")
 
     def _start(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
@@ -236,26 +255,39 @@ class TcpConnector:
         except (OSError, KvTransferError) as error:  # a TimeoutError is an OSError
             logger.warning("KV was not handed over: %s", str(error) or "it took too long")
         finally:
-            self._num_giving -= 1
+            self._giving.release()
 
     async def _answer(self, channel: _Channel) -> None:
-        hello = await channel.receive(Hello)
-        if hello.version != VERSION:
-            raise KvTransferError(f"the other end speaks version {hello.version}, not {VERSION}")
-        await channel.send(Challenge(Seal.nonce()))
-        fetch = await channel.receive(Fetch)
+        async with asyncio.timeout(_HANDSHAKE_SECONDS):
+            hello = await channel.receive(Hello)
+            if hello.version != VERSION:
+                message = f"the other end speaks version {hello.version}, not {VERSION}"
+                raise KvTransferError(message)
+            await channel.send(Challenge(Seal.nonce()))
+            fetch = await channel.receive(Fetch)
         kept, error = self._look_up(fetch)
         if kept is None:
             await channel.send(Reply(error))
             return
         try:
             data = kept.data[fetch.start * self._token_bytes :]
-            await channel.send(Reply(None, data.nbytes, checksum(data)))
-            await channel.send_data(data)
+            if not await self._has_mapped(channel, data, maps=fetch.maps):
+                await channel.send_data(data)
         except BaseException:
-            self._put_back(fetch.transfer_id, kept)
+            with self._lock:
+                self._kept.put_back(fetch.transfer_id, kept)
             raise
+        with self._lock:
+            self._kept.sent(kept)
         self.counts.num_bytes_sent += data.nbytes
+
+    async def _has_mapped(self, channel: _Channel, data: memoryview, *, maps: bool) -> bool:
+        """Promise `data`, as memory of this machine if that is possible; whether it was mapped."""
+        memory = await asyncio.to_thread(SharedMemory.of, data) if maps and data else None
+        with contextlib.nullcontext() if memory is None else memory:
+            shared = None if memory is None else memory.shared
+            await channel.send(Reply(None, data.nbytes, shared))
+            return shared is not None and (await channel.receive(Mapped)).ok
 
     def _look_up(self, fetch: Fetch) -> tuple[KeptKv | None, str | None]:
         """What is asked for, which is not kept any longer; else why it is not to be had."""
@@ -271,13 +303,9 @@ class TcpConnector:
         right = (kept.digest, kept.num_tokens) == (fetch.digest, fetch.num_tokens)
         if right and 0 <= fetch.start <= kept.num_tokens:
             return kept, None
-        self._put_back(fetch.transfer_id, kept)
-        return None, f"{fetch.transfer_id} is of other tokens"
-
-    def _put_back(self, transfer_id: str, kept: KeptKv) -> None:
-        """It was not sent: it may be asked for again, in the time that it had."""
         with self._lock:
-            self._kept.keep(transfer_id, kept, time.monotonic())
+            self._kept.put_back(fetch.transfer_id, kept)
+        return None, f"{fetch.transfer_id} is of other tokens"
 
     def _begin(self, pull: TcpPull, source: KvSource, digest: bytes, start: int) -> None:
         pull.task = self._start(self._take(pull, source, digest, start), "kv-take")
@@ -294,7 +322,10 @@ class TcpConnector:
             async with asyncio.timeout(self._config.kv_transfer_timeout):
                 await self._reserve(pull, (source.num_tokens - start) * self._token_bytes)
                 async with self._seats:
-                    pull.part = await self._fetch(source, digest, start)
+                    part = await self._fetch(source, digest, start)
+                    if self._pace is not None:
+                        await asyncio.sleep(self._pace(part.end - start))
+                    pull.part = part
         except (OSError, ValueError, KvTransferError) as error:  # ValueError: a host that is none
             self.counts.num_failed += 1
             reason = str(error) or "it took too long"
@@ -313,7 +344,8 @@ class TcpConnector:
         pull.num_reserved_bytes = num_bytes
 
     async def _fetch(self, source: KvSource, digest: bytes, start: int) -> KvPart:
-        if self._key == _NO_KEY and not is_loopback(source.host):
+        is_here = is_loopback(source.host)
+        if self._key == _NO_KEY and not is_here:
             raise KvTransferError(f"without a key nothing is taken from {source.host}")
         end = source.num_tokens
         size = (end - start) * self._token_bytes
@@ -322,17 +354,19 @@ class TcpConnector:
             await channel.send(Hello(VERSION, Seal.nonce()))
             await channel.receive(Challenge)
             which = (source.engine_id, source.transfer_id, digest)
-            await channel.send(Fetch(*which, start, end, self._shape))
+            await channel.send(Fetch(*which, start, end, self._shape, is_here))
             reply = await channel.receive(Reply)
             if reply.error is not None:
                 raise KvTransferError(reply.error)
             if reply.num_bytes != size:
                 raise KvTransferError(f"{reply.num_bytes} bytes are offered and {size} expected")
-            data = memoryview(bytearray(size))
-            await channel.receive_data(data)
+            data: memoryview | None = None
+            if reply.shared is not None:
+                data = map_shared(reply.shared, size)
+                await channel.send(Mapped(data is not None))
+            if data is None:
+                data = await channel.receive_data(size)
         self.counts.num_bytes_received += size
-        if checksum(data) != reply.checksum:
-            raise KvTransferError("the bytes were damaged on the way")
         return KvPart(start, end, data)
 
 
@@ -346,22 +380,44 @@ class _Channel:
         self._connection = connection
         self._seal = Seal(key)
 
-    async def send(self, frame: Hello | Challenge | Fetch | Reply) -> None:
+    async def send(self, frame: Sent) -> None:
         await self._loop.sock_sendall(self._connection, self._seal.encode(frame))
 
     async def receive(self, kind: type[Frame]) -> Frame:
         """Raises `KvTransferError` for anything but a right frame."""
         prefix = memoryview(bytearray(LENGTH_BYTES))
-        await self.receive_data(prefix)
+        await self._fill(prefix)
         data = memoryview(bytearray(body_size(bytes(prefix))))
-        await self.receive_data(data)
+        await self._fill(data)
         return self._seal.decode(bytes(data), kind)
 
     async def send_data(self, data: memoryview) -> None:
-        await self._loop.sock_sendall(self._connection, data)
+        """The bytes, and their checksum, which is computed meanwhile."""
+        digest = asyncio.create_task(asyncio.to_thread(_digest, hashlib.sha256(), data))
+        try:
+            await self._loop.sock_sendall(self._connection, data)
+        finally:
+            found = await digest  # no thread reads `data` after this
+        await self.send(Checksum(found))
 
-    async def receive_data(self, data: memoryview) -> None:
-        """Fill it. Raises `KvTransferError` when the connection ends before."""
+    async def receive_data(self, size: int) -> memoryview:
+        """So many bytes. Raises `KvTransferError` when they are damaged, or fewer."""
+        data = memoryview(bytearray(size))
+        seen = hashlib.sha256()
+        digest: asyncio.Task[bytes] | None = None
+        for start in range(0, size, _PIECE_BYTES):
+            piece = data[start : start + _PIECE_BYTES]
+            await self._fill(piece)
+            if digest is not None:
+                await digest
+            digest = asyncio.create_task(asyncio.to_thread(_digest, seen, piece))
+        if digest is not None:
+            await digest
+        if (await self.receive(Checksum)).digest != seen.digest():
+            raise KvTransferError("the bytes were damaged on the way")
+        return data
+
+    async def _fill(self, data: memoryview) -> None:
         while data:
             size = await self._loop.sock_recv_into(self._connection, data)
             if not size:
@@ -369,23 +425,29 @@ class _Channel:
             data = data[size:]
 
 
+def _digest(seen: hashlib._Hash, data: memoryview) -> bytes:
+    seen.update(data)
+    return seen.digest()
+
+
 async def _connected(loop: asyncio.AbstractEventLoop, source: KvSource) -> socket.socket:
-    found = await loop.getaddrinfo(source.host, source.port, type=socket.SOCK_STREAM)
-    family, kind, protocol, _, address = found[0]
-    connection = socket.socket(family, kind, protocol)
+    connection = socket.socket(_family(source.host), socket.SOCK_STREAM)
     try:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await loop.sock_connect(connection, address)
+        await loop.sock_connect(connection, (source.host, source.port))
     except BaseException:
         connection.close()
         raise
     return connection
 
 
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
 def _listening(config: KvTransferConfig) -> socket.socket:
-    family = socket.AF_INET6 if ":" in config.kv_ip else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(_family(config.kv_ip), socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((config.kv_ip, config.kv_port))

@@ -10,18 +10,20 @@ requests. A frame is a length (4 bytes, little-endian), a body (msgpack) and a M
     Hello(version, nonce)              →
                                        ←     Challenge(nonce)
     Fetch(which, of what, from where)  →
-                                       ←     Reply(error, or size and checksum), then the bytes
+                                       ←     Reply(error, or size), the bytes, Checksum
+
+Between processes of one machine the reply may name memory, which the taker maps; it says whether it
+could (`Mapped`), and bytes and checksum follow if not.
 
 A MAC is HMAC-SHA256 under the key over the kind of frame, both nonces and the body; that of `Hello`
 is over its own nonce alone and proves nothing. So what was recorded of one connection is worth
 nothing on another, and a frame of one kind does not pass for one of another. The bytes themselves
-are covered by the SHA-256 in the reply, so who lacks the key can neither damage nor replace them,
+are covered by the SHA-256 behind them, so who lacks the key can neither damage nor replace them,
 but can read them.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import secrets
 from typing import TypeVar
@@ -31,7 +33,7 @@ import msgspec
 from worker.errors import KvTransferError
 from worker.kv.content import KvShape
 
-VERSION = 1
+VERSION = 2
 NONCE_BYTES = 16
 MAC_BYTES = 32
 LENGTH_BYTES = 4
@@ -53,7 +55,8 @@ class Challenge(msgspec.Struct, frozen=True, array_like=True, tag="challenge"):
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
     """Asks for the KV of tokens `start` to `num_tokens` − 1 of what `digest` names, which is not
-    kept any longer then; where both are the same, for none of it.
+    kept any longer then; where both are the same, for none of it. `maps`: memory of this machine
+    will do.
     """
 
     engine_id: str
@@ -62,17 +65,41 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
     start: int
     num_tokens: int
     shape: KvShape
+    maps: bool = False
+
+
+class Shared(msgspec.Struct, frozen=True, array_like=True):
+    """Memory that process `pid` has open as file `fd` under a random name."""
+
+    pid: int
+    fd: int
+    name: str
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
-    """`error` says why nothing follows, for the taker's log; else so many bytes do."""
+    """`error` says why nothing follows, for the taker's log; else so many bytes do, or are in
+    `shared`.
+    """
 
     error: str | None
     num_bytes: int = 0
-    checksum: bytes = b""
+    shared: Shared | None = None
 
 
-Frame = TypeVar("Frame", Hello, Challenge, Fetch, Reply)
+class Mapped(msgspec.Struct, frozen=True, array_like=True, tag="mapped"):
+    """The taker's answer to shared memory: whether it has it."""
+
+    ok: bool
+
+
+class Checksum(msgspec.Struct, frozen=True, array_like=True, tag="checksum"):
+    """The SHA-256 of all bytes: finds those that were damaged, cut short, mixed up or replaced."""
+
+    digest: bytes
+
+
+Sent = Hello | Challenge | Fetch | Reply | Mapped | Checksum
+Frame = TypeVar("Frame", Hello, Challenge, Fetch, Reply, Mapped, Checksum)
 
 
 class Seal:
@@ -87,7 +114,7 @@ class Seal:
         """A new one."""
         return secrets.token_bytes(NONCE_BYTES)
 
-    def encode(self, frame: Hello | Challenge | Fetch | Reply) -> bytes:
+    def encode(self, frame: Sent) -> bytes:
         """A frame as it is sent."""
         body = msgspec.msgpack.encode(frame)
         self._note(frame)
@@ -122,8 +149,3 @@ def body_size(prefix: bytes) -> int:
     if size > MAX_BODY_BYTES:
         raise KvTransferError("the other end speaks another protocol")
     return size + MAC_BYTES
-
-
-def checksum(data: memoryview) -> bytes:
-    """Finds bytes that were damaged, cut short, mixed up or replaced."""
-    return hashlib.sha256(data).digest()

@@ -9,15 +9,10 @@ not idle; but while no candidate's load is known, own in-flight counts are all t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Mapping, Sequence
 
 from picker.framework.attributes import EndpointLoad
-from picker.types import Candidate, Candidates, EndpointMetrics
-
-# What a signal reads: its own number, and the one that accounts for the rest of what is in flight.
-WAITING = attrgetter("waiting_requests", "running_requests")
-RUNNING = attrgetter("running_requests", "waiting_requests")
+from picker.types import Candidate, Candidates
 
 
 def waiting_requests(candidate: Candidate) -> int | None:
@@ -50,21 +45,42 @@ def own_requests(candidate: Candidate, own: Mapping[str, EndpointLoad] | None) -
     )
 
 
-def loads(
-    candidates: Candidates, signal: Callable[[EndpointMetrics], tuple[int, int]]
-) -> list[int | None]:
-    """The `signal` of each candidate; own in-flight counts when it is unknown for all of them.
+def waiting_loads(candidates: Candidates) -> list[int | None]:
+    """`waiting_requests` of each; own in-flight counts when it is unknown for all of them.
 
     Computed in place: a call for each of a thousand candidates would cost more than all else.
     """
-    values: list[int | None] = []
-    for candidate in candidates:
-        metrics = candidate.metrics
-        if metrics is None:
-            values.append(None)
-        else:
-            scraped, other = signal(metrics)
-            values.append(max(scraped, candidate.inflight_requests - other))
+    return _or_inflight(
+        candidates,
+        [
+            None
+            if (metrics := candidate.metrics) is None
+            else waiting
+            if (waiting := metrics.waiting_requests)
+            > (beyond := candidate.inflight_requests - metrics.running_requests)
+            else beyond
+            for candidate in candidates
+        ],
+    )
+
+
+def running_loads(candidates: Candidates) -> list[int | None]:
+    """`running_requests` of each, as `waiting_loads`."""
+    return _or_inflight(
+        candidates,
+        [
+            None
+            if (metrics := candidate.metrics) is None
+            else running
+            if (running := metrics.running_requests)
+            > (beyond := candidate.inflight_requests - metrics.waiting_requests)
+            else beyond
+            for candidate in candidates
+        ],
+    )
+
+
+def _or_inflight(candidates: Candidates, values: list[int | None]) -> list[int | None]:
     if values.count(None) < len(values):
         return values
     return [candidate.inflight_requests for candidate in candidates]

@@ -41,7 +41,7 @@ from picker.framework.attributes import (
     latency_predictions_key,
 )
 from picker.framework.registry import NonNegativeFloat, Parameters, PluginType, configured
-from picker.plugins._shared.load_signals import WAITING, loads
+from picker.plugins._shared.load_signals import waiting_loads
 from picker.prefix.match import match_info_key
 from picker.types import Candidate, Candidates, InferenceRequest
 
@@ -135,7 +135,7 @@ class LatencyScorer:
 
     def _composite(self, candidates: Candidates, attributes: Attributes) -> Sequence[float]:
         match = attributes.get(self._match_key)
-        queues = loads(candidates, WAITING)
+        queues = waiting_loads(candidates)
         longest = max((queue for queue in queues if queue is not None), default=0)
         scores: list[float] = []
         for candidate, queue in zip(candidates, queues, strict=True):

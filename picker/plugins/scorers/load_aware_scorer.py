@@ -16,7 +16,7 @@ import msgspec
 
 from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType, configured
-from picker.plugins._shared.load_signals import WAITING, loads
+from picker.plugins._shared.load_signals import waiting_loads
 from picker.types import Candidates, InferenceRequest
 
 DEFAULT_THRESHOLD = 128
@@ -44,7 +44,7 @@ class LoadAwareScorer:
         limit = self._threshold
         return [
             0.0 if queue is None else BEST * (1.0 - min(queue, limit) / limit)
-            for queue in loads(candidates, WAITING)
+            for queue in waiting_loads(candidates)
         ]
 
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType, plain
-from picker.plugins._shared.load_signals import WAITING, least_first, loads
+from picker.plugins._shared.load_signals import least_first, waiting_loads
 from picker.types import Candidates, InferenceRequest
 
 
@@ -29,7 +29,7 @@ class QueueScorer:
     def score(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
-        return least_first(loads(candidates, WAITING))
+        return least_first(waiting_loads(candidates))
 
 
 PLUGIN = PluginType("queue-scorer", Parameters, plain(QueueScorer))

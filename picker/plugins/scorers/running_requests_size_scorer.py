@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType, plain
-from picker.plugins._shared.load_signals import RUNNING, least_first, loads
+from picker.plugins._shared.load_signals import least_first, running_loads
 from picker.types import Candidates, InferenceRequest
 
 
@@ -23,7 +23,7 @@ class RunningRequestsSizeScorer:
     def score(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
-        return least_first(loads(candidates, RUNNING))
+        return least_first(running_loads(candidates))
 
 
 PLUGIN = PluginType("running-requests-size-scorer", Parameters, plain(RunningRequestsSizeScorer))

@@ -8,6 +8,7 @@ import torch
 
 from worker.config import EngineConfig, SchedulerConfig
 from worker.errors import ConfigError
+from worker.executor import kv_cache
 from worker.executor.kv_cache import (
     choose_num_blocks,
     copy_blocks,
@@ -186,3 +187,27 @@ def test_kv_of_tokens_moves_between_caches(
         assert torch.equal(
             caches[1][:, target[-1], 1, :, rest:], before[:, target[-1], 1, :, rest:]
         )
+
+
+@pytest.mark.parametrize("num_tokens", [1, 16, 21, 27])
+def test_kv_is_written_in_the_pieces_that_a_full_device_has_room_for(
+    num_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here one block; with less than that it is an error."""
+    write, room = kv_cache._write, 1
+
+    def scarce(cache: torch.Tensor, load: KvLoad, keys_across: bool) -> None:
+        if len(load.blocks) > room:
+            raise torch.OutOfMemoryError
+        write(cache, load, keys_across)
+
+    monkeypatch.setattr(kv_cache, "_write", scarce)
+    cache = torch.randn(2, 24, 2, 3, 4, 8, generator=torch.Generator().manual_seed(0))
+    blocks = (9, 1, 7, 3, 20, 5, 11)[: -(-num_tokens // 4)]
+    data = read_tokens(cache, range(12, 12 + len(blocks)), num_tokens, False)
+    load = KvLoad(blocks, memoryview(bytearray(data)))
+    write_tokens(cache, load, False)
+    assert read_tokens(cache, blocks, num_tokens, False) == data
+    room = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        write_tokens(cache, load, False)

@@ -19,13 +19,13 @@ from worker.engine.drafters.registry import build_drafter
 from worker.engine.messages import AddRequest, RequestOutput
 from worker.engine.scheduler import Scheduler
 from worker.engine.speculation import Speculation
-from worker.errors import ConfigError
+from worker.errors import ConfigError, DeviceMemoryError
 from worker.executor import ranks
 from worker.executor.interface import Executor, execute
 from worker.executor.ranks import agree_on_blocks
 from worker.executor.start import build_executor, choose_device
 from worker.ops.parallel import Shard
-from worker.types import SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
+from worker.types import KvLoad, SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 
 # A vocabulary that two ranks cannot halve, a head of its own, and biases everywhere.
 CONFIG = {
@@ -213,6 +213,8 @@ def test_other_layouts_answer_as_one_process(name: str, tmp_path: Path) -> None:
     executor, _ = build_executor(config_of(tmp_path, 2))
     try:
         found = run(executor, way, asked)
+        if name == "one KV head":
+            check_kv_moves(build_executor(config_of(tmp_path, 1))[0], executor)
     finally:
         executor.shutdown()
     assert {key: own.token_ids for key, own in found.items()} == {
@@ -263,6 +265,42 @@ def test_a_masked_draw_is_the_same_on_every_rank(alone: Executor, two_ranks: Exe
         drawn.append(outputs[1])
     assert drawn[0].token_id == drawn[1].token_id
     assert drawn[1].logprobs.logprobs == pytest.approx(drawn[0].logprobs.logprobs, abs=1e-5)
+
+
+def test_kv_of_ranks_is_that_of_one_process(alone: Executor, two_ranks: Executor) -> None:
+    """Read from either and written into the other: what follows on it is the same."""
+    check_kv_moves(alone, two_ranks)
+
+
+def check_kv_moves(alone: Any, two_ranks: Any) -> None:
+    prompt = [5, 17, 80, 3, 9, 60, 2, 11, 33, 4]
+    expected = draw_of(alone, prompt), draw_of(alone, [7], len(prompt))
+    draw_of(two_ranks, prompt)
+    copies = [executor.read_kv([4, 2], len(prompt)) for executor in (alone, two_ranks)]
+    numbers = [torch.frombuffer(copy, dtype=torch.float32) for copy in copies]
+    torch.testing.assert_close(numbers[1], numbers[0])
+    assert alone.kv_shape == two_ranks.kv_shape
+    for executor, copy in zip((two_ranks, alone), copies, strict=True):
+        spec = SampleSpec(SamplingParams(max_tokens=1, temperature=0.0, logprobs=4), 11)
+        sequence = ScheduledSequence(1, [7], len(prompt), [9, 8], (spec,))
+        step = SchedulerOutput(0, (sequence,), kv_loads=(KvLoad((9, 8), copy),))
+        found = execute(executor, step).sampled[1]
+        assert [one.token_id for one in found] == [one.token_id for one in expected[1]]
+        wanted = expected[1][0].logprobs.logprobs
+        assert found[0].logprobs.logprobs == pytest.approx(wanted, abs=1e-5)
+
+
+def test_a_rank_without_memory_keeps_no_kv(two_ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the ranks go on."""
+
+    def refuse(*_: object) -> memoryview:
+        raise DeviceMemoryError("full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(two_ranks._runner, "read_kv", refuse)
+        with pytest.raises(DeviceMemoryError, match="no memory to copy"):
+            two_ranks.read_kv([4], 2)
+    assert two_ranks.read_kv([4], 2).nbytes == 2 * 2 * 2 * 2 * 12 * 4
 
 
 @pytest.mark.parametrize("level", [1, 2])

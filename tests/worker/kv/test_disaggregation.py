@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,7 +15,14 @@ import torch
 from tiny_checkpoint import save_checkpoint
 from tiny_llama import TINY, tiny_llama
 
-from worker.config import CacheConfig, KvTransferConfig, SchedulerConfig, SpeculativeConfig
+from worker.config import (
+    CacheConfig,
+    EngineConfig,
+    KvTransferConfig,
+    SchedulerConfig,
+    SimConfig,
+    SpeculativeConfig,
+)
 from worker.engine.core import EngineCore
 from worker.engine.drafters.registry import build_drafter
 from worker.engine.messages import AddRequest, RequestOutput
@@ -23,6 +31,8 @@ from worker.engine.scheduler import Scheduler
 from worker.engine.speculation import Speculation
 from worker.executor.kv_cache import allocate
 from worker.executor.model_runner import ModelRunner
+from worker.executor.sim.runner import SimExecutor, SimLimits
+from worker.executor.start import build_executor
 from worker.kv.content import KvShape
 from worker.kv.tcp import TcpConnector
 from worker.models.llama import LlamaModel
@@ -61,12 +71,14 @@ class Engine:
         overlap: bool = False,
         key: bytes = b"k",
         model: LlamaModel | None = None,
+        runner: Any = None,
         **transfer: Any,
     ) -> None:
-        model = model or tiny_llama()
         num_blocks = NUM_BLOCKS * 4 // block_size
-        sizes = (num_blocks, block_size, model.config, dtype, torch.device("cpu"))
-        runner = ModelRunner(model, lambda: model, lambda: allocate(*sizes))
+        if runner is None:
+            used = model or tiny_llama()
+            sizes = (num_blocks, block_size, used.config, dtype, torch.device("cpu"))
+            runner = ModelRunner(used, lambda: used, lambda: allocate(*sizes))
         name, *shape = runner.kv_shape
         self.connector = TcpConnector(
             KvTransferConfig(**{"kv_port": 0, "engine_id": f"{id(self)}", **transfer}),
@@ -241,6 +253,53 @@ def test_native_engines_answer_as_one(
     second = engines(**how, block_size=16)
     assert both_legs(engines(**how, block_size=8), second, asked) == expected
     assert second.stats.external_cache_hits > 0
+
+
+@pytest.mark.parametrize("mode", ["echo", "random"])
+def test_simulators_answer_as_one(engines: Callable[..., Engine], mode: str) -> None:
+    """An echo is read from the cache, so it also shows what has moved."""
+
+    def engine(block_size: int) -> Engine:
+        config = SimConfig(mode=mode, time_scale=0.0, num_words=40, first_word_id=5, vocab_size=61)
+        limits = SimLimits(NUM_BLOCKS * 4 // block_size, block_size)
+        runner = SimExecutor(config, lambda *_: None, limits, moves_kv=True)
+        return engines(runner=runner, block_size=block_size, chunk=9)
+
+    asked = requests(40, seed=5)
+    expected = tokens(engine(4).run(*asked))
+    first, second = engine(8), engine(4)
+    assert both_legs(first, second, asked) == expected
+    assert second.stats.num_failed_kv_transfers == 0
+    assert second.stats.prompt_tokens - second.stats.prompt_tokens_cached <= 4 * len(asked)
+
+
+@pytest.mark.parametrize("sizes", [(2, 1), (1, 2)])
+def test_ranks_and_one_process_answer_as_one(
+    engines: Callable[..., Engine], sizes: tuple[int, int], tmp_path: Path
+) -> None:
+    """A prompt run by two ranks and continued by one process, and the other way round."""
+    save_checkpoint(tmp_path, NATIVE)
+
+    def engine(size: int) -> Engine:
+        config = EngineConfig(
+            "torch",
+            str(tmp_path),
+            "float32",
+            block_size=4,
+            num_blocks_override=NUM_BLOCKS,
+            scheduler=SchedulerConfig(max_model_len=256),
+            attention_backend="torch",
+            device="cpu",
+            tensor_parallel_size=size,
+        )
+        return engines(runner=build_executor(config)[0], overlap=True)
+
+    asked = requests(100 * sizes[0], seed=4)
+    expected = tokens(engine(1).run(*asked))
+    first, second = map(engine, sizes)
+    assert both_legs(first, second, asked, batch=50) == expected
+    assert second.stats.num_failed_kv_transfers == 0
+    assert second.stats.prompt_tokens - second.stats.prompt_tokens_cached <= 4 * len(asked)
 
 
 @pytest.mark.parametrize("when", ["before", "kept", "gone", "other key", "other tokens"])

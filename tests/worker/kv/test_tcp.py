@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -15,8 +16,9 @@ import pytest
 from worker.config import KvTransferConfig
 from worker.errors import ConfigError, KvTransferError
 from worker.kv.content import KvShape
-from worker.kv.tcp import TcpConnector, TcpPull, read_key
-from worker.kv.wire import Challenge, Hello, Seal
+from worker.kv.shared import map_shared
+from worker.kv.tcp import MAX_CONNECTIONS, TcpConnector, TcpPull, read_key
+from worker.kv.wire import Challenge, Hello, Seal, Shared
 from worker.types import KvOffer, KvSource
 
 SHAPE = KvShape("m", "float32", 2, 2, 8)
@@ -24,6 +26,29 @@ KEY = b"k" * 32
 DIGEST = b"d" * 32
 DATA = memoryview(bytes(range(256)) * 4096)  # a MiB: 4,096 tokens of 256 bytes
 TOKEN_BYTES = 256
+
+
+@pytest.fixture(params=["bytes sent", "memory shared"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How the bytes come."""
+    if request.param == "bytes sent":
+        send_bytes(monkeypatch)
+    return str(request.param)
+
+
+@pytest.fixture
+def sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes are sent."""
+    send_bytes(monkeypatch)
+
+
+def send_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without memory to share."""
+
+    def refuse(name: str, flags: int) -> int:
+        raise OSError("none to spare")
+
+    monkeypatch.setattr("os.memfd_create", refuse)
 
 
 @contextmanager
@@ -46,11 +71,16 @@ def kept(keeper: TcpConnector, data: memoryview = DATA) -> KvSource:
 
 def ended(pull: TcpPull) -> TcpPull:
     """Once it is done."""
+    until(lambda: pull.done)
+    return pull
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for another thread."""
     deadline = time.monotonic() + 60
-    while not pull.done:
+    while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.001)
-    return pull
 
 
 class Relay:
@@ -92,6 +122,7 @@ class Relay:
             one.close()
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("start", [0, 1, 4000])
 def test_kv_arrives_byte_for_byte_and_once(start: int) -> None:
     """From whichever token on; then it is not kept any longer."""
@@ -100,9 +131,26 @@ def test_kv_arrives_byte_for_byte_and_once(start: int) -> None:
         part = ended(taker.pull(source, DIGEST, start)).part
         assert part is not None
         assert (part.start, part.end, part.data) == (start, 4096, DATA[start * TOKEN_BYTES :])
-        assert taker.counts.num_bytes_received == keeper.counts.num_bytes_sent == part.data.nbytes
+        assert taker.counts.num_bytes_received == part.data.nbytes
+        until(lambda: keeper.counts.num_bytes_sent == part.data.nbytes)
         assert ended(taker.pull(source, DIGEST, start)).part is None
         assert taker.counts.num_failed == 1
+
+
+def test_a_simulated_transfer_takes_its_time() -> None:
+    """Given by the tokens that move; beyond the limit of a transfer it fails."""
+    asked: list[int] = []
+
+    def pace(num_tokens: int) -> float:
+        asked.append(num_tokens)
+        return 3600.0 if num_tokens == 4096 else 0.0
+
+    config = KvTransferConfig(kv_port=0, engine_id="t", kv_transfer_timeout=0.5)
+    taker = TcpConnector(config, KEY, SHAPE, TOKEN_BYTES, pace)
+    with engine() as keeper, closing(taker):
+        assert ended(taker.pull(kept(keeper), DIGEST, 0)).part is None
+        assert ended(taker.pull(kept(keeper), DIGEST, 96)).part is not None
+    assert asked == [4096, 4000]
 
 
 def test_what_is_not_needed_is_given_up() -> None:
@@ -170,6 +218,7 @@ def _swapped(data: bytearray, seen: int) -> bytearray:
     return data
 
 
+@pytest.mark.usefixtures("sends")
 @pytest.mark.parametrize("spoil", [_flipped, _cut, _swapped, lambda data, seen: None])
 def test_damaged_bytes_are_not_used(spoil: Any) -> None:
     """Damaged or cut short, at any place."""
@@ -179,6 +228,7 @@ def test_damaged_bytes_are_not_used(spoil: Any) -> None:
         relay.close()
 
 
+@pytest.mark.usefixtures("sends")
 def test_a_transfer_that_stands_still_ends() -> None:
     """After its time, not before; and what was sent in part can be had again."""
     waits = threading.Event()
@@ -212,6 +262,68 @@ def test_a_recorded_request_is_worth_nothing() -> None:
         assert ended(taker.pull(source, DIGEST, 0)).part is not None
 
 
+def test_memory_that_is_shared_is_the_named_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the bytes are sent: another name, another size, or memory that may still change."""
+    real, spoilt = map_shared, 0
+
+    def spoil(shared: Shared, size: int) -> memoryview | None:
+        nonlocal spoilt
+        for wrong in (
+            real(msgspec.structs.replace(shared, name="pointsman-kv-0"), size),
+            real(msgspec.structs.replace(shared, pid=2**22 + 1), size),
+            real(shared, size - 1),
+        ):
+            assert wrong is None
+            spoilt += 1
+        fd = os.memfd_create("open", os.MFD_ALLOW_SEALING)
+        os.write(fd, DATA)
+        unsealed = Shared(os.getpid(), fd, "open")
+        assert real(unsealed, len(DATA)) is None
+        os.close(fd)
+        return None
+
+    monkeypatch.setattr("worker.kv.tcp.map_shared", spoil)
+    with engine() as keeper, engine() as taker:
+        part = ended(taker.pull(kept(keeper), DIGEST, 0)).part
+        assert part is not None
+        assert part.data == DATA
+    assert spoilt == 3
+
+
+def test_shared_memory_outlives_its_keeper_and_is_given_back() -> None:
+    """The taker's mapping stays; the keeper holds no file."""
+    before = len(os.listdir("/proc/self/fd"))
+    with engine() as taker:
+        with engine() as keeper:
+            part = ended(taker.pull(kept(keeper), DIGEST, 1)).part
+        assert part is not None
+        assert part.data == DATA[TOKEN_BYTES:]
+    del part  # its mapping has a file of its own
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.usefixtures("way")
+def test_what_is_being_sent_takes_room() -> None:
+    """Until it has been sent."""
+    waits, seen = threading.Event(), threading.Event()
+
+    def stall(data: bytearray, num_seen: int) -> bytearray:
+        seen.set()
+        waits.wait(60)
+        return data
+
+    with engine(kv_buffer_size=3 << 20) as keeper, engine() as taker:
+        relay = Relay(kept(keeper, memoryview(bytes(2 << 20))), stall)
+        pull = taker.pull(relay.source, DIGEST, 0)
+        assert seen.wait(60)
+        assert keeper.has_room(4096)
+        waits.set()
+        assert ended(pull).part is not None
+        relay.close()
+        until(lambda: keeper.has_room(3 * 4096))
+        assert not keeper.has_room(3 * 4096 + 1)
+
+
 def test_a_closed_transfer_leaves_room() -> None:
     """Three transfers where there is room for one: each begins when the one before it is closed."""
     with engine(kv_buffer_size=1e9) as keeper, engine(kv_buffer_size=1 << 20) as taker:
@@ -235,6 +347,15 @@ def test_what_is_kept_is_bounded() -> None:
         parts = [ended(taker.pull(source, DIGEST, 0)).part for source in sources]
         assert [part is None for part in parts] == [True, False, False]
         assert keeper.keep("r", DIGEST, memoryview(bytes(3 << 20)), ()) is None
+
+
+def test_silent_connections_hold_nobody_for_long() -> None:
+    """As many as are served at a time: the next transfer waits until the first of them are cut."""
+    with engine() as keeper, engine() as taker, ExitStack() as silent:
+        source = kept(keeper)
+        for _ in range(MAX_CONNECTIONS):
+            silent.enter_context(socket.create_connection((source.host, source.port)))
+        assert ended(taker.pull(source, DIGEST, 0)).part is not None
 
 
 @pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(10_000), b"\xff" * 4])

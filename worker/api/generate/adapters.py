@@ -12,6 +12,7 @@ from pathlib import Path
 from worker.api.generate.engine import Engine
 from worker.engine.messages import LoadAdapter, UnloadAdapter
 from worker.errors import RequestError
+from worker.kv.content import model_digest
 from worker.types import Adapter
 
 _FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -76,10 +77,11 @@ class ServedAdapters:
             if name in self._base_names:
                 message = f"'{name}' is the name of the served model: choose another."
                 raise RequestError(message, "lora_name", type="InvalidUserInput")
+            digest = ""
             if self._has_files:
-                await asyncio.to_thread(_check_files, name, path)
+                digest = await asyncio.to_thread(_digest, name, path)
             version = self._loaded[name, path]
-            adapter = Adapter(name, path, next(self._numbers), version)
+            adapter = Adapter(name, path, next(self._numbers), version, digest)
             reply = await self._engine.run(LoadAdapter(0, adapter))
             if not reply.ok:
                 message = f"Loading lora {name} failed: {reply.error}"
@@ -104,8 +106,13 @@ class ServedAdapters:
             await self._engine.run(UnloadAdapter(0, served.adapter))
 
 
-def _check_files(name: str, path: str) -> None:
+def _digest(name: str, path: str) -> str:
     for file in _FILES:
         if not (Path(path) / file).is_file():
             message = f"Loading lora {name} failed: No adapter found for {path}: it has no {file}."
             raise RequestError(message, "lora_path", 404, "NotFoundError")
+    try:
+        return model_digest(Path(path))
+    except OSError as error:
+        message = f"Loading lora {name} failed: {error}"
+        raise RequestError(message, "lora_path") from error

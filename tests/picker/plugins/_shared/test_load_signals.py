@@ -6,11 +6,11 @@ import pytest
 
 from picker.framework.attributes import EndpointLoad
 from picker.plugins._shared.load_signals import (
-    WAITING,
     least_first,
-    loads,
     own_requests,
+    running_loads,
     running_requests,
+    waiting_loads,
     waiting_requests,
 )
 from picker.types import Candidate, Endpoint, EndpointMetrics
@@ -37,14 +37,17 @@ def test_a_signal_is_at_least_what_no_scrape_has_seen(
     """Own requests beyond those that the other series shows; unknown stays unknown."""
     assert waiting_requests(candidate) == waiting
     assert running_requests(candidate) == running
+    known = _candidate(2)
+    assert waiting_loads([candidate, known]) == [waiting, 2]
+    assert running_loads([candidate, known]) == [running, 0]
 
 
 def test_own_counts_stand_in_only_when_nothing_is_known() -> None:
     """One known endpoint is enough for unknown to stay unknown."""
     unknown = [_candidate(None, inflight=count) for count in (4, 0)]
-    assert loads(unknown, WAITING) == [4, 0]
-    assert loads([*unknown, _candidate(2)], WAITING) == [None, None, 2]
-    assert loads([], WAITING) == []
+    assert waiting_loads(unknown) == [4, 0]
+    assert waiting_loads([*unknown, _candidate(2)]) == [None, None, 2]
+    assert waiting_loads([]) == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,61 @@
+# Apart: memory and its names, without a protocol.
+"""Memory that processes of one machine and user share, without a name in any file system."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import secrets
+from typing import Self
+
+from worker.kv.wire import Shared
+
+# It can neither shrink below a mapping, whose reader a signal would end, nor change under it.
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+
+
+class SharedMemory:
+    """Sole owner of a file of memory, until it is left; mappings of it stay."""
+
+    def __init__(self, shared: Shared) -> None:
+        self.shared = shared
+
+    @classmethod
+    def of(cls, data: memoryview) -> Self | None:
+        """With a copy of `data`; None where the system has no such memory, or none to spare."""
+        name = f"pointsman-kv-{secrets.token_hex(16)}"
+        try:
+            fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except (OSError, AttributeError):  # it is Linux's
+            return None
+        try:
+            while data:
+                data = data[os.write(fd, data) :]
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        except OSError:
+            os.close(fd)
+            return None
+        return cls(Shared(os.getpid(), fd, name))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self.shared.fd)
+
+
+def map_shared(shared: Shared, size: int) -> memoryview | None:
+    """The memory, of `size` bytes; None where it is not to be had, or is another than was named."""
+    path = f"/proc/{shared.pid}/fd/{shared.fd}"
+    with contextlib.suppress(OSError):
+        if os.readlink(path) != f"/memfd:{shared.name} (deleted)":
+            return None
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if fcntl.fcntl(fd, fcntl.F_GET_SEALS) == _SEALS and os.fstat(fd).st_size == size:
+                return memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_COPY))
+        finally:
+            os.close(fd)
+    return None
