@@ -54,7 +54,7 @@ def test_a_fitted_worker_takes_what_the_measured_one_took(tmp_path: Path) -> Non
     found = json.loads(fitted.read_text())
     assert found["kv_tokens"] == 50_000
     for name, value in WORKER.items():
-        assert found[name] == pytest.approx(value, rel=0.1), name
+        assert found[name] == pytest.approx(value, rel=0.2), name
     theirs = simulated(run, measured, "--rate", "3")
     ours = simulated(run, fitted, "--rate", "3")
     for name, value in theirs.items():
