@@ -346,7 +346,7 @@ class _Worker:
             status = 1 if gone.done() else 0
             if status:
                 logger.error("the engine is gone; exiting so that a supervisor can restart us")
-                self._admission.draining = True
+                self._admission.drains.set()
             await self._admission.wait_idle(LAST_WORDS_SECONDS)
             self._server.should_exit = True
             await serving
@@ -355,8 +355,10 @@ class _Worker:
         return status
 
     async def _drain(self, stop: _Stop, timeout_seconds: float) -> None:
-        """Let nobody in, let everybody finish; abort who is left when the time is up."""
-        self._admission.draining = True
+        """Let nobody in, let everybody finish but streams that can go on elsewhere
+        (`OpenSequences.leave`); abort who is left when the time is up.
+        """
+        self._admission.drains.set()
         logger.info("draining: %d sequences left", self._admission.num_inside)
         async with asyncio.TaskGroup() as group:
             tasks = [

@@ -201,11 +201,13 @@ class Admitter:
         if sequence.scheduled_seconds is not None:
             return
         sequence.scheduled_seconds = now
-        sequence.num_cached, sequence.num_external = hit.num_tokens, hit.num_loaded
+        # Of the prompt: an answer that goes on here may have more in the cache.
+        sequence.num_cached = min(hit.num_tokens, sequence.num_prompt)
+        sequence.num_external = hit.num_loaded
         self._counters.external_cache_hits += hit.num_loaded
         if self._kv.caching and sequence.num_readable >= sequence.num_prompt:
             self._counters.prefix_cache_queries += sequence.num_prompt
-            self._counters.prefix_cache_hits += hit.num_tokens - hit.num_loaded
+            self._counters.prefix_cache_hits += sequence.num_cached - hit.num_loaded
 
     def _is_deferred(
         self, sequence: Sequence, hit: PrefixHit, prefilling: Iterable[Sequence]

@@ -449,7 +449,7 @@ class Scheduler:
         if num_prompt == 0:
             return "the prompt is empty"
         least = int(request.pooling is None)
-        if num_prompt + least > self.max_model_len:
+        if num_prompt + len(request.output_token_ids) + least > self.max_model_len:
             return (
                 f"the prompt has {num_prompt} tokens; with {least} output tokens the limit is "
                 f"{self.max_model_len} (the model's length, the KV cache or, with chunked prefill "

@@ -114,8 +114,8 @@ class Sequence:
     last_token_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        self.token_ids = list(self.request.prompt_token_ids)
-        self.num_prompt = len(self.token_ids)
+        self.token_ids = [*self.request.prompt_token_ids, *self.request.output_token_ids]
+        self.num_prompt = len(self.request.prompt_token_ids)
         if self.request.pooling is Pooling.LAST:
             self.num_pooled = self.num_prompt - 1
         self.lead(Branch(self.request.request_id, 0))
