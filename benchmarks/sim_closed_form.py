@@ -1,6 +1,6 @@
 """10,000 requests through eight simulated workers, beside what the model says in closed form.
 
-    python benchmarks/sim_closed_form.py [--requests 10000] [--seed 1] [--live]
+    python benchmarks/sim_closed_form.py [--requests 10000] [--seed 1]
 
 The production scheduler and block manager run on a virtual clock; only the model is replaced by its
 latency formula. Three loads whose totals can be written down:
@@ -15,16 +15,13 @@ sequential  Each worker serves one request after the other, llm-d's per-token mo
 waves       Equal requests, as many at once as there are slots, Dynamo's polynomials: every wave
             takes one prompt step and then decode steps at a known cache usage.
 
-Every load runs twice; the digest of all answers and times must be the same. With --live a smaller
-sequential load goes over HTTP to real `python -m worker --engine sim` processes, whose answers must
-be those of the virtual ones. Results go to
+Every load runs twice; the digest of all answers and times must be the same. Results go to
 benchmarks/results/sim_closed_form.json; the exit status is 1 when anything is 1 % off or differs.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import hashlib
 import random
 import sys
@@ -284,15 +281,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--live", action="store_true", help="also over HTTP to real processes")
-    parser.add_argument("--live-requests", type=int, default=160)
     options = parser.parse_args()
     builders = (saturated, sequential, waves)
     rows = [compare(build(options.requests, options.seed)) for build in builders]
-    if options.live:
-        from sim_live import live_row
-
-        rows.append(asyncio.run(live_row(options.live_requests, options.seed)))
     print_table(rows)
     document = {"tolerance": TOLERANCE, "seed": options.seed, "rows": [asdict(r) for r in rows]}
     write_results(RESULTS_FILE, document)

@@ -1,138 +1,127 @@
-"""The live part of `sim_closed_form.py`: the sequential load over HTTP to real worker processes.
+"""A simulated fleet beside the real one: what `pointsman simulate` says, and what `bench` measures.
 
-Each of eight `python -m worker --engine sim` gets its requests one after the other. Beside the
-closed form, the answers must be word for word those of the virtual run.
+    python benchmarks/sim_live.py [--engine torch] [--rates 2,6,12] [--seconds 30]
+
+Starts `pointsman up` with two workers behind Envoy: simulated ones of a known latency model (real
+processes and sockets, so that what differs is the simulator's picture of them), or with --engine
+torch the default model, a thread each. One run of `pointsman bench` is for `pointsman fit`; a
+second one, with other arrivals and lengths, is what `simulate` then has to say beforehand, at each
+rate. Prints both, by metric, and writes benchmarks/results/sim_live.json. The exit status is 1 if
+a p50 is more than 15 % off, or a p95 more than 25 %.
 """
 
 from __future__ import annotations
 
-import asyncio
-import re
+import argparse
+import contextlib
+import json
+import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
-import httpx
-from sim_closed_form import (
-    NUM_WORKERS,
-    Ask,
-    Row,
-    Scenario,
-    Totals,
-    closed_form,
-    prompt_of,
-    relative_errors,
-    sequential,
-    serve,
+from result_files import RESULTS, write_results
+
+from fleet.ports import free_ports
+
+WORKERS = 2
+LIMITS = {"p50": 0.15, "p95": 0.25}
+KNOWN = (
+    "--sim-prefill-tokens-per-second 4000 --sim-step-overhead-ms 5 --sim-decode-base-ms 15 "
+    "--sim-decode-per-seq-ms 1"
 )
-
-from worker.faults.sim_settings import SETTINGS
-from worker.tokenizer.detokenize import decode
-from worker.tokenizer.sim import SimTokenizer
-
-START_SECONDS = 60.0
-
-
-def flags_of(scenario: Scenario) -> list[str]:
-    """The scenario's configuration on a worker's command line."""
-    flags = ["--sim-seed", str(scenario.sim.seed), "--max-num-seqs", str(scenario.slots)]
-    flags += ["--max-num-batched-tokens", "8192", "--no-enable-partial-hits"]
-    for setting in SETTINGS:
-        suffix = "-ms" if f"--sim-{setting.name}-ms" in MILLISECOND_FLAGS else ""
-        flags += [f"--sim-{setting.name}{suffix}", str(setting.show(scenario.sim))]
-    return flags
+# By engine: flags of every worker, rates, and lengths.
+ENGINES = {
+    "sim": (KNOWN, "2,6,12", ("--input-tokens", "128..384", "--output-tokens", "32..96")),
+    "torch": (
+        "--num-threads 1 --max-model-len 1024",
+        "0.3,0.6,0.9",
+        ("--input-tokens", "64..192", "--output-tokens", "16..48"),
+    ),
+}
 
 
-MILLISECOND_FLAGS = {"--sim-step-overhead-ms", "--sim-decode-base-ms", "--sim-decode-per-seq-ms"}
+def pointsman(*argv: str) -> str:
+    """What a command prints."""
+    command = [sys.executable, "-m", "fleet.cli", *argv]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-@asynccontextmanager
-async def worker(flags: Sequence[str]) -> AsyncIterator[str]:
-    """A worker process; its URL."""
-    command = (sys.executable, "-m", "worker", "--engine", "sim", "--port", "0", *flags)
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+@contextlib.contextmanager
+def fleet(engine: str, worker_flags: str) -> Iterator[str]:
+    """A running `pointsman up`; its address."""
+    [port] = free_ports("127.0.0.1", 1, 18080)
+    command = [sys.executable, "-m", "fleet.cli", "up", "--engine", engine, "--port", str(port)]
+    command += ["--workers", str(WORKERS), "--worker-args", worker_flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        assert process.stdout is not None
-        async with asyncio.timeout(START_SECONDS):
-            line = (await process.stdout.readline()).decode()
-        ready = re.match(r"worker ready on (\S+)", line)
-        assert ready, f"the worker did not start: {line}"
-        yield ready[1]
+        lines = iter(process.stdout or ())
+        if not any("stop      Ctrl-C" in line for line in lines):
+            raise SystemExit("the fleet did not start")
+        yield f"http://127.0.0.1:{port}"
     finally:
-        with suppress(ProcessLookupError):
-            process.terminate()
-        await process.wait()
+        process.terminate()
+        process.communicate()
 
 
-async def drive(scenario: Scenario, asks: Sequence[Ask]) -> tuple[list[float], list[str]]:
-    """One worker's requests, one after the other: their latencies and answers."""
-    latencies, answers = [], []
-    async with worker(flags_of(scenario)) as url, httpx.AsyncClient(base_url=url) as client:
-        # The first exchange pays for imports and connections.
-        await client.post("/v1/completions", json={"prompt": [300], "max_tokens": 1})
-        for ask in asks:
-            body = {
-                "prompt": prompt_of(ask),
-                "max_tokens": ask.num_output,
-                "seed": ask.seed,
-                "ignore_eos": True,
-            }
-            started = time.perf_counter()
-            response = await client.post("/v1/completions", json=body, timeout=60)
-            latencies.append(time.perf_counter() - started)
-            answers.append(response.raise_for_status().json()["choices"][0]["text"])
-    return latencies, answers
+def stages(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(path.read_text())["stages"]
+    return found
 
 
-async def live_row(count: int, seed: int) -> Row:
-    """Serve the load live; the makespan is that of a client without pauses."""
-    scenario = replace(sequential(count, seed), name="live", gap_seconds=0.0)
-    # Four times slower than the virtual load, so that HTTP is a small part of it.
-    slow = {
-        field: getattr(scenario.sim, field) * 4
-        for field in (
-            "inter_token_latency_seconds",
-            "inter_token_latency_std_seconds",
-            "prefill_overhead_seconds",
-            "prefill_per_token_seconds",
-            "prefill_std_seconds",
+def compared(real: list[dict[str, Any]], virtual: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each stage, metric and quantile; milliseconds."""
+    return [
+        {
+            "stage": one["name"],
+            "number": f"{metric} {name}",
+            "requests": one["requests"],
+            "real_ms": 1e3 * one[metric][name],
+            "simulated_ms": 1e3 * other[metric][name],
+            "error": other[metric][name] / one[metric][name] - 1,
+            "limit": limit,
+        }
+        for one, other in zip(real, virtual, strict=True)
+        for metric in ("ttft", "itl", "e2e")
+        for name, limit in LIMITS.items()
+    ]
+
+
+def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    worker_flags, rates, data = ENGINES[options.engine]
+    fitted, real, virtual, worker = (folder / name for name in ("fitted", "real", "sim", "worker"))
+    load = ["--rate", options.rates or rates, "--duration", str(options.seconds), *data]
+    load += ["--warmup", str(options.seconds / 10)]
+    with fleet(options.engine, worker_flags) as url:
+        for seed, path in ((1, fitted), (2, real)):
+            pointsman("bench", "--url", url, *load, "--seed", str(seed), "--json", str(path))
+    print(pointsman("fit", str(fitted), str(worker), "--workers", str(WORKERS)))
+    load += ["--seed", "2", "--json", str(virtual)]
+    pointsman("simulate", "--workers", str(WORKERS), "--worker", str(worker), *load)
+    return compared(stages(real), stages(virtual))
+
+
+def main() -> int:
+    """Run it, print the table, write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engine", choices=tuple(ENGINES), default="sim")
+    parser.add_argument("--rates", help="three or so, of both workers together")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each rate, twice")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        rows = measure(options, Path(folder))
+    print(f"{'stage':>8} {'requests':>8}  {'':10}{'real ms':>10}{'simulated':>11}{'off':>8}")
+    for row in rows:
+        print(
+            f"{row['stage']:>8} {row['requests']:>8}  {row['number']:10}{row['real_ms']:>10.1f}"
+            f"{row['simulated_ms']:>11.1f}{row['error']:>8.1%}"
+            f"{'' if abs(row['error']) <= row['limit'] else '  too much'}"
         )
-    }
-    scenario = replace(scenario, sim=replace(scenario.sim, **slow))
-    started = time.perf_counter()
-    parts = await asyncio.gather(*(drive(scenario, asks) for asks in scenario.asks))
-    wall = time.perf_counter() - started
-    latencies = [seconds for part, _ in parts for seconds in part]
-    tokens = sum(ask.num_output for asks in scenario.asks for ask in asks)
-    makespan = max(sum(part) for part, _ in parts)
-    measured = Totals(tokens, makespan, sum(latencies) / len(latencies))
-    expected = replace(
-        closed_form(replace(scenario, name="sequential")),
-        makespan_seconds=max(sum(expected_latencies(scenario, asks)) for asks in scenario.asks),
-    )
-    same = all(
-        answers == virtual_answers(scenario, asks)
-        for (_, answers), asks in zip(parts, scenario.asks, strict=True)
-    )
-    assert len(scenario.asks) == NUM_WORKERS
-    errors = relative_errors(expected, measured)
-    return Row("live", count, expected, measured, errors, same, wall)
+    write_results(RESULTS / "sim_live.json", {"engine": options.engine, "rows": rows})
+    return 0 if all(abs(row["error"]) <= row["limit"] for row in rows) else 1
 
 
-def expected_latencies(scenario: Scenario, asks: Sequence[Ask]) -> list[float]:
-    """The model's mean latency of each request."""
-    alone = [replace(scenario, name="sequential", asks=((ask,),)) for ask in asks]
-    return [closed_form(one).mean_latency_seconds for one in alone]
-
-
-def virtual_answers(scenario: Scenario, asks: Sequence[Ask]) -> list[str]:
-    """What the same requests are answered in virtual time, in their order."""
-    served = sorted(serve(scenario, asks), key=lambda one: int(one.request_id))
-    return [text_of(one.token_ids) for one in served]
-
-
-def text_of(token_ids: list[int]) -> str:
-    """What the simulator's tokenizer makes of an answer."""
-    return decode(SimTokenizer().token_bytes, token_ids)
+if __name__ == "__main__":
+    sys.exit(main())

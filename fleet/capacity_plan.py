@@ -95,7 +95,7 @@ def plan_command(argv: Sequence[str], say: Callable[[str], None]) -> int:
     if given.slo is not None:
         objective = objective_of(given.slo)
     if objective.ttft_seconds is None and objective.itl_seconds is None:
-        raise UsageError(f"{given.file} has no slo: add one, or give --slo ttft<1s,itl<50ms")
+        raise UsageError(f"{given.file} has no slo: add one, or give --slo 'ttft<1s,itl<50ms'")
     load = _load(given)
     plans = [_plan(one, load, objective, given.cost_per_replica_hour) for one in groups]
     if given.json:

@@ -258,6 +258,13 @@ def _sidecar(argv: list[str]) -> int:
     return sidecar_command(argv)
 
 
+def _front(argv: list[str]) -> int:
+    parser_of("front").parse_args(argv)
+    from fleet.front import front_command
+
+    return front_command(argv)
+
+
 def _picker(argv: list[str]) -> int:
     from picker.cli.flags import options_of
     from picker.errors import ConfigError
@@ -469,6 +476,7 @@ _HELP = {
     "fit": "make a simulated worker of a run of bench",
     "doctor": "find the problems of an installation, and their fixes",
     "worker": "serve one model over the OpenAI API",
+    "front": "keep streams whole whose workers die, in front of a gateway",
     "sidecar": "have prompts run by prefill workers, in front of a decode worker",
     "picker": "run an endpoint picker for Envoy",
     "config": "write, check or show a picker's configuration",
@@ -489,6 +497,7 @@ _ADD_FLAGS = {
 _FLAGS_IN = {
     "up": "fleet.up_flags",
     "worker": "worker.flags",
+    "front": "fleet.front_flags",
     "sidecar": "fleet.sidecar_flags",
     "picker": "picker.cli.flags",
     "train-draft": "worker.training.flags",
@@ -516,6 +525,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "fit": _fit,
     "doctor": _doctor,
     "worker": _worker,
+    "front": _front,
     "sidecar": _sidecar,
     "picker": _picker,
     "config": _config,

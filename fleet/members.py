@@ -59,6 +59,11 @@ class Members:
             for one in self.workers
             if one.plan.sidecar is not None
         ]
+        self.front = (
+            None
+            if layout.front is None
+            else self._made_of(layout.ingress, layout.front, lambda: _listens(layout.ingress))
+        )
         self.picker = self.new_picker(layout.picker())
         self.envoy = self.new_envoy(layout.envoy())
 
@@ -99,6 +104,11 @@ class Members:
 
 async def _serves(plan: WorkerPlan) -> None:
     await probe.until(plan.address, "/health")
+
+
+async def _listens(address: SocketAddress) -> None:
+    """Whatever the answer is: it may come from what is not ready yet."""
+    await probe.until(address, "/", lambda reply: reply.status > 0)
 
 
 def write_bootstrap(plan: EnvoyPlan) -> None:

@@ -33,7 +33,7 @@ apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
 plugins:
 - {type: disagg-profile-handler, parameters: {deciders: {prefill: prefix-based-pd-decider}}}
-- {type: prefix-based-pd-decider, parameters: {nonCachedTokens: 256}}
+- {type: prefix-based-pd-decider, parameters: {nonCachedTokens: 512}}
 - {type: prefill-filter}
 - {type: decode-filter}
 - {type: queue-scorer}
@@ -69,7 +69,7 @@ class FleetOptions:
     command line. `buffer_request_body` and `trust_control_headers` are those of `BootstrapConfig`,
     `allow_experimental_plugins` and `decision_header` are the picker's flags. `devices` is what
     `devices.choose` takes. Of the `workers` the first `prefill` only run prompts for the others;
-    0: every worker does both.
+    0: every worker does both. With `front` clients come in through `pointsman front`.
     """
 
     workers: int = 2
@@ -90,15 +90,16 @@ class FleetOptions:
     worker_args: tuple[str, ...] = ()
     devices: str = "all"
     insecure: bool = False
+    front: bool = False
     envoy_concurrency: int = 1
     startup_seconds: float = 120.0
     drain_seconds: float = 10.0
 
     @property
     def num_ports(self) -> int:
-        """Those that the parts behind Envoy listen on."""
+        """Those that the parts behind the first one listen on."""
         num_sidecars = self.workers - self.prefill if self.prefill else 0
-        return PORTS_OF_A_PICKER + self.workers + num_sidecars
+        return PORTS_OF_A_PICKER + self.workers + num_sidecars + self.front
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,7 @@ class Site:
     `hot_restart_id` is a number by which one Envoy of this fleet finds the next, of at most 27
     bits; None where the machine has no shared memory for that. `decoder_ports` are those of decode
     workers, whose place in `worker_ports` a sidecar takes; `kv_key` is what they share.
+    `gateway_port` is Envoy's where clients come in through a front.
     """
 
     folder: Path
@@ -119,6 +121,7 @@ class Site:
     gpus: tuple[Gpu, ...] = ()
     decoder_ports: tuple[int, ...] = ()
     kv_key: str = ""
+    gateway_port: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +205,23 @@ class Plan:
     def ingress(self) -> SocketAddress:
         """Where clients come in."""
         return SocketAddress(self.options.host, self.options.port)
+
+    @property
+    def gateway(self) -> SocketAddress:
+        """Where Envoy listens."""
+        port = self.site.gateway_port
+        return self.ingress if port is None else SocketAddress(_LOOPBACK, port)
+
+    @property
+    def front(self) -> Program | None:
+        """What stands before Envoy, if anything does."""
+        if self.site.gateway_port is None:
+            return None
+        argv = [*_python("fleet.cli"), "front", "--host", self.options.host]
+        argv += ["--port", str(self.options.port)]
+        argv += ["--gateway", f"http://{_LOOPBACK}:{self.site.gateway_port}"]
+        argv += ["--drain-timeout", f"{self.options.drain_seconds:g}"]
+        return Program("front", tuple(argv), self.site.folder / "front.log")
 
     @property
     def endpoints_path(self) -> Path:
@@ -358,7 +378,7 @@ class Plan:
             again=self._envoy_program(path, 0),  # a crash leaves nothing to take over
             admin=admin,
             bootstrap=BootstrapConfig(
-                listen=self.ingress,
+                listen=self.gateway,
                 admin=admin,
                 picker=first.ext_proc,
                 picker_health=first.health,

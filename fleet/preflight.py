@@ -46,8 +46,6 @@ def check_options(options: FleetOptions) -> None:
             f"--workers is between 1 and {MOST_WORKERS}, not {options.workers}: each one is two "
             "processes of at least 50 MB together"
         )
-    if options.prefill and options.engine == "sim":
-        raise UsageError("--prefill takes --engine torch: a simulator has no KV to hand over")
     needed = options.num_ports
     if options.port + needed > LAST_PORT:
         raise UsageError(

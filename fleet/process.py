@@ -228,6 +228,13 @@ class Child:
         self._stopping.set()
         self._no_pause.set()
 
+    def ask_to_end(self) -> None:
+        """Ask it to go when it has done what it has; not waited for."""
+        self.retire()
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+
     async def stop(self, drain_seconds: float, grace_seconds: float = 0.0) -> None:
         """Ask it to go; `run` returns then.
 

@@ -272,7 +272,12 @@ class WorkerRestart:
             await scene.until(lambda: scene.envoy_forgot(POOL, absent), "Envoy kept a worker")
 
     async def _until_idle(self, address: SocketAddress, name: str, say: Say) -> float:
-        """Wait for what a worker has under way, not for ever; the seconds that are left for it."""
+        """Wait for what a worker has under way, not for ever; the seconds that are left for it. All
+        of them where there is a front: a worker that is to end hands its streams over to it. (Envoy
+        asks another one where a request has only just been picked for it, if it has the pool.)
+        """
+        if self._scene.plan.front is not None and self._envoy_has_pool:
+            return self._scene.plan.options.drain_seconds
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._scene.plan.options.drain_seconds
         looks, is_reported = 0, False

@@ -19,10 +19,8 @@ import asyncio
 import ipaddress
 import logging
 import re
-import signal
-import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,24 +29,25 @@ import msgspec
 from aiohttp import web
 
 from fleet.errors import FleetError
+from fleet.http_proxy import (
+    Headers,
+    error_answer,
+    new_session,
+    of_json,
+    pass_on,
+    passed_on,
+    serve,
+)
 from fleet.sidecar_flags import Network, build_parser
 
 logger = logging.getLogger(__name__)
 
 PREFILLER_HEADER = "x-prefiller-host-port"
 REQUEST_ID_HEADER = "x-request-id"
-MAX_BODY_BYTES = 64 << 20
-_CONNECT_SECONDS = 5.0
 _GENERATE = "/inference/v1/generate"
 _PATHS = ("/v1/chat/completions", "/v1/completions", _GENERATE)
 _LIMITS = ("max_tokens", "max_completion_tokens", "min_tokens")
 _ADDRESS = re.compile(r"(?:([0-9.]+)|\[([0-9a-fA-F:.]+)\]):[0-9]{1,5}", re.ASCII)
-# Of one connection, or what the client library sets anew; and what is for us alone.
-_NOT_PASSED_ON = re.compile(
-    "connection|keep-alive|proxy-authenticate|proxy-authorization|te|trailer|transfer-encoding"
-    f"|upgrade|host|content-length|expect|{PREFILLER_HEADER}",
-    re.IGNORECASE,
-)
 KEEP_KV = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -59,7 +58,6 @@ KEEP_KV = {
 }
 
 Json = dict[str, Any]
-Headers = list[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,49 +75,15 @@ class SidecarOptions:
 def sidecar_command(argv: Sequence[str]) -> int:
     """Serve until SIGTERM or SIGINT. Raises `FleetError` when the port cannot be listened on."""
     options = SidecarOptions(**vars(build_parser().parse_args(argv)))
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     return asyncio.run(_serve(options))
 
 
 async def _serve(options: SidecarOptions) -> int:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with new_session() as session:
-        runner = runner_of(Sidecar(options, session), options.drain_timeout)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, options.host, options.port).start()
-        except OSError as error:
-            await runner.cleanup()
-            where = f"--host {options.host} --port {options.port}"
-            raise FleetError(f"cannot listen on {where}: {error.strerror or error}") from error
-        sys.stdout.write(f"sidecar ready on http://{options.host}:{options.port}\n")
-        sys.stdout.flush()
-        await stop.wait()
-        await runner.cleanup()
+        handle = Sidecar(options, session).handle
+        address = (options.host, options.port)
+        await serve("sidecar", handle, address, options.drain_timeout)
     return 0
-
-
-def new_session() -> aiohttp.ClientSession:
-    """Connections to workers: as many as there are requests, without a limit of time."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
-        auto_decompress=False,
-        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-        cookie_jar=aiohttp.DummyCookieJar(),
-    )
-
-
-def runner_of(sidecar: Sidecar, drain_seconds: float) -> web.AppRunner:
-    """A server of it. A request ends with its client."""
-    application = web.Application(client_max_size=MAX_BODY_BYTES)
-    application.router.add_route("*", "/{path:.*}", sidecar.handle)
-    return web.AppRunner(
-        application, handler_cancellation=True, shutdown_timeout=drain_seconds, access_log=None
-    )
 
 
 class Sidecar:
@@ -132,7 +96,7 @@ class Sidecar:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """One request, from its client to the end of the answer."""
         prefiller = request.headers.get(PREFILLER_HEADER)
-        headers = _passed_on(request.headers)
+        headers = passed_on(request.headers, PREFILLER_HEADER)
         body = await request.read()
         if prefiller and request.method == "POST" and request.path in _PATHS:
             prefiller = prefiller.split(",")[0].strip()
@@ -141,11 +105,13 @@ class Sidecar:
                     f"{PREFILLER_HEADER} {prefiller} is not the IP address and port of a worker in "
                     "--prefiller-networks"
                 )
-                return _error(403, "Forbidden", reason)
+                return error_answer(403, "Forbidden", reason)
             if REQUEST_ID_HEADER not in request.headers:
                 headers.append((REQUEST_ID_HEADER, str(uuid.uuid1())))
             body = await self._prefilled(prefiller, request, headers, body)
-        return await self._decode(request, headers, body)
+        url = f"{self._options.decoder.rstrip('/')}{request.rel_url}"
+        data = body if body or request.body_exists else None
+        return await pass_on(self._session, request, url, data, headers)
 
     def _may_ask(self, prefiller: str) -> bool:
         found = _ADDRESS.fullmatch(prefiller)  # nothing that a URL would read as more than that
@@ -171,7 +137,7 @@ class Sidecar:
         try:
             async with (
                 asyncio.timeout(self._options.prefill_timeout),
-                self._session.post(url, data=leg, headers=_of_json(headers)) as answer,
+                self._session.post(url, data=leg, headers=of_json(headers)) as answer,
             ):
                 said = await answer.read()
             if answer.status != 200:
@@ -183,37 +149,10 @@ class Sidecar:
             return body
         return msgspec.json.encode({**asked, "kv_transfer_params": params})
 
-    async def _decode(
-        self, request: web.Request, headers: Headers, body: bytes
-    ) -> web.StreamResponse:
-        url = f"{self._options.decoder.rstrip('/')}{request.rel_url}"
-        data = body if body or request.body_exists else None
-        response: web.StreamResponse | None = None
-        try:
-            async with self._session.request(
-                request.method, url, data=data, headers=headers, allow_redirects=False
-            ) as answer:
-                response = web.StreamResponse(
-                    status=answer.status,
-                    reason=answer.reason,
-                    headers=_passed_on(answer.headers),
-                )
-                response.content_length = answer.content_length
-                await response.prepare(request)
-                async for chunk in answer.content.iter_any():
-                    await response.write(chunk)
-                await response.write_eof()
-                return response
-        except (aiohttp.ClientError, OSError) as error:
-            if response is not None and response.prepared:
-                raise  # the client sees the answer cut off, as it was here
-            reason = f"the decode worker does not answer: {error}"
-            return _error(503, "ServiceUnavailable", reason)
-
 
 def prefill_body(path: str, asked: Json) -> Json:
     """The body of the first leg."""
-    leg = {name: value for name, value in asked.items() if name != "stream_options"}
+    leg = {name: value for name, value in asked.items() if name not in ("stream_options", "resume")}
     leg |= {"stream": False, "kv_transfer_params": KEEP_KV}
     limits = leg
     if path == _GENERATE:
@@ -222,21 +161,3 @@ def prefill_body(path: str, asked: Json) -> Json:
     limits |= dict.fromkeys((name for name in _LIMITS if name in limits), 1)
     limits["max_tokens"] = 1
     return leg
-
-
-def _of_json(headers: Headers) -> Headers:
-    """For a body of our own making, which is not compressed; nor may the answer be."""
-    theirs = ("content-type", "content-encoding", "accept-encoding")
-    kept = [(name, value) for name, value in headers if name.lower() not in theirs]
-    return [*kept, ("Content-Type", "application/json")]
-
-
-def _passed_on(headers: Mapping[str, str]) -> Headers:
-    return [(name, value) for name, value in headers.items() if not _NOT_PASSED_ON.fullmatch(name)]
-
-
-def _error(status: int, kind: str, message: str) -> web.Response:
-    text = {"object": "error", "message": message, "type": kind, "param": None, "code": status}
-    return web.Response(
-        status=status, body=msgspec.json.encode(text), content_type="application/json"
-    )

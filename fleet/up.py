@@ -125,6 +125,7 @@ def _folder(say: Say) -> Iterator[Path]:
 def _site(options: FleetOptions, folder: Path, gpus: Iterable[devices.Gpu]) -> Site:
     ports = free_ports("127.0.0.1", options.num_ports, options.port + 1)
     first_decoder = PORTS_OF_A_PICKER + options.workers
+    last = None if not options.front else ports.pop()
     has_memory = os.access(_SHARED_MEMORY, os.W_OK)
     return Site(
         folder=folder,
@@ -136,6 +137,7 @@ def _site(options: FleetOptions, folder: Path, gpus: Iterable[devices.Gpu]) -> S
         gpus=tuple(gpus),
         decoder_ports=tuple(ports[first_decoder:]),
         kv_key=secrets.token_hex(16),
+        gateway_port=last,
     )
 
 
@@ -171,6 +173,8 @@ class _Fleet:
         try:
             async with asyncio.TaskGroup() as group:
                 children = [one.child for one in (*workers, *self._members.sidecars)]
+                if self._members.front is not None:
+                    children.append(self._members.front.child)
                 for child in (*children, self._members.picker.child):
                     group.create_task(child.run(), name=child.program.name)
                 await asyncio.sleep(0)  # the slowest are on their way before anything else is done
@@ -241,7 +245,10 @@ class _Fleet:
             self._say(f"  {line:<52} {loop.time() - begun:5.1f} s")
 
         async with asyncio.TaskGroup() as group:
-            group.create_task(phase(f"envoy    {shown}", members.envoy.child))
+            if members.front is not None:
+                group.create_task(phase(f"front    {shown}", members.front.child))
+            gateway = _url(self._plan.gateway)
+            group.create_task(phase(f"envoy    {gateway}", members.envoy.child))
             place = f"picker   127.0.0.1:{picker.ext_proc.port}, metrics {picker.http.port}"
             group.create_task(phase(place, members.picker.child))
             all_workers = [one.child for one in members.workers]
@@ -317,6 +324,9 @@ class _Fleet:
     async def _drain(self) -> None:
         """Take no new connection, and wait (not for ever) until the last request is answered."""
         limit = self._options.drain_seconds
+        front = self._members.front
+        if front is not None:
+            front.child.ask_to_end()
         with contextlib.suppress(probe.NoReplyError):
             await admin.drain(self._members.envoy.plan.admin)
         active = await self._active()

@@ -84,6 +84,8 @@ def _add_envoy(group: argparse._ArgumentGroup) -> None:
         "picker costs no request; or the picker, as the protocol prescribes"
     )
     add("--request-body", choices=("buffered", "full-duplex"), default="buffered", help=text)
+    text = "put `pointsman front` before Envoy: streams go on when their workers die"
+    add("--front", action="store_true", help=text)
     text = "let clients set the headers for objective, tenant and latency targets"
     add("--trust-control-headers", action="store_true", help=text)
     add("--envoy-concurrency", type=count, default=1, metavar="N", help="worker threads of Envoy")

@@ -346,7 +346,7 @@ class _Worker:
             status = 1 if gone.done() else 0
             if status:
                 logger.error("the engine is gone; exiting so that a supervisor can restart us")
-                self._admission.draining = True
+                self._admission.drains.set()
             await self._admission.wait_idle(LAST_WORDS_SECONDS)
             self._server.should_exit = True
             await serving
@@ -355,8 +355,10 @@ class _Worker:
         return status
 
     async def _drain(self, stop: _Stop, timeout_seconds: float) -> None:
-        """Let nobody in, let everybody finish; abort who is left when the time is up."""
-        self._admission.draining = True
+        """Let nobody in, let everybody finish but streams that can go on elsewhere
+        (`OpenSequences.leave`); abort who is left when the time is up.
+        """
+        self._admission.drains.set()
         logger.info("draining: %d sequences left", self._admission.num_inside)
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -376,6 +378,17 @@ class _Worker:
         sys.stdout.flush()
 
 
+# Fields of the engine's configuration that do not change answers.
+_ANSWERS_ALIKE = (
+    "kv_events",
+    "kv_transfer",
+    "kv_offloading",
+    "num_threads",
+    "lora",
+    "logits_processors",
+)
+
+
 def system_fingerprint(config: EngineConfig) -> str:
     """`pointsman-<version>-<8 hex digits>` of the engine's configuration. What is secret in it (the
     seed of the block hashes) or differs between workers that answer alike is left out: so is
@@ -388,7 +401,7 @@ def system_fingerprint(config: EngineConfig) -> str:
     shape = {
         name: value
         for name, value in msgspec.to_builtins(public).items()
-        if name not in ("kv_events", "kv_transfer", "num_threads", "lora", "logits_processors")
+        if name not in _ANSWERS_ALIKE
     }
     digest = hashlib.sha256(msgspec.json.encode(shape, order="sorted")).hexdigest()
     return f"pointsman-{package_version()}-{digest[:8]}"
@@ -419,7 +432,7 @@ def cache_info(engine: EngineConfig, ready: EngineReady) -> dict[str, str]:
         "kv_cache_max_concurrency": num_tokens / ready.max_model_len,
         "hash_block_size": ready.block_size,
         "kv_cache_memory_bytes": engine.kv_cache_memory_bytes,
-        "kv_offloading_size": None,
+        "kv_offloading_size": engine.kv_offloading and engine.kv_offloading.kv_offloading_size,
         "kv_offloading_backend": "native",
         "mamba_block_size": None,
         "mamba_cache_dtype": "auto",

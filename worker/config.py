@@ -23,6 +23,7 @@ class CacheConfig:
     hash_algo: str = "sha256"  # one of HASH_ALGOS
     hash_seed: str | None = None  # None: the algorithm's default (see engine.block_hash)
     record_events: bool = False  # keep what changes in the prefix cache for whoever mirrors it
+    record_evictions: bool = False  # keep what is evicted for a tier below
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,9 @@ class SimConfig:
     # dynamo: polynomials; the ratios divide times.
     speedup_ratio: float = 1.0
     decode_speedup_ratio: float = 1.0
+    # KV from another worker: the first if it is set, else the second.
+    kv_transfer_seconds: float = 0.0
+    kv_transfer_per_token_seconds: float = 0.0
     # "random" answers with words, "echo" with the prompt.
     mode: str = "random"
     # Answers are drawn from the ids [first_word_id, first_word_id + num_words), so that they are
@@ -205,6 +209,22 @@ class KvTransferConfig:
         return self.kv_role != "kv_producer"
 
 
+OFFLOADING_POLICIES = ("lru", "lfu", "slru", "tenant")
+
+
+@dataclass(frozen=True, slots=True)
+class KvOffloadingConfig:
+    """Where evicted blocks of the prefix cache go: `kv_offloading_size` GiB of the host's memory,
+    and from there to `kv_offloading_disk_size` GiB in the directory `kv_offloading_path` (None: no
+    further). `kv_offloading_policy`, one of OFFLOADING_POLICIES, says what gives way.
+    """
+
+    kv_offloading_size: float
+    kv_offloading_path: str | None = None
+    kv_offloading_disk_size: float = 32.0
+    kv_offloading_policy: str = "lru"
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything the engine process needs; sent to it as msgpack on its command line's pipe.
@@ -259,6 +279,7 @@ class EngineConfig:
     lora: LoraConfig | None = None  # None: no adapters
     logits_processors: tuple[str, ...] = ()
     kv_transfer: KvTransferConfig | None = None  # None: KV stays here
+    kv_offloading: KvOffloadingConfig | None = None  # None: what is evicted is lost
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,23 +5,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import ipaddress
 import os
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from worker import catalog
 from worker.config import (
     HASH_ALGOS,
-    KV_ROLES,
     ApiConfig,
     EngineConfig,
-    KvEventsConfig,
-    KvTransferConfig,
+    KvOffloadingConfig,
     LoraConfig,
     LoraModule,
     SchedulerConfig,
@@ -43,6 +38,12 @@ from worker.flag_types import (
     seconds_at_least,
     whole_numbers,
 )
+from worker.kv_flags import (
+    KV_FLAGS,
+    kv_events_config,
+    kv_offloading_config,
+    kv_transfer_config,
+)
 from worker.logits_processors import load
 from worker.server_flags import MODEL_FLAGS, add_server_flags, api_config, tls_config
 from worker.speculation_flags import add_speculation_flags, speculative_config
@@ -59,8 +60,6 @@ QUANTIZATIONS = ("none", "q8_0", "q4_1")
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "fp8", "fp8_e4m3")
 DEVICES = ("auto", "cpu", "cuda")
 ATTENTION_BACKENDS = ("auto", "torch", "triton", "flash-attn")
-_MOST_OF_A_TRANSFER = 1e15  # bytes or seconds
-_MOST_BATCHES = (1 << 31) - 1
 
 # Of flags whose fields have no default, or another one; the sequence length is the model's.
 _OWN_DEFAULTS = {
@@ -70,6 +69,7 @@ _OWN_DEFAULTS = {
     "sse_keep_alive_interval": 0.0,
     "enable_lora": False,
     "max_cpu_loras": None,
+    "kv_offloading_size": None,
 }
 
 _ENGINE = (
@@ -164,19 +164,6 @@ _ENGINE = (
         "--enable-fair-eviction",
         bool,
         "evict first from tenants that hold more than an equal share",
-    ),
-    Flag(
-        "--kv-events-config",
-        str,
-        'publish KV events, such as {"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}',
-        metavar="JSON",
-    ),
-    Flag(
-        "--kv-transfer-config",
-        str,
-        "let other workers have the KV of prompts, or take it from them, such as"
-        ' {"kv_connector": "TcpConnector", "kv_role": "kv_both"} (see disaggregation.md)',
-        metavar="JSON",
     ),
 )
 _SCHEDULER = (
@@ -295,7 +282,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_flags(model, MODEL_FLAGS)
     add_server_flags(parser.add_argument_group("server"))
     engine = parser.add_argument_group("engine")
-    add_flags(engine, _ENGINE)
+    add_flags(engine, _ENGINE + KV_FLAGS)
     engine.add_argument(
         "--logits-processors",
         nargs="+",
@@ -319,7 +306,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_flags(parser.add_argument_group("engine failures"), _FAILURES)
     add_sim_flags(parser.add_argument_group("simulator (--engine sim)"))
-    defaults = field_defaults(ApiConfig, EngineConfig, SchedulerConfig, ServeConfig, LoraConfig)
+    kinds = (ApiConfig, EngineConfig, SchedulerConfig, ServeConfig, LoraConfig, KvOffloadingConfig)
+    defaults = field_defaults(*kinds)
     for name in ("lora_modules", "logits_processors"):  # lists on the command line
         del defaults[name]
     parser.set_defaults(**defaults | _OWN_DEFAULTS)
@@ -378,17 +366,19 @@ def resolve(
         or None,
         scheduler=scheduler,
         sim=sim_config(options, checkpoint, eos_token_ids),
-        kv_events=_kv_events_config(options, api.served_model_names[0], environment),
+        kv_events=kv_events_config(options, api.served_model_names[0], environment),
         eos_token_ids=eos_token_ids,
         speculative=speculative,
         vocab_size=api.vocab_size,
         lora=_lora_config(options),
         logits_processors=processors,
     )
-    transfer = _kv_transfer_config(options, engine)
+    transfer = kv_transfer_config(options, engine)
     if transfer is not None:
         engine = dataclasses.replace(engine, kv_transfer=transfer)
         api = dataclasses.replace(api, kv_role=transfer.kv_role)
+    offloading = kv_offloading_config(options, engine)
+    engine = dataclasses.replace(engine, kv_offloading=offloading)
     return configured(
         ServeConfig,
         options,
@@ -464,112 +454,3 @@ def _scheduler_config(options: argparse.Namespace, max_model_len: int) -> Schedu
         max_model_len=max_model_len,
         in_batch_prefix_tokens=options.in_batch_prefix_tokens or None,
     )
-
-
-def _kv_transfer_config(
-    options: argparse.Namespace, engine: EngineConfig
-) -> KvTransferConfig | None:
-    """`--kv-transfer-config`, strictly decoded, with an engine id. Raises `ConfigError`, also where
-    KV cannot move.
-    """
-    flag = "--kv-transfer-config"
-    if options.kv_transfer_config is None:
-        return None
-    try:
-        given = msgspec.json.decode(options.kv_transfer_config, type=dict[str, Any])
-        extra = given.pop("kv_connector_extra_config", None) or {}
-        given = {"engine_id": str(uuid.uuid4()), **given, **extra}
-        known = KvTransferConfig.__dataclass_fields__
-        for name in given:
-            if name not in known:
-                raise ConfigError(f"{flag}: unknown {name!r}; known are {', '.join(known)}")
-        config = msgspec.convert(given, KvTransferConfig)
-    except (msgspec.MsgspecError, TypeError) as error:
-        raise ConfigError(f"{flag}: {error}") from error
-    _check_transfers(config)
-    _check_kv_moves(engine)
-    return config
-
-
-def _check_transfers(config: KvTransferConfig) -> None:
-    wrong = None
-    if config.kv_connector != "TcpConnector":
-        wrong = f"kv_connector is TcpConnector, not {config.kv_connector!r}"
-    elif config.kv_role not in KV_ROLES:
-        wrong = f"kv_role is one of {', '.join(KV_ROLES)}, not {config.kv_role!r}"
-    elif not _is_reachable(config.kv_ip):
-        wrong = f"kv_ip must be the IP address that others reach, got {config.kv_ip!r}"
-    elif not 0 < len(config.engine_id) <= 512:
-        wrong = f"engine_id must have 1 to 512 characters, got {len(config.engine_id)}"
-    elif not 0 <= config.kv_port < 1 << 16:
-        wrong = f"kv_port must be in [0, 65535], got {config.kv_port}"
-    for name in ("kv_buffer_size", "kv_lease_duration", "kv_transfer_timeout"):
-        if not 0 < getattr(config, name) < _MOST_OF_A_TRANSFER:
-            wrong = f"{name} must be above 0, got {getattr(config, name):g}"
-    if wrong is not None:
-        raise ConfigError(f"--kv-transfer-config: {wrong}")
-
-
-def _is_reachable(host: str) -> bool:
-    try:
-        return not ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return False
-
-
-def _check_kv_moves(engine: EngineConfig) -> None:
-    """Raise `ConfigError` for an engine whose KV cannot be had from another."""
-    method = None if engine.speculative is None else engine.speculative.method
-    obstacles = (
-        ("--engine sim, which has none", engine.engine == "sim"),
-        (f"--kv-cache-dtype {engine.kv_cache_dtype}", engine.kv_cache_dtype.startswith("fp8")),
-        (f"a drafter of method {method}", method in ("draft_model", "eagle")),
-    )
-    for what, is_there in obstacles:
-        if is_there:
-            raise ConfigError(
-                f"--kv-transfer-config: KV does not move with {what}: leave one of them out"
-            )
-
-
-def _kv_events_config(
-    options: argparse.Namespace, model_name: str, environment: Mapping[str, str]
-) -> KvEventsConfig:
-    """`--kv-events-config`, strictly decoded. Without a topic but with `POD_IP` in the environment
-    the topic is the one that endpoint pickers look for. Raises `ConfigError`.
-    """
-    given: dict[str, Any] = {}
-    if options.kv_events_config is not None:
-        try:
-            given = msgspec.json.decode(options.kv_events_config, type=dict[str, Any])
-        except msgspec.MsgspecError as error:
-            raise ConfigError(f"--kv-events-config: not a JSON object: {error}") from error
-    known = KvEventsConfig.__dataclass_fields__
-    for name in given:
-        if name not in known:
-            raise ConfigError(f"--kv-events-config: unknown {name!r}; known are {', '.join(known)}")
-    if "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES" in environment:
-        as_int = environment["VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"] not in ("0", "")
-        given.setdefault("int_block_hashes", as_int)
-    pod = environment.get("POD_IP")
-    if pod:
-        given.setdefault("topic", f"kv@{pod}:{options.port}@{model_name}")
-    try:
-        config = msgspec.convert(given, KvEventsConfig)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"--kv-events-config: {error}") from error
-    if config.publisher not in (None, "zmq", "null"):
-        raise ConfigError(f"--kv-events-config: unknown publisher {config.publisher!r}; use zmq")
-    if config.format not in ("map", "array"):
-        raise ConfigError(f"--kv-events-config: format is map or array, not {config.format!r}")
-    _check_sizes(config)
-    return config
-
-
-def _check_sizes(config: KvEventsConfig) -> None:
-    # ZMQ's own limits are C integers, and one of them is `buffer_steps` + 1.
-    for name, least in (("buffer_steps", 0), ("hwm", 0), ("max_queue_size", 1)):
-        value = getattr(config, name)
-        if not least <= value < _MOST_BATCHES:
-            bounds = f"[{least}, {_MOST_BATCHES - 1}]"
-            raise ConfigError(f"--kv-events-config: {name} must be in {bounds}, got {value}")

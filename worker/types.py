@@ -230,8 +230,8 @@ class KvOffer(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class KvPart:
-    """KV that has arrived from another engine: of the tokens `start` to `end` − 1 of a prompt, as
-    bytes [tokens, layers, 2 (K, V), kv_heads, head_dim].
+    """KV that has arrived from another engine or a disk, of the tokens `start` to `end` − 1 of a
+    sequence: bytes [tokens, layers, 2 (K, V), kv_heads, head_dim].
     """
 
     start: int
@@ -241,20 +241,28 @@ class KvPart:
 
 @dataclass(frozen=True, slots=True)
 class KvLoad:
-    """Some of a `KvPart`, for consecutive tokens from the beginning of the first of `blocks`. The
-    last one may be filled in part.
+    """KV for consecutive tokens from the beginning of the first of `blocks`, as `KvPart` has it: in
+    one part, where the last block may be filled in part, or in one for each block.
     """
 
     blocks: tuple[int, ...]
-    data: memoryview
+    parts: tuple[memoryview, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KvSave:
+    """Full blocks, and for each the host memory that takes its KV, as `KvPart` has it."""
+
+    blocks: tuple[int, ...]
+    into: tuple[memoryview, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
     """One step's work. `block_copies` (source, destination) are done before anything is written;
-    every source is read before any destination is written. `kv_loads` are written after them, and
-    before anything else. `adapters` are put into slots first: each slot, and what
-    `Executor.read_adapter` gave.
+    every source is read before any destination is written. `kv_saves` are read before that;
+    `kv_loads` are written after the copies, and before anything else. `adapters` are put into slots
+    first: each slot, and what `Executor.read_adapter` gave.
     """
 
     step: int
@@ -262,6 +270,7 @@ class SchedulerOutput:
     block_copies: tuple[tuple[int, int], ...] = ()
     adapters: tuple[tuple[int, Any], ...] = ()
     kv_loads: tuple[KvLoad, ...] = ()
+    kv_saves: tuple[KvSave, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -372,10 +381,22 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     # KV from other engines. Of waiting sequences, those whose KV is on its way or has arrived.
     num_kv_fetching: int = 0
     num_kv_fetched: int = 0
-    external_cache_queries: int = 0  # prompt tokens asked of other engines
+    external_cache_queries: int = 0  # prompt tokens asked of other engines, and of tiers
     external_cache_hits: int = 0  # prompt tokens whose KV was loaded from there
     prompt_tokens_external: int = 0  # the same, of prompts that have been run
     num_failed_kv_transfers: int = 0
     num_expired_kv_transfers: int = 0  # kept for another engine, and not taken in time
     kv_bytes_sent: int = 0
     kv_bytes_received: int = 0
+    # The tiers of the prefix cache below the device: the host's memory, and the disk.
+    prompt_tokens_host: int = 0  # of `prompt_tokens_external`
+    prompt_tokens_disk: int = 0
+    host_tier_blocks: int = 0
+    host_tier_usage: float = 0.0  # of its blocks, 0 to 1
+    host_bytes_saved: int = 0
+    host_bytes_loaded: int = 0
+    num_host_saves_skipped: int = 0  # blocks for which there was no room
+    disk_tier_blocks: int = 0
+    disk_bytes_written: int = 0
+    disk_bytes_read: int = 0
+    num_disk_failures: int = 0  # files that could not be written or read, or were not right

@@ -13,8 +13,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
-from pathlib import Path
-from random import Random
 from urllib.parse import urlsplit
 
 import httpx
@@ -30,6 +28,7 @@ from fleet.bench.flags import build_parser
 from fleet.bench.load import (
     Load,
     LoadSettings,
+    draws_of,
     drive,
     loads_of,
     sessions_of,
@@ -59,7 +58,7 @@ class Settings(LoadSettings):
     header: list[tuple[str, str]]
     timeout: float
     compare_url: str | None
-    compare: list[Path] | None
+    compare: list[str] | None
     picker: str | None
     rounds: int
     respect_eos: bool
@@ -68,7 +67,7 @@ class Settings(LoadSettings):
     def compared(self) -> tuple[str, str] | None:
         """The names of what is compared."""
         if self.compare is not None:
-            return str(self.compare[0]), str(self.compare[1])
+            return self.compare[0], self.compare[1]
         return None if self.compare_url is None else (self.url, self.compare_url)
 
     def check(self) -> None:
@@ -199,10 +198,7 @@ class Bench:
                 for turn in self._turns(endpoints):
                     if followed is not None and turn.config is not None:
                         await followed.use(*turn.config)
-                    # Texts are new in every stage and run, whatever the seed: what an earlier one
-                    # left in a prefix cache serves no other.
-                    ring = WordRing(secrets.randbits(64), ratios[0])
-                    await self._stage(turn, form, ring)
+                    await self._stage(turn, form, ratios[0])
         except asyncio.CancelledError:
             return True
         return False
@@ -248,12 +244,12 @@ class Bench:
         ratio = (counts[1] - counts[0]) / (_PROBE_WORDS[1] - _PROBE_WORDS[0])
         return ratio if ratio > 0 else 1.0
 
-    async def _stage(self, turn: Turn, form: RequestForm, ring: WordRing) -> None:
+    async def _stage(self, turn: Turn, form: RequestForm, tokens_per_word: float) -> None:
         settings, load = self.settings, turn.load
-        client, rng = (
-            turn.endpoint.client(settings.timeout),
-            Random(f"{settings.seed}/{turn.draws}"),
-        )
+        client, rng = turn.endpoint.client(settings.timeout), draws_of(settings.seed, turn.draws)
+        # Texts are new in every stage and run, whatever the seed: what an earlier one left in a
+        # prefix cache serves no other.
+        ring = WordRing(rng.getrandbits(32) ^ secrets.randbits(64), tokens_per_word)
         driver = Driver(client, form, time.perf_counter, settings.think, settings.requests)
         sessions = self._sessions(ring, rng)
         cpu = time.process_time()

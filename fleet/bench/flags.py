@@ -37,8 +37,11 @@ def build_parser() -> Parser:
     compared = group.add_mutually_exclusive_group()
     text = "a second endpoint: the same arrivals at both in alternating turns"
     compared.add_argument("--compare-url", type=url, metavar="URL", help=text)
-    text = "two configurations in alternating turns, each put into the file that the picker follows"
-    compared.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help=text)
+    text = (
+        "two configurations in alternating turns, each put into the file that the picker follows: "
+        "files, or names that `simulate --policies` knows, such as round-robin default"
+    )
+    compared.add_argument("--compare", nargs=2, metavar=("A", "B"), help=text)
     text = "of --compare: its HTTP port (default: of the fleet that runs here)"
     group.add_argument("--picker", type=url, metavar="URL", help=text)
     text = "turns of each when comparing"

@@ -128,6 +128,13 @@ def sessions_of(settings: LoadSettings) -> Sessions:
     return synthetic.sessions
 
 
+def draws_of(seed: int, stage: int, tenant: int = 0) -> Random:
+    """What decides arrivals and lengths of a stage, by its number: one seed gives `bench` and
+    `simulate` the same. The first 32 bits are for texts.
+    """
+    return Random(f"{seed}/{stage}/{tenant}")
+
+
 async def drive(
     driver: Driver[Any],
     load: Load,

@@ -11,10 +11,10 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from fleet.errors import FleetError, UsageError
+from fleet.errors import FleetError
+from fleet.sim.policies import policy
 from picker.admin.views import ConfigView
-from picker.config.watch import read_config_file
-from picker.errors import PickerError
+from picker.config.build import DEFAULT_CONFIG
 
 PATIENCE_SECONDS = 10.0
 POLL_SECONDS = 0.05
@@ -82,9 +82,7 @@ class FollowedConfig:
         os.replace(unfinished, self._path)
 
 
-def read_configs(paths: Sequence[Path]) -> tuple[bytes, ...]:
-    """Raises `UsageError`."""
-    try:
-        return tuple(read_config_file(path, "--compare") for path in paths)
-    except PickerError as error:
-        raise UsageError(str(error).partition("\n")[0]) from error
+def read_configs(names: Sequence[str]) -> tuple[bytes, ...]:
+    """Files, or names that `simulate --policies` knows. Raises `UsageError`."""
+    every = [policy(name, "--compare")[1] for name in names]
+    return tuple(DEFAULT_CONFIG if one is None else one.encode() for one in every)

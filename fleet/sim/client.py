@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import lru_cache
 from random import Random
 
 import numpy as np
@@ -20,6 +21,7 @@ VOCABULARY = range(256, 1280)
 RETRY_SECONDS = 1.0  # a closed loop of refusals would turn without end
 _RING_TOKENS = 1 << 16
 _MARKS = (8, 20, 32, 44)
+_TEMPLATE = chr(VOCABULARY[0])
 
 
 class TokenTexts:
@@ -28,9 +30,7 @@ class TokenTexts:
     """
 
     def __init__(self, seed: int) -> None:
-        rng = Random(seed)
-        self._text = "".join(map(chr, rng.choices(VOCABULARY, k=_RING_TOKENS))) * 2
-        self._mark = rng.getrandbits(32)
+        self._text, self._mark = _ring(seed)
 
     def text(self, key: int, num_tokens: int) -> str:
         mixed = ((key ^ self._mark) * 0x9E3779B97F4A7C15) & (2**64 - 1)
@@ -41,6 +41,13 @@ class TokenTexts:
         return text[:num_tokens]
 
 
+@lru_cache(maxsize=16)  # a fit and a search run the same load many times
+def _ring(seed: int) -> tuple[str, int]:
+    rng = Random(seed)
+    text = "".join(map(chr, rng.choices(VOCABULARY, k=_RING_TOKENS)))
+    return text * 2, rng.getrandbits(32)
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """A prompt as token ids, and the tokens that are asked for."""
@@ -49,11 +56,17 @@ class Ask:
     output_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
 class TokenForm:
-    """Makes the prompt of a turn of all that was said before."""
+    """Makes the prompt of a turn of all that was said before, behind what stands for the tokens of
+    a chat template.
+    """
+
+    template_tokens: int = 0
 
     def body(self, messages: list[dict[str, str]], output_tokens: int) -> Ask:
-        text = "".join(one["content"] for one in messages)
+        text = _TEMPLATE * self.template_tokens
+        text += "".join(one["content"] for one in messages)
         tokens: list[int] = np.frombuffer(text.encode("utf-32-le"), "<u4").tolist()
         return Ask(tokens, output_tokens)
 

@@ -184,6 +184,7 @@ class FastWorker:
         clock: Callable[[], float],
     ) -> None:
         self._sim, self._limits = settings.sim, settings.limits
+        self._overlaps = settings.overlaps
         self._size, self._capacity = settings.cache.block_size, settings.cache.num_blocks
         self.cache = PrefixCache(publish if settings.cache.record_events else None)
         self._now = clock
@@ -192,6 +193,7 @@ class FastWorker:
         self._computing: set[int] = set()
         self._decoding: list[tuple[int, int, _Sequence]] = []  # a heap by the last step
         self._number = self._step = self._logged = 0  # `_logged`: the step that begins the log
+        self._seen = 0  # the last request that had come when the last step began
         self._log = array("d")
         self._private = 0.0  # blocks that only one sequence can use
         self._timer: asyncio.TimerHandle | None = None
@@ -271,7 +273,10 @@ class FastWorker:
     def _begin(self) -> None:
         """Schedule the next step, or as many as are alike."""
         self._make_room()
-        self._chunks = self._schedule()
+        is_scheduled = self._overlaps and (self._decoding or self._prefilling)
+        until = self._seen if is_scheduled else self._number
+        self._seen = self._number
+        self._chunks = self._schedule(until)
         decoding = len(self._decoding)
         if not decoding and not self._chunks:
             self._timer = None
@@ -287,6 +292,8 @@ class FastWorker:
             room = self._capacity - self.cache.num_referenced - self._private
             until_full = max(1, int(room * self._size / decoding))
             self._steps = min(self._decoding[0][0] - self._step, until_full)
+            if self._waiting and self._waiting[-1].number > until:
+                self._steps = 1
         self._begun = self._now()
         self._set_timer()
 
@@ -385,8 +392,8 @@ class FastWorker:
             self._waiting.appendleft(one)
         self.cache.evict(self._capacity - self.cache.num_referenced - self._private)
 
-    def _schedule(self) -> list[tuple[_Sequence, int]]:
-        """Parts of prompts for the next step."""
+    def _schedule(self, until: int) -> list[tuple[_Sequence, int]]:
+        """Parts of prompts for the next step, of requests up to this number."""
         budget = self._limits.max_num_batched_tokens - len(self._decoding)
         chunks: list[tuple[_Sequence, int]] = []
         for one in self._prefilling:
@@ -399,6 +406,8 @@ class FastWorker:
         while self._waiting and budget > 0:
             running = len(self._decoding) + len(self._prefilling)
             if running >= self._limits.max_num_seqs or len(bypassed) > self._limits.max_bypasses:
+                break
+            if self._waiting[0].number > until:
                 break
             one = self._waiting.popleft()
             if not self._admit(one):

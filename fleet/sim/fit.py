@@ -1,42 +1,60 @@
 """`pointsman fit`: the worker of `simulate` whose times are nearest to those of a bench run.
 
-With the latency model `linear` a step takes `1/R` for each prompt
-token, `b` if anything decodes and `c` for each sequence that does. A stage of `pointsman bench` has
-means: of the gap between tokens `g`, of the time to the first token, of the time of decoding, and
-rates. Sequences that decode at a time are, by Little's law, `n = rate · (mean E2E − mean TTFT)`,
-and prompt tokens that are computed during a gap `u·rate·g`, for `u` uncached tokens a request. So
+Theory of operation
+-------------------
+With the latency model `linear` a step takes `1/R` for each prompt token, `b` if anything decodes
+and `c` for each sequence that does; a request has a fixed overhead `d` besides (proxy, picker,
+tokenizer, network). A first guess comes from the means of the stages, and then the simulator itself
+gives the differences between what it says and what was measured.
+
+**Guess.** A stage of `pointsman bench` has means: of the gap between tokens `g`, of the time to the
+first token, of the time of decoding, and rates. Sequences that decode at a time are, by Little's
+law, `n = rate · (mean E2E − mean TTFT)`, and prompt tokens that are computed during a gap
+`u·rate·g`, for `u` uncached tokens a request. So
 
     g = b + c·n + (1/R)·u·rate·g
 
-is linear in b, c and 1/R. A first token waits for half of the step that runs, for the prompts
-before it (as in a queue M/D/1 of load v = rate·u/R), and then for its own prompt's steps:
+is linear in b, c and 1/R. A first token waits for half of the step that runs and for the one that
+is scheduled behind it, for the prompts before it (as in a queue M/D/1 of load v = rate·u/R), and
+then for its own prompt's steps:
 
-    TTFT = g·min(1, n)/2 + (u/R)·(1 + v / (2·(1 − v))) + (b + c·n)·min(1, n)
+    TTFT = 1.5·g·min(1, n) + (u/R)·(1 + v / (2·(1 − v))) + (b + c·n)·min(1, n)
 
 where v is taken from the solution before, three times. Both kinds of equations are divided by what
 was measured, so that least squares makes relative errors small. Everything is per worker: rates are
 divided by their number.
+
+**Refinement.** A run says how its load was made, so `simulate` repeats its arrivals and lengths.
+Levenberg and Marquardt's method changes R, b, c and d until the logarithms of simulated p50 and p95
+of TTFT, ITL and E2E are nearest to those of the measured ones, over all stages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+from fleet.bench.flags import add_data, add_load, add_results
+from fleet.bench.load import LoadSettings, loads_of, sessions_of
 from fleet.bench.report import write_text
+from fleet.bench.summary import Spread, Summary, summary
+from fleet.command_line import Parser
 from fleet.errors import FleetError, UsageError
 from fleet.sim.fit_flags import build_parser
-from fleet.sim.latency import WorkerSpeed
+from fleet.sim.latency import WorkerLimits, WorkerSpeed, settings_of
+from fleet.sim.simulation import Simulation, Tenant, simulate
 
-_ROUNDS = 3
-
-
-class _Spread(msgspec.Struct):
-    mean: float
+_GUESSES, _REFINEMENTS = 3, 16
+_STEP = 0.05
+_ENOUGH, _LEAST_GAIN = 0.005, 0.02  # errors as a root mean square; of their squares
+_METRICS = ("ttft", "itl", "e2e")
+_QUANTILES = {"p50": 1.0, "p95": 0.5}  # with their weights
+Numbers = NDArray[np.float64]
 
 
 class _Stage(msgspec.Struct):
@@ -46,28 +64,47 @@ class _Stage(msgspec.Struct):
     completed_rate: float
     prompt_tokens: int
     cached_tokens: int
-    ttft: _Spread | None
-    itl: _Spread | None
-    e2e: _Spread | None
+    ttft: Spread | None
+    itl: Spread | None
+    e2e: Spread | None
 
 
 class _Run(msgspec.Struct):
     stages: list[_Stage]
+    settings: dict[str, Any] = {}
 
 
-def read_stages(path: Path) -> list[_Stage]:
-    """Of the JSON of `bench` or `simulate`. Raises `UsageError`."""
+def read_run(path: Path) -> _Run:
+    """The JSON of `bench` or `simulate`. Raises `UsageError`."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Run).stages
+        return msgspec.json.decode(path.read_bytes(), type=_Run)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from error
     except msgspec.MsgspecError as error:
         raise UsageError(f"{path} is no JSON of `pointsman bench`: {error}") from error
 
 
-def fit(stages: Sequence[_Stage], workers: int) -> WorkerSpeed:
-    """The worker whose times are nearest to those of the stages. Raises `FleetError` where these
-    do not tell its three numbers apart.
+def load_of(settings: dict[str, Any]) -> LoadSettings:
+    """The flags of load and data with which a run was made. Raises `UsageError`."""
+    parser = Parser(prog="the run's settings", add_help=False)
+    add_load(parser)
+    add_data(parser)
+    known = set(vars(parser.parse_args([])))
+    add_results(parser)
+    argv = []
+    for name in sorted(known & set(settings)):
+        value = settings[name]
+        if name == "burstiness" and value is None:  # JSON has no infinity
+            value = "inf"
+        if value is not None:
+            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            argv += [f"--{name.replace('_', '-')}", text]
+    return LoadSettings(**vars(parser.parse_args(argv)))
+
+
+def guess(stages: Sequence[_Stage], workers: int) -> WorkerSpeed:
+    """From the stages' means. Raises `FleetError` where these do not tell its three numbers
+    apart.
     """
     rows = [row for one in stages if (row := _means(one, workers)) is not None]
     if len(rows) < 2:
@@ -79,12 +116,12 @@ def fit(stages: Sequence[_Stage], workers: int) -> WorkerSpeed:
     some = np.minimum(1.0, decoding)
     load = np.zeros(len(rows))
     solution = np.zeros(3)
-    for _ in range(_ROUNDS):
+    for _ in range(_GUESSES):
         waiting = 1 + load / (2 * (1 - load))
         of_gap = np.column_stack([np.ones(len(rows)), decoding, uncached * rate * gap])
         of_first = np.column_stack([some, decoding * some, uncached * waiting])
         left = np.vstack([of_gap / gap[:, None], of_first / ttft[:, None]])
-        right = np.concatenate([np.ones(len(rows)), (ttft - gap * some / 2) / ttft])
+        right = np.concatenate([np.ones(len(rows)), (ttft - 1.5 * gap * some) / ttft])
         solution, _, rank, _ = np.linalg.lstsq(left, right, rcond=1e-9)
         if rank < 3 or solution[2] <= 0:
             raise FleetError(
@@ -92,20 +129,8 @@ def fit(stages: Sequence[_Stage], workers: int) -> WorkerSpeed:
                 "with prompts that are not all cached"
             )
         load = np.minimum(0.9, rate * uncached * solution[2])
-    residual = left @ solution - right
-    half = len(rows)
     base, per_sequence, per_token = map(float, solution)
-    return WorkerSpeed(
-        1 / per_token,
-        max(0.0, base),
-        max(0.0, per_sequence),
-        itl_error=_rms(residual[:half]),
-        ttft_error=_rms(residual[half:]),
-    )
-
-
-def _rms(values: Any) -> float:
-    return float(np.sqrt(np.mean(np.square(values))))
+    return WorkerSpeed(1 / per_token, max(0.0, base), max(0.0, per_sequence), async_scheduling=True)
 
 
 def _means(one: _Stage, workers: int) -> tuple[float, ...] | None:
@@ -120,11 +145,120 @@ def _means(one: _Stage, workers: int) -> tuple[float, ...] | None:
     return one.itl.mean, one.ttft.mean, decoding, uncached, rate
 
 
+class Refinement:
+    """Owns the measured stages, and repeats their load with other workers."""
+
+    def __init__(self, run: _Run, workers: int) -> None:
+        """Raises `UsageError` for a run whose settings do not make its stages."""
+        self._settings = load_of(run.settings)
+        self._sessions, self._loads = sessions_of(self._settings), list(loads_of(self._settings))
+        if len(self._loads) != len(run.stages):
+            raise UsageError("a fit needs a run of one endpoint or configuration")
+        self._workers = workers
+        self._stages = run.stages
+
+    def simulated(self, speed: WorkerSpeed) -> list[Summary]:
+        """The same requests at the same times."""
+        every = []
+        worker = settings_of(speed, WorkerLimits())
+        simulation = Simulation(self._workers, worker, None, True, self._settings.seed)
+        for draws, load in enumerate(self._loads):
+            tenant = Tenant(load.name, self._settings, load, self._sessions)
+            [stage] = simulate(simulation, [tenant], draws)
+            every.append(summary(stage, None))
+        return every
+
+    def errors(self, every: Sequence[Summary]) -> Numbers:
+        """Logarithms of simulated over measured: stages, metrics, quantiles."""
+        found = np.zeros((len(self._stages), len(_METRICS), len(_QUANTILES)))
+        for row, (one, measured) in enumerate(zip(every, self._stages, strict=True)):
+            for column, metric in enumerate(_METRICS):
+                ours, theirs = getattr(one, metric), getattr(measured, metric)
+                for depth, name in enumerate(_QUANTILES):
+                    pair = (getattr(ours, name, 0.0), getattr(theirs, name, 0.0))
+                    if min(pair) > 0:
+                        found[row, column, depth] = np.log(pair[0] / pair[1])
+        return found
+
+    def template_tokens(self, every: Sequence[Summary]) -> int:
+        """What a measured prompt has more than a simulated one."""
+        theirs = sum(one.prompt_tokens for one in self._stages)
+        ours = sum(one.prompt_tokens for one in every)
+        return max(0, round((theirs - ours) / max(1, sum(one.requests for one in every))))
+
+    def refined(self, speed: WorkerSpeed) -> WorkerSpeed:
+        """The nearest worker found from this one on."""
+        tokens = self.template_tokens(self.simulated(speed))
+        speed = msgspec.structs.replace(speed, template_tokens=tokens)
+        first = min(one.ttft.p50 for one in self._stages if one.ttft is not None)
+        gap = min(one.itl.p50 for one in self._stages if one.itl is not None)
+        # What one unit of each number is: they are within a factor of some of each other.
+        scale = np.array([1 / speed.prefill_tokens_per_second, gap, gap / 10, first / 4])
+        begun = (1 / speed.prefill_tokens_per_second, speed.decode_base_seconds,
+                 speed.decode_per_sequence_seconds, speed.overhead_seconds)  # fmt: skip
+
+        def made(numbers: Numbers) -> WorkerSpeed:
+            per_token, base, per_sequence, overhead = map(float, numbers * scale)
+            return msgspec.structs.replace(
+                speed,
+                prefill_tokens_per_second=1 / per_token,
+                decode_base_seconds=base,
+                decode_per_sequence_seconds=per_sequence,
+                overhead_seconds=overhead,
+            )
+
+        weights = np.array(list(_QUANTILES.values()))
+
+        def residuals(numbers: Numbers) -> Numbers:
+            errors = self.errors(self.simulated(made(numbers))) * weights
+            return cast("Numbers", errors.reshape(-1))
+
+        least = np.array([1e-3, 0.0, 0.0, 0.0])
+        numbers = nearest(residuals, np.maximum(np.array(begun) / scale, least), least)
+        found = made(numbers)
+        squares = np.square(self.errors(self.simulated(found))).mean(axis=(0, 2)) ** 0.5
+        return msgspec.structs.replace(
+            found, ttft_error=float(squares[0]), itl_error=float(squares[1])
+        )
+
+
+def nearest(residuals: Callable[[Numbers], Numbers], begun: Numbers, least: Numbers) -> Numbers:
+    """Levenberg and Marquardt's method; numbers stay above `least`. Slopes are differences at
+    first, then follow the steps taken (Broyden), and are measured anew where they mislead.
+    """
+    numbers, damping = begun, 0.01
+    now, slopes, is_new = residuals(numbers), np.zeros((0, 0)), False
+    for _ in range(_REFINEMENTS):
+        if not slopes.size:
+            steps = _STEP * np.eye(len(numbers))
+            slopes = np.array([residuals(numbers + step) - now for step in steps]).T / _STEP
+            is_new = True
+        normal = slopes.T @ slopes
+        damped = normal + damping * (np.diag(np.diag(normal)) + 1e-6 * np.eye(len(numbers)))
+        tried = np.maximum(least, numbers - np.linalg.solve(damped, slopes.T @ now))
+        then, move = residuals(tried), tried - numbers
+        if then @ then < now @ now:
+            gain = 1 - (then @ then) / (now @ now)
+            slopes = slopes + np.outer(then - now - slopes @ move, move) / (move @ move)
+            numbers, now, damping = tried, then, damping / 4
+            if now @ now < _ENOUGH**2 * len(now) or (is_new and gain < _LEAST_GAIN):
+                break
+            if gain < _LEAST_GAIN:
+                slopes = np.zeros((0, 0))
+            is_new = False
+        elif is_new:
+            damping *= 8
+        else:
+            slopes = np.zeros((0, 0))
+    return numbers
+
+
 def fit_command(argv: Sequence[str], out: Callable[[str], None]) -> int:
     """Run `pointsman fit RUN FILE`. Raises `FleetError`."""
     flags = build_parser().parse_args(argv)
-    speed = fit(read_stages(flags.run), flags.workers)
-    speed = msgspec.structs.replace(speed, kv_tokens=flags.kv_tokens)
+    run = read_run(flags.run)
+    speed = msgspec.structs.replace(guess(run.stages, flags.workers), kv_tokens=flags.kv_tokens)
+    speed = Refinement(run, flags.workers).refined(speed)
     text = msgspec.json.format(msgspec.json.encode(speed)).decode()
     try:
         write_text(flags.out, text + "\n")
@@ -133,10 +267,11 @@ def fit_command(argv: Sequence[str], out: Callable[[str], None]) -> int:
     out(
         f"{speed.prefill_tokens_per_second:,.0f} prompt tokens/s; a decode step of n sequences "
         f"takes {speed.decode_base_seconds * 1e3:.3g} ms + "
-        f"n × {speed.decode_per_sequence_seconds * 1e3:.3g} ms"
+        f"n × {speed.decode_per_sequence_seconds * 1e3:.3g} ms; "
+        f"{speed.overhead_seconds * 1e3:.3g} ms and {speed.template_tokens} tokens a request more"
     )
     out(
-        f"error over the stages (root mean square): ITL {speed.itl_error or 0.0:.1%}, "
-        f"TTFT {speed.ttft_error or 0.0:.1%}"
+        "error of p50 and p95 over the stages (root mean square): "
+        f"ITL {speed.itl_error or 0.0:.1%}, TTFT {speed.ttft_error or 0.0:.1%}"
     )
     return 0

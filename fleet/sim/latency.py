@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -19,7 +19,9 @@ MAX_MODEL_TOKENS = 1 << 20
 
 
 class WorkerSpeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of `pointsman fit`. Errors are relative root mean squares over the stages."""
+    """A file of `pointsman fit`. Errors are relative root mean squares over the stages; see
+    `WorkerSettings` for what comes besides the steps.
+    """
 
     prefill_tokens_per_second: float
     decode_base_seconds: float
@@ -28,6 +30,9 @@ class WorkerSpeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_tokens: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    async_scheduling: bool = False
+    template_tokens: int = 0
+    overhead_seconds: float = 0.0
     itl_error: float | None = None
     ttft_error: float | None = None
     pointsman_worker: int = 1
@@ -56,16 +61,22 @@ def worker_settings(name: str, asked: WorkerLimits, records_events: bool) -> Wor
     speed = OWN_PRESETS.get(name)
     if speed is None and name not in PRESETS:
         speed = _read(name)
-    if speed is None:
-        sim = apply(SimConfig(), dict(PRESETS[name]))
-        speed = WorkerSpeed(0, 0, 0)
-    else:
-        sim = SimConfig(
-            step_overhead_seconds=speed.step_overhead_seconds,
-            prefill_tokens_per_second=speed.prefill_tokens_per_second,
-            decode_base_seconds=speed.decode_base_seconds,
-            decode_per_sequence_seconds=speed.decode_per_sequence_seconds,
-        )
+    if speed is not None:
+        return settings_of(speed, asked, records_events)
+    settings = settings_of(WorkerSpeed(1, 0, 0), asked, records_events)
+    return replace(settings, sim=apply(SimConfig(), dict(PRESETS[name])))
+
+
+def settings_of(
+    speed: WorkerSpeed, asked: WorkerLimits, records_events: bool = False
+) -> WorkerSettings:
+    """A worker of the latency model `linear`."""
+    sim = SimConfig(
+        step_overhead_seconds=speed.step_overhead_seconds,
+        prefill_tokens_per_second=speed.prefill_tokens_per_second,
+        decode_base_seconds=speed.decode_base_seconds,
+        decode_per_sequence_seconds=speed.decode_per_sequence_seconds,
+    )
     kv_tokens = asked.kv_tokens or speed.kv_tokens or _KV_TOKENS
     batched = asked.max_num_batched_tokens or speed.max_num_batched_tokens or _MAX_BATCHED_TOKENS
     limits = SchedulerConfig(
@@ -76,7 +87,9 @@ def worker_settings(name: str, asked: WorkerLimits, records_events: bool) -> Wor
     cache = CacheConfig(
         max(1, kv_tokens // BLOCK_TOKENS), BLOCK_TOKENS, record_events=records_events
     )
-    return WorkerSettings(sim, limits, cache)
+    return WorkerSettings(
+        sim, limits, cache, speed.async_scheduling, speed.template_tokens, speed.overhead_seconds
+    )
 
 
 def _read(name: str) -> WorkerSpeed:
@@ -92,9 +105,11 @@ def _read(name: str) -> WorkerSpeed:
         speed.decode_base_seconds,
         speed.decode_per_sequence_seconds,
         speed.step_overhead_seconds,
+        speed.overhead_seconds,
+        speed.template_tokens,
     )
     if speed.prefill_tokens_per_second <= 0 or min(times) < 0:
         raise UsageError(
-            f"--worker: {name}: prefill_tokens_per_second must be above 0, times not below"
+            f"--worker: {name}: prefill_tokens_per_second must be above 0, no other number below"
         )
     return speed

@@ -14,6 +14,7 @@ from worker.config import CacheConfig, SchedulerConfig, SimConfig
 from worker.engine.cache_events import CacheEvent
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest, RequestOutput
+from worker.engine.pipeline import InlinePipeline
 from worker.engine.scheduler import Scheduler
 from worker.executor.sim.runner import SimExecutor, SimLimits
 from worker.types import EngineStats, SamplingParams
@@ -21,11 +22,18 @@ from worker.types import EngineStats, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """How fast a simulated worker is and what it has room for."""
+    """How fast a simulated worker is and what it has room for. With `overlaps` a step is scheduled
+    when the one before it begins, as by an engine with asynchronous scheduling: a request waits for
+    one step more. A prompt has `template_tokens` more than its text, and comes to the worker
+    `overhead_seconds` after its client sent it.
+    """
 
     sim: SimConfig = field(default_factory=SimConfig)
     limits: SchedulerConfig = field(default_factory=SchedulerConfig)
     cache: CacheConfig = field(default_factory=lambda: CacheConfig(4096, 16))
+    overlaps: bool = False
+    template_tokens: int = 0
+    overhead_seconds: float = 0.0
 
 
 class WorkerGoneError(Exception):
@@ -59,7 +67,8 @@ class LivingWorker:
             settings.cache.num_blocks, settings.cache.block_size, settings.limits.max_num_seqs
         )
         executor = SimExecutor(settings.sim, self._pass, limits)
-        self._core = EngineCore(self._scheduler, executor, self._now)
+        pipeline = InlinePipeline(executor, 2 if settings.overlaps else 1)
+        self._core = EngineCore(self._scheduler, executor, self._now, pipeline=pipeline)
         self._step_seconds = 0.0
         self._wakened = asyncio.Event()
         self._told: dict[str, asyncio.Queue[RequestOutput | None]] = {}

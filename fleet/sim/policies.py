@@ -75,15 +75,17 @@ schedulingProfiles:
 }
 
 
-def policy(name: str) -> tuple[str, str | None]:
-    """The name of a policy, or a file's, and the configuration. Raises `UsageError`."""
+def policy(name: str, flag: str = "--policies") -> tuple[str, str | None]:
+    """The name of a policy, or a file's, and the configuration; `flag` is what named it. Raises
+    `UsageError`.
+    """
     if name in POLICIES:
         return name, POLICIES[name]
     path = Path(name)
     if not path.is_file():
         hint = near(name, POLICIES) or f" ({', '.join(POLICIES)})"
-        raise UsageError(f"--policies: {name} is neither a file nor the name of a policy{hint}")
+        raise UsageError(f"{flag}: {name} is neither a file nor the name of a policy{hint}")
     try:
-        return path.name, read_config_file(path, "--policies").decode(errors="replace")
+        return path.name, read_config_file(path, flag).decode(errors="replace")
     except PickerError as error:
         raise UsageError(str(error).partition("\n")[0]) from error

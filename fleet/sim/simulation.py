@@ -11,7 +11,7 @@ from random import Random
 from types import MappingProxyType
 
 from fleet.bench.driver import Driver
-from fleet.bench.load import Load, LoadSettings, drive
+from fleet.bench.load import Load, LoadSettings, draws_of, drive
 from fleet.bench.summary import Stage
 from fleet.bench.workload import Sessions
 from fleet.sim.client import TokenForm, TokenTexts, VirtualClient
@@ -71,24 +71,27 @@ async def _simulated(simulation: Simulation, tenants: Sequence[Tenant], draws: i
         is_fast=simulation.is_fast,
     )
     loop = asyncio.get_running_loop()
-    rngs = [Random(f"{simulation.seed}/{draws}/{number}") for number in range(len(tenants))]
+    rngs = [draws_of(simulation.seed, draws, number) for number in range(len(tenants))]
     texts = TokenTexts(rngs[0].getrandbits(32))  # all tenants' groups are the same ones
+    form = TokenForm(simulation.worker.template_tokens)
     async with VirtualReplicas(settings) as fleet:
         for event in simulation.events:
             loop.call_at(event.at_seconds, _happens, fleet, event)
         async with asyncio.TaskGroup() as group:
             running = [
-                group.create_task(_stage(fleet, one, texts, rng))
+                group.create_task(_stage(fleet, one, form, texts, rng))
                 for one, rng in zip(tenants, rngs, strict=True)
             ]
         return [one.result() for one in running]
 
 
-async def _stage(fleet: VirtualReplicas, tenant: Tenant, texts: TokenTexts, rng: Random) -> Stage:
+async def _stage(
+    fleet: VirtualReplicas, tenant: Tenant, form: TokenForm, texts: TokenTexts, rng: Random
+) -> Stage:
     clock = asyncio.get_running_loop().time
     client = VirtualClient(fleet, tenant.objective)
     settings = tenant.settings
-    driver = Driver(client, TokenForm(), clock, settings.think, settings.requests)
+    driver = Driver(client, form, clock, settings.think, settings.requests)
     sessions = tenant.sessions(texts, rng)
     await drive(driver, tenant.load, settings, sessions, rng)
     return Stage(

@@ -261,6 +261,8 @@ class VirtualReplicas:
         times = [_now()]
         try:
             decision = await exchange.route(RawRequest(headers, msgspec.json.encode(body)))
+            if overhead := self._settings.worker.overhead_seconds:
+                await asyncio.sleep(overhead)
             address = self._connected(decision.destination)
             response = decision.response
 

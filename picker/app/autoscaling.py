@@ -159,6 +159,8 @@ class _Group:
         current.labels(*self._labels).set(seen.replicas)
         cost.labels(*self._labels).set(plan.replicas * self._group.cost_per_replica_hour)
         if plan.replicas == seen.replicas:
+            if known is not None:
+                self._went_well()
             return
         self.replicas = seen.replicas if known is not None else plan.replicas
         text = "group %s: %d replicas wanted, %d now: %s"
@@ -186,7 +188,6 @@ class _Group:
             self._failed(error)
             return None
         self.replicas = replicas_of(found)
-        self._went_well()
         return found
 
     def _observation(self, taken: LoadWindow, seconds: float) -> Observation:

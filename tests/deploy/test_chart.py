@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -23,6 +24,9 @@ from manifests import (
     workloads,
 )
 from pod_security import violations, wishes
+
+from fleet.sidecar_flags import build_parser
+from picker.config.autoscale_file import read_autoscale_file
 
 pytestmark = pytest.mark.usefixtures("kubectl", "helm")
 OF_HELM = ("app.kubernetes.io/managed-by", "helm.sh/chart")
@@ -58,6 +62,14 @@ SAME: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("workers.sim.enabled=true", "workers.cpu.enabled=true", "workers.gpu.enabled=true"),
         tuple(
             f"{OVERLAYS}/{one}" for one in ("gateway", "sim-workers", "cpu-workers", "gpu-workers")
+        ),
+    ),
+    "disaggregated": (
+        ("workers.disaggregation.enabled=true", "networkPolicy.enabled=true"),
+        (
+            f"{OVERLAYS}/disaggregated",
+            f"{ADDONS}/network-policy",
+            f"{ADDONS}/network-policy-disaggregated",
         ),
     ),
     "hpa": (("autoscaling.kind=hpa",), (f"{OVERLAYS}/gateway", f"{ADDONS}/autoscaling-hpa")),
@@ -174,6 +186,102 @@ def test_a_seed_of_ones_own_is_mounted(kubectl: Path, tmp_path: Path) -> None:
     assert ours[name] == theirs[name]
 
 
+def test_roles_have_values_of_their_own_where_they_need_them() -> None:
+    """Of a value that a role does not have, that of `gpu`; networks and sizes where they belong."""
+    settings = (
+        "mode=standalone",
+        "workers.disaggregation.enabled=true",
+        "workers.disaggregation.keySecret=chat-key",
+        "workers.disaggregation.kvBufferSize=4000000000",
+        "workers.disaggregation.sidecar.prefillerNetworks={100.64.0.0/10,fd00::/8}",
+        "workers.disaggregation.prefill.args={--model=m,--max-num-batched-tokens=16384}",
+        "workers.disaggregation.prefill.nodeSelector.pool=large",
+        "workers.gpu.args={--model=m}",
+        "workers.gpu.cache.existingClaim=models",
+    )
+    objects = charted(*settings, release="chat", namespace="team-a")
+    assert loose_ends(objects) == []
+    pods = {one["metadata"]["name"]: pod_of(one) for one in workloads(objects)}
+    prefill, decode = (pods[f"chat-worker-gpu-{role}"] for role in ("prefill", "decode"))
+    assert prefill["nodeSelector"] == {"pool": "large"}
+    assert "nodeSelector" not in decode
+    [sidecar], [giver], [taker] = (
+        decode["initContainers"],
+        prefill["containers"],
+        decode["containers"],
+    )
+    networks = build_parser().parse_args(sidecar["args"]).prefiller_networks
+    assert [str(one) for one in networks] == ["100.64.0.0/10", "fd00::/8"]
+    assert ("--max-num-batched-tokens=16384" in giver["args"], len(taker["args"])) == (True, 6)
+    for pod, worker in ((prefill, giver), (decode, taker)):
+        assert {"name": "cache", "persistentVolumeClaim": {"claimName": "models"}} in pod["volumes"]
+        [key] = [one for one in worker["env"] if one["name"] == "POINTSMAN_KV_TRANSFER_KEY"]
+        assert key["valueFrom"]["secretKeyRef"]["name"] == "chat-key"
+        [transfer] = [one for one in worker["args"] if one.startswith("--kv-transfer-config=")]
+        assert json.loads(transfer.partition("=")[2])["kv_buffer_size"] == 4_000_000_000
+
+
+def test_a_picker_scales_what_components_autoscale_names(kubectl: Path, tmp_path: Path) -> None:
+    """By the same file, flag and rights; for the GPU workers, whose replicas it sets."""
+    shutil.copytree(DEPLOY / "k8s", tmp_path / "k8s")
+    (tmp_path / "kustomization.yaml").write_text(
+        "namespace: pointsman\nresources: [k8s/overlays/gateway, k8s/overlays/gpu-workers]\n"
+        "components: [k8s/components/autoscale]\n"
+    )
+    command = [kubectl, "kustomize", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    theirs = by_name(list(yaml.safe_load_all(done.stdout)))
+    ours = by_name(charted("autoscaling.kind=picker", "workers.gpu.enabled=true"))
+    assert theirs["Deployment", "pointsman-worker-gpu"]["spec"].pop("replicas") == 1
+    assert ours == theirs
+
+
+SCALED = {
+    "one for each role": (
+        ("workers.disaggregation.enabled=true", "autoscaling.maxReplicas=4"),
+        {"prefill": "chat-worker-gpu-prefill", "decode": "chat-worker-gpu-decode"},
+        {"team-a": {"chat-worker-gpu-prefill", "chat-worker-gpu-decode"}},
+    ),
+    "those of other namespaces": (
+        (
+            "workers.gpu.enabled=true",
+            "autoscaling.plan.groups[0].deployment=vllm",
+            "autoscaling.plan.groups[0].namespace=research",
+            "autoscaling.plan.groups[0].maxReplicas=4",
+            "autoscaling.plan.groups[1].name=reported",
+            "autoscaling.plan.groups[1].stage=decode",
+            "autoscaling.plan.groups[1].maxReplicas=4",
+        ),
+        {"both": "vllm", "decode": ""},
+        {"research": {"vllm"}},
+    ),
+}
+
+
+@pytest.mark.parametrize(("settings", "groups", "rights"), SCALED.values(), ids=SCALED.keys())
+def test_a_picker_may_scale_what_its_plan_names(
+    settings: tuple[str, ...], groups: dict[str, str], rights: dict[str, set[str]]
+) -> None:
+    """Nothing else, wherever it is; the picker reads the plan."""
+    plan = ("autoscaling.kind=picker", "autoscaling.plan.capacity.kvTokens=2000000")
+    objects = charted(*plan, *settings, release="chat", namespace="team-a")
+    assert loose_ends(objects) == []
+    [config] = [one["data"] for one in of_kind(objects, "ConfigMap") if len(one["data"]) > 1]
+    read = read_autoscale_file(config["autoscale.yaml"].encode(), "autoscale.yaml")
+    assert {one.scaling.stage.value: one.deployment for one in read} == groups
+    assert {one.scaling.max_replicas for one in read} == {4}
+    allowed = {
+        role["metadata"]["namespace"]: set(rule["resourceNames"])
+        for role in of_kind(objects, "Role")
+        for rule in role["rules"]
+        if rule["resources"] == ["deployments/scale"] and rule["verbs"] == ["get", "update"]
+    }
+    assert allowed == rights
+    for workload in workloads(objects):
+        is_scaled = workload["metadata"]["name"] in rights.get("team-a", ())
+        assert ("replicas" in workload["spec"]) is not is_scaled
+
+
 def test_the_picker_of_pools_of_other_namespaces_asks_nothing_in_its_own() -> None:
     """Its Role is empty, and not one with the rights to a pool that it does not follow."""
     objects = charted("pools[0].name=a", "pools[0].grpcPort=9012", "pools[0].namespace=team-b")
@@ -216,6 +324,16 @@ CONTRADICTIONS = {
     "pools without a gateway": (*POOLS[:2], "mode=standalone"),
     "one autoscaler of several pools": (*POOLS[:4], "autoscaling.kind=hpa"),
     "tokens in plain text": ("picker.metrics.auth=true",),
+    "a plan for nothing": ("autoscaling.kind=picker",),
+    "a plan of each replica": (
+        "autoscaling.kind=picker",
+        "workers.gpu.enabled=true",
+        "picker.highAvailability=active-active",
+    ),
+    "an autoscaler of workers that are not there": (
+        "autoscaling.kind=keda",
+        "workers.disaggregation.enabled=true",
+    ),
 }
 
 
@@ -228,7 +346,9 @@ def test_values_that_contradict_each_other_are_refused(
     command = [str(helm), "template", "pointsman", str(CHART), *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode != 0
-    assert re.search(r"execution error at .*: (pools|picker\.metrics\.auth)", done.stderr)
+    assert re.search(
+        r"execution error at .*: (pools|picker\.metrics\.auth|autoscaling)", done.stderr
+    )
 
 
 @pytest.mark.parametrize("mode", ["gateway", "standalone"])
@@ -271,6 +391,7 @@ def test_notes_say_where_to_look(helm: Path) -> None:
         ("mode=gateway", "InferencePool pointsman"),
         ("mode=standalone", "Envoy"),
         (several, "research/mixtral:9014"),
+        ("workers.disaggregation.enabled=true", "create secret generic pointsman-kv-transfer"),
     ):
         command = [helm, "install", "pointsman", CHART, "--dry-run=client", "--set", setting]
         told = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -288,6 +409,9 @@ REFUSED = {
     "a name with capitals": "fullnameOverride=Chat",
     "another failure mode": "pool.failureMode=Fail",
     "a pool without a port": "pools[0].name=llama",
+    "a role that does not exist": "workers.disaggregation.encode.replicas=1",
+    "a network that is none": "workers.disaggregation.sidecar.prefillerNetworks={pods}",
+    "no room for KV": "workers.disaggregation.kvBufferSize=0",
     "a pool at the port of health": "pools[0].name=llama,pools[0].grpcPort=9003",
 }
 

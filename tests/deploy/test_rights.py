@@ -53,6 +53,7 @@ PEERS = {("discovery.k8s.io", "endpointslices", "", verb) for verb in ("list", "
 EXPECTED = {
     "base": POOL,
     "gateway": POOL,
+    "disaggregated": POOL,
     "standalone": PODS,
     "active-active": POOL | PEERS,
     "active-active-tls": POOL | PEERS,

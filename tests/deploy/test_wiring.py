@@ -22,7 +22,10 @@ from worker.api.schema.routes import PROBE_ROUTES
 
 pytestmark = pytest.mark.usefixtures("kubectl")
 WHOLE = [folder for folder in BUILDS if "overlays" in folder or folder.endswith("base")]
-WITH_WORKERS = ["deploy/k8s/overlays/gateway", "deploy/k8s/overlays/gpu-workers"]
+WITH_WORKERS = [
+    f"deploy/k8s/overlays/{name}"
+    for name in ("gateway", "gpu-workers", "prefill-workers", "decode-workers")
+]
 ENVIRONMENT = {
     "NAMESPACE": "pointsman",
     "POD_NAME": "pointsman-picker-abc-xyz",
@@ -77,11 +80,15 @@ def test_the_picker_takes_its_flags(folder: str, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("folder", [folder for folder in WHOLE if folder.endswith("workers")])
 def test_workers_take_their_flags(folder: str) -> None:
-    """No flag is unknown; the port is the one that is declared."""
+    """No flag is unknown; ports are those that are declared. Behind a sidecar nothing else of the
+    network reaches the worker.
+    """
     [container] = _given(folder, "worker")
     taken = worker.flags.build_parser().parse_args(_arguments(container))
-    assert [taken.port] == [port["containerPort"] for port in container["ports"]]
-    assert taken.host == "0.0.0.0"
+    transfer = worker.flags.resolve(taken, None, {}).engine.kv_transfer
+    ports = {taken.port} | ({transfer.kv_port} if transfer and transfer.gives else set())
+    assert ports == {port["containerPort"] for port in container["ports"]}
+    assert taken.host == ("127.0.0.1" if _given(folder, "sidecar") else "0.0.0.0")
 
 
 @pytest.mark.parametrize("folder", PICKERS)

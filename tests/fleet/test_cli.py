@@ -123,7 +123,10 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
         ("bench", "--compare-url", "x:1", "--compare", "a", "b"),
         "argument --compare: not allowed with argument --compare-url",
     ),
-    "bench: no configuration": (("bench", "--compare", "/no/a", "b"), "--compare: cannot read /no"),
+    "bench: no configuration": (
+        ("bench", "--compare", "/no/a", "b"),
+        "--compare: /no/a is neither a file",
+    ),
     "bench: a picker for nothing": (("bench", "--picker", "x:1"), "--picker is for --compare"),
     "bench: no trace": (("bench", "--trace", "/no/such"), "--trace: /no/such: No such file"),
     "bench: no such trace": (

@@ -205,3 +205,16 @@ def test_the_picker_decides_between_roles() -> None:
     own = lay_out(workers=1, prefill=1, config=Path("c.yaml"))
     assert flags(own.picker().program.argv)["--config-file"] == "c.yaml"
     assert (own.disaggregated_path, lay_out().disaggregated_path) == (None, None)
+
+
+def test_a_front_stands_before_envoy() -> None:
+    """Clients come in through it, and Envoy listens for it alone."""
+    options = FleetOptions(front=True, host="::1", port=8080)
+    assert options.num_ports == FleetOptions().num_ports + 1
+    layout = Plan(options, dataclasses.replace(SITE, gateway_port=77), MODEL)
+    assert layout.envoy().bootstrap.listen == SocketAddress("127.0.0.1", 77)
+    assert layout.front is not None
+    given = flags(layout.front.argv)
+    assert (given["--host"], given["--port"]) == ("::1", "8080")
+    assert given["--gateway"] == "http://127.0.0.1:77"
+    assert lay_out().front is None

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
+from noting_server import Handler, Server, listening
 
-from fleet.sidecar import Sidecar, SidecarOptions, new_session, prefill_body, runner_of
+from fleet.http_proxy import new_session, runner_of
+from fleet.sidecar import Sidecar, SidecarOptions, prefill_body
 
 KEPT = {
     "do_remote_prefill": True,
@@ -36,47 +38,6 @@ ASKED = {
 }
 CHAT = "/v1/chat/completions"
 CHUNKS = (b'data: {"a":1}\n\n', b"data: [DONE]\n\n")
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class Server:
-    """A worker that notes what it was asked; `behave` answers."""
-
-    def __init__(self, behave: Handler) -> None:
-        self.behave = behave
-        self.asked: list[tuple[str, str, dict[str, str], bytes]] = []
-        self.arrived = asyncio.Event()
-        self.left = asyncio.Event()
-        self.address = ""
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        headers = {name.lower(): value for name, value in request.headers.items()}
-        self.asked.append((request.method, str(request.rel_url), headers, await request.read()))
-        self.arrived.set()
-        try:
-            return await self.behave(request)
-        except asyncio.CancelledError:
-            self.left.set()
-            raise
-
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator[Server]:
-        application = web.Application()
-        application.router.add_route("*", "/{path:.*}", self.handle)
-        runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=1)
-        self.address = await listening(runner)
-        try:
-            yield self
-        finally:
-            await runner.cleanup()
-
-
-async def listening(runner: web.AppRunner) -> str:
-    """Its address, on a free port."""
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    return f"{host}:{port}"
 
 
 async def keeps(_: web.Request) -> web.StreamResponse:
@@ -110,7 +71,7 @@ class House:
             "drain_timeout": 1.0,
         }
         session = await self._stack.enter_async_context(new_session())
-        runner = runner_of(Sidecar(SidecarOptions(**{**given, **options}), session), 1.0)
+        runner = runner_of(Sidecar(SidecarOptions(**{**given, **options}), session).handle, 1.0)
         self.url = f"http://{await listening(runner)}"
         self._stack.push_async_callback(runner.cleanup)
         self.client = await self._stack.enter_async_context(aiohttp.ClientSession())

@@ -13,7 +13,8 @@ import pytest
 from aiohttp import web
 from running_worker import Worker, running_worker
 
-from fleet.sidecar import KEEP_KV, Sidecar, SidecarOptions, new_session, runner_of
+from fleet.http_proxy import new_session, runner_of
+from fleet.sidecar import KEEP_KV, Sidecar, SidecarOptions
 
 pytestmark = pytest.mark.soak
 
@@ -60,7 +61,7 @@ async def test_answers_are_the_same_whatever_becomes_of_the_prefill(model_path: 
         named = {"x-prefiller-host-port": str(first.http.base_url.netloc.decode())}
         session = await stack.enter_async_context(new_session())
         options = SidecarOptions("", 0, str(second.http.base_url), None, 60.0, 1.0)
-        runner = runner_of(Sidecar(options, session), 1.0)
+        runner = runner_of(Sidecar(options, session).handle, 1.0)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -82,15 +82,15 @@ def _pods(objects: Sequence[Object]) -> Iterator[str]:
             yield f"{name}: two containers have one port"
         for container in containers(pod):
             mounted |= {mount["name"] for mount in container.get("volumeMounts", ())}
-            yield from _probes(f"{name}.{container['name']}", container)
+            yield from _probes(f"{name}.{container['name']}", container, numbers)
             yield from _patience(f"{name}.{container['name']}", container, pod)
         if mounted != volumes.keys():
             yield f"{name}: volumes and mounts differ by {sorted(mounted ^ volumes.keys())}"
 
 
-def _probes(at: str, container: Object) -> Iterator[str]:
-    ports = {p["containerPort"] for p in container.get("ports", ())}
-    ports |= {p.get("name") for p in container.get("ports", ())}
+def _probes(at: str, container: Object, numbers: Sequence[int]) -> Iterator[str]:
+    """`numbers`: the ports of the Pod, whose containers share an address."""
+    ports = {*numbers, *(p.get("name") for p in container.get("ports", ()))}
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         for how in ("grpc", "httpGet", "tcpSocket"):
             port = container.get(probe, {}).get(how, {}).get("port")

@@ -69,9 +69,7 @@ class PagedExecutor(HostExecutor):
     def execute(self, step: SchedulerOutput) -> ModelOutput:
         """Copy, write every chunk, then read every context that samples."""
         assert not self.asleep
-        self._copy(step.block_copies)
-        for load in step.kv_loads:
-            self._load(load)
+        self._move(step)
         for sequence in step.sequences:
             assert not sequence.takes_pending
             for position, token in enumerate(sequence.token_ids, sequence.start):
@@ -81,6 +79,16 @@ class PagedExecutor(HostExecutor):
             self._answer(sequence, result)
         self.steps.append(step)
         return result
+
+    def _move(self, step: SchedulerOutput) -> None:
+        """What comes before a step writes anything."""
+        for save in step.kv_saves:
+            for block, into in zip(save.blocks, save.into, strict=True):
+                slots = [self._slots[block, slot] for slot in range(self._block_size)]
+                into[:] = bytes(number for slot in slots for number in slot)
+        self._copy(step.block_copies)
+        for load in step.kv_loads:
+            self._load(load)
 
     def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
         read = {
@@ -93,7 +101,7 @@ class PagedExecutor(HostExecutor):
         self._slots.update(read)
 
     def _load(self, load: KvLoad) -> None:
-        data = bytes(load.data)
+        data = b"".join(load.parts)
         assert len(load.blocks) == -(-len(data) // TOKEN_BYTES // self._block_size)
         for index in range(len(data) // TOKEN_BYTES):
             token, position = data[TOKEN_BYTES * index : TOKEN_BYTES * (index + 1)]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.config import LoraConfig, LoraModule, ServeConfig
+from worker.config import KvOffloadingConfig, LoraConfig, LoraModule, ServeConfig
 from worker.errors import ConfigError
 from worker.flags import build_parser, find_model, resolve
 from worker.server_flags import read_chat_template
@@ -414,7 +414,6 @@ def test_the_model_is_found_by_flag_environment_or_cache(
         ('{"kv_port": 65536}', (), "kv_port must be in [0, 65535], got 65536"),
         ('{"kv_buffer_size": 0}', (), "kv_buffer_size must be above 0, got 0"),
         ('{"kv_connector_extra_config": {"kv_lease_duration": -1}}', (), "kv_lease_duration must"),
-        ("{}", ("--engine", "sim"), "--engine sim, which has none"),
         ("{}", ("--kv-cache-dtype", "fp8"), "--kv-cache-dtype fp8"),
     ],
 )
@@ -424,6 +423,36 @@ def test_transfers_that_cannot_be_are_refused(
     """In one sentence that names the field."""
     with pytest.raises(ConfigError, match=re.escape(message)):
         resolved("--kv-transfer-config", given, *flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--engine", "sim"), "--kv-offloading-size: --engine sim has no KV"),
+        (("--kv-cache-dtype", "fp8"), "--kv-cache-dtype fp8"),
+        (("--tensor-parallel-size", "2"), "leave --tensor-parallel-size out"),
+        (("--no-enable-prefix-caching",), "needs the prefix cache"),
+        (("--kv-offloading-policy", "tenant", "--no-enable-fair-eviction"), "policy tenant"),
+        (
+            ("--kv-offloading-path", "/kv", "--prefix-caching-hash-algo", "xxhash"),
+            "--kv-offloading-path: no later start knows a random hash seed",
+        ),
+        (("--kv-offloading-path", "/kv", "--prefix-caching-hash-seed", "random"), "random hash"),
+    ],
+)
+def test_offloading_that_cannot_be_is_refused(flags: tuple[str, ...], message: str) -> None:
+    """In one sentence that names the flag."""
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        resolved("--kv-offloading-size", "1", *flags)
+
+
+def test_offloading_is_off_by_default() -> None:
+    """A directory alone is not enough."""
+    assert resolved().engine.kv_offloading is None
+    with pytest.raises(ConfigError, match="--kv-offloading-path needs --kv-offloading-size"):
+        resolved("--kv-offloading-path", "/kv")
+    config = resolved("--kv-offloading-size", "1.5", "--kv-offloading-path", "/kv")
+    assert config.engine.kv_offloading == KvOffloadingConfig(1.5, "/kv", 32.0, "lru")
 
 
 def test_transfers_have_an_engine_id_and_reach_the_api() -> None:

@@ -17,8 +17,9 @@ A sequence whose grammar is still being compiled is passed over, and counts as h
 is one whose adapter has no slot (see `adapters`). Others with adapters may go before it as often as
 before one that does not fit; then none of them is admitted until it is.
 
-A sequence whose KV is on its way from another engine is passed over likewise, until it has arrived
-or is known not to. What has arrived counts like a hit of the cache.
+A sequence whose KV is on its way, from another engine or a disk, is passed over likewise, until it
+has arrived or is known not to. What has arrived counts like a hit of the cache. A disk is read when
+a sequence could be admitted that goes on there.
 
 A sequence that was preempted comes back only when some room for growth is left besides, and after
 `policies.MAX_PREEMPTIONS` times only when it can be guaranteed (see `policies`).
@@ -37,7 +38,6 @@ from worker.engine.block_manager import PrefixHit
 from worker.engine.counters import Counters
 from worker.engine.live_sequences import LiveSequences
 from worker.engine.planning import StepPlan
-from worker.engine.remote_kv import RemoteKv
 from worker.engine.sequence import Sequence
 from worker.engine.sequence_kv import SequenceKv
 
@@ -57,6 +57,7 @@ class _Outcome(Enum):
     ADMITTED = auto()
     DEFERRED = auto()
     BLOCKED = auto()
+    READING = auto()
 
 
 @dataclass(slots=True)
@@ -83,7 +84,6 @@ class Admitter:
         counters: Counters,
         num_watermark_blocks: int,
         adapters: AdapterSlots | None = None,
-        remote: RemoteKv | None = None,
     ) -> None:
         self._limits = limits
         self._live = live
@@ -91,7 +91,6 @@ class Admitter:
         self._counters = counters
         self._num_watermark_blocks = num_watermark_blocks
         self._adapters = adapters
-        self._remote = remote
         self.num_deferred = 0
         self.broken: list[tuple[Sequence, str]] = []
 
@@ -124,7 +123,7 @@ class Admitter:
                 walk.prefilling.append(sequence)
             elif outcome is _Outcome.DEFERRED:
                 walk.num_deferred += sequence.num_answers
-            else:
+            elif outcome is _Outcome.BLOCKED:
                 walk.blocked.append(sequence)
             if walk.num_deferred > MAX_DEFERRED or len(walk.blocked) > limits.max_bypasses:
                 break
@@ -168,19 +167,19 @@ class Admitter:
 
     def _try(self, plan: StepPlan, sequence: Sequence, walk: _Walk) -> _Outcome:
         live, kv = self._live, self._kv
-        if sequence.num_pending:  # preempted in this step; its token is still to come
-            return _Outcome.BLOCKED
-        if live.num_running and live.num_running + sequence.num_answers > plan.max_num_seqs:
+        has_no_seat = live.num_running + sequence.num_answers > plan.max_num_seqs
+        # Preempted in this step, its token is still to come.
+        if sequence.num_pending or (live.num_running and has_no_seat):
             return _Outcome.BLOCKED
         hit = kv.lookup(sequence)
-        if self._remote is not None:
-            hit = self._remote.extended(sequence, hit)
         if self._is_deferred(sequence, hit, walk.prefilling):
             return _Outcome.DEFERRED
         num_known = len(sequence.token_ids)
         num_tokens = plan.affordable(num_known - hit.num_tokens)
         if not num_tokens or not self._may_return(sequence):
             return _Outcome.BLOCKED
+        if kv.read(sequence, hit):
+            return _Outcome.READING
         end = num_known if self._limits.reserve_full_prompt else hit.num_tokens + num_tokens
         if not kv.admit(sequence, end, hit, self._reserve(sequence)):
             return _Outcome.BLOCKED
@@ -190,8 +189,6 @@ class Admitter:
 
     def _begin(self, sequence: Sequence, hit: PrefixHit, now: float) -> None:
         sequence.guaranteed = self._needs_guarantee(sequence)
-        if hit.num_loaded and sequence.kv_pull is not None and sequence.kv_pull.part is not None:
-            self._kv.load(sequence, hit, sequence.kv_pull.part)
         sequence.drop_pull()
         sequence.take_grammar()
         if self._adapters is not None and sequence.request.adapter is not None:
@@ -201,11 +198,18 @@ class Admitter:
         if sequence.scheduled_seconds is not None:
             return
         sequence.scheduled_seconds = now
-        sequence.num_cached, sequence.num_external = hit.num_tokens, hit.num_loaded
-        self._counters.external_cache_hits += hit.num_loaded
+        # Of the prompt: an answer that goes on here may have more in the cache.
+        num_local = min(hit.num_tokens - hit.num_loaded, sequence.num_prompt)
+        sequence.num_cached = min(hit.num_tokens, sequence.num_prompt)
+        sequence.num_external = sequence.num_cached - num_local
+        sequence.num_from_host = min(len(hit.slots) * self._kv.block_size, sequence.num_external)
+        self._counters.external_cache_hits += sequence.num_external
+        if self._kv.tiers is not None and sequence.request.kv_source is None:
+            self._counters.external_cache_queries += sequence.num_prompt - num_local
+            sequence.num_from_disk = sequence.num_external - sequence.num_from_host
         if self._kv.caching and sequence.num_readable >= sequence.num_prompt:
             self._counters.prefix_cache_queries += sequence.num_prompt
-            self._counters.prefix_cache_hits += hit.num_tokens - hit.num_loaded
+            self._counters.prefix_cache_hits += num_local
 
     def _is_deferred(
         self, sequence: Sequence, hit: PrefixHit, prefilling: Iterable[Sequence]

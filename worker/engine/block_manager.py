@@ -53,13 +53,26 @@ from worker.types import Adapter
 class PrefixHit:
     """What the cache has of a sequence: `blocks` to share, and of `partial_block` the beginning to
     copy. `num_tokens` is what both cover together; or `blocks` and `num_loaded` tokens behind them,
-    whose KV comes from elsewhere.
+    whose KV comes from elsewhere: from the `slots` of the host tier, then from what has `arrived`.
     """
 
     blocks: tuple[int, ...] = ()
     num_tokens: int = 0
     partial_block: int | None = None
     num_loaded: int = 0
+    slots: tuple[int, ...] = ()
+    arrived: memoryview | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """A content that was thrown out, which is in `block` until the next step writes; it counted for
+    `tenant`.
+    """
+
+    block: int
+    content: BlockHash
+    tenant: str
 
 
 NO_HIT = PrefixHit()
@@ -90,6 +103,7 @@ class BlockManager:
         self._cache = PrefixCache(config.num_blocks, self._partial_hits, config.record_events)
         self._holdings: dict[int, _Holding] = {}
         self._copies: dict[int, int] = {}  # destination → source
+        self._evicted: list[Evicted] | None = [] if config.record_evictions else None
         self.num_evictions = 0
         self.max_num_used = 0
 
@@ -254,6 +268,15 @@ class BlockManager:
         self._copies = {}
         return copies
 
+    def take_evicted(self) -> list[Evicted]:
+        """The contents thrown out since the last call that are in no other block, in that order;
+        empty unless the config says `record_evictions`. Due before the next write, like copies.
+        """
+        if not self._evicted:
+            return []
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
     def seal(self, seq_id: int, chain: Sequence[BlockHash], num_blocks: int) -> None:
         """Let others hit the leading `num_blocks` blocks of a sequence: their KV is written.
 
@@ -312,7 +335,12 @@ class BlockManager:
             return False
         for block in self._cache.clear():
             self._free.empty(block)
+        self.take_evicted()
         return True
+
+    def record(self, event: CacheEvent) -> None:
+        """A change in a tier below, to be told by `take_events`."""
+        self._cache.record(event)
 
     def take_events(self) -> list[CacheEvent]:
         """What changed in the prefix cache since the last call, in order; empty unless the config
@@ -384,6 +412,9 @@ class BlockManager:
     def _take(self, tenant: str) -> int:
         """Hold the next idle block once; what it cached is forgotten."""
         block = self._free.take(tenant)
+        content = None if self._evicted is None else self._cache.last_copy(block)
+        if content is not None and self._evicted is not None:
+            self._evicted.append(Evicted(block, content, self._free.last_loser))
         self.num_evictions += self._cache.drop(block)
         self._references[block] = 1
         return block

@@ -12,6 +12,10 @@ from dataclasses import dataclass
 
 from worker.engine.block_hash import BlockHash
 
+# Where contents are, as vLLM calls it: the engine's own KV cache, whatever the device is, and the
+# tiers below it.
+GPU, CPU, STORAGE = "GPU", "CPU", "STORAGE"
+
 
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
@@ -22,6 +26,7 @@ class BlocksStored:
 
     blocks: tuple[BlockHash, ...]
     parent: bytes | None
+    medium: str = GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,7 @@ class BlockRemoved:
     """One copy of this content is gone: its block was taken for another, or found corrupt."""
 
     digest: bytes
+    medium: str = GPU
 
 
 @dataclass(frozen=True, slots=True)

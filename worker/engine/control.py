@@ -161,7 +161,7 @@ class CommandRunner:
     def _reset(self, command: ResetPrefixCache) -> None:
         if command.reset_running:
             self.scheduler.preempt_all()
-        done = self.scheduler.blocks.reset_prefix_cache()
+        done = self.scheduler.reset_prefix_cache()
         self._reply(command, None if done else "requests are running; their blocks are in use")
 
     def _pause(self, command: Pause) -> None:
@@ -195,7 +195,9 @@ class CommandRunner:
         level = self.sleep_level or 0
         if command.level > level or (command.level and self._missing != MEMORY_TAGS):
             self.scheduler.preempt_all()
-            self.scheduler.blocks.reset_prefix_cache()
+            if command.level > 1 and self.scheduler.tiers is not None:
+                self.scheduler.tiers.leave_disk()  # what is loaded again may be another model
+            self.scheduler.reset_prefix_cache(forget_tiers=command.level > 1)
             self.executor.sleep(command.level)
             self._missing = MEMORY_TAGS
         self.sleep_level = max(level, command.level)

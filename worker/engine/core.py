@@ -78,10 +78,11 @@ class EngineCore:
 
     @property
     def idle_seconds(self) -> float | None:
-        """How long it may be left alone without work: KV is taken from it all the same, which
-        `step` reports. None: for ever.
+        """How long it may be left alone without work: KV is taken from it all the same, or written
+        to disk, which `step` reports. None: for ever.
         """
-        return None if self._scheduler.remote is None else TRANSFERS_SECONDS
+        moves = self._scheduler.remote is not None or self._scheduler.tiers is not None
+        return TRANSFERS_SECONDS if moves else None
 
     @property
     def has_work(self) -> bool:
@@ -156,7 +157,9 @@ class EngineCore:
 
     def announce(self) -> Sequence[CacheEvent]:
         """Events that report everything cached now, for a subscriber that missed earlier ones."""
-        return self._scheduler.blocks.announcement()
+        tiers = self._scheduler.tiers
+        told = self._scheduler.blocks.announcement()
+        return told if tiers is None else [*told, *tiers.announce()]
 
     def step(self) -> StepOutputs | None:
         """Go on by one step and return all there is to report; None when there is nothing, which
@@ -180,9 +183,9 @@ class EngineCore:
         return StepOutputs(outputs, self._stats(), num_tokens) if tell else None
 
     def _has_moved(self) -> bool:
-        remote, told = self._scheduler.remote, self._told_transfers
-        if remote is not None:
-            self._told_transfers = remote.totals
+        told = self._told_transfers
+        moving = (self._scheduler.remote, self._scheduler.tiers)
+        self._told_transfers = tuple(n for one in moving if one is not None for n in one.totals)
         return told != self._told_transfers
 
     def shutdown(self) -> None:
@@ -191,6 +194,8 @@ class EngineCore:
             self._grammars.shutdown()
         if self._scheduler.remote is not None:
             self._scheduler.remote.close()
+        if self._scheduler.tiers is not None:
+            self._scheduler.tiers.close()
         self._pipeline.shutdown()
 
     def _submit(self) -> bool:

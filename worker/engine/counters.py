@@ -24,6 +24,8 @@ class Counters:
     external_cache_queries: int = 0
     external_cache_hits: int = 0
     prompt_tokens_external: int = 0
+    prompt_tokens_host: int = 0
+    prompt_tokens_disk: int = 0
 
 
 @dataclass(slots=True)

@@ -66,6 +66,7 @@ class FreeQueue:
         self._owners: list[_Account | None] = [None] * num_blocks
         self._num_idle = num_blocks
         self._stamp = 0
+        self.last_loser = ""  # the tenant for which the cached block counted that was taken last
 
     def __len__(self) -> int:
         """How many blocks are idle."""
@@ -93,10 +94,16 @@ class FreeQueue:
         if self._empty:
             block = self._empty.pop()
         else:
-            block, _ = self._victim().idle.popitem(last=False)
+            loser = self._victim()
+            block, _ = loser.idle.popitem(last=False)
+            self.last_loser = loser.tenant or ""
             self._disown(block)
         self._owners[block] = taker
         return block
+
+    def coldest(self) -> int | None:
+        """The cached idle block that is taken first when none is empty; None: there is none."""
+        return next(iter(self._victim().idle)) if self._num_idle > len(self._empty) else None
 
     def put_empty(self, block: int) -> None:
         """A held block is idle now and worth nothing."""

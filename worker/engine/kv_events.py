@@ -263,8 +263,6 @@ def _is_ipv6(endpoint: str) -> bool:
     return "[" in endpoint or "::" in endpoint
 
 
-MEDIUM = "GPU"  # what the engine's own KV cache is called, whatever the device is
-
 ExternalHash = int | bytes
 
 
@@ -329,12 +327,12 @@ class EventEncoder:
                 token_ids=[token for block in event.blocks for token in block.token_ids],
                 block_size=self._block_size,
                 lora_id=event.blocks[0].adapter_number,
-                medium=MEDIUM,
+                medium=event.medium,
                 lora_name=key_of(event.blocks[0].extra, "lora"),
                 extra_keys=_extra_keys(event.blocks),
             )
         if isinstance(event, BlockRemoved):
-            return self._removed(block_hashes=[self._name(event.digest)], medium=MEDIUM)
+            return self._removed(block_hashes=[self._name(event.digest)], medium=event.medium)
         return self._cleared()
 
 

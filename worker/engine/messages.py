@@ -34,6 +34,9 @@ class AddRequest(msgspec.Struct, frozen=True, array_like=True, tag="add"):
 
     The prompt's KV may come from `kv_source`. With `keeps_kv` it is kept for another engine when
     the answer has ended.
+
+    `output_token_ids` is the beginning of the answer, which another engine has drawn; they count as
+    drawn here in all but the outputs, which begin after them. Only without branches.
     """
 
     request_id: str
@@ -48,6 +51,7 @@ class AddRequest(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     pooling: Pooling | None = None
     kv_source: KvSource | None = None
     keeps_kv: bool = False
+    output_token_ids: list[int] = []
 
 
 class Vocabulary(msgspec.Struct, frozen=True, array_like=True, tag="vocabulary"):

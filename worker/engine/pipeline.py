@@ -11,8 +11,8 @@ Steps run strictly in the order of `submit`, each after the one before it has en
 relies on that when it gives away blocks that a step in flight still writes.
 
 Behind a step that the device has too little memory for none is run: the tokens that it was to draw
-are missing. Only block copies are made, since they are ordered once: so a step that is taken back
-leaves nothing to undo.
+are missing. Only block copies, loads and saves are made, since they are ordered once: so a step
+that is taken back leaves nothing to undo.
 """
 
 from __future__ import annotations

@@ -175,6 +175,18 @@ class PrefixCache:
             self._events.append(CacheCleared())
         return held
 
+    def last_copy(self, block: int) -> BlockHash | None:
+        """The content of a full block that no other block has."""
+        content = self._contents[block]
+        if isinstance(content, BlockHash) and len(self._names[content.digest].blocks) == 1:
+            return content
+        return None
+
+    def record(self, event: CacheEvent) -> None:
+        """A change in a tier below."""
+        if self._record:
+            self._events.append(event)
+
     def take_events(self) -> list[CacheEvent]:
         """What changed since the last call, in the order in which it happened."""
         events, self._events = self._events, []

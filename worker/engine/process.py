@@ -18,14 +18,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import cast
 
 import msgspec
 import zmq
 
-from worker.config import CacheConfig, EngineConfig, KvTransferConfig, SpeculativeConfig
+from worker.config import (
+    CacheConfig,
+    EngineConfig,
+    KvOffloadingConfig,
+    KvTransferConfig,
+    SpeculativeConfig,
+)
 from worker.engine.adapters import AdapterSlots
+from worker.engine.cache_events import CacheEvent
 from worker.engine.core import EngineCore
 from worker.engine.drafters.registry import build_drafter
 from worker.engine.heartbeat import HeartbeatThread, Pulse, StepBudget
@@ -46,17 +55,20 @@ from worker.engine.pipeline import Pipeline
 from worker.engine.remote_kv import RemoteKv
 from worker.engine.scheduler import Scheduler
 from worker.engine.speculation import JUMP_FORWARD, Speculation
+from worker.engine.tiers import Tiers
 from worker.errors import ConfigError, ModelError, WorkerError
 from worker.executor.interface import Executor, KvMemory
 from worker.executor.lifeline import die_with_parent
 from worker.executor.profiling import ProfiledCache, profile
-from worker.executor.sim.runner import build_sim_executor
+from worker.executor.sim.runner import SimExecutor, build_sim_executor
 from worker.kv.content import KvShape, model_digest
+from worker.kv.disk import BlockFiles
 from worker.kv.tcp import TcpConnector, read_key
 from worker.types import EngineStats
 
 logger = logging.getLogger(__name__)
 
+GIB = 1 << 30
 WARM_UP_SECONDS = 60.0
 LAST_WORDS_SECONDS = 2.0
 _COMPILING_SECONDS = 0.002  # between two looks whether a grammar is compiled
@@ -114,6 +126,7 @@ def build_core(
         hash_algo=config.prefix_caching_hash_algo,
         hash_seed=config.prefix_caching_hash_seed,
         record_events=publishes(config.kv_events),
+        record_evictions=config.kv_offloading is not None,
     )
     if config.speculative is None:
         speculation = Speculation(JUMP_FORWARD, None, False, config.vocab_size)
@@ -129,6 +142,9 @@ def build_core(
     scheduler = Scheduler(
         cache, config.scheduler, config.eos_token_ids, speculation, adapters, remote
     )
+    if config.kv_offloading is not None:
+        make = partial(_build_tiers, config, config.kv_offloading, cast(KvMemory, executor))
+        scheduler.add_tiers(make)
     if scheduler.max_model_len < config.scheduler.max_model_len:
         logger.warning(
             "the KV cache holds %d tokens, fewer than max_model_len %d; sequences end there"
@@ -180,15 +196,45 @@ def _build_speculation(
 
 def _build_remote(config: EngineConfig, transfer: KvTransferConfig, executor: KvMemory) -> RemoteKv:
     """Other engines reach this one from now on, and find nothing here yet."""
-    dtype, num_layers, num_kv_heads, head_dim = executor.kv_shape
-    facts = (config.quantization, config.cpu_activations, *executor.kv_facts)
-    model = model_digest(Path(config.model_path or ""), *facts)
-    shape = KvShape(model, dtype, num_layers, num_kv_heads, head_dim)
+    shape = _kv_shape(config, executor)
     token_bytes = executor.read_kv((0,), 1).nbytes
     key = read_key(transfer, os.environ)
-    connector = TcpConnector(transfer, key, shape, token_bytes)
+    pace = executor.transfer_seconds if isinstance(executor, SimExecutor) else None
+    connector = TcpConnector(transfer, key, shape, token_bytes, pace)
     logger.info("KV transfers: engine %s on port %d", connector.engine_id, connector.port)
     return RemoteKv(connector, executor.read_kv, config.block_size)
+
+
+def _kv_shape(config: EngineConfig, executor: KvMemory) -> KvShape:
+    facts = (config.quantization, config.cpu_activations, *executor.kv_facts)
+    is_model = config.engine == "torch"
+    model = model_digest(Path(config.model_path or "") if is_model else None, *facts)
+    return KvShape(model, *executor.kv_shape)
+
+
+def _build_tiers(
+    config: EngineConfig,
+    offloading: KvOffloadingConfig,
+    executor: KvMemory,
+    root: bytes,
+    record: Callable[[CacheEvent], None],
+) -> Tiers:
+    """What is on disk is found while the engine begins to serve."""
+    block_bytes = config.block_size * executor.read_kv((0,), 1).nbytes
+    num_slots = int(offloading.kv_offloading_size * GIB) // block_bytes
+    num_on_disk = int(offloading.kv_offloading_disk_size * GIB) // block_bytes
+    for flag, number in (("size", num_slots), ("disk-size", num_on_disk)):
+        if not number:
+            raise ConfigError(f"--kv-offloading-{flag} is less than a block of {block_bytes} bytes")
+    memory = executor.host_memory(num_slots * block_bytes)
+    disk = None
+    if offloading.kv_offloading_path is not None:
+        facts = (_kv_shape(config, executor), config.prefix_caching_hash_algo, config.block_size)
+        identity = sha256(msgspec.msgpack.encode(facts) + root).hexdigest()[:32]
+        disk = BlockFiles(Path(offloading.kv_offloading_path), identity, block_bytes)
+        logger.info("evicted KV goes to %s", disk.directory)
+    policy = offloading.kv_offloading_policy
+    return Tiers(memory, block_bytes, root, policy, record, disk, num_on_disk)
 
 
 def _has_gpu(config: EngineConfig) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
-from worker.engine.block_manager import PrefixHit
 from worker.engine.sequence import Pull, Sequence
 from worker.errors import DeviceMemoryError
 from worker.kv.content import content_digest
@@ -86,19 +85,6 @@ class RemoteKv:
         start = num_local // self._block_size * self._block_size
         sequence.kv_pull = self._connector.pull(source, digest, start)
         return end - start
-
-    def extended(self, sequence: Sequence, hit: PrefixHit) -> PrefixHit:
-        """What is there of a waiting sequence: what the cache has, and what has come from elsewhere
-        if that goes on where whole blocks of the cache end.
-        """
-        part = None if sequence.kv_pull is None else sequence.kv_pull.part
-        if part is None:
-            return hit
-        start = len(hit.blocks) * self._block_size
-        end = min(part.end, len(sequence.token_ids) - 1)
-        if part.start > start or end <= hit.num_tokens:
-            return hit
-        return PrefixHit(hit.blocks, end, num_loaded=end - start)
 
     def offer(self, sequence: Sequence, table: Seq[int]) -> KvOffer | None:
         """A sequence has ended whose KV is asked for: where it can be had, if it could be kept."""

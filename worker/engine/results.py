@@ -115,15 +115,20 @@ class Results:
         if not share.answers:
             return []
         sequence.num_pending -= 1
-        sequence.first_token_seconds = sequence.last_token_seconds = now
         self._count_prompt(sequence)
+        sequence.first_token_seconds = sequence.last_token_seconds = now
         self.end(sequence)
         return [sequence.output(finish_reason=FinishReason.STOP, pooled=sequence.embedding())]
 
     def _count_prompt(self, sequence: Sequence) -> None:
+        """Count a prompt with the first token that is drawn after it here."""
+        if sequence.first_token_seconds is not None:
+            return
         self._counters.prompt_tokens += sequence.num_prompt
         self._counters.prompt_tokens_cached += sequence.num_cached
         self._counters.prompt_tokens_external += sequence.num_external
+        self._counters.prompt_tokens_host += sequence.num_from_host
+        self._counters.prompt_tokens_disk += sequence.num_from_disk
 
     def fail(self, sequence: Sequence, error: str) -> list[RequestOutput]:
         """End a sequence whose answers cannot be had; its KV is not to be hit."""
@@ -157,8 +162,7 @@ class Results:
         parent = share.sequence
         parent.num_pending -= 1
         parent.is_branching = False
-        if parent.num_outputs == 0:
-            self._count_prompt(parent)
+        self._count_prompt(parent)
         members = {parent.index: parent}
         if parent.branches:
             for child in self._live.branch(parent):
@@ -197,6 +201,7 @@ class Results:
         """The draws one by one, up to one that ends the sequence; those after it never were."""
         sequence = share.sequence
         sequence.num_pending -= 1
+        self._count_prompt(sequence)
         num_accepted = _num_accepted(guess, draws)
         if self._speculation is not None:
             self._speculation.verified(sequence, guess, num_accepted)

@@ -48,6 +48,7 @@ it wrote lies behind `num_written`, and is written again before it is read; bloc
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import msgspec
@@ -57,6 +58,7 @@ from worker.engine import policies
 from worker.engine.adapters import AdapterSlots
 from worker.engine.admission import Admitter, PauseState
 from worker.engine.block_manager import BlockManager
+from worker.engine.cache_events import CacheEvent
 from worker.engine.counters import Counters
 from worker.engine.grammar import Grammars
 from worker.engine.live_sequences import LiveSequences, new_sequence
@@ -67,6 +69,7 @@ from worker.engine.results import Results
 from worker.engine.sequence import Sequence, SequenceState
 from worker.engine.sequence_kv import SequenceKv
 from worker.engine.speculation import Lookahead, Speculation
+from worker.engine.tiers import Tiers
 from worker.errors import ConfigError, IntegrityError
 from worker.types import (
     EngineStats,
@@ -105,7 +108,7 @@ class Scheduler:
         watermark = int(cache.watermark * cache.num_blocks)
         self.adapters = adapters  # None: requests with an adapter are refused
         self._admission = Admitter(
-            limits, self._live, self._kv, self._counters, watermark, adapters, remote
+            limits, self._live, self._kv, self._counters, watermark, adapters
         )
         self.remote = remote  # None: requests for KV of other engines, or for them, are refused
         self._results = Results(self._live, self._kv, self._counters, speculation, remote)
@@ -123,6 +126,28 @@ class Scheduler:
     @property
     def blocks(self) -> BlockManager:
         return self._kv.blocks
+
+    @property
+    def tiers(self) -> Tiers | None:
+        """Where evicted blocks go; None: they are lost."""
+        return self._kv.tiers
+
+    def add_tiers(self, make: Callable[[bytes, Callable[[CacheEvent], None]], Tiers]) -> None:
+        """From now on evicted blocks go to the tiers that `make` gives, of the parent of first
+        blocks and who takes events. Before the first step; the cache's configuration says
+        `record_evictions`.
+        """
+        self._kv.tiers = make(self._kv.root, self.blocks.record)
+
+    def reset_prefix_cache(self, forget_tiers: bool = True) -> bool:
+        """Forget every cached content; see `SequenceKv.reset`. What is on its way to a waiting
+        sequence is given up too.
+        """
+        if not self._kv.reset(forget_tiers):
+            return False
+        for sequence in self._live.waiting:
+            sequence.drop_pull()
+        return True
 
     @property
     def has_unfinished(self) -> bool:
@@ -183,21 +208,16 @@ class Scheduler:
             loaded_adapters=() if self.adapters is None else self.adapters.loaded,
             awaited_adapters=self._awaited_adapters(),
         )
+        if self.remote is not None or self.tiers is not None:
+            pulls = [s.kv_pull.done for s in self._live.waiting if s.kv_pull is not None]
+            stats = msgspec.structs.replace(
+                stats, num_kv_fetching=pulls.count(False), num_kv_fetched=pulls.count(True)
+            )
         if self.remote is not None:
-            stats = self._with_transfers(stats, self.remote)
+            stats = _with_transfers(stats, self.remote)
+        if self.tiers is not None:
+            stats = self.tiers.stats(stats)
         return stats if self._speculation is None else self._speculation.stats(stats)
-
-    def _with_transfers(self, stats: EngineStats, remote: RemoteKv) -> EngineStats:
-        pulls = [s.kv_pull.done for s in self._live.waiting if s.kv_pull is not None]
-        return msgspec.structs.replace(
-            stats,
-            num_kv_fetching=pulls.count(False),
-            num_kv_fetched=pulls.count(True),
-            num_failed_kv_transfers=remote.counts.num_failed,
-            num_expired_kv_transfers=remote.num_expired,
-            kv_bytes_sent=remote.counts.num_bytes_sent,
-            kv_bytes_received=remote.counts.num_bytes_received,
-        )
 
     def _awaited_adapters(self) -> tuple[str, ...]:
         if self.adapters is None:
@@ -282,6 +302,8 @@ class Scheduler:
         Token budget, `max_num_seqs` and the pool are never exceeded. The result shares nothing
         with the scheduler. At most one step may be in flight already.
         """
+        if self.tiers is not None:
+            self.tiers.look()
         if self.pause_state is PauseState.PAUSED_ALL or self._must_wait():
             return None
         plan = StepPlan(self._limits, len(self._live), self._ceiling)
@@ -300,7 +322,7 @@ class Scheduler:
         self._in_flight.append(StepInFlight(step, shares, now))
         puts = () if self.adapters is None else self.adapters.take_puts()
         copies, loads = self.blocks.take_copies(), self._kv.take_loads()
-        return SchedulerOutput(step, sequences, copies, puts, loads)
+        return SchedulerOutput(step, sequences, copies, puts, loads, self._kv.take_saves(step))
 
     def prune_adapters(self, adapters: AdapterSlots) -> None:
         """Free the adapters that were given up and no request wants."""
@@ -321,6 +343,8 @@ class Scheduler:
             raise IntegrityError(f"step {step.step} is not the oldest in flight")
         ended = self._in_flight.popleft()
         self._ceiling.passed()
+        if self.tiers is not None:
+            self.tiers.ended(step.step)
         outputs = self._results.apply(ended, result, now)
         if self._lookahead is not None:
             self._lookahead.observe(ended, result, now)
@@ -367,6 +391,8 @@ class Scheduler:
             self._lookahead.check_integrity(self._in_flight)
         if self.adapters is not None:
             self.adapters.check_integrity(self._live.running_adapters())
+        if self.tiers is not None:
+            self.tiers.check_integrity()
 
     def _must_wait(self) -> bool:
         if not self._in_flight:
@@ -449,13 +475,23 @@ class Scheduler:
         if num_prompt == 0:
             return "the prompt is empty"
         least = int(request.pooling is None)
-        if num_prompt + least > self.max_model_len:
+        if num_prompt + len(request.output_token_ids) + least > self.max_model_len:
             return (
                 f"the prompt has {num_prompt} tokens; with {least} output tokens the limit is "
                 f"{self.max_model_len} (the model's length, the KV cache or, with chunked prefill "
                 "off, the tokens of a step, whichever is smallest)"
             )
         return None
+
+
+def _with_transfers(stats: EngineStats, remote: RemoteKv) -> EngineStats:
+    return msgspec.structs.replace(
+        stats,
+        num_failed_kv_transfers=remote.counts.num_failed,
+        num_expired_kv_transfers=remote.num_expired,
+        kv_bytes_sent=remote.counts.num_bytes_sent,
+        kv_bytes_received=remote.counts.num_bytes_received,
+    )
 
 
 def _check(limits: SchedulerConfig) -> None:

@@ -34,10 +34,17 @@ class SequenceState(Enum):
 
 
 class Pull(Protocol):
-    """KV on its way from another engine. `part` is there once it is `done`; None: it failed."""
+    """KV on its way from another engine or a disk."""
 
-    done: bool
-    part: KvPart | None
+    @property
+    def done(self) -> bool:
+        """Whether it has arrived, or is known not to."""
+        ...
+
+    @property
+    def part(self) -> KvPart | None:
+        """What has arrived once it is done; None: it failed."""
+        ...
 
     def close(self) -> None:
         """End it, and give up what has arrived. Idempotent."""
@@ -108,14 +115,16 @@ class Sequence:
     grammar: Future[Matcher] | None = None
     matcher: Matcher | None = None
     kv_pull: Pull | None = None
-    num_external: int = 0  # of `num_cached`, those whose KV came from another engine
+    num_external: int = 0  # of `num_cached`, those whose KV was not on the device
+    num_from_host: int = 0  # of those, what came from the host tier
+    num_from_disk: int = 0
     scheduled_seconds: float | None = None
     first_token_seconds: float | None = None
     last_token_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        self.token_ids = list(self.request.prompt_token_ids)
-        self.num_prompt = len(self.token_ids)
+        self.token_ids = [*self.request.prompt_token_ids, *self.request.output_token_ids]
+        self.num_prompt = len(self.request.prompt_token_ids)
         if self.request.pooling is Pooling.LAST:
             self.num_pooled = self.num_prompt - 1
         self.lead(Branch(self.request.request_id, 0))

@@ -8,12 +8,16 @@ from worker.config import CacheConfig
 from worker.engine.block_hash import BlockHasher, PartialBlock, extra_keys
 from worker.engine.block_manager import BlockManager, PrefixHit
 from worker.engine.sequence import Sequence, SequenceState
+from worker.engine.tiers import Tiers
 from worker.errors import IntegrityError
-from worker.types import KvLoad, KvPart
+from worker.types import KvLoad, KvSave
+
+# Blocks of the host tier that are loaded at once.
+_LOAD_BLOCKS = 32
 
 
 class SequenceKv:
-    """Translates between sequences and the block manager, which it owns.
+    """Translates between sequences and the block manager, which it owns, and the `tiers` below it.
 
     Only what ended steps have written (`num_written`) is ever offered to others: sealed as full
     blocks, or, when a sequence lets go of its blocks, as a partial one.
@@ -24,6 +28,7 @@ class SequenceKv:
         self.block_size = config.block_size
         self.num_blocks = config.num_blocks
         self.caching = config.enable_prefix_caching
+        self.tiers: Tiers | None = None
         self._loads: list[KvLoad] = []
         self._hasher = BlockHasher(config.block_size, config.hash_algo, config.hash_seed)
 
@@ -31,12 +36,52 @@ class SequenceKv:
         """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
+    @property
+    def root(self) -> bytes:
+        """The parent of first blocks."""
+        return self._hasher.root
+
     def lookup(self, sequence: Sequence) -> PrefixHit:
-        """What the prefix cache has of a waiting sequence, as far as it may be used."""
-        if not self.caching:
-            return PrefixHit()
+        """What there is of a waiting sequence, as far as it may be used: what the prefix cache has;
+        behind its whole blocks, what the host tier has; and behind those what has arrived from
+        elsewhere.
+        """
+        hit = self._cached(sequence) if self.caching else PrefixHit()
+        first = len(hit.blocks)
+        if self.tiers is not None:
+            slots = self.tiers.find(sequence.block_hashes[first : self._num_usable(sequence)])
+            end = (first + len(slots)) * self.block_size
+            if end > hit.num_tokens:
+                hit = PrefixHit(hit.blocks, end, None, len(slots) * self.block_size, slots)
+        part = None if sequence.kv_pull is None else sequence.kv_pull.part
+        if part is None:
+            return hit
+        start = (first + len(hit.slots)) * self.block_size
+        end = min(part.end, len(sequence.token_ids) - 1)
+        if part.start > start or end <= hit.num_tokens:
+            return hit
+        token_bytes = part.data.nbytes // (part.end - part.start)
+        arrived = part.data[(start - part.start) * token_bytes : (end - part.start) * token_bytes]
+        return PrefixHit(hit.blocks, end, None, end - first * self.block_size, hit.slots, arrived)
+
+    def read(self, sequence: Sequence, hit: PrefixHit) -> bool:
+        """Begin to read what a disk has of a waiting sequence behind the whole blocks of `hit`;
+        False if there is nothing, or KV is on its way already, or has come.
+        """
+        if self.tiers is None or sequence.kv_pull is not None:
+            return False
+        first = len(hit.blocks) + len(hit.slots)
+        chain = sequence.block_hashes[first : self._num_usable(sequence)]
+        sequence.kv_pull = self.tiers.read(chain, first, self.block_size)
+        return sequence.kv_pull is not None
+
+    def _num_usable(self, sequence: Sequence) -> int:
+        """How many whole blocks of a sequence may be had instead of computed."""
+        return (sequence.num_readable - 1) // self.block_size
+
+    def _cached(self, sequence: Sequence) -> PrefixHit:
         num_readable = sequence.num_readable
-        self._hash(sequence, (num_readable - 1) // self.block_size)
+        self._hash(sequence, self._num_usable(sequence))
         token_ids = sequence.token_ids
         if num_readable < len(token_ids):
             token_ids = token_ids[:num_readable]
@@ -56,18 +101,41 @@ class SequenceKv:
             self._hash(sequence, len(sequence.token_ids) // self.block_size)
         sequence.num_computed = hit.num_tokens
         sequence.num_written = hit.num_tokens - hit.num_loaded
+        if hit.num_loaded:
+            self._load(sequence, hit)
         return True
 
-    def load(self, sequence: Sequence, hit: PrefixHit, part: KvPart) -> None:
-        """Have the next step write what has arrived into the blocks that a sequence was admitted
-        with. It can be hit by others when that step's results are there.
+    def _load(self, sequence: Sequence, hit: PrefixHit) -> None:
+        """Have the next step write what is not in its blocks yet. It can be hit by others when that
+        step's results are there.
         """
-        first, end = len(hit.blocks), hit.num_tokens
-        table = self.blocks.table_copy(sequence.seq_id)
-        token_bytes = part.data.nbytes // (part.end - part.start)
-        begin = first * self.block_size - part.start
-        data = part.data[begin * token_bytes : (end - part.start) * token_bytes]
-        self._loads.append(KvLoad(table[first : self.blocks_for(end)], data))
+        table = self.blocks.table_copy(sequence.seq_id)[: self.blocks_for(hit.num_tokens)]
+        first = len(hit.blocks)
+        if self.tiers is not None and hit.slots:
+            views = self.tiers.load(hit.slots)
+            for begin in range(0, len(views), _LOAD_BLOCKS):
+                some = tuple(views[begin : begin + _LOAD_BLOCKS])
+                self._loads.append(KvLoad(table[first : first + len(some)], some))
+                first += len(some)
+        if hit.arrived is not None:
+            self._loads.append(KvLoad(table[first:], (hit.arrived,)))
+
+    def take_saves(self, step: int) -> tuple[KvSave, ...]:
+        """What step `step` saves of what its blocks held, once."""
+        return () if self.tiers is None else self.tiers.save(self.blocks.take_evicted(), step)
+
+    def reset(self, forget_tiers: bool = True) -> bool:
+        """Forget every cached content, on the host and on disk too where not said otherwise. False,
+        and nothing changed, while a sequence has blocks.
+        """
+        if not self.blocks.reset_prefix_cache():
+            return False
+        if self.tiers is not None:
+            if forget_tiers:
+                self.tiers.reset()
+            for event in self.tiers.announce():  # the device's last event took them back
+                self.blocks.record(event)
+        return True
 
     def take_loads(self) -> tuple[KvLoad, ...]:
         """What the next step has to load, once."""

@@ -36,8 +36,9 @@ class Executor(Protocol):
         what becomes of a sequence that drew none there does not matter. Called from one thread at
         a time, not always the same one.
 
-        Raises `DeviceMemoryError` where memory is too small for the step. Its block copies are made
-        then, in what it was to write there may be anything, and others may be submitted.
+        Raises `DeviceMemoryError` where memory is too small for the step. Its block copies, loads
+        and saves are made then, in what it was to write there may be anything, and others may be
+        submitted.
         """
         ...
 
@@ -63,7 +64,9 @@ class Executor(Protocol):
 
 
 class KvMemory(Protocol):
-    """An executor whose KV can move: it carries out `SchedulerOutput.kv_loads`."""
+    """An executor whose KV can move: it carries out `SchedulerOutput.kv_loads` and `kv_saves`.
+    What a step saves is there, for any reader, when a step behind it has ended.
+    """
 
     @property
     def kv_shape(self) -> tuple[str, int, int, int]:
@@ -79,6 +82,12 @@ class KvMemory(Protocol):
         """A copy, on the host, of the KV of the first tokens in `blocks`: [num_tokens, layers, 2,
         kv_heads, head_dim], as bytes. A step may run that writes to other slots. Raises
         `DeviceMemoryError`.
+        """
+        ...
+
+    def host_memory(self, num_bytes: int) -> memoryview:
+        """Memory for `kv_saves`, such that the device reads and writes it fast. Raises
+        `ConfigError`.
         """
         ...
 
@@ -133,7 +142,8 @@ class HostExecutor(Executor):
     def submit(self, step: SchedulerOutput) -> Ticket:
         """Run the step; without sequences whose pending token was not drawn."""
         known = _with_tokens(step, self._previous)
-        is_empty = not (known.sequences or known.block_copies or known.kv_loads)
+        moves = known.block_copies or known.kv_loads or known.kv_saves
+        is_empty = not (known.sequences or moves)
         self._previous = ModelOutput({}) if is_empty else self.execute(known)
         return Finished(self._previous)
 

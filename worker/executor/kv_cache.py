@@ -183,15 +183,20 @@ def write_tokens(cache: Tensor, load: KvLoad, keys_across: bool) -> None:
         half = len(load.blocks) // 2
         if not half:
             raise
-    layers, _, _, heads, size, dim = cache.shape
-    num_bytes = half * size * layers * 2 * heads * dim * cache.itemsize
-    write_tokens(cache, KvLoad(load.blocks[:half], load.data[:num_bytes]), keys_across)
-    write_tokens(cache, KvLoad(load.blocks[half:], load.data[num_bytes:]), keys_across)
+    begin, end = load.parts[:half], load.parts[half:]
+    if len(load.parts) == 1:  # else it is a part a block
+        num_bytes = half * cache[:, 0].nbytes
+        begin, end = (load.parts[0][:num_bytes],), (load.parts[0][num_bytes:],)
+    write_tokens(cache, KvLoad(load.blocks[:half], begin), keys_across)
+    write_tokens(cache, KvLoad(load.blocks[half:], end), keys_across)
 
 
 def _write(cache: Tensor, load: KvLoad, keys_across: bool) -> None:
     layers, _, _, heads, size, dim = cache.shape
-    rows = torch.frombuffer(load.data, dtype=cache.dtype).view(-1, layers, 2, heads, dim)
+    parts = [torch.frombuffer(part, dtype=cache.dtype) for part in load.parts]
+    if len(parts) > 1:
+        parts = [torch.cat([part.to(cache.device, non_blocking=True) for part in parts])]
+    rows = parts[0].view(-1, layers, 2, heads, dim)
     num_full, rest = divmod(len(rows), size)
     index = torch.tensor(load.blocks[:num_full], dtype=torch.int64, device=cache.device)
     for number, layer in enumerate(cache):

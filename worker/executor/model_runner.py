@@ -37,6 +37,7 @@ from worker.executor.drafting.interface import draft_requests
 from worker.executor.graphs import DecodeGraphs
 from worker.executor.interface import Finished, Ticket, with_history
 from worker.executor.kv_cache import copy_blocks, read_tokens, write_tokens
+from worker.executor.kv_saving import BlockSaver, host_memory
 from worker.executor.memory import give_back
 from worker.executor.state import DeviceState
 from worker.executor.step_batch import StepBatch
@@ -81,6 +82,7 @@ class ModelRunner:
         self._sampler = _sampler(model)
         with torch.inference_mode():
             self._cache: Tensor | None = allocate_cache()
+        self._saver = BlockSaver()
         self._adapters = adapters
         self._graphs = graphs
         room = None if graphs is None else graphs.room
@@ -92,6 +94,7 @@ class ModelRunner:
     def submit(self, step: SchedulerOutput) -> Ticket:
         """Launch all of a step but the drafts that it asks for."""
         model, cache = self._awake()
+        self._saver.save(cache, step.kv_saves, model.native is not None)
         if step.block_copies:
             copy_blocks(cache, step.block_copies)
             if self._drafter is not None:
@@ -159,6 +162,11 @@ class ModelRunner:
             return read_tokens(cache, blocks, num_tokens, model.native is not None)
         except torch.OutOfMemoryError as error:
             raise DeviceMemoryError(str(error)) from None
+
+    def host_memory(self, num_bytes: int) -> memoryview:
+        """As `KvMemory` says."""
+        model, _ = self._awake()
+        return host_memory(num_bytes, model.device)
 
     def read_adapter(self, adapter: Adapter) -> Future[Any]:
         """On a thread of its own."""

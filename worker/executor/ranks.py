@@ -303,11 +303,12 @@ class TensorParallelExecutor(Executor):
             return [step, step]
         loads: list[list[KvLoad]] = [[] for _ in range(self._size)]
         for load in step.kv_loads:
-            heads = _bytes(load.data).view(-1, self._num_kv_heads, self._head_bytes)
+            shape = (-1, self._num_kv_heads, self._head_bytes)
+            parts = [_bytes(part).view(shape) for part in load.parts]
             for rank, mine in enumerate(loads):
                 first = rank // self._sharing * self._own_heads
-                part = heads[:, first : first + self._own_heads].reshape(-1).numpy().data
-                mine.append(KvLoad(load.blocks, part))
+                own = (part[:, first : first + self._own_heads] for part in parts)
+                mine.append(KvLoad(load.blocks, tuple(p.reshape(-1).numpy().data for p in own)))
         return [dataclasses.replace(step, kv_loads=tuple(mine)) for mine in loads]
 
     @property

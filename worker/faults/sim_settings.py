@@ -152,6 +152,14 @@ SETTINGS = (
         is_open=True,
     ),
     Setting(
+        "kv-cache-transfer-latency", "kv_transfer_seconds", "of KV from another worker, if not 0"
+    ),
+    Setting(
+        "kv-cache-transfer-time-per-token",
+        "kv_transfer_per_token_seconds",
+        "else that of a token of KV",
+    ),
+    Setting(
         "output-length",
         "output_length",
         "how the lengths of answers spread",

@@ -49,13 +49,13 @@ def content_digest(
     return sha256(msgspec.msgpack.encode(extra) + words.tobytes()).digest()
 
 
-def model_digest(path: Path, *facts: object) -> str:
+def model_digest(path: Path | None, *facts: object) -> str:
     """Names the weights below `path`, a file or a folder, by the size and samples of each file, and
-    what else their use depends on. Two quantisations of a model differ.
+    what else their use depends on. Two quantisations of a model differ. None: there are none.
     """
     digest = sha256(repr(facts).encode())
-    files = [path]
-    if path.is_dir():
+    files = [] if path is None else [path]
+    if path is not None and path.is_dir():
         found = (p for p in path.iterdir() if p.suffix in _WEIGHTS or p.name in _CONFIGURATIONS)
         files = sorted(found, key=lambda p: p.name)
     for file in files:

@@ -120,16 +120,23 @@ class TransferCounts:
 
 class TcpConnector:
     """Owns the socket, the thread, and what is kept or on its way. `token_bytes` is the size of one
-    token's KV. Raises `ConfigError` when the address cannot be listened on.
+    token's KV; `pace` says how many seconds more a transfer of so many tokens takes in simulations.
+    Raises `ConfigError` when the address cannot be listened on.
     """
 
     def __init__(
-        self, config: KvTransferConfig, key: bytes, shape: KvShape, token_bytes: int
+        self,
+        config: KvTransferConfig,
+        key: bytes,
+        shape: KvShape,
+        token_bytes: int,
+        pace: Callable[[int], float] | None = None,
     ) -> None:
         self._config = config
         self._key = key
         self._shape = shape
         self._token_bytes = token_bytes
+        self._pace = pace
         self.engine_id = config.engine_id
         self.counts = TransferCounts()
         self._lock = threading.Lock()  # guards what is kept
@@ -315,7 +322,10 @@ class TcpConnector:
             async with asyncio.timeout(self._config.kv_transfer_timeout):
                 await self._reserve(pull, (source.num_tokens - start) * self._token_bytes)
                 async with self._seats:
-                    pull.part = await self._fetch(source, digest, start)
+                    part = await self._fetch(source, digest, start)
+                    if self._pace is not None:
+                        await asyncio.sleep(self._pace(part.end - start))
+                    pull.part = part
         except (OSError, ValueError, KvTransferError) as error:  # ValueError: a host that is none
             self.counts.num_failed += 1
             reason = str(error) or "it took too long"

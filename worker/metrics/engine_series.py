@@ -114,9 +114,12 @@ VLLM_SERIES = (
         "Prompt tokens that were not computed, by the memory their KV was in.",
         (
             ('source="device"', lambda n: n.prompt_tokens_cached - n.prompt_tokens_external),
-            ('source="host"', _zero),
-            ('source="p2p"', lambda n: n.prompt_tokens_external),
-            ('source="disk"', _zero),
+            ('source="host"', lambda n: n.prompt_tokens_host),
+            (
+                'source="p2p"',
+                lambda n: n.prompt_tokens_external - n.prompt_tokens_host - n.prompt_tokens_disk,
+            ),
+            ('source="disk"', lambda n: n.prompt_tokens_disk),
             ('source="external_unspecified"', _zero),
         ),
     ),
@@ -132,8 +135,29 @@ VLLM_SERIES = (
     ),
     _counter("spec_decode_num_draft_tokens", "Drafted tokens verified.", "num_draft_tokens"),
     _counter("spec_decode_num_accepted_tokens", "Drafted tokens accepted.", "num_accepted_tokens"),
+    _counter("kv_offload_store_bytes", "Evicted KV copied to host memory.", "host_bytes_saved"),
+    _counter("kv_offload_load_bytes", "KV loaded from host memory.", "host_bytes_loaded"),
+    _counter(
+        "kv_offload_stores_skipped",
+        "Evicted blocks for which host memory had no room.",
+        "num_host_saves_skipped",
+    ),
+    _gauge(
+        "kv_offload_cpu_cache_usage_perc",
+        "Share of the host memory for KV that is in use, 0 to 1.",
+        "host_tier_usage",
+    ),
 )
 OWN_SERIES = (
+    _gauge("kv_host_tier_blocks", "Blocks of KV in host memory.", "host_tier_blocks"),
+    _gauge("kv_disk_tier_blocks", "Blocks of KV on disk.", "disk_tier_blocks"),
+    _counter("kv_disk_written_bytes", "KV written to disk.", "disk_bytes_written"),
+    _counter("kv_disk_read_bytes", "KV read from disk.", "disk_bytes_read"),
+    _counter(
+        "kv_disk_failures",
+        "Files of KV that could not be written or read, not in time, or were damaged.",
+        "num_disk_failures",
+    ),
     _counter("engine_restarts", "Engines started in place of one that was lost.", "num_restarts"),
     _gauge(
         "engine_stalled",

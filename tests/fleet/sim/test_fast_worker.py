@@ -82,6 +82,19 @@ def test_a_request_alone_takes_exactly_what_the_model_says() -> None:
         assert len(answered.token_ids) == 10
 
 
+@pytest.mark.parametrize(("overlaps", "waits"), [(False, 0.007), (True, 0.018)])
+def test_a_scheduled_step_is_waited_for_too(overlaps: bool, waits: float) -> None:
+    """A request that comes 4 ms into a step runs after it; with overlap the step behind it is
+    scheduled already.
+    """
+    settings = replace(WORKER, overlaps=overlaps)
+    requests: list[Request] = [(0.0, list(range(100)), 40), (0.137, list(range(200, 250)), 5)]
+    for worker in (fast(settings), LivingWorker(settings)):
+        first, whole, _ = served(worker, requests)[1]
+        assert first == pytest.approx(waits + 0.05 + 0.011)
+        assert whole == pytest.approx(first + 4 * 0.012)
+
+
 @pytest.mark.parametrize("rate", [2.0, 6.0, 12.0])
 def test_under_load_it_is_near_the_exact_one(rate: float) -> None:
     """Light, at its limit, and far beyond it: times and what is found cached."""

@@ -16,16 +16,21 @@ LOAD = [
     "--workers",
     "1",
     "--duration",
-    "60",
+    "24",
     "--warmup",
-    "10",
+    "4",
     "--input-tokens",
-    "256..1024",
+    "64..256",
+    "--requests",
+    "30",
 ]
 WORKER = {
-    "prefill_tokens_per_second": 8000.0,
+    "prefill_tokens_per_second": 2000.0,
     "decode_base_seconds": 0.012,
     "decode_per_sequence_seconds": 0.0004,
+    "overhead_seconds": 0.02,
+    "template_tokens": 10,
+    "async_scheduling": True,
 }
 
 
@@ -42,21 +47,18 @@ def test_a_fitted_worker_takes_what_the_measured_one_took(tmp_path: Path) -> Non
     """At a rate that was not measured, too; the error of the fit is told."""
     measured, fitted, run = (tmp_path / name for name in ("measured", "fitted", "run"))
     measured.write_text(json.dumps(WORKER))
-    simulated(run, measured, "--rate", "0.5,2,4")
+    simulated(run, measured, "--rate", "1,4")
     said: list[str] = []
     assert fit_command([str(run), str(fitted), "--kv-tokens", "50000"], said.append) == 0
     assert "root mean square" in said[-1]
     found = json.loads(fitted.read_text())
     assert found["kv_tokens"] == 50_000
-    for name in ("prefill_tokens_per_second", "decode_base_seconds"):
-        assert found[name] == pytest.approx(WORKER[name], rel=0.2), name
-    for rate in ("1", "3"):
-        theirs = simulated(run, measured, "--rate", rate)
-        ours = simulated(run, fitted, "--rate", rate)
-        for name, value in theirs.items():
-            # Whether a twentieth of all gaps has a prompt in it or not is a matter of luck.
-            if name != "itl p95":
-                assert ours[name] == pytest.approx(value, rel=0.2), (rate, name)
+    for name, value in WORKER.items():
+        assert found[name] == pytest.approx(value, rel=0.2), name
+    theirs = simulated(run, measured, "--rate", "3")
+    ours = simulated(run, fitted, "--rate", "3")
+    for name, value in theirs.items():
+        assert ours[name] == pytest.approx(value, rel=0.05), name
 
 
 def test_one_stage_does_not_make_a_worker(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from picker.app.autoscaling import Autoscaling, PoolSight, access_for, read_grou
 from picker.cli.options import KubernetesFlags
 from picker.config.autoscale_file import read_autoscale_file
 from picker.errors import ConfigError
+from picker.k8s.scale import DeploymentScale, ScaleError
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.telemetry.load_window import LoadWindow
 from picker.types import Candidate, Endpoint, EndpointMetrics, ServedTotals, Usage
@@ -187,6 +188,25 @@ async def test_what_cannot_be_written_is_said_once_and_counted(
             assert pool.replicas > 2
     said = [one for one in caplog.messages if "there is no deployment default/workers" in one]
     assert len(said) == 1
+
+
+async def test_a_denied_write_is_said_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although the scale can be read in between."""
+
+    async def deny(*_: object) -> None:
+        raise ScaleError("may not write", "403")
+
+    pool = scene()
+    pool.deploy(1)
+    pool.work(0)
+    with caplog.at_level(logging.WARNING), monkeypatch.context() as patch:
+        patch.setattr(DeploymentScale, "write", deny)
+        async with pool.running():
+            await pool.requests(3, 30)
+            assert (pool.series("writes_total", result="403") or 0) > 1
+    assert caplog.messages.count("may not write") == 1
 
 
 async def test_a_server_that_is_away_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:

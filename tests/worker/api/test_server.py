@@ -56,7 +56,7 @@ async def test_what_was_let_in_and_lost_has_a_type_of_its_own(bench: Any, step: 
     ]
     async with bench.client_of(api) as client:
         lost = await client.post(TEXT, json={"prompt": "a"})
-        api.admission.draining = True
+        api.admission.drains.set()
         refused = await client.post(TEXT, json={"prompt": "a"})
     assert (lost.status_code, refused.status_code) == (503, 503)
     assert lost.json()["error"]["type"] == "ServiceUnavailableError"

@@ -77,6 +77,27 @@ def test_reset_forgets_contents_only_when_nothing_runs() -> None:
     assert blocks.num_free == 4
 
 
+def test_what_is_evicted_is_told_once() -> None:
+    """With the tenant that lost it; not what is in another block too, nor what a reset forgot."""
+    blocks = manager(4, record_evictions=True)
+    chain = hashes_of([*range(8)])
+    assert blocks.admit(1, 8, NO_HIT, tenant="x")
+    blocks.seal(1, chain, 2)
+    assert blocks.admit(2, 4, NO_HIT, tenant="y")
+    blocks.seal(2, chain, 1)
+    for seq_id in (1, 2):
+        blocks.free(seq_id)
+    assert blocks.admit(3, 12, NO_HIT, tenant="z")
+    evicted = blocks.take_evicted()
+    assert [(one.content, one.tenant) for one in evicted] == [(chain[1], "x")]
+    assert blocks.take_evicted() == []
+    blocks.free(3)
+    assert blocks.admit(4, 16, NO_HIT)
+    blocks.free(4)
+    assert blocks.reset_prefix_cache()
+    assert blocks.take_evicted() == []
+
+
 def test_caching_can_be_off() -> None:
     """Without prefix caching nothing is ever a hit."""
     blocks = manager(4, enable_prefix_caching=False)

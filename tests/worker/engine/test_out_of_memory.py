@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import engine_walk as walks
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from paged_executor import PagedExecutor
+from paged_executor import TOKEN_BYTES, PagedExecutor
 
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine.core import EngineCore
@@ -17,6 +18,7 @@ from worker.engine.messages import AddRequest, Command, RequestOutput
 from worker.engine.pipeline import InlinePipeline, OverlappedPipeline, Pipeline
 from worker.engine.planning import NO_MEMORY
 from worker.engine.scheduler import Scheduler
+from worker.engine.tiers import Tiers
 from worker.errors import DeviceMemoryError
 from worker.executor.interface import Ticket
 from worker.types import FinishReason, ModelOutput, SchedulerOutput
@@ -60,7 +62,7 @@ class ScarceExecutor(PagedExecutor):
         if how == "collect":
             super().submit(step)
             return Spoilt()
-        self._copy(step.block_copies)
+        self._move(step)
         for sequence in step.sequences:
             for position in range(sequence.start, sequence.start + sequence.num_tokens):
                 self._slots[self._slot(sequence.block_table, position)] = (99, position)
@@ -82,6 +84,7 @@ faults = st.dictionaries(
     orders=walks.commands,
     faults=faults,
     capacity=st.sampled_from([1, 2, 5, 1 << 30]),
+    num_slots=st.sampled_from([0, 0, 3, 20]),
 )
 def test_any_batch_answers_as_each_request_alone(
     pipe: str,
@@ -91,13 +94,19 @@ def test_any_batch_answers_as_each_request_alone(
     orders: list[tuple[int, Command]],
     faults: dict[int, str],
     capacity: int,
+    num_slots: int,
 ) -> None:
-    """Whatever fails, and wherever: no token is lost, repeated or another."""
+    """Whatever fails, and wherever: no token is lost, repeated or another; with a host tier too."""
     executor = ScarceExecutor(cache.block_size)
     executor.faults = faults
     if limits.enable_chunked_prefill:
         executor.capacity = capacity
-    scheduler = Scheduler(cache, limits, (walks.END,))
+    has_tiers = num_slots > 0 and cache.enable_prefix_caching
+    scheduler = Scheduler(replace(cache, record_evictions=has_tiers), limits, (walks.END,))
+    size = cache.block_size * TOKEN_BYTES
+    if has_tiers:
+        memory = memoryview(bytearray(num_slots * size))
+        scheduler.add_tiers(lambda root, record: Tiers(memory, size, root, "lru", record))
     core = EngineCore(scheduler, executor, lambda: 0.0, pipeline=PIPELINES[pipe](executor))
     try:
         walk = walks.Walk(core, scheduler, load)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import engine_walk as walks
@@ -10,13 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from moving_kv import MadeUpConnector
-from paged_executor import PagedExecutor, kv_of
+from paged_executor import TOKEN_BYTES, PagedExecutor, kv_of
 
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest, Command, RequestOutput
 from worker.engine.remote_kv import RemoteKv
 from worker.engine.scheduler import Scheduler
+from worker.engine.tiers import Tiers
 from worker.types import FinishReason, KvSource, SamplingParams
 
 PROMPT = [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5]  # two blocks of four, and three tokens
@@ -201,6 +203,7 @@ def moving(draw: st.DrawFn) -> tuple[list[walks.Arrival], MadeUpConnector]:
     limits=walks.limits_of_a_step,
     load=moving(),
     orders=walks.commands,
+    num_slots=st.sampled_from([0, 0, 6, 20]),
 )
 def test_moving_kv_changes_no_answer(
     pipe: str,
@@ -208,14 +211,21 @@ def test_moving_kv_changes_no_answer(
     limits: SchedulerConfig,
     load: tuple[list[walks.Arrival], MadeUpConnector],
     orders: list[tuple[int, Command]],
+    num_slots: int,
 ) -> None:
     """Every answer is what it would be alone, every transfer ends, every block is free again; and
-    what is kept is the prompt's.
+    what is kept is the prompt's. Also where a prompt begins in a host tier.
     """
     arrivals, connector = load
     executor = PagedExecutor(cache.block_size)
     remote = RemoteKv(connector, executor.read_kv, cache.block_size)
+    has_tiers = num_slots > 0 and cache.enable_prefix_caching
+    cache = replace(cache, record_evictions=has_tiers)
     scheduler = Scheduler(cache, limits, (walks.END,), remote=remote)
+    if has_tiers:
+        size = cache.block_size * TOKEN_BYTES
+        memory = memoryview(bytearray(num_slots * size))
+        scheduler.add_tiers(lambda root, record: Tiers(memory, size, root, "lru", record))
     core = EngineCore(scheduler, executor, lambda: 0.0, pipeline=walks.PIPELINES[pipe](executor))
     walk = walks.Walk(core, scheduler, arrivals)
     walk.run(limits, orders)

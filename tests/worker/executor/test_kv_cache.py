@@ -16,6 +16,7 @@ from worker.executor.kv_cache import (
     read_tokens,
     write_tokens,
 )
+from worker.executor.kv_saving import gathered
 from worker.models.config import ModelConfig
 from worker.types import KvLoad
 
@@ -167,7 +168,7 @@ def test_kv_of_tokens_moves_between_caches(
     before = caches[1].clone()
     data = read_tokens(caches[0], source, num_tokens, across[0])
     assert data.nbytes == num_tokens * 2 * 2 * 3 * 8 * dtype.itemsize
-    write_tokens(caches[1], KvLoad(tuple(target), memoryview(bytearray(data))), across[1])
+    write_tokens(caches[1], KvLoad(tuple(target), (memoryview(bytearray(data)),)), across[1])
     assert read_tokens(caches[1], target, num_tokens, across[1]) == data
     for position in range(num_tokens):
         block, slot = source[position // sizes[0]], position % sizes[0]
@@ -189,9 +190,19 @@ def test_kv_of_tokens_moves_between_caches(
         )
 
 
-@pytest.mark.parametrize("num_tokens", [1, 16, 21, 27])
+def test_blocks_are_gathered_as_they_are_read() -> None:
+    """On a device that saves them while it goes on."""
+    cache = torch.randn(2, 24, 2, 3, 4, 8, generator=torch.Generator().manual_seed(0))
+    blocks = (9, 1, 7)
+    rows = gathered(cache, blocks).reshape(-1).view(torch.uint8).numpy()
+    assert rows.data == read_tokens(cache, blocks, 12, False)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_parts"), [(1, 1), (16, 1), (21, 1), (27, 1), (16, 4), (28, 7)]
+)
 def test_kv_is_written_in_the_pieces_that_a_full_device_has_room_for(
-    num_tokens: int, monkeypatch: pytest.MonkeyPatch
+    num_tokens: int, num_parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here one block; with less than that it is an error."""
     write, room = kv_cache._write, 1
@@ -205,7 +216,9 @@ def test_kv_is_written_in_the_pieces_that_a_full_device_has_room_for(
     cache = torch.randn(2, 24, 2, 3, 4, 8, generator=torch.Generator().manual_seed(0))
     blocks = (9, 1, 7, 3, 20, 5, 11)[: -(-num_tokens // 4)]
     data = read_tokens(cache, range(12, 12 + len(blocks)), num_tokens, False)
-    load = KvLoad(blocks, memoryview(bytearray(data)))
+    size = len(data) // num_parts
+    parts = (bytearray(data[n * size : (n + 1) * size]) for n in range(num_parts))
+    load = KvLoad(blocks, tuple(map(memoryview, parts)))
     write_tokens(cache, load, False)
     assert read_tokens(cache, blocks, num_tokens, False) == data
     room = 0

@@ -283,7 +283,7 @@ def check_kv_moves(alone: Any, two_ranks: Any) -> None:
     for executor, copy in zip((two_ranks, alone), copies, strict=True):
         spec = SampleSpec(SamplingParams(max_tokens=1, temperature=0.0, logprobs=4), 11)
         sequence = ScheduledSequence(1, [7], len(prompt), [9, 8], (spec,))
-        step = SchedulerOutput(0, (sequence,), kv_loads=(KvLoad((9, 8), copy),))
+        step = SchedulerOutput(0, (sequence,), kv_loads=(KvLoad((9, 8), (copy,)),))
         found = execute(executor, step).sampled[1]
         assert [one.token_id for one in found] == [one.token_id for one in expected[1]]
         wanted = expected[1][0].logprobs.logprobs

@@ -20,6 +20,7 @@ from worker.config import (
     EngineConfig,
     KvTransferConfig,
     SchedulerConfig,
+    SimConfig,
     SpeculativeConfig,
 )
 from worker.engine.core import EngineCore
@@ -30,6 +31,7 @@ from worker.engine.scheduler import Scheduler
 from worker.engine.speculation import Speculation
 from worker.executor.kv_cache import allocate
 from worker.executor.model_runner import ModelRunner
+from worker.executor.sim.runner import SimExecutor, SimLimits
 from worker.executor.start import build_executor
 from worker.kv.content import KvShape
 from worker.kv.tcp import TcpConnector
@@ -251,6 +253,24 @@ def test_native_engines_answer_as_one(
     second = engines(**how, block_size=16)
     assert both_legs(engines(**how, block_size=8), second, asked) == expected
     assert second.stats.external_cache_hits > 0
+
+
+@pytest.mark.parametrize("mode", ["echo", "random"])
+def test_simulators_answer_as_one(engines: Callable[..., Engine], mode: str) -> None:
+    """An echo is read from the cache, so it also shows what has moved."""
+
+    def engine(block_size: int) -> Engine:
+        config = SimConfig(mode=mode, time_scale=0.0, num_words=40, first_word_id=5, vocab_size=61)
+        limits = SimLimits(NUM_BLOCKS * 4 // block_size, block_size)
+        runner = SimExecutor(config, lambda *_: None, limits, moves_kv=True)
+        return engines(runner=runner, block_size=block_size, chunk=9)
+
+    asked = requests(40, seed=5)
+    expected = tokens(engine(4).run(*asked))
+    first, second = engine(8), engine(4)
+    assert both_legs(first, second, asked) == expected
+    assert second.stats.num_failed_kv_transfers == 0
+    assert second.stats.prompt_tokens - second.stats.prompt_tokens_cached <= 4 * len(asked)
 
 
 @pytest.mark.parametrize("sizes", [(2, 1), (1, 2)])

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -135,6 +135,22 @@ def test_kv_arrives_byte_for_byte_and_once(start: int) -> None:
         until(lambda: keeper.counts.num_bytes_sent == part.data.nbytes)
         assert ended(taker.pull(source, DIGEST, start)).part is None
         assert taker.counts.num_failed == 1
+
+
+def test_a_simulated_transfer_takes_its_time() -> None:
+    """Given by the tokens that move; beyond the limit of a transfer it fails."""
+    asked: list[int] = []
+
+    def pace(num_tokens: int) -> float:
+        asked.append(num_tokens)
+        return 3600.0 if num_tokens == 4096 else 0.0
+
+    config = KvTransferConfig(kv_port=0, engine_id="t", kv_transfer_timeout=0.5)
+    taker = TcpConnector(config, KEY, SHAPE, TOKEN_BYTES, pace)
+    with engine() as keeper, closing(taker):
+        assert ended(taker.pull(kept(keeper), DIGEST, 0)).part is None
+        assert ended(taker.pull(kept(keeper), DIGEST, 96)).part is not None
+    assert asked == [4096, 4000]
 
 
 def test_what_is_not_needed_is_given_up() -> None:

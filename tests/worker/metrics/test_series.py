@@ -34,6 +34,7 @@ GAUGES = {
         [1, 0, 0],
     ),
     "kv_cache_usage_perc": (None, [0.25]),
+    "kv_offload_cpu_cache_usage_perc": (None, [0.75]),
 }
 COUNTERS = {
     "prefix_cache_queries": (None, [100]),
@@ -51,13 +52,16 @@ COUNTERS = {
     "prompt_tokens_cached": (None, [200]),
     "prompt_tokens_cached_by_source": (
         ("source", ["device", "host", "p2p", "disk", "external_unspecified"]),
-        [140, 0, 60, 0, 0],
+        [140, 30, 10, 20, 0],
     ),
     "generation_tokens": (None, [70]),
     "request_success": (
         ("finished_reason", ["stop", "length", "abort", "error", "repetition"]),
         [1, 0, 0, 0, 0],
     ),
+    "kv_offload_store_bytes": (None, [3000]),
+    "kv_offload_load_bytes": (None, [4000]),
+    "kv_offload_stores_skipped": (None, [13]),
     "corrupted_requests": (None, [8]),
     "watermark_requests": (None, [0]),
     "spec_decode_num_drafts": (None, [10]),
@@ -188,6 +192,11 @@ def test_our_own_series_are_apart(families: dict[str, Metric]) -> None:
         "kv_transfer_received_bytes": 2000,
         "kv_transfer_failures": 3,
         "kv_transfer_expired": 2,
+        "kv_host_tier_blocks": 12,
+        "kv_disk_tier_blocks": 14,
+        "kv_disk_written_bytes": 5000,
+        "kv_disk_read_bytes": 6000,
+        "kv_disk_failures": 15,
         "spec_decode_draft_length": 2.5,
         "spec_decode_drafter_failures": 4,
         "admission_rejections": 1,

@@ -42,7 +42,12 @@ class Admission:
         self._queued_tokens = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self.draining = False
+        self.drains = asyncio.Event()
+
+    @property
+    def draining(self) -> bool:
+        """Nobody is let in any more; `drains` is set."""
+        return self.drains.is_set()
 
     @property
     def num_inside(self) -> int:

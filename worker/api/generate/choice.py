@@ -69,6 +69,15 @@ class Choice:
             include_stop=text.include_stop,
         )
 
+    def replay(self, token_ids: Sequence[int]) -> None:
+        """Before all else: take tokens whose text the client has. Raises `RequestError` when they
+        end the answer.
+        """
+        self._shown(RequestOutput(self.request.request_id, list(token_ids)))
+        if self.ending is not None:
+            reason = "`resume.token_ids` has a stop string: the answer is over"
+            raise RequestError(reason, param="resume.token_ids")
+
     def take(self, output: RequestOutput) -> Piece:
         """What an output adds. Raises `RequestError` when the engine gave the request up; an abort
         that was asked for is an ending like others, and so is a stop string before anything else.

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from typing import NoReturn
 
 from worker.api.generate.admission import Admission
 from worker.api.generate.engine import Engine, OutputStream
 from worker.engine.messages import AddRequest, RequestOutput
+from worker.errors import RequestError
 
 _BRANCH_PREFIX = re.compile(r"^[0-9]+_")
 
@@ -21,6 +23,12 @@ class OpenSequences:
         self._engine = engine
         self._admission = admission
         self._open: dict[str, _ListedStream] = {}
+
+    async def leave(self) -> NoReturn:
+        """Wait until the worker drains; raises the error of a stream that may go on elsewhere."""
+        await self._admission.drains.wait()
+        reason = "The stream is to go on at another worker because the server stops"
+        raise RequestError(reason, status=503, type="ServiceUnavailableError")
 
     def open(self, request: AddRequest) -> tuple[OutputStream, ...]:
         streams = self._engine.open(request)

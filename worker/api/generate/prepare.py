@@ -26,6 +26,7 @@ from worker.api.generate.frames import (
 )
 from worker.api.generate.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsWriter
 from worker.api.generate.open_sequences import response_of
+from worker.api.generate.resumption import Resumption, check_resume, resumption_of
 from worker.api.generate.text import Encode, ModelText, opens_a_turn
 from worker.api.http.arrival import Arrival
 from worker.api.http.limits import malformed
@@ -58,6 +59,7 @@ from worker.api.schema.requests import (
     CompletionRequest,
     GenerateRequest,
     GenerationFields,
+    ResumeFields,
     TokenSampling,
     decode_generation,
     refuse_unsupported,
@@ -107,7 +109,7 @@ class Shown:
 class Prepared:
     """A checked request: what to ask of the engine, and how to answer. `echoes` are the texts of
     the prompts, where the answer begins with them. `constraint` is what it must match, `form` what
-    parsers look for in the answers.
+    parsers look for in the answers. With `resumption` its stream can go on elsewhere.
     """
 
     requests: tuple[AddRequest, ...]
@@ -119,6 +121,7 @@ class Prepared:
     keep_alive_seconds: float | None = None
     constraint: Constraint | None = None
     form: AnswerForm | None = None
+    resumption: Resumption | None = None
 
     @property
     def num_sequences(self) -> int:
@@ -135,6 +138,7 @@ class _Asked:
     request: GenerationFields
     arrival: Arrival
     response_id: str
+    created: int
     prompts: list[list[int]]
     echoes: tuple[str, ...]
     max_tokens: int | None
@@ -196,7 +200,7 @@ class RequestPreparer:
         asked = _Asked(
             request,
             arrival,
-            response_id("chatcmpl", request.request_id, arrival),
+            *_identity("chatcmpl", request, arrival),
             [ids],
             (),
             self._capped(limit),
@@ -245,7 +249,7 @@ class RequestPreparer:
         asked = _Asked(
             request,
             arrival,
-            response_id("cmpl", request.request_id, arrival),
+            *_identity("cmpl", request, arrival),
             prompts,
             await self._echoes(given, prompts, request),
             self._capped(limit),
@@ -351,7 +355,7 @@ class RequestPreparer:
         return ResponseHead(
             asked.response_id,
             self._config.served_model_names[0] if asked.adapter is None else asked.adapter.name,
-            int(time.time()),
+            asked.created,
             self._config.system_fingerprint,
         )
 
@@ -379,6 +383,7 @@ class RequestPreparer:
             echoes=asked.echoes,
             keep_alive_seconds=self._config.sse_keep_alive_seconds,
             constraint=asked.constraint,
+            resumption=resumption_of(request, requests, asked.response_id, asked.created),
         )
 
     def _shown(
@@ -404,6 +409,9 @@ class RequestPreparer:
 
     def _engine_requests(self, asked: _Asked) -> tuple[AddRequest, ...]:
         request, limits = asked.request, self._limits
+        resume = request.resume or ResumeFields()
+        if resume.seed is not None:
+            request = msgspec.structs.replace(request, seed=resume.seed)
         rooms = [room_for_output(len(ids), limits) for ids in asked.prompts]
         most = max(rooms) if asked.max_tokens is None else max(1, asked.max_tokens)
         params = sampling_params(request, most, asked.logprobs, self._sampling, self._rng)
@@ -412,6 +420,8 @@ class RequestPreparer:
             params = replace(params, prompt_logprobs=params.logprobs)
         processors = logits_processors(request.vllm_xargs, self._sampling)
         params = replace(params, grammar=asked.grammar, logits_processors=processors)
+        answered = resume.token_ids or []
+        check_token_ids(answered, limits, "resume.token_ids")
         n = num_sequences(request, params.temperature)
         if n * len(asked.prompts) > MAX_PROMPTS:
             reason = f"n × the number of prompts must be at most {MAX_PROMPTS}."
@@ -446,6 +456,7 @@ class RequestPreparer:
                     adapter=asked.adapter,
                     kv_source=kv_source,
                     keeps_kv=keeps_kv,
+                    output_token_ids=answered,
                 )
             )
         return tuple(requests)
@@ -521,6 +532,16 @@ class TokenPreparer:
 
 def _n(request: GenerationFields) -> int:
     return 1 if request.n is None else max(1, int(request.n))
+
+
+def _identity(prefix: str, request: GenerationFields, arrival: Arrival) -> tuple[str, int]:
+    """The response's id, and when it was created: those that it has already, if it goes on."""
+    resume = request.resume
+    if resume is not None:
+        check_resume(resume, prefix)
+        if resume.id is not None and resume.created is not None:
+            return resume.id, int(resume.created)
+    return response_id(prefix, request.request_id, arrival), int(time.time())
 
 
 def response_id(prefix: str, asked: str | None, arrival: Arrival) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from worker.api.generate import resumption
 from worker.api.generate.choice import Choice, Piece
 from worker.api.generate.engine import OutputStream
 from worker.api.generate.frames import KEEP_ALIVE, Delta
@@ -90,8 +91,16 @@ class Runner:
 
     async def _stream(self, prepared: Prepared, runs: list[PromptRun], exchange: Exchange) -> None:
         events = EventStream(exchange)
+        running = self.run(runs, StreamWriter(prepared, runs, events))
         async with events.kept_alive(prepared.keep_alive_seconds):
-            await self.run(runs, StreamWriter(prepared, runs, events))
+            if prepared.resumption is None:
+                await running
+                return
+            exchange.add_header(resumption.HEADER, prepared.resumption.header)
+            async with asyncio.TaskGroup() as group:
+                leaving = group.create_task(self._sequences.leave(), name="leave-when-draining")
+                await running
+                leaving.cancel()
 
     def _runs(self, prepared: Prepared) -> list[PromptRun]:
         runs: list[PromptRun] = []
@@ -100,7 +109,9 @@ class Runner:
             choices = []
             for _ in range(1 + len(request.branch_ids)):
                 text, form = prepared.text, prepared.form
-                choices.append(Choice(index, request, text, self._tokenizer, form))
+                choice = Choice(index, request, text, self._tokenizer, form)
+                choice.replay(request.output_token_ids)
+                choices.append(choice)
                 index += 1
             echo = prepared.echoes[place] if prepared.echoes else None
             runs.append(PromptRun(request, choices, echo))
@@ -212,6 +223,12 @@ class _Pending:
     entries: list[TokenLogprobs] = field(default_factory=list)
     echoed: Columns | None = None
 
+    def replay(self, token_ids: Sequence[int]) -> None:
+        """Before all else: the opening has been written, and so have these tokens."""
+        self.begun, self.written = True, bool(token_ids)
+        if self.writer is not None:
+            self.writer.take([TokenLogprobs((token_id,), (0.0,), 1) for token_id in token_ids])
+
     def add(self, piece: Piece) -> None:
         self.text.append(piece.text)
         self.reasoning.append(piece.reasoning)
@@ -250,6 +267,10 @@ class StreamWriter:
             for run in runs
             for choice in run.choices
         }
+        self._is_marked = prepared.resumption is not None
+        if prepared.resumption is not None and prepared.resumption.has_begun:
+            [run] = runs
+            self._pending[0].replay(run.request.output_token_ids)
         self._unfinished = len(self._pending)
         self._echoing = asyncio.Lock()  # the first choice writes the prompt for all
 
@@ -260,8 +281,12 @@ class StreamWriter:
         pending = self._pending[choice.index]
         pending.add(piece)
         frames = b"" if pending.begun else await self._begin(run, choice, pending)
+        token_ids: Sequence[int] = ()
         if self._is_due(choice, pending):
+            token_ids = pending.token_ids
             frames += self._delta(run, choice, pending)
+        if frames and self._is_marked and self._unfinished:
+            frames += resumption.mark(token_ids)
         if frames:
             await self._events.write(frames, last=self._unfinished == 0)
 

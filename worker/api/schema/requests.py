@@ -191,6 +191,20 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     spaces_between_special_tokens: bool | None = None
 
 
+class ResumeFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """`resume`. Empty, it asks that the stream can go on at another worker: the answer's header
+    `x-pointsman-resume` is an object, and the stream has comments with the ids of its tokens. That
+    object, sent here with the ids in `token_ids`, makes the stream go on after them; without
+    `token_ids` it begins anew, under the same id.
+    """
+
+    id: str | None = None
+    created: Whole | None = None
+    seed: Whole | None = None
+    prompt: Whole | None = None  # a checksum of its tokens
+    token_ids: list[TokenId] | None = None
+
+
 class GenerationFields(SamplingFields, kw_only=True):
     """What chat and text completions share.
 
@@ -213,6 +227,7 @@ class GenerationFields(SamplingFields, kw_only=True):
     priority: Whole | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
+    resume: ResumeFields | None = None
 
     user: str | None = None
     metadata: Any = None

@@ -21,6 +21,7 @@ from worker.executor.sim.latency import Capacity, LatencyModel, build_model, is_
 from worker.executor.sim.tokens import TokenSource, pooled_states
 from worker.types import (
     Draw,
+    KvLoad,
     ModelOutput,
     SampleSpec,
     ScheduledSequence,
@@ -29,15 +30,16 @@ from worker.types import (
 )
 
 _MAX_REMEMBERED = 4096
+TOKEN_BYTES = 4
 _LINE_BREAK = 10  # in the simulator's own tokenizer
 
 
 class TokenCache:
-    """Owns one token id for each slot of every block."""
+    """Owns one token id for each slot of every block: this is the KV of a token."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size
-        self._slots = array("i", bytes(4 * num_blocks * block_size))
+        self._slots = array("i", bytes(TOKEN_BYTES * num_blocks * block_size))
         # Echoes read before, by sequence; only spares the reading.
         self._echoes: OrderedDict[int, tuple[int, ...]] = OrderedDict()
 
@@ -50,13 +52,22 @@ class TokenCache:
 
     def write(self, sequence: ScheduledSequence) -> None:
         """Keep the tokens that a sequence runs in this step."""
-        size, position = self._block_size, sequence.start
-        tokens = array("i", sequence.token_ids)
-        done = 0
+        self._put(array("i", sequence.token_ids), sequence.block_table, sequence.start)
+
+    def load(self, load: KvLoad) -> None:
+        """Keep the tokens of another simulator's cache."""
+        self._put(array("i", b"".join(load.parts)), load.blocks, 0)
+
+    def read(self, block_table: Sequence[int], num_tokens: int) -> memoryview:
+        """A copy of the first tokens in some blocks, as bytes."""
+        return memoryview(array("i", self._read(block_table, num_tokens))).cast("B")
+
+    def _put(self, tokens: array[int], block_table: Sequence[int], position: int) -> None:
+        size, done = self._block_size, 0
         while done < len(tokens):
             block, offset = divmod(position + done, size)
             count = min(size - offset, len(tokens) - done)
-            slot = sequence.block_table[block] * size + offset
+            slot = block_table[block] * size + offset
             self._slots[slot : slot + count] = tokens[done : done + count]
             done += count
 
@@ -165,8 +176,11 @@ class SimExecutor(HostExecutor):
 
     `wait(seconds, follows)` lets a step's seconds pass (sleep in a process, advance a virtual clock
     in a simulation); the step `follows` when the engine was busy until then. It is not called when
-    there are none. `crash` ends the process.
+    there are none. `crash` ends the process. Implements `KvMemory`: what moves are tokens.
     """
+
+    kv_shape = ("int32", 1, 1, 1)
+    kv_facts = ("sim",)
 
     def __init__(
         self,
@@ -174,13 +188,15 @@ class SimExecutor(HostExecutor):
         wait: Callable[[float, bool], None],
         limits: SimLimits | None = None,
         crash: Callable[[], None] = lambda: os._exit(CRASH_STATUS),
+        moves_kv: bool = False,
     ) -> None:
         self._limits = limits or SimLimits()
         self._wait = wait
         self._crash = crash
         self._parts = self._build(config)
+        self._is_echo = config.mode == "echo"
         self._cache: TokenCache | None = None
-        if config.mode == "echo":
+        if self._is_echo or moves_kv:
             self._cache = TokenCache(self._limits.num_blocks, self._limits.block_size)
         self._modelled_seconds = 0.0
         self._slow_factor = 1.0
@@ -196,6 +212,8 @@ class SimExecutor(HostExecutor):
         parts = self._parts
         if self._cache is not None:
             self._cache.copy(step.block_copies)
+            for load in step.kv_loads:
+                self._cache.load(load)
         sampled: dict[int, tuple[Draw, ...]] = {}
         prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         failed: dict[int, str] = {}
@@ -229,6 +247,19 @@ class SimExecutor(HostExecutor):
         parts = self._parts
         scale = parts.config.time_scale * self._slow_factor
         return min(MAX_STEP_SECONDS, parts.latency.seconds(step) * scale) if scale else 0.0
+
+    def read_kv(self, blocks: Sequence[int], num_tokens: int) -> memoryview:
+        """As `KvMemory` says."""
+        if self._cache is None:
+            raise RuntimeError("the simulator was built without KV that moves")
+        return self._cache.read(blocks, num_tokens)
+
+    def transfer_seconds(self, num_tokens: int) -> float:
+        """How long the KV of so many tokens is on its way here."""
+        config = self._parts.config
+        per_token = config.kv_transfer_per_token_seconds * num_tokens
+        seconds = (config.kv_transfer_seconds or per_token) * config.time_scale
+        return min(MAX_STEP_SECONDS, seconds)
 
     @property
     def modelled_seconds(self) -> float:
@@ -291,7 +322,7 @@ class SimExecutor(HostExecutor):
     def _draws(self, parts: _Parts, sequence: ScheduledSequence) -> tuple[Draw, ...] | None:
         source, config = parts.source, parts.config
         echo: tuple[int, ...] | None = None
-        if self._cache is not None:
+        if self._cache is not None and self._is_echo:
             num_prompt = sequence.samples[0].num_prompt
             echo = self._cache.echo(sequence, num_prompt, config.turn_token_id, config.end_token_id)
         if sequence.num_drafts:
@@ -367,4 +398,5 @@ def build_sim_executor(config: EngineConfig) -> tuple[SimExecutor, int]:
     if num_blocks is None:
         num_blocks = DEFAULT_SIM_BLOCKS
     limits = SimLimits(num_blocks, config.block_size, config.scheduler.max_num_seqs)
-    return SimExecutor(config.sim, RealTime(), limits), num_blocks
+    moves_kv = config.kv_transfer is not None
+    return SimExecutor(config.sim, RealTime(), limits, moves_kv=moves_kv), num_blocks

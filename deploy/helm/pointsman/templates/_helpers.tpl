@@ -21,6 +21,9 @@ app.kubernetes.io/name: {{ .of }}
 {{- with .component }}
 app.kubernetes.io/component: {{ . }}
 {{- end }}
+{{- with .role }}
+llm-d.ai/role: {{ . }}
+{{- end }}
 app.kubernetes.io/part-of: pointsman
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
@@ -151,6 +154,9 @@ readinessProbe:
   {{- if .Values.picker.metrics.auth }}
   - --metrics-endpoint-auth
   {{- end }}
+  {{- if eq .Values.autoscaling.kind "picker" }}
+  - --autoscale=/config/autoscale.yaml
+  {{- end }}
   {{- range .Values.picker.extraArgs }}
   - {{ . | quote }}
   {{- end }}
@@ -217,4 +223,32 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
   ports:
   - {protocol: UDP, port: 53}
   - {protocol: TCP, port: 53}
+{{- end -}}
+
+{{/* The container in front of a decode worker. */}}
+{{- define "pointsman.sidecar" -}}
+{{- $sidecar := .Values.workers.disaggregation.sidecar -}}
+- name: sidecar
+  image: {{ .Values.images.workerGpu.repository }}:{{ .Values.images.workerGpu.tag }}
+  restartPolicy: Always
+  command: [pointsman, sidecar]
+  args:
+  - --host=0.0.0.0
+  - --port=8000
+  - --decoder=http://127.0.0.1:8200
+  - --prefill-timeout=60
+  - --drain-timeout=10
+  {{- with $sidecar.prefillerNetworks }}
+  - --prefiller-networks={{ join "," . }}
+  {{- end }}
+  env:
+  # The image asks for all GPUs of the node; this container needs none.
+  - {name: NVIDIA_VISIBLE_DEVICES, value: void}
+  ports:
+  - {name: http, containerPort: 8000}
+  {{- include "pointsman.tcpProbes" . | nindent 2 }}
+  resources:
+    {{- toYaml $sidecar.resources | nindent 4 }}
+  securityContext:
+    {{- include "pointsman.containerSecurity" . | nindent 4 }}
 {{- end -}}

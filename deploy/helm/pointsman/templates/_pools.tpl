@@ -69,6 +69,9 @@
   resources: [endpointslices]
   verbs: [list, watch]
 {{- end }}
+{{- with get (include "pointsman.scaled" .root | fromYaml) .root.Release.Namespace }}
+{{ include "pointsman.scaleRule" . }}
+{{- end }}
 {{- end -}}
 
 {{/* root, labels, and what is of this one pool: name, namespace, selector, targetPorts, appProtocol, grpcPort. */}}

@@ -116,7 +116,7 @@ async def test_draining_refuses_and_waits_for_those_inside(bench: Any) -> None:
     async with bench.client_of(api) as client:
         running = asyncio.ensure_future(client.post(TEXT, json={"prompt": "a"}))
         await bench.engine.saw_request.wait()
-        api.admission.draining = True
+        api.admission.drains.set()
         refused = await client.post(TEXT, json={"prompt": "a"})
         health, ready = await client.get("/health"), await client.get("/health/ready")
         assert not await api.admission.wait_idle(0)

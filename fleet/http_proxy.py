@@ -1,0 +1,134 @@
+"""What the programs have in common that stand between HTTP clients and servers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from fleet.errors import FleetError
+
+MAX_BODY_BYTES = 64 << 20
+_CONNECT_SECONDS = 5.0
+# Of one connection, or what the client library sets anew.
+_OF_A_CONNECTION = re.compile(
+    "connection|keep-alive|proxy-authenticate|proxy-authorization|te|trailer|transfer-encoding"
+    "|upgrade|host|content-length|expect",
+    re.IGNORECASE,
+)
+_OF_A_BODY = ("content-type", "content-encoding", "accept-encoding")
+
+Headers = list[tuple[str, str]]
+Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def new_session() -> aiohttp.ClientSession:
+    """Connections to servers: as many as there are requests, without a limit of time."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
+        auto_decompress=False,
+        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+        cookie_jar=aiohttp.DummyCookieJar(),
+    )
+
+
+def runner_of(handle: Handle, drain_seconds: float) -> web.AppRunner:
+    """A server of every path. A request ends with its client."""
+    application = web.Application(client_max_size=MAX_BODY_BYTES)
+    application.router.add_route("*", "/{path:.*}", handle)
+    return web.AppRunner(
+        application,
+        handler_cancellation=True,
+        shutdown_timeout=drain_seconds,
+        access_log=None,
+        auto_decompress=False,
+    )
+
+
+async def serve(
+    name: str,
+    handle: Handle,
+    address: tuple[str, int],
+    drain_seconds: float,
+    drains: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve until SIGTERM or SIGINT, then call `drains`, and end when all requests have, or
+    `drain_seconds` are over. Raises `FleetError` when the port cannot be listened on.
+    """
+    host, port = address
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    runner = runner_of(handle, drain_seconds)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        await runner.cleanup()
+        where = f"--host {host} --port {port}"
+        raise FleetError(f"cannot listen on {where}: {error.strerror or error}") from error
+    sys.stdout.write(f"{name} ready on http://{host}:{port}\n")
+    sys.stdout.flush()
+    await stop.wait()
+    drains()
+    await runner.cleanup()
+
+
+def passed_on(headers: Mapping[str, str], but: str = "") -> Headers:
+    """The headers that go on to the other side: all of the message's own `but` that one."""
+    return [
+        (name, value)
+        for name, value in headers.items()
+        if not _OF_A_CONNECTION.fullmatch(name) and name.lower() != but
+    ]
+
+
+def of_json(headers: Headers) -> Headers:
+    """For a body of our own making, which is not compressed; nor may the answer be."""
+    kept = [(name, value) for name, value in headers if name.lower() not in _OF_A_BODY]
+    return [*kept, ("Content-Type", "application/json")]
+
+
+def error_answer(status: int, kind: str, message: str) -> web.Response:
+    text = {"object": "error", "message": message, "type": kind, "param": None, "code": status}
+    return web.Response(
+        status=status, body=msgspec.json.encode(text), content_type="application/json"
+    )
+
+
+async def pass_on(
+    session: aiohttp.ClientSession,
+    request: web.Request,
+    url: str,
+    data: bytes | aiohttp.StreamReader | None,
+    headers: Headers,
+) -> web.StreamResponse:
+    """Answer as the server at `url` does, chunk by chunk; 503 when it does not answer."""
+    response: web.StreamResponse | None = None
+    try:
+        async with session.request(
+            request.method, url, data=data, headers=headers, allow_redirects=False
+        ) as answer:
+            response = web.StreamResponse(
+                status=answer.status, reason=answer.reason, headers=passed_on(answer.headers)
+            )
+            response.content_length = answer.content_length
+            await response.prepare(request)
+            async for chunk in answer.content.iter_any():
+                await response.write(chunk)
+            await response.write_eof()
+            return response
+    except (aiohttp.ClientError, OSError) as error:
+        if response is not None and response.prepared:
+            raise  # the client sees the answer cut off, as it was here
+        return error_answer(503, "ServiceUnavailable", f"{url} does not answer: {error}")

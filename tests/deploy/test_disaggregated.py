@@ -1,0 +1,178 @@
+"""Prefill and decode workers as deploy/ renders them: both legs, the KV, and the end of a Pod."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import yaml
+from manifests import ROOT, Object, containers, kustomized, of_kind, pod_of, takes, workloads
+
+import worker.flags
+from fleet.plan import DISAGGREGATED_CONFIG
+from fleet.sidecar_flags import build_parser
+from picker.framework.disaggregation import DECODE_ROLES, PREFILL_ROLES, ROLE_LABEL
+from worker.config import KvTransferConfig
+from worker.kv.tcp import KEY_VARIABLE, read_key
+
+pytestmark = pytest.mark.usefixtures("kubectl")
+OVERLAY = "deploy/k8s/overlays/disaggregated"
+ADDONS = "deploy/k8s/addons"
+POD_IP = "10.1.2.3"
+KV_PORT = 14579
+
+
+def deployment(role: str) -> Object:
+    """The Deployment of the workers of this role."""
+    [found] = [one for one in workloads(kustomized(OVERLAY)) if labels(one).get(ROLE_LABEL) == role]
+    return found
+
+
+def labels(workload: Object) -> dict[str, str]:
+    """Those of its Pods."""
+    found: dict[str, str] = workload["spec"]["template"]["metadata"]["labels"]
+    return found
+
+
+def container(role: str, name: str) -> Object:
+    """One container of the workers of this role."""
+    [found] = [one for one in containers(pod_of(deployment(role))) if one["name"] == name]
+    return found
+
+
+def transfer(role: str) -> KvTransferConfig:
+    """How its workers are to move KV, in a Pod at `POD_IP`."""
+    words = [word.replace("$(POD_IP)", POD_IP) for word in container(role, "worker")["args"]]
+    taken = worker.flags.build_parser().parse_args(words)
+    found = worker.flags.resolve(taken, None, {}).engine.kv_transfer
+    assert found is not None
+    return found
+
+
+def test_the_picker_decides_as_that_of_up_does() -> None:
+    """By the same configuration, among workers whose labels say what they do."""
+    objects = kustomized(OVERLAY)
+    [config] = [one for one in of_kind(objects, "ConfigMap") if "picker.yaml" in one["data"]]
+    assert yaml.safe_load(config["data"]["picker.yaml"]) == yaml.safe_load(DISAGGREGATED_CONFIG)
+    [pool] = of_kind(objects, "InferencePool")
+    prefill, decode = labels(deployment("prefill")), labels(deployment("decode"))
+    assert takes(pool["spec"]["selector"], prefill)
+    assert takes(pool["spec"]["selector"], decode)
+    assert prefill[ROLE_LABEL] in PREFILL_ROLES - DECODE_ROLES
+    assert decode[ROLE_LABEL] in DECODE_ROLES - PREFILL_ROLES
+
+
+def test_requests_pass_the_sidecar() -> None:
+    """It has the pool's port, and leads to where the worker listens, which starts after it."""
+    sidecar = container("decode", "sidecar")
+    taken = build_parser().parse_args(sidecar["args"])
+    [pool] = of_kind(kustomized(OVERLAY), "InferencePool")
+    assert [taken.port] == [port["number"] for port in pool["spec"]["targetPorts"]]
+    assert [taken.port] == [port["containerPort"] for port in sidecar["ports"]]
+    assert taken.host == "0.0.0.0"
+    behind = worker.flags.build_parser().parse_args(container("decode", "worker")["args"])
+    assert taken.decoder == f"http://{behind.host}:{behind.port}"
+    assert sidecar["restartPolicy"] == "Always"
+    # The worker starts once this has answered, so it may not be a question to the worker.
+    assert set(sidecar["startupProbe"]) & {"httpGet", "tcpSocket", "grpc"} == {"tcpSocket"}
+
+
+def test_the_image_has_what_the_sidecar_needs() -> None:
+    """The worker's image; no GPU, and none of the large packages."""
+    sidecar = container("decode", "sidecar")
+    assert sidecar["image"] == container("decode", "worker")["image"]
+    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in sidecar["env"]
+    assert sidecar["command"] == ["pointsman", "sidecar"]
+    program = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(('torch', 'envoy', 'grpc', 'kubernetes', 'numpy')))\n"
+        "import fleet.cli, fleet.sidecar\n"
+        "fleet.cli.main(['sidecar', '--help'])"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "--prefiller-networks" in done.stdout, done.stderr
+
+
+def test_an_end_leaves_time_for_both_legs() -> None:
+    """Requests whose prompts run elsewhere come to the worker before it takes no more; all of them
+    end before the kubelet's patience does, and the sidecar last.
+    """
+    decode, behind = pod_of(deployment("decode")), container("decode", "worker")
+    sidecar = build_parser().parse_args(container("decode", "sidecar")["args"])
+    taken = worker.flags.build_parser().parse_args(behind["args"])
+    drain = worker.flags.resolve(taken, None, {}).shutdown_timeout_seconds
+    waits = {
+        role: container(role, "worker")["lifecycle"]["preStop"]["sleep"]["seconds"]
+        for role in ("prefill", "decode")
+    }
+    assert waits["decode"] >= waits["prefill"] + sidecar.prefill_timeout
+    assert (
+        waits["decode"] + drain + sidecar.drain_timeout <= decode["terminationGracePeriodSeconds"]
+    )
+
+
+def test_decode_workers_can_take_what_prefill_workers_offer() -> None:
+    """At an address of the Pod, with a key that both have; only the giving end listens there."""
+    giver, taker = transfer("prefill"), transfer("decode")
+    assert (giver.gives, giver.takes, giver.kv_ip, giver.kv_port) == (True, False, POD_IP, KV_PORT)
+    assert (taker.gives, taker.takes, taker.kv_ip) == (False, True, "127.0.0.1")
+    keys = [
+        entry["valueFrom"]["secretKeyRef"]
+        for role in ("prefill", "decode")
+        for entry in container(role, "worker")["env"]
+        if entry["name"] == KEY_VARIABLE
+    ]
+    assert keys == [{"name": "pointsman-kv-transfer", "key": "key"}] * 2
+    assert read_key(giver, {KEY_VARIABLE: "k"}) == read_key(taker, {KEY_VARIABLE: "k"})
+
+
+def _lets(policies: list[Object], way: str, of: Object, other: Object, port: int) -> bool:
+    """Whether policies let Pods with the labels `of` have traffic with `other` of a namespace."""
+    about = [
+        one["spec"]
+        for one in policies
+        if way.capitalize() in one["spec"]["policyTypes"] and takes(one["spec"]["podSelector"], of)
+    ]
+    peers = [
+        peer
+        for spec in about
+        for rule in spec.get(way, ())
+        if port in [one["port"] for one in rule["ports"]]
+        for peer in rule.get("from", rule.get("to", [{"podSelector": {}}]))
+    ]
+    return not about or any(
+        takes(peer.get("podSelector", {}), other)
+        for peer in peers
+        if not peer.get("namespaceSelector")
+    )
+
+
+GATEWAY = {"gateway.networking.k8s.io/gateway-name": "pointsman"}
+PICKER = {"app.kubernetes.io/name": "pointsman-picker"}
+WORKER = {"app.kubernetes.io/name": "pointsman-worker"}
+PREFILL, DECODE = ({**WORKER, ROLE_LABEL: role} for role in ("prefill", "decode"))
+TRAFFIC = [
+    (DECODE, PREFILL, KV_PORT, True),
+    (DECODE, PREFILL, 8000, True),
+    (PICKER, PREFILL, 8000, True),
+    (PICKER, DECODE, 8000, True),
+    (GATEWAY, DECODE, 8000, True),
+    (PREFILL, DECODE, 8000, False),
+    (DECODE, DECODE, 8000, False),
+    (WORKER, PREFILL, 8000, False),
+    *((one, PREFILL, KV_PORT, False) for one in (GATEWAY, PICKER, WORKER, PREFILL)),
+    *((one, DECODE, 8200, False) for one in (GATEWAY, PICKER, PREFILL, DECODE)),
+]
+
+
+@pytest.mark.parametrize(("source", "target", "port", "passes"), TRAFFIC)
+def test_only_decode_workers_reach_kv(
+    source: Object, target: Object, port: int, passes: bool
+) -> None:
+    """Of the Pods of the namespace, where the network enforces policies."""
+    names = ("network-policy", "network-policy-disaggregated")
+    policies = [one for name in names for one in kustomized(f"{ADDONS}/{name}")]
+    way = _lets(policies, "egress", source, target, port)
+    assert (way and _lets(policies, "ingress", target, source, port)) is passes

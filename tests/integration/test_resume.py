@@ -1,0 +1,125 @@
+"""`pointsman up --front`: streams go on when their workers are killed, and when they restart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running_fleet import LIMIT_SECONDS, Fleet, free_base_port, running_fleet
+
+pytestmark = pytest.mark.envoy
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "resume.py"
+SLOW = "--worker-args=--sim-decode-base-ms 30ms"
+ASKED: list[dict[str, Any]] = [
+    {"seed": 1, "temperature": 1},
+    {"temperature": 0},
+    {"seed": 2, "temperature": 1, "stop": ["kan zo", "mi"], "presence_penalty": 1},
+    {"seed": 3, "temperature": 1, "logprobs": True, "top_logprobs": 2},
+]
+
+
+async def said(
+    fleet: Fleet, fields: dict[str, Any], begun: asyncio.Event, max_tokens: int
+) -> list[Any]:
+    """What a stream adds up to; `begun` is set by its tenth chunk."""
+    stream = await fleet.openai.chat.completions.create(
+        model="sim",
+        max_tokens=max_tokens,
+        messages=[{"role": "user", "content": "hello"}],
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True},
+        **fields,
+    )
+    text, logprobs, reasons, ids, usage, count = "", [], [], set(), None, 0
+    async for chunk in stream:
+        count += 1
+        if count == 10:
+            begun.set()
+        ids.add((chunk.id, chunk.created))
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            reasons += [choice.finish_reason] if choice.finish_reason else []
+            entries = choice.logprobs.content if choice.logprobs else []
+            logprobs += [(one.token, one.logprob) for one in entries or []]
+    begun.set()
+    assert len(ids) == 1
+    assert usage is not None
+    return [text, logprobs, reasons, usage.completion_tokens]
+
+
+async def all_said(
+    fleet: Fleet, disturb: Callable[[], Awaitable[None]] | None = None, max_tokens: int = 60
+) -> list[list[Any]]:
+    """All at once, disturbed when each has begun."""
+    begun = [asyncio.Event() for _ in ASKED]
+    async with asyncio.TaskGroup() as group:
+        streams = [
+            group.create_task(said(fleet, fields, event, max_tokens))
+            for fields, event in zip(ASKED, begun, strict=True)
+        ]
+        for event in begun:
+            await event.wait()
+        if disturb is not None:
+            await disturb()
+    return [stream.result() for stream in streams]
+
+
+def log_of(pid: int) -> str:
+    """What a process of the fleet has printed."""
+    return Path(f"/proc/{pid}/fd/1").read_text()
+
+
+async def test_streams_outlive_their_workers() -> None:
+    """One of two is killed: the same answers."""
+    async with running_fleet(free_base_port(), "--front", SLOW) as fleet:
+        await fleet.ready()
+        expected = await all_said(fleet)
+        port = fleet.worker_urls[0].rpartition(":")[2]
+
+        async def kill_one() -> None:
+            for pid, line in fleet.descendants().items():
+                if f"--port {port} " in line:
+                    os.kill(pid, signal.SIGKILL)
+
+        assert await all_said(fleet, kill_one) == expected
+
+
+@pytest.mark.soak
+async def test_streams_move_when_workers_restart() -> None:
+    """Well before they would have ended there."""
+    async with running_fleet(free_base_port(), "--front", "--drain-timeout", "60", SLOW) as fleet:
+        await fleet.ready()
+        expected = await all_said(fleet, max_tokens=400)
+        (front,) = (pid for pid, line in fleet.descendants().items() if " front --host" in line)
+
+        async def restart() -> None:
+            command = (sys.executable, "-P", "-m", "fleet.cli", "restart", "workers")
+            process = await asyncio.create_subprocess_exec(*command, "--port", str(fleet.port))
+            async with asyncio.timeout(LIMIT_SECONDS):
+                assert await process.wait() == 0
+
+        assert await all_said(fleet, restart, max_tokens=400) == expected
+        assert "goes on after" in log_of(front)
+
+
+@pytest.mark.soak
+def test_a_minute_of_kills(tmp_path: Path) -> None:
+    """The benchmark's checks: nearly all streams equal, none silently wrong."""
+    results = tmp_path / "resume.json"
+    command = [sys.executable, str(SCRIPT), "--streams", "300", "--port", str(free_base_port())]
+    done = subprocess.run(
+        [*command, "--results", str(results)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(results.read_text())["figures"]["streams that ran there"] > 10

@@ -1,0 +1,211 @@
+"""Files of blocks: what is written is read again; whatever is wrong with a file, it is no hit."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from worker.errors import ConfigError
+from worker.kv.disk import READ_SECONDS, BlockFiles, DiskRead, Found, Lost, StoredBlock, Written
+
+SIZE = 64
+BLOCKS = [StoredBlock(bytes([n] * 32), b"facts of %d" % n) for n in range(4)]
+
+
+def data(number: int) -> memoryview:
+    """What is in a block."""
+    return memoryview(bytearray([number]) * SIZE)
+
+
+Report = Written | Found | Lost
+
+
+def reports(files: BlockFiles, count: int) -> list[Report]:
+    """The next so many."""
+    told: list[Report] = []
+    deadline = time.monotonic() + 60
+    while len(told) < count:
+        assert time.monotonic() < deadline
+        told += files.take_reports()
+        time.sleep(0.001)
+    return told
+
+
+def finished(read: DiskRead) -> bytes | None:
+    """What was read, once it is."""
+    deadline = time.monotonic() + 60
+    while not read.done:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    part = None if read.part is None else bytes(read.part.data)
+    read.close()
+    return part
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Callable[..., BlockFiles]]:
+    """Opens the directory, and closes it at the end."""
+    with ExitStack() as stack:
+
+        def make(identity: str = "i", clock: Callable[[], float] = lambda: 0.0) -> BlockFiles:
+            files = BlockFiles(tmp_path, identity, SIZE, clock)
+            stack.callback(files.close)
+            return files
+
+        yield make
+
+
+@pytest.fixture
+def files(opened: Callable[..., BlockFiles]) -> BlockFiles:
+    """With all blocks in it."""
+    files = opened()
+    for number, block in enumerate(BLOCKS):
+        files.write(number, block, data(number), 7)
+    assert reports(files, 5) == [Found(()), *(Written(n, True, 7) for n in range(4))]
+    return files
+
+
+def path(files: BlockFiles, number: int) -> Path:
+    """Of a block."""
+    return files.directory / f"{BLOCKS[number].digest.hex()}.kv"
+
+
+def test_what_was_written_is_read(files: BlockFiles) -> None:
+    """Blocks one after the other, as tokens."""
+    read = files.read(BLOCKS[1:3], 16, 24)
+    assert finished(read) == bytes(data(1)) + bytes(data(2))
+    read = files.read(BLOCKS[1:3], 16, 24)
+    while not read.done:
+        time.sleep(0.001)
+    assert read.part is not None
+    assert (read.part.start, read.part.end) == (16, 24)
+    read.close()
+    assert read.part is None
+    assert (files.bytes_written, files.bytes_read) == (4 * SIZE, 4 * SIZE)
+    assert files.num_failures == 0
+
+
+def test_a_restart_finds_files(opened: Callable[..., BlockFiles], files: BlockFiles) -> None:
+    """The latest used last; remains of a crash go, and so does what is no block."""
+    for number, seconds in ((0, 30), (1, 10), (2, 20)):
+        os.utime(path(files, number), (seconds, seconds))
+    files.delete([BLOCKS[3].digest])
+    files.close()
+    (files.directory / "0.kv.tmp").write_bytes(b"half")
+    (files.directory / "1.kv").write_bytes(b"half")
+    again = opened()
+    assert again.directory == files.directory
+    assert reports(again, 1) == [Found(tuple(BLOCKS[n].facts for n in (1, 2, 0)))]
+    assert sorted(again.directory.glob("*.*")) == sorted(path(files, n) for n in range(3))
+    assert again.num_failures == 1
+    assert finished(again.read(BLOCKS[:3], 0, 12)) == b"".join(map(bytes, map(data, range(3))))
+
+
+def test_each_engine_has_a_directory_of_its_own(opened: Callable[..., BlockFiles]) -> None:
+    """By what its KV depends on, and one for each that runs."""
+    one, other, third = opened(), opened(), opened("j")
+    assert len({one.directory, other.directory, third.directory}) == 3
+    one.close()
+    assert opened().directory == one.directory
+
+
+@pytest.mark.parametrize(
+    "damage", ["cut", "longer", "head", "facts", "data", "other", "gone", "dir"]
+)
+def test_a_wrong_file_ends_a_read(files: BlockFiles, damage: str) -> None:
+    """Blocks before it are right; the file is deleted, and reported as lost."""
+    file = path(files, 1)
+    whole = bytearray(file.read_bytes())
+    if damage in ("head", "facts", "data"):
+        whole[{"head": 3, "facts": -SIZE - 3, "data": -5}[damage]] ^= 1
+    file.unlink()
+    if damage == "cut":
+        file.write_bytes(whole[:-1])
+    elif damage == "longer":
+        file.write_bytes(whole + b"x")
+    elif damage == "other":
+        path(files, 2).rename(file)
+    elif damage == "dir":
+        file.mkdir()
+    elif damage != "gone":
+        file.write_bytes(whole)
+    assert finished(files.read(BLOCKS[:3], 0, 12)) == bytes(data(0))
+    assert finished(files.read(BLOCKS[1:2], 4, 8)) is None
+    assert reports(files, 2) == [Lost(BLOCKS[1].digest)] * 2
+    assert files.num_failures == 2
+
+
+def test_a_full_disk_is_reported(files: BlockFiles) -> None:
+    """Nothing is there then; what follows is written when there is room again."""
+    half = path(files, 0).with_suffix(".kv.tmp")
+    half.symlink_to("/dev/full")
+    files.write(5, BLOCKS[0], data(9), 8)
+    files.write(6, BLOCKS[1], data(1), 8)
+    assert reports(files, 2) == [Written(5, False, 8), Written(6, True, 8)]
+    assert files.num_failures == 1
+    assert not half.is_symlink()
+    assert finished(files.read(BLOCKS[:1], 0, 4)) == bytes(data(0))
+
+
+def test_a_directory_that_is_gone_is_reported(files: BlockFiles) -> None:
+    """Neither reads nor writes go on as if it were there."""
+    for file in files.directory.iterdir():
+        file.unlink()
+    files.directory.rmdir()
+    files.write(5, BLOCKS[0], data(0), 8)
+    assert reports(files, 1) == [Written(5, False, 8)]
+    assert finished(files.read(BLOCKS[:1], 0, 4)) is None
+
+
+def test_a_read_that_hangs_is_given_up(opened: Callable[..., BlockFiles], tmp_path: Path) -> None:
+    """By the clock, although the thread is still in it; then others are not begun."""
+    now = 0.0
+    files = opened(clock=lambda: now)
+    file = path(files, 0)
+    os.mkfifo(file)  # whoever opens it to read waits for one who writes
+    first, second = files.read(BLOCKS[:1], 0, 4), files.read(BLOCKS[1:2], 4, 8)
+    deadline = time.monotonic() + 60
+    while files._reading_since is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert [first.done, second.done, files.is_stuck] == [False] * 3
+    now = READ_SECONDS + 1
+    assert first.done
+    assert second.done
+    assert files.is_stuck
+    first.close()
+    second.close()
+    assert (first.part, second.part, files.num_failures) == (None, None, 2)
+    os.close(os.open(file, os.O_WRONLY))
+    assert reports(files, 2)[1:] == [Lost(BLOCKS[0].digest)]
+    while files.is_stuck:
+        assert time.monotonic() < deadline
+    assert finished(files.read(BLOCKS[2:3], 0, 4)) is None
+
+
+def test_reads_wait_for_room(
+    opened: Callable[..., BlockFiles], files: BlockFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until what was read is given up; one alone may be larger."""
+    monkeypatch.setattr("worker.kv.disk.MAX_INBOUND_BYTES", SIZE)
+    first = files.read(BLOCKS[:2], 0, 8)
+    while not first.done:
+        time.sleep(0.001)
+    second = files.read(BLOCKS[2:3], 8, 12)
+    third = files.read(BLOCKS[3:4], 12, 16)
+    third.close()
+    assert not second.done
+    first.close()
+    assert finished(second) == bytes(data(2))
+
+
+def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    """In words that name the flag."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="--kv-offloading-path"):
+        BlockFiles(tmp_path / "file", "i", SIZE)

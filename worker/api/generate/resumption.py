@@ -1,0 +1,84 @@
+"""Streams that can go on at another worker. Pure.
+
+Theory of operation. A stream whose request has the field `resume` says in a response header what
+another worker needs beyond the request: the response's id, its time, the seed. After each write
+comes a comment with the ids of the tokens whose text has been written by then. So whoever has read
+up to a comment knows the tokens that the client has, and the exact character after which their
+text goes on: what detokenizer and parsers hold back is a function of the tokens.
+
+The other worker takes the request with the header's object and the tokens. It treats them as the
+engine does those of a preempted sequence, and feeds them to the parsers with what comes out thrown
+away; what it then writes is what the first one would have written next.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from worker.api.schema.requests import GenerationFields, ResumeFields
+from worker.engine.messages import AddRequest
+from worker.errors import RequestError
+
+HEADER = b"x-pointsman-resume"
+_NEEDED = ("id", "created", "seed", "prompt")
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """How a stream is resumed: what its header says, and whether it has begun elsewhere."""
+
+    header: str
+    has_begun: bool
+
+
+def check_resume(resume: ResumeFields, prefix: str) -> None:
+    """Refuse what no header of ours can have said."""
+    given = [name for name in _NEEDED if getattr(resume, name) is not None]
+    if not given and resume.token_ids is None:
+        return
+    if len(given) < len(_NEEDED):
+        missing = ", ".join(sorted(set(_NEEDED) - set(given)))
+        raise _refused(f"lacks {missing}: send what the response header {HEADER.decode()} said")
+    if not resume.id or not resume.id.startswith(f"{prefix}-") or not resume.id.isprintable():
+        raise _refused(f"has an id that is not one of a response here ({prefix}-…)")
+
+
+def resumption_of(
+    request: GenerationFields, asked: Sequence[AddRequest], response_id: str, created: int
+) -> Resumption | None:
+    """How the stream of a request may go on elsewhere; None: it was not asked for, or cannot.
+    Raises `RequestError` when it is to go on here, and cannot.
+    """
+    resume, [first, *others] = request.resume, asked
+    if resume is None:
+        return None
+    goes_on = resume.id is not None
+    if not request.stream or request.echo or others or first.branch_ids:
+        if goes_on:
+            raise _refused("goes with stream true, one prompt, n 1 and echo false")
+        return None
+    prompt = zlib.crc32(array("q", first.prompt_token_ids).tobytes())
+    if goes_on and resume.prompt != prompt:
+        raise _refused("is of another prompt: this worker has another template or tokenizer")
+    num_tokens = len(first.output_token_ids)
+    if num_tokens >= first.params.max_tokens:
+        reason = f"has {num_tokens} tokens, an answer of at most {first.params.max_tokens} is over"
+        raise _refused(reason)
+    said = {"id": response_id, "created": created, "seed": first.params.seed, "prompt": prompt}
+    return Resumption(json.dumps(said), resume.token_ids is not None)
+
+
+def mark(token_ids: Sequence[int]) -> bytes:
+    """The comment after what was written of these tokens, the next ones of the answer."""
+    return b": resume " + _encode(token_ids) + b"\n\n"
+
+
+def _refused(reason: str) -> RequestError:
+    return RequestError(f"`resume` {reason}", param="resume")

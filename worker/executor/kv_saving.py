@@ -1,0 +1,97 @@
+# Apart: it owns a stream, and what was begun on it.
+"""Copies blocks to the host's memory before a step writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from worker.errors import ConfigError
+from worker.executor.kv_cache import available_bytes, read_file, read_tokens, zeros
+from worker.types import KvSave
+
+# On a GPU, what is gathered at once on its way to the host.
+_GATHERED_BYTES = 1 << 26
+
+
+class BlockSaver:
+    """Carries out `SchedulerOutput.kv_saves`. On a GPU the blocks are gathered on the stream of the
+    steps, and go to the host on one of its own while the step runs; the next step waits on the
+    device until they are there.
+    """
+
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
+        self._saved: torch.cuda.Event | None = None
+
+    def save(self, cache: Tensor, saves: Sequence[KvSave], keys_across: bool) -> None:
+        """Call it first in each step, also without `saves`."""
+        if self._saved is not None:
+            torch.cuda.current_stream(cache.device).wait_event(self._saved)
+            self._saved = None
+        for save in saves:
+            if cache.device.type == "cuda":
+                self._begin(cache, save)
+            else:
+                _save_now(cache, save, keys_across)
+
+    def _begin(self, cache: Tensor, save: KvSave) -> None:
+        self._stream = stream = self._stream or _new_stream(cache.device)
+        num_blocks = max(1, _GATHERED_BYTES // save.into[0].nbytes)
+        for begin in range(0, len(save.blocks), num_blocks):
+            some = slice(begin, begin + num_blocks)
+            part = KvSave(save.blocks[some], save.into[some])
+            try:
+                rows = gathered(cache, part.blocks)
+            except torch.OutOfMemoryError:
+                _save_now(cache, part, keys_across=False)
+                continue
+            stream.wait_stream(torch.cuda.current_stream(cache.device))
+            with torch.cuda.stream(stream):
+                for row, into in zip(rows, part.into, strict=True):
+                    host = torch.frombuffer(into, dtype=cache.dtype).view(row.shape)
+                    host.copy_(row, non_blocking=True)
+            rows.record_stream(stream)
+        self._saved = stream.record_event()
+
+
+def gathered(cache: Tensor, blocks: Sequence[int]) -> Tensor:
+    """What `read_tokens` gives, block by block, on the device: [blocks, block_size, layers, 2,
+    kv_heads, head_dim].
+    """
+    index = torch.tensor(blocks, dtype=torch.int64, device=cache.device)
+    return cache[:, index].permute(1, 4, 0, 2, 3, 5).contiguous()
+
+
+def _new_stream(device: torch.device) -> torch.cuda.Stream:
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return stream
+
+
+def _save_now(cache: Tensor, save: KvSave, keys_across: bool) -> None:
+    num_tokens = len(save.blocks) * cache.shape[4]
+    data = read_tokens(cache, save.blocks, num_tokens, keys_across)
+    for number, into in enumerate(save.into):
+        into[:] = data[number * into.nbytes : (number + 1) * into.nbytes]
+
+
+def host_memory(num_bytes: int, device: torch.device) -> memoryview:
+    """Memory that `device` reads and writes fast: pinned for a GPU; for a CPU, pages that are taken
+    as they are written. Raises ConfigError.
+    """
+    available = available_bytes(read_file)
+    if available is not None and num_bytes > available:
+        raise ConfigError(
+            f"--kv-offloading-size: {num_bytes >> 20} MiB are more than the {available >> 20} MiB"
+            " of memory that are available"
+        )
+    try:
+        if device.type == "cpu":
+            memory = zeros((num_bytes,), torch.uint8, device)
+        else:
+            memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+    except (RuntimeError, MemoryError) as error:
+        raise ConfigError(f"--kv-offloading-size: {num_bytes} bytes: {error}") from error
+    return memory.numpy().data

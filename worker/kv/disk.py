@@ -1,0 +1,398 @@
+"""Blocks of KV in files: a directory of one engine's own, written and read by threads.
+
+Theory of operation
+-------------------
+One file a block, named by the block's digest. It is written beside its name and renamed, so it is
+there as a whole or not at all as long as the machine runs; what a crash of the machine leaves is
+found by checksums. A file has
+
+    MAGIC, length of facts, length of data, checksum of facts, checksum of facts and data
+    facts: what the block is of, as the engine encodes it
+    data: its KV
+
+The facts must be those that are asked for, to the byte. Whatever is wrong with a file, it is
+deleted and reported as lost.
+
+The directory belongs to a model, its format and the seed of its hashes (`identity`); engines that
+have the same take one each, by a lock. What is there at the start is found by its facts alone.
+
+One thread writes and deletes, in order; another reads. Both may hang in a system call for as long
+as a disk does: the engine never waits for them. A read that is not done in time counts as failed,
+and while the thread hangs in it no other should be begun (`is_stuck`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import queue
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from worker.errors import ConfigError, KvTransferError
+from worker.types import KvPart
+
+logger = logging.getLogger(__name__)
+
+READ_SECONDS = 5.0
+MAX_INBOUND_BYTES = 1 << 30
+_MAX_ENGINES = 64
+_CLOSE_SECONDS = 2.0
+_MAGIC = b"PTSMKV1\n"
+_PREFIX = struct.Struct("<8sIQ8s32s")
+_MAX_FACTS_BYTES = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlock:
+    """A block by its digest, and the `facts` that its file must have."""
+
+    digest: bytes
+    facts: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What `write` was told to write is on disk now, or is not to be."""
+
+    slot: int
+    is_there: bool
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The facts of what was on disk at the start, the least recently used first."""
+
+    facts: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A block that could not be read, or was not right, and is on disk no more."""
+
+    digest: bytes
+
+
+class DiskRead:
+    """A read of blocks that follow each other. `done` and `part` may be read from any thread,
+    `close` called once or more often: it gives up what is read.
+    """
+
+    def __init__(
+        self, disk: BlockFiles, blocks: Sequence[StoredBlock], start: int, end: int, until: float
+    ) -> None:
+        self._disk = disk
+        self.blocks = blocks
+        self.start = start
+        self.end = end
+        self.until_seconds = until
+        self.num_reserved_bytes = 0  # the disk's
+        self.is_finished = False
+        self.is_closed = False
+        self.part: KvPart | None = None  # once done; None: it failed
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, or its time is up."""
+        return self.is_finished or self._disk.is_late(self)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._disk.release(self)
+
+
+class BlockFiles:
+    """Owns a directory and its two threads. Blocks have `block_bytes` of data each.
+
+    Raises ConfigError where files cannot be made in `parent`.
+    """
+
+    def __init__(
+        self,
+        parent: Path,
+        identity: str,
+        block_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._block_bytes = block_bytes
+        self._clock = clock
+        self._reports: deque[Written | Found | Lost] = deque()
+        self._inbound = threading.Condition()
+        self._num_inbound_bytes = 0
+        self._reading_since: float | None = None
+        self._is_closed = False
+        self._is_failing = False  # the last write failed: that was logged
+        self.bytes_written = 0
+        self.bytes_read = 0
+        self.num_failures = 0
+        self.directory, self._lock = _claim(parent, identity)
+        self._writes: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._reads: queue.SimpleQueue[DiskRead | None] = queue.SimpleQueue()
+        self._writes.put(self._scan)
+        self._threads = [
+            threading.Thread(target=self._run_writes, name="kv-disk-write", daemon=True),
+            threading.Thread(target=self._run_reads, name="kv-disk-read", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # ---- any thread -------------------------------------------------------------------------
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a read takes so long that others should not be begun."""
+        since = self._reading_since
+        return since is not None and self._clock() - since > READ_SECONDS
+
+    def is_late(self, read: DiskRead) -> bool:
+        """Whether a read was not done in time."""
+        return self._clock() >= read.until_seconds
+
+    def write(self, slot: int, block: StoredBlock, data: memoryview, generation: int) -> None:
+        """Begin to write; `data` stays as it is until this is reported."""
+        self._writes.put(lambda: self._write(slot, block, data, generation))
+
+    def delete(self, digests: Sequence[bytes]) -> None:
+        """Delete files, after what is being written."""
+        self._writes.put(lambda: self._delete(digests))
+
+    def read(self, blocks: Sequence[StoredBlock], start: int, end: int) -> DiskRead:
+        """Begin to read blocks that hold the tokens `start` to `end` − 1."""
+        read = DiskRead(self, blocks, start, end, self._clock() + READ_SECONDS)
+        self._reads.put(read)
+        return read
+
+    def release(self, read: DiskRead) -> None:
+        """Give up a read, or what it has read."""
+        with self._inbound:
+            if read.is_closed:
+                return
+            read.is_closed = True
+            if read.is_finished:
+                self._give_back(read)
+            elif self.is_late(read):
+                self.num_failures += 1
+
+    def take_reports(self) -> list[Written | Found | Lost]:
+        """What has happened since the last call."""
+        return [self._reports.popleft() for _ in range(len(self._reports))]
+
+    def close(self) -> None:
+        """End the threads, without what was to be written or read: the former is reported. They may
+        be left behind if the disk hangs. Idempotent.
+        """
+        if not self._is_closed:
+            self._is_closed = True
+            self._writes.put(None)
+            self._reads.put(None)
+            with self._inbound:
+                self._inbound.notify_all()
+            for thread in self._threads:
+                thread.join(_CLOSE_SECONDS)
+            os.close(self._lock)
+
+    # ---- the writing thread -----------------------------------------------------------------
+
+    def _run_writes(self) -> None:
+        while (work := self._writes.get()) is not None:
+            work()
+
+    def _scan(self) -> None:
+        found = []
+        try:
+            for entry in os.scandir(self.directory):
+                if entry.name.endswith(".kv"):
+                    if (facts := self._facts(entry.path)) is not None:
+                        found.append((entry.stat().st_mtime, facts))
+                elif entry.name.endswith(".tmp"):
+                    os.unlink(entry.path)
+        except OSError as error:
+            self._failed("KV on disk cannot be listed", error)
+        self._reports.append(Found(tuple(facts for _, facts in sorted(found))))
+
+    def _facts(self, path: str) -> bytes | None:
+        """Those of a file that looks right; any other is deleted."""
+        try:
+            with open(path, "rb", buffering=0) as file:
+                facts, _ = self._head(file.fileno())
+                return facts
+        except (OSError, KvTransferError) as error:
+            self._failed(f"{path} is of no use", error)
+            _unlink(path)
+            return None
+
+    def _write(self, slot: int, block: StoredBlock, data: memoryview, generation: int) -> None:
+        if self._is_closed:
+            self._reports.append(Written(slot, False, generation))
+            return
+        path = self._path(block.digest)
+        is_there = False
+        try:
+            short, whole = _checksums(block.facts, data)
+            prefix = _PREFIX.pack(_MAGIC, len(block.facts), data.nbytes, short, whole)
+            descriptor = os.open(f"{path}.tmp", os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+            try:
+                for piece in (prefix + block.facts, data):
+                    rest = memoryview(piece)
+                    while rest:
+                        rest = rest[os.write(descriptor, rest) :]
+            finally:
+                os.close(descriptor)
+            os.replace(f"{path}.tmp", path)
+            is_there = True
+            self.bytes_written += data.nbytes
+            self._is_failing = False
+        except OSError as error:
+            self._failed("KV cannot be written to disk", error, quiet=self._is_failing)
+            self._is_failing = True
+            _unlink(f"{path}.tmp")
+        self._reports.append(Written(slot, is_there, generation))
+
+    def _delete(self, digests: Sequence[bytes]) -> None:
+        for digest in digests:
+            _unlink(self._path(digest))
+
+    # ---- the reading thread -----------------------------------------------------------------
+
+    def _run_reads(self) -> None:
+        while (read := self._reads.get()) is not None:
+            if self._reserve(read):
+                self._reading_since = self._clock()
+                part = self._read(read)
+                self._reading_since = None
+                with self._inbound:
+                    read.part = part
+                    read.is_finished = True
+                    if read.is_closed or part is None:
+                        self._give_back(read)
+
+    def _reserve(self, read: DiskRead) -> bool:
+        """Wait for room for what is read; False if it is not wanted any more."""
+        size = len(read.blocks) * self._block_bytes
+        with self._inbound:
+            while not (self._is_closed or read.is_closed or self.is_late(read)):
+                total = self._num_inbound_bytes + size
+                if total <= max(size, MAX_INBOUND_BYTES):
+                    self._num_inbound_bytes += size
+                    read.num_reserved_bytes = size
+                    return True
+                self._inbound.wait(max(0.0, read.until_seconds - self._clock()))
+        return False
+
+    def _give_back(self, read: DiskRead) -> None:
+        read.part = None
+        self._num_inbound_bytes -= read.num_reserved_bytes
+        read.num_reserved_bytes = 0
+        self._inbound.notify_all()
+
+    def _read(self, read: DiskRead) -> KvPart | None:
+        """What is right of it, up to the first block that is not."""
+        size = self._block_bytes
+        data = memoryview(bytearray(len(read.blocks) * size))
+        num_read = 0
+        for block in read.blocks:
+            is_given_up = read.is_closed or self.is_late(read)
+            if is_given_up or not self._read_file(block, data[num_read * size :][:size]):
+                break
+            num_read += 1
+        self.bytes_read += num_read * size
+        if not num_read:
+            return None
+        num_tokens = (read.end - read.start) // len(read.blocks) * num_read
+        return KvPart(read.start, read.start + num_tokens, data[: num_read * size])
+
+    def _read_file(self, block: StoredBlock, into: memoryview) -> bool:
+        path = self._path(block.digest)
+        try:
+            with open(path, "rb", buffering=0) as file:
+                facts, whole = self._head(file.fileno())
+                if facts != block.facts:
+                    raise KvTransferError("it is of other tokens")
+                _fill(file.fileno(), into)
+                if _checksums(facts, into)[1] != whole:
+                    raise KvTransferError("its bytes are damaged")
+            os.utime(path)
+        except (OSError, KvTransferError) as error:
+            self._failed(f"{path} is of no use", error)
+            self.delete([block.digest])
+            self._reports.append(Lost(block.digest))
+            return False
+        return True
+
+    # ---- both -------------------------------------------------------------------------------
+
+    def _head(self, descriptor: int) -> tuple[bytes, bytes]:
+        """The facts of an open file and its checksum; its data come next. Raises KvTransferError
+        where it is no whole file of a block, and OSError.
+        """
+        prefix = bytearray(_PREFIX.size)
+        _fill(descriptor, memoryview(prefix))
+        magic, num_facts, num_data, short, whole = _PREFIX.unpack(prefix)
+        size = _PREFIX.size + num_facts + num_data
+        is_right = (magic, num_data) == (_MAGIC, self._block_bytes)
+        if not is_right or num_facts > _MAX_FACTS_BYTES or os.fstat(descriptor).st_size != size:
+            raise KvTransferError("it is no file of a block, or not a whole one")
+        facts = bytearray(num_facts)
+        _fill(descriptor, memoryview(facts))
+        if sha256(facts).digest()[:8] != short:
+            raise KvTransferError("its bytes are damaged")
+        return bytes(facts), whole
+
+    def _failed(self, what: str, error: Exception, quiet: bool = False) -> None:
+        with self._inbound:
+            self.num_failures += 1
+        logger.log(logging.DEBUG if quiet else logging.WARNING, "%s: %s", what, error)
+
+    def _path(self, digest: bytes) -> str:
+        return f"{self.directory}/{digest.hex()}.kv"
+
+
+def _claim(parent: Path, identity: str) -> tuple[Path, int]:
+    """A directory that no other engine has, and its lock, held as long as it is open."""
+    try:
+        for number in range(_MAX_ENGINES):
+            directory = parent / f"{identity}.{number}"
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(directory / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+            else:
+                return directory, lock
+    except OSError as error:
+        raise ConfigError(f"--kv-offloading-path {parent}: {error}") from error
+    raise ConfigError(f"--kv-offloading-path {parent}: {_MAX_ENGINES} engines use it already")
+
+
+def _fill(descriptor: int, data: memoryview) -> None:
+    while data:
+        size = os.readv(descriptor, [data])
+        if not size:
+            raise KvTransferError("it ends too early")
+        data = data[size:]
+
+
+def _checksums(facts: bytes, data: memoryview) -> tuple[bytes, bytes]:
+    """Of the facts, and of all."""
+    whole = sha256(facts)
+    short = whole.digest()[:8]
+    whole.update(data)
+    return short, whole.digest()
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        logger.warning("%s cannot be deleted: %s", path, error)
