@@ -8,6 +8,7 @@ this process, each on its own thread.
 
 from __future__ import annotations
 
+import argparse
 import os
 import socket
 import statistics
@@ -64,6 +65,7 @@ def transferred(keeper: TcpConnector, taker: TcpConnector, data: memoryview) -> 
 
 def main() -> None:
     """Print a table."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     data = memoryview(bytearray(Random(7).randbytes(SIZE // TOKEN_BYTES * TOKEN_BYTES)))
     shape = KvShape("m", "float32", 30, 3, 64)
     configs = [KvTransferConfig(kv_port=0, engine_id=name) for name in "ab"]

@@ -331,7 +331,7 @@ class _Course:
             async with self._limit():
                 source = await asking
         except (aiohttp.ClientError, OSError) as error:
-            is_refusal = not isinstance(error, TimeoutError)
+            is_refusal = isinstance(error, aiohttp.ClientConnectorError)  # else it may have run
             raise _BrokenError(str(error) or "silent", is_refusal=is_refusal) from error
         async with source:
             await self._check(source)

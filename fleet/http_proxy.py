@@ -15,6 +15,8 @@ from aiohttp import web
 
 from fleet.errors import FleetError
 
+logger = logging.getLogger(__name__)
+
 MAX_BODY_BYTES = 64 << 20
 _CONNECT_SECONDS = 5.0
 # Of one connection, or what the client library sets anew.
@@ -40,8 +42,10 @@ def new_session() -> aiohttp.ClientSession:
     )
 
 
-def runner_of(handle: Handle, drain_seconds: float) -> web.AppRunner:
-    """A server of every path. A request ends with its client."""
+def runner_of(handle: Handle, drain_seconds: float, reads: bool = False) -> web.AppRunner:
+    """A server of every path. A request ends with its client. `reads`: compressed bodies are
+    unpacked.
+    """
     application = web.Application(client_max_size=MAX_BODY_BYTES)
     application.router.add_route("*", "/{path:.*}", handle)
     return web.AppRunner(
@@ -49,7 +53,7 @@ def runner_of(handle: Handle, drain_seconds: float) -> web.AppRunner:
         handler_cancellation=True,
         shutdown_timeout=drain_seconds,
         access_log=None,
-        auto_decompress=False,
+        auto_decompress=reads,
     )
 
 
@@ -59,6 +63,8 @@ async def serve(
     address: tuple[str, int],
     drain_seconds: float,
     drains: Callable[[], None] = lambda: None,
+    *,
+    reads: bool = False,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then call `drains`, and end when all requests have, or
     `drain_seconds` are over. Raises `FleetError` when the port cannot be listened on.
@@ -69,7 +75,7 @@ async def serve(
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    runner = runner_of(handle, drain_seconds)
+    runner = runner_of(handle, drain_seconds, reads)
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()
@@ -84,12 +90,12 @@ async def serve(
     await runner.cleanup()
 
 
-def passed_on(headers: Mapping[str, str], but: str = "") -> Headers:
-    """The headers that go on to the other side: all of the message's own `but` that one."""
+def passed_on(headers: Mapping[str, str], *but: str) -> Headers:
+    """The headers that go on to the other side: all of the message's own `but` those."""
     return [
         (name, value)
         for name, value in headers.items()
-        if not _OF_A_CONNECTION.fullmatch(name) and name.lower() != but
+        if not _OF_A_CONNECTION.fullmatch(name) and name.lower() not in but
     ]
 
 
@@ -131,4 +137,5 @@ async def pass_on(
     except (aiohttp.ClientError, OSError) as error:
         if response is not None and response.prepared:
             raise  # the client sees the answer cut off, as it was here
-        return error_answer(503, "ServiceUnavailable", f"{url} does not answer: {error}")
+        logger.warning("%s does not answer: %s", url, error)
+        return error_answer(503, "ServiceUnavailable", "the worker does not answer")

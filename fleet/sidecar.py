@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 PREFILLER_HEADER = "x-prefiller-host-port"
 REQUEST_ID_HEADER = "x-request-id"
+_PARAMS = "kv_transfer_params"
 _GENERATE = "/inference/v1/generate"
 _PATHS = ("/v1/chat/completions", "/v1/completions", _GENERATE)
 _LIMITS = ("max_tokens", "max_completion_tokens", "min_tokens")
@@ -82,7 +83,7 @@ async def _serve(options: SidecarOptions) -> int:
     async with new_session() as session:
         handle = Sidecar(options, session).handle
         address = (options.host, options.port)
-        await serve("sidecar", handle, address, options.drain_timeout)
+        await serve("sidecar", handle, address, options.drain_timeout, reads=True)
     return 0
 
 
@@ -96,8 +97,8 @@ class Sidecar:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """One request, from its client to the end of the answer."""
         prefiller = request.headers.get(PREFILLER_HEADER)
-        headers = passed_on(request.headers, PREFILLER_HEADER)
-        body = await request.read()
+        headers = passed_on(request.headers, PREFILLER_HEADER, "content-encoding")
+        body = _without_params(await request.read())
         if prefiller and request.method == "POST" and request.path in _PATHS:
             prefiller = prefiller.split(",")[0].strip()
             if not self._may_ask(prefiller):
@@ -148,6 +149,18 @@ class Sidecar:
             logger.warning("prefill at %s failed, decoding without: %s", prefiller, reason)
             return body
         return msgspec.json.encode({**asked, "kv_transfer_params": params})
+
+
+def _without_params(body: bytes) -> bytes:
+    """Only we say where KV is taken from: the decode worker connects to that address."""
+    # The field, unless it is spelled with escapes.
+    if _PARAMS.encode() not in body and b"\\u" not in body:
+        return body
+    try:
+        asked = msgspec.json.decode(body, type=Json)
+    except (msgspec.MsgspecError, RecursionError):
+        return body  # nor does the decode worker take it
+    return body if asked.pop(_PARAMS, None) is None else msgspec.json.encode(asked)
 
 
 def prefill_body(path: str, asked: Json) -> Json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import ipaddress
 import json
 from collections.abc import AsyncIterator
@@ -71,7 +72,8 @@ class House:
             "drain_timeout": 1.0,
         }
         session = await self._stack.enter_async_context(new_session())
-        runner = runner_of(Sidecar(SidecarOptions(**{**given, **options}), session).handle, 1.0)
+        handle = Sidecar(SidecarOptions(**{**given, **options}), session).handle
+        runner = runner_of(handle, 1.0, reads=True)
         self.url = f"http://{await listening(runner)}"
         self._stack.push_async_callback(runner.cleanup)
         self.client = await self._stack.enter_async_context(aiohttp.ClientSession())
@@ -248,3 +250,20 @@ async def test_a_client_that_leaves_ends_the_leg(house: House, leg: str) -> None
     await server.arrived.wait()
     asking.cancel()
     await asyncio.wait_for(server.left.wait(), 60)
+
+
+@pytest.mark.parametrize("spelling", ["kv_transfer_params", "kv_transfer\\u005fparams"])
+@pytest.mark.parametrize("is_packed", [False, True])
+async def test_a_client_does_not_say_where_kv_is_taken_from(
+    house: House, spelling: str, is_packed: bool
+) -> None:
+    """However it spells or packs its body: the decode worker would connect there."""
+    await house.start()
+    body = json.dumps({**ASKED, "kv_transfer_params": KEPT}).encode()
+    body = body.replace(b"kv_transfer_params", spelling.encode())
+    data, headers = (gzip.compress(body), {"content-encoding": "gzip"}) if is_packed else (body, {})
+    async with house.client.post(house.url + CHAT, data=data, headers=headers) as answer:
+        assert answer.status == 200
+    ((_, _, told, decode),) = house.decoder.asked
+    assert json.loads(decode) == ASKED
+    assert "content-encoding" not in told

@@ -33,7 +33,7 @@ WARM_UP = 1300  # attributes that plugins touch are watched for the first thousa
 TRACED = 5
 WINDOW = 2**31 - 1
 # What is reached, and a little more: of a request that comes alone more is remembered.
-MOST_CALLS, MOST_FILES, MOST_ROOM_CHANGES = 290, 51, 50
+MOST_CALLS, MOST_FILES, MOST_ROOM_CHANGES = 330, 54, 75
 CALL = (
     *((":method", "POST"), (":scheme", "http"), (":authority", "picker")),
     (":path", "/envoy.service.ext_proc.v3.ExternalProcessor/Process"),

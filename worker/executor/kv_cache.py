@@ -194,7 +194,8 @@ def write_tokens(cache: Tensor, load: KvLoad, keys_across: bool) -> None:
 def _write(cache: Tensor, load: KvLoad, keys_across: bool) -> None:
     layers, _, _, heads, size, dim = cache.shape
     parts = [torch.frombuffer(part, dtype=cache.dtype) for part in load.parts]
-    if len(parts) > 1:
+    # What is being saved in a slot on the device is read there, in its turn.
+    if len(parts) > 1 or len(load.blocks) == 1:
         parts = [torch.cat([part.to(cache.device, non_blocking=True) for part in parts])]
     rows = parts[0].view(-1, layers, 2, heads, dim)
     num_full, rest = divmod(len(rows), size)

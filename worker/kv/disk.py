@@ -42,6 +42,7 @@ from worker.types import KvPart
 logger = logging.getLogger(__name__)
 
 READ_SECONDS = 5.0
+_MARGIN_SECONDS = 0.5  # in which what was read is handed over
 MAX_INBOUND_BYTES = 1 << 30
 _MAX_ENGINES = 64
 _CLOSE_SECONDS = 2.0
@@ -166,6 +167,10 @@ class BlockFiles:
 
     def read(self, blocks: Sequence[StoredBlock], start: int, end: int) -> DiskRead:
         """Begin to read blocks that hold the tokens `start` to `end` − 1."""
+        most = max(1, MAX_INBOUND_BYTES // self._block_bytes)
+        if len(blocks) > most:
+            end = start + (end - start) // len(blocks) * most
+            blocks = blocks[:most]
         read = DiskRead(self, blocks, start, end, self._clock() + READ_SECONDS)
         self._reads.put(read)
         return read
@@ -250,7 +255,7 @@ class BlockFiles:
             is_there = True
             self.bytes_written += data.nbytes
             self._is_failing = False
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             self._failed("KV cannot be written to disk", error, quiet=self._is_failing)
             self._is_failing = True
             _unlink(f"{path}.tmp")
@@ -266,7 +271,11 @@ class BlockFiles:
         while (read := self._reads.get()) is not None:
             if self._reserve(read):
                 self._reading_since = self._clock()
-                part = self._read(read)
+                try:
+                    part = self._read(read)
+                except MemoryError as error:
+                    self._failed("there is no memory to read KV from disk", error)
+                    part = None
                 self._reading_since = None
                 with self._inbound:
                     read.part = part
@@ -299,7 +308,7 @@ class BlockFiles:
         data = memoryview(bytearray(len(read.blocks) * size))
         num_read = 0
         for block in read.blocks:
-            is_given_up = read.is_closed or self.is_late(read)
+            is_given_up = read.is_closed or self._clock() > read.until_seconds - _MARGIN_SECONDS
             if is_given_up or not self._read_file(block, data[num_read * size :][:size]):
                 break
             num_read += 1

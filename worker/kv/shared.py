@@ -12,15 +12,18 @@ from typing import Self
 
 from worker.kv.wire import Shared
 
-# It can neither shrink below a mapping, whose reader a signal would end, nor change under it.
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+
+def _seals() -> int:
+    """It neither shrinks below a mapping, whose reader a signal would end, nor changes under it."""
+    return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
 class SharedMemory:
-    """Sole owner of a file of memory, until it is left; mappings of it stay."""
+    """Sole owner of a file of memory, until it is left or lost; mappings of it stay."""
 
     def __init__(self, shared: Shared) -> None:
         self.shared = shared
+        self._is_open = True
 
     @classmethod
     def of(cls, data: memoryview) -> Self | None:
@@ -33,7 +36,7 @@ class SharedMemory:
         try:
             while data:
                 data = data[os.write(fd, data) :]
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _seals())
         except OSError:
             os.close(fd)
             return None
@@ -43,7 +46,11 @@ class SharedMemory:
         return self
 
     def __exit__(self, *error: object) -> None:
-        os.close(self.shared.fd)
+        if self._is_open:
+            self._is_open = False
+            os.close(self.shared.fd)
+
+    __del__ = __exit__  # who waited for a thread to make it may have been cancelled
 
 
 def map_shared(shared: Shared, size: int) -> memoryview | None:
@@ -54,7 +61,8 @@ def map_shared(shared: Shared, size: int) -> memoryview | None:
             return None
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            if fcntl.fcntl(fd, fcntl.F_GET_SEALS) == _SEALS and os.fstat(fd).st_size == size:
+            is_sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _seals() == _seals()
+            if is_sealed and os.fstat(fd).st_size == size:
                 return memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_COPY))
         finally:
             os.close(fd)

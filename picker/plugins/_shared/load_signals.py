@@ -45,6 +45,19 @@ def own_requests(candidate: Candidate, own: Mapping[str, EndpointLoad] | None) -
     )
 
 
+def all_own_requests(candidates: Candidates, own: Mapping[str, EndpointLoad] | None) -> list[int]:
+    """`own_requests` of each, computed in place as well."""
+    counts = [candidate.inflight_requests for candidate in candidates]
+    if not own:
+        return counts
+    return [
+        count
+        if (load := own.get(candidate.endpoint.key)) is None or load.requests < count
+        else load.requests
+        for candidate, count in zip(candidates, counts, strict=True)
+    ]
+
+
 def waiting_loads(candidates: Candidates) -> list[int | None]:
     """`waiting_requests` of each; own in-flight counts when it is unknown for all of them.
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from picker.framework.attributes import Attributes, inflight_load_key
 from picker.framework.registry import NonNegativeInt, Parameters, PluginType, Share, configured
-from picker.plugins._shared.load_signals import own_requests, unknown_among_known
+from picker.plugins._shared.load_signals import all_own_requests, unknown_among_known
 from picker.types import Candidates, InferenceRequest
 
 
@@ -44,18 +44,12 @@ class ActiveRequestScorer:
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
         load = attributes.get(self._key)
-        own = None if load is None else load.by_endpoint
-        counts = [own_requests(candidate, own) for candidate in candidates]
-        most = max(counts, default=0)
+        counts = all_own_requests(candidates, None if load is None else load.by_endpoint)
+        most, idle, busy = max(counts, default=0), self._idle, self._busy
         return [
-            0.0 if unknown else self._rate(count, most)
+            0.0 if unknown else 1.0 if count <= idle else (most - count) / most * busy
             for count, unknown in zip(counts, unknown_among_known(candidates), strict=True)
         ]
-
-    def _rate(self, count: int, most: int) -> float:
-        if count <= self._idle:
-            return 1.0
-        return (most - count) / most * self._busy
 
 
 PLUGIN = PluginType(

@@ -72,6 +72,7 @@ class ToyModel:
     config = SimpleNamespace(vocab_size=VOCABULARY)
     device = torch.device("cpu")
     kernels = None
+    native = None
     backend = TORCH
 
     def hidden(self, step: StepTensors, cache: Tensor) -> Tensor:

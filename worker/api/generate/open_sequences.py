@@ -32,7 +32,8 @@ class OpenSequences:
 
     def open(self, request: AddRequest) -> tuple[OutputStream, ...]:
         streams = self._engine.open(request)
-        prefilled = self._admission.queued(len(request.prompt_token_ids))
+        num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
+        prefilled = self._admission.queued(num_tokens)
         listed = tuple(_ListedStream(stream, prefilled, self._open) for stream in streams)
         self._open.update((stream.request_id, stream) for stream in listed)
         return listed

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from worker.api.schema.requests import GenerationFields, ResumeFields
+from worker.api.schema.requests import MAX_REQUEST_ID_CHARS, GenerationFields, ResumeFields
 from worker.engine.messages import AddRequest
 from worker.errors import RequestError
 
@@ -46,7 +46,9 @@ def check_resume(resume: ResumeFields, prefix: str) -> None:
     if len(given) < len(_NEEDED):
         missing = ", ".join(sorted(set(_NEEDED) - set(given)))
         raise _refused(f"lacks {missing}: send what the response header {HEADER.decode()} said")
-    if not resume.id or not resume.id.startswith(f"{prefix}-") or not resume.id.isprintable():
+    name = resume.id or ""
+    is_ours = name.startswith(f"{prefix}-") and name.isascii() and name.isprintable()
+    if not is_ours or len(name) > len(prefix) + 1 + MAX_REQUEST_ID_CHARS:
         raise _refused(f"has an id that is not one of a response here ({prefix}-…)")
 
 

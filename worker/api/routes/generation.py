@@ -90,7 +90,10 @@ class GenerationRoutes:
         with self._admission.entered(1):
             body = await exchange.json_body(self._config.max_body_bytes)
             prepared = await prepare(body, arrival)
-            num_tokens = sum(len(request.prompt_token_ids) for request in prepared.requests)
+            num_tokens = sum(
+                len(request.prompt_token_ids) + len(request.output_token_ids)
+                for request in prepared.requests
+            )
             self._admission.check(prepared.num_sequences - 1, num_tokens)
             if not prepared.stream:
                 self._report_load(exchange)

@@ -262,5 +262,6 @@ def check_token_ids(token_ids: Sequence[int], limits: ModelLimits, name: str = "
         raise malformed(f"{place}: Token ids must be in [0, {limits.vocab_size})", place)
     if most >= limits.vocab_size:
         raise RequestError(
-            f"Token id {most} is out of vocabulary: ids must be in [0, {limits.vocab_size})"
+            f"Token id {most} is out of vocabulary: ids must be in [0, {limits.vocab_size})",
+            None if name == "prompt" else name,
         )
