@@ -263,5 +263,5 @@ def check_token_ids(token_ids: Sequence[int], limits: ModelLimits, name: str = "
     if most >= limits.vocab_size:
         raise RequestError(
             f"Token id {most} is out of vocabulary: ids must be in [0, {limits.vocab_size})",
-            None if name == "prompt" else name,
+            name if name.startswith("resume.") else None,  # vLLM names no field of its own
         )
