@@ -16,7 +16,7 @@ import pytest
 from worker.config import KvTransferConfig
 from worker.errors import ConfigError, KvTransferError
 from worker.kv.content import KvShape
-from worker.kv.shared import map_shared
+from worker.kv.shared import SharedMemory, map_shared
 from worker.kv.tcp import MAX_CONNECTIONS, TcpConnector, TcpPull, read_key
 from worker.kv.wire import Challenge, Hello, Seal, Shared
 from worker.types import KvOffer, KvSource
@@ -416,3 +416,14 @@ def test_without_a_key_nothing_is_taken_from_other_machines(
         pull = ended(taker.pull(KvSource("192.0.2.1", 1, "e", "t", 2), DIGEST, 0))
     assert pull.part is None
     assert "without a key nothing is taken from 192.0.2.1" in caplog.text
+
+
+def test_memory_that_nobody_waits_for_is_closed() -> None:
+    """As of a transfer that was cancelled while a thread copied for it."""
+    memory = SharedMemory.of(DATA)
+    assert memory is not None
+    fd = memory.shared.fd
+    assert os.fstat(fd).st_size == len(DATA)
+    del memory
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)

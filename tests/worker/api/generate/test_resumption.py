@@ -161,6 +161,8 @@ async def test_what_cannot_go_on_elsewhere_has_no_header_and_no_marks(
     [
         ({"seed": None}, "lacks seed"),
         ({"id": "chatcmpl-1"}, "cmpl-"),
+        ({"id": "cmpl-" + "x" * 129}, "cmpl-"),
+        ({"id": "cmpl-ü"}, "cmpl-"),
         ({"prompt": 1}, "another prompt"),
         ({"token_ids": [97] * 40}, "at most 40 is over"),
         ({"token_ids": list(b"a END")}, "stop string"),
