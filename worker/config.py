@@ -186,6 +186,9 @@ class KvTransferConfig:
     `kv_buffer_size` bytes at most; as many may be on their way here. A transfer that takes longer
     than `kv_transfer_timeout` seconds is given up. `key_file` has the key that engines share
     (None: that in the environment, see `worker.kv.tcp`).
+
+    Caches of other engines are asked only in `kv_peer_networks` (None: private ones). A worker that
+    is named by its HTTP address listens on `kv_peer_port`, or as far from its HTTP port as here.
     """
 
     kv_connector: str = "TcpConnector"
@@ -197,6 +200,8 @@ class KvTransferConfig:
     kv_lease_duration: float = 30.0
     kv_transfer_timeout: float = 10.0
     key_file: str | None = None
+    kv_peer_port: int | None = None
+    kv_peer_networks: tuple[str, ...] | None = None
 
     @property
     def gives(self) -> bool:

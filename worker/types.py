@@ -218,6 +218,16 @@ class KvSource(msgspec.Struct, frozen=True, array_like=True):
     num_tokens: int
 
 
+class KvPeer(msgspec.Struct, frozen=True, array_like=True):
+    """An engine whose caches may hold KV of a request: it listens on `host`:`port`. `promise` names
+    a sequence that it has handed over, and waits for before it ends ("": none).
+    """
+
+    host: str
+    port: int
+    promise: str = ""
+
+
 class KvOffer(msgspec.Struct, frozen=True, array_like=True):
     """KV that an engine keeps for another, until `expires_seconds` (Unix time). `block_ids` are
     those that it was computed in.

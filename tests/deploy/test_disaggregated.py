@@ -14,7 +14,7 @@ from fleet.plan import DISAGGREGATED_CONFIG
 from fleet.sidecar_flags import build_parser
 from picker.framework.disaggregation import DECODE_ROLES, PREFILL_ROLES, ROLE_LABEL
 from worker.config import KvTransferConfig
-from worker.kv.tcp import KEY_VARIABLE, read_key
+from worker.kv.access import KEY_VARIABLE, read_key
 
 pytestmark = pytest.mark.usefixtures("kubectl")
 OVERLAY = "deploy/k8s/overlays/disaggregated"

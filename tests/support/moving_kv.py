@@ -7,9 +7,10 @@ from typing import Any
 
 from paged_executor import TOKEN_BYTES, kv_of
 
+from worker.kv.asked import KvQuestion, WantedKv
 from worker.kv.content import content_digest
 from worker.kv.tcp import TransferCounts
-from worker.types import KvOffer, KvPart, KvSource
+from worker.types import KvOffer, KvPart, KvPeer, KvSource
 
 
 @dataclass
@@ -43,6 +44,10 @@ class MadeUpConnector:
     num_expired: int = 0
     pulls: list[MadeUpPull] = field(default_factory=list)
     kept: dict[str, bytes] = field(default_factory=dict)
+    asked: list[WantedKv] = field(default_factory=list)
+    questions: list[KvQuestion] = field(default_factory=list)
+    promised: set[str] = field(default_factory=set)
+    bell: int = -1
 
     def has_room(self, num_tokens: int) -> bool:
         """Always."""
@@ -66,6 +71,40 @@ class MadeUpConnector:
         if start < source.num_tokens:
             self.pulls.append(pull)
         return pull
+
+    def ask(self, peer: KvPeer, wanted: WantedKv) -> MadeUpPull:
+        """Of a peer that has all that is asked for under the name of its host."""
+        looks, tokens, salt = self.prompts[peer.host]
+        held = 0
+        fits = salt == wanted.cache_salt and peer.host not in self.failing
+        while fits and held < len(tokens) and tokens[held] == wanted.token_ids[held]:
+            held += 1
+        part = None
+        if held > wanted.start:
+            data = kv_of(tokens[:held])[TOKEN_BYTES * wanted.start :]
+            part = KvPart(wanted.start, held, data)
+        self.asked.append(wanted)
+        pull = MadeUpPull(looks, part)
+        self.pulls.append(pull)
+        return pull
+
+    @property
+    def has_questions(self) -> bool:
+        return bool(self.questions)
+
+    def next_question(self) -> KvQuestion | None:
+        return self.questions.pop(0) if self.questions else None
+
+    def lend(self, question: KvQuestion, num_tokens: int) -> bool:
+        """Always."""
+        return True
+
+    def promise(self, name: str) -> None:
+        self.promised.add(name)
+
+    @property
+    def num_promised(self) -> int:
+        return len(self.promised)
 
     def close(self) -> None:
         """Nothing runs."""

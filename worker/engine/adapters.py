@@ -59,6 +59,11 @@ class AdapterSlots:
         held = self._held.get(adapter.number)
         return adapter.number not in self._slots and (held is None or not held.done())
 
+    def find(self, digest: str) -> Adapter | None:
+        """The adapter in a slot whose files have this digest."""
+        loaded = (adapter for _, adapter in self._slots.values())
+        return next((adapter for adapter in loaded if adapter.digest == digest), None)
+
     def load(self, adapter: Adapter) -> Future[Any]:
         """Have an adapter in the host's memory, whether or not a sequence wants it."""
         held = self._held.get(adapter.number)

@@ -206,7 +206,8 @@ class Admitter:
         self._counters.external_cache_hits += sequence.num_external
         if self._kv.tiers is not None and sequence.request.kv_source is None:
             self._counters.external_cache_queries += sequence.num_prompt - num_local
-            sequence.num_from_disk = sequence.num_external - sequence.num_from_host
+            if not sequence.asks_peer:
+                sequence.num_from_disk = sequence.num_external - sequence.num_from_host
         if self._kv.caching and sequence.num_readable >= sequence.num_prompt:
             self._counters.prefix_cache_queries += sequence.num_prompt
             self._counters.prefix_cache_hits += num_local

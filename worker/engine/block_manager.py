@@ -157,6 +157,12 @@ class BlockManager:
         """Blocks that a table lacks for `end` tokens; copies of shared blocks are not counted."""
         return max(0, -(-end // self._block_size) - len(self._holding(seq_id).table))
 
+    def find(self, chain: Sequence[BlockHash]) -> list[int]:
+        """The blocks of the longest beginning of `chain` that is cached; none of them is written
+        before the next step is scheduled.
+        """
+        return self._cache.find_chain(chain)
+
     def match(
         self,
         chain: Sequence[BlockHash],

@@ -90,7 +90,7 @@ class CommandRunner:
 
     def look(self) -> None:
         """Answer what stands by for everything to finish, once it has."""
-        if not self._standing_by or self.scheduler.has_begun:
+        if not self._standing_by or self.scheduler.has_begun or self.scheduler.has_promised:
             return
         reached, self._standing_by = self._standing_by, []
         for command in reached:

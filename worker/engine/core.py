@@ -85,8 +85,15 @@ class EngineCore:
         return TRANSFERS_SECONDS if moves else None
 
     @property
+    def bell(self) -> int | None:
+        """A file that can be read when another engine wants something of this one."""
+        remote = self._scheduler.remote
+        return None if remote is None else remote.bell
+
+    @property
     def has_work(self) -> bool:
         """Whether `step` has something to run or to report, or a reply is to be taken."""
+        remote = self._scheduler.remote
         return bool(
             self._ended
             or self._in_flight
@@ -95,15 +102,19 @@ class EngineCore:
             or self._control.replies
             or self._control.loading
             or self._scheduler.is_runnable
+            or (remote is not None and remote.is_asked)
         )
 
     @property
     def is_compiling(self) -> bool:
-        """Whether `step` has nothing to do until a grammar is compiled or an adapter is read."""
+        """Whether `step` has nothing to do until a grammar is compiled, an adapter is read, or a
+        disk for another engine.
+        """
         if self._in_flight or self._ended:
             return False
-        is_idle = bool(self._control.loading) and not self._scheduler.is_runnable
-        return is_idle or self._scheduler.is_compiling
+        remote = self._scheduler.remote
+        waits = bool(self._control.loading) or (remote is not None and remote.is_reading)
+        return (waits and not self._scheduler.is_runnable) or self._scheduler.is_compiling
 
     @property
     def running_step(self) -> tuple[float, int] | None:
@@ -127,10 +138,12 @@ class EngineCore:
         self._ended += self._scheduler.add(request)
         self._is_changed = True
 
-    def abort(self, request_ids: Iterable[str]) -> None:
-        """End answers and free their blocks now; the next `step` reports it. Unknown ids pass."""
+    def abort(self, request_ids: Iterable[str], hands_over: bool = False) -> None:
+        """End answers and free their blocks now; the next `step` reports it. Unknown ids pass. With
+        `hands_over` another engine will ask for what the caches have of them.
+        """
         for request_id in request_ids:
-            output = self._scheduler.abort(request_id)
+            output = self._scheduler.abort(request_id, hands_over)
             if output is not None:
                 self._ended.append(output)
 

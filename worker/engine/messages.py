@@ -13,6 +13,7 @@ from worker.types import (
     EngineStats,
     FinishReason,
     KvOffer,
+    KvPeer,
     KvSource,
     Pooling,
     SamplingParams,
@@ -32,8 +33,8 @@ class AddRequest(msgspec.Struct, frozen=True, array_like=True, tag="add"):
 
     With `pooling` the prompt is embedded: no token is drawn, and one output has `pooled`.
 
-    The prompt's KV may come from `kv_source`. With `keeps_kv` it is kept for another engine when
-    the answer has ended.
+    The prompt's KV may come from `kv_source`, or from what the caches of `kv_peer` have of it. With
+    `keeps_kv` it is kept for another engine when the answer has ended.
 
     `output_token_ids` is the beginning of the answer, which another engine has drawn; they count as
     drawn here in all but the outputs, which begin after them. Only without branches.
@@ -52,6 +53,7 @@ class AddRequest(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     kv_source: KvSource | None = None
     keeps_kv: bool = False
     output_token_ids: list[int] = []
+    kv_peer: KvPeer | None = None
 
 
 class Vocabulary(msgspec.Struct, frozen=True, array_like=True, tag="vocabulary"):
@@ -66,9 +68,12 @@ class Vocabulary(msgspec.Struct, frozen=True, array_like=True, tag="vocabulary")
 
 
 class AbortRequests(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
-    """Stop these sequences; unknown ids are ignored (they ended already)."""
+    """Stop these sequences; unknown ids are ignored (they ended already). With `hands_over` another
+    engine will ask for their KV.
+    """
 
     request_ids: list[str]
+    hands_over: bool = False
 
 
 class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
@@ -172,6 +177,7 @@ class EngineReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     block_size: int
     max_model_len: int
     startup_seconds: float
+    kv_port: int | None = None  # None: KV stays here
 
 
 class EngineFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):

@@ -61,9 +61,10 @@ from worker.executor.interface import Executor, KvMemory
 from worker.executor.lifeline import die_with_parent
 from worker.executor.profiling import ProfiledCache, profile
 from worker.executor.sim.runner import SimExecutor, build_sim_executor
+from worker.kv.access import read_key
 from worker.kv.content import KvShape, model_digest
 from worker.kv.disk import BlockFiles
-from worker.kv.tcp import TcpConnector, read_key
+from worker.kv.tcp import TcpConnector
 from worker.types import EngineStats
 
 logger = logging.getLogger(__name__)
@@ -95,9 +96,15 @@ class EngineSocket:
             return None
         return cast(ToEngine, self._decoder.decode(self._socket.recv(zmq.DONTWAIT)))
 
-    def wait(self, timeout_seconds: float | None = None) -> None:
-        """Sleep until a message arrives or the time is up; None: however long it takes."""
-        self._socket.poll(None if timeout_seconds is None else int(timeout_seconds * 1000))
+    def wait(self, timeout_seconds: float | None = None, bell: int | None = None) -> None:
+        """Sleep until a message arrives, the file `bell` can be read, or the time is up; None:
+        however long it takes.
+        """
+        poller = zmq.Poller()
+        for one in (self._socket, bell):
+            if one is not None:
+                poller.register(one, zmq.POLLIN)
+        poller.poll(None if timeout_seconds is None else int(timeout_seconds * 1000))
 
     def close(self) -> None:
         """Deliver what is queued, for a second at most, and close."""
@@ -136,9 +143,9 @@ def build_core(
     if config.lora is not None:
         lora = config.lora
         adapters = AdapterSlots(lora.max_loras, lora.max_cpu_loras, executor.read_adapter)
-    remote = None
+    remote, kv_port = None, None
     if config.kv_transfer is not None:
-        remote = _build_remote(config, config.kv_transfer, cast(KvMemory, executor))
+        remote, kv_port = _build_remote(config, config.kv_transfer, cast(KvMemory, executor))
     scheduler = Scheduler(
         cache, config.scheduler, config.eos_token_ids, speculation, adapters, remote
     )
@@ -152,7 +159,7 @@ def build_core(
             scheduler.max_model_len,
             config.scheduler.max_model_len,
         )
-    ready = EngineReady(num_blocks, config.block_size, scheduler.max_model_len, 0.0)
+    ready = EngineReady(num_blocks, config.block_size, scheduler.max_model_len, 0.0, kv_port)
     pipeline = None if make_pipeline is None else make_pipeline(executor)
     core = EngineCore(scheduler, executor, clock, config.async_scheduling, pipeline)
     return core, ready
@@ -194,15 +201,17 @@ def _build_speculation(
     return Speculation(speculative, drafter, drafter is None, config.vocab_size, costs)
 
 
-def _build_remote(config: EngineConfig, transfer: KvTransferConfig, executor: KvMemory) -> RemoteKv:
-    """Other engines reach this one from now on, and find nothing here yet."""
+def _build_remote(
+    config: EngineConfig, transfer: KvTransferConfig, executor: KvMemory
+) -> tuple[RemoteKv, int]:
+    """Other engines reach this one from now on, at the port, and find nothing here yet."""
     shape = _kv_shape(config, executor)
     token_bytes = executor.read_kv((0,), 1).nbytes
     key = read_key(transfer, os.environ)
     pace = executor.transfer_seconds if isinstance(executor, SimExecutor) else None
     connector = TcpConnector(transfer, key, shape, token_bytes, pace)
     logger.info("KV transfers: engine %s on port %d", connector.engine_id, connector.port)
-    return RemoteKv(connector, executor.read_kv, config.block_size)
+    return RemoteKv(connector, executor.read_kv, config.block_size), connector.port
 
 
 def _kv_shape(config: EngineConfig, executor: KvMemory) -> KvShape:
@@ -266,7 +275,7 @@ class Server:
         while True:
             if not self._core.has_work:
                 self._pulse.idle()
-                self._channel.wait(self._core.idle_seconds)
+                self._channel.wait(self._core.idle_seconds, self._core.bell)
                 self._speculation_log.resume(time.monotonic())
             elif self._core.is_compiling:
                 self._channel.wait(_COMPILING_SECONDS)
@@ -287,7 +296,7 @@ class Server:
             if isinstance(message, AddRequest):
                 self._core.add(message)
             elif isinstance(message, AbortRequests):
-                self._core.abort(message.request_ids)
+                self._core.abort(message.request_ids, message.hands_over)
             elif isinstance(message, Vocabulary):
                 self._core.take_vocabulary(message)
             elif isinstance(message, Shutdown):

@@ -160,6 +160,11 @@ class Scheduler:
         return any(sequence.scheduled_seconds is not None for sequence in self._live)
 
     @property
+    def has_promised(self) -> bool:
+        """Whether another engine will ask for what is in the caches."""
+        return self.remote is not None and self.remote.has_promised
+
+    @property
     def is_runnable(self) -> bool:
         """Whether there is anything that may be scheduled, now or when the step in flight ends."""
         if self.pause_state is PauseState.PAUSED_ALL:
@@ -245,13 +250,12 @@ class Scheduler:
         error = self._refusal(request)
         if request.adapter is not None and self.adapters is None:
             error = "there are no adapters here: start the worker with --enable-lora"
-        if self.remote is None and (request.keeps_kv or request.kv_source is not None):
+        asks = request.kv_source is not None or request.kv_peer is not None
+        if self.remote is None and (request.keeps_kv or asks):
             error = "KV stays here: start the worker with --kv-transfer-config"
         if error is None:
-            if self.remote is not None and request.kv_source is not None:
-                num_local = self._kv.lookup(sequence).num_tokens
-                asked = self.remote.begin(sequence, num_local)
-                self._counters.external_cache_queries += asked
+            if self.remote is not None and asks:
+                self._begin_transfer(self.remote, sequence)
             if self.grammars is not None and request.params.grammar is not None:
                 sequence.grammar = self.grammars.compile(request.params.grammar)
             self._live.add(sequence)
@@ -261,14 +265,23 @@ class Scheduler:
             for name in (request.request_id, *request.branch_ids)
         ]
 
-    def abort(self, request_id: str) -> RequestOutput | None:
-        """End an answer now and free its blocks. None when it is unknown or has ended.
+    def _begin_transfer(self, remote: RemoteKv, sequence: Sequence) -> None:
+        hit = self._kv.lookup(sequence)
+        asked = remote.begin(sequence, hit.num_tokens, self._kv.is_on_disk(sequence, hit))
+        if self.tiers is None or sequence.request.kv_source is not None:  # else when admitted
+            self._counters.external_cache_queries += asked
+
+    def abort(self, request_id: str, hands_over: bool = False) -> RequestOutput | None:
+        """End an answer now and free its blocks; with `hands_over` another engine will ask for what
+        the caches have of it. None when it is unknown or has ended.
 
         The other answers of its request go on.
         """
         sequence = self._live.find(request_id)
         if sequence is None:
             return None
+        if hands_over and self.remote is not None:
+            self.remote.promise(request_id)
         output = sequence.output(finish_reason=FinishReason.ABORT, request_id=request_id)
         if sequence.branches:
             self._live.drop_branch(sequence, request_id)
@@ -304,6 +317,8 @@ class Scheduler:
         """
         if self.tiers is not None:
             self.tiers.look()
+        if self.remote is not None:
+            self.remote.look(self._kv, self.adapters)
         if self.pause_state is PauseState.PAUSED_ALL or self._must_wait():
             return None
         plan = StepPlan(self._limits, len(self._live), self._ceiling)

@@ -77,9 +77,9 @@ class Sequence:
     answer leads (the first, until it is aborted) runs the prompt; it is `index` and `request_id`.
 
     `grammar` is being compiled while the sequence waits; `matcher` follows its outputs from then on
-    (both None: nothing constrains them). `kv_pull` brings KV of the prompt from another engine
-    while the sequence waits, without blocks: what has arrived is loaded into them by the step that
-    admits it.
+    (both None: nothing constrains them). `kv_pull` brings KV from another engine or a disk while
+    the sequence waits, without blocks: what has arrived is loaded into them by the step that admits
+    it.
 
     `pooled` sums the hidden states that count for the embedding of the prompt; those of positions
     below `num_pooled` do not count, or are summed by it and by steps in flight.
@@ -115,6 +115,7 @@ class Sequence:
     grammar: Future[Matcher] | None = None
     matcher: Matcher | None = None
     kv_pull: Pull | None = None
+    asks_peer: bool = False  # what it waits for, or had, comes from another engine's caches
     num_external: int = 0  # of `num_cached`, those whose KV was not on the device
     num_from_host: int = 0  # of those, what came from the host tier
     num_from_disk: int = 0

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 from worker.config import CacheConfig
-from worker.engine.block_hash import BlockHasher, PartialBlock, extra_keys
+from worker.engine.block_hash import BlockHash, BlockHasher, PartialBlock, extra_keys
 from worker.engine.block_manager import BlockManager, PrefixHit
-from worker.engine.sequence import Sequence, SequenceState
+from worker.engine.sequence import Pull, Sequence, SequenceState
 from worker.engine.tiers import Tiers
 from worker.errors import IntegrityError
-from worker.types import KvLoad, KvSave
+from worker.kv.asked import WantedKv
+from worker.types import Adapter, KvLoad, KvSave
 
 # Blocks of the host tier that are loaded at once.
 _LOAD_BLOCKS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class HeldKv:
+    """KV of consecutive tokens from `start` on: in full `blocks`, then in `views` of the host's
+    memory, one a block, then what `reading` will bring. Valid until the next step is scheduled.
+    """
+
+    start: int
+    blocks: Seq[int]
+    views: Seq[memoryview] = ()
+    reading: Pull | None = None
 
 
 class SequenceKv:
@@ -74,6 +89,26 @@ class SequenceKv:
         chain = sequence.block_hashes[first : self._num_usable(sequence)]
         sequence.kv_pull = self.tiers.read(chain, first, self.block_size)
         return sequence.kv_pull is not None
+
+    def is_on_disk(self, sequence: Sequence, hit: PrefixHit) -> bool:
+        """Whether `read` would begin something behind `hit`."""
+        first = len(hit.blocks) + len(hit.slots)
+        chain = sequence.block_hashes[first : self._num_usable(sequence)]
+        return self.tiers is not None and any(map(self.tiers.is_on_disk, chain[:1]))
+
+    def held(self, wanted: WantedKv, adapter: Adapter | None) -> HeldKv:
+        """What there is of what another engine wants; see `HeldKv`."""
+        size, chain = self.block_size, list[BlockHash]()
+        num_blocks = (len(wanted.token_ids) - 1) // size if self.caching else 0
+        self._hasher.extend(chain, wanted.token_ids, num_blocks, wanted.cache_salt, adapter)
+        first = wanted.start // size
+        blocks = self.blocks.find(chain[first:])
+        if self.tiers is None:
+            return HeldKv(first * size, blocks)
+        place = first + len(blocks)
+        views = self.tiers.peek(chain[place:])
+        place += len(views)
+        return HeldKv(first * size, blocks, views, self.tiers.read(chain[place:], place, size))
 
     def _num_usable(self, sequence: Sequence) -> int:
         """How many whole blocks of a sequence may be had instead of computed."""

@@ -32,6 +32,7 @@ start.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from typing import Protocol
@@ -200,6 +201,18 @@ class Tiers:
                 break
             slots.append(slot)
         return tuple(slots)
+
+    def peek(self, chain: Iterable[BlockHash]) -> list[memoryview]:
+        """What the host has of the longest beginning of `chain`, where its bytes are there already.
+        Valid until the next step is scheduled.
+        """
+        slots = self.find(chain)
+        there = itertools.takewhile(lambda slot: self._saved_by[slot] < self._last_ended, slots)
+        return [self._view(slot) for slot in there]
+
+    def is_on_disk(self, content: BlockHash) -> bool:
+        """Whether a block can be read from there."""
+        return self._disk is not None and self._on_disk.find(content) is not None
 
     def load(self, slots: Seq[int]) -> list[memoryview]:
         """What the step being scheduled loads."""

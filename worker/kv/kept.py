@@ -21,12 +21,14 @@ class KeptKv:
 
 class KeptKvs:
     """Sole owner of what is kept, of at most `limit_bytes` together. What is asked for once is
-    gone: nothing is sent twice. It takes room until it is `sent`, or put back.
+    gone: nothing is sent twice. It takes room until it is `sent`, or put back. What is `lent` to be
+    sent at once takes room too. A promise is of what is in caches, and takes none.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._kept: OrderedDict[str, KeptKv] = OrderedDict()  # the oldest first
+        self._promised: dict[str, float] = {}  # until when
         self.num_bytes = 0
         self.num_expired = 0  # and those that gave way to others
 
@@ -62,11 +64,38 @@ class KeptKvs:
         """What was taken is not needed any more."""
         self.num_bytes -= kept.data.nbytes
 
+    def lend(self, size: int, now: float) -> bool:
+        """Whether `size` bytes may be sent at once; nothing gives way to them."""
+        self.expire(now)
+        if self.num_bytes + size > self._limit_bytes:
+            return False
+        self.num_bytes += size
+        return True
+
+    def given_back(self, size: int) -> None:
+        """What was lent is not needed any more."""
+        self.num_bytes -= size
+
+    def promise(self, name: str, deadline_seconds: float) -> None:
+        """What caches hold of a sequence will be asked for."""
+        self._promised[name] = deadline_seconds
+
+    def redeem(self, name: str) -> None:
+        """It was asked for. Unknown names pass."""
+        self._promised.pop(name, None)
+
+    @property
+    def num_promised(self) -> int:
+        return len(self._promised)
+
     def expire(self, now: float) -> None:
         """Give up what was not taken in time."""
         late = [name for name, kept in self._kept.items() if kept.deadline_seconds <= now]
         for name in late:
             self._drop(name)
+        for name in [name for name, deadline in self._promised.items() if deadline <= now]:
+            self.redeem(name)
+            self.num_expired += 1
 
     def _drop(self, transfer_id: str) -> None:
         self.sent(self._kept.pop(transfer_id))

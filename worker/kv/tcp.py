@@ -3,10 +3,11 @@
 Theory of operation
 -------------------
 The engine computes on its own threads and never waits for a socket. It hands over KV that is to be
-kept (`keep`), begins transfers (`pull`) and looks whether they are done. A transfer goes from the
-keeper's buffer into a new one here, without a copy in between; the engine writes it into its blocks
-as part of a step. So no block is touched while bytes are on their way, and whatever happens to
-them, the worst that comes of it is that the prompt is computed.
+kept (`keep`), begins transfers (`pull`, `ask`) and looks whether they are done. What others ask of
+its caches it answers between its steps (`next_question`), for which `bell` wakes it. A transfer
+goes from the keeper's buffer into a new one here, without a copy in between; the engine writes it
+into its blocks as part of a step. So no block is touched while bytes are on their way, and whatever
+happens to them, the worst that comes of it is that the prompt is computed.
 
 Between processes of one machine the bytes are put into anonymous memory instead, which the taker
 maps: as /proc/PID/fd/FD, so only under one user and in one PID namespace. They are sent where that
@@ -21,24 +22,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import ipaddress
 import logging
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Mapping
+from collections import deque
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from pathlib import Path
 
 from worker.config import KvTransferConfig
 from worker.errors import ConfigError, KvTransferError
+from worker.kv.access import NO_KEY, is_loopback, may_ask
+from worker.kv.asked import TOKEN_ID_BYTES, KvQuestion, WantedKv, pack, unpack
 from worker.kv.content import KvShape
 from worker.kv.kept import KeptKv, KeptKvs
 from worker.kv.shared import SharedMemory, map_shared
 from worker.kv.wire import (
     LENGTH_BYTES,
     VERSION,
+    Asked,
     Challenge,
     Checksum,
     Fetch,
@@ -50,42 +53,16 @@ from worker.kv.wire import (
     Sent,
     body_size,
 )
-from worker.types import KvOffer, KvPart, KvSource
+from worker.types import KvOffer, KvPart, KvPeer, KvSource
 
 logger = logging.getLogger(__name__)
 
-KEY_VARIABLE = "POINTSMAN_KV_TRANSFER_KEY"
 MAX_CONNECTIONS = 64
 _BACKLOG = 128
 _EXPIRY_SECONDS = 1.0
 _PIECE_BYTES = 1 << 22  # of which the checksum is computed while the next is received
 _HANDSHAKE_SECONDS = 2.0  # so who has no key holds a connection no longer than that
-_NO_KEY = hashlib.sha256().digest()
-
-
-def read_key(config: KvTransferConfig, environment: Mapping[str, str]) -> bytes:
-    """The key that engines share, from a file or the environment. Without one, any process of this
-    machine may take KV, and no other. Raises `ConfigError`.
-    """
-    text = environment.get(KEY_VARIABLE, "")
-    if config.key_file is not None:
-        try:
-            text = Path(config.key_file).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--kv-transfer-config: key_file: {error}") from error
-        if not text.strip():
-            raise ConfigError(f"--kv-transfer-config: key_file {config.key_file} is empty")
-    if not text.strip() and not is_loopback(config.kv_ip):
-        raise ConfigError(
-            f"--kv-transfer-config: kv_ip {config.kv_ip} can be reached from other machines: give"
-            f" the workers a common key, in {KEY_VARIABLE} or in the file key_file"
-        )
-    return hashlib.sha256(text.strip().encode()).digest()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own. Raises `ValueError` for what is no address."""
-    return ipaddress.ip_address(host).is_loopback
+_MOST_TOKENS = 1 << 22  # of a question
 
 
 class TcpPull:
@@ -141,6 +118,8 @@ class TcpConnector:
         self.counts = TransferCounts()
         self._lock = threading.Lock()  # guards what is kept
         self._kept = KeptKvs(int(config.kv_buffer_size))
+        self._questions: deque[KvQuestion] = deque()
+        self._ringing, self._bell = _bell()
         self._num_inbound_bytes = 0
         self._has_room = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -187,6 +166,50 @@ class TcpConnector:
         self._call(self._begin, pull, source, digest, start)
         return pull
 
+    def ask(self, peer: KvPeer, wanted: WantedKv) -> TcpPull:
+        """Begin to take what another engine's caches have of `wanted`, which may be nothing."""
+        pull = TcpPull(lambda closed: self._call(self._closed, closed))
+        source = KvSource(peer.host, peer.port, "", peer.promise, len(wanted.token_ids))
+        self._call(self._begin, pull, source, b"", wanted.start, wanted)
+        return pull
+
+    @property
+    def bell(self) -> int:
+        """A file that can be read when there are questions, or a promise was redeemed."""
+        return self._bell.fileno()
+
+    @property
+    def has_questions(self) -> bool:
+        """Whether `next_question` has one."""
+        return bool(self._questions)
+
+    def next_question(self) -> KvQuestion | None:
+        """What another engine asks of the caches here; in order."""
+        with contextlib.suppress(BlockingIOError):
+            self._bell.recv(MAX_CONNECTIONS)
+        return self._questions.popleft() if self._questions else None
+
+    def lend(self, question: KvQuestion, num_tokens: int) -> bool:
+        """Whether there is room for so many tokens more of an answer; before it is given."""
+        size = num_tokens * self._token_bytes
+        with self._lock:
+            has_room = self._kept.lend(size, time.monotonic())
+            question.num_lent_bytes += size * has_room
+        if not has_room:
+            logger.warning("there is no room for %d bytes of KV in kv_buffer_size", size)
+        return has_room
+
+    def promise(self, name: str) -> None:
+        """Another engine will ask for what the caches hold of a sequence, and name it."""
+        if self._config.gives:
+            with self._lock:
+                self._kept.promise(name, time.monotonic() + self._config.kv_lease_duration)
+
+    @property
+    def num_promised(self) -> int:
+        """Promises that are neither redeemed nor expired."""
+        return self._kept.num_promised
+
     @property
     def num_expired(self) -> int:
         """What was kept and not taken, in time or before it had to give way."""
@@ -219,7 +242,8 @@ class TcpConnector:
             for task in ending:
                 task.cancel()
             await asyncio.gather(*ending, return_exceptions=True)
-            self._listener.close()
+            for one in (self._listener, self._ringing, self._bell):
+                one.close()
 
     async def _expire(self) -> None:
         while True:
@@ -265,6 +289,9 @@ class TcpConnector:
                 raise KvTransferError(message)
             await channel.send(Challenge(Seal.nonce()))
             fetch = await channel.receive(Fetch)
+        if fetch.asked is not None:
+            await self._answer_question(channel, fetch, fetch.asked)
+            return
         kept, error = self._look_up(fetch)
         if kept is None:
             await channel.send(Reply(error))
@@ -280,6 +307,58 @@ class TcpConnector:
         with self._lock:
             self._kept.sent(kept)
         self.counts.num_bytes_sent += data.nbytes
+
+    async def _answer_question(self, channel: _Channel, fetch: Fetch, asked: Asked) -> None:
+        """Have the engine look for what is wanted, and send it."""
+        num_tokens = fetch.num_tokens
+        if not 0 <= fetch.start <= num_tokens <= _MOST_TOKENS:
+            raise KvTransferError(f"{num_tokens} tokens from {fetch.start} on are no question")
+        token_ids = unpack(await channel.receive_data(num_tokens * TOKEN_ID_BYTES))
+        difference = fetch.shape.difference(self._shape)
+        if difference is not None:
+            error = f"the KV of engine {self.engine_id} does not fit: {difference}"
+            await channel.send(Reply(error))
+            return
+        if not self._config.gives:
+            await channel.send(Reply(f"engine {self.engine_id} is a kv_consumer"))
+            return
+        wanted = WantedKv(token_ids, fetch.start, asked.cache_salt, asked.adapter)
+        question = KvQuestion(wanted, self._loop.create_future(), self._answered)
+        try:
+            data = memoryview(b"")
+            if fetch.start < num_tokens:
+                self._questions.append(question)
+                self._ring()
+                data = await question.answered
+            if not await self._has_mapped(channel, data, maps=fetch.maps):
+                await channel.send_data(data)
+        finally:
+            question.answered.cancel()
+            self._give_back(question)
+        self.counts.num_bytes_sent += data.nbytes
+        with self._lock:
+            self._kept.redeem(fetch.transfer_id)
+        self._ring()
+
+    def _answered(self, question: KvQuestion, data: memoryview) -> None:
+        """On any thread."""
+
+        def take() -> None:
+            if question.is_open:
+                question.answered.set_result(data)
+            else:
+                self._give_back(question)
+
+        self._call(take)
+
+    def _give_back(self, question: KvQuestion) -> None:
+        with self._lock:
+            self._kept.given_back(question.num_lent_bytes)
+        question.num_lent_bytes = 0
+
+    def _ring(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # then it rings already
+            self._ringing.send(b"\0")
 
     async def _has_mapped(self, channel: _Channel, data: memoryview, *, maps: bool) -> bool:
         """Promise `data`, as memory of this machine if that is possible; whether it was mapped."""
@@ -307,29 +386,48 @@ class TcpConnector:
             self._kept.put_back(fetch.transfer_id, kept)
         return None, f"{fetch.transfer_id} is of other tokens"
 
-    def _begin(self, pull: TcpPull, source: KvSource, digest: bytes, start: int) -> None:
-        pull.task = self._start(self._take(pull, source, digest, start), "kv-take")
+    def _begin(
+        self,
+        pull: TcpPull,
+        source: KvSource,
+        digest: bytes,
+        start: int,
+        wanted: WantedKv | None = None,
+    ) -> None:
+        pull.task = self._start(self._take(pull, source, digest, start, wanted), "kv-take")
 
     def _closed(self, pull: TcpPull) -> None:
         if pull.task is not None:
             pull.task.cancel()
-        self._num_inbound_bytes -= pull.num_reserved_bytes
-        pull.num_reserved_bytes = 0
+        self._shrink(pull, 0)
+
+    def _shrink(self, pull: TcpPull, num_bytes: int) -> None:
+        self._num_inbound_bytes -= pull.num_reserved_bytes - num_bytes
+        pull.num_reserved_bytes = num_bytes
         self._has_room.set()
 
-    async def _take(self, pull: TcpPull, source: KvSource, digest: bytes, start: int) -> None:
+    async def _take(
+        self,
+        pull: TcpPull,
+        source: KvSource,
+        digest: bytes,
+        start: int,
+        wanted: WantedKv | None,
+    ) -> None:
         try:
             async with asyncio.timeout(self._config.kv_transfer_timeout):
                 await self._reserve(pull, (source.num_tokens - start) * self._token_bytes)
                 async with self._seats:
-                    part = await self._fetch(source, digest, start)
+                    part = await self._fetch(source, digest, start, wanted)
+                    self._shrink(pull, part.data.nbytes)
                     if self._pace is not None:
                         await asyncio.sleep(self._pace(part.end - start))
-                    pull.part = part
+                    pull.part = part if part.data or wanted is None else None
         except (OSError, ValueError, KvTransferError) as error:  # ValueError: a host that is none
             self.counts.num_failed += 1
             reason = str(error) or "it took too long"
-            logger.warning("KV of %s is computed here: %s", source.transfer_id, reason)
+            name = source.transfer_id or f"{source.host}:{source.port}"
+            logger.warning("KV of %s is computed here: %s", name, reason)
         finally:
             pull.done = True
 
@@ -343,23 +441,33 @@ class TcpConnector:
         self._num_inbound_bytes += num_bytes
         pull.num_reserved_bytes = num_bytes
 
-    async def _fetch(self, source: KvSource, digest: bytes, start: int) -> KvPart:
+    async def _fetch(
+        self, source: KvSource, digest: bytes, start: int, wanted: WantedKv | None
+    ) -> KvPart:
         is_here = is_loopback(source.host)
-        if self._key == _NO_KEY and not is_here:
+        if self._key == NO_KEY and not is_here:
             raise KvTransferError(f"without a key nothing is taken from {source.host}")
-        end = source.num_tokens
-        size = (end - start) * self._token_bytes
-        with await _connected(self._loop, source) as connection:
-            channel = _Channel(self._loop, connection, self._key)
-            await channel.send(Hello(VERSION, Seal.nonce()))
-            await channel.receive(Challenge)
+        if wanted is not None and not may_ask(source.host, self._config.kv_peer_networks):
+            raise KvTransferError(f"{source.host} is not in kv_peer_networks")
+        async with contextlib.AsyncExitStack() as stack:
+            # An engine that hangs costs no more: it may have died, and nothing was promised.
+            async with asyncio.timeout(None if wanted is None else _HANDSHAKE_SECONDS):
+                connection = stack.enter_context(await _connected(self._loop, source))
+                channel = _Channel(self._loop, connection, self._key)
+                await channel.send(Hello(VERSION, Seal.nonce()))
+                await channel.receive(Challenge)
+            asked = None if wanted is None else Asked(wanted.cache_salt, wanted.adapter)
             which = (source.engine_id, source.transfer_id, digest)
-            await channel.send(Fetch(*which, start, end, self._shape, is_here))
+            fetch = Fetch(*which, start, source.num_tokens, self._shape, is_here, asked)
+            await channel.send(fetch)
+            if wanted is not None:
+                await channel.send_data(pack(wanted.token_ids))
             reply = await channel.receive(Reply)
             if reply.error is not None:
                 raise KvTransferError(reply.error)
-            if reply.num_bytes != size:
-                raise KvTransferError(f"{reply.num_bytes} bytes are offered and {size} expected")
+            size, most = reply.num_bytes, (source.num_tokens - start) * self._token_bytes
+            if size != most and (wanted is None or size % self._token_bytes or size > most):
+                raise KvTransferError(f"{size} bytes are offered and {most} expected")
             data: memoryview | None = None
             if reply.shared is not None:
                 data = map_shared(reply.shared, size)
@@ -367,7 +475,7 @@ class TcpConnector:
             if data is None:
                 data = await channel.receive_data(size)
         self.counts.num_bytes_received += size
-        return KvPart(start, end, data)
+        return KvPart(start, start + size // self._token_bytes, data)
 
 
 class _Channel:
@@ -440,6 +548,14 @@ async def _connected(loop: asyncio.AbstractEventLoop, source: KvSource) -> socke
         connection.close()
         raise
     return connection
+
+
+def _bell() -> tuple[socket.socket, socket.socket]:
+    """What is sent into the first can be read from the second; neither blocks."""
+    ends = socket.socketpair()
+    for end in ends:
+        end.setblocking(False)
+    return ends
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -12,6 +12,9 @@ requests. A frame is a length (4 bytes, little-endian), a body (msgpack) and a M
     Fetch(which, of what, from where)  →
                                        ←     Reply(error, or size), the bytes, Checksum
 
+What is fetched was kept for the taker, or is asked of the keeper's caches. Then the tokens follow
+the `Fetch`, and their checksum: names of blocks would depend on block sizes and hash seeds.
+
 Between processes of one machine the reply may name memory, which the taker maps; it says whether it
 could (`Mapped`), and bytes and checksum follow if not.
 
@@ -33,7 +36,7 @@ import msgspec
 from worker.errors import KvTransferError
 from worker.kv.content import KvShape
 
-VERSION = 2
+VERSION = 3
 NONCE_BYTES = 16
 MAC_BYTES = 32
 LENGTH_BYTES = 4
@@ -53,10 +56,21 @@ class Challenge(msgspec.Struct, frozen=True, array_like=True, tag="challenge"):
     nonce: bytes
 
 
+class Asked(msgspec.Struct, frozen=True, array_like=True):
+    """What KV depends on besides the tokens: the cache salt, and the digest of the adapter."""
+
+    cache_salt: str | None
+    adapter: str | None
+
+
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
     """Asks for the KV of tokens `start` to `num_tokens` − 1 of what `digest` names, which is not
     kept any longer then; where both are the same, for none of it. `maps`: memory of this machine
     will do.
+
+    With `asked` for what the caches hold of so many tokens, from `start` on and without a gap; the
+    tokens follow, in 4 bytes each, little-endian. `transfer_id` is a promise to be redeemed then,
+    or empty; `engine_id` and `digest` are empty.
     """
 
     engine_id: str
@@ -66,6 +80,7 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
     num_tokens: int
     shape: KvShape
     maps: bool = False
+    asked: Asked | None = None
 
 
 class Shared(msgspec.Struct, frozen=True, array_like=True):

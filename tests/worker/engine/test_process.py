@@ -96,7 +96,7 @@ class Listener(EngineSocket):
     def send(self, message: object) -> None:
         self.sent.append(message)
 
-    def wait(self, timeout_seconds: float | None = None) -> None:
+    def wait(self, timeout_seconds: float | None = None, bell: int | None = None) -> None:
         """Return at once."""
 
     def close(self) -> None:

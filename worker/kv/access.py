@@ -1,0 +1,49 @@
+"""Who may have KV, and from where it is taken."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from worker.config import KvTransferConfig
+from worker.errors import ConfigError
+
+KEY_VARIABLE = "POINTSMAN_KV_TRANSFER_KEY"
+NO_KEY = hashlib.sha256().digest()
+
+
+def read_key(config: KvTransferConfig, environment: Mapping[str, str]) -> bytes:
+    """The key that engines share, from a file or the environment. Without one, any process of this
+    machine may take KV, and no other. Raises `ConfigError`.
+    """
+    text = environment.get(KEY_VARIABLE, "")
+    if config.key_file is not None:
+        try:
+            text = Path(config.key_file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--kv-transfer-config: key_file: {error}") from error
+        if not text.strip():
+            raise ConfigError(f"--kv-transfer-config: key_file {config.key_file} is empty")
+    if not text.strip() and not is_loopback(config.kv_ip):
+        raise ConfigError(
+            f"--kv-transfer-config: kv_ip {config.kv_ip} can be reached from other machines: give"
+            f" the workers a common key, in {KEY_VARIABLE} or in the file key_file"
+        )
+    return hashlib.sha256(text.strip().encode()).digest()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is this machine's own. Raises `ValueError` for what is no address."""
+    return ipaddress.ip_address(host).is_loopback
+
+
+def may_ask(host: str, networks: Sequence[str] | None) -> bool:
+    """Whether an address that a request names may be connected to: one of `networks`; without them
+    a private one, but no link-local one. Raises `ValueError` for what is no address.
+    """
+    address = ipaddress.ip_address(host)
+    if networks is None:
+        return address.is_private and not (address.is_link_local or address.is_unspecified)
+    return any(address in ipaddress.ip_network(network) for network in networks)
