@@ -2,45 +2,25 @@
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from kv_engines import NGRAM, NUM_BLOCKS, Engine, requests, tokens
 from tiny_checkpoint import save_checkpoint
-from tiny_llama import TINY, tiny_llama
 
-from worker.config import (
-    CacheConfig,
-    EngineConfig,
-    KvTransferConfig,
-    SchedulerConfig,
-    SimConfig,
-    SpeculativeConfig,
-)
-from worker.engine.core import EngineCore
-from worker.engine.drafters.registry import build_drafter
+from worker.config import EngineConfig, SchedulerConfig, SimConfig
 from worker.engine.messages import AddRequest, RequestOutput
-from worker.engine.remote_kv import RemoteKv
-from worker.engine.scheduler import Scheduler
-from worker.engine.speculation import Speculation
-from worker.executor.kv_cache import allocate
-from worker.executor.model_runner import ModelRunner
 from worker.executor.sim.runner import SimExecutor, SimLimits
 from worker.executor.start import build_executor
-from worker.kv.content import KvShape
-from worker.kv.tcp import TcpConnector
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
 from worker.ops.cpu.native import open_kernels
-from worker.types import EngineStats, FinishReason, KvSource, SamplingParams
+from worker.types import KvSource, SamplingParams
 
-NUM_BLOCKS = 256
 NATIVE = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -55,83 +35,6 @@ NATIVE = {
     "rope_theta": 10000.0,
     "tie_word_embeddings": False,
 }
-NGRAM = SpeculativeConfig("ngram", 3, prompt_lookup_min=1, prompt_lookup_max=3)
-
-
-class Engine:
-    """A whole engine on a model of random weights."""
-
-    def __init__(
-        self,
-        *,
-        block_size: int = 4,
-        dtype: torch.dtype = torch.float32,
-        chunk: int = 64,
-        speculative: SpeculativeConfig | None = None,
-        overlap: bool = False,
-        key: bytes = b"k",
-        model: LlamaModel | None = None,
-        runner: Any = None,
-        **transfer: Any,
-    ) -> None:
-        num_blocks = NUM_BLOCKS * 4 // block_size
-        if runner is None:
-            used = model or tiny_llama()
-            sizes = (num_blocks, block_size, used.config, dtype, torch.device("cpu"))
-            runner = ModelRunner(used, lambda: used, lambda: allocate(*sizes))
-        name, *shape = runner.kv_shape
-        self.connector = TcpConnector(
-            KvTransferConfig(**{"kv_port": 0, "engine_id": f"{id(self)}", **transfer}),
-            key,
-            KvShape("tiny", name, *shape),
-            runner.read_kv((0,), 1).nbytes,
-        )
-        remote = RemoteKv(self.connector, runner.read_kv, block_size)
-        speculation = None
-        if speculative is not None:
-            drafter = build_drafter(speculative)
-            speculation = Speculation(speculative, drafter, drafter is None, TINY.vocab_size)
-        self.scheduler = Scheduler(
-            CacheConfig(num_blocks, block_size),
-            SchedulerConfig(max_num_batched_tokens=chunk, max_model_len=256),
-            speculation=speculation,
-            remote=remote,
-        )
-        self.core = EngineCore(self.scheduler, runner, time.monotonic, overlap)
-
-    @property
-    def stats(self) -> EngineStats:
-        return self.scheduler.stats()
-
-    def run(self, *requests: AddRequest) -> dict[str, list[RequestOutput]]:
-        """To the end of all; what each was told."""
-        for request in requests:
-            self.core.add(request)
-        told: dict[str, list[RequestOutput]] = {request.request_id: [] for request in requests}
-        deadline = time.monotonic() + 120
-        while self.core.has_work:
-            assert time.monotonic() < deadline
-            step = self.core.step()
-            self.scheduler.check_integrity()
-            for output in [] if step is None else step.outputs:
-                told[output.request_id].append(output)
-            if self.core.is_compiling:
-                time.sleep(0.001)
-        assert self.scheduler.blocks.usage == 0.0
-        return told
-
-
-@pytest.fixture
-def engines() -> Iterator[Callable[..., Engine]]:
-    """Makes engines, and ends them."""
-    with ExitStack() as stack:
-
-        def make(**how: Any) -> Engine:
-            engine = Engine(**how)
-            stack.callback(engine.core.shutdown)
-            return engine
-
-        yield make
 
 
 @pytest.fixture(scope="module")
@@ -145,33 +48,6 @@ def native_model(tmp_path_factory: pytest.TempPathFactory) -> LlamaModel:
     model = load_model(path, torch.float32, torch.device("cpu"), 256, kernels=kernels)
     assert model.native is not None
     return model
-
-
-def requests(count: int, seed: int = 0) -> list[AddRequest]:
-    """Prompts of every length, many of which begin alike; greedy and sampled."""
-    rng = random.Random(seed)
-    stems = [[rng.randrange(61) for _ in range(size)] for size in (0, 3, 8, 21, 40)]
-    return [
-        AddRequest(
-            f"r{n}",
-            [*rng.choice(stems), *(rng.randrange(61) for _ in range(rng.randrange(1, 30)))],
-            SamplingParams(
-                max_tokens=rng.randrange(1, 12),
-                temperature=rng.choice([0.0, 0.9]),
-                seed=rng.randrange(1000),
-                ignore_eos=True,
-            ),
-            0.0,
-        )
-        for n in range(count)
-    ]
-
-
-def tokens(told: dict[str, list[RequestOutput]]) -> dict[str, list[int]]:
-    """What each answer says; every one has ended, and once."""
-    for outputs in told.values():
-        assert [o.finish_reason for o in outputs if o.finish_reason] == [FinishReason.LENGTH]
-    return {name: [t for o in outputs for t in o.token_ids] for name, outputs in told.items()}
 
 
 def prefill(request: AddRequest) -> AddRequest:

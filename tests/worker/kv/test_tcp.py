@@ -15,9 +15,9 @@ import pytest
 
 from worker.config import KvTransferConfig
 from worker.errors import ConfigError, KvTransferError
+from worker.kv.access import read_key
 from worker.kv.content import KvShape
 from worker.kv.shared import SharedMemory, map_shared
-from worker.kv.access import read_key
 from worker.kv.tcp import MAX_CONNECTIONS, TcpConnector, TcpPull
 from worker.kv.wire import Challenge, Hello, Seal, Shared
 from worker.types import KvOffer, KvSource
