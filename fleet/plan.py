@@ -18,7 +18,7 @@ from fleet.envoy.settings import BootstrapConfig, Mechanism, PipeAddress, Socket
 from fleet.errors import FleetError
 from fleet.process import Program
 from worker import speculation_flags
-from worker.kv.tcp import KEY_VARIABLE
+from worker.kv.access import KEY_VARIABLE
 
 _NONE: Mapping[str, str] = MappingProxyType({})
 _LOOPBACK = "127.0.0.1"

@@ -38,13 +38,13 @@ from worker.api.http.connection import protocol_of
 from worker.api.schema.openapi import package_version
 from worker.api.schema.params import ModelLimits
 from worker.api.server import WorkerApi
-from worker.config import ApiConfig, EngineConfig, ServeConfig
+from worker.config import ApiConfig, EngineConfig, KvAddress, ServeConfig
 from worker.engine.block_hash import RANDOM_SEED
 from worker.engine.client import EngineClient
 from worker.engine.grammar import GrammarCompiler
-from worker.engine.messages import EngineReady, StepOutputs, Vocabulary
+from worker.engine.messages import EngineReady, Pause, StepOutputs, Vocabulary
 from worker.engine.supervision import Supervision
-from worker.errors import ConfigError, RequestError, root_cause
+from worker.errors import ConfigError, EngineDeadError, RequestError, root_cause
 from worker.executor.sim.runner import CRASH_STATUS
 from worker.faults.injection import App, FaultInjection
 from worker.listener import bound, is_exposed, shown
@@ -104,6 +104,7 @@ async def run(config: ServeConfig, checkpoint: Checkpoint | None) -> int:
                 config.api,
                 max_model_len=min(config.api.max_model_len, ready.max_model_len),
                 system_fingerprint=system_fingerprint(config.engine),
+                kv_address=_kv_address(config.engine, ready, listener),
             )
             config = dataclasses.replace(config, api=api)
             adapters = await _adapters(config, client)
@@ -176,6 +177,17 @@ def _supervision(config: ServeConfig) -> Supervision:
         max_restarts=config.max_engine_restarts,
         heartbeat_timeout_seconds=config.heartbeat_timeout_seconds,
     )
+
+
+def _kv_address(
+    engine: EngineConfig, ready: EngineReady, listener: socket.socket
+) -> KvAddress | None:
+    transfer = engine.kv_transfer
+    if transfer is None or ready.kv_port is None:
+        return None
+    is_tcp = listener.family != socket.AF_UNIX
+    http_port = listener.getsockname()[1] if is_tcp else 0
+    return KvAddress(transfer.kv_ip, ready.kv_port, http_port, transfer.kv_peer_port)
 
 
 def _metrics(config: ServeConfig) -> WorkerMetrics:
@@ -362,7 +374,7 @@ class _Worker:
         logger.info("draining: %d sequences left", self._admission.num_inside)
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(self._admission.wait_idle(timeout_seconds), name="idle"),
+                group.create_task(self._finish(timeout_seconds), name="idle"),
                 group.create_task(stop.at_once.wait(), name="hurry"),
             ]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -371,6 +383,16 @@ class _Worker:
         if self._admission.num_inside:
             logger.warning("aborting %d sequences", self._admission.num_inside)
             self._client.abort_all("The request was aborted because the server stops")
+
+    async def _finish(self, timeout_seconds: float) -> None:
+        """Wait until all have finished, and until other workers have taken the KV of streams that
+        went there, or their time for it is over.
+        """
+        with contextlib.suppress(TimeoutError, EngineDeadError):
+            async with asyncio.timeout(timeout_seconds):
+                await self._admission.wait_idle(timeout_seconds)
+                if self._config.engine.kv_transfer is not None:
+                    await self._client.run(Pause(0, "wait"))
 
     def _announce(self, listener: socket.socket, seconds: float) -> None:
         where = shown(listener, tls=self._config.tls is not None)

@@ -214,6 +214,22 @@ class KvTransferConfig:
         return self.kv_role != "kv_producer"
 
 
+@dataclass(frozen=True, slots=True)
+class KvAddress:
+    """Where others ask this worker for KV, beside the port of its HTTP API; and where it asks those
+    that are named by their HTTP address, see `KvTransferConfig`.
+    """
+
+    host: str
+    port: int
+    http_port: int
+    peer_port: int | None = None
+
+    def port_of(self, http_port: int) -> int:
+        """Where the worker with this HTTP port is asked."""
+        return http_port + self.port - self.http_port if self.peer_port is None else self.peer_port
+
+
 OFFLOADING_POLICIES = ("lru", "lfu", "slru", "tenant")
 
 
@@ -355,6 +371,7 @@ class ApiConfig:
     embedding_size: int | None = None
     logits_processors: tuple[str, ...] = ()  # names of those that requests may ask for
     kv_role: str | None = None  # one of KV_ROLES; None: KV stays here
+    kv_address: KvAddress | None = None  # of its engine, once that is up
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,6 +142,13 @@ def _check_transfers(config: KvTransferConfig) -> None:
         wrong = f"engine_id must have 1 to 512 characters, got {len(config.engine_id)}"
     elif not 0 <= config.kv_port < 1 << 16:
         wrong = f"kv_port must be in [0, 65535], got {config.kv_port}"
+    elif config.kv_peer_port is not None and not 0 < config.kv_peer_port < 1 << 16:
+        wrong = f"kv_peer_port must be in [1, 65535], got {config.kv_peer_port}"
+    for network in config.kv_peer_networks or ():
+        try:
+            ipaddress.ip_network(network)
+        except ValueError as error:
+            wrong = f"kv_peer_networks: {error}"
     for name in ("kv_buffer_size", "kv_lease_duration", "kv_transfer_timeout"):
         if not 0 < getattr(config, name) < _MOST_OF_A_TRANSFER:
             wrong = f"{name} must be above 0, got {getattr(config, name):g}"

@@ -88,6 +88,7 @@ class ScriptedEngine:
     commands: list[Command] = field(default_factory=list)
     reply: CommandReply = field(default_factory=lambda: CommandReply(0))
     aborted: list[str] = field(default_factory=list)
+    handed_over: list[str] = field(default_factory=list)
     saw_abort: asyncio.Event = field(default_factory=asyncio.Event)
     saw_request: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -114,6 +115,9 @@ class ScriptedEngine:
     def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
         self.saw_abort.set()
+
+    def hand_over(self, request_id: str) -> None:
+        self.handed_over.append(request_id)
 
     async def run(self, command: Command) -> CommandReply:
         """As `Engine.run`: done at once, with `reply` as the answer."""

@@ -291,6 +291,13 @@ class EngineClient:
         if request_id in self._streams and self._child is not None:
             self._child.send(AbortRequests([request_id]))
 
+    def hand_over(self, request_id: str) -> None:
+        """Stop a sequence that goes on elsewhere, where its KV will be asked for. Its stream gives
+        nothing any more.
+        """
+        if self._streams.pop(request_id, None) is not None and self._child is not None:
+            self._child.send(AbortRequests([request_id], hands_over=True))
+
     def abort_all(self, reason: str) -> None:
         """Stop every sequence, as `abort` does, for a reason other than a client's: from now
         on `RequestOutput.error` gives `reason` for those that are aborted.

@@ -423,7 +423,8 @@ class TcpConnector:
                     if self._pace is not None:
                         await asyncio.sleep(self._pace(part.end - start))
                     pull.part = part if part.data or wanted is None else None
-        except (OSError, ValueError, KvTransferError) as error:  # ValueError: a host that is none
+        # The host may be none, and the port out of range.
+        except (OSError, ValueError, OverflowError, KvTransferError) as error:
             self.counts.num_failed += 1
             reason = str(error) or "it took too long"
             name = source.transfer_id or f"{source.host}:{source.port}"

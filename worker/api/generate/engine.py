@@ -62,6 +62,12 @@ class Engine(Protocol):
         """Stop a sequence: its stream ends with `FinishReason.ABORT`. Unknown ids are ignored."""
         ...
 
+    def hand_over(self, request_id: str) -> None:
+        """Stop a sequence that goes on at another worker, which will ask for its KV. Its stream
+        gives nothing any more. Unknown ids are ignored.
+        """
+        ...
+
     async def run(self, command: Command) -> CommandReply:
         """Have a command done; its `command_id` is replaced. Raises `EngineDeadError`."""
         ...

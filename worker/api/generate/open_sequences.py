@@ -24,9 +24,13 @@ class OpenSequences:
         self._admission = admission
         self._open: dict[str, _ListedStream] = {}
 
-    async def leave(self) -> NoReturn:
-        """Wait until the worker drains; raises the error of a stream that may go on elsewhere."""
+    async def leave(self, request_id: str, has_begun: Callable[[], bool]) -> NoReturn:
+        """Wait until the worker drains; raises the error of a stream that may go on elsewhere, with
+        the KV of what it has said if it `has_begun` then.
+        """
         await self._admission.drains.wait()
+        if has_begun():
+            self._engine.hand_over(request_id)
         reason = "The stream is to go on at another worker because the server stops"
         raise RequestError(reason, status=503, type="ServiceUnavailableError")
 

@@ -32,7 +32,7 @@ from worker.api.http.arrival import Arrival
 from worker.api.http.limits import malformed
 from worker.api.http.off_loop import off_loop_when_large
 from worker.api.schema.constraints import CALLS, Constraint, constraint_of, grammar_of, refused
-from worker.api.schema.kv_transfer import kv_transfer
+from worker.api.schema.kv_transfer import kv_peer, kv_peer_answer, kv_transfer
 from worker.api.schema.params import (
     ModelLimits,
     SamplingContext,
@@ -368,7 +368,8 @@ class RequestPreparer:
             raise RequestError(f"{message} (parameter=prompt_logprobs)", param="prompt_logprobs")
         check_cache_salt(request.cache_salt)
         requests = self._engine_requests(asked)
-        params = requests[0].params
+        params, name = requests[0].params, requests[0].request_id
+        kv = kv_peer_answer(name, self._config.kv_role, self._config.kv_address)
         return Prepared(
             requests=requests,
             text=replace(
@@ -383,7 +384,7 @@ class RequestPreparer:
             echoes=asked.echoes,
             keep_alive_seconds=self._config.sse_keep_alive_seconds,
             constraint=asked.constraint,
-            resumption=resumption_of(request, requests, asked.response_id, asked.created),
+            resumption=resumption_of(request, requests, asked.response_id, asked.created, kv),
         )
 
     def _shown(
@@ -436,6 +437,13 @@ class RequestPreparer:
             streams=bool(request.stream),
             num_prompts=len(asked.prompts),
         )
+        peer = kv_peer(
+            resume.kv,
+            request.kv_transfer_params,
+            asked.arrival.kv_source,
+            self._config.kv_role,
+            self._config.kv_address,
+        )
         requests = []
         for index, (ids, room) in enumerate(zip(asked.prompts, rooms, strict=True)):
             if index and request.seed in (None, -1):
@@ -457,6 +465,7 @@ class RequestPreparer:
                     kv_source=kv_source,
                     keeps_kv=keeps_kv,
                     output_token_ids=answered,
+                    kv_peer=peer,
                 )
             )
         return tuple(requests)

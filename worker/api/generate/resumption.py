@@ -18,6 +18,7 @@ import zlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -53,9 +54,14 @@ def check_resume(resume: ResumeFields, prefix: str) -> None:
 
 
 def resumption_of(
-    request: GenerationFields, asked: Sequence[AddRequest], response_id: str, created: int
+    request: GenerationFields,
+    asked: Sequence[AddRequest],
+    response_id: str,
+    created: int,
+    kv: dict[str, Any] | None = None,
 ) -> Resumption | None:
-    """How the stream of a request may go on elsewhere; None: it was not asked for, or cannot.
+    """How the stream of a request may go on elsewhere; None: it was not asked for, or cannot. `kv`
+    says how this worker is asked for its KV.
     Raises `RequestError` when it is to go on here, and cannot.
     """
     resume, [first, *others] = request.resume, asked
@@ -73,7 +79,10 @@ def resumption_of(
     if num_tokens >= first.params.max_tokens:
         reason = f"has {num_tokens} tokens, an answer of at most {first.params.max_tokens} is over"
         raise _refused(reason)
-    said = {"id": response_id, "created": created, "seed": first.params.seed, "prompt": prompt}
+    facts = (response_id, created, first.params.seed, prompt)
+    said: dict[str, Any] = dict(zip(_NEEDED, facts, strict=True))
+    if kv is not None:
+        said["kv"] = kv
     return Resumption(json.dumps(said), resume.token_ids is not None)
 
 

@@ -98,7 +98,8 @@ class Runner:
                 return
             exchange.add_header(resumption.HEADER, prepared.resumption.header)
             async with asyncio.TaskGroup() as group:
-                leaving = group.create_task(self._sequences.leave(), name="leave-when-draining")
+                leave = self._sequences.leave(runs[0].request.request_id, lambda: exchange.started)
+                leaving = group.create_task(leave, name="leave-when-draining")
                 await running
                 leaving.cancel()
 

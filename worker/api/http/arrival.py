@@ -12,6 +12,7 @@ from worker.errors import RequestError
 
 FAIRNESS_ID = b"x-gateway-inference-fairness-id"
 PRIORITY = b"x-vllm-priority"
+KV_SOURCE = "x-kv-cache-source-host-port"
 MAX_TENANT_CHARS = 128
 _MAX_DIGITS = 20
 _INT64 = 1 << 63
@@ -45,14 +46,15 @@ def given_key(exchange: Exchange) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The request's id as the client gave it, when it came (monotonic), for whom, and the priority
-    that a header gives it (over the body's).
+    """The request's id as the client gave it, when it came (monotonic), for whom, the priority that
+    a header gives it (over the body's), and the worker that a picker says has KV of it.
     """
 
     request_id: str | None
     seconds: float
     tenant: str = ""
     priority: int | None = None
+    kv_source: str | None = None
 
 
 def arrival_of(
@@ -62,7 +64,8 @@ def arrival_of(
     the gateway names for its fairness: two keys are never one tenant, whatever a header says. With
     neither it is "", which is everybody who says nothing. Raises `RequestError` (400).
     """
-    return Arrival(request_id, now, _tenant(exchange, api_keys), _priority(exchange))
+    tenant, priority = _tenant(exchange, api_keys), _priority(exchange)
+    return Arrival(request_id, now, tenant, priority, exchange.header(KV_SOURCE.encode()))
 
 
 def _tenant(exchange: Exchange, api_keys: Sequence[str]) -> str:

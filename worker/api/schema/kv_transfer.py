@@ -6,18 +6,31 @@ goes into the body of the decode as it is.
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from typing import Any
 
 import msgspec
 
+from worker.api.http.arrival import KV_SOURCE
 from worker.api.schema.parse import Whole, decode_whole
-from worker.config import KvTransferConfig
+from worker.config import KvAddress, KvTransferConfig
 from worker.errors import RequestError
-from worker.types import KvOffer, KvSource
+from worker.types import KvOffer, KvPeer, KvSource
 
 _FIELD = "kv_transfer_params"
 _MAX_CHARS = 512  # of a name
 _MAX_TOKENS = 1 << 31
+_END_OF_PORTS = 1 << 16
+_HOST_PORT = re.compile(r"(?:([0-9.]+)|\[([0-9a-fA-F:.]+)\]):([0-9]{1,5})", re.ASCII)
+
+
+class KvPeerFields(msgspec.Struct, kw_only=True):
+    """An engine whose caches may have KV of the request, as llm-d names it."""
+
+    remote_host: str | None = None
+    remote_port: Whole | None = None
+    kv_request_id: str | None = None
 
 
 class KvTransferFields(msgspec.Struct, kw_only=True):
@@ -30,6 +43,7 @@ class KvTransferFields(msgspec.Struct, kw_only=True):
     remote_host: str | None = None
     remote_port: Whole | None = None
     remote_num_tokens: Whole | None = None
+    remote_kv_source: KvPeerFields | None = None
 
 
 def kv_transfer(
@@ -61,9 +75,70 @@ def kv_transfer(
         if not config.takes:
             raise _refused("do_remote_prefill", f"needs kv_role kv_consumer or kv_both, not {role}")
         return False, _source(fields)
-    if fields.do_remote_decode is None and fields.do_remote_prefill is None:
-        raise _refused("", "asks for nothing: set do_remote_decode or do_remote_prefill")
+    asks = (fields.do_remote_decode, fields.do_remote_prefill, fields.remote_kv_source)
+    if asks == (None, None, None):
+        names = "do_remote_decode, do_remote_prefill or remote_kv_source"
+        raise _refused("", f"asks for nothing: set {names}")
     return False, None
+
+
+def kv_peer(
+    resumed: KvPeerFields | None,
+    given: dict[str, Any] | None,
+    header: str | None,
+    role: str | None,
+    address: KvAddress | None,
+) -> KvPeer | None:
+    """Whose caches to ask: of whom `resume` says so, else `kv_transfer_params`, else the picker's
+    `header`. None where this worker takes no KV. Raises `RequestError`.
+    """
+    if role is None or address is None or not KvTransferConfig(kv_role=role).takes:
+        return None
+    if resumed is not None:
+        return _peer(resumed, "resume.kv")
+    source = (given or {}).get("remote_kv_source")
+    if source is not None:
+        fields = msgspec.convert(source, KvPeerFields, dec_hook=decode_whole)  # checked before
+        return _peer(fields, f"{_FIELD}.remote_kv_source")
+    if not header:
+        return None
+    found = _HOST_PORT.fullmatch(header)
+    try:
+        host = str(ipaddress.ip_address((found[1] or found[2]) if found else ""))
+    except ValueError:
+        host = ""
+    port = int(found[3]) if found else 0
+    if not host or not 0 < port < _END_OF_PORTS:
+        reason = f"must be the IP address and port of a worker, got {header[:_MAX_CHARS]!r}"
+        raise RequestError(f"{KV_SOURCE} {reason}", param=KV_SOURCE)
+    return KvPeer(host, address.port_of(port))
+
+
+def _peer(fields: KvPeerFields, path: str) -> KvPeer:
+    """As a worker of ours says it in `kv_peer_answer`."""
+    host, port, name = fields.remote_host or "", fields.remote_port, fields.kv_request_id or ""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError as error:
+        reason = f"must be an IP address, got {host[:_MAX_CHARS]!r}"
+        raise RequestError(f"`{path}.remote_host` {reason}", param=path) from error
+    if port is None or not 0 < port < _END_OF_PORTS:
+        raise RequestError(f"`{path}.remote_port` must be in [1, 65535], got {port}", param=path)
+    if len(name) > _MAX_CHARS or not name.isprintable():
+        reason = f"must have at most {_MAX_CHARS} printable characters"
+        raise RequestError(f"`{path}.kv_request_id` {reason}", param=path)
+    return KvPeer(host, int(port), name)
+
+
+def kv_peer_answer(request_id: str, role: str | None, address: KvAddress | None) -> Any:
+    """How another worker asks this one for the KV of a stream of its; None: it gives none."""
+    if role is None or address is None or not KvTransferConfig(kv_role=role).gives:
+        return None
+    return {
+        "remote_host": address.host,
+        "remote_port": address.port,
+        "kv_request_id": request_id,
+    }
 
 
 def kv_transfer_answer(offer: KvOffer) -> dict[str, Any]:
@@ -86,7 +161,7 @@ def kv_transfer_answer(offer: KvOffer) -> dict[str, Any]:
 
 def _source(fields: KvTransferFields) -> KvSource:
     port, num_tokens = fields.remote_port, fields.remote_num_tokens
-    if port is None or not 0 < port < 1 << 16:
+    if port is None or not 0 < port < _END_OF_PORTS:
         raise _refused("remote_port", f"must be in [1, 65535], got {port}")
     if num_tokens is None or not 0 < num_tokens < _MAX_TOKENS:
         raise _refused("remote_num_tokens", f"must be how many tokens are kept, got {num_tokens}")

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from worker.api.schema.kv_transfer import KvPeerFields
 from worker.api.schema.parse import Whole, decode
 from worker.errors import RequestError
 
@@ -203,6 +204,7 @@ class ResumeFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     seed: Whole | None = None
     prompt: Whole | None = None  # a checksum of its tokens
     token_ids: list[TokenId] | None = None
+    kv: KvPeerFields | None = None  # whose caches may have KV of the answer so far
 
 
 class GenerationFields(SamplingFields, kw_only=True):
