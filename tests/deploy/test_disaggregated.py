@@ -129,50 +129,77 @@ def test_decode_workers_can_take_what_prefill_workers_offer() -> None:
 
 
 def _lets(policies: list[Object], way: str, of: Object, other: Object, port: int) -> bool:
-    """Whether policies let Pods with the labels `of` have traffic with `other` of a namespace."""
+    """Whether policies let Pods with the labels `of` have traffic with `other`, of their namespace.
+    No policy about them lets everything; a rule without ports or peers is about all of them.
+    """
     about = [
         one["spec"]
         for one in policies
         if way.capitalize() in one["spec"]["policyTypes"] and takes(one["spec"]["podSelector"], of)
     ]
-    peers = [
-        peer
-        for spec in about
-        for rule in spec.get(way, ())
-        if port in [one["port"] for one in rule["ports"]]
-        for peer in rule.get("from", rule.get("to", [{"podSelector": {}}]))
-    ]
+    rules = [rule for spec in about for rule in spec.get(way, ())]
+    sides = {"ingress": "from", "egress": "to"}
     return not about or any(
-        takes(peer.get("podSelector", {}), other)
-        for peer in peers
-        if not peer.get("namespaceSelector")
+        port in [one["port"] for one in rule.get("ports") or [{"port": port}]]
+        and any(_is_meant(peer, other) for peer in rule.get(sides[way]) or [{"podSelector": {}}])
+        for rule in rules
     )
+
+
+def _is_meant(peer: Object, other: Object) -> bool:
+    """Whether a rule's peer takes a Pod of the same namespace, whose labels are not known here."""
+    is_here = not peer.get("namespaceSelector") and "ipBlock" not in peer
+    return is_here and takes(peer.get("podSelector", {}), other)
 
 
 GATEWAY = {"gateway.networking.k8s.io/gateway-name": "pointsman"}
 PICKER = {"app.kubernetes.io/name": "pointsman-picker"}
 WORKER = {"app.kubernetes.io/name": "pointsman-worker"}
 PREFILL, DECODE = ({**WORKER, ROLE_LABEL: role} for role in ("prefill", "decode"))
+# Whether it may leave its source, and enter its target; no policy is about gateways.
 TRAFFIC = [
-    (DECODE, PREFILL, KV_PORT, True),
-    (DECODE, PREFILL, 8000, True),
-    (PICKER, PREFILL, 8000, True),
-    (PICKER, DECODE, 8000, True),
-    (GATEWAY, DECODE, 8000, True),
-    (PREFILL, DECODE, 8000, False),
-    (DECODE, DECODE, 8000, False),
-    (WORKER, PREFILL, 8000, False),
-    *((one, PREFILL, KV_PORT, False) for one in (GATEWAY, PICKER, WORKER, PREFILL)),
-    *((one, DECODE, 8200, False) for one in (GATEWAY, PICKER, PREFILL, DECODE)),
+    (DECODE, PREFILL, KV_PORT, (True, True)),
+    (DECODE, PREFILL, 8000, (True, True)),
+    (PICKER, PREFILL, 8000, (True, True)),
+    (PICKER, DECODE, 8000, (True, True)),
+    (GATEWAY, DECODE, 8000, (True, True)),
+    (PREFILL, DECODE, 8000, (False, False)),
+    (DECODE, DECODE, 8000, (False, False)),
+    (WORKER, PREFILL, 8000, (False, False)),
+    (GATEWAY, PREFILL, KV_PORT, (True, False)),
+    *((one, PREFILL, KV_PORT, (False, False)) for one in (PICKER, WORKER, PREFILL)),
+    (GATEWAY, DECODE, 8200, (True, False)),
+    *((one, DECODE, 8200, (False, False)) for one in (PICKER, PREFILL, DECODE)),
 ]
+
+
+def _ways(policies: list[Object], source: Object, target: Object, port: int) -> tuple[bool, bool]:
+    leaves = _lets(policies, "egress", source, target, port)
+    return leaves, _lets(policies, "ingress", target, source, port)
+
+
+def _policies() -> list[Object]:
+    names = ("network-policy", "network-policy-disaggregated")
+    return [one for name in names for one in kustomized(f"{ADDONS}/{name}")]
 
 
 @pytest.mark.parametrize(("source", "target", "port", "passes"), TRAFFIC)
 def test_only_decode_workers_reach_kv(
-    source: Object, target: Object, port: int, passes: bool
+    source: Object, target: Object, port: int, passes: tuple[bool, bool]
 ) -> None:
-    """Of the Pods of the namespace, where the network enforces policies."""
-    names = ("network-policy", "network-policy-disaggregated")
-    policies = [one for name in names for one in kustomized(f"{ADDONS}/{name}")]
-    way = _lets(policies, "egress", source, target, port)
-    assert (way and _lets(policies, "ingress", target, source, port)) is passes
+    """Of the Pods of the namespace, where the network enforces policies: at either end."""
+    assert _ways(_policies(), source, target, port) == passes
+
+
+@pytest.mark.parametrize(
+    ("way", "rule"),
+    [("ingress", {}), ("ingress", {"ports": [{"port": KV_PORT}]}), ("egress", {"to": []})],
+)
+def test_a_rule_that_opens_too_much_would_be_seen(way: str, rule: Object) -> None:
+    """Which the check above stands on: rules without peers or ports, added to every policy."""
+    policies = _policies()
+    for policy in policies:
+        policy["spec"][way] = [*policy["spec"].get(way, ()), rule]
+    wrong = [one for *ends, passes in TRAFFIC if (one := _ways(policies, *ends)) != passes]
+    assert wrong
+    assert all(one[way == "ingress"] for one in wrong)
