@@ -1,0 +1,267 @@
+"""What engines ask of each other's caches, on the wire; and takers that are killed."""
+
+from __future__ import annotations
+
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from worker.config import KvTransferConfig
+from worker.kv.asked import KvQuestion, WantedKv
+from worker.kv.content import KvShape
+from worker.kv.tcp import TcpConnector, TcpPull
+from worker.types import KvOffer, KvPart, KvPeer, KvSource
+
+SHAPE = KvShape("m", "float32", 2, 2, 8)
+KEY = b"k" * 32
+TOKEN_BYTES = 256
+TOKENS = tuple(range(70_000, 70_064))
+DATA = memoryview(bytes(range(256)) * len(TOKENS))
+WANTED = WantedKv(TOKENS, 3, "salt", "adapter")
+LARGE = 1 << 26  # more than sockets buffer
+
+
+@contextmanager
+def engine(**fields: Any) -> Iterator[TcpConnector]:
+    """One that listens on a free port."""
+    config = KvTransferConfig(**{"kv_port": 0, "engine_id": "e", **fields})
+    connector = TcpConnector(config, KEY, SHAPE, TOKEN_BYTES)
+    try:
+        yield connector
+    finally:
+        connector.close()
+
+
+def peer_of(keeper: TcpConnector, promise: str = "") -> KvPeer:
+    """Where it is asked."""
+    return KvPeer("127.0.0.1", keeper.port, promise)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for another thread."""
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def ended(pull: TcpPull) -> KvPart | None:
+    """What has come, once it is done."""
+    until(lambda: pull.done)
+    return pull.part
+
+
+def question_of(keeper: TcpConnector) -> KvQuestion:
+    """The next one; the bell rings for it."""
+    assert keeper.has_questions or select.select([keeper.bell], [], [], 60)[0]
+    until(lambda: keeper.has_questions)
+    question = keeper.next_question()
+    assert question is not None
+    return question
+
+
+@pytest.fixture(params=["bytes sent", "memory shared"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How the bytes come."""
+    if request.param == "bytes sent":
+        send_bytes(monkeypatch)
+
+
+def send_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without memory to share."""
+
+    def refuse(name: str, flags: int) -> int:
+        raise OSError("none to spare")
+
+    monkeypatch.setattr("os.memfd_create", refuse)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("num_tokens", [61, 60, 1, 0])
+def test_a_question_comes_as_it_was_asked_and_so_does_the_answer(num_tokens: int) -> None:
+    """As many tokens as there are, from the first wanted on; none is no failure."""
+    with engine() as keeper, engine() as taker:
+        pull = taker.ask(peer_of(keeper), WANTED)
+        question = question_of(keeper)
+        assert (tuple(question.wanted.token_ids), question.wanted.start) == (TOKENS, 3)
+        assert (question.wanted.cache_salt, question.wanted.adapter) == ("salt", "adapter")
+        assert keeper.lend(question, num_tokens)
+        question.answer(DATA[: num_tokens * TOKEN_BYTES] if num_tokens else None)
+        part = ended(pull)
+        expected = KvPart(3, 3 + num_tokens, DATA[: num_tokens * TOKEN_BYTES])
+        assert part == (expected if num_tokens else None)
+        assert (taker.counts.num_failed, keeper.num_promised) == (0, 0)
+        until(lambda: keeper.counts.num_bytes_sent == num_tokens * TOKEN_BYTES)
+
+
+def test_an_answer_of_more_than_was_asked_is_refused() -> None:
+    with engine() as keeper, engine() as taker:
+        pull = taker.ask(peer_of(keeper), WANTED)
+        question_of(keeper).answer(DATA[: 62 * TOKEN_BYTES])
+        assert ended(pull) is None
+        assert taker.counts.num_failed == 1
+
+
+def test_answers_are_bounded_and_nothing_gives_way_to_them() -> None:
+    """What is kept for a decode stays; room comes back when an answer is sent, or not needed."""
+    limit = 64 * TOKEN_BYTES
+    with engine(kv_buffer_size=limit) as keeper, engine() as taker:
+        offer = keeper.keep("r", b"d", DATA[: 4 * TOKEN_BYTES], ())
+        assert isinstance(offer, KvOffer)
+        pulls = [taker.ask(peer_of(keeper), WANTED) for _ in range(2)]
+        questions = [question_of(keeper) for _ in pulls]
+        assert keeper.lend(questions[0], 60)
+        assert not keeper.lend(questions[1], 1)
+        questions[0].answer(DATA[: 60 * TOKEN_BYTES])
+        assert ended(pulls[0]) is not None
+        until(lambda: keeper.lend(questions[1], 60))
+        pulls[1].close()
+        questions[1].answer(DATA[: 60 * TOKEN_BYTES])
+        assert ended(taker.pull(offer.source, b"d", 0)) is not None
+        until(lambda: keeper.has_room(64))
+
+
+def test_a_promise_is_kept_until_it_was_asked_for() -> None:
+    """By its name; also where nothing is needed. It is told of, and not waited for in vain."""
+    with engine() as keeper, engine() as taker, engine(kv_lease_duration=1e-6) as late:
+        for name in "abc":
+            keeper.promise(name)
+        pull = taker.ask(peer_of(keeper, "a"), WANTED)
+        question_of(keeper).answer(None)
+        ended(pull)
+        until(lambda: keeper.num_promised == 2)
+        nothing = WantedKv(TOKENS, len(TOKENS), None, None)
+        assert ended(taker.ask(peer_of(keeper, "b"), nothing)) is None
+        until(lambda: keeper.num_promised == 1)
+        assert (keeper.has_questions, keeper.num_expired, taker.counts.num_failed) == (False, 0, 0)
+        late.promise("a")
+        until(lambda: (late.num_promised, late.num_expired) == (0, 1))
+
+
+def test_a_consumer_promises_nothing() -> None:
+    with engine(kv_role="kv_consumer") as keeper:
+        keeper.promise("a")
+        assert keeper.num_promised == 0
+
+
+@pytest.mark.parametrize(
+    ("networks", "host"),
+    [
+        (None, "8.8.8.8"),
+        (None, "169.254.169.254"),
+        (None, "0.0.0.0"),
+        (None, "localhost"),
+        (("10.0.0.0/8", "fd00::/8"), "127.0.0.1"),
+    ],
+)
+def test_only_allowed_peers_are_asked(
+    caplog: pytest.LogCaptureFixture, networks: Any, host: str
+) -> None:
+    """Whom a request names is no way to other services: nothing is sent there."""
+    with engine() as keeper, engine(kv_peer_networks=networks) as taker:
+        assert ended(taker.ask(KvPeer(host, keeper.port), WANTED)) is None
+        assert taker.counts.num_failed == 1
+        assert not keeper.has_questions
+    assert "kv_peer_networks" in caplog.text or host == "localhost"
+
+
+@pytest.mark.parametrize("port", [-1, 70_000])
+def test_a_port_that_is_none_fails_like_one_that_nobody_has(port: int) -> None:
+    with engine() as taker:
+        assert ended(taker.ask(KvPeer("127.0.0.1", port), WANTED)) is None
+        assert taker.counts.num_failed == 1
+
+
+# A real taker that stands still once it receives bytes.
+TAKER = """
+import sys, threading
+import msgspec
+from worker.config import KvTransferConfig
+from worker.kv import tcp
+from worker.kv.asked import WantedKv
+from worker.kv.content import KvShape
+from worker.types import KvPeer, KvSource
+
+def stand_still(seen, data):
+    if data.nbytes > 1 << 20:  # no tokens
+        print("receiving", flush=True)
+        threading.Event().wait()
+    seen.update(data)
+    return seen.digest()
+
+tcp._digest = stand_still
+config = KvTransferConfig(kv_port=0, engine_id="t")
+taker = tcp.TcpConnector(config, b"k" * 32, KvShape("m", "float32", 2, 2, 8), 256)
+source = msgspec.json.decode(sys.argv[1], type=KvSource)
+if source.engine_id:
+    taker.pull(source, b"d" * 32, 0)
+else:
+    wanted = WantedKv(tuple(range(source.num_tokens)), 0, None, None)
+    taker.ask(KvPeer(source.host, source.port), wanted)
+threading.Event().wait()
+"""
+
+
+@contextmanager
+def stalled_taker(source: KvSource) -> Iterator[subprocess.Popen[str]]:
+    """A process that has begun to take from `source`."""
+    command = [sys.executable, "-c", TAKER, msgspec.json.encode(source).decode()]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "receiving\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("then", ["another takes it", "it gives way"])
+def test_a_decoder_that_is_killed_leaves_nothing_at_the_prefiller(
+    monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    """SIGKILL while bytes are on their way. What was being sent could not give way, and nothing was
+    to be had of it; both is so again.
+    """
+    send_bytes(monkeypatch)
+    with engine(kv_buffer_size=LARGE, kv_transfer_timeout=600) as keeper, engine() as taker:
+        offer = keeper.keep("r", b"d" * 32, memoryview(bytes(LARGE)), ())
+        assert isinstance(offer, KvOffer)
+        with stalled_taker(offer.source) as process:
+            assert not keeper.has_room(1)
+            process.send_signal(signal.SIGKILL)
+        if then == "another takes it":
+            until(lambda: ended(taker.pull(offer.source, b"d" * 32, 0)) is not None)
+        until(lambda: keeper.has_room(LARGE // TOKEN_BYTES))
+
+
+def test_a_taker_that_is_killed_leaves_nothing_of_its_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SIGKILL while the answer is on its way."""
+    send_bytes(monkeypatch)
+    num_tokens = LARGE // TOKEN_BYTES
+    with engine(kv_buffer_size=LARGE, kv_transfer_timeout=600) as keeper:
+        source = KvSource("127.0.0.1", keeper.port, "", "", num_tokens)
+        answering = threading.Thread(target=_answer_with_zeros, args=(keeper, num_tokens))
+        answering.start()
+        with stalled_taker(source) as process:
+            answering.join()
+            assert not keeper.has_room(1)
+            process.send_signal(signal.SIGKILL)
+        until(lambda: keeper.has_room(num_tokens))
+
+
+def _answer_with_zeros(keeper: TcpConnector, num_tokens: int) -> None:
+    question = question_of(keeper)
+    assert keeper.lend(question, num_tokens)
+    question.answer(memoryview(bytes(LARGE)))
