@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +46,8 @@ class MadeUpConnector:
     pulls: list[MadeUpPull] = field(default_factory=list)
     kept: dict[str, bytes] = field(default_factory=dict)
     asked: list[WantedKv] = field(default_factory=list)
-    questions: list[KvQuestion] = field(default_factory=list)
+    questions: list[WantedKv | None] = field(default_factory=list)  # one a step, or none
+    answers: list[tuple[WantedKv, bytes]] = field(default_factory=list)
     promised: set[str] = field(default_factory=set)
     bell: int = -1
 
@@ -93,7 +95,12 @@ class MadeUpConnector:
         return bool(self.questions)
 
     def next_question(self) -> KvQuestion | None:
-        return self.questions.pop(0) if self.questions else None
+        wanted = self.questions.pop(0) if self.questions else None
+        answered: Any = Future()
+        return None if wanted is None else KvQuestion(wanted, answered, self._answered)
+
+    def _answered(self, question: KvQuestion, data: memoryview) -> None:
+        self.answers.append((question.wanted, bytes(data)))
 
     def lend(self, question: KvQuestion, num_tokens: int) -> bool:
         """Always."""

@@ -110,7 +110,10 @@ class PagedExecutor(HostExecutor):
 
     def read_kv(self, blocks: Sequence[int], num_tokens: int) -> memoryview:
         """As `worker.executor.interface.KvMemory` says."""
-        return kv_of(list(self._read(blocks, num_tokens)))
+        slots = [self._slots[self._slot(blocks, place)] for place in range(num_tokens)]
+        first = slots[0][1] if slots else 0  # the blocks may be those of the middle of a sequence
+        assert [position for _, position in slots] == list(range(first, first + num_tokens))
+        return memoryview(bytes(number for slot in slots for number in slot))
 
     def _answer(self, sequence: ScheduledSequence, result: ModelOutput) -> None:
         seq_id, num_drafts = sequence.seq_id, sequence.num_drafts

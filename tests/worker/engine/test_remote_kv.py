@@ -15,11 +15,12 @@ from paged_executor import TOKEN_BYTES, PagedExecutor, kv_of
 
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine.core import EngineCore
-from worker.engine.messages import AddRequest, Command, RequestOutput
+from worker.engine.messages import AddRequest, Command, Pause, RequestOutput
 from worker.engine.remote_kv import RemoteKv
 from worker.engine.scheduler import Scheduler
 from worker.engine.tiers import Tiers
-from worker.types import FinishReason, KvSource, SamplingParams
+from worker.kv.asked import WantedKv
+from worker.types import FinishReason, KvPeer, KvSource, SamplingParams
 
 PROMPT = [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5]  # two blocks of four, and three tokens
 
@@ -164,6 +165,64 @@ def test_kv_is_kept_for_those_who_ask() -> None:
     assert (offers["a"].source.num_tokens, len(offers["a"].block_ids)) == (len(PROMPT), 3)
 
 
+def test_a_peer_is_asked_for_what_is_not_here() -> None:
+    """Whole blocks here shorten the question; a peer that has less than was asked for helps as far
+    as it goes. Less than a block is not worth asking.
+    """
+    connector = MadeUpConnector({"p": (2, PROMPT[:9], None)})
+    core, scheduler = house(connector)
+    core.add(AddRequest("first", PROMPT[:4], SamplingParams(max_tokens=1), 0.0))
+    run(core)
+    core.add(asks("a", kv_source=None, kv_peer=KvPeer("p", 1)))
+    assert tokens_of(run(core)) == EXPECTED
+    (wanted,) = connector.asked
+    assert (wanted.start, list(wanted.token_ids)) == (4, PROMPT)
+    stats = scheduler.stats()
+    assert (stats.external_cache_queries, stats.external_cache_hits) == (6, 5)
+    assert (stats.prompt_tokens_external, stats.prompt_tokens_host) == (5, 0)
+    core.add(asks("b", kv_source=None, kv_peer=KvPeer("p", 1)))
+    assert tokens_of(run(core), "b") == EXPECTED
+    assert len(connector.asked) == 1
+
+
+def test_an_answer_that_went_on_elsewhere_is_asked_for_with_its_prompt() -> None:
+    """Outputs count for no prompt. A peer that waits to be asked is told when nothing is needed."""
+    peer = KvPeer("p", 1, "promised")
+    outputs = [*EXPECTED, *EXPECTED][:4]
+    connector = MadeUpConnector({"p": (2, [*PROMPT, *outputs], None)})
+    core, scheduler = house(connector)
+    params = SamplingParams(max_tokens=6, ignore_eos=True, seed=3)
+    request = AddRequest("a", PROMPT, params, 0.0, kv_peer=peer, output_token_ids=outputs)
+    core.add(request)
+    run(core)
+    assert (connector.asked[0].start, len(connector.asked[0].token_ids)) == (0, 15)
+    stats = scheduler.stats()
+    assert (stats.external_cache_queries, stats.external_cache_hits) == (11, 11)
+    assert stats.num_steps == 2
+    core.add(msgspec.structs.replace(request, request_id="b"))
+    run(core)
+    assert (connector.asked[1].start, len(connector.asked)) == (15, 2)
+
+
+def test_a_pause_that_waits_waits_for_what_is_promised() -> None:
+    """Whatever was handed over is promised, and only that."""
+    connector = MadeUpConnector({})
+    core, _ = house(connector)
+    core.add(asks("a", kv_source=None))
+    core.add(asks("b", kv_source=None))
+    core.step()
+    core.abort(["a", "unknown"], hands_over=True)
+    core.abort(["b"])
+    assert connector.promised == {"a"}
+    core.command(Pause(7, "wait"))
+    for _ in range(4):
+        core.step()
+    assert core.take_replies() == []
+    connector.promised.clear()
+    core.step()
+    assert [(reply.command_id, reply.ok) for reply in core.take_replies()] == [(7, True)]
+
+
 def test_without_a_connector_transfers_are_refused() -> None:
     """In words that name the flag."""
     scheduler = Scheduler(CacheConfig(16, 4), SchedulerConfig())
@@ -178,7 +237,7 @@ def moving(draw: st.DrawFn) -> tuple[list[walks.Arrival], MadeUpConnector]:
     for arrival in draw(walks.loads):
         request = arrival.request
         size = len(request.prompt_token_ids)
-        kind = draw(st.sampled_from(["none", "there", "there", "other", "lost"]))
+        kind = draw(st.sampled_from(["none", "there", "there", "other", "lost", "asked"]))
         if kind != "none":
             name = request.request_id
             tokens = [*request.prompt_token_ids, *([1] * 4)]
@@ -188,12 +247,21 @@ def moving(draw: st.DrawFn) -> tuple[list[walks.Arrival], MadeUpConnector]:
             prompts[name] = (looks, tokens, request.cache_salt)
             if kind == "lost":
                 failing.add(name)
-            source = KvSource("h", 1, "e", name, draw(st.integers(1, size + 1)))
-            request = msgspec.structs.replace(request, kv_source=source)
+            if kind == "asked":
+                prompts[name] = (looks, tokens[: draw(st.integers(0, size))], request.cache_salt)
+                request = msgspec.structs.replace(request, kv_peer=KvPeer(name, 1))
+            else:
+                source = KvSource("h", 1, "e", name, draw(st.integers(1, size + 1)))
+                request = msgspec.structs.replace(request, kv_source=source)
         if request.pooling is None:
             request = msgspec.structs.replace(request, keeps_kv=draw(st.booleans()))
         load.append(walks.Arrival(request, arrival.at_step, arrival.abort_at))
-    return load, MadeUpConnector(prompts, frozenset(failing))
+    connector = MadeUpConnector(prompts, frozenset(failing))
+    for arrival in draw(st.permutations(load)):
+        wanted = (*arrival.request.prompt_token_ids, *([1] * draw(st.integers(1, 9))))
+        question = WantedKv(wanted, draw(st.integers(0, 9)), arrival.request.cache_salt, None)
+        connector.questions += [*([None] * draw(st.integers(0, 6))), question]
+    return load, connector
 
 
 @pytest.mark.parametrize("pipe", sorted(walks.PIPELINES))
@@ -213,8 +281,9 @@ def test_moving_kv_changes_no_answer(
     orders: list[tuple[int, Command]],
     num_slots: int,
 ) -> None:
-    """Every answer is what it would be alone, every transfer ends, every block is free again; and
-    what is kept is the prompt's. Also where a prompt begins in a host tier.
+    """Every answer is what it would be alone, every transfer ends, every block is free again; what
+    is kept is the prompt's, and what is answered is of the tokens asked for. Also where a prompt
+    begins in a host tier.
     """
     arrivals, connector = load
     executor = PagedExecutor(cache.block_size)
@@ -236,3 +305,7 @@ def test_moving_kv_changes_no_answer(
             kept = connector.kept.get(name)
             prompt = arrival.request.prompt_token_ids
             assert kept is None or kept == bytes(kv_of(prompt))
+    for wanted, data in connector.answers:
+        end = wanted.start + len(data) // TOKEN_BYTES
+        assert end <= max(wanted.start, len(wanted.token_ids) - 1)
+        assert data == bytes(kv_of(wanted.token_ids[:end])[wanted.start * TOKEN_BYTES :])
