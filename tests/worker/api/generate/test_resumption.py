@@ -215,4 +215,6 @@ async def test_a_worker_that_drains_hands_its_streams_over(bench: Any) -> None:
             assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == 503
             may_end.set()
             assert (await staying.aread()).endswith(b"data: [DONE]\n\n")
+    (handed_over,) = bench.engine.handed_over
+    assert handed_over == bench.engine.requests[0].request_id
     assert len(bench.engine.aborted) == 1

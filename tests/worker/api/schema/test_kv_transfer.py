@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
-from worker.api.schema.kv_transfer import kv_transfer, kv_transfer_answer
+from worker.api.schema.kv_transfer import (
+    KvPeerFields,
+    kv_peer,
+    kv_peer_answer,
+    kv_transfer,
+    kv_transfer_answer,
+)
+from worker.config import KvAddress
 from worker.errors import RequestError
-from worker.types import KvOffer, KvSource
+from worker.types import KvOffer, KvPeer, KvSource
 
 SOURCE = KvSource("10.0.0.1", 14579, "e", "r-1", 33)
 PREFILL = {
@@ -70,3 +78,73 @@ def test_each_mistake_is_named(given: Any, how: Any, field: str, message: str) -
     assert caught.value.param == f"kv_transfer_params{field}"
     assert message in caught.value.message
     assert caught.value.status == 400
+
+
+HERE = KvAddress("10.0.0.1", 14579, 8000)
+PULLS = {"remote_kv_source": {"remote_host": "10.0.0.2", "remote_port": 7777, "kv_request_id": "r"}}
+
+
+def peer(
+    resumed: Any = None,
+    given: Any = None,
+    header: str | None = None,
+    role: str | None = "kv_both",
+    address: KvAddress | None = HERE,
+) -> KvPeer | None:
+    fields = None if resumed is None else KvPeerFields(**resumed)
+    return kv_peer(fields, given, header, role, address)
+
+
+def test_the_more_exact_word_says_whom_to_ask() -> None:
+    """A resumed stream's own worker, else the body's, else the picker's, whose KV is as far from
+    its HTTP port as ours, or at a port that was given.
+    """
+    resumed = {"remote_host": "10.0.0.3", "remote_port": 5, "kv_request_id": "s"}
+    assert peer(resumed, PULLS, "10.0.0.4:8001") == KvPeer("10.0.0.3", 5, "s")
+    assert peer(None, PULLS, "10.0.0.4:8001") == KvPeer("10.0.0.2", 7777, "r")
+    assert peer(None, PREFILL, "10.0.0.4:8001") == KvPeer("10.0.0.4", 14580)
+    elsewhere = KvAddress("10.0.0.1", 14579, 8200, 14579)
+    assert peer(header="[fd00::1]:8000", address=elsewhere) == KvPeer("fd00::1", 14579)
+    assert peer(header="") is None
+    assert asked(PULLS) == (False, None)
+
+
+@pytest.mark.parametrize(("role", "address"), [(None, None), ("kv_producer", HERE)])
+def test_a_worker_that_takes_no_kv_asks_nobody(role: str | None, address: KvAddress | None) -> None:
+    """Whatever a picker or a front says: it computes."""
+    assert peer({"remote_host": "x"}, None, "x", role, address) is None
+
+
+def test_a_worker_says_how_it_is_asked_if_it_gives() -> None:
+    """Which another takes as it is."""
+    said = kv_peer_answer("r-0", "kv_producer", HERE)
+    assert peer(said) == KvPeer("10.0.0.1", 14579, "r-0")
+    assert kv_peer_answer("r-0", "kv_consumer", HERE) is kv_peer_answer("r-0", None, None) is None
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        *(
+            ({"header": text}, "x-kv-cache-source-host-port must be the IP")
+            for text in (
+                "host:80",
+                "10.0.0.1",
+                "10.0.0.1:0",
+                "10.0.0.1:65536",
+                "10.0.0.1:80@x",
+                "[::1%x]:80",
+            )
+        ),
+        ({"resumed": {"remote_host": "host", "remote_port": 1}}, "resume.kv.remote_host"),
+        ({"resumed": {"remote_host": "10.0.0.1"}}, "resume.kv.remote_port"),
+        (
+            {"resumed": {"remote_host": "::1", "remote_port": 1, "kv_request_id": "a\n"}},
+            "resume.kv.kv_request_id",
+        ),
+        ({"given": {"remote_kv_source": {}}}, "kv_transfer_params.remote_kv_source.remote_host"),
+    ],
+)
+def test_a_peer_that_is_none_is_refused(how: Any, said: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(said)):
+        peer(**how)
