@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from running_fleet import LIMIT_SECONDS, Fleet, free_base_port, running_fleet
 
@@ -97,8 +98,9 @@ async def test_streams_outlive_their_workers() -> None:
 
 @pytest.mark.soak
 async def test_streams_move_when_workers_restart() -> None:
-    """Well before they would have ended there."""
-    async with running_fleet(free_base_port(), "--front", "--drain-timeout", "60", SLOW) as fleet:
+    """Well before they would have ended there, and with their KV."""
+    slow = f"""{SLOW} --kv-transfer-config '{{"kv_port": 0}}'"""
+    async with running_fleet(free_base_port(), "--front", "--drain-timeout", "60", slow) as fleet:
         await fleet.ready()
         expected = await all_said(fleet, max_tokens=400)
         (front,) = (pid for pid, line in fleet.descendants().items() if " front --host" in line)
@@ -111,6 +113,10 @@ async def test_streams_move_when_workers_restart() -> None:
 
         assert await all_said(fleet, restart, max_tokens=400) == expected
         assert "goes on after" in log_of(front)
+        async with httpx.AsyncClient() as client:
+            pages = [(await client.get(f"{url}/metrics")).text for url in fleet.worker_urls]
+        moved = [line for page in pages for line in page.splitlines() if 'source="p2p"' in line]
+        assert sum(float(line.split()[-1]) for line in moved) > 0
 
 
 @pytest.mark.soak
