@@ -33,7 +33,7 @@ from fleet.bench.load import (
 from fleet.bench.picker_config import FollowedConfig, look_at, read_configs
 from fleet.bench.report import lines_of, stages_table
 from fleet.bench.share import Endpoint, Share, endpoint_of, follow, started
-from fleet.bench.summary import Seen, Stage, Summary, stage_of, summary
+from fleet.bench.summary import Observed, Stage, Summary, stage_of, summary
 from fleet.bench.workload import WordRing
 from fleet.chat import first_model
 from fleet.errors import FleetError, UsageError
@@ -244,7 +244,9 @@ class Bench:
                 self.stages.append(stage_of(load.name, begun, ended, settings.warmup, seen))
 
     @contextlib.asynccontextmanager
-    async def _shown(self, name: str, begun: float, seen: Sequence[Seen]) -> AsyncIterator[None]:
+    async def _shown(
+        self, name: str, begun: float, seen: Sequence[Observed]
+    ) -> AsyncIterator[None]:
         """With the last seconds on the screen, drawn once a second."""
         if not self._screen.is_terminal:
             yield
@@ -262,7 +264,7 @@ class Bench:
             finally:
                 task.cancel()
 
-    def _picture(self, name: str, begun: float, seen: Sequence[Seen]) -> Iterator[str]:
+    def _picture(self, name: str, begun: float, seen: Sequence[Observed]) -> Iterator[str]:
         now = time.perf_counter()
         recent = [
             replace(one, pulses=one.pulses[-200:], outcomes=[

@@ -1,10 +1,11 @@
+# Apart: runs in processes of its own.
 """One process's part of the load, and how the bench starts it and hears from it.
 
 Theory of operation. Each process draws all arrivals and lengths from the seed, makes the texts of
 every n-th session alone and sends those, at their times since one beginning: `perf_counter` is the
 same clock in all processes of a machine. So the load is the same, whatever their number. Pickled
 values go over a pair of sockets, each behind its length: the `Share`; None, when it is ready; the
-time of the beginning; and then, until the last, a `Seen` of what was new every tenth of a second.
+time of the beginning; and then, until the last, an `Observed` of what was new every tenth of a second.
 Another byte or the end of the connection stops it before its time, so none outlives the bench.
 """
 
@@ -32,7 +33,7 @@ import uvloop
 from fleet.bench.client import Client, Clock
 from fleet.bench.driver import Driver, RequestForm, Sender
 from fleet.bench.load import Load, LoadSettings, draws_of, drive, sessions_of
-from fleet.bench.summary import Seen
+from fleet.bench.summary import Observed
 from fleet.bench.workload import Session, Sessions, WordRing
 from fleet.errors import FleetError
 
@@ -175,7 +176,7 @@ class ShareProcess:
     """Owns a process that sends a share, and all it has seen so far."""
 
     def __init__(self, process: asyncio.subprocess.Process, channel: _Channel, name: str) -> None:
-        self.seen = Seen([], [], 0, 0, 0.0)
+        self.seen = Observed([], [], 0, 0, 0.0)
         self.process = process
         self.channel = channel
         self._name = name
@@ -257,7 +258,7 @@ async def _send_share(bench: _Channel) -> None:
             stage.cancel()
             await asyncio.wait((stage,))
         now = (driver.started, client.in_flight, time.process_time() - cpu)
-        bench.send(Seen(driver.outcomes, driver.pulses, *now))
+        bench.send(Observed(driver.outcomes, driver.pulses, *now))
         driver.outcomes, driver.pulses = [], []
     client.close()
     if not stage.cancelled():

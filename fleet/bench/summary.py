@@ -109,7 +109,7 @@ class Stage:
 
 
 @dataclass(slots=True)
-class Seen:
+class Observed:
     """What a process of the bench has seen and used, of a stage or of a part of it."""
 
     outcomes: list[Record]
@@ -120,7 +120,7 @@ class Seen:
 
 
 def stage_of(
-    name: str, begun: float, ended: float, warmup_seconds: float, processes: Sequence[Seen]
+    name: str, begun: float, ended: float, warmup_seconds: float, processes: Sequence[Observed]
 ) -> Stage:
     """What several processes have seen of one stage, which all of them count from `begun`."""
     outcomes = [outcome for one in processes for outcome in one.outcomes]
@@ -188,14 +188,14 @@ def spreads_of(good: Sequence[Record]) -> dict[str, Spread | None]:
     }
 
 
-def _client_load(processes: Sequence[Seen], seconds: float) -> ClientLoad:
+def _client_load(processes: Sequence[Observed], seconds: float) -> ClientLoad:
     """Over the `seconds` of a whole stage: a warm-up that was late makes what follows late."""
 
-    def late_p99(one: Seen) -> float:
+    def late_p99(one: Observed) -> float:
         late = [each.sent - each.intended for each in one.outcomes if each.sent is not None]
         return float(np.quantile(late, 0.99)) if late else 0.0
 
-    def pulse_p99(one: Seen) -> float:
+    def pulse_p99(one: Observed) -> float:
         late = [each.late_seconds for each in one.pulses]
         return float(np.quantile(late, 0.99)) if late else 0.0
 

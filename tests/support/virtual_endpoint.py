@@ -18,7 +18,7 @@ from fleet.bench.driver import Driver, RequestForm
 from fleet.bench.flags import build_parser
 from fleet.bench.load import loads_of
 from fleet.bench.share import Share, endpoint_of
-from fleet.bench.summary import Seen, Stage, stage_of
+from fleet.bench.summary import Observed, Stage, stage_of
 from fleet.sim.virtual_time import VirtualTimeLoop
 
 LENGTH = re.compile(rb"content-length: (\d+)\r\n\r\n")
@@ -87,7 +87,7 @@ async def bench_stage(
         drivers.append(driver)
         stages.append(share.prepared(driver)())
     await asyncio.gather(*stages)
-    seen = [Seen(one.outcomes, one.pulses, one.started, 0, 0.0) for one in drivers]
+    seen = [Observed(one.outcomes, one.pulses, one.started, 0, 0.0) for one in drivers]
     return drivers, stage_of("s", drivers[0].begun, clock(), settings.warmup, seen)
 
 

@@ -15,7 +15,7 @@ from fleet.bench.client import Record
 from fleet.bench.driver import Pulse
 from fleet.bench.report import lines_of
 from fleet.bench.slo import Slo, read_bounds
-from fleet.bench.summary import Seen, Summary, stage_of, summary
+from fleet.bench.summary import Observed, Summary, stage_of, summary
 from fleet.sim.virtual_time import run_in_virtual_time
 
 RATE = 10.0
@@ -114,7 +114,7 @@ def test_a_client_that_cannot_keep_up_says_so_and_counts_its_lateness(processes:
 
 def test_one_process_without_cpu_to_spare_or_late_is_enough_to_say_so() -> None:
     """Of four: what the three others saw does not hide it."""
-    good = Seen(
+    good = Observed(
         [Record(0.0, sent=0.0) for _ in range(1000)], [Pulse(1.0, 0.0, 2)] * 1000, 0, 0, 1.0
     )
     for bad, word in (

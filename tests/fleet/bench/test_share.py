@@ -19,7 +19,7 @@ from fleet.bench.driver import Pulse, RequestForm
 from fleet.bench.flags import build_parser
 from fleet.bench.load import loads_of
 from fleet.bench.share import Share, ShareProcess, endpoint_of, follow, started
-from fleet.bench.summary import Seen, Stage, stage_of, summary
+from fleet.bench.summary import Observed, Stage, stage_of, summary
 from fleet.errors import FleetError
 from fleet.sim.virtual_time import run_in_virtual_time
 
@@ -69,7 +69,7 @@ def test_quantiles_are_those_of_all_samples() -> None:
     """Not means of quantiles: of 300 requests 30 are slow, all in one process."""
     every = [Record(0.0, 0.0, ttft, ttft, ttft) for ttft in np.linspace(0.1, 0.2, 270)]
     slow = [Record(0.0, 0.0, ttft, ttft, ttft) for ttft in np.linspace(5.0, 9.0, 30)]
-    parts = [Seen(some, [], 0, 0, 0.0) for some in (every[:100], every[100:], slow)]
+    parts = [Observed(some, [], 0, 0, 0.0) for some in (every[:100], every[100:], slow)]
     found = summary(stage_of("s", 0.0, 10.0, 0.0, parts), None).ttft
     assert found is not None
     values = [one.first_token for one in every + slow]
@@ -79,7 +79,7 @@ def test_quantiles_are_those_of_all_samples() -> None:
 def test_in_flight_is_the_sum_of_all_processes() -> None:
     """Of those that are not done yet."""
     looks = ([(0.051, 3), (0.102, 1)], [(0.052, 4), (0.101, 2), (0.152, 5)])
-    parts = [Seen([], [Pulse(at, 0.0, n) for at, n in some], 0, 0, 0.0) for some in looks]
+    parts = [Observed([], [Pulse(at, 0.0, n) for at, n in some], 0, 0, 0.0) for some in looks]
     stage = stage_of("s", 0.0, 1.0, 0.0, parts)
     assert [one.in_flight for one in stage.pulses] == [7, 3, 5, 0]
 
