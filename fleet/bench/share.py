@@ -5,7 +5,7 @@ Theory of operation. Each process draws all arrivals and lengths from the seed, 
 every n-th session alone and sends those, at their times since one beginning: `perf_counter` is the
 same clock in all processes of a machine. So the load is the same, whatever their number. Pickled
 values go over a pair of sockets, each behind its length: the `Share`; None, when it is ready; the
-time of the beginning; and then, until the last, an `Observed` of what was new every tenth of a second.
+time of the beginning; every tenth of a second an `Observed` of what is new; None after the last.
 Another byte or the end of the connection stops it before its time, so none outlives the bench.
 """
 
@@ -268,7 +268,7 @@ async def _send_share(bench: _Channel) -> None:
 
 async def _serve(connection: socket.socket) -> None:
     bench = await _Channel.over(connection)
-    with contextlib.suppress(EOFError, OSError):  # the bench has ended
+    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):  # the bench has ended
         await _send_share(bench)
     await bench.close()
 
