@@ -19,6 +19,7 @@ from worker.config import KvTransferConfig
 from worker.kv.asked import KvQuestion, WantedKv
 from worker.kv.content import KvShape
 from worker.kv.tcp import TcpConnector, TcpPull
+from worker.kv.wire import LENGTH_BYTES, VERSION, Challenge, Hello, Seal
 from worker.types import KvOffer, KvPart, KvPeer, KvSource
 
 SHAPE = KvShape("m", "float32", 2, 2, 8)
@@ -101,6 +102,17 @@ def test_a_question_comes_as_it_was_asked_and_so_does_the_answer(num_tokens: int
         assert part == (expected if num_tokens else None)
         assert (taker.counts.num_failed, keeper.num_promised) == (0, 0)
         until(lambda: keeper.counts.num_bytes_sent == num_tokens * TOKEN_BYTES)
+
+
+def test_the_tokens_and_the_answer_are_encrypted_differently() -> None:
+    """A key stream that is used twice would give both away."""
+    ours, theirs = Seal(KEY), Seal(KEY)
+    for frame in (Hello(VERSION, Seal.nonce()), Challenge(Seal.nonce())):
+        theirs.decode(ours.encode(frame)[LENGTH_BYTES:], type(frame))
+    asked, answered = (ours.data_cipher().encryptor().update(bytes(64)) for _ in range(2))
+    assert asked != answered
+    for sealed in (asked, answered):
+        assert theirs.data_cipher().decryptor().update(sealed) == bytes(64)
 
 
 def test_an_answer_of_more_than_was_asked_is_refused() -> None:
@@ -191,14 +203,15 @@ from worker.kv.asked import WantedKv
 from worker.kv.content import KvShape
 from worker.types import KvPeer, KvSource
 
-def stand_still(seen, data):
-    if data.nbytes > 1 << 20:  # no tokens
+fill = tcp._Channel._fill
+
+async def stand_still(self, data):
+    if data.nbytes > 1 << 20:  # no frame
         print("receiving", flush=True)
         threading.Event().wait()
-    seen.update(data)
-    return seen.digest()
+    await fill(self, data)
 
-tcp._digest = stand_still
+tcp._Channel._fill = stand_still
 config = KvTransferConfig(kv_port=0, engine_id="t")
 taker = tcp.TcpConnector(config, b"k" * 32, KvShape("m", "float32", 2, 2, 8), 256)
 source = msgspec.json.decode(sys.argv[1], type=KvSource)
