@@ -437,13 +437,8 @@ class RequestPreparer:
             streams=bool(request.stream),
             num_prompts=len(asked.prompts),
         )
-        peer = kv_peer(
-            resume.kv,
-            request.kv_transfer_params,
-            asked.arrival.kv_source,
-            self._config.kv_role,
-            self._config.kv_address,
-        )
+        kv = (request.kv_transfer_params, asked.arrival.kv_source)
+        peer = kv_peer(resume.kv, *kv, self._config.kv_role, self._config.kv_address)
         requests = []
         for index, (ids, room) in enumerate(zip(asked.prompts, rooms, strict=True)):
             if index and request.seed in (None, -1):
