@@ -60,8 +60,8 @@ class AdapterSlots:
         return adapter.number not in self._slots and (held is None or not held.done())
 
     def find(self, digest: str) -> Adapter | None:
-        """The adapter in a slot whose files have this digest."""
-        loaded = (adapter for _, adapter in self._slots.values())
+        """The adapter in a slot whose files have this digest; without files it has none."""
+        loaded = (adapter for _, adapter in self._slots.values() if digest)
         return next((adapter for adapter in loaded if adapter.digest == digest), None)
 
     def load(self, adapter: Adapter) -> Future[Any]:
