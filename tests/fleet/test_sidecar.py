@@ -128,6 +128,14 @@ async def test_both_legs_as_the_protocol_says(house: House) -> None:
     assert first["content-type"] == "application/json"
 
 
+async def test_both_legs_are_told_whose_caches_to_ask(house: House) -> None:
+    """The picker means the one that computes: the decode worker, where the first leg fails."""
+    await house.start()
+    await house.ask(**{"x-kv-cache-source-host-port": "10.0.0.7:8000"})
+    legs = [server.asked[0][2] for server in (house.prefiller, house.decoder)]
+    assert [leg["x-kv-cache-source-host-port"] for leg in legs] == ["10.0.0.7:8000"] * 2
+
+
 async def test_both_legs_have_one_request_id(house: House) -> None:
     await house.start()
     await house.ask()

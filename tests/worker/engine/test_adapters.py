@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,6 +71,15 @@ def test_the_least_recently_used_slot_is_taken_but_never_a_users() -> None:
     assert slots.take_puts() == ((1, "c"),)
     assert slots.loaded == ("a", "c")
     assert slots.place(B, {A.number, C.number}) is Access.NO_SLOT
+
+
+def test_an_adapter_in_a_slot_is_known_by_its_files() -> None:
+    """To other engines, which may call it otherwise. Without files it is known by nothing."""
+    slots, filed = AdapterSlots(2, 4, Files()), dataclasses.replace(B, digest="f")
+    for adapter in (A, filed):
+        assert slots.place(adapter, ()) is Access.READY
+        slots.take(adapter, ())
+    assert [slots.find(digest) for digest in ("f", "g", "")] == [filed, None, None]
 
 
 def test_the_host_keeps_what_was_used_last() -> None:
