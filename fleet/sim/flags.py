@@ -68,6 +68,8 @@ def build_parser() -> Parser:
     group.add_argument("--event", type=_event, action="append", default=[], help=text)
     text = "runs of each, with the seeds from --seed on: mean ± deviation; plots show the first"
     group.add_argument("--seeds", type=count, default=1, metavar="N", help=text)
+    text = "simulations at a time, each with the memory of its fleet (default: the cores)"
+    group.add_argument("--processes", type=count, metavar="N", help=text)
     asked = parser.add_argument_group("questions")
     either = asked.add_mutually_exclusive_group()
     text = "the least number of workers that keeps --slo"
