@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.resource_tracker import ensure_running
 from typing import Generic, Self, TypeVar, cast
 
 from fleet.errors import FleetError
@@ -87,7 +88,9 @@ class Processes(Generic[J, R]):
         context = get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(theirs, self._function), daemon=True)
-        # It inherits the mask: a Ctrl-C is for this process alone, which ends the others.
+        # It inherits the mask: a Ctrl-C is for this process alone, which ends the others. Starting
+        # the first one starts multiprocessing's tracker, which would undo the mask.
+        ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()
