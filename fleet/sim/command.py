@@ -18,10 +18,11 @@ from fleet.bench.slo import Slo
 from fleet.bench.summary import Stage, Summary, summary
 from fleet.bench.workload import Sessions, traced_sessions
 from fleet.errors import UsageError
+from fleet.plan import DISAGGREGATED_CONFIG
 from fleet.sim.fast_worker import is_linear
 from fleet.sim.flags import Event, build_parser
 from fleet.sim.latency import WorkerLimits, worker_settings
-from fleet.sim.policies import policy
+from fleet.sim.policies import POLICIES, policy
 from fleet.sim.processes import Processes, cores
 from fleet.sim.recorded import read_recorded
 from fleet.sim.scenarios import ELSEWHERE, SCENARIOS
@@ -41,6 +42,10 @@ class SimulateSettings(LoadSettings):
     """The flags as they were read; see `flags`."""
 
     workers: int | None
+    prefill: int | None
+    decode: int | None
+    sim_kv_cache_transfer_latency: float
+    sim_kv_cache_transfer_time_per_token: float
     worker: str
     kv_tokens: int | None
     max_num_seqs: int | None
@@ -54,20 +59,51 @@ class SimulateSettings(LoadSettings):
     scenario: tuple[str, ...] | None
     replay: Path | None
 
+    @property
+    def num_workers(self) -> int:
+        """At the beginning."""
+        if self.prefill is not None and self.decode is not None:
+            return self.prefill + self.decode
+        return self.workers or DEFAULT_WORKERS
+
+    def named_policies(self, names: Sequence[str]) -> list[Policy]:
+        """Raises `UsageError`."""
+        if self.prefill is None:
+            return [policy(name) for name in names]
+        for name in names:
+            if name in POLICIES and name != "default":
+                raise UsageError(
+                    f"--policies: {name} knows no prefill workers; with --prefill take default or "
+                    "a file"
+                )
+        return [(n, DISAGGREGATED_CONFIG) if n == "default" else policy(n) for n in names]
+
     def check(self) -> None:
         LoadSettings.check(self)
+        self._check_roles()
         if self.find is not None and self.slo is None:
             raise UsageError("--find needs --slo, such as ttft_p95<1s,itl_p95<50ms")
         if self.find is not None and self.event:
             raise UsageError("--event is not for --find: its workers have no numbers")
         if self.replay is not None and self.trace is not None:
             raise UsageError("--replay has the requests; --trace is for a run without it")
-        most = self.workers or DEFAULT_WORKERS
+        most = self.num_workers
         for event in sorted(self.event, key=lambda one: one.at_seconds):
             if event.kind == "add":
                 most += event.number
             elif event.number > most:
                 raise UsageError(f"--event {event}: there is no worker {event.number} then")
+
+    def _check_roles(self) -> None:
+        if (self.prefill is None) is not (self.decode is None):
+            raise UsageError("--prefill and --decode go together: give both, or neither")
+        if self.prefill is not None:
+            for flag in ("find", "scenario", "replay"):
+                if getattr(self, flag) is not None:
+                    raise UsageError(f"--prefill is not for --{flag}, whose workers do both")
+        elif self.sim_kv_cache_transfer_latency or self.sim_kv_cache_transfer_time_per_token:
+            name = "latency" if self.sim_kv_cache_transfer_latency else "time-per-token"
+            raise UsageError(f"--sim-kv-cache-transfer-{name} is for --prefill")
 
 
 def simulate_command(argv: Sequence[str], out: Out, note: Out) -> int:
@@ -94,7 +130,7 @@ def simulate_command(argv: Sequence[str], out: Out, note: Out) -> int:
 
 def _one_data_set(settings: SimulateSettings, results: Results, out: Out) -> int:
     notes: list[str] = []
-    policies = [policy(name) for name in settings.policies or ["default"]]
+    policies = settings.named_policies(settings.policies or ["default"])
     if settings.replay is not None:
         recorded = read_recorded(settings.replay)
         notes = [*recorded.notes(), ""]
@@ -227,18 +263,25 @@ class _Run:
         )
         records_events = config is not None and _EVENTS in config
         worker = worker_settings(settings.worker, limits, records_events)
+        transfers = replace(
+            worker.sim,
+            kv_transfer_seconds=settings.sim_kv_cache_transfer_latency,
+            kv_transfer_per_token_seconds=settings.sim_kv_cache_transfer_time_per_token,
+        )
+        worker = replace(worker, sim=transfers)
         if settings.fast and not is_linear(worker):
             model = worker.sim.latency_model
             text = f"--fast is for the latency model linear; that of {settings.worker} is {model}"
             raise UsageError(text)
         return Simulation(
-            workers or settings.workers or DEFAULT_WORKERS,
+            workers or settings.num_workers,
             worker,
             config,
             settings.fast,
             seed,
             tuple(settings.event),
             {who: priority for who, (priority, _) in self.tenants.items()},
+            settings.prefill or 0,
         )
 
 
