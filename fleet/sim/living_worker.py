@@ -188,6 +188,10 @@ class LivingWorker:
         for listener in self._told.values():
             listener.put_nowait(None)
 
+    def check_integrity(self) -> None:
+        """Raises `IntegrityError` if the scheduler contradicts its blocks."""
+        self._scheduler.check_integrity()
+
     def _pass(self, seconds: float, follows: bool) -> None:
         self._step_seconds += seconds * self.slowness
 

@@ -233,6 +233,11 @@ def test_scenarios_with_several_seeds_are_one_page_with_a_verdict(tmp_path: Path
         ("--replay nothing.jsonl", "--replay: nothing.jsonl: No such file"),
         ("--replay a --trace b", "--replay has the requests"),
         ("--find workers --slo ttft<1s --event 1:add:1", "--event is not for --find"),
+        ("--prefill 1", "--prefill and --decode go together"),
+        ("--prefill 1 --decode 2 --policies random", "random knows no prefill workers"),
+        ("--prefill 1 --decode 2 --scenario S1", "--prefill is not for --scenario"),
+        ("--prefill 1 --decode 2 --event 3:kill:4", "there is no worker 4 then"),
+        ("--sim-kv-cache-transfer-latency 5ms", "--sim-kv-cache-transfer-latency is for --prefill"),
     ],
 )
 def test_what_contradicts_itself_is_one_sentence(flags: str, sentence: str) -> None:
