@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.resource_tracker import ensure_running
@@ -107,7 +108,8 @@ def cores() -> int:
 
 
 def _serve(pipe: Connection, function: Callable[[object], object]) -> None:
-    """One job after the other, until the other end is closed."""
+    """One job after the other, until the other end is closed, or its process is killed."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:
             job = pipe.recv()
@@ -122,6 +124,12 @@ def _serve(pipe: Connection, function: Callable[[object], object]) -> None:
             pipe.send(result)
         except BrokenPipeError:
             return
+
+
+def _end_with_parent() -> None:
+    if (parent := parent_process()) is not None:
+        wait([parent.sentinel])
+        os._exit(1)
 
 
 def _send(worker: _Worker, job: object) -> None:
