@@ -108,7 +108,7 @@ class SimulateSettings(LoadSettings):
 
 def simulate_command(argv: Sequence[str], out: Out, note: Out) -> int:
     """Run `pointsman simulate …`; returns the exit status. `note` gets a line for each simulation
-    that has ended. Raises `FleetError`.
+    that has ended, if there are several. Raises `FleetError`.
     """
     settings = SimulateSettings(**vars(build_parser().parse_args(argv)))
     settings.check()
@@ -119,7 +119,8 @@ def simulate_command(argv: Sequence[str], out: Out, note: Out) -> int:
 
             def tell(job: _Job) -> None:
                 fleet = f"{job.simulation.workers} workers, seed {job.simulation.seed}"
-                note(f"{next(ended)}/{len(jobs)} {job.title}, {fleet}")
+                if len(jobs) > 1 or settings.find is not None:
+                    note(f"{next(ended)}/{len(jobs)} {job.title}, {fleet}")
 
             return processes.results(jobs, tell)
 
