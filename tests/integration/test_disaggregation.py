@@ -13,8 +13,9 @@ import pytest
 from aiohttp import web
 from running_worker import Worker, running_worker
 
-from fleet.http_proxy import new_session, runner_of
-from fleet.sidecar import KEEP_KV, Sidecar, SidecarOptions
+from fleet.http_proxy import runner_of
+from fleet.sidecar import Sidecar, SidecarOptions
+from worker.api.http.prefill_leg import KEEP_KV
 
 pytestmark = pytest.mark.soak
 
@@ -59,9 +60,10 @@ async def test_answers_are_the_same_whatever_becomes_of_the_prefill(model_path: 
         first, second = await asyncio.gather(*starting)
         alone = [await said(first, "", prompt) for prompt in PROMPTS]
         named = {"x-prefiller-host-port": str(first.http.base_url.netloc.decode())}
-        session = await stack.enter_async_context(new_session())
-        options = SidecarOptions("", 0, str(second.http.base_url), None, 60.0, 1.0)
-        runner = runner_of(Sidecar(options, session).handle, 1.0)
+        url = str(second.http.base_url)
+        options = SidecarOptions("", 0, url, "nixlv2", 8998, None, 60.0, 1.0)
+        sidecar = await stack.enter_async_context(Sidecar.running(options))
+        runner = runner_of(sidecar.handle, 1.0)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         await web.TCPSite(runner, "127.0.0.1", 0).start()
