@@ -44,7 +44,6 @@ from worker.api.http.prefill_leg import (
     without_source,
 )
 from worker.errors import RequestError
-from worker.flag_types import Network
 
 _ROOMS_AT_ONCE = 1000  # in a nanosecond
 
@@ -58,7 +57,7 @@ class SidecarOptions:
     decoder: str
     kv_connector: str
     bootstrap_port: int
-    prefiller_networks: tuple[Network, ...] | None
+    prefiller_networks: tuple[str, ...] | None
     prefill_timeout: float
     drain_timeout: float
 

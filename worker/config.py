@@ -350,6 +350,11 @@ class ApiConfig:
     embedding_size: int | None = None
     logits_processors: tuple[str, ...] = ()  # names of those that requests may ask for
     kv_role: str | None = None  # one of KV_ROLES; None: KV stays here
+    # Have prompts run by the prefill worker that a request's header names: in these networks (None:
+    # private ones), for so long at most.
+    pd_proxy: bool = False
+    prefiller_networks: tuple[str, ...] | None = None
+    prefill_timeout_seconds: float = 120.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Flag(NamedTuple):
@@ -80,10 +79,10 @@ def whole_numbers(text: str) -> tuple[int, ...]:
     return values
 
 
-def networks(text: str) -> tuple[Network, ...]:
+def networks(text: str) -> tuple[str, ...]:
     """10.8.0.0/16,fd00::/8: networks in CIDR notation."""
     try:
-        return tuple(ipaddress.ip_network(one.strip()) for one in text.split(","))
+        return tuple(str(ipaddress.ip_network(one.strip())) for one in text.split(","))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 

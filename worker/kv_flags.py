@@ -21,7 +21,7 @@ from worker.config import (
 )
 from worker.engine.block_hash import RANDOM_SEED
 from worker.errors import ConfigError
-from worker.flag_types import Flag, configured, positive
+from worker.flag_types import Flag, configured, networks, positive
 
 _MOST_OF_A_TRANSFER = 1e15  # bytes or seconds
 _MOST_BATCHES = (1 << 31) - 1
@@ -39,6 +39,25 @@ KV_FLAGS = (
         "let other workers have the KV of prompts, or take it from them, such as"
         ' {"kv_connector": "TcpConnector", "kv_role": "kv_both"} (see disaggregation.md)',
         metavar="JSON",
+    ),
+    Flag(
+        "--pd-proxy",
+        bool,
+        "have prompts run by the prefill worker that a request's header x-prefiller-host-port"
+        " names, as `pointsman sidecar` does, and let no client say where KV is taken from",
+    ),
+    Flag(
+        "--prefiller-networks",
+        networks,
+        "networks whose workers --pd-proxy may ask, such as 10.8.0.0/16,fd00::/8 (default: all"
+        " private ones but link-local addresses)",
+        metavar="LIST",
+    ),
+    Flag(
+        "--prefill-timeout",
+        positive,
+        "seconds that such a prefill may take; then the prompt is run here (default %(default)s)",
+        "prefill_timeout_seconds",
     ),
     Flag(
         "--kv-offloading-size",
@@ -75,6 +94,8 @@ def kv_transfer_config(
     """
     flag = "--kv-transfer-config"
     if options.kv_transfer_config is None:
+        if options.pd_proxy:
+            raise ConfigError(f"--pd-proxy needs {flag} with kv_role kv_consumer or kv_both")
         return None
     try:
         given = msgspec.json.decode(options.kv_transfer_config, type=dict[str, Any])
@@ -89,6 +110,8 @@ def kv_transfer_config(
         raise ConfigError(f"{flag}: {error}") from error
     _check_transfers(config)
     _check_kv_moves(flag, engine)
+    if options.pd_proxy and not config.takes:
+        raise ConfigError(f"--pd-proxy needs kv_role kv_consumer or kv_both, not {config.kv_role}")
     return config
 
 

@@ -425,6 +425,18 @@ def test_transfers_that_cannot_be_are_refused(
         resolved("--kv-transfer-config", given, *flags)
 
 
+def test_a_proxy_takes_kv() -> None:
+    """And asks in the networks that are given."""
+    for given in ((), ("--kv-transfer-config", '{"kv_role": "kv_producer"}')):
+        with pytest.raises(ConfigError, match=r"--pd-proxy needs .*kv_consumer or kv_both"):
+            resolved("--pd-proxy", *given)
+    flags = ("--kv-transfer-config", "{}", "--prefiller-networks", "10.0.0.0/8, fd00::/8")
+    api = resolved("--pd-proxy", *flags, "--prefill-timeout", "3").api
+    assert (api.pd_proxy, api.prefill_timeout_seconds) == (True, 3.0)
+    assert api.prefiller_networks == ("10.0.0.0/8", "fd00::/8")
+    assert not resolved().api.pd_proxy
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -23,7 +23,6 @@ import aiohttp
 import msgspec
 
 from worker.errors import KvTransferError, RequestError
-from worker.flag_types import Network
 
 logger = logging.getLogger(__name__)
 
@@ -88,8 +87,10 @@ class PrefillLeg:
     for `timeout_seconds` at most. Keeps nothing of requests.
     """
 
-    def __init__(self, networks: Sequence[Network] | None, timeout_seconds: float) -> None:
-        self._networks = networks
+    def __init__(self, networks: Sequence[str] | None, timeout_seconds: float) -> None:
+        self._networks = None
+        if networks is not None:
+            self._networks = [ipaddress.ip_network(network) for network in networks]
         self._timeout_seconds = timeout_seconds
 
     def prefiller(self, header: str) -> str:
