@@ -56,16 +56,18 @@ class Challenge(msgspec.Struct, frozen=True, array_like=True, tag="challenge"):
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
     """Asks for the KV of tokens `start` to `num_tokens` − 1 of what `digest` names, which is not
     kept any longer then; where both are the same, for none of it. `maps`: memory of this machine
-    will do.
+    will do. `waits`: the reply, without bytes, is to come as soon as it is kept. `engine_id` None:
+    whichever engine this is.
     """
 
-    engine_id: str
+    engine_id: str | None
     transfer_id: str
     digest: bytes
     start: int
     num_tokens: int
     shape: KvShape
     maps: bool = False
+    waits: bool = False
 
 
 class Shared(msgspec.Struct, frozen=True, array_like=True):
