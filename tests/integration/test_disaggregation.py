@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -92,3 +93,35 @@ async def test_answers_are_the_same_whatever_becomes_of_the_prefill(model_path: 
         for prompt, expected in zip(PROMPTS[6:], alone[6:], strict=True):
             assert await said(second, url, prompt, **named) == expected
         assert await external(second) == had
+
+
+@pytest.mark.parametrize("way", ["sglang", "pd-proxy"])
+async def test_other_ways_to_hand_a_prompt_over(way: str) -> None:
+    """SGLang's rooms, by the sidecar; the first leg, by the decode worker. Simulators echo what is
+    in their caches.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        kv_port = free.getsockname()[1]
+    flags = ["--engine", "sim", "--sim-mode", "echo", "--kv-transfer-config"]
+    roles = [{"kv_role": "kv_producer", "kv_port": kv_port}, {"kv_role": "kv_consumer", "kv_port": 0}]
+    more = ["--pd-proxy"] if way == "pd-proxy" else []
+    async with AsyncExitStack() as stack:
+        starting = [
+            stack.enter_async_context(running_worker(*flags, json.dumps(role), *more_here))
+            for role, more_here in zip(roles, ([], more), strict=True)
+        ]
+        first, second = await asyncio.gather(*starting)
+        alone = [await said(first, "", prompt) for prompt in PROMPTS]
+        url = str(second.http.base_url)
+        if way == "sglang":
+            options = SidecarOptions("", 0, url, "sglang", kv_port, None, 60.0, 1.0)
+            sidecar = await stack.enter_async_context(Sidecar.running(options))
+            runner = runner_of(sidecar.handle, 1.0)
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        named = {"x-prefiller-host-port": first.http.base_url.netloc.decode()}
+        answers = [said(second, url, prompt, **named) for prompt in PROMPTS]
+        assert await asyncio.gather(*answers) == alone
+        assert await external(second) > 1000
