@@ -174,6 +174,7 @@ class KvEventsConfig:
     int_block_hashes: bool = True
 
 
+KV_CONNECTORS = ("TcpConnector", "NixlConnector")
 KV_ROLES = ("kv_producer", "kv_consumer", "kv_both")
 
 
@@ -185,7 +186,7 @@ class KvTransferConfig:
     one that they can reach. KV for others is kept for `kv_lease_duration` seconds, and is of
     `kv_buffer_size` bytes at most; as many may be on their way here. A transfer that takes longer
     than `kv_transfer_timeout` seconds is given up. `key_file` has the key that engines share
-    (None: that in the environment, see `worker.kv.tcp`).
+    (None: that in the environment, see `worker.kv.tcp`). `backends` are NIXL's.
     """
 
     kv_connector: str = "TcpConnector"
@@ -197,6 +198,7 @@ class KvTransferConfig:
     kv_lease_duration: float = 30.0
     kv_transfer_timeout: float = 10.0
     key_file: str | None = None
+    backends: tuple[str, ...] = ("UCX",)
 
     @property
     def gives(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from worker.config import (
+    KV_CONNECTORS,
     KV_ROLES,
     OFFLOADING_POLICIES,
     EngineConfig,
@@ -155,8 +156,8 @@ def kv_offloading_config(
 
 def _check_transfers(config: KvTransferConfig) -> None:
     wrong = None
-    if config.kv_connector != "TcpConnector":
-        wrong = f"kv_connector is TcpConnector, not {config.kv_connector!r}"
+    if config.kv_connector not in KV_CONNECTORS:
+        wrong = f"kv_connector is {' or '.join(KV_CONNECTORS)}, not {config.kv_connector!r}"
     elif config.kv_role not in KV_ROLES:
         wrong = f"kv_role is one of {', '.join(KV_ROLES)}, not {config.kv_role!r}"
     elif not _is_reachable(config.kv_ip):
@@ -165,6 +166,8 @@ def _check_transfers(config: KvTransferConfig) -> None:
         wrong = f"engine_id must have 1 to 512 characters, got {len(config.engine_id)}"
     elif not 0 <= config.kv_port < 1 << 16:
         wrong = f"kv_port must be in [0, 65535], got {config.kv_port}"
+    elif not config.backends:
+        wrong = "backends must name one of NIXL's, such as UCX"
     for name in ("kv_buffer_size", "kv_lease_duration", "kv_transfer_timeout"):
         if not 0 < getattr(config, name) < _MOST_OF_A_TRANSFER:
             wrong = f"{name} must be above 0, got {getattr(config, name):g}"

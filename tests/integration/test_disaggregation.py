@@ -103,7 +103,10 @@ async def test_other_ways_to_hand_a_prompt_over(way: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         kv_port = free.getsockname()[1]
     flags = ["--engine", "sim", "--sim-mode", "echo", "--kv-transfer-config"]
-    roles = [{"kv_role": "kv_producer", "kv_port": kv_port}, {"kv_role": "kv_consumer", "kv_port": 0}]
+    roles = [
+        {"kv_role": "kv_producer", "kv_port": kv_port},
+        {"kv_role": "kv_consumer", "kv_port": 0},
+    ]
     more = ["--pd-proxy"] if way == "pd-proxy" else []
     async with AsyncExitStack() as stack:
         starting = [

@@ -407,7 +407,8 @@ def test_the_model_is_found_by_flag_environment_or_cache(
     [
         ("[1]", (), "--kv-transfer-config: Expected `object`"),
         ('{"kv_rank": 1}', (), "unknown 'kv_rank'; known are kv_connector"),
-        ('{"kv_connector": "NixlConnector"}', (), "kv_connector is TcpConnector"),
+        ('{"kv_connector": "x"}', (), "kv_connector is TcpConnector or NixlConnector, not 'x'"),
+        ('{"kv_connector_extra_config": {"backends": []}}', (), "backends must name one"),
         ('{"kv_role": "both"}', (), "kv_role is one of kv_producer, kv_consumer, kv_both"),
         ('{"kv_ip": "0.0.0.0"}', (), "the IP address that others reach, got '0.0.0.0'"),
         ('{"kv_ip": "localhost"}', (), "the IP address that others reach"),

@@ -10,7 +10,7 @@ them, the worst that comes of it is that the prompt is computed.
 
 Between processes of one machine the bytes are put into anonymous memory instead, which the taker
 maps: as /proc/PID/fd/FD, so only under one user and in one PID namespace. They are sent where that
-fails.
+fails. Engines that both have NIXL use that instead (`worker.kv.nixl`).
 
 KV whose name is agreed on beforehand (SGLang's rooms) is asked for before it is there: on one
 connection the taker hears that it is, with the next one the transfer begins.
@@ -38,6 +38,7 @@ from worker.config import KvTransferConfig
 from worker.errors import ConfigError, KvTransferError
 from worker.kv.content import KvShape
 from worker.kv.kept import KeptKv, KeptKvs
+from worker.kv.nixl import NixlTransport
 from worker.kv.shared import SharedMemory, map_shared
 from worker.kv.wire import (
     LENGTH_BYTES,
@@ -135,12 +136,14 @@ class TcpConnector:
         shape: KvShape,
         token_bytes: int,
         pace: Callable[[int], float] | None = None,
+        nixl: NixlTransport | None = None,
     ) -> None:
         self._config = config
         self._key = key
         self._shape = shape
         self._token_bytes = token_bytes
         self._pace = pace
+        self._nixl = nixl  # moves the bytes between engines that have it
         self.engine_id = config.engine_id
         self.counts = TransferCounts()
         self._lock = threading.Lock()  # guards what is kept
@@ -209,6 +212,8 @@ class TcpConnector:
         """End the thread and all transfers. Idempotent."""
         self._call(self._stop.set)
         self._thread.join()
+        if self._nixl is not None:
+            self._nixl.close()
 
     def _call(self, function: Callable[..., None], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -310,7 +315,9 @@ class TcpConnector:
             return
         try:
             data = kept.data[fetch.start * self._token_bytes :]
-            if not await self._has_mapped(channel, data, maps=fetch.maps):
+            if self._nixl is not None and fetch.reads and data:
+                await self._lend(channel, data, self._nixl)
+            elif not await self._has_mapped(channel, data, maps=fetch.maps):
                 await channel.send_data(data)
         except BaseException:
             with self._lock:
@@ -327,6 +334,13 @@ class TcpConnector:
             shared = None if memory is None else memory.shared
             await channel.send(Reply(None, data.nbytes, shared))
             return shared is not None and (await channel.receive(Mapped)).ok
+
+    async def _lend(self, channel: _Channel, data: memoryview, nixl: NixlTransport) -> None:
+        async with nixl.lent(data) as lent:
+            await channel.send(Reply(None, data.nbytes, lent=lent))
+            digest = await asyncio.to_thread(_digest, hashlib.sha256(), data)
+            await channel.send(Checksum(digest))
+            await channel.receive(Mapped)
 
     def _look_up(self, fetch: Fetch) -> tuple[KeptKv | None, str | None]:
         """What is asked for, which is not kept any longer; else why it is not to be had."""
@@ -411,7 +425,8 @@ class TcpConnector:
         size = (end - start) * self._token_bytes
         which = (source.engine_id, source.transfer_id, digest)
         maps = is_loopback(source.host)
-        fetch = Fetch(*which, start, end, self._shape, maps)
+        reads = self._nixl is not None
+        fetch = Fetch(*which, start, end, self._shape, maps, reads=reads)
         async with self._asked(source, fetch) as (channel, reply):
             if reply.num_bytes != size:
                 raise KvTransferError(f"{reply.num_bytes} bytes are offered and {size} expected")
@@ -419,6 +434,10 @@ class TcpConnector:
             if reply.shared is not None:
                 data = map_shared(reply.shared, size)
                 await channel.send(Mapped(data is not None))
+            elif reply.lent is not None and self._nixl is not None:
+                keeper = (source.host, source.port)
+                data = await channel.summed(await self._nixl.read(reply.lent, size, keeper))
+                await channel.send(Mapped(True))
             if data is None:
                 data = await channel.receive_data(size)
         self.counts.num_bytes_received += size
@@ -454,6 +473,13 @@ class _Channel:
         finally:
             found = await digest  # no thread reads `data` after this
         await self.send(Checksum(found))
+
+    async def summed(self, data: memoryview) -> memoryview:
+        """What has come on another way, if the checksum that comes here is its own."""
+        digest = await asyncio.to_thread(_digest, hashlib.sha256(), data)
+        if (await self.receive(Checksum)).digest != digest:
+            raise KvTransferError("the bytes were damaged on the way")
+        return data
 
     async def receive_data(self, size: int) -> memoryview:
         """So many bytes. Raises `KvTransferError` when they are damaged, or fewer."""
