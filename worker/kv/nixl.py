@@ -5,10 +5,10 @@ Theory of operation
 -------------------
 Who may have what is agreed on over TCP (`worker.kv.wire`). Instead of the bytes the keeper's reply
 has the address of what it keeps, registered with its agent, and as much of the agent's metadata as
-that takes. The taker registers memory of its own and reads; its checksum is the keeper's, or the
-prompt is computed. Both give up the registration then: whatever a taker knows of a keeper's memory
-is good for one transfer, as the next may be at the same address. So a taker has one transfer at a
-time with each keeper.
+that takes. The taker registers memory of its own and reads; the tag of what it has is the keeper's,
+or the prompt is computed. Both give up the registration then: whatever a taker knows of a keeper's
+memory is good for one transfer, as the next may be at the same address. So a taker has one transfer
+at a time with each keeper.
 
 An agent is no matter for several threads: one makes all its calls, in order. So what ends a
 transfer runs after what began it, also where nobody waits any more. Memory that an agent does not

@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import hmac
 import ipaddress
 import logging
 import socket
@@ -33,6 +34,8 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from cryptography.exceptions import InvalidTag
 
 from worker.config import KvTransferConfig
 from worker.errors import ConfigError, KvTransferError
@@ -44,7 +47,6 @@ from worker.kv.wire import (
     LENGTH_BYTES,
     VERSION,
     Challenge,
-    Checksum,
     Fetch,
     Frame,
     Hello,
@@ -52,6 +54,7 @@ from worker.kv.wire import (
     Reply,
     Seal,
     Sent,
+    Tag,
     body_size,
 )
 from worker.types import KvOffer, KvPart, KvSource
@@ -63,7 +66,8 @@ MAX_CONNECTIONS = 64
 MAX_WAITING = 1024  # connections whose KV is not there yet
 _BACKLOG = 128
 _EXPIRY_SECONDS = 1.0
-_PIECE_BYTES = 1 << 22  # of which the checksum is computed while the next is received
+_PIECE_BYTES = 1 << 22  # which is decrypted while the next is received
+_CIPHER_ROOM = 15  # bytes that `update_into` wants behind what it writes
 _HANDSHAKE_SECONDS = 2.0  # so who has no key holds a connection no longer than that
 _NO_KEY = hashlib.sha256().digest()
 
@@ -338,8 +342,7 @@ class TcpConnector:
     async def _lend(self, channel: _Channel, data: memoryview, nixl: NixlTransport) -> None:
         async with nixl.lent(data) as lent:
             await channel.send(Reply(None, data.nbytes, lent=lent))
-            digest = await asyncio.to_thread(_digest, hashlib.sha256(), data)
-            await channel.send(Checksum(digest))
+            await channel.send(Tag(await channel.tag_of(data)))
             await channel.receive(Mapped)
 
     def _look_up(self, fetch: Fetch) -> tuple[KeptKv | None, str | None]:
@@ -435,8 +438,10 @@ class TcpConnector:
                 data = map_shared(reply.shared, size)
                 await channel.send(Mapped(data is not None))
             elif reply.lent is not None and self._nixl is not None:
-                keeper = (source.host, source.port)
-                data = await channel.summed(await self._nixl.read(reply.lent, size, keeper))
+                data = await self._nixl.read(reply.lent, size, (source.host, source.port))
+                tag = await channel.tag_of(data)
+                if not hmac.compare_digest((await channel.receive(Tag)).tag, tag):
+                    raise KvTransferError("the bytes were damaged on the way")
                 await channel.send(Mapped(True))
             if data is None:
                 data = await channel.receive_data(size)
@@ -466,37 +471,52 @@ class _Channel:
         return self._seal.decode(bytes(data), kind)
 
     async def send_data(self, data: memoryview) -> None:
-        """The bytes, and their checksum, which is computed meanwhile."""
-        digest = asyncio.create_task(asyncio.to_thread(_digest, hashlib.sha256(), data))
+        """The bytes, each piece encrypted while the one before it is sent, and their tag."""
+        cipher = self._seal.data_cipher().encryptor()
+        sending: asyncio.Task[None] | None = None
         try:
-            await self._loop.sock_sendall(self._connection, data)
+            for start in range(0, len(data), _PIECE_BYTES):
+                sealed = await asyncio.to_thread(cipher.update, data[start : start + _PIECE_BYTES])
+                if sending is not None:
+                    await sending
+                sending = asyncio.create_task(self._loop.sock_sendall(self._connection, sealed))
+            if sending is not None:
+                await sending
         finally:
-            found = await digest  # no thread reads `data` after this
-        await self.send(Checksum(found))
+            if sending is not None:
+                sending.cancel()
+        cipher.finalize()
+        await self.send(Tag(cipher.tag))
 
-    async def summed(self, data: memoryview) -> memoryview:
-        """What has come on another way, if the checksum that comes here is its own."""
-        digest = await asyncio.to_thread(_digest, hashlib.sha256(), data)
-        if (await self.receive(Checksum)).digest != digest:
-            raise KvTransferError("the bytes were damaged on the way")
-        return data
+    async def tag_of(self, data: memoryview) -> bytes:
+        """Of bytes that go another way, and in the clear; one tag for a connection."""
+        cipher = self._seal.data_cipher().encryptor()
+        for start in range(0, len(data), _PIECE_BYTES):
+            piece = data[start : start + _PIECE_BYTES]
+            await asyncio.to_thread(cipher.authenticate_additional_data, piece)
+        cipher.finalize()
+        return cipher.tag
 
     async def receive_data(self, size: int) -> memoryview:
         """So many bytes. Raises `KvTransferError` when they are damaged, or fewer."""
-        data = memoryview(bytearray(size))
-        seen = hashlib.sha256()
-        digest: asyncio.Task[bytes] | None = None
+        data = memoryview(bytearray(size + _CIPHER_ROOM))
+        cipher = self._seal.data_cipher().decryptor()
+        opening: asyncio.Task[int] | None = None
         for start in range(0, size, _PIECE_BYTES):
-            piece = data[start : start + _PIECE_BYTES]
-            await self._fill(piece)
-            if digest is not None:
-                await digest
-            digest = asyncio.create_task(asyncio.to_thread(_digest, seen, piece))
-        if digest is not None:
-            await digest
-        if (await self.receive(Checksum)).digest != seen.digest():
-            raise KvTransferError("the bytes were damaged on the way")
-        return data
+            end = min(start + _PIECE_BYTES, size)
+            await self._fill(data[start:end])
+            if opening is not None:
+                await opening
+            into = data[start : end + _CIPHER_ROOM]
+            work = asyncio.to_thread(cipher.update_into, data[start:end], into)
+            opening = asyncio.create_task(work)
+        if opening is not None:
+            await opening
+        try:
+            cipher.finalize_with_tag((await self.receive(Tag)).tag)
+        except (InvalidTag, ValueError) as error:  # ValueError: it is too short for a tag
+            raise KvTransferError("the bytes were damaged on the way") from error
+        return data[:size]
 
     async def _fill(self, data: memoryview) -> None:
         while data:
@@ -504,11 +524,6 @@ class _Channel:
             if not size:
                 raise KvTransferError("the other end hung up: it stopped, or it has another key")
             data = data[size:]
-
-
-def _digest(seen: hashlib._Hash, data: memoryview) -> bytes:
-    seen.update(data)
-    return seen.digest()
 
 
 async def _connected(loop: asyncio.AbstractEventLoop, source: KvSource) -> socket.socket:
