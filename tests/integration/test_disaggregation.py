@@ -95,19 +95,22 @@ async def test_answers_are_the_same_whatever_becomes_of_the_prefill(model_path: 
         assert await external(second) == had
 
 
-@pytest.mark.parametrize("way", ["sglang", "pd-proxy"])
+@pytest.mark.parametrize("way", ["sglang", "pd-proxy", "nixl"])
 async def test_other_ways_to_hand_a_prompt_over(way: str) -> None:
-    """SGLang's rooms, by the sidecar; the first leg, by the decode worker. Simulators echo what is
-    in their caches.
+    """SGLang's rooms, by the sidecar; the first leg, by the decode worker; bytes, by NIXL, where it
+    is installed. Simulators echo what is in their caches.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         kv_port = free.getsockname()[1]
     flags = ["--engine", "sim", "--sim-mode", "echo", "--kv-transfer-config"]
-    roles = [
+    roles: list[dict[str, object]] = [
         {"kv_role": "kv_producer", "kv_port": kv_port},
         {"kv_role": "kv_consumer", "kv_port": 0},
     ]
-    more = ["--pd-proxy"] if way == "pd-proxy" else []
+    more = [] if way == "sglang" else ["--pd-proxy"]
+    if way == "nixl":
+        pytest.importorskip("nixl._api")
+        roles = [{"kv_connector": "NixlConnector", **role} for role in roles]
     async with AsyncExitStack() as stack:
         starting = [
             stack.enter_async_context(running_worker(*flags, json.dumps(role), *more_here))

@@ -173,6 +173,9 @@ class NixlTransport:
         except ImportError as error:
             fix = f"needs the package nixl: pip install nixl ({error})"
             raise ConfigError(f"{flag} {fix}") from error
+        library = logging.getLogger("nixl")  # it writes to stdout, where we say that we are ready
+        library.handlers.clear()
+        library.propagate = True
         name = f"{config.engine_id}-{uuid.uuid4().hex[:8]}"
         try:
             agent = api.nixl_agent(name, api.nixl_agent_config(backends=list(config.backends)))
