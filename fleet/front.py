@@ -39,7 +39,7 @@ from aiohttp import web
 
 from fleet.front_flags import build_parser
 from fleet.http_proxy import error_answer, pass_on, serve
-from worker.api.http.prefill_leg import Headers, new_session, of_json, passed_on
+from worker.api.routes.prefill_leg import Headers, new_session, of_json, passed_on
 
 logger = logging.getLogger(__name__)
 

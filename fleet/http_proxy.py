@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 
 from fleet.errors import FleetError
-from worker.api.http.prefill_leg import Headers, passed_on
+from worker.api.routes.prefill_leg import Headers, passed_on
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ A request whose header `x-prefiller-host-port` names a prefill worker goes there
 worker, whose answer is streamed through here.
 
 - `nixlv2`: to the prefill worker first, and then, with what it says of the KV, to the decode worker
-  (`worker.api.http.prefill_leg`).
+  (`worker.api.routes.prefill_leg`).
 - `sglang`: the same body to both at once. It names a room at the prefill worker's bootstrap server,
   where the decode worker waits for the KV.
 
@@ -32,7 +32,7 @@ from aiohttp import web
 
 from fleet.http_proxy import error_answer, pass_on, serve
 from fleet.sidecar_flags import build_parser
-from worker.api.http.prefill_leg import (
+from worker.api.routes.prefill_leg import (
     PATHS,
     PREFILLER_HEADER,
     REQUEST_ID_HEADER,

@@ -16,7 +16,7 @@ from noting_server import Server, listening
 
 from fleet.front import Front, FrontOptions, Marks
 from fleet.http_proxy import runner_of
-from worker.api.http.prefill_leg import new_session
+from worker.api.routes.prefill_leg import new_session
 
 CHAT = "/v1/chat/completions"
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "Zwölf"}], "stream": True}

@@ -18,7 +18,7 @@ from noting_server import Handler, Server, listening
 from fleet.http_proxy import runner_of
 from fleet.sidecar import Sidecar, SidecarOptions
 from fleet.sidecar_flags import build_parser
-from worker.api.http.prefill_leg import prefill_body
+from worker.api.routes.prefill_leg import prefill_body
 
 KEPT = {
     "do_remote_prefill": True,

@@ -16,7 +16,7 @@ from running_worker import Worker, running_worker
 
 from fleet.http_proxy import runner_of
 from fleet.sidecar import Sidecar, SidecarOptions
-from worker.api.http.prefill_leg import KEEP_KV
+from worker.api.routes.prefill_leg import KEEP_KV
 
 pytestmark = pytest.mark.soak
 

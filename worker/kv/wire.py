@@ -41,7 +41,7 @@ VERSION = 3
 NONCE_BYTES = 16
 MAC_BYTES = 32
 LENGTH_BYTES = 4
-MAX_BODY_BYTES = 1 << 14
+MAX_BODY_BYTES = 1 << 16
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):

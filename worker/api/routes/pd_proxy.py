@@ -6,7 +6,7 @@ from __future__ import annotations
 import uuid
 
 from worker.api.http.exchange import Exchange
-from worker.api.http.prefill_leg import (
+from worker.api.routes.prefill_leg import (
     PATHS,
     PREFILLER_HEADER,
     REQUEST_ID_HEADER,

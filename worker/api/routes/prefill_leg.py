@@ -1,3 +1,4 @@
+# Apart: the sidecar runs it as well.
 """The first leg of a disaggregated request: the prompt, at the prefill worker that a header names.
 
 Theory of operation
@@ -129,7 +130,7 @@ class PrefillLeg:
             return body
         try:
             params = msgspec.json.decode(answer, type=Json).get(_PARAMS)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             logger.warning("prefill at %s failed, decoding without: %s", url, error)
             return body
         return msgspec.json.encode({**asked, _PARAMS: params})
