@@ -63,7 +63,6 @@ from worker.executor.profiling import ProfiledCache, profile
 from worker.executor.sim.runner import SimExecutor, build_sim_executor
 from worker.kv.content import KvShape, model_digest
 from worker.kv.disk import BlockFiles
-from worker.kv.nixl import NixlTransport
 from worker.kv.tcp import TcpConnector, read_key
 from worker.types import EngineStats
 
@@ -201,7 +200,10 @@ def _build_remote(config: EngineConfig, transfer: KvTransferConfig, executor: Kv
     token_bytes = executor.read_kv((0,), 1).nbytes
     key = read_key(transfer, os.environ)
     pace = executor.transfer_seconds if isinstance(executor, SimExecutor) else None
-    nixl = NixlTransport.load(transfer) if transfer.kv_connector == "NixlConnector" else None
+    nixl = None
+    if transfer.kv_connector == "NixlConnector":
+        # By name: it takes numpy, which a simulator never loads.
+        nixl = importlib.import_module("worker.kv.nixl").NixlTransport.load(transfer)
     connector = TcpConnector(transfer, key, shape, token_bytes, pace, nixl)
     logger.info("KV transfers: engine %s on port %d", connector.engine_id, connector.port)
     return RemoteKv(connector, executor.read_kv, config.block_size)

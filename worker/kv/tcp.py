@@ -34,6 +34,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cryptography.exceptions import InvalidTag
 
@@ -41,7 +42,6 @@ from worker.config import KvTransferConfig
 from worker.errors import ConfigError, KvTransferError
 from worker.kv.content import KvShape
 from worker.kv.kept import KeptKv, KeptKvs
-from worker.kv.nixl import NixlTransport
 from worker.kv.shared import SharedMemory, map_shared
 from worker.kv.wire import (
     LENGTH_BYTES,
@@ -58,6 +58,9 @@ from worker.kv.wire import (
     body_size,
 )
 from worker.types import KvOffer, KvPart, KvSource
+
+if TYPE_CHECKING:
+    from worker.kv.nixl import NixlTransport
 
 logger = logging.getLogger(__name__)
 
