@@ -72,21 +72,26 @@ class VirtualKv:
         return True
 
     def keep(
-        self, request_id: str, digest: bytes, data: memoryview, blocks: tuple[int, ...]
+        self,
+        request_id: str,
+        digest: bytes,
+        data: memoryview,
+        blocks: tuple[int, ...],
+        name: str | None = None,
     ) -> KvOffer | None:
         """As `KvConnector` says."""
         num_tokens, now = data.nbytes // TOKEN_BYTES, asyncio.get_running_loop().time()
-        until = now + _LIMITS.kv_lease_duration
-        if not self._kept.keep(request_id, KeptKv(digest, num_tokens, data, until), now):
+        until, name = now + _LIMITS.kv_lease_duration, name or request_id
+        if not self._kept.keep(name, KeptKv(digest, num_tokens, data, until), now):
             return None
-        return KvOffer(KvSource("", 0, self._name, request_id, num_tokens), blocks, until)
+        return KvOffer(KvSource("", 0, self._name, name, num_tokens), blocks, until)
 
     def pull(self, source: KvSource, digest: bytes, start: int) -> VirtualPull:
         """As `KvConnector` says. What fails, fails at the next turn of the loop, when its keeper
         dies, or when its time is up.
         """
         pull = VirtualPull(self._arrived)
-        peer = self._peers.get(source.engine_id)
+        peer = self._peers.get(source.engine_id or "")
         kept = None if peer is None else peer._given(source.transfer_id, digest)
         seconds = self._pace(source.num_tokens - start)
         if peer is None or kept is None:
