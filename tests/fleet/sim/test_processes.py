@@ -19,17 +19,18 @@ def work(job: Job) -> tuple[str, int, bool]:
     """Does as the job says; the process, and whether a Ctrl-C would reach it."""
     kind, folder = job
     if kind == "waits":
-        (folder / "pid").write_text(str(os.getpid()))
+        (folder / "written").write_text(str(os.getpid()))
+        (folder / "written").rename(folder / "pid")
         while not (folder / "go").exists():
             time.sleep(0.01)
     elif kind == "goes":
         (folder / "go").touch()
-    elif kind == "dies":
+    elif kind in ("dies", "refuses"):
         while not (folder / "pid").exists():
             time.sleep(0.01)
+        if kind == "refuses":
+            raise UsageError("that cannot be")
         os.kill(os.getpid(), signal.SIGKILL)
-    elif kind == "refuses":
-        raise UsageError("that cannot be")
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     return kind, os.getpid(), signal.SIGINT not in blocked
 
