@@ -316,8 +316,7 @@ def _simulate(argv: list[str]) -> int:
     from fleet.sim.command import simulate_command
 
     def note(line: str) -> None:
-        if sys.stderr.isatty():
-            print(line, file=sys.stderr)
+        print(line, file=sys.stderr)
 
     return simulate_command(argv, lambda text: print(text, flush=True), note)
 

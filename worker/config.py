@@ -174,6 +174,7 @@ class KvEventsConfig:
     int_block_hashes: bool = True
 
 
+KV_CONNECTORS = ("TcpConnector", "NixlConnector")
 KV_ROLES = ("kv_producer", "kv_consumer", "kv_both")
 
 
@@ -185,7 +186,7 @@ class KvTransferConfig:
     one that they can reach. KV for others is kept for `kv_lease_duration` seconds, and is of
     `kv_buffer_size` bytes at most; as many may be on their way here. A transfer that takes longer
     than `kv_transfer_timeout` seconds is given up. `key_file` has the key that engines share
-    (None: that in the environment, see `worker.kv.tcp`).
+    (None: that in the environment, see `worker.kv.access`). `backends` are NIXL's.
 
     Caches of other engines are asked only in `kv_peer_networks` (None: private ones). A worker that
     is named by its HTTP address listens on `kv_peer_port`, or as far from its HTTP port as here.
@@ -200,6 +201,7 @@ class KvTransferConfig:
     kv_lease_duration: float = 30.0
     kv_transfer_timeout: float = 10.0
     key_file: str | None = None
+    backends: tuple[str, ...] = ("UCX",)
     kv_peer_port: int | None = None
     kv_peer_networks: tuple[str, ...] | None = None
 
@@ -372,6 +374,11 @@ class ApiConfig:
     logits_processors: tuple[str, ...] = ()  # names of those that requests may ask for
     kv_role: str | None = None  # one of KV_ROLES; None: KV stays here
     kv_address: KvAddress | None = None  # of its engine, once that is up
+    # Have prompts run by the prefill worker that a request's header names: in these networks (None:
+    # private ones), for so long at most.
+    pd_proxy: bool = False
+    prefiller_networks: tuple[str, ...] | None = None
+    prefill_timeout_seconds: float = 120.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from random import Random
 from typing import Protocol
@@ -163,10 +164,12 @@ Sessions = Callable[[Texts, Random], Iterable[Session]]
 
 
 def traced_sessions(trace: Sequence[TracedRequest], speed: float) -> Sessions:
-    """The sessions of a trace, in which `speed` seconds pass in each of ours."""
+    """The sessions of a trace, in which `speed` seconds pass in each of ours. Can be pickled."""
+    return partial(_traced, trace, speed)
 
-    def sessions(ring: Texts, rng: Random) -> Iterator[Session]:
-        for one in trace:
-            yield one.session(ring, speed, rng.getrandbits(63))
 
-    return sessions
+def _traced(
+    trace: Sequence[TracedRequest], speed: float, ring: Texts, rng: Random
+) -> Iterator[Session]:
+    for one in trace:
+        yield one.session(ring, speed, rng.getrandbits(63))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import count, islice
 from math import inf
 from pathlib import Path
 from random import Random
@@ -13,15 +14,18 @@ from statistics import fmean
 from fleet.bench.arrivals import Ramp
 from fleet.bench.load import Load, LoadSettings, loads_of, sessions_of, write_results
 from fleet.bench.report import lines_of, stages_table
+from fleet.bench.slo import Slo
 from fleet.bench.summary import Stage, Summary, summary
 from fleet.bench.workload import Sessions, traced_sessions
 from fleet.errors import UsageError
+from fleet.plan import DISAGGREGATED_CONFIG
 from fleet.sim.fast_worker import is_linear
 from fleet.sim.flags import Event, build_parser
 from fleet.sim.latency import WorkerLimits, worker_settings
-from fleet.sim.policies import policy
+from fleet.sim.policies import POLICIES, policy
+from fleet.sim.processes import Processes, cores
 from fleet.sim.recorded import read_recorded
-from fleet.sim.scenarios import ELSEWHERE, SCENARIOS, Scenario
+from fleet.sim.scenarios import ELSEWHERE, SCENARIOS
 from fleet.sim.simulation import Simulation, Tenant, simulate
 from picker.errors import ConfigError
 
@@ -38,6 +42,10 @@ class SimulateSettings(LoadSettings):
     """The flags as they were read; see `flags`."""
 
     workers: int | None
+    prefill: int | None
+    decode: int | None
+    sim_kv_cache_transfer_latency: float
+    sim_kv_cache_transfer_time_per_token: float
     worker: str
     kv_tokens: int | None
     max_num_seqs: int | None
@@ -46,46 +54,94 @@ class SimulateSettings(LoadSettings):
     policies: list[str] | None
     event: list[Event]
     seeds: int
+    processes: int | None
     find: str | None
     scenario: tuple[str, ...] | None
     replay: Path | None
 
+    @property
+    def num_workers(self) -> int:
+        """At the beginning."""
+        if self.prefill is not None and self.decode is not None:
+            return self.prefill + self.decode
+        return self.workers or DEFAULT_WORKERS
+
+    def named_policies(self, names: Sequence[str]) -> list[Policy]:
+        """Raises `UsageError`."""
+        if self.prefill is None:
+            return [policy(name) for name in names]
+        for name in names:
+            if name in POLICIES and name != "default":
+                raise UsageError(
+                    f"--policies: {name} knows no prefill workers; with --prefill take default or "
+                    "a file"
+                )
+        return [(n, DISAGGREGATED_CONFIG) if n == "default" else policy(n) for n in names]
+
     def check(self) -> None:
         LoadSettings.check(self)
+        self._check_roles()
         if self.find is not None and self.slo is None:
             raise UsageError("--find needs --slo, such as ttft_p95<1s,itl_p95<50ms")
         if self.find is not None and self.event:
             raise UsageError("--event is not for --find: its workers have no numbers")
         if self.replay is not None and self.trace is not None:
             raise UsageError("--replay has the requests; --trace is for a run without it")
-        most = self.workers or DEFAULT_WORKERS
+        most = self.num_workers
         for event in sorted(self.event, key=lambda one: one.at_seconds):
             if event.kind == "add":
                 most += event.number
             elif event.number > most:
                 raise UsageError(f"--event {event}: there is no worker {event.number} then")
 
+    def _check_roles(self) -> None:
+        if (self.prefill is None) is not (self.decode is None):
+            raise UsageError("--prefill and --decode go together: give both, or neither")
+        if self.prefill is not None:
+            for flag in ("find", "scenario", "replay"):
+                if getattr(self, flag) is not None:
+                    raise UsageError(f"--prefill is not for --{flag}, whose workers do both")
+        elif self.sim_kv_cache_transfer_latency or self.sim_kv_cache_transfer_time_per_token:
+            name = "latency" if self.sim_kv_cache_transfer_latency else "time-per-token"
+            raise UsageError(f"--sim-kv-cache-transfer-{name} is for --prefill")
+
 
 def simulate_command(argv: Sequence[str], out: Out, note: Out) -> int:
-    """Run `pointsman simulate …`; returns the exit status. `note` gets what is done while the rest
-    is still to come. Raises `FleetError`.
+    """Run `pointsman simulate …`; returns the exit status. `note` gets a line for each simulation
+    that has ended, if there are several. Raises `FleetError`.
     """
     settings = SimulateSettings(**vars(build_parser().parse_args(argv)))
     settings.check()
-    if settings.scenario is not None:
-        return _scenarios(settings, argv, out, note)
+    with Processes(_simulated, settings.processes or cores()) as processes:
+
+        def results(jobs: Sequence[_Job]) -> Iterator[_Done]:
+            ended = count(1)
+
+            def tell(job: _Job) -> None:
+                fleet = f"{job.simulation.workers} workers, seed {job.simulation.seed}"
+                if len(jobs) > 1 or settings.find is not None:
+                    note(f"{next(ended)}/{len(jobs)} {job.title}, {fleet}")
+
+            return processes.results(jobs, tell)
+
+        if settings.scenario is not None:
+            return _scenarios(settings, argv, results, out)
+        return _one_data_set(settings, results, out)
+
+
+def _one_data_set(settings: SimulateSettings, results: Results, out: Out) -> int:
     notes: list[str] = []
-    policies = [policy(name) for name in settings.policies or ["default"]]
+    policies = settings.named_policies(settings.policies or ["default"])
     if settings.replay is not None:
         recorded = read_recorded(settings.replay)
         notes = [*recorded.notes(), ""]
         policies = [("recorded", recorded.config), *(policies if settings.policies else [])]
         settings = replace(settings, trace=settings.replay)
     sessions = sessions_of(settings)
-    run = _Run(settings, policies, lambda _: sessions, list(loads_of(settings)), note)
+    run = _Run(settings, policies, lambda _: sessions, list(loads_of(settings)))
     if settings.find is not None:
-        return _find(run, out)
-    rows, stages = run.results()
+        return _find(run, results, out)
+    rows, stages = run.rows(results(list(run.jobs())))
     report = "\n".join([*notes, *_lines(rows, settings)])
     out(report)
     document = {
@@ -121,6 +177,38 @@ def _plain(rows: Sequence[_Row], first: int) -> list[dict[str, object]]:
 
 
 @dataclass(frozen=True, slots=True)
+class _Job:
+    """One simulation. Can be pickled."""
+
+    title: str
+    policy: str
+    simulation: Simulation
+    tenants: Sequence[Tenant]
+    draws: int
+    slo: Slo | None
+    keeps_stages: bool
+
+
+_Done = tuple[list[Summary], list[Stage]]  # of each tenant; stages only where they are kept
+Results = Callable[[Sequence[_Job]], Iterator[_Done]]
+
+
+def _simulated(job: _Job) -> _Done:
+    """Raises `UsageError`."""
+    try:
+        stages = simulate(job.simulation, job.tenants, job.draws)
+    except ConfigError as error:
+        text = str(error).partition("\n")[0]
+        raise UsageError(f"--policies: {job.policy}: {text}") from error
+    summaries = [summary(one, job.slo) for one in stages]
+    if not job.keeps_stages:
+        return summaries, []
+    for stage in stages:
+        _thin(stage)
+    return summaries, stages
+
+
+@dataclass(frozen=True, slots=True)
 class _Run:
     """Every load with every policy and every seed; `tenants` as a scenario has them."""
 
@@ -128,32 +216,32 @@ class _Run:
     policies: Sequence[Policy]
     sessions: Callable[[int], Sessions]  # by seed
     loads: Sequence[Load]
-    note: Out
     tenants: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
-    def results(self, workers: int | None = None) -> tuple[list[_Row], list[Stage]]:
-        """In the order of loads, and of policies for each. Stages are those of the first seed.
-        Raises `UsageError`.
-        """
-        rows, stages = list[_Row](), list[Stage]()
-        seeds = range(self.settings.seed, self.settings.seed + self.settings.seeds)
+    def jobs(self, workers: int | None = None) -> Iterator[_Job]:
+        """In the order of loads, of policies for each, and of seeds. Raises `UsageError`."""
+        settings = self.settings
+        seeds = range(settings.seed, settings.seed + settings.seeds)
+        sessions = {seed: self.sessions(seed) for seed in seeds}
+        shows = settings.csv is not None or settings.html is not None
         for draws, load in enumerate(self.loads):
             for name, config in self.policies:
                 title = name if len(self.loads) == 1 else f"{load.name} {name}"
-                by_seed = list[list[Summary]]()
                 for seed in seeds:
                     simulation = self._simulation(config, workers, seed)
-                    tenants = list(self._tenants(title, load, self.sessions(seed)))
-                    try:
-                        some = simulate(simulation, tenants, draws)
-                    except ConfigError as error:
-                        text = str(error).partition("\n")[0]
-                        raise UsageError(f"--policies: {name}: {text}") from error
-                    by_seed.append([summary(one, self.settings.objective) for one in some])
-                    for stage in some if seed == seeds[0] else ():
-                        _thin(stage)
-                        stages.append(stage)
-                    self.note(f"{title}, {simulation.workers} workers, seed {seed}")
+                    tenants = list(self._tenants(title, load, sessions[seed]))
+                    keeps = shows and seed == settings.seed
+                    yield _Job(title, name, simulation, tenants, draws, settings.objective, keeps)
+
+    def rows(self, results: Iterator[_Done]) -> tuple[list[_Row], list[Stage]]:
+        """Of what its jobs have come to. Stages are those of the first seed."""
+        rows, stages = list[_Row](), list[Stage]()
+        for load in self.loads:
+            for name, _ in self.policies:
+                by_seed = list[list[Summary]]()
+                for summaries, some in islice(results, self.settings.seeds):
+                    by_seed.append(summaries)
+                    stages += some
                 for who, each in zip(
                     self.tenants or ("",), zip(*by_seed, strict=True), strict=True
                 ):
@@ -176,18 +264,25 @@ class _Run:
         )
         records_events = config is not None and _EVENTS in config
         worker = worker_settings(settings.worker, limits, records_events)
+        transfers = replace(
+            worker.sim,
+            kv_transfer_seconds=settings.sim_kv_cache_transfer_latency,
+            kv_transfer_per_token_seconds=settings.sim_kv_cache_transfer_time_per_token,
+        )
+        worker = replace(worker, sim=transfers)
         if settings.fast and not is_linear(worker):
             model = worker.sim.latency_model
             text = f"--fast is for the latency model linear; that of {settings.worker} is {model}"
             raise UsageError(text)
         return Simulation(
-            workers or settings.workers or DEFAULT_WORKERS,
+            workers or settings.num_workers,
             worker,
             config,
             settings.fast,
             seed,
             tuple(settings.event),
             {who: priority for who, (priority, _) in self.tenants.items()},
+            settings.prefill or 0,
         )
 
 
@@ -219,19 +314,19 @@ def _failures(rows: Sequence[_Row]) -> Iterator[str]:
             yield f"  {row.name} failed {times:,} times: {error}"
 
 
-def _find(run: _Run, out: Out) -> int:
+def _find(run: _Run, results: Results, out: Out) -> int:
     """The least number of workers for each policy; 1 if one has none."""
-    found = [_least(replace(run, policies=[one]), out) for one in run.policies]
+    found = [_least(replace(run, policies=[one]), results, out) for one in run.policies]
     return 0 if all(found) else 1
 
 
-def _least(run: _Run, out: Out) -> bool:
+def _least(run: _Run, results: Results, out: Out) -> bool:
     """Double the workers until the objectives hold, and then halve the range."""
     [(name, _)] = run.policies
     tried = dict[int, list[str]]()
 
     def keeps(workers: int) -> bool:
-        rows, _ = run.results(workers)
+        rows, _ = run.rows(results(list(run.jobs(workers))))
         missed = (text for row in rows for one in row.by_seed for text in one.missed)
         tried[workers] = list(dict.fromkeys(missed))
         return not tried[workers]
@@ -250,7 +345,7 @@ def _least(run: _Run, out: Out) -> bool:
     return True
 
 
-def _scenarios(settings: SimulateSettings, argv: Sequence[str], out: Out, note: Out) -> int:
+def _scenarios(settings: SimulateSettings, argv: Sequence[str], results: Results, out: Out) -> int:
     """Published benchmarks; what a command line has besides them goes for all."""
     names = settings.scenario or ()
     if names == ("all",):
@@ -259,13 +354,20 @@ def _scenarios(settings: SimulateSettings, argv: Sequence[str], out: Out, note: 
         if name not in SCENARIOS and name not in ELSEWHERE:
             known = ", ".join([*SCENARIOS, *ELSEWHERE])
             raise UsageError(f"--scenario: there is no {name}; there are {known}, and all")
+    runs = {name: _run_of(name, argv) for name in names if name in SCENARIOS}
+    jobs = [
+        replace(job, title=f"{name} {job.title}")
+        for name, run in runs.items()
+        for job in run.jobs()
+    ]
+    every = results(jobs)
     parts, found = list[tuple[str, list[Stage]]](), dict[str, list[_Row]]()
     for name in names:
         if name in ELSEWHERE:
             part = f"{name} {ELSEWHERE[name]}\n", list[Stage]()
         else:
             one = SCENARIOS[name]
-            found[name], stages = _scenario(name, one, argv, note)
+            found[name], stages = runs[name].rows(every)
             stages = [replace(stage, name=f"{name} {stage.name}") for stage in stages]
             given = " ".join([one.flags, *argv])
             lines = [f"{name} {one.title}", f"  {given}", f"  published: {one.published}"]
@@ -285,21 +387,21 @@ def _scenarios(settings: SimulateSettings, argv: Sequence[str], out: Out, note: 
     return 0
 
 
-def _scenario(
-    name: str, one: Scenario, argv: Sequence[str], note: Out
-) -> tuple[list[_Row], list[Stage]]:
-    """Its flags come first, so that those that are given win."""
+def _run_of(name: str, argv: Sequence[str]) -> _Run:
+    """A scenario's flags come first, so that those that are given win."""
+    one = SCENARIOS[name]
     flags = build_parser().parse_args([*one.flags.split(), *argv])
     settings = SimulateSettings(**vars(flags))
     policies = [policy(each) for each in settings.policies or one.policies]
-    sessions, loads, requests = sessions_of(settings), list(loads_of(settings)), one.requests
+    requests = one.requests
     if requests is None:
-        return _Run(settings, policies, lambda _: sessions, loads, note, one.tenants).results()
+        sessions = sessions_of(settings)
+        return _Run(settings, policies, lambda _: sessions, list(loads_of(settings)), one.tenants)
 
     def traced(seed: int) -> Sessions:
         return traced_sessions(requests(Random(f"{seed} {name}")), 1.0)
 
-    return _Run(settings, policies, traced, [Load(name)], note, one.tenants).results()
+    return _Run(settings, policies, traced, [Load(name)], one.tenants)
 
 
 def _verdict(found: Mapping[str, Sequence[_Row]]) -> Iterator[str]:

@@ -11,7 +11,8 @@ Admission is that of the scheduler: by arrival, up to the limits of sequences an
 step, with room for the whole prompt, and a prompt waits while another one computes its next block.
 The prefix cache names blocks by a chain of hashes and evicts the least recently used. What is not
 exact: sequences use half a block more than their tokens need, whatever that is; a prompt becomes a
-hit as a whole, after its last chunk; when blocks run out the last one admitted is preempted.
+hit as a whole, after its last chunk; when blocks run out the last one admitted is preempted; what
+waits for KV of another worker takes its place in line when that has come.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.sim.living_worker import Answered, WorkerGoneError, WorkerSettings
+from fleet.sim.virtual_kv import TOKEN_BYTES, Connect, VirtualPull
 from worker.engine.block_hash import BlockHash
 from worker.engine.cache_events import BlockRemoved, BlocksStored, CacheEvent
-from worker.types import EngineStats
+from worker.executor.sim.latency import transfer_seconds
+from worker.types import EngineStats, KvSource
 
 _RING_TOKENS = 1 << 16
 _LOG_STEPS = 1 << 15
@@ -59,6 +62,8 @@ class _Sequence:
     since: int | None = None  # the step of the last token told, while it decodes
     last_at: float = 0.0
     gaps: array[float] = field(default_factory=lambda: array("d"))
+    keeps_kv: bool = False
+    pull: VirtualPull | None = None  # of KV of the prompt, until it is admitted
 
 
 class PrefixCache:
@@ -182,12 +187,15 @@ class FastWorker:
         settings: WorkerSettings,
         publish: Callable[[Sequence[CacheEvent]], None],
         clock: Callable[[], float],
+        connect: Connect | None = None,
     ) -> None:
         self._sim, self._limits = settings.sim, settings.limits
         self._overlaps = settings.overlaps
         self._size, self._capacity = settings.cache.block_size, settings.cache.num_blocks
         self.cache = PrefixCache(publish if settings.cache.record_events else None)
         self._now = clock
+        self._kv = None if connect is None else connect(self._pace, self._arrived)
+        self._fetching: list[_Sequence] = []
         self._waiting: deque[_Sequence] = deque()
         self._prefilling: list[_Sequence] = []
         self._computing: set[int] = set()
@@ -220,40 +228,89 @@ class FastWorker:
         if self._timer is not None and self._length:
             used += (self._now() - self._begun) / self._length * len(self._decoding) / self._size
         running = len(self._decoding) + len(self._prefilling)
-        return EngineStats(running, len(self._waiting), min(1.0, used / self._capacity))
+        waiting = len(self._waiting) + len(self._fetching)
+        return EngineStats(running, waiting, min(1.0, used / self._capacity))
 
     @property
     def num_requests(self) -> int:
         """Requests that have not ended."""
-        return len(self._waiting) + len(self._prefilling) + len(self._decoding)
+        waiting = len(self._waiting) + len(self._fetching)
+        return waiting + len(self._prefilling) + len(self._decoding)
 
     async def run(self) -> None:
         """Nothing: it runs by timers."""
 
     async def serve(
-        self, request_id: str, prompt: list[int], num_output: int, first: Callable[[], None]
+        self,
+        request_id: str,
+        prompt: list[int],
+        num_output: int,
+        first: Callable[[], None],
+        kv_source: KvSource | None = None,
+        keeps_kv: bool = False,
     ) -> Answered:
         """The whole answer; `first` is called with its first token. Raises `WorkerGoneError`."""
         del request_id
         if self.is_dead:
             raise WorkerGoneError
-        self._number += 1
         done: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
         names = chain(prompt, self._size, [], len(prompt) // self._size)
-        one = _Sequence(self._number, prompt, num_output, first, done, names)
+        one = _Sequence(0, prompt, num_output, first, done, names, keeps_kv=keeps_kv)
+        if kv_source is None or not self._fetches(one, kv_source):
+            self._wait(one)
+        return await done
+
+    def _wait(self, one: _Sequence) -> None:
+        """It takes its place in line."""
+        self._number += 1
+        one.number = self._number
         self._waiting.append(one)
         if self._timer is None:
             self._begin()
         elif self._steps > 1 and len(self._decoding) < self._limits.max_num_seqs:
             self._shorten()
-        return await done
+
+    # KV of other workers
+
+    def _fetches(self, one: _Sequence, source: KvSource) -> bool:
+        """Begin to take KV, if that saves computing a block."""
+        if self._kv is None:
+            return False
+        end = min(source.num_tokens, len(one.prompt) - 1)
+        start = self.cache.match(one.hashes, (len(one.prompt) - 1) // self._size) * self._size
+        if end - start < self._size:
+            self._kv.pull(source, b"", source.num_tokens)  # nothing: its keeper forgets it
+            return False
+        one.pull = self._kv.pull(source, b"", start)
+        self._fetching.append(one)
+        return True
+
+    def _arrived(self) -> None:
+        for one in [one for one in self._fetching if one.pull is not None and one.pull.done]:
+            self._fetching.remove(one)
+            self._wait(one)
+
+    def _pace(self, num_tokens: int) -> float:
+        return transfer_seconds(self._sim, num_tokens)
+
+    def _offer(self, one: _Sequence) -> KvSource | None:
+        if self._kv is None or not one.keeps_kv:
+            return None
+        data = memoryview(bytes(TOKEN_BYTES * len(one.prompt)))
+        offer = self._kv.keep(f"{one.number}", b"", data, ())
+        return None if offer is None else offer.source
 
     def die(self) -> None:
         """Everything under way fails, and so does all that still comes."""
         self.is_dead = True
         if self._timer is not None:
             self._timer.cancel()
-        for one in (*self._waiting, *self._prefilling, *(one for *_, one in self._decoding)):
+        waiting, self._fetching = [*self._fetching, *self._waiting], []
+        if self._kv is not None:
+            self._kv.close()
+        for one in (*waiting, *self._prefilling, *(one for *_, one in self._decoding)):
+            if one.pull is not None:
+                one.pull.close()
             if not one.done.done():
                 one.done.set_exception(WorkerGoneError())
         self._waiting.clear()
@@ -361,7 +418,8 @@ class FastWorker:
         self.cache.add_free(names[held:])
         self.cache.evict(self._capacity - self.cache.num_referenced - self._private)
         if not one.done.done():
-            one.done.set_result(Answered(one.num_cached or 0, answer, one.gaps))
+            kept = self._offer(one)
+            one.done.set_result(Answered(one.num_cached or 0, answer, one.gaps, kept))
 
     def _leave(self, one: _Sequence) -> None:
         """It does not decode any more; its tokens so far are counted and its blocks are free."""
@@ -422,7 +480,11 @@ class FastWorker:
     def _admit(self, one: _Sequence) -> bool:
         num_tokens = len(one.prompt) + one.told
         matched = self.cache.match(one.hashes, (num_tokens - 1) // self._size)
-        if matched < len(one.hashes) and one.hashes[matched] in self._computing:
+        part = None if one.pull is None else one.pull.part
+        known = matched * self._size
+        if part is not None and part.start <= known:
+            known = max(known, min(part.end, num_tokens - 1))
+        elif matched < len(one.hashes) and one.hashes[matched] in self._computing:
             return False
         total = math.ceil(num_tokens / self._size)
         referenced = self.cache.num_referenced
@@ -433,8 +495,9 @@ class FastWorker:
             return False
         one.held = matched
         if one.num_cached is None:
-            one.num_cached = matched * self._size
-        one.prefill_left = num_tokens - matched * self._size
+            one.num_cached = known
+        one.prefill_left = num_tokens - known
+        one.pull = None
         self._private += _LAST_BLOCK + num_tokens / self._size - matched
         self._computing.update(one.hashes[matched:])
         self._prefilling.append(one)

@@ -12,7 +12,9 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="pointsman fit",
         description="Fit a worker of `pointsman simulate` to a run of `pointsman bench --json` of "
-        "several rates: prompt tokens a second, and the time of a decode step.",
+        "several rates: prompt tokens a second, the time of a decode step, a fixed time of each "
+        "request, and the tokens of a chat template. It schedules a step while the one before it "
+        "runs (async_scheduling in the file).",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="the JSON of the run")
     parser.add_argument("out", type=Path, metavar="FILE", help="where the worker is written")

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from fleet.bench.flags import add_data, add_load, add_results
 from fleet.command_line import Parser, count
+from worker.errors import ConfigError
+from worker.faults.sim_settings import BY_NAME
 
 _EVENT = re.compile(
     r"(?P<at>[0-9]+(?:\.[0-9]+)?):"
@@ -44,7 +46,19 @@ def build_parser() -> Parser:
         "2 for a wrong command line.",
     )
     group = parser.add_argument_group("fleet")
-    group.add_argument("--workers", type=count, metavar="N", help="(default 4)")
+    either = group.add_mutually_exclusive_group()
+    either.add_argument("--workers", type=count, metavar="N", help="(default 4)")
+    text = (
+        "in place of --workers: so many workers, the first ones, that run prompts for those of "
+        "--decode, by the configuration of `pointsman up --prefill`"
+    )
+    either.add_argument("--prefill", type=count, metavar="N", help=text)
+    text = "in place of --workers: so many workers that answer"
+    group.add_argument("--decode", type=count, metavar="N", help=text)
+    for name, what in (("latency", "if not 0"), ("time-per-token", "else of each of its tokens")):
+        text = f"time of KV from another worker, {what} (default 0s)"
+        flag = f"--sim-kv-cache-transfer-{name}"
+        group.add_argument(flag, type=_duration, default=0.0, metavar="DURATION", help=text)
     text = "how fast each is: a preset, or a file of `pointsman fit`"
     group.add_argument("--worker", default="qwen3-32b-2xh100", metavar="NAME|FILE", help=text)
     text = "KV cache of each (default: of the preset or file, else 262144)"
@@ -68,6 +82,8 @@ def build_parser() -> Parser:
     group.add_argument("--event", type=_event, action="append", default=[], help=text)
     text = "runs of each, with the seeds from --seed on: mean ± deviation; plots show the first"
     group.add_argument("--seeds", type=count, default=1, metavar="N", help=text)
+    text = "simulations at a time, each with the memory of its fleet (default: the cores)"
+    group.add_argument("--processes", type=count, metavar="N", help=text)
     asked = parser.add_argument_group("questions")
     either = asked.add_mutually_exclusive_group()
     text = "the least number of workers that keeps --slo"
@@ -84,6 +100,14 @@ def build_parser() -> Parser:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(","))
+
+
+def _duration(text: str) -> float:
+    """Seconds, as the worker's flags of these names read them."""
+    try:
+        return float(BY_NAME["kv-cache-transfer-latency"].parse(text))
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error).partition(" ")[2]) from None
 
 
 def _event(text: str) -> Event:

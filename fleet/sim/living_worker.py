@@ -10,14 +10,16 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+from fleet.sim.virtual_kv import Connect, VirtualKv
 from worker.config import CacheConfig, SchedulerConfig, SimConfig
 from worker.engine.cache_events import CacheEvent
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest, RequestOutput
 from worker.engine.pipeline import InlinePipeline
+from worker.engine.remote_kv import RemoteKv
 from worker.engine.scheduler import Scheduler
 from worker.executor.sim.runner import SimExecutor, SimLimits
-from worker.types import EngineStats, SamplingParams
+from worker.types import EngineStats, KvSource, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,35 +44,44 @@ class WorkerGoneError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What a worker made of a prompt; `gaps` are the seconds between two tokens."""
+    """What a worker made of a prompt; `gaps` are the seconds between two tokens, `kept` is where
+    the prompt's KV can be had, if it was asked to keep it.
+    """
 
     num_cached: int
     token_ids: Sequence[int]
     gaps: array[float]
+    kept: KvSource | None = None
 
 
 class LivingWorker:
     """Owns one engine. `run` is its life; requests may come at any time.
 
     `publish` gets the changes of its prefix cache, with each step's outputs, where the settings say
-    that they are recorded.
+    that they are recorded. With `connect` KV moves between it and others.
     """
 
     def __init__(
         self,
         settings: WorkerSettings,
         publish: Callable[[Sequence[CacheEvent]], None] = lambda _: None,
+        connect: Connect | None = None,
     ) -> None:
         self._publish = publish
-        self._scheduler = Scheduler(settings.cache, settings.limits, ())
         limits = SimLimits(
             settings.cache.num_blocks, settings.cache.block_size, settings.limits.max_num_seqs
         )
-        executor = SimExecutor(settings.sim, self._pass, limits)
+        self._wakened = asyncio.Event()
+        executor = SimExecutor(settings.sim, self._pass, limits, moves_kv=connect is not None)
+        self._kv: VirtualKv | None = None
+        remote: RemoteKv | None = None
+        if connect is not None:
+            self._kv = connect(executor.transfer_seconds, self._wakened.set)
+            remote = RemoteKv(self._kv, executor.read_kv, settings.cache.block_size)
+        self._scheduler = Scheduler(settings.cache, settings.limits, (), remote=remote)
         pipeline = InlinePipeline(executor, 2 if settings.overlaps else 1)
         self._core = EngineCore(self._scheduler, executor, self._now, pipeline=pipeline)
         self._step_seconds = 0.0
-        self._wakened = asyncio.Event()
         self._told: dict[str, asyncio.Queue[RequestOutput | None]] = {}
         self.slowness = 1.0  # a factor on the time of steps
         self.is_dead = False
@@ -88,7 +99,7 @@ class LivingWorker:
     async def run(self) -> None:
         """Serve until cancelled."""
         while True:
-            if not self._core.has_work:
+            if not self._core.has_work or self._core.is_compiling:
                 self._wakened.clear()
                 await self._wakened.wait()
             outputs = self._core.step()
@@ -102,7 +113,12 @@ class LivingWorker:
                     listener.put_nowait(output)
 
     async def answer(
-        self, request_id: str, prompt: list[int], num_output: int
+        self,
+        request_id: str,
+        prompt: list[int],
+        num_output: int,
+        kv_source: KvSource | None = None,
+        keeps_kv: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Have a request served; what is told of it up to its end. Leaving early aborts it. Raises
         `WorkerGoneError`.
@@ -112,7 +128,16 @@ class LivingWorker:
         told: asyncio.Queue[RequestOutput | None] = asyncio.Queue()
         self._told[request_id] = told
         params = SamplingParams(num_output, ignore_eos=True)
-        self._core.add(AddRequest(request_id, prompt, params, self._now()))
+        self._core.add(
+            AddRequest(
+                request_id,
+                prompt,
+                params,
+                self._now(),
+                kv_source=kv_source,
+                keeps_kv=keeps_kv,
+            )
+        )
         self._wakened.set()
         try:
             while True:
@@ -128,13 +153,23 @@ class LivingWorker:
             self._wakened.set()
 
     async def serve(
-        self, request_id: str, prompt: list[int], num_output: int, first: Callable[[], None]
+        self,
+        request_id: str,
+        prompt: list[int],
+        num_output: int,
+        first: Callable[[], None],
+        kv_source: KvSource | None = None,
+        keeps_kv: bool = False,
     ) -> Answered:
         """The whole answer; `first` is called with its first token. Raises `WorkerGoneError`."""
         cached, token_ids, gaps, last = 0, list[int](), array("d"), 0.0
-        async with aclosing(self.answer(request_id, prompt, num_output)) as told:
+        kept: KvSource | None = None
+        answer = self.answer(request_id, prompt, num_output, kv_source, keeps_kv)
+        async with aclosing(answer) as told:
             async for output in told:
                 cached = max(cached, output.num_cached_tokens)
+                if output.kv_offer is not None:
+                    kept = output.kv_offer.source
                 if not output.token_ids:
                     continue
                 if not token_ids:
@@ -143,13 +178,19 @@ class LivingWorker:
                     gaps.append(self._now() - last)
                 token_ids += output.token_ids
                 last = self._now()
-        return Answered(cached, token_ids, gaps)
+        return Answered(cached, token_ids, gaps, kept)
 
     def die(self) -> None:
         """Everything under way fails, and so does all that still comes."""
         self.is_dead = True
+        if self._kv is not None:
+            self._kv.close()
         for listener in self._told.values():
             listener.put_nowait(None)
+
+    def check_integrity(self) -> None:
+        """Raises `IntegrityError` if the scheduler contradicts its blocks."""
+        self._scheduler.check_integrity()
 
     def _pass(self, seconds: float, follows: bool) -> None:
         self._step_seconds += seconds * self.slowness

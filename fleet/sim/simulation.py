@@ -36,7 +36,9 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What is simulated, all but the load. `config` None is the picker's built-in configuration."""
+    """What is simulated, all but the load. `config` None is the picker's built-in configuration. Of
+    the workers the first `prefill` only run prompts.
+    """
 
     workers: int
     worker: WorkerSettings
@@ -45,6 +47,7 @@ class Simulation:
     seed: int
     events: Sequence[Event] = ()
     objectives: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    prefill: int = 0
 
 
 def simulate(simulation: Simulation, tenants: Sequence[Tenant], draws: int) -> list[Stage]:
@@ -64,6 +67,7 @@ async def _simulated(simulation: Simulation, tenants: Sequence[Tenant], draws: i
         replicas=1,
         shares=False,
         workers=simulation.workers,
+        prefill=simulation.prefill,
         worker=simulation.worker,
         config=simulation.config,
         objectives=simulation.objectives,

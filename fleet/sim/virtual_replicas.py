@@ -21,12 +21,14 @@ import msgspec
 
 from fleet.sim.fast_worker import FastWorker
 from fleet.sim.living_worker import Answered, LivingWorker, WorkerGoneError, WorkerSettings
+from fleet.sim.virtual_kv import Connect, VirtualKv
 from picker.app.in_use import LoopClock, pipeline_of
 from picker.config.build import BuildOptions, build, default_config
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
 from picker.errors import RefusedError
 from picker.flowcontrol.shell.controller import FlowController
+from picker.framework.disaggregation import PREFILLER_HEADER, ROLE_LABEL
 from picker.framework.interfaces import KvEventConsumer
 from picker.framework.services import NoHttp, Services
 from picker.metrics.picker_metrics import PickerMetrics
@@ -45,9 +47,11 @@ from picker.types import (
     FinishCause,
     RawRequest,
     ResponseHead,
+    RouteDecision,
 )
 from worker.engine.cache_events import CacheEvent
 from worker.engine.kv_events import EventEncoder
+from worker.types import KvSource
 
 PORT = 8000
 MODEL = "sim"
@@ -60,7 +64,8 @@ _LAST = b'data: {"usage":{"prompt_tokens":%d,"completion_tokens":%d}}\n\ndata: [
 @dataclass(frozen=True, slots=True)
 class ReplicasSettings:
     """`replicas` pickers over `workers`; `config` None is the built-in configuration, `objectives`
-    gives names priorities. Without a picker (0) requests go to the workers in turn.
+    gives names priorities. Without a picker (0) requests go to the workers in turn. Of the workers
+    the first `prefill` only run prompts for the others; 0: every worker does both.
 
     With `shares` they tell each other what they do, every `interval_seconds`, over wires that take
     `delay_seconds` and lose the share `loss` of all messages.
@@ -69,6 +74,7 @@ class ReplicasSettings:
     replicas: int = 2
     shares: bool = True
     workers: int = 4
+    prefill: int = 0
     worker: WorkerSettings = field(default_factory=WorkerSettings)
     config: str | None = None
     objectives: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
@@ -169,6 +175,7 @@ class VirtualReplicas:
         self.replicas: list[VirtualReplica] = []
         self._encoder = EventEncoder(settings.worker.cache.block_size)
         self._members: dict[str, _Member] = {}  # by address, in order of their numbers
+        self._connectors: dict[str, VirtualKv] = {}
         self._group: asyncio.TaskGroup | None = None
         self._stack = AsyncExitStack()
         self._number = 0
@@ -211,16 +218,24 @@ class VirtualReplicas:
         for _ in range(count):
             index = len(self._members)
             host = f"10.{index // 62500}.{index // 250 % 250}.{index % 250 + 1}"
-            endpoint = Endpoint(f"worker-{index + 1}", host, PORT)
+            endpoint = Endpoint(f"worker-{index + 1}", host, PORT, labels=self._labels(index))
             changed = partial(self._cache_changed, endpoint)
+            connect: Connect | None = None
+            if self._settings.prefill:
+                connect = partial(VirtualKv, endpoint.name, self._connectors)
             worker: LivingWorker | FastWorker = (
-                FastWorker(self._settings.worker, changed, _now)
+                FastWorker(self._settings.worker, changed, _now, connect)
                 if self._settings.is_fast
-                else LivingWorker(self._settings.worker, changed)
+                else LivingWorker(self._settings.worker, changed, connect)
             )
             task = self._group.create_task(worker.run(), name=endpoint.name)
             self._members[endpoint.host_port] = _Member(endpoint, worker, task)
         self._pool_changed()
+
+    def _labels(self, index: int) -> Mapping[str, str]:
+        if not self._settings.prefill:
+            return {}
+        return {ROLE_LABEL: "prefill" if index < self._settings.prefill else "decode"}
 
     def kill(self, number: int) -> None:
         """A worker dies with all that it has under way. The pool has it for a while yet, in which
@@ -261,9 +276,9 @@ class VirtualReplicas:
         times = [_now()]
         try:
             decision = await exchange.route(RawRequest(headers, msgspec.json.encode(body)))
-            if overhead := self._settings.worker.overhead_seconds:
-                await asyncio.sleep(overhead)
+            await self._on_the_way()
             address = self._connected(decision.destination)
+            kv_source = await self._prefilled(decision, name, prompt)
             response = decision.response
 
             def first() -> None:
@@ -273,7 +288,7 @@ class VirtualReplicas:
                     response.body(b"data: {}\n\n", is_last=False)
 
             worker = self._members[address].worker
-            answered = await worker.serve(name, list(prompt), num_output, first)
+            answered = await worker.serve(name, list(prompt), num_output, first, kv_source)
             if response is not None:
                 response.body(_LAST % (len(prompt), len(answered.token_ids)), is_last=True)
             cause, status = FinishCause.COMPLETED, 200
@@ -288,6 +303,27 @@ class VirtualReplicas:
         finally:
             exchange.finish(cause, status, address)
         return _served(replica, address, len(prompt), times, answered)
+
+    async def _on_the_way(self) -> None:
+        if overhead := self._settings.worker.overhead_seconds:
+            await asyncio.sleep(overhead)
+
+    async def _prefilled(
+        self, decision: RouteDecision, name: str, prompt: Sequence[int]
+    ) -> KvSource | None:
+        """What a sidecar does first: have the prompt run by the worker that the picker names. None:
+        it names none, or that one dies.
+        """
+        address = dict(decision.set_headers).get(PREFILLER_HEADER)
+        if address is None:
+            return None
+        await self._on_the_way()
+        worker = self._members[address].worker
+        try:
+            answered = await worker.serve(name, list(prompt), 1, lambda: None, keeps_kv=True)
+        except WorkerGoneError:
+            return None
+        return answered.kept
 
     async def _in_turn(self, name: str, prompt: list[int], num_output: int) -> Served:
         listed = [one for one in self._members.values() if one.is_listed]

@@ -34,7 +34,8 @@ class AddRequest(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     With `pooling` the prompt is embedded: no token is drawn, and one output has `pooled`.
 
     The prompt's KV may come from `kv_source`, or from what the caches of `kv_peer` have of it. With
-    `keeps_kv` it is kept for another engine when the answer has ended.
+    `keeps_kv` it is kept for another engine when the answer has ended: as `kv_name`, or (None)
+    under a name that is told with the answer.
 
     `output_token_ids` is the beginning of the answer, which another engine has drawn; they count as
     drawn here in all but the outputs, which begin after them. Only without branches.
@@ -52,6 +53,7 @@ class AddRequest(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     pooling: Pooling | None = None
     kv_source: KvSource | None = None
     keeps_kv: bool = False
+    kv_name: str | None = None
     output_token_ids: list[int] = []
     kv_peer: KvPeer | None = None
 

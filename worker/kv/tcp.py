@@ -11,58 +11,59 @@ happens to them, the worst that comes of it is that the prompt is computed.
 
 Between processes of one machine the bytes are put into anonymous memory instead, which the taker
 maps: as /proc/PID/fd/FD, so only under one user and in one PID namespace. They are sent where that
-fails.
+fails. Engines that both have NIXL use that instead (`worker.kv.nixl`).
+
+KV whose name is agreed on beforehand (SGLang's rooms) is asked for before it is there: on one
+connection the taker hears that it is, with the next one the transfer begins.
 
 Everything is bounded: bytes that are kept or sent, bytes on their way or not loaded yet (a transfer
-waits for room), connections, and the time of a transfer.
+waits for room), connections, and the time of a wait (`kv_lease_duration`) and of a transfer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import logging
 import socket
 import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
-
-from cryptography.exceptions import InvalidTag
+from typing import TYPE_CHECKING
 
 from worker.config import KvTransferConfig
-from worker.errors import ConfigError, KvTransferError
+from worker.errors import KvTransferError
 from worker.kv.access import NO_KEY, is_loopback, may_ask
 from worker.kv.asked import TOKEN_ID_BYTES, KvQuestion, WantedKv, pack, unpack
+from worker.kv.channel import Channel, connected, listening, new_bell
 from worker.kv.content import KvShape
 from worker.kv.kept import KeptKv, KeptKvs
 from worker.kv.shared import SharedMemory, map_shared
 from worker.kv.wire import (
-    LENGTH_BYTES,
     VERSION,
     Asked,
     Challenge,
     Fetch,
-    Frame,
     Hello,
     Mapped,
     Reply,
     Seal,
-    Sent,
     Tag,
-    body_size,
 )
 from worker.types import KvOffer, KvPart, KvPeer, KvSource
+
+if TYPE_CHECKING:
+    from worker.kv.nixl import NixlTransport
 
 logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 64
-_BACKLOG = 128
+MAX_WAITING = 1024  # connections whose KV is not there yet
 _EXPIRY_SECONDS = 1.0
-_PIECE_BYTES = 1 << 22  # which is decrypted while the next is received
-_CIPHER_ROOM = 15  # bytes that `update_into` wants behind what it writes
 _HANDSHAKE_SECONDS = 2.0  # so who has no key holds a connection no longer than that
 _MOST_TOKENS = 1 << 22  # of a question
 
@@ -110,24 +111,28 @@ class TcpConnector:
         shape: KvShape,
         token_bytes: int,
         pace: Callable[[int], float] | None = None,
+        nixl: NixlTransport | None = None,
     ) -> None:
         self._config = config
         self._key = key
         self._shape = shape
         self._token_bytes = token_bytes
         self._pace = pace
+        self._nixl = nixl  # moves the bytes between engines that have it
         self.engine_id = config.engine_id
         self.counts = TransferCounts()
         self._lock = threading.Lock()  # guards what is kept
         self._kept = KeptKvs(int(config.kv_buffer_size))
         self._questions: deque[KvQuestion] = deque()
-        self._ringing, self._bell = _bell()
+        self._ringing, self._bell = new_bell()
         self._num_inbound_bytes = 0
         self._has_room = asyncio.Event()
+        self._has_more = asyncio.Event()  # under a name that may be waited for
+        self.num_waiting = 0  # connections to here
         self._tasks: set[asyncio.Task[None]] = set()
         self._seats = asyncio.Semaphore(MAX_CONNECTIONS)  # of transfers to here
         self._giving = asyncio.Semaphore(MAX_CONNECTIONS)  # of those from here; others wait
-        self._listener = _listening(config)
+        self._listener = listening(config)
         self.port: int = self._listener.getsockname()[1]
         self._loop = asyncio.new_event_loop()
         self._stop: asyncio.Event = asyncio.Event()
@@ -146,17 +151,24 @@ class TcpConnector:
         return has_room
 
     def keep(
-        self, request_id: str, digest: bytes, data: memoryview, blocks: tuple[int, ...]
+        self,
+        request_id: str,
+        digest: bytes,
+        data: memoryview,
+        blocks: tuple[int, ...],
+        name: str | None = None,
     ) -> KvOffer | None:
-        """Keep the KV of the tokens that `digest` names until it is taken; where it can be had.
-        None: there is no room.
+        """Keep the KV of the tokens that `digest` names until it is taken, as `name` if that is
+        given; where it can be had. None: there is no room.
         """
         num_tokens = data.nbytes // self._token_bytes
-        transfer_id = f"{request_id}-{uuid.uuid4().hex[:8]}"
+        transfer_id = name or f"{request_id}-{uuid.uuid4().hex[:8]}"
         now, lease = time.monotonic(), self._config.kv_lease_duration
         with self._lock:
             if not self._kept.keep(transfer_id, KeptKv(digest, num_tokens, data, now + lease), now):
                 return None
+        if name is not None:
+            self._call(self._has_more.set)
         source = KvSource(self._config.kv_ip, self.port, self.engine_id, transfer_id, num_tokens)
         return KvOffer(source, blocks, time.time() + lease)
 
@@ -221,6 +233,8 @@ class TcpConnector:
         """End the thread and all transfers. Idempotent."""
         self._call(self._stop.set)
         self._thread.join()
+        if self._nixl is not None:
+            self._nixl.close()
 
     def _call(self, function: Callable[..., None], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -274,23 +288,49 @@ class TcpConnector:
 
     async def _give(self, connection: socket.socket) -> None:
         """Serve one connection: one fetch."""
-        try:
-            with connection:
-                async with asyncio.timeout(self._config.kv_transfer_timeout):
-                    await self._answer(_Channel(self._loop, connection, self._key))
-        except (OSError, KvTransferError) as error:  # a TimeoutError is an OSError
-            logger.warning("KV was not handed over: %s", str(error) or "it took too long")
-        finally:
-            self._giving.release()
+        with contextlib.ExitStack() as seat, connection:
+            seat.callback(self._giving.release)
+            try:
+                channel = Channel(self._loop, connection, self._key)
+                fetch = await self._greeted(channel)
+                if fetch.waits:
+                    seat.close()  # others are served meanwhile
+                    await self._announce(channel, fetch)
+                else:
+                    async with asyncio.timeout(self._config.kv_transfer_timeout):
+                        await self._answer(channel, fetch)
+            except (OSError, KvTransferError) as error:  # a TimeoutError is an OSError
+                logger.warning("KV was not handed over: %s", str(error) or "it took too long")
 
-    async def _answer(self, channel: _Channel) -> None:
+    async def _greeted(self, channel: Channel) -> Fetch:
         async with asyncio.timeout(_HANDSHAKE_SECONDS):
             hello = await channel.receive(Hello)
             if hello.version != VERSION:
                 message = f"the other end speaks version {hello.version}, not {VERSION}"
                 raise KvTransferError(message)
             await channel.send(Challenge(Seal.nonce()))
-            fetch = await channel.receive(Fetch)
+            return await channel.receive(Fetch)
+
+    async def _announce(self, channel: Channel, fetch: Fetch) -> None:
+        """Say that something is kept, once it is."""
+        if self.num_waiting >= MAX_WAITING:
+            await channel.send(Reply("too many wait for KV"))
+            return
+        self.num_waiting += 1
+        try:
+            async with asyncio.timeout(self._config.kv_lease_duration):
+                while not self._is_kept(fetch.transfer_id):
+                    self._has_more.clear()
+                    await self._has_more.wait()
+        finally:
+            self.num_waiting -= 1
+        await channel.send(Reply(None))
+
+    def _is_kept(self, transfer_id: str) -> bool:
+        with self._lock:
+            return transfer_id in self._kept
+
+    async def _answer(self, channel: Channel, fetch: Fetch) -> None:
         if fetch.asked is not None:
             await self._answer_question(channel, fetch, fetch.asked)
             return
@@ -300,7 +340,9 @@ class TcpConnector:
             return
         try:
             data = kept.data[fetch.start * self._token_bytes :]
-            if not await self._has_mapped(channel, data, maps=fetch.maps):
+            if self._nixl is not None and fetch.reads and data:
+                await self._lend(channel, data, self._nixl)
+            elif not await self._has_mapped(channel, data, maps=fetch.maps):
                 await channel.send_data(data)
         except BaseException:
             with self._lock:
@@ -310,7 +352,7 @@ class TcpConnector:
             self._kept.sent(kept)
         self.counts.num_bytes_sent += data.nbytes
 
-    async def _answer_question(self, channel: _Channel, fetch: Fetch, asked: Asked) -> None:
+    async def _answer_question(self, channel: Channel, fetch: Fetch, asked: Asked) -> None:
         """Have the engine look for what is wanted, and send it."""
         num_tokens = fetch.num_tokens
         if not 0 <= fetch.start <= num_tokens <= _MOST_TOKENS:
@@ -362,7 +404,7 @@ class TcpConnector:
         with contextlib.suppress(BlockingIOError):  # then it rings already
             self._ringing.send(b"\0")
 
-    async def _has_mapped(self, channel: _Channel, data: memoryview, *, maps: bool) -> bool:
+    async def _has_mapped(self, channel: Channel, data: memoryview, *, maps: bool) -> bool:
         """Promise `data`, as memory of this machine if that is possible; whether it was mapped."""
         memory = await asyncio.to_thread(SharedMemory.of, data) if maps and data else None
         with contextlib.nullcontext() if memory is None else memory:
@@ -370,10 +412,16 @@ class TcpConnector:
             await channel.send(Reply(None, data.nbytes, shared))
             return shared is not None and (await channel.receive(Mapped)).ok
 
+    async def _lend(self, channel: Channel, data: memoryview, nixl: NixlTransport) -> None:
+        async with nixl.lent(data) as lent:
+            await channel.send(Reply(None, data.nbytes, lent=lent))
+            await channel.send(Tag(await channel.tag_of(data)))
+            await channel.receive(Mapped)
+
     def _look_up(self, fetch: Fetch) -> tuple[KeptKv | None, str | None]:
         """What is asked for, which is not kept any longer; else why it is not to be had."""
         difference = fetch.shape.difference(self._shape)
-        if fetch.engine_id != self.engine_id:
+        if fetch.engine_id not in (None, self.engine_id):
             return None, f"this is engine {self.engine_id}, not {fetch.engine_id}"
         if difference is not None:
             return None, f"the KV of engine {self.engine_id} does not fit: {difference}"
@@ -417,6 +465,9 @@ class TcpConnector:
         wanted: WantedKv | None,
     ) -> None:
         try:
+            if source.engine_id is None:
+                async with asyncio.timeout(self._config.kv_lease_duration):
+                    await self._wait_for(source, digest)
             async with asyncio.timeout(self._config.kv_transfer_timeout):
                 await self._reserve(pull, (source.num_tokens - start) * self._token_bytes)
                 async with self._seats:
@@ -444,144 +495,60 @@ class TcpConnector:
         self._num_inbound_bytes += num_bytes
         pull.num_reserved_bytes = num_bytes
 
-    async def _fetch(
-        self, source: KvSource, digest: bytes, start: int, wanted: WantedKv | None
-    ) -> KvPart:
-        is_here = is_loopback(source.host)
-        if self._key == NO_KEY and not is_here:
+    async def _wait_for(self, source: KvSource, digest: bytes) -> None:
+        """Until the keeper has it."""
+        which = (source.engine_id, source.transfer_id, digest)
+        async with self._asked(source, Fetch(*which, 0, 0, self._shape, waits=True)):
+            pass
+
+    @contextlib.asynccontextmanager
+    async def _asked(
+        self, source: KvSource, fetch: Fetch, wanted: WantedKv | None = None
+    ) -> AsyncIterator[tuple[Channel, Reply]]:
+        """A connection with what it says to `fetch`. Raises `KvTransferError` for an error."""
+        if self._key == NO_KEY and not is_loopback(source.host):
             raise KvTransferError(f"without a key nothing is taken from {source.host}")
         if wanted is not None and not may_ask(source.host, self._config.kv_peer_networks):
             raise KvTransferError(f"{source.host} is not in kv_peer_networks")
-        async with contextlib.AsyncExitStack() as stack:
+        with contextlib.ExitStack() as stack:
             # An engine that hangs costs no more: it may have died, and nothing was promised.
             async with asyncio.timeout(None if wanted is None else _HANDSHAKE_SECONDS):
-                connection = stack.enter_context(await _connected(self._loop, source))
-                channel = _Channel(self._loop, connection, self._key)
+                connection = stack.enter_context(await connected(self._loop, source))
+                channel = Channel(self._loop, connection, self._key)
                 await channel.send(Hello(VERSION, Seal.nonce()))
                 await channel.receive(Challenge)
-            asked = None if wanted is None else Asked(wanted.cache_salt, wanted.adapter)
-            which = (source.engine_id, source.transfer_id, digest)
-            fetch = Fetch(*which, start, source.num_tokens, self._shape, is_here, asked)
             await channel.send(fetch)
             if wanted is not None:
                 await channel.send_data(pack(wanted.token_ids))
             reply = await channel.receive(Reply)
             if reply.error is not None:
                 raise KvTransferError(reply.error)
-            size, most = reply.num_bytes, (source.num_tokens - start) * self._token_bytes
+            yield channel, reply
+
+    async def _fetch(
+        self, source: KvSource, digest: bytes, start: int, wanted: WantedKv | None
+    ) -> KvPart:
+        which = (source.engine_id, source.transfer_id, digest)
+        maps = is_loopback(source.host)
+        reads = self._nixl is not None and wanted is None
+        asked = None if wanted is None else Asked(wanted.cache_salt, wanted.adapter)
+        end = source.num_tokens
+        fetch = Fetch(*which, start, end, self._shape, maps, reads=reads, asked=asked)
+        async with self._asked(source, fetch, wanted) as (channel, reply):
+            size, most = reply.num_bytes, (end - start) * self._token_bytes
             if size != most and (wanted is None or size % self._token_bytes or size > most):
                 raise KvTransferError(f"{size} bytes are offered and {most} expected")
             data: memoryview | None = None
             if reply.shared is not None:
                 data = map_shared(reply.shared, size)
                 await channel.send(Mapped(data is not None))
+            elif reply.lent is not None and self._nixl is not None:
+                data = await self._nixl.read(reply.lent, size, (source.host, source.port))
+                tag = await channel.tag_of(data)
+                if not hmac.compare_digest((await channel.receive(Tag)).tag, tag):
+                    raise KvTransferError("the bytes were damaged on the way")
+                await channel.send(Mapped(True))
             if data is None:
                 data = await channel.receive_data(size)
         self.counts.num_bytes_received += size
         return KvPart(start, start + size // self._token_bytes, data)
-
-
-class _Channel:
-    """Whole frames and raw bytes on one connection."""
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, connection: socket.socket, key: bytes
-    ) -> None:
-        self._loop = loop
-        self._connection = connection
-        self._seal = Seal(key)
-
-    async def send(self, frame: Sent) -> None:
-        await self._loop.sock_sendall(self._connection, self._seal.encode(frame))
-
-    async def receive(self, kind: type[Frame]) -> Frame:
-        """Raises `KvTransferError` for anything but a right frame."""
-        prefix = memoryview(bytearray(LENGTH_BYTES))
-        await self._fill(prefix)
-        data = memoryview(bytearray(body_size(bytes(prefix))))
-        await self._fill(data)
-        return self._seal.decode(bytes(data), kind)
-
-    async def send_data(self, data: memoryview) -> None:
-        """The bytes, each piece encrypted while the one before it is sent, and their tag."""
-        cipher = self._seal.data_cipher().encryptor()
-        sending: asyncio.Task[None] | None = None
-        try:
-            for start in range(0, len(data), _PIECE_BYTES):
-                sealed = await asyncio.to_thread(cipher.update, data[start : start + _PIECE_BYTES])
-                if sending is not None:
-                    await sending
-                sending = asyncio.create_task(self._loop.sock_sendall(self._connection, sealed))
-            if sending is not None:
-                await sending
-        finally:
-            if sending is not None:
-                sending.cancel()
-        cipher.finalize()
-        await self.send(Tag(cipher.tag))
-
-    async def receive_data(self, size: int) -> memoryview:
-        """So many bytes. Raises `KvTransferError` when they are damaged, or fewer."""
-        data = memoryview(bytearray(size + _CIPHER_ROOM))
-        cipher = self._seal.data_cipher().decryptor()
-        opening: asyncio.Task[int] | None = None
-        for start in range(0, size, _PIECE_BYTES):
-            end = min(start + _PIECE_BYTES, size)
-            await self._fill(data[start:end])
-            if opening is not None:
-                await opening
-            into = data[start : end + _CIPHER_ROOM]
-            work = asyncio.to_thread(cipher.update_into, data[start:end], into)
-            opening = asyncio.create_task(work)
-        if opening is not None:
-            await opening
-        try:
-            cipher.finalize_with_tag((await self.receive(Tag)).tag)
-        except (InvalidTag, ValueError) as error:  # ValueError: it is too short for a tag
-            raise KvTransferError("the bytes were damaged on the way") from error
-        return data[:size]
-
-    async def _fill(self, data: memoryview) -> None:
-        while data:
-            size = await self._loop.sock_recv_into(self._connection, data)
-            if not size:
-                raise KvTransferError("the other end hung up: it stopped, or it has another key")
-            data = data[size:]
-
-
-async def _connected(loop: asyncio.AbstractEventLoop, source: KvSource) -> socket.socket:
-    connection = socket.socket(_family(source.host), socket.SOCK_STREAM)
-    try:
-        connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await loop.sock_connect(connection, (source.host, source.port))
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _bell() -> tuple[socket.socket, socket.socket]:
-    """What is sent into the first can be read from the second; neither blocks."""
-    ends = socket.socketpair()
-    for end in ends:
-        end.setblocking(False)
-    return ends
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-def _listening(config: KvTransferConfig) -> socket.socket:
-    listener = socket.socket(_family(config.kv_ip), socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((config.kv_ip, config.kv_port))
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        where = f"kv_ip {config.kv_ip} and kv_port {config.kv_port}"
-        raise ConfigError(f"--kv-transfer-config: cannot listen on {where}: {error}") from error
-    return listener

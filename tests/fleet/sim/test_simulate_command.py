@@ -25,6 +25,7 @@ TWO_IN_TURN = [*SMALL, "--workers", "2", "--policies", "round-robin"]
 def run(*flags: str) -> tuple[int, str]:
     """The exit status and what is printed."""
     said: list[str] = []
+    flags = flags if "--processes" in flags else (*flags, "--processes", "1")
     return simulate_command(flags, said.append, lambda _: None), "\n".join(said)
 
 
@@ -60,6 +61,23 @@ def test_a_seed_gives_one_outcome(tmp_path: Path) -> None:
     first = results(tmp_path, *SHARED)
     assert results(tmp_path, *SHARED) == first
     assert results(tmp_path, *SHARED, "--seed", "2") != first
+
+
+def test_two_processes_say_what_one_says(tmp_path: Path) -> None:
+    """In the same order; what is done is told as it is done."""
+    told: list[str] = []
+    every = []
+    for number in ("1", "2"):
+        path, said = tmp_path / number, list[str]()
+        flags = [*SMALL, "--policies", "default", "random", "--seeds", "2", "--csv", str(path)]
+        assert simulate_command([*flags, "--processes", number], said.append, told.append) == 0
+        every.append((said, path.read_text()))
+    assert every[0] == every[1]
+    names = [
+        f"{policy}, 4 workers, seed {seed}" for policy in ("default", "random") for seed in (1, 2)
+    ]
+    assert told[:4] == [f"{number}/4 {name}" for number, name in enumerate(names, 1)]
+    assert sorted(one.partition(" ")[2] for one in told[4:]) == sorted(names)
 
 
 def test_approximate_workers_are_near_the_exact_ones(tmp_path: Path) -> None:
@@ -215,6 +233,11 @@ def test_scenarios_with_several_seeds_are_one_page_with_a_verdict(tmp_path: Path
         ("--replay nothing.jsonl", "--replay: nothing.jsonl: No such file"),
         ("--replay a --trace b", "--replay has the requests"),
         ("--find workers --slo ttft<1s --event 1:add:1", "--event is not for --find"),
+        ("--prefill 1", "--prefill and --decode go together"),
+        ("--prefill 1 --decode 2 --policies random", "random knows no prefill workers"),
+        ("--prefill 1 --decode 2 --scenario S1", "--prefill is not for --scenario"),
+        ("--prefill 1 --decode 2 --event 3:kill:4", "there is no worker 4 then"),
+        ("--sim-kv-cache-transfer-latency 5ms", "--sim-kv-cache-transfer-latency is for --prefill"),
     ],
 )
 def test_what_contradicts_itself_is_one_sentence(flags: str, sentence: str) -> None:

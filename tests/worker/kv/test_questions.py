@@ -198,12 +198,12 @@ TAKER = """
 import sys, threading
 import msgspec
 from worker.config import KvTransferConfig
-from worker.kv import tcp
+from worker.kv import channel, tcp
 from worker.kv.asked import WantedKv
 from worker.kv.content import KvShape
 from worker.types import KvPeer, KvSource
 
-fill = tcp._Channel._fill
+fill = channel.Channel._fill
 
 async def stand_still(self, data):
     if data.nbytes > 1 << 20:  # no frame
@@ -211,7 +211,7 @@ async def stand_still(self, data):
         threading.Event().wait()
     await fill(self, data)
 
-tcp._Channel._fill = stand_still
+channel.Channel._fill = stand_still
 config = KvTransferConfig(kv_port=0, engine_id="t")
 taker = tcp.TcpConnector(config, b"k" * 32, KvShape("m", "float32", 2, 2, 8), 256)
 source = msgspec.json.decode(sys.argv[1], type=KvSource)

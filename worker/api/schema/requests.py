@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from worker.api.schema.kv_transfer import KvPeerFields
 from worker.api.schema.parse import Whole, decode
 from worker.errors import RequestError
 
@@ -192,6 +191,14 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     spaces_between_special_tokens: bool | None = None
 
 
+class KvPeerFields(msgspec.Struct, kw_only=True):
+    """An engine whose caches may have KV of the request, as llm-d names it."""
+
+    remote_host: str | None = None
+    remote_port: Whole | None = None
+    kv_request_id: str | None = None
+
+
 class ResumeFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """`resume`. Empty, it asks that the stream can go on at another worker: the answer's header
     `x-pointsman-resume` is an object, and the stream has comments with the ids of its tokens. That
@@ -249,6 +256,10 @@ class GenerationFields(SamplingFields, kw_only=True):
     guided_choice: Annotated[list[str] | None, says(minItems=1, maxItems=MAX_CHOICES)] = None
     guided_grammar: str | None = None
     kv_transfer_params: dict[str, Any] | None = None
+    # SGLang's: both workers have the same body, and find each other in the room.
+    bootstrap_host: str | None = None
+    bootstrap_port: Whole | None = None
+    bootstrap_room: Whole | None = None
     ec_transfer_params: Annotated[dict[str, Any] | None, only({})] = None
     vllm_xargs: dict[str, Any] | None = None  # arguments of logits processors
     # Taken by the render routes, which look at it before the others refuse it.
@@ -443,6 +454,9 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     content_parts: Annotated[Any, only({}, [])] = None
     features: Annotated[Any, only({}, [])] = None
     kv_transfer_params: dict[str, Any] | None = None
+    bootstrap_host: str | None = None
+    bootstrap_port: Whole | None = None
+    bootstrap_room: Whole | None = None
     ec_transfer_params: Annotated[Any, only({}, [])] = None
 
 

@@ -207,3 +207,9 @@ MODELS: Mapping[str, Callable[[SimConfig, Capacity], LatencyModel]] = {
 def build_model(config: SimConfig, capacity: Capacity) -> LatencyModel:
     """The model that the configuration names; it has been checked."""
     return MODELS[config.latency_model](config, capacity)
+
+
+def transfer_seconds(config: SimConfig, num_tokens: int) -> float:
+    """How long the KV of so many tokens is on its way from another worker."""
+    per_token = config.kv_transfer_per_token_seconds * num_tokens
+    return (config.kv_transfer_seconds or per_token) * config.time_scale

@@ -17,7 +17,13 @@ import msgspec
 from worker.config import EngineConfig, SimConfig
 from worker.errors import ConfigError
 from worker.executor.interface import HostExecutor
-from worker.executor.sim.latency import Capacity, LatencyModel, build_model, is_decoding
+from worker.executor.sim.latency import (
+    Capacity,
+    LatencyModel,
+    build_model,
+    is_decoding,
+    transfer_seconds,
+)
 from worker.executor.sim.tokens import TokenSource, pooled_states
 from worker.types import (
     Draw,
@@ -256,10 +262,7 @@ class SimExecutor(HostExecutor):
 
     def transfer_seconds(self, num_tokens: int) -> float:
         """How long the KV of so many tokens is on its way here."""
-        config = self._parts.config
-        per_token = config.kv_transfer_per_token_seconds * num_tokens
-        seconds = (config.kv_transfer_seconds or per_token) * config.time_scale
-        return min(MAX_STEP_SECONDS, seconds)
+        return min(MAX_STEP_SECONDS, transfer_seconds(self._parts.config, num_tokens))
 
     @property
     def modelled_seconds(self) -> float:
