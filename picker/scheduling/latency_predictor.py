@@ -159,7 +159,6 @@ class Measurement:
         "failed",
         "features",
         "first",
-        "head",
         "key",
         "last",
         "load",
@@ -177,7 +176,6 @@ class Measurement:
         self.load: LoadFeatures | None = None
         self.pending = 0.0  # 1024 tokens
         self.begun = 0.0
-        self.head: float | None = None
         self.first: float | None = None
         self.last: float | None = None
         self.failed = False
@@ -199,6 +197,11 @@ class Measurement:
         tpot_ms = self.tpot_ms(generated)
         ttft_ms = _ms(self.first - begun)
         return Sample(features, now_seconds, ttft_ms, tpot_ms, max(1, generated))
+
+    @property
+    def ttft_ms(self) -> float | None:
+        """To the first token from when the request left; None when it was not seen."""
+        return None if self.first is None else _ms(self.first - self.begun)
 
     def tpot_ms(self, generated: int) -> float | None:
         """Per token after the first piece; None for fewer than two, or when no piece was seen."""

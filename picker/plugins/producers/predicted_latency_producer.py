@@ -200,27 +200,25 @@ class PredictedLatencyProducer:
         measurement = flight.attributes.get(self._measurement_key)
         if measurement is None:
             return
-        measurement.head = head.came_at_seconds
+        self._shows_bodies = head.shows_body
         if head.status is not None and head.status // 100 != 2:
             measurement.failed = True
-        if not self._shows_bodies:
-            self._has_read_prompt(measurement)
+        if not head.shows_body and head.came_at_seconds is not None:
+            self._first_token(flight.request, measurement, head.came_at_seconds)
 
     def response_progress(self, flight: Flight, progress: ResponseProgress) -> None:
         """Note when the first and the last piece came."""
         measurement = flight.attributes.get(self._measurement_key)
         if measurement is None:
             return
-        if progress.is_first and measurement.first is None:
-            self._shows_bodies = True
-            measurement.first = progress.now_seconds
-            self._has_read_prompt(measurement)
+        if progress.is_first:
+            self._first_token(flight.request, measurement, progress.now_seconds)
         measurement.last = progress.now_seconds
 
     def request_ended(
         self, flight: Flight, cause: FinishCause, usage: Usage | None, now_seconds: float
     ) -> None:
-        """Learn from it."""
+        """Learn what only its end shows, if it went well."""
         measurement = flight.attributes.get(self._measurement_key)
         if measurement is None:
             return
@@ -230,9 +228,10 @@ class PredictedLatencyProducer:
             others.discard(measurement)
             if not others:
                 del self._under_way[measurement.key]
-        if not measurement.failed and cause is FinishCause.COMPLETED:
+        if not measurement.failed:
+            went_well = cause is FinishCause.COMPLETED
             generated = usage.completion_tokens if usage is not None else 0
-            self._learn(flight.request, measurement, now_seconds, generated)
+            self._learn(flight.request, measurement, now_seconds if went_well else None, generated)
         measurement.features = measurement.load = None
 
     def endpoint_removed(self, key: str) -> None:
@@ -242,25 +241,40 @@ class PredictedLatencyProducer:
         self._looks.pop(key, None)
         self._models.forget(key)
 
-    def _learn(
-        self, request: InferenceRequest, measured: Measurement, now_seconds: float, generated: int
+    def _first_token(
+        self, request: InferenceRequest, measured: Measurement, now_seconds: float
     ) -> None:
-        """From an answer that went well."""
-        load, ended = measured.load, now_seconds
+        """Learn from it at once: answers take long. Nothing the second time."""
+        if measured.first is not None:
+            return
+        measured.first = now_seconds
+        self._has_read_prompt(measured)
+        ttft_ms, load = measured.ttft_ms, measured.load
+        if ttft_ms and load and request.body.stream and not measured.failed:
+            self._learned(request, Latency.FIRST_TOKEN, load, measured.key, ttft_ms)
+
+    def _learn(
+        self,
+        request: InferenceRequest,
+        measured: Measurement,
+        ended_seconds: float | None,
+        generated: int,
+    ) -> None:
+        """What the end of an answer shows; it ended at `ended_seconds` if it went well."""
+        load, ttft_ms, tpot_ms = measured.load, measured.ttft_ms, None
         if load is None:
             return
-        kind, tpot_ms = _latency_of(request), None
-        if kind is Latency.FIRST_TOKEN:
-            first = measured.head if measured.first is None else measured.first
-            if first is None:
-                return
-            ended, tpot_ms = first, measured.tpot_ms(generated)
-        ttft_ms = 1000 * (ended - measured.begun)
+        kind = _latency_of(request)
+        if kind is Latency.WHOLE:
+            ttft_ms = None if ended_seconds is None else 1000 * (ended_seconds - measured.begun)
+            if ttft_ms is not None:
+                self._learned(request, kind, load, measured.key, ttft_ms)
+        elif ended_seconds is not None:
+            tpot_ms = measured.tpot_ms(generated)
+            if tpot_ms is not None:
+                self._learned(request, Latency.PER_TOKEN, load, measured.key, tpot_ms)
         if measured.p90 is not None:
             measured.compare(ttft_ms, tpot_ms)
-        self._learned(request, kind, load, measured.key, ttft_ms)
-        if tpot_ms is not None:
-            self._learned(request, Latency.PER_TOKEN, load, measured.key, tpot_ms)
 
     def _learned(
         self,
@@ -469,16 +483,20 @@ class AskingLatencyProducer(PredictedLatencyProducer):
         await self._servers.flush(now_seconds, unix_seconds)
 
     def _learn(
-        self, request: InferenceRequest, measured: Measurement, now_seconds: float, generated: int
+        self,
+        request: InferenceRequest,
+        measured: Measurement,
+        ended_seconds: float | None,
+        generated: int,
     ) -> None:
-        super()._learn(request, measured, now_seconds, generated)
+        super()._learn(request, measured, ended_seconds, generated)
         features, begun = measured.features, request.received_at_seconds
-        if features is None:
+        if features is None or ended_seconds is None:
             return
         if self._parameters.streaming_mode:
-            sample = measured.streamed(features, begun, now_seconds, generated)
+            sample = measured.streamed(features, begun, ended_seconds, generated)
         else:
-            sample = measured.whole(features, begun, now_seconds, generated)
+            sample = measured.whole(features, begun, ended_seconds, generated)
         if sample is None:
             return
         if measured.p90 is None:  # else the prediction was made here

@@ -426,7 +426,7 @@ def test_headers_stand_for_the_first_token_where_bodies_are_not_shown() -> None:
         attributes = Attributes()
         producer.produce(STREAMING, [endpoint], attributes)
         flight = _leave(producer, STREAMING, endpoint, attributes)
-        producer.response_head(flight, ResponseHead(200, came_at_seconds=10.3))
+        producer.response_head(flight, ResponseHead(200, came_at_seconds=10.3, shows_body=False))
         producer.request_ended(flight, FinishCause.COMPLETED, None, 12.0)
     found = _predicted(producer, STREAMING, candidate("a", running_requests=4))
     assert found is not None
