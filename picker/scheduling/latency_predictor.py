@@ -12,13 +12,13 @@ All pure; asking is the producer's part.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from picker.framework.attributes import DataKey
-from picker.scheduling.latency_model import LoadFeatures
+from picker.scheduling.latency_model import LoadFeatures, LoadIntegral
 
 PREDICT_PATH = "/predict/bulk/strict"
 TRAIN_PATH = "/add_training_data_bulk"
@@ -159,9 +159,11 @@ class Measurement:
         "failed",
         "features",
         "first",
+        "integral",
         "key",
         "last",
         "load",
+        "load_at_first",
         "outcomes",
         "p90",
         "pending",
@@ -174,6 +176,8 @@ class Measurement:
         self.features: Features | None = None
         self.tpot_objective_ms = tpot_objective_ms
         self.load: LoadFeatures | None = None
+        self.integral: LoadIntegral | None = None  # of the endpoint
+        self.load_at_first: Sequence[float] = ()  # what it was then
         self.pending = 0.0  # 1024 tokens
         self.begun = 0.0
         self.first: float | None = None
