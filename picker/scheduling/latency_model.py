@@ -94,10 +94,13 @@ class LoadFeatures(NamedTuple):
     uncached_running: float
 
 
+_RUNNING = LoadFeatures._fields.index("running")
+
+
 class Fitted(NamedTuple):
     """A latency of one request, by the load: weights that are folded with the request."""
 
-    weights: LoadFeatures
+    weights: Sequence[float]  # as `LoadFeatures`
     floor: float
     factors: Mapping[str, float]  # by endpoint, 1 where there is none
     p90_factor: float  # of the expectation, to be the p90
@@ -115,30 +118,26 @@ class Fitted(NamedTuple):
 
 def costs_ms(
     loads: Mapping[str, LoadFeatures],
+    own_ms: Sequence[float],
     first: Fitted,
-    first_ms: Sequence[float],
-    each: Fitted | None = None,
-    each_ms: Sequence[float] = (),
-    num_tokens: float = 0.0,
+    each: Fitted,
+    num_tokens: float,
 ) -> Sequence[float]:
-    """The cost at each endpoint, of which `first_ms` and `each_ms` are predicted; without `each`,
-    `first` is to the end of the answer.
+    """The cost at each endpoint, where the request takes `own_ms` itself.
+
+    For a whole answer, both are fitted to its end, and it is one token.
     """
-    weights, costs = first.weights, list[float]()
-    for index, (endpoint, load) in enumerate(loads.items()):
-        factor = first.factors.get(endpoint, 1.0)
-        # Cached tokens cost something too: what is not cached costs the difference.
-        prompt = (weights.uncached - weights.cached) * load.uncached
-        prompt += weights.uncached_running * load.uncached_running
-        added, own = max(0.0, prompt) * factor, first_ms[index]
-        if each is None:
-            one_more = weights.running + weights.uncached_running * load.uncached
-            added += max(0.0, one_more) * factor / OF_EIGHT
-        else:
-            one_more = max(0.0, each.weights.running) * each.factors.get(endpoint, 1.0) / OF_EIGHT
-            added += num_tokens * one_more
-            own += num_tokens * each_ms[index]
-        costs.append(own + OF_EIGHT * (load.running + load.waiting) * added)
+    _, uncached, cached, _, _, _, _, uncached_running = first.weights
+    uncached -= cached  # cached tokens cost something too
+    token = num_tokens * max(0.0, each.weights[_RUNNING]) / OF_EIGHT
+    at_first, at_each = first.factors.get, each.factors.get
+    costs = list[float]()
+    for own, (endpoint, (_, u, _, _, w, r, _, x)) in zip(own_ms, loads.items(), strict=True):
+        prompt = (uncached * u + uncached_running * x) * at_first(endpoint, 1.0)
+        added = token * at_each(endpoint, 1.0)
+        if prompt > 0.0:
+            added += prompt
+        costs.append(own + OF_EIGHT * (r + w) * added)
     return costs
 
 
@@ -208,7 +207,7 @@ class LatencyModel:
         for (i, j), weight in zip(self._terms, self._weights.tolist(), strict=True):
             folded[j] += request[i] * weight
         floor = FLOOR * self._mean
-        return Fitted(LoadFeatures(*folded), floor, self._factors, self.p90_factor)
+        return Fitted(folded, floor, self._factors, self.p90_factor)
 
     def learn(self, request: Request, load: LoadFeatures, endpoint: str, latency: float) -> bool:
         """Take a sample in; whether it shows that the law has changed.

@@ -296,9 +296,10 @@ class PredictedLatencyProducer:
         costs: Sequence[float] = ()
         num_tokens = self._learner.models.num_tokens(model, request.body.max_output_tokens)
         if kind is Latency.WHOLE:
-            costs = costs_ms(loads, first, ttft_ms)
+            costs = costs_ms(loads, ttft_ms, first, first, 1.0)
         elif each is not None and tpot_ms is not None and num_tokens is not None:
-            costs = costs_ms(loads, first, ttft_ms, each, tpot_ms, num_tokens)
+            own = [a + num_tokens * b for a, b in zip(ttft_ms, tpot_ms, strict=True)]
+            costs = costs_ms(loads, own, first, each, num_tokens)
         objectives = latency_objectives(request.headers)
         waited_ms = 1000 * (self._now(request) - request.received_at_seconds)
         by_endpoint = _by_endpoint(load) or {}

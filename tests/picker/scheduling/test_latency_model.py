@@ -232,7 +232,8 @@ def test_an_answer_costs_what_it_takes_and_what_it_takes_from_others() -> None:
     each = _fitted({"idle": 2.0}, one=10.0, running=0.8)
     first_ms, each_ms = first.predict(_LOADS), each.predict(_LOADS)
     assert (first_ms, each_ms) == ([70.0, 20.0], [11.6, 20.0])
-    costs = costs_ms(_LOADS, first, first_ms, each, each_ms, num_tokens=100.0)
+    own_ms = [one + 100 * other for one, other in zip(first_ms, each_ms, strict=True)]
+    costs = costs_ms(_LOADS, own_ms, first, each, num_tokens=100.0)
     prompt, token = (60 - 10) * 1.0 + 5 * 2.0, 0.8 / 8
     assert costs == pytest.approx([70 + 100 * 11.6 + 24 * (prompt + 100 * token), 20 + 2000])
 
@@ -241,7 +242,7 @@ def test_a_whole_answer_costs_others_what_one_more_costs_it() -> None:
     """There is no time per token; and nothing is cheaper for others than nothing."""
     whole = _fitted({}, one=500.0, uncached=40.0, cached=90.0, running=80.0)
     whole_ms = whole.predict(_LOADS)
-    assert costs_ms(_LOADS, whole, whole_ms) == pytest.approx([700 + 24 * 80 / 8, 590])
+    assert costs_ms(_LOADS, whole_ms, whole, whole, 1.0) == pytest.approx([700 + 24 * 80 / 8, 590])
 
 
 def test_the_load_over_time_is_a_mean_between_two_moments() -> None:
