@@ -13,11 +13,12 @@ Of a request that names one objective only, the other headroom is 0; of one that
 objectives are 0, so that nothing meets them and the least prediction is best. A model of which
 fewer than 50 answers were seen has no predictions.
 
-What is learned, of answers that went well: the time to the first piece and the mean per token
-after it, by the usage, where the proxy shows bodies. Where it does not, the time to the response's
-headers, which is that to the first token where a server sends them together (ours does; vLLM sends
-them at once: have bodies shown there); and the time per token at an endpoint, which is what its
-requests that ran took in all, by the number of tokens that its metrics say were generated.
+What is learned: the time to the first piece, as soon as it is seen, and of answers that went well
+the mean per token after it, by the usage, where the proxy shows bodies. Where it does not, the time
+to the response's headers, which is that to the first token where a server sends them together (ours
+does; vLLM sends them at once: have bodies shown there); and the time per token at an endpoint, which
+is what its requests that ran took in all, by the number of tokens that its metrics say were
+generated. Once lengths of answers are known as well, predictions have a cost.
 
 With `predictionServerUrl` (a comma list, asked in turn) and `trainingServerUrl`, or the environment
 variables PREDICTION_SERVER_URL and TRAINING_SERVER_URL, servers are asked instead, and sent samples
