@@ -16,9 +16,9 @@ fewer than 50 answers were seen has no predictions.
 What is learned: the time to the first piece, as soon as it is seen, and of answers that went well
 the mean per token after it, by the usage, where the proxy shows bodies. Where it does not, the time
 to the response's headers, which is that to the first token where a server sends them together (ours
-does; vLLM sends them at once: have bodies shown there); and the time per token at an endpoint, which
-is what its requests that ran took in all, by the number of tokens that its metrics say were
-generated. Once lengths of answers are known as well, predictions have a cost.
+does; vLLM sends them at once: have bodies shown there); and the time per token at an endpoint: what
+its requests that ran took in all, by the number of tokens that its metrics say were generated. Once
+lengths of answers are known as well, predictions have a cost.
 
 With `predictionServerUrl` (a comma list, asked in turn) and `trainingServerUrl`, or the environment
 variables PREDICTION_SERVER_URL and TRAINING_SERVER_URL, servers are asked instead, and sent samples
