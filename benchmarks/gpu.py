@@ -8,7 +8,8 @@ copies, and of products of matrices. Then, for each shape:
   the kernel replayed from a graph and of the twin as launched from Python;
 - decoding by graphs and launched anew: tokens a second, and the bytes that a step must read (all
   weights and the contexts of all sequences) over its time, as a part of the speed of copies;
-- a prompt: operations a second as a part of the speed of products.
+- a prompt: operations a second as a part of the speed of products;
+- blocks moved to host memory and back, as tiers move them, as a part of the speed of one copy.
 
 `--tiles` times attention with other tiles and numbers of warps than those that are chosen.
 `--check` checks kernels and decoding on a toy, in Triton's interpreter where there is no GPU (set
@@ -35,7 +36,8 @@ from poisoned_graphs import PoisonedGraphs  # noqa: E402  (the path of the tests
 
 from worker.executor.graphs import CudaGraphs, DecodeGraphs  # noqa: E402
 from worker.executor.interface import Ticket  # noqa: E402
-from worker.executor.kv_cache import zeros  # noqa: E402
+from worker.executor.kv_cache import write_tokens, zeros  # noqa: E402
+from worker.executor.kv_saving import BlockSaver, host_memory  # noqa: E402
 from worker.executor.model_runner import ModelRunner  # noqa: E402
 from worker.executor.start import choose_backend  # noqa: E402
 from worker.models.config import ModelConfig  # noqa: E402
@@ -61,6 +63,8 @@ from worker.ops.sample import (  # noqa: E402
 )
 from worker.ops.step import StepTensors, sent  # noqa: E402
 from worker.types import (  # noqa: E402
+    KvLoad,
+    KvSave,
     SampleSpec,
     SamplingParams,
     ScheduledSequence,
@@ -367,6 +371,36 @@ def report(config: ModelConfig, backend: Backend, bandwidth: float, peak: float)
     pairs = 2 * config.num_layers * config.num_heads * config.head_dim * PROMPT**2
     rate = (2 * body * PROMPT + pairs) / spent
     print(f"prompt of {PROMPT}: {rate / 1e12:.0f} TFLOP/s, {rate / peak:.0%} of products")
+    report_moves(cache, num_blocks=PROMPT // BLOCK)
+
+
+def report_moves(cache: Tensor, num_blocks: int) -> None:
+    """Print how fast all blocks of `cache` go to the host and back, beside one pinned copy."""
+    size = cache[:, 0].nbytes
+    memory = host_memory(num_blocks * size, cache.device)
+    slots = tuple(memory[n * size : (n + 1) * size] for n in range(num_blocks))
+    blocks = tuple(range(num_blocks))
+    expected = cache.normal_().clone()
+    whole = torch.frombuffer(memory, dtype=cache.dtype).view(cache.shape)
+    saver = BlockSaver()
+
+    def save() -> None:
+        saver.save(cache, [KvSave(blocks, slots)], keys_across=False)
+        saver.save(cache, [], keys_across=False)  # the next step waits for it
+
+    def load() -> None:
+        write_tokens(cache, KvLoad(blocks, slots), keys_across=False)
+
+    out = seconds(lambda: whole.copy_(cache, non_blocking=True))
+    into = seconds(lambda: cache.copy_(whole, non_blocking=True))
+    saved = seconds(save)
+    cache.zero_()
+    loaded = seconds(load)
+    if not torch.equal(cache, expected):
+        raise SystemExit("blocks that were saved and loaded differ")
+    for name, spent, limit in (("saved", saved, out), ("loaded", loaded, into)):
+        rate = memory.nbytes / spent / 1e9
+        print(f"{num_blocks} blocks {name}: {rate:.1f} GB/s, {limit / spent:.0%} of one copy")
 
 
 class Launch:

@@ -2,7 +2,7 @@
 worth, in hit rate, time to the first token and CPU.
 
 Engines take each request in turns, so a busy machine slows all of them; one of them computes every
-prompt. The draws must not differ.
+prompt. In float32 the draws must not differ; other formats round differently in longer steps.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ def arms(model: Path, args: argparse.Namespace, folder: Path) -> list[Arm]:
         config = EngineConfig(
             "torch",
             str(model),
+            args.dtype,
             block_size=BLOCK_SIZE,
             num_blocks_override=num_blocks,
             enable_prefix_caching=name != "recompute",
@@ -111,7 +112,8 @@ def measure(args: argparse.Namespace) -> list[Arm]:
                 prompt = documents[document] + rng.choices(range(1000, 40_000), k=NUM_OWN)
                 first = number % len(found)
                 turns = found[first:] + found[:first]
-                assert len({arm.ask(f"{number}", prompt) for arm in turns}) == 1, "answers differ"
+                draws = {arm.ask(f"{number}", prompt) for arm in turns}
+                assert len(draws) == 1 or args.dtype != "float32", "answers differ"
         finally:
             for arm in found:
                 arm.core.shutdown()
@@ -126,6 +128,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=128, help="of a document")
     parser.add_argument("--requests", type=int, default=24, help="after one for each document")
+    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--folder", help="where the disk is (default: for temporary files)")
     parser.add_argument(

@@ -17,6 +17,8 @@ from worker.types import ScheduledSequence
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 40
+CPU = torch.device("cpu")
+GPU_IF_ANY = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 TINY = ModelConfig(
     architecture="llama",
@@ -34,12 +36,12 @@ TINY = ModelConfig(
 )
 
 
-def tiny_llama(seed: int = 0, config: ModelConfig = TINY) -> LlamaModel:
-    """Random weights in float32 on the CPU, far enough from zero for tokens to differ."""
+def tiny_llama(seed: int = 0, config: ModelConfig = TINY, device: torch.device = CPU) -> LlamaModel:
+    """Random weights in float32, far enough from zero for tokens to differ."""
     noise = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int, scale: float = 0.15) -> Tensor:
-        return torch.randn(shape, generator=noise) * scale
+        return (torch.randn(shape, generator=noise) * scale).to(device)
 
     hidden, inner = config.hidden_size, config.intermediate_size
     queries = config.num_heads * config.head_dim
@@ -63,9 +65,9 @@ def tiny_llama(seed: int = 0, config: ModelConfig = TINY) -> LlamaModel:
         layers=layers,
         final_norm=1 + draw(hidden),
         head=make_linear(head),
-        rope=model_rope_table(config, config.max_context, torch.device("cpu")),
+        rope=model_rope_table(config, config.max_context, device),
         dtype=torch.float32,
-        device=torch.device("cpu"),
+        device=device,
     )
 
 

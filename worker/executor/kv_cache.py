@@ -23,6 +23,8 @@ _CPU_MEMORY_SHARE = 0.25
 _GPU_SPARE = 0.08
 # A context that was not asked for is cut to what the memory holds, but not below what chats need.
 _LEAST_CONTEXT = 512
+# What is gathered at once on a GPU, on its way from or to the host.
+_PIECE_BYTES = 1 << 26
 
 
 def room_bytes(
@@ -160,29 +162,58 @@ def read_tokens(
     as [head_dim, block_size] (see `worker.ops.cpu.native`).
     """
     layers, _, _, heads, size, dim = cache.shape
-    index = torch.tensor(blocks, dtype=torch.int64, device=cache.device)
-    rows = torch.empty((len(blocks), size, layers, 2, heads, dim), dtype=cache.dtype)
-    for number, layer in enumerate(cache):  # one by one: the device needs room for one alone
-        keys, values = layer[index].to("cpu").unbind(1)
-        if keys_across:
-            keys = keys.reshape(-1, heads, dim, size).transpose(2, 3)
-        rows[:, :, number, 0] = keys.transpose(1, 2)
-        rows[:, :, number, 1] = values.transpose(1, 2)
+    shape = (len(blocks), size, layers, 2, heads, dim)
+    if cache.device.type == "cuda":
+        rows = _pinned(shape, cache.dtype)
+        for some in pieces(len(blocks), rows[:1].nbytes):
+            rows[some].copy_(gathered(cache, blocks[some]))
+    else:
+        rows = torch.empty(shape, dtype=cache.dtype)
+        for number, layer in enumerate(cache):
+            keys, values = layer[list(blocks)].unbind(1)
+            if keys_across:
+                keys = keys.reshape(-1, heads, dim, size).transpose(2, 3)
+            rows[:, :, number, 0] = keys.transpose(1, 2)
+            rows[:, :, number, 1] = values.transpose(1, 2)
     kept = rows.view(-1, layers, 2, heads, dim)[:num_tokens]
     return kept.reshape(-1).view(torch.uint8).numpy().data
 
 
+def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory that torch keeps for the next: new pages would take longer than the copy."""
+    try:
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+    except RuntimeError:  # there is no more of it
+        return torch.empty(shape, dtype=dtype)
+
+
+def pieces(num_blocks: int, block_bytes: int) -> Iterator[slice]:
+    """All blocks, a number at a time for which a GPU has room."""
+    step = max(1, _PIECE_BYTES // block_bytes)
+    for begin in range(0, num_blocks, step):
+        yield slice(begin, begin + step)
+
+
+def gathered(cache: Tensor, blocks: Sequence[int]) -> Tensor:
+    """What `read_tokens` gives, block by block, on the device: [blocks, block_size, layers, 2,
+    kv_heads, head_dim].
+    """
+    index = torch.tensor(blocks, dtype=torch.int64, device=cache.device)
+    return cache[:, index].permute(1, 4, 0, 2, 3, 5).contiguous()
+
+
 def write_tokens(cache: Tensor, load: KvLoad, keys_across: bool) -> None:
     """Write what `read_tokens` gave, of an engine whose blocks may have another size and keys lie
-    another way. In halves where the device has no memory for all of it.
+    another way. In halves on a GPU, down to a piece or what it has memory for.
     """
-    try:
-        _write(cache, load, keys_across)
-        return
-    except torch.OutOfMemoryError:
-        half = len(load.blocks) // 2
-        if not half:
-            raise
+    half = len(load.blocks) // 2
+    if not half or cache.device.type != "cuda" or half * cache[:, 0].nbytes < _PIECE_BYTES:
+        try:
+            _write(cache, load, keys_across)
+            return
+        except torch.OutOfMemoryError:
+            if not half:
+                raise
     begin, end = load.parts[:half], load.parts[half:]
     if len(load.parts) == 1:  # else it is a part a block
         num_bytes = half * cache[:, 0].nbytes
@@ -193,15 +224,13 @@ def write_tokens(cache: Tensor, load: KvLoad, keys_across: bool) -> None:
 
 def _write(cache: Tensor, load: KvLoad, keys_across: bool) -> None:
     layers, _, _, heads, size, dim = cache.shape
-    parts = [torch.frombuffer(part, dtype=cache.dtype) for part in load.parts]
-    # What is being saved in a slot on the device is read there, in its turn.
-    if len(parts) > 1 or len(load.blocks) == 1:
-        parts = [torch.cat([part.to(cache.device, non_blocking=True) for part in parts])]
-    rows = parts[0].view(-1, layers, 2, heads, dim)
+    host = [torch.frombuffer(part, dtype=cache.dtype) for part in load.parts]
+    parts = [part.to(cache.device, non_blocking=True) for part in host]
+    rows = (parts[0] if len(parts) == 1 else torch.cat(parts)).view(-1, layers, 2, heads, dim)
     num_full, rest = divmod(len(rows), size)
     index = torch.tensor(load.blocks[:num_full], dtype=torch.int64, device=cache.device)
     for number, layer in enumerate(cache):
-        tokens = rows[:, number].to(cache.device)
+        tokens = rows[:, number]
         if num_full:
             full = tokens[: num_full * size].view(num_full, size, 2, heads, dim)
             keys, values = full.permute(2, 0, 3, 1, 4)

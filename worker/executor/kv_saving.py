@@ -3,17 +3,23 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from worker.errors import ConfigError
-from worker.executor.kv_cache import available_bytes, read_file, read_tokens, zeros
+from worker.executor.kv_cache import (
+    available_bytes,
+    gathered,
+    pieces,
+    read_file,
+    read_tokens,
+)
 from worker.types import KvSave
-
-# On a GPU, what is gathered at once on its way to the host.
-_GATHERED_BYTES = 1 << 26
 
 
 class BlockSaver:
@@ -39,9 +45,7 @@ class BlockSaver:
 
     def _begin(self, cache: Tensor, save: KvSave) -> None:
         self._stream = stream = self._stream or _new_stream(cache.device)
-        num_blocks = max(1, _GATHERED_BYTES // save.into[0].nbytes)
-        for begin in range(0, len(save.blocks), num_blocks):
-            some = slice(begin, begin + num_blocks)
+        for some in pieces(len(save.blocks), save.into[0].nbytes):
             part = KvSave(save.blocks[some], save.into[some])
             try:
                 rows = gathered(cache, part.blocks)
@@ -55,14 +59,6 @@ class BlockSaver:
                     host.copy_(row, non_blocking=True)
             rows.record_stream(stream)
         self._saved = stream.record_event()
-
-
-def gathered(cache: Tensor, blocks: Sequence[int]) -> Tensor:
-    """What `read_tokens` gives, block by block, on the device: [blocks, block_size, layers, 2,
-    kv_heads, head_dim].
-    """
-    index = torch.tensor(blocks, dtype=torch.int64, device=cache.device)
-    return cache[:, index].permute(1, 4, 0, 2, 3, 5).contiguous()
 
 
 def _new_stream(device: torch.device) -> torch.cuda.Stream:
@@ -88,10 +84,22 @@ def host_memory(num_bytes: int, device: torch.device) -> memoryview:
             " of memory that are available"
         )
     try:
-        if device.type == "cpu":
-            memory = zeros((num_bytes,), torch.uint8, device)
-        else:
-            memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-    except (RuntimeError, MemoryError) as error:
+        memory = np.zeros(num_bytes, np.uint8)  # pages are taken as they are written
+    except MemoryError as error:
         raise ConfigError(f"--kv-offloading-size: {num_bytes} bytes: {error}") from error
-    return memory.numpy().data
+    if device.type != "cpu":
+        _pin(memory)
+    return memory.data
+
+
+def _pin(memory: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+    """As torch does, which would round its size up to a power of two."""
+    cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    address = memory.ctypes.data
+    failure = cuda.cudaHostRegister(address, memory.nbytes, 0)
+    if failure != cuda.cudaError.success:
+        raise ConfigError(
+            f"--kv-offloading-size: {memory.nbytes >> 20} MiB cannot be pinned ({failure}): lower"
+            " it, or raise the limit of locked memory (ulimit -l)"
+        )
+    weakref.finalize(memory, cuda.cudaHostUnregister, address)

@@ -33,8 +33,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
+
+from xxhash import xxh3_128, xxh3_128_digest
 
 from worker.errors import ConfigError, KvTransferError
 from worker.types import KvPart
@@ -46,8 +47,8 @@ _MARGIN_SECONDS = 0.5  # in which what was read is handed over
 MAX_INBOUND_BYTES = 1 << 30
 _MAX_ENGINES = 64
 _CLOSE_SECONDS = 2.0
-_MAGIC = b"PTSMKV1\n"
-_PREFIX = struct.Struct("<8sIQ8s32s")
+_MAGIC = b"PTSMKV2\n"
+_PREFIX = struct.Struct("<8sIQ16s16s")
 _MAX_FACTS_BYTES = 1 << 24
 
 
@@ -351,7 +352,7 @@ class BlockFiles:
             raise KvTransferError("it is no file of a block, or not a whole one")
         facts = bytearray(num_facts)
         _fill(descriptor, memoryview(facts))
-        if sha256(facts).digest()[:8] != short:
+        if xxh3_128_digest(facts) != short:
             raise KvTransferError("its bytes are damaged")
         return bytes(facts), whole
 
@@ -392,8 +393,8 @@ def _fill(descriptor: int, data: memoryview) -> None:
 
 def _checksums(facts: bytes, data: memoryview) -> tuple[bytes, bytes]:
     """Of the facts, and of all."""
-    whole = sha256(facts)
-    short = whole.digest()[:8]
+    whole = xxh3_128(facts)
+    short = whole.digest()
     whole.update(data)
     return short, whole.digest()
 

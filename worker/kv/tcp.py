@@ -31,6 +31,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cryptography.exceptions import InvalidTag
+
 from worker.config import KvTransferConfig
 from worker.errors import ConfigError, KvTransferError
 from worker.kv.content import KvShape
@@ -40,7 +42,6 @@ from worker.kv.wire import (
     LENGTH_BYTES,
     VERSION,
     Challenge,
-    Checksum,
     Fetch,
     Frame,
     Hello,
@@ -48,6 +49,7 @@ from worker.kv.wire import (
     Reply,
     Seal,
     Sent,
+    Tag,
     body_size,
 )
 from worker.types import KvOffer, KvPart, KvSource
@@ -58,7 +60,8 @@ KEY_VARIABLE = "POINTSMAN_KV_TRANSFER_KEY"
 MAX_CONNECTIONS = 64
 _BACKLOG = 128
 _EXPIRY_SECONDS = 1.0
-_PIECE_BYTES = 1 << 22  # of which the checksum is computed while the next is received
+_PIECE_BYTES = 1 << 22  # which is decrypted while the next is received
+_CIPHER_ROOM = 15  # bytes that `update_into` wants behind what it writes
 _HANDSHAKE_SECONDS = 2.0  # so who has no key holds a connection no longer than that
 _NO_KEY = hashlib.sha256().digest()
 
@@ -392,30 +395,43 @@ class _Channel:
         return self._seal.decode(bytes(data), kind)
 
     async def send_data(self, data: memoryview) -> None:
-        """The bytes, and their checksum, which is computed meanwhile."""
-        digest = asyncio.create_task(asyncio.to_thread(_digest, hashlib.sha256(), data))
+        """The bytes, each piece encrypted while the one before it is sent, and their tag."""
+        cipher = self._seal.data_cipher().encryptor()
+        sending: asyncio.Task[None] | None = None
         try:
-            await self._loop.sock_sendall(self._connection, data)
+            for start in range(0, len(data), _PIECE_BYTES):
+                sealed = await asyncio.to_thread(cipher.update, data[start : start + _PIECE_BYTES])
+                if sending is not None:
+                    await sending
+                sending = asyncio.create_task(self._loop.sock_sendall(self._connection, sealed))
+            if sending is not None:
+                await sending
         finally:
-            found = await digest  # no thread reads `data` after this
-        await self.send(Checksum(found))
+            if sending is not None:
+                sending.cancel()
+        cipher.finalize()
+        await self.send(Tag(cipher.tag))
 
     async def receive_data(self, size: int) -> memoryview:
         """So many bytes. Raises `KvTransferError` when they are damaged, or fewer."""
-        data = memoryview(bytearray(size))
-        seen = hashlib.sha256()
-        digest: asyncio.Task[bytes] | None = None
+        data = memoryview(bytearray(size + _CIPHER_ROOM))
+        cipher = self._seal.data_cipher().decryptor()
+        opening: asyncio.Task[int] | None = None
         for start in range(0, size, _PIECE_BYTES):
-            piece = data[start : start + _PIECE_BYTES]
-            await self._fill(piece)
-            if digest is not None:
-                await digest
-            digest = asyncio.create_task(asyncio.to_thread(_digest, seen, piece))
-        if digest is not None:
-            await digest
-        if (await self.receive(Checksum)).digest != seen.digest():
-            raise KvTransferError("the bytes were damaged on the way")
-        return data
+            end = min(start + _PIECE_BYTES, size)
+            await self._fill(data[start:end])
+            if opening is not None:
+                await opening
+            into = data[start : end + _CIPHER_ROOM]
+            work = asyncio.to_thread(cipher.update_into, data[start:end], into)
+            opening = asyncio.create_task(work)
+        if opening is not None:
+            await opening
+        try:
+            cipher.finalize_with_tag((await self.receive(Tag)).tag)
+        except (InvalidTag, ValueError) as error:  # ValueError: it is too short for a tag
+            raise KvTransferError("the bytes were damaged on the way") from error
+        return data[:size]
 
     async def _fill(self, data: memoryview) -> None:
         while data:
@@ -423,11 +439,6 @@ class _Channel:
             if not size:
                 raise KvTransferError("the other end hung up: it stopped, or it has another key")
             data = data[size:]
-
-
-def _digest(seen: hashlib._Hash, data: memoryview) -> bytes:
-    seen.update(data)
-    return seen.digest()
 
 
 async def _connected(loop: asyncio.AbstractEventLoop, source: KvSource) -> socket.socket:

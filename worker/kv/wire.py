@@ -10,16 +10,16 @@ requests. A frame is a length (4 bytes, little-endian), a body (msgpack) and a M
     Hello(version, nonce)              →
                                        ←     Challenge(nonce)
     Fetch(which, of what, from where)  →
-                                       ←     Reply(error, or size), the bytes, Checksum
+                                       ←     Reply(error, or size), the bytes, Tag
 
 Between processes of one machine the reply may name memory, which the taker maps; it says whether it
-could (`Mapped`), and bytes and checksum follow if not.
+could (`Mapped`), and bytes and tag follow if not.
 
 A MAC is HMAC-SHA256 under the key over the kind of frame, both nonces and the body; that of `Hello`
 is over its own nonce alone and proves nothing. So what was recorded of one connection is worth
 nothing on another, and a frame of one kind does not pass for one of another. The bytes themselves
-are covered by the SHA-256 behind them, so who lacks the key can neither damage nor replace them,
-but can read them.
+are encrypted by AES-256-GCM under a key of this connection, made of key and nonces; who lacks the
+key can neither read nor alter them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ import secrets
 from typing import TypeVar
 
 import msgspec
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import GCM
 
 from worker.errors import KvTransferError
 from worker.kv.content import KvShape
 
-VERSION = 2
+VERSION = 3
 NONCE_BYTES = 16
 MAC_BYTES = 32
 LENGTH_BYTES = 4
@@ -92,14 +95,14 @@ class Mapped(msgspec.Struct, frozen=True, array_like=True, tag="mapped"):
     ok: bool
 
 
-class Checksum(msgspec.Struct, frozen=True, array_like=True, tag="checksum"):
-    """The SHA-256 of all bytes: finds those that were damaged, cut short, mixed up or replaced."""
+class Tag(msgspec.Struct, frozen=True, array_like=True, tag="tag"):
+    """That of all bytes: finds those that were damaged, cut short, mixed up or replaced."""
 
-    digest: bytes
+    tag: bytes
 
 
-Sent = Hello | Challenge | Fetch | Reply | Mapped | Checksum
-Frame = TypeVar("Frame", Hello, Challenge, Fetch, Reply, Mapped, Checksum)
+Sent = Hello | Challenge | Fetch | Reply | Mapped | Tag
+Frame = TypeVar("Frame", Hello, Challenge, Fetch, Reply, Mapped, Tag)
 
 
 class Seal:
@@ -131,6 +134,11 @@ class Seal:
         if not hmac.compare_digest(mac, self._mac(body)):
             raise KvTransferError("the other end has another key")
         return frame
+
+    def data_cipher(self) -> Cipher[GCM]:
+        """For the bytes of this connection, once both ends have said Hello and Challenge."""
+        key = hmac.digest(self._key, self._nonces + b"data", "sha256")
+        return Cipher(AES(key), GCM(bytes(12)))  # it is used once, so any nonce will do
 
     def _note(self, frame: object) -> None:
         if isinstance(frame, Hello | Challenge):

@@ -12,11 +12,11 @@ from worker.executor import kv_cache
 from worker.executor.kv_cache import (
     choose_num_blocks,
     copy_blocks,
+    gathered,
     gpu_room_bytes,
     read_tokens,
     write_tokens,
 )
-from worker.executor.kv_saving import gathered
 from worker.models.config import ModelConfig
 from worker.types import KvLoad
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import torch
 from tiny_checkpoint import save_checkpoint
-from tiny_llama import TINY, tiny_llama
+from tiny_llama import GPU_IF_ANY, TINY, tiny_llama
 
 from worker.config import (
     CacheConfig,
@@ -76,8 +76,8 @@ class Engine:
     ) -> None:
         num_blocks = NUM_BLOCKS * 4 // block_size
         if runner is None:
-            used = model or tiny_llama()
-            sizes = (num_blocks, block_size, used.config, dtype, torch.device("cpu"))
+            used = model or tiny_llama(device=GPU_IF_ANY)
+            sizes = (num_blocks, block_size, used.config, dtype, used.device)
             runner = ModelRunner(used, lambda: used, lambda: allocate(*sizes))
         name, *shape = runner.kv_shape
         self.connector = TcpConnector(

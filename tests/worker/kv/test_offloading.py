@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_checkpoint import save_checkpoint
-from tiny_llama import TINY, tiny_llama
+from tiny_llama import GPU_IF_ANY, TINY, tiny_llama
 
 from worker.config import (
     CacheConfig,
@@ -71,8 +71,8 @@ class Engine:
         overlap: bool = False,
         model: LlamaModel | None = None,
     ) -> None:
-        model = model or tiny_llama()
-        sizes = (num_blocks, block_size, model.config, dtype, torch.device("cpu"))
+        model = model or tiny_llama(device=GPU_IF_ANY)
+        sizes = (num_blocks, block_size, model.config, dtype, model.device)
         runner = ModelRunner(model, lambda: model, lambda: allocate(*sizes))
         speculation = None
         if speculative is not None:
@@ -266,6 +266,7 @@ def test_a_worker_is_built_with_tiers(tmp_path: Path) -> None:
             EngineConfig(
                 "torch",
                 str(tmp_path / "model"),
+                "float32",
                 num_blocks_override=8,
                 num_threads=1,
                 scheduler=SchedulerConfig(max_model_len=64),

@@ -201,6 +201,29 @@ def test_a_wrong_source_gives_nothing(change: dict[str, Any]) -> None:
         assert ended(taker.pull(source, DIGEST, 0)).part is not None
 
 
+@pytest.mark.usefixtures("sends")
+def test_who_listens_learns_nothing() -> None:
+    """No stretch of the KV is on the wire, and not the same bytes twice."""
+    heard: list[bytes] = []
+    with engine() as keeper, engine() as taker:
+        for _ in range(2):
+            said = bytearray()
+
+            def listen(data: bytearray, seen: int, said: bytearray = said) -> bytearray:
+                said += data
+                return data
+
+            relay = Relay(kept(keeper), listen)
+            part = ended(taker.pull(relay.source, DIGEST, 0)).part
+            assert part is not None
+            assert part.data == DATA
+            relay.close()
+            heard.append(bytes(said))
+    stretches = [bytes(DATA[at : at + 16]) for at in range(0, len(DATA), 1024)]
+    assert not any(stretch in said for stretch in stretches for said in heard)
+    assert heard[0][-500_000:-100] != heard[1][-500_000:-100]
+
+
 def _flipped(data: bytearray, seen: int) -> bytearray:
     if seen <= 500_000 < seen + len(data):
         data[500_000 - seen] ^= 1
