@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from picker.scheduling.latency_model import (
-    OF_EIGHT,
+    REQUESTS_UNIT,
     Latency,
     LatencyModels,
     LoadFeatures,
@@ -112,21 +112,17 @@ class LatencyLearner:
             served = None if metrics is None else metrics.served
             if served is None or served.generated_tokens is None:
                 continue
-            at, generated, look = (
-                served.read_at_seconds,
-                served.generated_tokens,
-                self._looks.get(key),
-            )
+            look, at = self._looks.get(key), served.read_at_seconds
             if look is not None and at <= look.read_at_seconds:
                 continue
             until = self.load_over_time(key, now_seconds).until(now_seconds, None)
-            self._looks[key] = _Look(at, generated, until)
+            self._looks[key] = _Look(at, served.generated_tokens, until)
             if look is None:
                 continue
             load, seconds = mean_load(self._loads[key], look.load, until), at - look.read_at_seconds
             tokens = served.generated_tokens - look.generated_tokens
             if load.running and tokens > 0 and seconds <= LONGEST_LOOK_SECONDS:
-                tpot_ms = 1000 * seconds * OF_EIGHT * load.running / tokens
+                tpot_ms = 1000 * seconds * REQUESTS_UNIT * load.running / tokens
                 self._learn(request, Latency.PER_TOKEN, load, key, tpot_ms)
 
     def forget(self, key: str) -> None:

@@ -56,7 +56,7 @@ SETTLED = 64  # samples until errors are held against each other
 DOUBT = 5000.0
 PULL, SLOWEST = 20, 1 / 200  # of the factors of endpoints: samples until they count; least step
 MOST_MODELS = 128  # clients name models; those that an endpoint serves are learned
-OF_EIGHT = 8  # requests
+REQUESTS_UNIT = 8  # of loads
 FRESH = 8  # samples between two looks at the percentile
 
 
@@ -80,8 +80,8 @@ class LoadFeatures(NamedTuple):
     """Of an endpoint, and what it has of the request; of order 1.
 
     In 1024 tokens: what is not cached of the prompt, what is, and what is not of the prompts of
-    requests that this picker has sent there and that have no first token yet. In `OF_EIGHT`
-    requests: those that wait and those that run.
+    requests that this picker has sent there and that have no first token yet. In eights
+    (`REQUESTS_UNIT`): the requests that wait and those that run.
     """
 
     one: float
@@ -129,7 +129,7 @@ def costs_ms(
     """
     _, uncached, cached, _, _, _, _, uncached_running = first.weights
     uncached -= cached  # cached tokens cost something too
-    token = num_tokens * max(0.0, each.weights[_RUNNING]) / OF_EIGHT
+    token = num_tokens * max(0.0, each.weights[_RUNNING]) / REQUESTS_UNIT
     at_first, at_each = first.factors.get, each.factors.get
     costs = list[float]()
     for own, (endpoint, (_, u, _, _, w, r, _, x)) in zip(own_ms, loads.items(), strict=True):
@@ -137,7 +137,7 @@ def costs_ms(
         added = token * at_each(endpoint, 1.0)
         if prompt > 0.0:
             added += prompt
-        costs.append(own + OF_EIGHT * (r + w) * added)
+        costs.append(own + REQUESTS_UNIT * (r + w) * added)
     return costs
 
 

@@ -60,7 +60,7 @@ from picker.plugins._shared.prediction_servers import LOOK_UP_SECONDS, Predictio
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.scheduling.latency_learner import LatencyLearner, features_of, latency_of
-from picker.scheduling.latency_model import OF_EIGHT, Latency, LoadFeatures, costs_ms
+from picker.scheduling.latency_model import REQUESTS_UNIT, Latency, LoadFeatures, costs_ms
 from picker.scheduling.latency_objectives import LatencyObjectives, latency_objectives
 from picker.scheduling.latency_predictor import (
     Features,
@@ -266,13 +266,13 @@ class PredictedLatencyProducer:
             waiting, running = metrics.waiting_requests, metrics.running_requests
             if own > waiting + running:  # as in `load_signals`
                 waiting, running = own - running, own - waiting
-            share = running / OF_EIGHT
+            share = running / REQUESTS_UNIT
             loads[key] = LoadFeatures(
                 1.0,
                 uncached,
                 prompt - uncached,
                 pending.get(key, 0.0),
-                waiting / OF_EIGHT,
+                waiting / REQUESTS_UNIT,
                 share,
                 metrics.kv_cache_usage,
                 uncached * share,
