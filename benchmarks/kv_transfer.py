@@ -2,8 +2,8 @@
 
 `python -m benchmarks.kv_transfer`, from the repository root. 64 MiB a transfer, in turns: a copy in
 memory, bare sockets (`sendall` to `recv_into` on loopback, two threads), the connector with bytes
-sent, the connector with memory shared. Median and least of the wall times; both connectors run in
-this process, each on its own thread.
+sent, the connector with memory shared; with `--nixl`, where that is installed, connectors that use
+it. Median and least of the wall times; all connectors run in this process, each on its own thread.
 
 With `--model PATH` instead: prompts that one engine runs and hands over, against the same engine
 that computes them itself, by length; both engines are in this process.
@@ -30,6 +30,7 @@ from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest, RequestOutput
 from worker.engine.process import build_core
 from worker.kv.content import KvShape
+from worker.kv.nixl import NixlTransport
 from worker.kv.tcp import TcpConnector
 from worker.types import KvSource, SamplingParams
 
@@ -134,6 +135,7 @@ def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, help="engines on this checkpoint, instead of bytes")
+    parser.add_argument("--nixl", action="store_true", help="a turn of NIXL as well")
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 256, 512, 1024])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", default="auto")
@@ -159,6 +161,12 @@ def main() -> None:
         "bytes sent": sent,
         "memory shared": lambda data: transferred(keeper, taker, data),
     }
+    connectors = [keeper, taker]
+    if args.nixl:
+        for config in configs:
+            nixl = NixlTransport.load(config)
+            connectors.append(TcpConnector(config, key, shape, TOKEN_BYTES, None, nixl))
+        ways["read by NIXL"] = lambda data: transferred(*connectors[2:], data)
     times: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(TURNS + 1):
         for name, way in ways.items():
@@ -166,8 +174,8 @@ def main() -> None:
             way(data)
             if turn:
                 times[name].append((time.perf_counter() - start) * 1e3)
-    keeper.close()
-    taker.close()
+    for connector in connectors:
+        connector.close()
     for name, spent in times.items():
         median = statistics.median(spent)
         rate = len(data) / median / 1e6

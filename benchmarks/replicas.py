@@ -1,33 +1,24 @@
-"""What a picker gains over round robin, what several active replicas lose against one, and what
-their exchange costs.
+"""What the exchange between active replicas of the picker costs.
 
-    python benchmarks/replicas.py [--seconds 60] [--rate 40]
+    python benchmarks/replicas.py
 
-First a fleet in virtual time, made of the production cores: requests of 48 shared beginnings come
-to 1, 2 or 4 replicas by lot, with and without their exchange, and with 0 replicas to the workers
-in turn. Prompt tokens found cached, time to the first token, how uneven the workers are loaded,
-bytes between replicas. Then two exchanges of this process over real connections on loopback: CPU of
-a replica by the rate of its decisions (64 blocks each, 100 endpoints), of both directions. Fixed
-seed; the virtual part gives the same numbers on every machine. Prints tables and writes
-benchmarks/results/replicas.json.
+Two exchanges of this process over real connections on loopback: CPU of a replica by the rate of its
+decisions (64 blocks each, 100 endpoints), of both directions, and bytes. Fixed seed. Prints a table
+and writes benchmarks/results/replicas.json.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import platform
 import time
-from dataclasses import replace
 from random import Random
 from typing import Any
 
 import numpy as np
 import uvloop
 from result_files import RESULTS, write_results
-from shared_prefixes import WORKER, SharedPrefixes, run
 
-from fleet.sim.virtual_replicas import ReplicasSettings
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.peers.discovery import PeerAddress
 from picker.peers.exchange import ExchangeSettings, PeerExchange
@@ -47,32 +38,6 @@ RESULTS_FILE = RESULTS / "replicas.json"
 ENDPOINTS, BLOCKS = 100, 64
 DECISION_RATES = (0, 100, 500, 2000)
 EXCHANGE_SECONDS = 4.0
-
-
-def virtual(load: SharedPrefixes) -> list[dict[str, Any]]:
-    """The load with each number of replicas, with and without the exchange; 0: round robin."""
-    rows = []
-    one = ReplicasSettings(replicas=1, shares=False, worker=WORKER)
-    for replicas, shares in ((0, False), (1, False), (2, False), (2, True), (4, False), (4, True)):
-        seen = run(replace(one, replicas=replicas, shares=shares), load)
-        waits = sorted(each.ttft_seconds for each in seen.served)
-        row = {
-            "replicas": replicas,
-            "exchange": shares,
-            "requests": len(seen.served),
-            "hit_rate": round(seen.hit_rate(), 4),
-            "ttft_p50_ms": round(1000 * waits[len(waits) // 2], 1),
-            "ttft_p95_ms": round(1000 * waits[len(waits) * 95 // 100], 1),
-            "imbalance": round(seen.imbalance, 3),
-            "bytes_per_second": round(seen.bytes_sent / load.seconds),
-        }
-        rows.append(row)
-        print(
-            f"{replicas:>8} {'yes' if shares else 'no':>8} {row['requests']:>8}"
-            f" {100 * seen.hit_rate():>7.1f}% {row['ttft_p50_ms']:>8} {row['ttft_p95_ms']:>8}"
-            f" {row['imbalance']:>9} {row['bytes_per_second']:>8}"
-        )
-    return rows
 
 
 class Deciding:
@@ -145,18 +110,8 @@ async def over_connections(rate: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure both."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--rate", type=float, default=40.0)
-    options = parser.parse_args()
-    print(
-        f"{'replicas':>8} {'exchange':>8} {'requests':>8} {'cached':>8} {'p50 ms':>8} {'p95 ms':>8}"
-        f" {'imbalance':>9} {'bytes/s':>8}"
-    )
-    load = SharedPrefixes(seconds=options.seconds, rate=options.rate, num_output=64, seed=SEED)
-    rows = virtual(load)
-    print(f"\n{'decisions/s':>11} {'cores':>7} {'µs each':>8} {'bytes/s':>9}")
+    """Measure each rate."""
+    print(f"{'decisions/s':>11} {'cores':>7} {'µs each':>8} {'bytes/s':>9}")
     costs = []
     for rate in DECISION_RATES:
         cost = uvloop.run(over_connections(rate))
@@ -167,7 +122,7 @@ def main() -> None:
             f" {cost['bytes_per_second']:>9}"
         )
     machine = {"python": platform.python_version(), "machine": platform.machine()}
-    document = {"seed": SEED, **machine, "virtual": rows, "exchange": costs}
+    document = {"seed": SEED, **machine, "exchange": costs}
     write_results(RESULTS_FILE, document)
 
 

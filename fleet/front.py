@@ -38,7 +38,8 @@ import msgspec
 from aiohttp import web
 
 from fleet.front_flags import build_parser
-from fleet.http_proxy import Headers, error_answer, new_session, of_json, pass_on, passed_on, serve
+from fleet.http_proxy import error_answer, pass_on, serve
+from worker.api.routes.prefill_leg import Headers, new_session, of_json, passed_on
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class Front:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """One request, from its client to the end of the answer."""
-        headers = passed_on(request.headers)
+        headers = passed_on(request.headers.items())
         url = f"{self.options.gateway.rstrip('/')}{request.rel_url}"
         if not _is_held(request):
             data = request.content if request.body_exists else None
@@ -225,7 +226,7 @@ class _Client:
         response = self.response
         try:
             if response is None:
-                headers = passed_on(source.headers, STATE_HEADER)
+                headers = passed_on(source.headers.items(), STATE_HEADER)
                 response = web.StreamResponse(
                     status=source.status, reason=source.reason, headers=headers
                 )

@@ -4,42 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 import aiohttp
 import msgspec
 from aiohttp import web
 
 from fleet.errors import FleetError
+from worker.api.routes.prefill_leg import Headers, passed_on
 
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 64 << 20
-_CONNECT_SECONDS = 5.0
-# Of one connection, or what the client library sets anew.
-_OF_A_CONNECTION = re.compile(
-    "connection|keep-alive|proxy-authenticate|proxy-authorization|te|trailer|transfer-encoding"
-    "|upgrade|host|content-length|expect",
-    re.IGNORECASE,
-)
-_OF_A_BODY = ("content-type", "content-encoding", "accept-encoding")
 
-Headers = list[tuple[str, str]]
 Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-def new_session() -> aiohttp.ClientSession:
-    """Connections to servers: as many as there are requests, without a limit of time."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
-        auto_decompress=False,
-        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-        cookie_jar=aiohttp.DummyCookieJar(),
-    )
 
 
 def runner_of(handle: Handle, drain_seconds: float, reads: bool = False) -> web.AppRunner:
@@ -90,21 +70,6 @@ async def serve(
     await runner.cleanup()
 
 
-def passed_on(headers: Mapping[str, str], *but: str) -> Headers:
-    """The headers that go on to the other side: all of the message's own `but` those."""
-    return [
-        (name, value)
-        for name, value in headers.items()
-        if not _OF_A_CONNECTION.fullmatch(name) and name.lower() not in but
-    ]
-
-
-def of_json(headers: Headers) -> Headers:
-    """For a body of our own making, which is not compressed; nor may the answer be."""
-    kept = [(name, value) for name, value in headers if name.lower() not in _OF_A_BODY]
-    return [*kept, ("Content-Type", "application/json")]
-
-
 def error_answer(status: int, kind: str, message: str) -> web.Response:
     text = {"object": "error", "message": message, "type": kind, "param": None, "code": status}
     return web.Response(
@@ -126,7 +91,9 @@ async def pass_on(
             request.method, url, data=data, headers=headers, allow_redirects=False
         ) as answer:
             response = web.StreamResponse(
-                status=answer.status, reason=answer.reason, headers=passed_on(answer.headers)
+                status=answer.status,
+                reason=answer.reason,
+                headers=passed_on(answer.headers.items()),
             )
             response.content_length = answer.content_length
             await response.prepare(request)

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import argparse
-import ipaddress
+import os
 
 from fleet.command_line import Parser, port, seconds, url
-
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+from worker.flag_types import networks
 
 
 def build_parser() -> Parser:
@@ -24,20 +22,21 @@ def build_parser() -> Parser:
     add("--port", type=port, default=8000, help="port to listen on (default: %(default)s)")
     text = "the decode worker (default: %(default)s)"
     add("--decoder", type=url, default="http://127.0.0.1:8200", metavar="URL", help=text)
+    text = "how the workers hand over KV: as vLLM's NIXL connector (nixlv2), or SGLang"
+    add("--kv-connector", choices=("nixlv2", "sglang"), default="nixlv2", help=text)
+    text = (
+        "port where SGLang's prefill workers serve rooms: with Pointsman's, their kv_port (default:"
+        " SGLANG_BOOTSTRAP_PORT, else 8998)"
+    )
+    given = os.environ.get("SGLANG_BOOTSTRAP_PORT", "8998")
+    add("--bootstrap-port", type=port, default=given, metavar="PORT", help=text)
     text = (
         "networks whose prefill workers may be asked, such as 10.8.0.0/16,fd00::/8 (default: all"
         " private ones but link-local addresses)"
     )
-    add("--prefiller-networks", type=_networks, metavar="LIST", help=text)
+    add("--prefiller-networks", type=networks, metavar="LIST", help=text)
     text = "how long a prefill may take; then the decode worker computes (default: %(default)g s)"
     add("--prefill-timeout", type=seconds, default=120.0, metavar="SECONDS", help=text)
     text = "how long running requests get to finish after SIGTERM (default: %(default)g s)"
     add("--drain-timeout", type=seconds, default=30.0, metavar="SECONDS", help=text)
     return parser
-
-
-def _networks(text: str) -> tuple[Network, ...]:
-    try:
-        return tuple(ipaddress.ip_network(one.strip()) for one in text.split(","))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error

@@ -174,6 +174,7 @@ class KvEventsConfig:
     int_block_hashes: bool = True
 
 
+KV_CONNECTORS = ("TcpConnector", "NixlConnector")
 KV_ROLES = ("kv_producer", "kv_consumer", "kv_both")
 
 
@@ -185,7 +186,7 @@ class KvTransferConfig:
     one that they can reach. KV for others is kept for `kv_lease_duration` seconds, and is of
     `kv_buffer_size` bytes at most; as many may be on their way here. A transfer that takes longer
     than `kv_transfer_timeout` seconds is given up. `key_file` has the key that engines share
-    (None: that in the environment, see `worker.kv.tcp`).
+    (None: that in the environment, see `worker.kv.tcp`). `backends` are NIXL's.
     """
 
     kv_connector: str = "TcpConnector"
@@ -197,6 +198,7 @@ class KvTransferConfig:
     kv_lease_duration: float = 30.0
     kv_transfer_timeout: float = 10.0
     key_file: str | None = None
+    backends: tuple[str, ...] = ("UCX",)
 
     @property
     def gives(self) -> bool:
@@ -350,6 +352,11 @@ class ApiConfig:
     embedding_size: int | None = None
     logits_processors: tuple[str, ...] = ()  # names of those that requests may ask for
     kv_role: str | None = None  # one of KV_ROLES; None: KV stays here
+    # Have prompts run by the prefill worker that a request's header names: in these networks (None:
+    # private ones), for so long at most.
+    pd_proxy: bool = False
+    prefiller_networks: tuple[str, ...] | None = None
+    prefill_timeout_seconds: float = 120.0
 
 
 @dataclass(frozen=True, slots=True)

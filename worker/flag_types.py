@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import ipaddress
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -76,6 +77,14 @@ def whole_numbers(text: str) -> tuple[int, ...]:
     if min(values) < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1 each, got {text}")
     return values
+
+
+def networks(text: str) -> tuple[str, ...]:
+    """10.8.0.0/16,fd00::/8: networks in CIDR notation."""
+    try:
+        return tuple(str(ipaddress.ip_network(one.strip())) for one in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def positive(text: str) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from worker.config import (
+    KV_CONNECTORS,
     KV_ROLES,
     OFFLOADING_POLICIES,
     EngineConfig,
@@ -21,7 +22,7 @@ from worker.config import (
 )
 from worker.engine.block_hash import RANDOM_SEED
 from worker.errors import ConfigError
-from worker.flag_types import Flag, configured, positive
+from worker.flag_types import Flag, configured, networks, positive
 
 _MOST_OF_A_TRANSFER = 1e15  # bytes or seconds
 _MOST_BATCHES = (1 << 31) - 1
@@ -39,6 +40,25 @@ KV_FLAGS = (
         "let other workers have the KV of prompts, or take it from them, such as"
         ' {"kv_connector": "TcpConnector", "kv_role": "kv_both"} (see disaggregation.md)',
         metavar="JSON",
+    ),
+    Flag(
+        "--pd-proxy",
+        bool,
+        "have prompts run by the prefill worker that a request's header x-prefiller-host-port"
+        " names, as `pointsman sidecar` does, and let no client say where KV is taken from",
+    ),
+    Flag(
+        "--prefiller-networks",
+        networks,
+        "networks whose workers --pd-proxy may ask, such as 10.8.0.0/16,fd00::/8 (default: all"
+        " private ones but link-local addresses)",
+        metavar="LIST",
+    ),
+    Flag(
+        "--prefill-timeout",
+        positive,
+        "seconds that such a prefill may take; then the prompt is run here (default %(default)s)",
+        "prefill_timeout_seconds",
     ),
     Flag(
         "--kv-offloading-size",
@@ -75,6 +95,8 @@ def kv_transfer_config(
     """
     flag = "--kv-transfer-config"
     if options.kv_transfer_config is None:
+        if options.pd_proxy:
+            raise ConfigError(f"--pd-proxy needs {flag} with kv_role kv_consumer or kv_both")
         return None
     try:
         given = msgspec.json.decode(options.kv_transfer_config, type=dict[str, Any])
@@ -89,6 +111,8 @@ def kv_transfer_config(
         raise ConfigError(f"{flag}: {error}") from error
     _check_transfers(config)
     _check_kv_moves(flag, engine)
+    if options.pd_proxy and not config.takes:
+        raise ConfigError(f"--pd-proxy needs kv_role kv_consumer or kv_both, not {config.kv_role}")
     return config
 
 
@@ -132,8 +156,8 @@ def kv_offloading_config(
 
 def _check_transfers(config: KvTransferConfig) -> None:
     wrong = None
-    if config.kv_connector != "TcpConnector":
-        wrong = f"kv_connector is TcpConnector, not {config.kv_connector!r}"
+    if config.kv_connector not in KV_CONNECTORS:
+        wrong = f"kv_connector is {' or '.join(KV_CONNECTORS)}, not {config.kv_connector!r}"
     elif config.kv_role not in KV_ROLES:
         wrong = f"kv_role is one of {', '.join(KV_ROLES)}, not {config.kv_role!r}"
     elif not _is_reachable(config.kv_ip):
@@ -142,6 +166,8 @@ def _check_transfers(config: KvTransferConfig) -> None:
         wrong = f"engine_id must have 1 to 512 characters, got {len(config.engine_id)}"
     elif not 0 <= config.kv_port < 1 << 16:
         wrong = f"kv_port must be in [0, 65535], got {config.kv_port}"
+    elif not config.backends:
+        wrong = "backends must name one of NIXL's, such as UCX"
     for name in ("kv_buffer_size", "kv_lease_duration", "kv_transfer_timeout"):
         if not 0 < getattr(config, name) < _MOST_OF_A_TRANSFER:
             wrong = f"{name} must be above 0, got {getattr(config, name):g}"

@@ -208,12 +208,13 @@ class ScheduledSequence:
 
 class KvSource(msgspec.Struct, frozen=True, array_like=True):
     """Where the KV of the first `num_tokens` tokens of a prompt can be had, once: from the engine
-    `engine_id`, which listens on `host`:`port` and keeps it as `transfer_id`.
+    `engine_id`, which listens on `host`:`port` and keeps it as `transfer_id`. None: from whichever
+    does, as soon as it has it.
     """
 
     host: str
     port: int
-    engine_id: str
+    engine_id: str | None
     transfer_id: str
     num_tokens: int
 

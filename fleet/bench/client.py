@@ -19,32 +19,38 @@ _MAX_REFUSAL_BYTES = 400
 _EVENT_STREAM = b"text/event-stream"
 
 
-class _Delta(msgspec.Struct):
+class _Delta(msgspec.Struct, gc=False):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: Any = None
 
+    @property
+    def rest(self) -> str:
+        """Whatever else is made of tokens."""
+        text = self.reasoning_content or self.reasoning
+        return text or ("" if self.tool_calls is None else str(self.tool_calls))
 
-class _Choice(msgspec.Struct):
+
+class _Choice(msgspec.Struct, gc=False):
     delta: _Delta | None = None
     text: str | None = None
 
 
-class _PromptDetails(msgspec.Struct):
+class _PromptDetails(msgspec.Struct, gc=False):
     cached_tokens: int | None = None
 
 
-class _Usage(msgspec.Struct):
+class _Usage(msgspec.Struct, gc=False):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: _PromptDetails | None = None
 
 
-class _Chunk(msgspec.Struct):
+class _Chunk(msgspec.Struct, gc=False):
     """What is read of a chunk of either API."""
 
-    choices: list[_Choice] = []
+    choices: tuple[_Choice, ...] = ()
     usage: _Usage | None = None
     error: Any = None
 
@@ -99,6 +105,7 @@ class Connection(asyncio.Protocol):
         self._done: asyncio.Future[None] | None = None
         self._now = 0.0
         self._rest = b""
+        self._pieces: list[bytes] = []
         self._is_stream = False
         self._is_whole = False
         self._heard = False
@@ -135,56 +142,60 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._finish(f"no HTTP answer: {error}")
             self.abort()
+        self._read()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"content-type":
             self._is_stream = value.startswith(_EVENT_STREAM)
 
     def on_body(self, data: bytes) -> None:
-        if self._outcome is None:
+        self._pieces.append(data)  # one for each chunk of HTTP; read together, which is cheaper
+
+    def _read(self) -> None:
+        """What has come of the body."""
+        outcome, data = self._outcome, self._rest + b"".join(self._pieces)
+        self._pieces.clear()
+        if outcome is None:
             return
         if not self._is_stream:
-            self._rest = (self._rest + data)[:_MAX_REFUSAL_BYTES]
+            self._rest = data[:_MAX_REFUSAL_BYTES]
             return
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._rest = data.split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
-                self._event(self._outcome, line[5:].strip())
+                self._event(outcome, line[5:])
 
     def _event(self, outcome: Record, data: bytes) -> None:
-        if data == b"[DONE]":
-            self._is_whole = True
-            return
         try:
             chunk = _decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            outcome.error = outcome.error or f"no chunk of the API: {error}"
+            if data.strip() == b"[DONE]":
+                self._is_whole = True
+            else:
+                outcome.error = outcome.error or f"no chunk of the API: {error}"
             return
-        if chunk.error is not None:
-            outcome.error = outcome.error or f"error event: {_reason(data)}"
+        for choice in chunk.choices:
+            delta = choice.delta
+            text = choice.text if delta is None else delta.content or delta.rest
+            if text:
+                now, last = self._now, outcome.last_token
+                outcome.last_token = now
+                if outcome.first_token is None:
+                    outcome.first_token = now
+                else:
+                    outcome.gaps.append(now - last)
+                if outcome.text is not None:
+                    outcome.text.append(text)
         if chunk.usage is not None:
             details = chunk.usage.prompt_tokens_details
             outcome.prompt_tokens = chunk.usage.prompt_tokens
             outcome.output_tokens = chunk.usage.completion_tokens
             outcome.cached_tokens = 0 if details is None else details.cached_tokens or 0
-        for choice in chunk.choices:
-            text, delta = choice.text, choice.delta
-            if delta is not None:
-                text = delta.content or delta.reasoning_content or delta.reasoning
-                text = text or ("" if delta.tool_calls is None else str(delta.tool_calls))
-            if text:
-                self._token(outcome, text)
-
-    def _token(self, outcome: Record, text: str) -> None:
-        if outcome.first_token is None:
-            outcome.first_token = self._now
-        else:
-            outcome.gaps.append(self._now - outcome.last_token)
-        outcome.last_token = self._now
-        if outcome.text is not None:
-            outcome.text.append(text)
+        if chunk.error is not None:
+            outcome.error = outcome.error or f"error event: {_reason(data)}"
 
     def on_message_complete(self) -> None:
+        self._read()
         if self._outcome is None:
             return
         if self._parser.should_keep_alive():

@@ -8,12 +8,10 @@ import os
 import resource
 import secrets
 import signal
-import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain
-from urllib.parse import urlsplit
 
 import httpx
 import uvloop
@@ -21,22 +19,21 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from fleet.bench.client import Client, Record
+from fleet.bench.client import Record
 from fleet.bench.comparison import Comparison, compare, comparison_lines
-from fleet.bench.driver import Driver, RequestForm
+from fleet.bench.driver import RequestForm
 from fleet.bench.flags import build_parser
 from fleet.bench.load import (
     Load,
     LoadSettings,
-    draws_of,
-    drive,
     loads_of,
     sessions_of,
     write_results,
 )
 from fleet.bench.picker_config import FollowedConfig, look_at, read_configs
 from fleet.bench.report import lines_of, stages_table
-from fleet.bench.summary import Stage, Summary, summary
+from fleet.bench.share import Endpoint, Share, endpoint_of, follow, started
+from fleet.bench.summary import Observed, Stage, Summary, stage_of, summary
 from fleet.bench.workload import WordRing
 from fleet.chat import first_model
 from fleet.errors import FleetError, UsageError
@@ -45,6 +42,7 @@ from fleet.running_picker import picker_url
 INTERRUPTED = 130
 LIVE_SECONDS = 1.0
 RECENT_SECONDS = 10.0
+BEGIN_SECONDS = 0.05
 _PROBE_WORDS = (8, 264)
 
 
@@ -61,6 +59,7 @@ class Settings(LoadSettings):
     compare: list[str] | None
     picker: str | None
     rounds: int
+    processes: int
     respect_eos: bool
 
     @property
@@ -75,50 +74,14 @@ class Settings(LoadSettings):
         if self.compared is not None and len(self.rate or self.concurrency or ()) > 1:
             name = "--rate a single rate or ramp" if self.rate else "--concurrency one number"
             raise UsageError(f"a comparison has one stage: give {name}")
+        if self.concurrency is not None and min(self.concurrency) < self.processes:
+            raise UsageError("--processes must not be more than --concurrency")
         if self.picker is not None and self.compare is None:
             raise UsageError("--picker is for --compare")
 
     def public(self) -> dict[str, object]:
         """Without headers, which may be credentials."""
         return {k: v for k, v in LoadSettings.public(self).items() if k != "header"}
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """Where requests go, and what is before their bodies."""
-
-    url: str
-    host: str
-    port: int
-    tls: ssl.SSLContext | None
-    head: bytes
-
-    def client(self, timeout_seconds: float) -> Client:
-        loop = asyncio.get_running_loop()
-
-        async def connect(protocol: Callable[[], asyncio.Protocol]) -> object:
-            return await loop.create_connection(protocol, self.host, self.port, ssl=self.tls)
-
-        return Client(connect, self.head, time.perf_counter, timeout_seconds)
-
-
-def endpoint_of(base: str, is_chat: bool, headers: Iterable[tuple[str, str]]) -> Endpoint:
-    """`base` is an address with or without the `/v1` that other clients want."""
-    parts = urlsplit(base)
-    path = parts.path.rstrip("/").removesuffix("/v1")
-    path += "/v1/chat/completions" if is_chat else "/v1/completions"
-    host = (parts.hostname or "").encode("idna").decode()
-    is_tls = parts.scheme == "https"
-    lines = [f"POST {path} HTTP/1.1", f"host: {parts.netloc.rpartition('@')[2]}"]
-    lines += ["content-type: application/json", "accept: text/event-stream"]
-    lines += [f"{name}: {value}" for name, value in headers]
-    return Endpoint(
-        url=base,
-        host=host,
-        port=parts.port or (443 if is_tls else 80),
-        tls=ssl.create_default_context() if is_tls else None,
-        head="".join(f"{line}\r\n" for line in lines).encode(),
-    )
 
 
 def bench_command(argv: Sequence[str], out: Callable[[str], None], screen: Console) -> int:
@@ -246,33 +209,44 @@ class Bench:
 
     async def _stage(self, turn: Turn, form: RequestForm, tokens_per_word: float) -> None:
         settings, load = self.settings, turn.load
-        client, rng = turn.endpoint.client(settings.timeout), draws_of(settings.seed, turn.draws)
-        # Texts are new in every stage and run, whatever the seed: what an earlier one left in a
-        # prefix cache serves no other.
-        ring = WordRing(rng.getrandbits(32) ^ secrets.randbits(64), tokens_per_word)
-        driver = Driver(client, form, time.perf_counter, settings.think, settings.requests)
-        sessions = self._sessions(ring, rng)
-        cpu = time.process_time()
-        try:
-            async with self._shown(load.name, driver):
-                await drive(driver, load, settings, sessions, rng)
-        finally:
-            client.close()
-            cpu = time.process_time() - cpu
-            self.stages.append(
-                Stage(
-                    load.name,
-                    driver.begun,
-                    time.perf_counter(),
-                    settings.warmup,
-                    driver.outcomes,
-                    driver.pulses,
-                    cpu,
-                )
-            )
+        share = Share(
+            number=0,
+            processes=settings.processes,
+            settings=LoadSettings(
+                **{f.name: getattr(settings, f.name) for f in fields(LoadSettings)}
+            ),
+            load=load,
+            draws=turn.draws,
+            endpoint=turn.endpoint,
+            form=form,
+            timeout_seconds=settings.timeout,
+            tokens_per_word=tokens_per_word,
+            # Texts are new in every stage and run, whatever the seed: what an earlier one left in a
+            # prefix cache serves no other.
+            novelty=secrets.randbits(64),
+        )
+        async with contextlib.AsyncExitStack() as stack:
+            processes = [
+                await stack.enter_async_context(started(replace(share, number=number)))
+                for number in range(share.processes)
+            ]
+            for one in processes:
+                await one.receive()  # it is ready
+            begun = time.perf_counter() + BEGIN_SECONDS
+            for one in processes:
+                one.channel.send(begun)
+            seen = [one.seen for one in processes]
+            try:
+                async with self._shown(load.name, begun, seen):
+                    await follow(processes)
+            finally:
+                ended = time.perf_counter()
+                self.stages.append(stage_of(load.name, begun, ended, settings.warmup, seen))
 
     @contextlib.asynccontextmanager
-    async def _shown(self, name: str, driver: Driver[bytes]) -> AsyncIterator[None]:
+    async def _shown(
+        self, name: str, begun: float, seen: Sequence[Observed]
+    ) -> AsyncIterator[None]:
         """With the last seconds on the screen, drawn once a second."""
         if not self._screen.is_terminal:
             yield
@@ -281,7 +255,7 @@ class Bench:
         async def draw(live: Live) -> None:
             while True:
                 await asyncio.sleep(LIVE_SECONDS)
-                live.update(Text("\n".join(self._picture(name, driver))), refresh=True)
+                live.update(Text("\n".join(self._picture(name, begun, seen))), refresh=True)
 
         with Live(console=self._screen, auto_refresh=False, transient=True) as live:
             task = asyncio.create_task(draw(live), name="live table")
@@ -290,17 +264,21 @@ class Bench:
             finally:
                 task.cancel()
 
-    def _picture(self, name: str, driver: Driver[bytes]) -> Iterator[str]:
+    def _picture(self, name: str, begun: float, seen: Sequence[Observed]) -> Iterator[str]:
         now = time.perf_counter()
-        recent = [one for one in driver.outcomes[-20_000:] if one.ended > now - RECENT_SECONDS]
-        since = min((one.intended for one in recent), default=now)
-        seen = Stage(name, since, now, 0.0, recent, driver.pulses[-200:], 0.0)
-        slo = self.settings.objective
+        recent = [
+            replace(one, pulses=one.pulses[-200:], outcomes=[
+                each for each in one.outcomes[-20_000:] if each.ended > now - RECENT_SECONDS
+            ])
+            for one in seen
+        ]  # fmt: skip
+        since = min((each.intended for one in recent for each in one.outcomes), default=now)
+        stage, slo = stage_of(name, since, now, 0.0, recent), self.settings.objective
         yield (
-            f"{now - driver.begun:.0f} s, {driver.started:,} begun, "
-            f"{driver.client.in_flight:,} in flight; of the last {RECENT_SECONDS:.0f} s:"
+            f"{now - begun:.0f} s, {sum(one.started for one in seen):,} begun, "
+            f"{sum(one.in_flight for one in seen):,} in flight; of the last {RECENT_SECONDS:.0f} s:"
         )
-        yield from list(lines_of(summary(seen, slo), slo))[: 6 if slo is None else 7]
+        yield from list(lines_of(summary(stage, slo), slo))[: 6 if slo is None else 7]
 
     def report(self) -> str:
         """What is printed."""

@@ -76,22 +76,24 @@ class Pulse:
 
 @dataclass(slots=True)
 class Driver(Generic[Body]):
-    """Owns what has become of the requests of one stage, in the order of their ends."""
+    """Owns what has become of the requests of one stage, in the order of their ends. The stage
+    begins at `begin_at`, by the clock, or at once.
+    """
 
     client: Sender[Body]
     form: Form[Body]
     clock: Clock
     think_seconds: float = 0.0
     max_requests: int | None = None
+    begin_at: float | None = None
     outcomes: list[Record] = field(default_factory=list)
     pulses: list[Pulse] = field(default_factory=list)
     begun: float = 0.0
     started: int = 0
 
     async def open_loop(self, arrivals: Iterable[tuple[float, Session]]) -> None:
-        """Begin each session at its time, in seconds from now; returns after the last answer."""
-        self.begun = self.clock()
-        pulse = asyncio.create_task(self._pulse(), name="pulse")
+        """Begin each session at its time in the stage; returns after the last answer."""
+        pulse = await self._begin()
         try:
             async with asyncio.TaskGroup() as group:
                 for at, session in arrivals:
@@ -108,8 +110,7 @@ class Driver(Generic[Body]):
         self, sessions: Iterator[Session], concurrency: int, seconds: float
     ) -> None:
         """Keep `concurrency` sessions going; none begins after `seconds`."""
-        self.begun = self.clock()
-        pulse = asyncio.create_task(self._pulse(), name="pulse")
+        pulse = await self._begin()
 
         async def one_after_the_other() -> None:
             while self.clock() - self.begun < seconds and not self._is_enough():
@@ -124,6 +125,11 @@ class Driver(Generic[Body]):
                     group.create_task(one_after_the_other(), name="slot")
         finally:
             pulse.cancel()
+
+    async def _begin(self) -> asyncio.Task[None]:
+        self.begun = self.clock() if self.begin_at is None else self.begin_at
+        await self._until(self.begun)
+        return asyncio.create_task(self._pulse(), name="pulse")
 
     def _is_enough(self) -> bool:
         return self.max_requests is not None and self.started >= self.max_requests
@@ -143,6 +149,7 @@ class Driver(Generic[Body]):
             if number == last or not outcome.is_good:
                 return
             messages.append({"role": "assistant", "content": "".join(outcome.text or ())})
+            outcome.text = None
             due = outcome.ended + self.think_seconds
             await self._until(due)
 

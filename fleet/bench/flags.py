@@ -34,6 +34,8 @@ def build_parser() -> Parser:
     group = add_load(parser)
     text = "after which a request has failed"
     group.add_argument("--timeout", type=positive, default=120.0, metavar="SECONDS", help=text)
+    text = "that share the load, which is the same whatever N: for rates that one cannot send"
+    group.add_argument("--processes", type=count, default=1, metavar="N", help=text)
     compared = group.add_mutually_exclusive_group()
     text = "a second endpoint: the same arrivals at both in alternating turns"
     compared.add_argument("--compare-url", type=url, metavar="URL", help=text)

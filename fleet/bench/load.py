@@ -139,21 +139,25 @@ async def drive(
     driver: Driver[Any],
     load: Load,
     settings: LoadSettings,
-    sessions: Iterable[Session],
+    sessions: Iterable[Session | None],
     rng: Random,
 ) -> None:
-    """One stage, from its first request to its last answer."""
+    """One stage, from its first request to its last answer. None is a session that another process
+    sends.
+    """
     if load.concurrency is not None:
-        await driver.closed_loop(iter(sessions), load.concurrency, settings.seconds)
+        own = (one for one in sessions if one is not None)
+        await driver.closed_loop(own, load.concurrency, settings.seconds)
     elif load.ramp is None:
         until = settings.duration or float("inf")
-        timed = ((one.at_seconds or 0.0, one) for one in sessions)
+        timed = ((one.at_seconds or 0.0, one) for one in sessions if one is not None)
         await driver.open_loop(pair for pair in timed if pair[0] < until)
     else:
         # Its own draws: the arrivals are the same whatever is asked.
-        own = Random(rng.getrandbits(64))
-        times = intended_times(load.ramp, settings.seconds, settings.burstiness, own)
-        await driver.open_loop(zip(times, sessions, strict=False))
+        arriving = Random(rng.getrandbits(64))
+        times = intended_times(load.ramp, settings.seconds, settings.burstiness, arriving)
+        every = zip(times, sessions, strict=False)
+        await driver.open_loop((at, one) for at, one in every if one is not None)
 
 
 def write_results(

@@ -47,14 +47,17 @@ def lines_of(one: Summary, slo: Slo | None) -> Iterator[str]:
     load = one.client
     if load is None:
         return
+    busiest = "" if load.processes == 1 else f" in the busiest of {load.processes} processes"
     yield (
         f"  client: {load.cpu_seconds_per_request * 1e6:.0f} µs of CPU a request, "
-        f"{load.busy_share:.0%} of a core, sends {load.late_p99_seconds * 1e3:.1f} ms late (p99)"
+        f"{load.busy_share:.0%} of a core{busiest}, "
+        f"sends {load.late_p99_seconds * 1e3:.1f} ms late (p99)"
     )
     if load.saturation is not None:
         yield (
             f"  The client was saturated: {load.saturation}. Latencies are longer than the "
-            "endpoint's: lower the load, or run the bench where it has a core to itself."
+            f"endpoint's: lower the load, or set --processes {load.processes + 1} where each has "
+            "a core to itself."
         )
 
 

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleet.bench.client import Record
-from fleet.bench.driver import Pulse
+from fleet.bench.driver import PULSE_SECONDS, Pulse
 from fleet.bench.slo import Slo
 
 LATE_SECONDS = 0.01
@@ -34,22 +34,27 @@ class Spread:
 @dataclass(frozen=True, slots=True)
 class ClientLoad:
     """The bench's own part: how late the 99th percentile of sends was, and of timers; share of a
-    core that it used; CPU seconds for each request.
+    core that it used (these of the worst of its processes); CPU seconds for each request.
     """
 
+    processes: int
     late_p99_seconds: float
     pulse_p99_seconds: float
     busy_share: float
     cpu_seconds_per_request: float
 
     @property
+    def _whose(self) -> str:
+        return "its" if self.processes == 1 else "one process's"
+
+    @property
     def saturation(self) -> str | None:
         """Why the numbers are the client's rather than the endpoint's; None: they are not."""
         late = max(self.late_p99_seconds, self.pulse_p99_seconds)
         if late > LATE_SECONDS:
-            return f"1 % of its sends or timers were {late * 1e3:.0f} ms late or more"
+            return f"1 % of {self._whose} sends or timers were {late * 1e3:.0f} ms late or more"
         if self.busy_share > BUSY_SHARE:
-            return f"it used {self.busy_share:.0%} of a core"
+            return f"{self._whose} CPU was {self.busy_share:.0%} of a core"
         return None
 
 
@@ -85,8 +90,7 @@ class Summary:
 @dataclass(frozen=True, slots=True)
 class Stage:
     """What was seen of one stage. `begun` and the outcomes' times are of one clock; the first
-    `warmup_seconds` are not counted. `cpu_seconds` are the client's, of all of it; None of a
-    simulation, whose client costs nothing.
+    `warmup_seconds` are not counted. `client` is None of a simulation, whose client costs nothing.
     """
 
     name: str
@@ -95,13 +99,41 @@ class Stage:
     warmup_seconds: float
     outcomes: Sequence[Record]
     pulses: Sequence[Pulse]
-    cpu_seconds: float | None
+    client: ClientLoad | None
 
     def counted(self) -> list[Record]:
         since = self.begun + self.warmup_seconds
         return sorted(
             (one for one in self.outcomes if one.intended >= since), key=lambda one: one.intended
         )
+
+
+@dataclass(slots=True)
+class Observed:
+    """What a process of the bench has seen and used, of a stage or of a part of it."""
+
+    outcomes: list[Record]
+    pulses: list[Pulse]
+    started: int
+    in_flight: int
+    cpu_seconds: float
+
+
+def stage_of(
+    name: str, begun: float, ended: float, warmup_seconds: float, processes: Sequence[Observed]
+) -> Stage:
+    """What several processes have seen of one stage, which all of them count from `begun`."""
+    outcomes = [outcome for one in processes for outcome in one.outcomes]
+    # Processes look at about the same times. One that is done looks no more: none is in flight.
+    looks = [(pulse, number) for number, one in enumerate(processes) for pulse in one.pulses]
+    for number, one in enumerate(processes):
+        looks += [(Pulse(last.at + PULSE_SECONDS, 0.0, 0), number) for last in one.pulses[-1:]]
+    in_flight, rounds = [0] * len(processes), dict[int, Pulse]()
+    for pulse, number in sorted(looks, key=lambda look: look[0].at):
+        in_flight[number] = pulse.in_flight
+        rounds[int(pulse.at / PULSE_SECONDS)] = replace(pulse, in_flight=sum(in_flight))
+    load = _client_load(processes, ended - begun)
+    return Stage(name, begun, ended, warmup_seconds, outcomes, [*rounds.values()], load)
 
 
 def spread(values: Sequence[float] | NDArray[np.float64]) -> Spread | None:
@@ -141,7 +173,7 @@ def summary(stage: Stage, slo: Slo | None) -> Summary:
         goodput=goodput,
         goodput_rate=None if within is None else within / window,
         missed=() if slo is None else tuple(_missed(slo, goodput, spreads)),
-        client=client_load(stage),
+        client=stage.client,
     )
 
 
@@ -156,17 +188,24 @@ def spreads_of(good: Sequence[Record]) -> dict[str, Spread | None]:
     }
 
 
-def client_load(stage: Stage) -> ClientLoad | None:
-    """Over the whole stage: a warm-up that was late makes what follows late."""
-    if stage.cpu_seconds is None:
-        return None
-    late = [one.sent - one.intended for one in stage.outcomes if one.sent is not None]
-    pulses = [one.late_seconds for one in stage.pulses]
+def _client_load(processes: Sequence[Observed], seconds: float) -> ClientLoad:
+    """Over the `seconds` of a whole stage: a warm-up that was late makes what follows late."""
+
+    def late_p99(one: Observed) -> float:
+        late = [each.sent - each.intended for each in one.outcomes if each.sent is not None]
+        return float(np.quantile(late, 0.99)) if late else 0.0
+
+    def pulse_p99(one: Observed) -> float:
+        late = [each.late_seconds for each in one.pulses]
+        return float(np.quantile(late, 0.99)) if late else 0.0
+
+    requests = sum(len(one.outcomes) for one in processes)
     return ClientLoad(
-        late_p99_seconds=float(np.quantile(late, 0.99)) if late else 0.0,
-        pulse_p99_seconds=float(np.quantile(pulses, 0.99)) if pulses else 0.0,
-        busy_share=stage.cpu_seconds / max(1e-9, stage.ended - stage.begun),
-        cpu_seconds_per_request=stage.cpu_seconds / max(1, len(stage.outcomes)),
+        processes=len(processes),
+        late_p99_seconds=max(map(late_p99, processes)),
+        pulse_p99_seconds=max(map(pulse_p99, processes)),
+        busy_share=max(one.cpu_seconds for one in processes) / max(1e-9, seconds),
+        cpu_seconds_per_request=sum(one.cpu_seconds for one in processes) / max(1, requests),
     )
 
 

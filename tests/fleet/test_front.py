@@ -15,7 +15,8 @@ from aiohttp import web
 from noting_server import Server, listening
 
 from fleet.front import Front, FrontOptions, Marks
-from fleet.http_proxy import new_session, runner_of
+from fleet.http_proxy import runner_of
+from worker.api.routes.prefill_leg import new_session
 
 CHAT = "/v1/chat/completions"
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "Zwölf"}], "stream": True}

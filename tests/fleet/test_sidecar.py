@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import ipaddress
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -15,8 +15,10 @@ import pytest
 from aiohttp import web
 from noting_server import Handler, Server, listening
 
-from fleet.http_proxy import new_session, runner_of
-from fleet.sidecar import Sidecar, SidecarOptions, prefill_body
+from fleet.http_proxy import runner_of
+from fleet.sidecar import Sidecar, SidecarOptions
+from fleet.sidecar_flags import build_parser
+from worker.api.routes.prefill_leg import prefill_body
 
 KEPT = {
     "do_remote_prefill": True,
@@ -59,6 +61,7 @@ class House:
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
         self.prefiller, self.decoder = Server(keeps), Server(streams)
+        self.sidecar_stack = AsyncExitStack()
 
     async def start(self, **options: Any) -> House:
         await self._stack.enter_async_context(self.prefiller.serving())
@@ -67,13 +70,16 @@ class House:
             "host": "",
             "port": 0,
             "decoder": f"http://{self.decoder.address}",
+            "kv_connector": "nixlv2",
+            "bootstrap_port": 8998,
             "prefiller_networks": None,
             "prefill_timeout": 60.0,
             "drain_timeout": 1.0,
         }
-        session = await self._stack.enter_async_context(new_session())
-        handle = Sidecar(SidecarOptions(**{**given, **options}), session).handle
-        runner = runner_of(handle, 1.0, reads=True)
+        await self._stack.enter_async_context(self.sidecar_stack)
+        running = Sidecar.running(SidecarOptions(**{**given, **options}))
+        sidecar = await self.sidecar_stack.enter_async_context(running)
+        runner = runner_of(sidecar.handle, 1.0, reads=True)
         self.url = f"http://{await listening(runner)}"
         self._stack.push_async_callback(runner.cleanup)
         self.client = await self._stack.enter_async_context(aiohttp.ClientSession())
@@ -217,7 +223,7 @@ async def test_only_allowed_prefillers_are_asked(house: House, prefiller: str) -
 
 
 async def test_networks_can_be_named(house: House) -> None:
-    await house.start(prefiller_networks=(ipaddress.ip_network("10.0.0.0/8"),))
+    await house.start(prefiller_networks=("10.0.0.0/8",))
     assert (await house.ask())[0] == 403
 
 
@@ -252,18 +258,91 @@ async def test_a_client_that_leaves_ends_the_leg(house: House, leg: str) -> None
     await asyncio.wait_for(server.left.wait(), 60)
 
 
-@pytest.mark.parametrize("spelling", ["kv_transfer_params", "kv_transfer\\u005fparams"])
+@pytest.mark.parametrize(
+    ("field", "spelling"),
+    [
+        ("kv_transfer_params", "kv_transfer_params"),
+        ("kv_transfer_params", "kv_transfer\\u005fparams"),
+        ("bootstrap_host", "bootstrap_host"),
+        ("bootstrap_port", "bootstrap_port"),
+        ("bootstrap_room", "bootstrap\\u005froom"),
+    ],
+)
 @pytest.mark.parametrize("is_packed", [False, True])
 async def test_a_client_does_not_say_where_kv_is_taken_from(
-    house: House, spelling: str, is_packed: bool
+    house: House, field: str, spelling: str, is_packed: bool
 ) -> None:
     """However it spells or packs its body: the decode worker would connect there."""
     await house.start()
-    body = json.dumps({**ASKED, "kv_transfer_params": KEPT}).encode()
-    body = body.replace(b"kv_transfer_params", spelling.encode())
+    body = json.dumps({**ASKED, field: KEPT}).encode()
+    body = body.replace(field.encode(), spelling.encode())
     data, headers = (gzip.compress(body), {"content-encoding": "gzip"}) if is_packed else (body, {})
     async with house.client.post(house.url + CHAT, data=data, headers=headers) as answer:
         assert answer.status == 200
     ((_, _, told, decode),) = house.decoder.asked
     assert json.loads(decode) == ASKED
     assert "content-encoding" not in told
+
+
+async def test_sglang_has_the_same_body_at_both_workers_at_once(house: House) -> None:
+    """Neither waits for the other; the decode worker's answer is the client's."""
+    await house.start(kv_connector="sglang")
+    both = asyncio.Barrier(2)
+
+    async def prefills(_: web.Request) -> web.StreamResponse:
+        await both.wait()
+        return web.json_response({"choices": []})
+
+    async def decodes(request: web.Request) -> web.StreamResponse:
+        await both.wait()
+        return await streams(request)
+
+    house.prefiller.behave, house.decoder.behave = prefills, decodes
+    before = time.time_ns()
+    status, answer = await house.ask(authorization="Bearer k")
+    assert (status, answer) == (200, b"".join(CHUNKS))
+    ((method, path, first, prefill),) = house.prefiller.asked
+    assert (method, path) == ("POST", CHAT)
+    ((method, path, second, decode),) = house.decoder.asked
+    assert (method, path) == ("POST", CHAT)
+    assert prefill == decode
+    room = json.loads(decode)["bootstrap_room"]
+    assert before <= room <= time.time_ns() + 1000
+    where = {"bootstrap_host": "127.0.0.1", "bootstrap_port": 8998, "bootstrap_room": room}
+    assert json.loads(decode) == {**ASKED, **where}
+    for headers, body in ((first, prefill), (second, decode)):
+        assert "x-prefiller-host-port" not in headers
+        assert headers["authorization"] == "Bearer k"
+        assert headers["content-length"] == str(len(body))
+    assert first["content-type"] == "application/json"
+
+
+async def test_sglang_decodes_though_the_prefill_fails(house: House) -> None:
+    house.prefiller.behave = refuses
+    await house.start(kv_connector="sglang", bootstrap_port=7)
+    assert await house.ask() == (200, b"".join(CHUNKS))
+    assert json.loads(house.decoder.asked[0][3])["bootstrap_port"] == 7
+    assert await house.ask(b"[]") == (200, b"".join(CHUNKS))
+    assert house.decoder.asked[1][3] == b"[]"
+
+
+async def test_sglangs_prefill_goes_on_without_its_client(house: House) -> None:
+    """The decode leg ends, and the prefill ends with the sidecar."""
+    house.prefiller.behave = house.decoder.behave = hangs
+    await house.start(kv_connector="sglang")
+    asking = asyncio.create_task(house.ask())
+    await house.prefiller.arrived.wait()
+    await house.decoder.arrived.wait()
+    asking.cancel()
+    await asyncio.wait_for(house.decoder.left.wait(), 60)
+    assert not house.prefiller.left.is_set()
+    await house.sidecar_stack.aclose()
+    await asyncio.wait_for(house.prefiller.left.wait(), 60)
+
+
+def test_the_bootstrap_port_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As SGLang's own routers have it."""
+    assert build_parser().parse_args([]).bootstrap_port == 8998
+    monkeypatch.setenv("SGLANG_BOOTSTRAP_PORT", "9000")
+    assert build_parser().parse_args([]).bootstrap_port == 9000
+    assert build_parser().parse_args(["--bootstrap-port", "1"]).bootstrap_port == 1

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -13,8 +14,9 @@ import pytest
 from aiohttp import web
 from running_worker import Worker, running_worker
 
-from fleet.http_proxy import new_session, runner_of
-from fleet.sidecar import KEEP_KV, Sidecar, SidecarOptions
+from fleet.http_proxy import runner_of
+from fleet.sidecar import Sidecar, SidecarOptions
+from worker.api.routes.prefill_leg import KEEP_KV
 
 pytestmark = pytest.mark.soak
 
@@ -59,9 +61,10 @@ async def test_answers_are_the_same_whatever_becomes_of_the_prefill(model_path: 
         first, second = await asyncio.gather(*starting)
         alone = [await said(first, "", prompt) for prompt in PROMPTS]
         named = {"x-prefiller-host-port": str(first.http.base_url.netloc.decode())}
-        session = await stack.enter_async_context(new_session())
-        options = SidecarOptions("", 0, str(second.http.base_url), None, 60.0, 1.0)
-        runner = runner_of(Sidecar(options, session).handle, 1.0)
+        url = str(second.http.base_url)
+        options = SidecarOptions("", 0, url, "nixlv2", 8998, None, 60.0, 1.0)
+        sidecar = await stack.enter_async_context(Sidecar.running(options))
+        runner = runner_of(sidecar.handle, 1.0)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -90,3 +93,41 @@ async def test_answers_are_the_same_whatever_becomes_of_the_prefill(model_path: 
         for prompt, expected in zip(PROMPTS[6:], alone[6:], strict=True):
             assert await said(second, url, prompt, **named) == expected
         assert await external(second) == had
+
+
+@pytest.mark.parametrize("way", ["sglang", "pd-proxy", "nixl"])
+async def test_other_ways_to_hand_a_prompt_over(way: str) -> None:
+    """SGLang's rooms, by the sidecar; the first leg, by the decode worker; bytes, by NIXL, where it
+    is installed. Simulators echo what is in their caches.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        kv_port = free.getsockname()[1]
+    flags = ["--engine", "sim", "--sim-mode", "echo", "--kv-transfer-config"]
+    roles: list[dict[str, object]] = [
+        {"kv_role": "kv_producer", "kv_port": kv_port},
+        {"kv_role": "kv_consumer", "kv_port": 0},
+    ]
+    more = [] if way == "sglang" else ["--pd-proxy"]
+    if way == "nixl":
+        pytest.importorskip("nixl._api")
+        roles = [{"kv_connector": "NixlConnector", **role} for role in roles]
+    async with AsyncExitStack() as stack:
+        starting = [
+            stack.enter_async_context(running_worker(*flags, json.dumps(role), *more_here))
+            for role, more_here in zip(roles, ([], more), strict=True)
+        ]
+        first, second = await asyncio.gather(*starting)
+        alone = [await said(first, "", prompt) for prompt in PROMPTS]
+        url = str(second.http.base_url)
+        if way == "sglang":
+            options = SidecarOptions("", 0, url, "sglang", kv_port, None, 60.0, 1.0)
+            sidecar = await stack.enter_async_context(Sidecar.running(options))
+            runner = runner_of(sidecar.handle, 1.0)
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        named = {"x-prefiller-host-port": first.http.base_url.netloc.decode()}
+        answers = [said(second, url, prompt, **named) for prompt in PROMPTS]
+        assert await asyncio.gather(*answers) == alone
+        assert await external(second) > 1000

@@ -49,10 +49,15 @@ class MadeUpConnector:
         return True
 
     def keep(
-        self, request_id: str, digest: bytes, data: memoryview, blocks: tuple[int, ...]
+        self,
+        request_id: str,
+        digest: bytes,
+        data: memoryview,
+        blocks: tuple[int, ...],
+        name: str | None = None,
     ) -> KvOffer:
-        self.kept[request_id] = bytes(data)
-        source = KvSource("h", 1, "e", request_id, len(data) // TOKEN_BYTES)
+        self.kept[name or request_id] = bytes(data)
+        source = KvSource("h", 1, "e", name or request_id, len(data) // TOKEN_BYTES)
         return KvOffer(source, blocks, 0.0)
 
     def pull(self, source: KvSource, digest: bytes, start: int) -> MadeUpPull:

@@ -13,10 +13,16 @@ from typing import cast
 import msgspec
 
 from fleet.bench.client import Client
+from fleet.bench.command import Settings
 from fleet.bench.driver import Driver, RequestForm
+from fleet.bench.flags import build_parser
+from fleet.bench.load import loads_of
+from fleet.bench.share import Share, endpoint_of
+from fleet.bench.summary import Observed, Stage, stage_of
 from fleet.sim.virtual_time import VirtualTimeLoop
 
 LENGTH = re.compile(rb"content-length: (\d+)\r\n\r\n")
+NOWHERE = endpoint_of("http://x", True, ())
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -64,6 +70,25 @@ class VirtualEndpoint:
         clock = asyncio.get_running_loop().time
         client = Client(self.connect, HEAD, clock, timeout_seconds)
         return Driver(client, form or RequestForm("m"), clock)
+
+
+async def bench_stage(
+    endpoint: VirtualEndpoint, *flags: str, processes: int = 1
+) -> tuple[list[Driver[bytes]], Stage]:
+    """What `pointsman bench` with these flags does in so many processes: all of them in this one,
+    each with its share and its own connections.
+    """
+    settings = Settings(**vars(build_parser().parse_args(flags)))
+    (load,), clock = loads_of(settings), asyncio.get_running_loop().time
+    drivers, stages = [], []
+    for number in range(processes):
+        share = Share(number, processes, settings, load, 0, NOWHERE, RequestForm("m"), 60.0, 1.0, 0)
+        driver = share.driver(Client(endpoint.connect, HEAD, clock, 60.0), clock)
+        drivers.append(driver)
+        stages.append(share.prepared(driver)())
+    await asyncio.gather(*stages)
+    seen = [Observed(one.outcomes, one.pulses, one.started, 0, 0.0) for one in drivers]
+    return drivers, stage_of("s", drivers[0].begun, clock(), settings.warmup, seen)
 
 
 class _Transport(asyncio.Transport):

@@ -407,7 +407,8 @@ def test_the_model_is_found_by_flag_environment_or_cache(
     [
         ("[1]", (), "--kv-transfer-config: Expected `object`"),
         ('{"kv_rank": 1}', (), "unknown 'kv_rank'; known are kv_connector"),
-        ('{"kv_connector": "NixlConnector"}', (), "kv_connector is TcpConnector"),
+        ('{"kv_connector": "x"}', (), "kv_connector is TcpConnector or NixlConnector, not 'x'"),
+        ('{"kv_connector_extra_config": {"backends": []}}', (), "backends must name one"),
         ('{"kv_role": "both"}', (), "kv_role is one of kv_producer, kv_consumer, kv_both"),
         ('{"kv_ip": "0.0.0.0"}', (), "the IP address that others reach, got '0.0.0.0'"),
         ('{"kv_ip": "localhost"}', (), "the IP address that others reach"),
@@ -423,6 +424,18 @@ def test_transfers_that_cannot_be_are_refused(
     """In one sentence that names the field."""
     with pytest.raises(ConfigError, match=re.escape(message)):
         resolved("--kv-transfer-config", given, *flags)
+
+
+def test_a_proxy_takes_kv() -> None:
+    """And asks in the networks that are given."""
+    for given in ((), ("--kv-transfer-config", '{"kv_role": "kv_producer"}')):
+        with pytest.raises(ConfigError, match=r"--pd-proxy needs .*kv_consumer or kv_both"):
+            resolved("--pd-proxy", *given)
+    flags = ("--kv-transfer-config", "{}", "--prefiller-networks", "10.0.0.0/8, fd00::/8")
+    api = resolved("--pd-proxy", *flags, "--prefill-timeout", "3").api
+    assert (api.pd_proxy, api.prefill_timeout_seconds) == (True, 3.0)
+    assert api.prefiller_networks == ("10.0.0.0/8", "fd00::/8")
+    assert not resolved().api.pd_proxy
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ class AddRequest(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     With `pooling` the prompt is embedded: no token is drawn, and one output has `pooled`.
 
     The prompt's KV may come from `kv_source`. With `keeps_kv` it is kept for another engine when
-    the answer has ended.
+    the answer has ended: as `kv_name`, or (None) under a name that is told with the answer.
 
     `output_token_ids` is the beginning of the answer, which another engine has drawn; they count as
     drawn here in all but the outputs, which begin after them. Only without branches.
@@ -51,6 +51,7 @@ class AddRequest(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     pooling: Pooling | None = None
     kv_source: KvSource | None = None
     keeps_kv: bool = False
+    kv_name: str | None = None
     output_token_ids: list[int] = []
 
 

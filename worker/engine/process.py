@@ -200,7 +200,11 @@ def _build_remote(config: EngineConfig, transfer: KvTransferConfig, executor: Kv
     token_bytes = executor.read_kv((0,), 1).nbytes
     key = read_key(transfer, os.environ)
     pace = executor.transfer_seconds if isinstance(executor, SimExecutor) else None
-    connector = TcpConnector(transfer, key, shape, token_bytes, pace)
+    nixl = None
+    if transfer.kv_connector == "NixlConnector":
+        # By name: it takes numpy, which a simulator never loads.
+        nixl = importlib.import_module("worker.kv.nixl").NixlTransport.load(transfer)
+    connector = TcpConnector(transfer, key, shape, token_bytes, pace, nixl)
     logger.info("KV transfers: engine %s on port %d", connector.engine_id, connector.port)
     return RemoteKv(connector, executor.read_kv, config.block_size)
 

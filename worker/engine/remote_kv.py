@@ -29,9 +29,16 @@ class KvConnector(Protocol):
         ...
 
     def keep(
-        self, request_id: str, digest: bytes, data: memoryview, blocks: tuple[int, ...]
+        self,
+        request_id: str,
+        digest: bytes,
+        data: memoryview,
+        blocks: tuple[int, ...],
+        name: str | None = None,
     ) -> KvOffer | None:
-        """Keep KV for another engine; where it can be had. None: it cannot be kept."""
+        """Keep KV for another engine, as `name` if that is given; where it can be had. None: it
+        cannot be kept.
+        """
         ...
 
     def pull(self, source: KvSource, digest: bytes, start: int) -> Pull:
@@ -97,7 +104,8 @@ class RemoteKv:
         except DeviceMemoryError:
             return None
         digest = _digest(sequence, num_tokens)
-        return self._connector.keep(sequence.request_id, digest, data, blocks)
+        name = sequence.request.kv_name
+        return self._connector.keep(sequence.request_id, digest, data, blocks, name)
 
 
 def _digest(sequence: Sequence, num_tokens: int) -> bytes:

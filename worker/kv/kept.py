@@ -33,6 +33,9 @@ class KeptKvs:
     def __len__(self) -> int:
         return len(self._kept)
 
+    def __contains__(self, transfer_id: str) -> bool:
+        return transfer_id in self._kept
+
     def make_room(self, size: int, now: float) -> bool:
         """Whether `size` bytes can be kept; the oldest give way where there is no room."""
         self.expire(now)
@@ -43,7 +46,11 @@ class KeptKvs:
         return self.num_bytes + size <= self._limit_bytes
 
     def keep(self, transfer_id: str, kept: KeptKv, now: float) -> bool:
-        """Keep it. False: there is no room, as others are larger or being sent."""
+        """Keep it, in place of what has this name. False: there is no room, as others are larger or
+        being sent.
+        """
+        if transfer_id in self._kept:
+            self._drop(transfer_id)
         if not self.make_room(kept.data.nbytes, now):
             return False
         self._kept[transfer_id] = kept

@@ -10,10 +10,13 @@ them, the worst that comes of it is that the prompt is computed.
 
 Between processes of one machine the bytes are put into anonymous memory instead, which the taker
 maps: as /proc/PID/fd/FD, so only under one user and in one PID namespace. They are sent where that
-fails.
+fails. Engines that both have NIXL use that instead (`worker.kv.nixl`).
+
+KV whose name is agreed on beforehand (SGLang's rooms) is asked for before it is there: on one
+connection the taker hears that it is, with the next one the transfer begins.
 
 Everything is bounded: bytes that are kept or sent, bytes on their way or not loaded yet (a transfer
-waits for room), connections, and the time of a transfer.
+waits for room), connections, and the time of a wait (`kv_lease_duration`) and of a transfer.
 """
 
 from __future__ import annotations
@@ -21,15 +24,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import hmac
 import ipaddress
 import logging
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cryptography.exceptions import InvalidTag
 
@@ -54,10 +59,14 @@ from worker.kv.wire import (
 )
 from worker.types import KvOffer, KvPart, KvSource
 
+if TYPE_CHECKING:
+    from worker.kv.nixl import NixlTransport
+
 logger = logging.getLogger(__name__)
 
 KEY_VARIABLE = "POINTSMAN_KV_TRANSFER_KEY"
 MAX_CONNECTIONS = 64
+MAX_WAITING = 1024  # connections whose KV is not there yet
 _BACKLOG = 128
 _EXPIRY_SECONDS = 1.0
 _PIECE_BYTES = 1 << 22  # which is decrypted while the next is received
@@ -134,18 +143,22 @@ class TcpConnector:
         shape: KvShape,
         token_bytes: int,
         pace: Callable[[int], float] | None = None,
+        nixl: NixlTransport | None = None,
     ) -> None:
         self._config = config
         self._key = key
         self._shape = shape
         self._token_bytes = token_bytes
         self._pace = pace
+        self._nixl = nixl  # moves the bytes between engines that have it
         self.engine_id = config.engine_id
         self.counts = TransferCounts()
         self._lock = threading.Lock()  # guards what is kept
         self._kept = KeptKvs(int(config.kv_buffer_size))
         self._num_inbound_bytes = 0
         self._has_room = asyncio.Event()
+        self._has_more = asyncio.Event()  # under a name that may be waited for
+        self.num_waiting = 0  # connections to here
         self._tasks: set[asyncio.Task[None]] = set()
         self._seats = asyncio.Semaphore(MAX_CONNECTIONS)  # of transfers to here
         self._giving = asyncio.Semaphore(MAX_CONNECTIONS)  # of those from here; others wait
@@ -168,17 +181,24 @@ class TcpConnector:
         return has_room
 
     def keep(
-        self, request_id: str, digest: bytes, data: memoryview, blocks: tuple[int, ...]
+        self,
+        request_id: str,
+        digest: bytes,
+        data: memoryview,
+        blocks: tuple[int, ...],
+        name: str | None = None,
     ) -> KvOffer | None:
-        """Keep the KV of the tokens that `digest` names until it is taken; where it can be had.
-        None: there is no room.
+        """Keep the KV of the tokens that `digest` names until it is taken, as `name` if that is
+        given; where it can be had. None: there is no room.
         """
         num_tokens = data.nbytes // self._token_bytes
-        transfer_id = f"{request_id}-{uuid.uuid4().hex[:8]}"
+        transfer_id = name or f"{request_id}-{uuid.uuid4().hex[:8]}"
         now, lease = time.monotonic(), self._config.kv_lease_duration
         with self._lock:
             if not self._kept.keep(transfer_id, KeptKv(digest, num_tokens, data, now + lease), now):
                 return None
+        if name is not None:
+            self._call(self._has_more.set)
         source = KvSource(self._config.kv_ip, self.port, self.engine_id, transfer_id, num_tokens)
         return KvOffer(source, blocks, time.time() + lease)
 
@@ -199,6 +219,8 @@ class TcpConnector:
         """End the thread and all transfers. Idempotent."""
         self._call(self._stop.set)
         self._thread.join()
+        if self._nixl is not None:
+            self._nixl.close()
 
     def _call(self, function: Callable[..., None], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -251,30 +273,58 @@ class TcpConnector:
 
     async def _give(self, connection: socket.socket) -> None:
         """Serve one connection: one fetch."""
-        try:
-            with connection:
-                async with asyncio.timeout(self._config.kv_transfer_timeout):
-                    await self._answer(_Channel(self._loop, connection, self._key))
-        except (OSError, KvTransferError) as error:  # a TimeoutError is an OSError
-            logger.warning("KV was not handed over: %s", str(error) or "it took too long")
-        finally:
-            self._giving.release()
+        with contextlib.ExitStack() as seat, connection:
+            seat.callback(self._giving.release)
+            try:
+                channel = _Channel(self._loop, connection, self._key)
+                fetch = await self._greeted(channel)
+                if fetch.waits:
+                    seat.close()  # others are served meanwhile
+                    await self._announce(channel, fetch)
+                else:
+                    async with asyncio.timeout(self._config.kv_transfer_timeout):
+                        await self._answer(channel, fetch)
+            except (OSError, KvTransferError) as error:  # a TimeoutError is an OSError
+                logger.warning("KV was not handed over: %s", str(error) or "it took too long")
 
-    async def _answer(self, channel: _Channel) -> None:
+    async def _greeted(self, channel: _Channel) -> Fetch:
         async with asyncio.timeout(_HANDSHAKE_SECONDS):
             hello = await channel.receive(Hello)
             if hello.version != VERSION:
                 message = f"the other end speaks version {hello.version}, not {VERSION}"
                 raise KvTransferError(message)
             await channel.send(Challenge(Seal.nonce()))
-            fetch = await channel.receive(Fetch)
+            return await channel.receive(Fetch)
+
+    async def _announce(self, channel: _Channel, fetch: Fetch) -> None:
+        """Say that something is kept, once it is."""
+        if self.num_waiting >= MAX_WAITING:
+            await channel.send(Reply("too many wait for KV"))
+            return
+        self.num_waiting += 1
+        try:
+            async with asyncio.timeout(self._config.kv_lease_duration):
+                while not self._is_kept(fetch.transfer_id):
+                    self._has_more.clear()
+                    await self._has_more.wait()
+        finally:
+            self.num_waiting -= 1
+        await channel.send(Reply(None))
+
+    def _is_kept(self, transfer_id: str) -> bool:
+        with self._lock:
+            return transfer_id in self._kept
+
+    async def _answer(self, channel: _Channel, fetch: Fetch) -> None:
         kept, error = self._look_up(fetch)
         if kept is None:
             await channel.send(Reply(error))
             return
         try:
             data = kept.data[fetch.start * self._token_bytes :]
-            if not await self._has_mapped(channel, data, maps=fetch.maps):
+            if self._nixl is not None and fetch.reads and data:
+                await self._lend(channel, data, self._nixl)
+            elif not await self._has_mapped(channel, data, maps=fetch.maps):
                 await channel.send_data(data)
         except BaseException:
             with self._lock:
@@ -292,10 +342,16 @@ class TcpConnector:
             await channel.send(Reply(None, data.nbytes, shared))
             return shared is not None and (await channel.receive(Mapped)).ok
 
+    async def _lend(self, channel: _Channel, data: memoryview, nixl: NixlTransport) -> None:
+        async with nixl.lent(data) as lent:
+            await channel.send(Reply(None, data.nbytes, lent=lent))
+            await channel.send(Tag(await channel.tag_of(data)))
+            await channel.receive(Mapped)
+
     def _look_up(self, fetch: Fetch) -> tuple[KeptKv | None, str | None]:
         """What is asked for, which is not kept any longer; else why it is not to be had."""
         difference = fetch.shape.difference(self._shape)
-        if fetch.engine_id != self.engine_id:
+        if fetch.engine_id not in (None, self.engine_id):
             return None, f"this is engine {self.engine_id}, not {fetch.engine_id}"
         if difference is not None:
             return None, f"the KV of engine {self.engine_id} does not fit: {difference}"
@@ -322,6 +378,9 @@ class TcpConnector:
 
     async def _take(self, pull: TcpPull, source: KvSource, digest: bytes, start: int) -> None:
         try:
+            if source.engine_id is None:
+                async with asyncio.timeout(self._config.kv_lease_duration):
+                    await self._wait_for(source, digest)
             async with asyncio.timeout(self._config.kv_transfer_timeout):
                 await self._reserve(pull, (source.num_tokens - start) * self._token_bytes)
                 async with self._seats:
@@ -346,27 +405,47 @@ class TcpConnector:
         self._num_inbound_bytes += num_bytes
         pull.num_reserved_bytes = num_bytes
 
-    async def _fetch(self, source: KvSource, digest: bytes, start: int) -> KvPart:
-        is_here = is_loopback(source.host)
-        if self._key == _NO_KEY and not is_here:
+    async def _wait_for(self, source: KvSource, digest: bytes) -> None:
+        """Until the keeper has it."""
+        which = (source.engine_id, source.transfer_id, digest)
+        async with self._asked(source, Fetch(*which, 0, 0, self._shape, waits=True)):
+            pass
+
+    @contextlib.asynccontextmanager
+    async def _asked(self, source: KvSource, fetch: Fetch) -> AsyncIterator[tuple[_Channel, Reply]]:
+        """A connection with what it says to `fetch`. Raises `KvTransferError` for an error."""
+        if self._key == _NO_KEY and not is_loopback(source.host):
             raise KvTransferError(f"without a key nothing is taken from {source.host}")
-        end = source.num_tokens
-        size = (end - start) * self._token_bytes
         with await _connected(self._loop, source) as connection:
             channel = _Channel(self._loop, connection, self._key)
             await channel.send(Hello(VERSION, Seal.nonce()))
             await channel.receive(Challenge)
-            which = (source.engine_id, source.transfer_id, digest)
-            await channel.send(Fetch(*which, start, end, self._shape, is_here))
+            await channel.send(fetch)
             reply = await channel.receive(Reply)
             if reply.error is not None:
                 raise KvTransferError(reply.error)
+            yield channel, reply
+
+    async def _fetch(self, source: KvSource, digest: bytes, start: int) -> KvPart:
+        end = source.num_tokens
+        size = (end - start) * self._token_bytes
+        which = (source.engine_id, source.transfer_id, digest)
+        maps = is_loopback(source.host)
+        reads = self._nixl is not None
+        fetch = Fetch(*which, start, end, self._shape, maps, reads=reads)
+        async with self._asked(source, fetch) as (channel, reply):
             if reply.num_bytes != size:
                 raise KvTransferError(f"{reply.num_bytes} bytes are offered and {size} expected")
             data: memoryview | None = None
             if reply.shared is not None:
                 data = map_shared(reply.shared, size)
                 await channel.send(Mapped(data is not None))
+            elif reply.lent is not None and self._nixl is not None:
+                data = await self._nixl.read(reply.lent, size, (source.host, source.port))
+                tag = await channel.tag_of(data)
+                if not hmac.compare_digest((await channel.receive(Tag)).tag, tag):
+                    raise KvTransferError("the bytes were damaged on the way")
+                await channel.send(Mapped(True))
             if data is None:
                 data = await channel.receive_data(size)
         self.counts.num_bytes_received += size
@@ -411,6 +490,15 @@ class _Channel:
                 sending.cancel()
         cipher.finalize()
         await self.send(Tag(cipher.tag))
+
+    async def tag_of(self, data: memoryview) -> bytes:
+        """Of bytes that go another way, and in the clear; one tag for a connection."""
+        cipher = self._seal.data_cipher().encryptor()
+        for start in range(0, len(data), _PIECE_BYTES):
+            piece = data[start : start + _PIECE_BYTES]
+            await asyncio.to_thread(cipher.authenticate_additional_data, piece)
+        cipher.finalize()
+        return cipher.tag
 
     async def receive_data(self, size: int) -> memoryview:
         """So many bytes. Raises `KvTransferError` when they are damaged, or fewer."""

@@ -13,13 +13,14 @@ requests. A frame is a length (4 bytes, little-endian), a body (msgpack) and a M
                                        ←     Reply(error, or size), the bytes, Tag
 
 Between processes of one machine the reply may name memory, which the taker maps; it says whether it
-could (`Mapped`), and bytes and tag follow if not.
+could (`Mapped`), and bytes and tag follow if not. With NIXL the reply names memory as well, which
+the taker reads while the keeper computes its tag; `Mapped` says that it has it.
 
 A MAC is HMAC-SHA256 under the key over the kind of frame, both nonces and the body; that of `Hello`
 is over its own nonce alone and proves nothing. So what was recorded of one connection is worth
 nothing on another, and a frame of one kind does not pass for one of another. The bytes themselves
 are encrypted by AES-256-GCM under a key of this connection, made of key and nonces; who lacks the
-key can neither read nor alter them.
+key can neither read nor alter them. What NIXL reads is not encrypted, but has the same tag (GMAC).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ VERSION = 3
 NONCE_BYTES = 16
 MAC_BYTES = 32
 LENGTH_BYTES = 4
-MAX_BODY_BYTES = 1 << 14
+MAX_BODY_BYTES = 1 << 16
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
@@ -59,16 +60,19 @@ class Challenge(msgspec.Struct, frozen=True, array_like=True, tag="challenge"):
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
     """Asks for the KV of tokens `start` to `num_tokens` − 1 of what `digest` names, which is not
     kept any longer then; where both are the same, for none of it. `maps`: memory of this machine
-    will do.
+    will do. `waits`: the reply, without bytes, is to come as soon as it is kept. `engine_id` None:
+    whichever engine this is. `reads`: the taker has NIXL.
     """
 
-    engine_id: str
+    engine_id: str | None
     transfer_id: str
     digest: bytes
     start: int
     num_tokens: int
     shape: KvShape
     maps: bool = False
+    waits: bool = False
+    reads: bool = False
 
 
 class Shared(msgspec.Struct, frozen=True, array_like=True):
@@ -79,18 +83,26 @@ class Shared(msgspec.Struct, frozen=True, array_like=True):
     name: str
 
 
+class Lent(msgspec.Struct, frozen=True, array_like=True):
+    """Memory at an address of the process whose NIXL agent's metadata this is."""
+
+    metadata: bytes
+    address: int
+
+
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
     """`error` says why nothing follows, for the taker's log; else so many bytes do, or are in
-    `shared`.
+    `shared`, or `lent`.
     """
 
     error: str | None
     num_bytes: int = 0
     shared: Shared | None = None
+    lent: Lent | None = None
 
 
 class Mapped(msgspec.Struct, frozen=True, array_like=True, tag="mapped"):
-    """The taker's answer to shared memory: whether it has it."""
+    """The taker's answer to memory that was named: whether it has it."""
 
     ok: bool
 

@@ -17,7 +17,8 @@ import pytest
 from rich.console import Console
 from sim_worker import sim_worker
 
-from fleet.bench.command import bench_command, endpoint_of
+from fleet.bench.command import bench_command
+from fleet.bench.share import endpoint_of
 from fleet.errors import FleetError
 
 QUICK = ("--requests", "12", "--rate", "200", "--input-tokens", "40", "--output-tokens", "5")
@@ -84,7 +85,7 @@ def test_the_exit_status_is_that_of_the_objectives(url: str, bounds: str, status
 
 def test_two_endpoints_take_turns_with_the_same_arrivals(url: str, tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    argv = ("--compare-url", url, "--rounds", "2", "--csv", str(path))
+    argv = ("--compare-url", url, "--rounds", "2", "--csv", str(path), "--processes", "2")
     status, text = bench("--url", url, *QUICK, *argv, "--input-tokens", "20..60")
     assert status == 0
     assert "95 % interval" in text
@@ -138,11 +139,16 @@ def test_ctrl_c_reports_what_was_answered(url: str) -> None:
             return super().write(text)
 
     screen, said = Screen(), []
-    argv = ("--url", url, *QUICK[2:], "--duration", "240")
+    argv = ("--url", url, *QUICK[2:], "--duration", "240", "--processes", "2")
     status = bench_command(argv, said.append, Console(file=screen, force_terminal=True))
     assert status == 130
     assert "TTFT" in screen.getvalue()
     assert re.search(r"[1-9][0-9]* requests in", said[0])
+
+
+def test_more_processes_than_sessions_are_refused() -> None:
+    with pytest.raises(FleetError, match="--processes must not be more than --concurrency"):
+        bench("--concurrency", "8,2", "--processes", "3")
 
 
 def test_an_endpoint_that_fails_at_once_is_one_sentence(url: str) -> None:
@@ -172,4 +178,4 @@ def test_addresses_are_those_of_other_clients(url: str, line: bytes, port: int) 
     one = endpoint_of(url, True, [("x-a", "b")])
     assert one.head.startswith(line)
     assert one.head.endswith(b"\r\nx-a: b\r\n")
-    assert (one.port, one.tls is not None) == (port, url.startswith("https"))
+    assert (one.port, one.is_tls) == (port, url.startswith("https"))

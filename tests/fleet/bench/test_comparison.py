@@ -10,7 +10,7 @@ import pytest
 from fleet.bench.comparison import compare, comparison_lines
 from fleet.bench.summary import ClientLoad, Spread, Summary
 
-NOTHING = ClientLoad(0.0, 0.0, 0.0, 0.0)
+NOTHING = ClientLoad(1, 0.0, 0.0, 0.0, 0.0)
 
 
 def turn(name: str, ttft: float) -> Summary:

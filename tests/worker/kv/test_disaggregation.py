@@ -242,6 +242,37 @@ def test_200_requests(engines: Callable[..., Engine]) -> None:
     assert second.stats.num_failed_kv_transfers == 0
 
 
+def test_decodes_wait_for_their_prefills(engines: Callable[..., Engine]) -> None:
+    """Both are asked at once, as SGLang's routers do: a decode holds no block until its KV is
+    there, and computes one block at most.
+    """
+    asked = [r for r in requests(12, seed=2) if len(r.prompt_token_ids) > 4]
+    expected = tokens(engines().run(*asked))
+    first, second = engines(), engines()
+    told: dict[str, list[RequestOutput]] = {request.request_id: [] for request in asked}
+    for request in asked:
+        size, port = len(request.prompt_token_ids), first.connector.port
+        source = KvSource("127.0.0.1", port, None, request.request_id, size)
+        second.core.add(msgspec.structs.replace(request, kv_source=source))
+    deadline = time.monotonic() + 60
+    while first.connector.num_waiting < len(asked):
+        step = second.core.step()
+        assert step is None or not step.num_scheduled_tokens
+        assert second.scheduler.blocks.usage == 0.0
+        assert time.monotonic() < deadline
+    for request in asked:
+        first.run(msgspec.structs.replace(prefill(request), kv_name=request.request_id))
+    while second.core.has_work:
+        assert time.monotonic() < deadline
+        step = second.core.step()
+        for output in [] if step is None else step.outputs:
+            told[output.request_id].append(output)
+    assert tokens(told) == expected
+    stats = second.stats
+    assert stats.num_failed_kv_transfers == 0
+    assert stats.prompt_tokens - stats.prompt_tokens_cached <= len(asked) * 4
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_native_engines_answer_as_one(
     engines: Callable[..., Engine], native_model: LlamaModel, dtype: torch.dtype

@@ -414,6 +414,74 @@ def test_frames_of_one_kind_do_not_pass_for_another() -> None:
         ours.decode(theirs.encode(Challenge(Seal.nonce()))[4:], Hello)
 
 
+def room(keeper: TcpConnector, num_tokens: int = 4096) -> KvSource:
+    """Where KV will be, as one knows who has not heard of it from the keeper."""
+    return KvSource("127.0.0.1", keeper.port, None, "room 5", num_tokens)
+
+
+def waiting(keeper: TcpConnector, connections: int) -> None:
+    """Wait until so many wait there."""
+    until(lambda: keeper.num_waiting == connections)
+
+
+@pytest.mark.usefixtures("way")
+def test_kv_is_waited_for_where_its_name_is_known() -> None:
+    """Whoever came first; others are served meanwhile, and other tokens' waits go on."""
+    with engine() as keeper, engine() as taker:
+        pull = taker.pull(room(keeper), DIGEST, 96)
+        other = taker.pull(msgspec.structs.replace(room(keeper), transfer_id="r"), DIGEST, 0)
+        waiting(keeper, 2)
+        assert ended(taker.pull(kept(keeper), DIGEST, 0)).part is not None
+        assert not pull.done
+        keeper.keep("r", DIGEST, DATA, (), "room 5")
+        part = ended(pull).part
+        assert part is not None
+        assert part.data == DATA[96 * TOKEN_BYTES :]
+        waiting(keeper, 1)
+        assert not other.done
+        keeper.keep("r", DIGEST, DATA, (), "room 5")
+        assert ended(taker.pull(room(keeper), DIGEST, 0)).part is not None
+
+
+def test_a_wait_has_an_end() -> None:
+    """On either side: the time that KV would be kept. A keeper that ends or is not there ends it
+    at once; what is kept there for other tokens is not used.
+    """
+    with engine() as taker, engine(kv_lease_duration=0.3) as impatient:
+        with engine() as keeper:
+            assert ended(impatient.pull(room(keeper), DIGEST, 0)).part is None
+            pull = taker.pull(room(keeper), DIGEST, 0)
+            waiting(keeper, 2)
+        assert ended(pull).part is None
+        with engine(kv_lease_duration=0.3) as keeper:
+            assert ended(taker.pull(room(keeper), DIGEST, 0)).part is None
+            waiting(keeper, 0)
+            keeper.keep("r", b"e" * 32, DATA, (), "room 5")
+            assert ended(taker.pull(room(keeper), DIGEST, 0)).part is None
+        assert ended(taker.pull(room(keeper), DIGEST, 0)).part is None
+
+
+def test_waits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more is refused."""
+    monkeypatch.setattr("worker.kv.tcp.MAX_WAITING", 1)
+    with engine() as keeper, engine() as taker:
+        first = taker.pull(room(keeper), DIGEST, 0)
+        waiting(keeper, 1)
+        assert ended(taker.pull(room(keeper), DIGEST, 0)).part is None
+        keeper.keep("r", DIGEST, DATA, (), "room 5")
+        assert ended(first).part is not None
+
+
+def test_a_name_is_of_the_last_that_was_kept() -> None:
+    """What had it is given up, and takes no room."""
+    with engine(kv_buffer_size=2 << 20) as keeper, engine() as taker:
+        keeper.keep("r", b"e" * 32, DATA, (), "room 5")
+        keeper.keep("r", DIGEST, DATA, (), "room 5")
+        assert keeper.num_expired == 1
+        assert ended(taker.pull(room(keeper), DIGEST, 0)).part is not None
+        until(lambda: keeper.has_room(2 * 4096))
+
+
 def test_a_key_is_needed_beyond_this_machine(tmp_path: Any) -> None:
     """From the file before the environment."""
     file = tmp_path / "key"

@@ -83,6 +83,9 @@ _OF_ALL = (
     "priority",
     "request_id",
     "kv_transfer_params",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
 )
 _encode = msgspec.json.Encoder(enc_hook=plain).encode
 
@@ -412,8 +415,11 @@ class RequestPreparer:
         resume = request.resume or ResumeFields()
         if resume.seed is not None:
             request = msgspec.structs.replace(request, seed=resume.seed)
+        transfer = kv_transfer(request, self._config.kv_role, [len(ids) for ids in asked.prompts])
         rooms = [room_for_output(len(ids), limits) for ids in asked.prompts]
         most = max(rooms) if asked.max_tokens is None else max(1, asked.max_tokens)
+        if transfer.name is not None:  # the answer is another worker's
+            most, request = 1, msgspec.structs.replace(request, min_tokens=0)
         params = sampling_params(request, most, asked.logprobs, self._sampling, self._rng)
         if asked.echoes and params.prompt_logprobs is None:
             # An echoed prompt shows the same log probabilities as the answer.
@@ -430,12 +436,6 @@ class RequestPreparer:
         name = "prompt_logprobs" if request.prompt_logprobs is not None else "logprobs"
         check_prompt_logprobs_size(params.prompt_logprobs, num_tokens, name, limits)
         priority = self.priority(request.priority, asked.arrival)
-        keeps_kv, kv_source = kv_transfer(
-            request.kv_transfer_params,
-            self._config.kv_role,
-            streams=bool(request.stream),
-            num_prompts=len(asked.prompts),
-        )
         requests = []
         for index, (ids, room) in enumerate(zip(asked.prompts, rooms, strict=True)):
             if index and request.seed in (None, -1):
@@ -454,8 +454,9 @@ class RequestPreparer:
                     branch_ids=[f"{i + 1}_{request_id}" for i in range(n - 1)],
                     tenant=asked.arrival.tenant,
                     adapter=asked.adapter,
-                    kv_source=kv_source,
-                    keeps_kv=keeps_kv,
+                    kv_source=transfer.source,
+                    keeps_kv=transfer.keeps,
+                    kv_name=transfer.name,
                     output_token_ids=answered,
                 )
             )

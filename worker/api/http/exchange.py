@@ -86,6 +86,12 @@ class Exchange:
                 return value.decode("latin-1")
         return None
 
+    def headers(self) -> list[tuple[str, str]]:
+        """All of them, in order; what is no UTF-8 as `surrogateescape` has it."""
+        fields = (field for pair in self._headers for field in pair)
+        texts = [field.decode("utf-8", "surrogateescape") for field in fields]
+        return list(zip(texts[::2], texts[1::2], strict=True))
+
     def query(self) -> list[tuple[str, str]]:
         """The fields of the query string, in order. Raises 400 when it cannot be read."""
         try:

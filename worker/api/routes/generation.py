@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -22,6 +24,10 @@ from worker.api.schema.routes import Handler
 from worker.config import ApiConfig
 from worker.types import EngineStats
 
+if TYPE_CHECKING:
+    from worker.api.routes.pd_proxy import PdProxy
+
+_T = TypeVar("_T")
 Prepare = Callable[[bytes, Arrival], Awaitable[Prepared]]
 
 
@@ -55,6 +61,9 @@ class GenerationRoutes:
         self._tokens = TokenPreparer(config, text, preparer)
         self._embeddings = EmbeddingPreparer(config, text, preparer)
         self._translated = TranslatedPreparer(config.served_model_names[0], text, preparer)
+        self._pd_proxy: PdProxy | None = None
+        if config.pd_proxy:
+            self._pd_proxy = importlib.import_module("worker.api.routes.pd_proxy").PdProxy(config)
 
     def handlers(self) -> dict[str, Handler]:
         """By the names of `routes.GENERATION_ROUTES`."""
@@ -89,6 +98,9 @@ class GenerationRoutes:
         self._admission.check()
         with self._admission.entered(1):
             body = await exchange.json_body(self._config.max_body_bytes)
+            if self._pd_proxy is not None and exchange.known_body is None:
+                body = await self._watched(exchange, self._pd_proxy.second_body(exchange, body))
+                exchange.known_body = body  # one leg, however often the body is looked at
             prepared = await prepare(body, arrival)
             num_tokens = sum(
                 len(request.prompt_token_ids) + len(request.output_token_ids)
@@ -98,17 +110,18 @@ class GenerationRoutes:
             if not prepared.stream:
                 self._report_load(exchange)
             with self._admission.entered(prepared.num_sequences - 1):
-                await self._run_watched(exchange, prepared)
+                await self._watched(exchange, self._runner.answer(prepared, exchange))
 
-    async def _run_watched(self, exchange: Exchange, prepared: Prepared) -> None:
-        """Answer, unless the client leaves first: then everything it asked for is cancelled."""
+    async def _watched(self, exchange: Exchange, work: Coroutine[Any, Any, _T]) -> _T:
+        """Do it, unless the client leaves first: then everything it asked for is cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
                 watcher = group.create_task(exchange.disconnected(), name="disconnect-watcher")
-                await self._runner.answer(prepared, exchange)
+                result = await work
                 watcher.cancel()
         except BaseExceptionGroup as failures:
             raise _cause(failures) from None
+        return result
 
     def _report_load(self, exchange: Exchange) -> None:
         """ORCA-style load in a response header, for balancers that ask for it."""

@@ -1,16 +1,20 @@
-"""`kv_transfer_params`: KV that a request leaves for another engine, or takes from one. Pure.
+"""KV that a request leaves for another engine, or takes from one. Pure.
 
-As vLLM has it: a prefill asks with `do_remote_decode`, is answered with an object, and that object
-goes into the body of the decode as it is.
+As vLLM has it: a prefill asks with `do_remote_decode` in `kv_transfer_params`, is answered with an
+object, and that object goes into the body of the decode as it is. As SGLang has it: both workers
+are sent the same body, at once, and its `bootstrap_room` names the KV; which of them runs the
+prompt is a matter of their roles.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
 from worker.api.schema.parse import Whole, decode_whole
+from worker.api.schema.requests import GenerationFields
 from worker.config import KvTransferConfig
 from worker.errors import RequestError
 from worker.types import KvOffer, KvSource
@@ -18,6 +22,8 @@ from worker.types import KvOffer, KvSource
 _FIELD = "kv_transfer_params"
 _MAX_CHARS = 512  # of a name
 _MAX_TOKENS = 1 << 31
+_MAX_ROOM = 1 << 63
+_BOOTSTRAP_PORT = 8998  # SGLang's default
 
 
 class KvTransferFields(msgspec.Struct, kw_only=True):
@@ -32,18 +38,34 @@ class KvTransferFields(msgspec.Struct, kw_only=True):
     remote_num_tokens: Whole | None = None
 
 
+class KvTransfer(NamedTuple):
+    """Whether to keep the KV of a request, as `name` if it has one, and where to take it from."""
+
+    keeps: bool = False
+    name: str | None = None
+    source: KvSource | None = None
+
+
 def kv_transfer(
-    given: dict[str, Any] | None, role: str | None, *, streams: bool, num_prompts: int
-) -> tuple[bool, KvSource | None]:
-    """Whether to keep the KV of a request, and where to take it from. `role` is the worker's, None
+    request: GenerationFields, role: str | None, prompt_sizes: Sequence[int]
+) -> KvTransfer:
+    """What a request asks for, whose prompts have so many tokens. `role` is the worker's, None
     without transfers. Raises `RequestError`.
     """
-    if not given:
-        return False, None
+    if request.bootstrap_room is not None:
+        return _in_room(request, role, prompt_sizes)
+    if request.kv_transfer_params:
+        return _by_params(request, role, len(prompt_sizes))
+    return KvTransfer()
+
+
+def _by_params(request: GenerationFields, role: str | None, num_prompts: int) -> KvTransfer:
     if role is None:
         raise _refused("", "needs a worker that was started with --kv-transfer-config")
     try:
-        fields = msgspec.convert(given, KvTransferFields, dec_hook=decode_whole)
+        fields = msgspec.convert(
+            request.kv_transfer_params, KvTransferFields, dec_hook=decode_whole
+        )
     except msgspec.ValidationError as error:
         raise _refused("", f"is not as it should be: {error}") from error
     config = KvTransferConfig(kv_role=role)
@@ -54,16 +76,44 @@ def kv_transfer(
     if fields.do_remote_decode:
         if not config.gives:
             raise _refused("do_remote_decode", f"needs kv_role kv_producer or kv_both, not {role}")
-        if streams:
+        if request.stream:
             raise _refused("do_remote_decode", "goes with stream false: the answer has parameters")
-        return True, None
+        return KvTransfer(keeps=True)
     if fields.do_remote_prefill:
         if not config.takes:
             raise _refused("do_remote_prefill", f"needs kv_role kv_consumer or kv_both, not {role}")
-        return False, _source(fields)
+        return KvTransfer(source=_source(fields))
     if fields.do_remote_decode is None and fields.do_remote_prefill is None:
         raise _refused("", "asks for nothing: set do_remote_decode or do_remote_prefill")
-    return False, None
+    return KvTransfer()
+
+
+def _in_room(
+    request: GenerationFields, role: str | None, prompt_sizes: Sequence[int]
+) -> KvTransfer:
+    field, room, host = "bootstrap_room", request.bootstrap_room, request.bootstrap_host
+    port = _BOOTSTRAP_PORT if request.bootstrap_port is None else request.bootstrap_port
+    wrong = None
+    if role is None:
+        wrong = "needs a worker that was started with --kv-transfer-config"
+    elif role == "kv_both":
+        wrong = "needs kv_role kv_producer, where the prompt is run, or kv_consumer, not kv_both"
+    elif len(prompt_sizes) > 1:
+        wrong = "goes with one prompt: send a request for each"
+    elif request.kv_transfer_params:
+        wrong = f"does not go with {_FIELD}: one request does one"
+    elif room is None or not 0 <= room < _MAX_ROOM:
+        wrong = f"must be in [0, 2^63), got {room}"
+    elif not 0 < port < 1 << 16:
+        field, wrong = "bootstrap_port", f"must be in [1, 65535], got {port}"
+    elif not _is_name(host):
+        field, wrong = "bootstrap_host", f"must have 1 to {_MAX_CHARS} printable characters"
+    if wrong is not None:
+        raise RequestError(f"`{field}` {wrong}", param=field)
+    name = f"room {room:d}"
+    if role == "kv_producer":
+        return KvTransfer(keeps=True, name=name)
+    return KvTransfer(source=KvSource(str(host), int(port), None, name, prompt_sizes[0]))
 
 
 def kv_transfer_answer(offer: KvOffer) -> dict[str, Any]:
@@ -93,11 +143,15 @@ def _source(fields: KvTransferFields) -> KvSource:
     names = {}
     for name in ("remote_host", "remote_engine_id", "remote_request_id"):
         value = getattr(fields, name)
-        if not value or len(value) > _MAX_CHARS or not value.isprintable():
+        if not _is_name(value):
             raise _refused(name, f"must have 1 to {_MAX_CHARS} printable characters")
         names[name] = value
     host, engine_id, transfer_id = names.values()
     return KvSource(host, int(port), engine_id, transfer_id, int(num_tokens))
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= _MAX_CHARS and value.isprintable()
 
 
 def _refused(name: str, reason: str) -> RequestError:

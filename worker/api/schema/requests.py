@@ -247,6 +247,10 @@ class GenerationFields(SamplingFields, kw_only=True):
     guided_choice: Annotated[list[str] | None, says(minItems=1, maxItems=MAX_CHOICES)] = None
     guided_grammar: str | None = None
     kv_transfer_params: dict[str, Any] | None = None
+    # SGLang's: both workers have the same body, and find each other in the room.
+    bootstrap_host: str | None = None
+    bootstrap_port: Whole | None = None
+    bootstrap_room: Whole | None = None
     ec_transfer_params: Annotated[dict[str, Any] | None, only({})] = None
     vllm_xargs: dict[str, Any] | None = None  # arguments of logits processors
     # Taken by the render routes, which look at it before the others refuse it.
@@ -441,6 +445,9 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     content_parts: Annotated[Any, only({}, [])] = None
     features: Annotated[Any, only({}, [])] = None
     kv_transfer_params: dict[str, Any] | None = None
+    bootstrap_host: str | None = None
+    bootstrap_port: Whole | None = None
+    bootstrap_room: Whole | None = None
     ec_transfer_params: Annotated[Any, only({}, [])] = None
 
 

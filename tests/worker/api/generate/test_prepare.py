@@ -23,6 +23,7 @@ from worker.engine.client import EngineClient
 from worker.errors import RequestError
 from worker.tokenizer import sim
 from worker.tokenizer.chat import ChatTemplate
+from worker.types import KvSource
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 USER = [{"role": "user", "content": "hi"}]
@@ -198,6 +199,26 @@ async def test_each_mistake_is_named(
     assert error["param"] == param
     assert message in error["message"]
     assert (error["type"], error["code"]) == ("BadRequestError", 400)
+
+
+@pytest.mark.parametrize("path", [TEXT, "/inference/v1/generate"])
+async def test_workers_of_a_room_do_their_part_of_one_body(bench: Any, path: str) -> None:
+    """The one runs the prompt and draws one token, the other takes the KV and answers."""
+    sampling: dict[str, Any] = {"max_tokens": 7, "min_tokens": 3}
+    body: dict[str, Any] = {"prompt": [1, 2, 3], **sampling}
+    if path != TEXT:
+        body = {"token_ids": [1, 2, 3], "sampling_params": sampling}
+    body |= {"bootstrap_host": "10.0.0.1", "bootstrap_port": 7, "bootstrap_room": 1 << 62}
+    for role in ("kv_producer", "kv_consumer"):
+        async with bench.client(kv_role=role) as client:
+            answer = await client.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+    first, second = bench.engine.requests
+    name = f"room {1 << 62}"
+    assert (first.keeps_kv, first.kv_name, first.kv_source) == (True, name, None)
+    assert (first.params.max_tokens, first.params.min_tokens) == (1, 0)
+    assert (second.keeps_kv, second.kv_source) == (False, KvSource("10.0.0.1", 7, None, name, 3))
+    assert (second.params.max_tokens, second.params.min_tokens) == (7, 3)
 
 
 async def test_a_short_prompt_does_not_excuse_min_tokens_of_a_long_one(bench: Any) -> None:

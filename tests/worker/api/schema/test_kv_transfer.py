@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from worker.api.schema.kv_transfer import kv_transfer, kv_transfer_answer
+from worker.api.schema.kv_transfer import KvTransfer, kv_transfer, kv_transfer_answer
+from worker.api.schema.requests import CompletionRequest
 from worker.errors import RequestError
 from worker.types import KvOffer, KvSource
 
@@ -22,14 +23,17 @@ PREFILL = {
 DECODE = kv_transfer_answer(KvOffer(SOURCE, (4, 2, 9), 1e9))
 
 
-def asked(given: Any, role: str | None = "kv_both", streams: bool = False, prompts: int = 1) -> Any:
-    return kv_transfer(given, role, streams=streams, num_prompts=prompts)
+def asked(
+    given: Any, role: str | None = "kv_both", streams: bool = False, prompts: int = 1, **more: Any
+) -> Any:
+    request = CompletionRequest(prompt="", kv_transfer_params=given, stream=streams, **more)
+    return kv_transfer(request, role, [33] * prompts)
 
 
 def test_the_answer_to_a_prefill_is_what_a_decode_is_sent() -> None:
     """With vLLM's names; block ids are in a list for each group of layers, of which we have one."""
-    assert asked(PREFILL) == (True, None)
-    assert asked(DECODE, streams=True) == (False, SOURCE)
+    assert asked(PREFILL) == KvTransfer(keeps=True)
+    assert asked(DECODE, streams=True) == KvTransfer(source=SOURCE)
     assert DECODE["remote_block_ids"] == [[4, 2, 9]]
     assert (DECODE["do_remote_prefill"], DECODE["do_remote_decode"]) == (True, False)
 
@@ -37,12 +41,12 @@ def test_the_answer_to_a_prefill_is_what_a_decode_is_sent() -> None:
 def test_what_others_add_is_theirs() -> None:
     """Fields of another engine's connector; numbers as floats."""
     more = {**DECODE, "remote_port": 14579.0, "dcp_size": 1, "transfer_id": "x"}
-    assert asked(more) == (False, SOURCE)
+    assert asked(more) == KvTransfer(source=SOURCE)
 
 
 @pytest.mark.parametrize("given", [None, {}, {"do_remote_decode": False}])
 def test_nothing_asked_is_nothing_done(given: Any) -> None:
-    assert asked(given) == (False, None)
+    assert asked(given) == KvTransfer()
 
 
 @pytest.mark.parametrize(
@@ -70,3 +74,37 @@ def test_each_mistake_is_named(given: Any, how: Any, field: str, message: str) -
     assert caught.value.param == f"kv_transfer_params{field}"
     assert message in caught.value.message
     assert caught.value.status == 400
+
+
+ROOM = {"bootstrap_host": "10.0.0.1", "bootstrap_port": 7, "bootstrap_room": 5}
+
+
+def test_both_workers_are_sent_to_the_same_room() -> None:
+    """Each by its role; the decode worker has the same prompt, and so knows its length."""
+    kept = asked(None, "kv_producer", streams=True, **ROOM)
+    taken = asked(None, "kv_consumer", streams=True, **ROOM).source
+    assert kept == KvTransfer(keeps=True, name="room 5")
+    assert taken == KvSource("10.0.0.1", 7, None, "room 5", 33)
+    default = asked(None, "kv_consumer", **{**ROOM, "bootstrap_port": None}).source
+    assert default.port == 8998
+
+
+@pytest.mark.parametrize(
+    ("change", "how", "field", "message"),
+    [
+        ({}, {"role": None}, "bootstrap_room", "--kv-transfer-config"),
+        ({}, {"role": "kv_both"}, "bootstrap_room", "kv_producer, where the prompt is run"),
+        ({}, {"prompts": 2}, "bootstrap_room", "one prompt"),
+        ({}, {"given": PREFILL}, "bootstrap_room", "does not go with kv_transfer_params"),
+        ({"bootstrap_room": -1}, {}, "bootstrap_room", "in [0, 2^63), got -1"),
+        ({"bootstrap_port": 0}, {}, "bootstrap_port", "in [1, 65535], got 0"),
+        ({"bootstrap_host": None}, {}, "bootstrap_host", "printable characters"),
+    ],
+)
+def test_what_is_no_room_is_refused_by_name(
+    change: Any, how: Any, field: str, message: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        asked(**{"given": None, "role": "kv_consumer", **ROOM, **change, **how})
+    assert caught.value.param == field
+    assert message in caught.value.message

@@ -37,16 +37,10 @@ QUIET_SECONDS = 10.0  # after the last request, for replicas to hear of its end
 
 @dataclass(frozen=True)
 class Seen:
-    """What became of the requests, and what each replica believes to be under way long after.
-
-    `imbalance` is how many requests the fullest worker has for each that it would have if all had
-    as many, on average; `bytes_sent` what the replicas have told each other, all together.
-    """
+    """What became of the requests, and what each replica believes to be under way long after."""
 
     served: Sequence[Served]
     left: Sequence[Mapping[str, int]]
-    imbalance: float = 1.0
-    bytes_sent: int = 0
 
     def hit_rate(self, since: float = 0.0, until: float = math.inf) -> float:
         """Prompt tokens found cached, of all; of requests that came within these seconds."""
@@ -71,7 +65,6 @@ async def _run(
     rng, lots, loop = Random(load.seed), Random(load.seed + 1), asyncio.get_running_loop()
     beginnings = [_tokens(rng, load.num_prefix) for _ in range(load.prefixes)]
     tasks: list[asyncio.Task[Served]] = []
-    samples: list[Sequence[int]] = []
     async with VirtualReplicas(settings) as fleet:
         for second, event in events.items():
             loop.call_at(second, event, fleet)
@@ -79,20 +72,13 @@ async def _run(
             await asyncio.sleep(rng.expovariate(load.rate))
             if loop.time() > load.seconds:
                 break
-            samples.append(fleet.loads)
             prompt = rng.choice(beginnings) + _tokens(rng, load.num_own)
             replica = int(lots.random() * settings.replicas)
             tasks.append(asyncio.ensure_future(fleet.ask(replica, prompt, load.num_output)))
         served = [await task for task in tasks]
         await asyncio.sleep(QUIET_SECONDS)
         left = [dict(one.inflight.counts) for one in fleet.replicas]
-        sent = sum(one.bytes_sent for one in fleet.replicas)
-        return Seen(served, left, _imbalance(samples), sent)
-
-
-def _imbalance(samples: Sequence[Sequence[int]]) -> float:
-    fullest = sum(map(max, samples))
-    return fullest * len(samples[0]) / max(1, sum(map(sum, samples)))
+        return Seen(served, left)
 
 
 def _tokens(rng: Random, count: int) -> list[int]:

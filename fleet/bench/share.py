@@ -1,0 +1,277 @@
+# Apart: runs in processes of its own.
+"""One process's part of the load, and how the bench starts it and hears from it.
+
+Theory of operation. Each process draws all arrivals and lengths from the seed, makes the texts of
+every n-th session alone and sends those, at their times since one beginning: `perf_counter` is the
+same clock in all processes of a machine. So the load is the same, whatever their number. Pickled
+values go over a pair of sockets, each behind its length: the `Share`; None, when it is ready; the
+time of the beginning; every tenth of a second an `Observed` of what is new; None after the last.
+Another byte or the end of the connection stops it before its time, so none outlives the bench.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import pickle
+import signal
+import socket
+import ssl
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from random import Random
+from typing import Any
+from urllib.parse import urlsplit
+
+import uvloop
+
+from fleet.bench.client import Client, Clock
+from fleet.bench.driver import Driver, RequestForm, Sender
+from fleet.bench.load import Load, LoadSettings, draws_of, drive, sessions_of
+from fleet.bench.summary import Observed
+from fleet.bench.workload import Session, Sessions, WordRing
+from fleet.errors import FleetError
+
+UPDATE_SECONDS = 0.1
+STOP_SECONDS = 5.0
+_LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where requests go, and what is before their bodies."""
+
+    url: str
+    host: str
+    port: int
+    is_tls: bool
+    head: bytes
+
+    def client(self, timeout_seconds: float) -> Client:
+        loop = asyncio.get_running_loop()
+        tls = ssl.create_default_context() if self.is_tls else None
+
+        async def connect(protocol: Callable[[], asyncio.Protocol]) -> object:
+            return await loop.create_connection(protocol, self.host, self.port, ssl=tls)
+
+        return Client(connect, self.head, time.perf_counter, timeout_seconds)
+
+
+def endpoint_of(base: str, is_chat: bool, headers: Sequence[tuple[str, str]]) -> Endpoint:
+    """`base` is an address with or without the `/v1` that other clients want."""
+    parts = urlsplit(base)
+    path = parts.path.rstrip("/").removesuffix("/v1")
+    path += "/v1/chat/completions" if is_chat else "/v1/completions"
+    host = (parts.hostname or "").encode("idna").decode()
+    is_tls = parts.scheme == "https"
+    lines = [f"POST {path} HTTP/1.1", f"host: {parts.netloc.rpartition('@')[2]}"]
+    lines += ["content-type: application/json", "accept: text/event-stream"]
+    lines += [f"{name}: {value}" for name, value in headers]
+    head = "".join(f"{line}\r\n" for line in lines).encode()
+    return Endpoint(base, host, parts.port or (443 if is_tls else 80), is_tls, head)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What process `number` (from 0) of so many sends of a stage, and where. `draws` is the number
+    of the stage's draws; `novelty` makes its texts others than those of any other stage.
+    """
+
+    number: int
+    processes: int
+    settings: LoadSettings
+    load: Load
+    draws: int
+    endpoint: Endpoint
+    form: RequestForm
+    timeout_seconds: float
+    tokens_per_word: float
+    novelty: int
+
+    def driver(self, client: Sender[bytes], clock: Clock) -> Driver[bytes]:
+        """One that stops at this process's part of the requests."""
+        driver = Driver(client, self.form, clock, self.settings.think)
+        requests = self.settings.requests
+        driver.max_requests = None if requests is None else self._part(requests)
+        return driver
+
+    def prepared(self, driver: Driver[bytes]) -> Callable[[], Coroutine[Any, Any, None]]:
+        """What takes time before the beginning; then `drive`, from the first request to the last
+        answer.
+        """
+        rng, load = draws_of(self.settings.seed, self.draws), self.load
+        ring = WordRing(rng.getrandbits(32) ^ self.novelty, self.tokens_per_word)
+        if load.concurrency is not None:
+            load = replace(load, concurrency=self._part(load.concurrency))
+        sessions = self._own(sessions_of(self.settings), ring, rng)
+        return partial(drive, driver, load, self.settings, sessions, rng)
+
+    def _part(self, whole: int) -> int:
+        return (whole - self.number + self.processes - 1) // self.processes
+
+    def _own(self, every: Sessions, ring: WordRing, rng: Random) -> Iterator[Session | None]:
+        """All sessions of the stage; None for those of other processes."""
+        texts = _OwnTexts(ring)
+        sessions = iter(every(texts, rng))
+        for number in count():
+            texts.are_made = is_own = number % self.processes == self.number
+            session = next(sessions, None)
+            if session is None:
+                return
+            yield session if is_own else None
+
+
+@dataclass(slots=True)
+class _OwnTexts:
+    """Makes no text where none is sent: the draws do not depend on it."""
+
+    ring: WordRing
+    are_made: bool = False
+
+    def text(self, key: int, num_tokens: int) -> str:
+        return self.ring.text(key, num_tokens) if self.are_made else ""
+
+
+class _Channel:
+    """Values over one connection. What comes is trusted: both ends are this program."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def over(cls, connection: socket.socket) -> _Channel:
+        return cls(*await asyncio.open_connection(sock=connection))
+
+    def send(self, value: object) -> None:
+        data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        self._writer.write(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
+
+    async def receive(self) -> Any:
+        """Raises `EOFError` or `OSError` when the other end is gone."""
+        size = int.from_bytes(await self._reader.readexactly(_LENGTH_BYTES), "big")
+        return pickle.loads(await self._reader.readexactly(size))
+
+    def stop(self) -> None:
+        """Make the other end's `wait_for_stop` return."""
+        self._writer.write(b".")
+
+    async def wait_for_stop(self) -> None:
+        with contextlib.suppress(OSError):
+            await self._reader.read(1)
+
+    async def close(self) -> None:
+        """After what was sent."""
+        self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+
+
+class ShareProcess:
+    """Owns a process that sends a share, and all it has seen so far."""
+
+    def __init__(self, process: asyncio.subprocess.Process, channel: _Channel, name: str) -> None:
+        self.seen = Observed([], [], 0, 0, 0.0)
+        self.process = process
+        self.channel = channel
+        self._name = name
+
+    async def receive(self) -> Any:
+        """What it sends next. Raises `FleetError` if it has ended."""
+        try:
+            return await self.channel.receive()
+        except (EOFError, OSError) as error:
+            status = await self.process.wait()
+            how = f"ended with status {status}"
+            if status < 0:
+                how = f"was killed by {signal.Signals(-status).name}"
+            raise FleetError(f"{self._name} {how}; its share of the load is lost") from error
+
+    async def follow(self) -> None:
+        """Returns when it has sent its share and has all answers. Raises `FleetError`."""
+        seen = self.seen
+        while (new := await self.receive()) is not None:
+            seen.outcomes += new.outcomes
+            seen.pulses += new.pulses
+            seen.started, seen.in_flight = new.started, new.in_flight
+            seen.cpu_seconds = new.cpu_seconds
+
+
+@contextlib.asynccontextmanager
+async def started(share: Share) -> AsyncIterator[ShareProcess]:
+    """A process that has the share, killed at the end if it is not over."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "fleet.bench.share", str(theirs.fileno())),
+            stdin=asyncio.subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,  # Ctrl-C is the bench's to handle
+        )
+    channel = await _Channel.over(ours)
+    try:
+        channel.send(share)
+        name = f"process {share.number + 1} of {share.processes} of the bench"
+        yield ShareProcess(process, channel, name)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        await channel.close()
+
+
+async def follow(processes: Sequence[ShareProcess]) -> None:
+    """All of them to their ends; when cancelled they are stopped first, and what they have seen is
+    whole. Raises `FleetError` when one has died.
+    """
+    following = asyncio.gather(*(one.follow() for one in processes))
+    try:
+        await asyncio.shield(following)
+    except asyncio.CancelledError:
+        for one in processes:
+            one.channel.stop()
+        await asyncio.wait((following,), timeout=STOP_SECONDS)
+        raise
+
+
+async def _send_share(bench: _Channel) -> None:
+    """Until the last answer, or until stopped."""
+    share: Share = await bench.receive()
+    client = share.endpoint.client(share.timeout_seconds)
+    driver = share.driver(client, time.perf_counter)
+    drive_it = share.prepared(driver)
+    gc.freeze()  # a collection that looks at what stays anyway makes sends late
+    bench.send(None)
+    driver.begin_at = await bench.receive()
+    cpu = time.process_time()
+    stage = asyncio.create_task(drive_it(), name="stage")
+    stop = asyncio.create_task(bench.wait_for_stop(), name="stop")
+    until = asyncio.FIRST_COMPLETED
+    while not stage.done():
+        await asyncio.wait((stage, stop), timeout=UPDATE_SECONDS, return_when=until)
+        if stop.done():
+            stage.cancel()
+            await asyncio.wait((stage,))
+        now = (driver.started, client.in_flight, time.process_time() - cpu)
+        bench.send(Observed(driver.outcomes, driver.pulses, *now))
+        driver.outcomes, driver.pulses = [], []
+    client.close()
+    if not stage.cancelled():
+        stage.result()
+    bench.send(None)
+
+
+async def _serve(connection: socket.socket) -> None:
+    bench = await _Channel.over(connection)
+    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):  # the bench has ended
+        await _send_share(bench)
+    await bench.close()
+
+
+if __name__ == "__main__":
+    uvloop.run(_serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -1,0 +1,40 @@
+# Apart: loaded by name, as few workers need its HTTP client.
+"""`--pd-proxy`: a decode worker runs the prefill leg of its requests itself."""
+
+from __future__ import annotations
+
+import uuid
+
+from worker.api.http.exchange import Exchange
+from worker.api.routes.prefill_leg import (
+    PATHS,
+    PREFILLER_HEADER,
+    REQUEST_ID_HEADER,
+    PrefillLeg,
+    new_session,
+    passed_on,
+    without_source,
+)
+from worker.config import ApiConfig
+
+
+class PdProxy:
+    """Keeps nothing, connections included."""
+
+    def __init__(self, config: ApiConfig) -> None:
+        self._leg = PrefillLeg(config.prefiller_networks, config.prefill_timeout_seconds)
+
+    async def second_body(self, exchange: Exchange, body: bytes) -> bytes:
+        """The body to answer here: `body`, with where its KV is, once that is computed. Raises
+        `RequestError` (403) where the header names what may not be asked.
+        """
+        body = without_source(body)
+        named = exchange.header(PREFILLER_HEADER.encode())
+        if not named or exchange.path not in PATHS:
+            return body
+        url = f"http://{self._leg.prefiller(named)}{exchange.path}"
+        headers = passed_on(exchange.headers(), PREFILLER_HEADER)
+        if exchange.header(REQUEST_ID_HEADER.encode()) is None:
+            headers.append((REQUEST_ID_HEADER, exchange.request_id or str(uuid.uuid1())))
+        async with new_session() as session:
+            return await self._leg.second_body(session, url, headers, exchange.path, body)

@@ -1,0 +1,186 @@
+# Apart: the sidecar runs it as well.
+"""The first leg of a disaggregated request: the prompt, at the prefill worker that a header names.
+
+Theory of operation
+-------------------
+The prefill worker is asked for one token, not streamed, with `kv_transfer_params` that ask for its
+KV to be kept. What it answers as `kv_transfer_params` goes into the body of the second leg, whose
+worker takes the KV. Whatever goes wrong with the first leg, the second one goes on without it: its
+worker then computes the prompt, or finds what is wrong with the request.
+
+`pointsman sidecar` runs it in front of a decode worker, and `worker --pd-proxy` in one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from worker.errors import KvTransferError, RequestError
+
+logger = logging.getLogger(__name__)
+
+PREFILLER_HEADER = "x-prefiller-host-port"
+REQUEST_ID_HEADER = "x-request-id"
+_PARAMS = "kv_transfer_params"
+# Where KV is taken from: vLLM's field, and SGLang's.
+_SOURCES = (_PARAMS, "bootstrap_host", "bootstrap_port", "bootstrap_room")
+_GENERATE = "/inference/v1/generate"
+PATHS = ("/v1/chat/completions", "/v1/completions", _GENERATE)
+_LIMITS = ("max_tokens", "max_completion_tokens", "min_tokens")
+_ADDRESS = re.compile(r"(?:([0-9.]+)|\[([0-9a-fA-F:.]+)\]):[0-9]{1,5}", re.ASCII)
+_CONNECT_SECONDS = 5.0
+# Of one connection, or what the client library sets anew.
+_OF_A_CONNECTION = re.compile(
+    "connection|keep-alive|proxy-authenticate|proxy-authorization|te|trailer|transfer-encoding"
+    "|upgrade|host|content-length|expect",
+    re.IGNORECASE,
+)
+_OF_A_BODY = ("content-type", "content-encoding", "accept-encoding")
+KEEP_KV = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+
+Headers = list[tuple[str, str]]
+Json = dict[str, Any]
+
+
+def new_session() -> aiohttp.ClientSession:
+    """Connections to servers: as many as there are requests, without a limit of time."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
+        auto_decompress=False,
+        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+        cookie_jar=aiohttp.DummyCookieJar(),
+    )
+
+
+def passed_on(headers: Iterable[tuple[str, str]], *but: str) -> Headers:
+    """The headers that go on to the other side: all of the message's own `but` those."""
+    return [
+        (name, value)
+        for name, value in headers
+        if not _OF_A_CONNECTION.fullmatch(name) and name.lower() not in but
+    ]
+
+
+def of_json(headers: Headers) -> Headers:
+    """For a body of our own making, which is not compressed; nor may the answer be."""
+    kept = [(name, value) for name, value in headers if name.lower() not in _OF_A_BODY]
+    return [*kept, ("Content-Type", "application/json")]
+
+
+class PrefillLeg:
+    """Asks prefill workers, in `networks` alone (None: private ones but link-local addresses), each
+    for `timeout_seconds` at most. Keeps nothing of requests.
+    """
+
+    def __init__(self, networks: Sequence[str] | None, timeout_seconds: float) -> None:
+        self._networks = None
+        if networks is not None:
+            self._networks = [ipaddress.ip_network(network) for network in networks]
+        self._timeout_seconds = timeout_seconds
+
+    def prefiller(self, header: str) -> str:
+        """The address that the header names, the first of several. Raises `RequestError` (403) for
+        what is none, or may not be asked: a client may have sent it.
+        """
+        prefiller = header.split(",")[0].strip()
+        if not self._may_ask(prefiller):
+            reason = (
+                f"{PREFILLER_HEADER} {prefiller} is not the IP address and port of a worker in"
+                " --prefiller-networks"
+            )
+            raise RequestError(reason, status=403, type="Forbidden")
+        return prefiller
+
+    def _may_ask(self, prefiller: str) -> bool:
+        found = _ADDRESS.fullmatch(prefiller)  # nothing that a URL would read as more than that
+        try:
+            address = ipaddress.ip_address((found[1] or found[2]) if found else "")
+        except ValueError:
+            return False
+        if self._networks is None:
+            return address.is_private and not (address.is_link_local or address.is_unspecified)
+        return any(address in network for network in self._networks)
+
+    async def second_body(
+        self, session: aiohttp.ClientSession, url: str, headers: Headers, path: str, body: bytes
+    ) -> bytes:
+        """The body of the second leg; after a first one that failed, the one that it was."""
+        asked = decoded(body)
+        if asked is None:
+            return body
+        leg = msgspec.json.encode(prefill_body(path, asked))
+        answer = await self.post(session, url, headers, leg)
+        if answer is None:
+            return body
+        try:
+            params = msgspec.json.decode(answer, type=Json).get(_PARAMS)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            logger.warning("prefill at %s failed, decoding without: %s", url, error)
+            return body
+        return msgspec.json.encode({**asked, _PARAMS: params})
+
+    async def post(
+        self, session: aiohttp.ClientSession, url: str, headers: Headers, leg: bytes
+    ) -> bytes | None:
+        """The answer to a first leg; None, and a line in the log: it failed."""
+        try:
+            async with (
+                asyncio.timeout(self._timeout_seconds),
+                session.post(url, data=leg, headers=of_json(headers)) as answer,
+            ):
+                said = await answer.read()
+            if answer.status != 200:
+                raise KvTransferError(f"it answers {answer.status}")
+        except (aiohttp.ClientError, OSError, KvTransferError) as error:
+            reason = str(error) or "it takes too long"  # a TimeoutError is an OSError
+            logger.warning("prefill at %s failed, decoding without: %s", url, reason)
+            return None
+        return said
+
+
+def decoded(body: bytes) -> Json | None:
+    """A JSON object; None for anything else, which the second leg's worker refuses."""
+    try:
+        return msgspec.json.decode(body, type=Json)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+
+
+def without_source(body: bytes) -> bytes:
+    """Only we say where KV is taken from: the second leg's worker connects to that address."""
+    # The fields, unless they are spelled with escapes.
+    if b"\\u" not in body and not any(name.encode() in body for name in _SOURCES):
+        return body
+    asked = decoded(body)
+    if asked is None or all(asked.get(name) is None for name in _SOURCES):
+        return body
+    return msgspec.json.encode({k: v for k, v in asked.items() if k not in _SOURCES})
+
+
+def prefill_body(path: str, asked: Json) -> Json:
+    """The body of the first leg."""
+    leg = {name: value for name, value in asked.items() if name not in ("stream_options", "resume")}
+    leg |= {"stream": False, _PARAMS: KEEP_KV}
+    limits = leg
+    if path == _GENERATE:
+        given = leg.get("sampling_params")
+        limits = leg["sampling_params"] = dict(given) if isinstance(given, dict) else {}
+    limits |= dict.fromkeys((name for name in _LIMITS if name in limits), 1)
+    limits["max_tokens"] = 1
+    return leg

@@ -1,0 +1,242 @@
+# Apart: an agent and its memory, without the protocol around them.
+"""KV that NIXL reads from the memory of one engine into that of another, over RDMA where there is.
+
+Theory of operation
+-------------------
+Who may have what is agreed on over TCP (`worker.kv.wire`). Instead of the bytes the keeper's reply
+has the address of what it keeps, registered with its agent, and as much of the agent's metadata as
+that takes. The taker registers memory of its own and reads; the tag of what it has is the keeper's,
+or the prompt is computed. Both give up the registration then: whatever a taker knows of a keeper's
+memory is good for one transfer, as the next may be at the same address. So a taker has one transfer
+at a time with each keeper.
+
+An agent is no matter for several threads: one makes all its calls, in order. So what ends a
+transfer runs after what began it, also where nobody waits any more. Memory that an agent does not
+let go of is held and tried again, and until it is free nothing else is read or lent.
+
+Source: the Python API of NIXL 1.x, `nixl._api`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from worker.config import KvTransferConfig
+from worker.errors import ConfigError, KvTransferError
+from worker.kv.wire import Lent
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.001
+_DRAM = "DRAM"
+_T = TypeVar("_T")
+
+
+class NixlAgent(Protocol):
+    """What we use of `nixl_agent`. Regions are (address, bytes, device[, a text]); a state is DONE,
+    PROC or ERR. Anything may raise.
+    """
+
+    backends: Mapping[str, Any]
+
+    def register_memory(self, regions: list[tuple[int, int, int, str]], mem_type: str) -> Any:
+        """Descriptors of memory that may be read or written now."""
+        ...
+
+    def deregister_memory(self, descriptors: Any) -> None:
+        """The opposite."""
+        ...
+
+    def get_partial_agent_metadata(
+        self, descriptors: Any, inc_conn_info: bool, backends: list[str]
+    ) -> bytes:
+        """What another agent needs to reach this memory."""
+        ...
+
+    def add_remote_agent(self, metadata: bytes) -> Any:
+        """Know another agent; its name."""
+        ...
+
+    def remove_remote_agent(self, name: Any) -> None:
+        """Forget it, and all its memory."""
+        ...
+
+    def get_xfer_descs(self, regions: list[tuple[int, int, int]], mem_type: str) -> Any:
+        """Descriptors of parts of registered memory."""
+        ...
+
+    def initialize_xfer(self, operation: str, local: Any, remote: Any, agent: Any) -> Any:
+        """A transfer's handle."""
+        ...
+
+    def transfer(self, handle: Any) -> str:
+        """Begin it; its state."""
+        ...
+
+    def check_xfer_state(self, handle: Any) -> str:
+        """Its state."""
+        ...
+
+    def release_xfer_handle(self, handle: Any) -> None:
+        """End it. Raises while it cannot be cancelled."""
+        ...
+
+
+class _Memory:
+    """Some memory while it is registered. All on the agent's thread."""
+
+    def __init__(self, agent: NixlAgent, data: np.ndarray[Any, Any]) -> None:
+        self._agent = agent
+        self._data = data
+        self._descriptors: Any = None
+
+    @property
+    def region(self) -> tuple[int, int, int]:
+        """Where it is."""
+        return self._data.ctypes.data, self._data.nbytes, 0
+
+    def lend(self) -> Lent:
+        """Let others read it."""
+        self._register()
+        backends = list(self._agent.backends)
+        metadata = self._agent.get_partial_agent_metadata(self._descriptors, True, backends)
+        return Lent(metadata, self._data.ctypes.data)
+
+    def end(self) -> None:
+        """Idempotent; what has raised can be tried again."""
+        if self._descriptors is not None:
+            self._agent.deregister_memory(self._descriptors)
+            self._descriptors = None
+
+    def _register(self) -> None:
+        self._descriptors = self._agent.register_memory([(*self.region, "")], _DRAM)
+
+
+class _Read(_Memory):
+    """A transfer into some memory."""
+
+    def __init__(self, agent: NixlAgent, data: np.ndarray[Any, Any], lent: Lent) -> None:
+        super().__init__(agent, data)
+        self._lent = lent
+        self._keeper: Any = None
+        self._handle: Any = None
+
+    def begin(self) -> str:
+        """Its first state."""
+        self._register()
+        self._keeper = self._agent.add_remote_agent(self._lent.metadata)
+        local = self._agent.get_xfer_descs([self.region], _DRAM)
+        region = (self._lent.address, self._data.nbytes, 0)
+        remote = self._agent.get_xfer_descs([region], _DRAM)
+        self._handle = self._agent.initialize_xfer("READ", local, remote, self._keeper)
+        return self._agent.transfer(self._handle)
+
+    def state(self) -> str:
+        return self._agent.check_xfer_state(self._handle)
+
+    def end(self) -> None:
+        """The handle first: nothing is written into the memory after that."""
+        if self._handle is not None:
+            self._agent.release_xfer_handle(self._handle)
+            self._handle = None
+        if self._keeper is not None:
+            self._agent.remove_remote_agent(self._keeper)
+            self._keeper = None
+        super().end()
+
+
+class NixlTransport:
+    """Lends and reads memory. Owns the agent's thread, and what the agent does not let go of."""
+
+    def __init__(self, agent: NixlAgent) -> None:
+        self._agent = agent
+        self._thread = ThreadPoolExecutor(1, "nixl")
+        self._held: list[_Memory] = []  # the thread's
+        self._turns: WeakValueDictionary[tuple[str, int], asyncio.Lock] = WeakValueDictionary()
+
+    @classmethod
+    def load(cls, config: KvTransferConfig) -> NixlTransport:
+        """With an agent of NIXL's. Raises `ConfigError` where there is none."""
+        flag = "--kv-transfer-config: NixlConnector"
+        try:
+            api = importlib.import_module("nixl._api")
+        except ImportError as error:
+            fix = f"needs the package nixl: pip install nixl ({error})"
+            raise ConfigError(f"{flag} {fix}") from error
+        library = logging.getLogger("nixl")  # it writes to stdout, where we say that we are ready
+        library.handlers.clear()
+        library.propagate = True
+        name = f"{config.engine_id}-{uuid.uuid4().hex[:8]}"
+        try:
+            agent = api.nixl_agent(name, api.nixl_agent_config(backends=list(config.backends)))
+        except Exception as error:  # the library has a tree of its own
+            raise ConfigError(f"{flag}: its agent does not start: {error}") from error
+        missing = sorted(set(config.backends) - set(agent.backends))
+        if missing:
+            raise ConfigError(f"{flag}: NIXL has no backend {missing[0]} here: change backends")
+        return cls(agent)
+
+    @contextlib.asynccontextmanager
+    async def lent(self, data: memoryview) -> AsyncIterator[Lent]:
+        """Let another engine read `data` meanwhile. Raises `KvTransferError`."""
+        memory = _Memory(self._agent, np.frombuffer(data, np.uint8))
+        try:
+            yield await self._call(lambda: self._begun(memory.lend))
+        finally:
+            self._thread.submit(self._end, memory)
+
+    async def read(self, lent: Lent, size: int, keeper: tuple[str, int]) -> memoryview:
+        """So many bytes of a keeper's, whose address that is. Raises `KvTransferError`."""
+        async with self._turns.setdefault(keeper, asyncio.Lock()):
+            data = np.empty(size, np.uint8)
+            read = _Read(self._agent, data, lent)
+            try:
+                state = await self._call(lambda: self._begun(read.begin))
+                while state == "PROC":
+                    await asyncio.sleep(_POLL_SECONDS)
+                    state = await self._call(read.state)
+            finally:
+                ending = self._thread.submit(self._end, read)
+            has_ended = await asyncio.wrap_future(ending)
+        if state != "DONE" or not has_ended:
+            raise KvTransferError(f"NIXL's transfer has ended in {state}")
+        return data.data
+
+    def close(self) -> None:
+        """End the thread, once its calls have returned. Idempotent."""
+        self._thread.shutdown(wait=False)
+
+    async def _call(self, function: Callable[[], _T]) -> _T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+        except Exception as error:  # the library has a tree of its own
+            raise KvTransferError(f"NIXL: {error or type(error).__name__}") from error
+
+    # ---- the agent's thread -----------------------------------------------------------------
+
+    def _begun(self, begin: Callable[[], _T]) -> _T:
+        held, self._held = self._held, []
+        for memory in held:
+            self._end(memory)
+        if self._held:
+            raise KvTransferError("memory of an earlier transfer is still in use")
+        return begin()
+
+    def _end(self, memory: _Memory) -> bool:
+        try:
+            memory.end()
+        except Exception:
+            logger.warning("NIXL does not let go of memory yet", exc_info=True)
+            self._held.append(memory)
+            return False
+        return True
