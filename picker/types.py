@@ -300,7 +300,7 @@ class ResponseHead(msgspec.Struct, frozen=True):
     `served_by` is the `ip:port` that the proxy says has served; `has_destination_metadata` whether
     the proxy sent metadata of the destination namespace at all. With `reached_nobody` the proxy
     says that no endpoint has seen the request, and the response is its own. `came_at_seconds` is on
-    the clock of the hooks, which are told it.
+    the clock of the hooks, which are told it. With `shows_body` a body is shown as it passes.
     """
 
     status: int | None
@@ -309,6 +309,7 @@ class ResponseHead(msgspec.Struct, frozen=True):
     has_destination_metadata: bool = False
     reached_nobody: bool = False
     came_at_seconds: float | None = None
+    shows_body: bool = True
 
 
 class ResponseProgress(msgspec.Struct, frozen=True):

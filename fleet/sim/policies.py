@@ -21,6 +21,7 @@ _PRECISE = """\
 """
 _PRODUCER = "prefixMatchInfoProducerName: precise-prefix-cache-producer"
 _INFLIGHT = f"- {{type: inflight-load-producer, parameters: {{{_PRODUCER}}}}}\n"
+_TIERS, _COST = "slo-headroom-tier-filter", "latency-cost-scorer"
 _QUEUE, _USAGE, _PREFIX = "queue-scorer", "kv-cache-utilization-scorer", "prefix-cache-scorer"
 
 
@@ -57,18 +58,13 @@ POLICIES: Mapping[str, str | None] = {
     ),
     "load-only": _config({_QUEUE: 1.0, _USAGE: 1.0}),
     "prefix-only": _config({_PREFIX: None}),
-    # The published shape without its random parts.
-    "predicted": f"""\
-{_HEAD}{_LOAD}- {{type: slo-headroom-tier-filter}}
-- {{type: prefix-cache-affinity-filter, parameters: {{ttftSource: latencyPredictor}}}}
-- {{type: latency-scorer}}
-schedulingProfiles:
-- name: default
-  plugins:
-  - {{pluginRef: slo-headroom-tier-filter}}
-  - {{pluginRef: prefix-cache-affinity-filter}}
-  - {{pluginRef: latency-scorer}}
-""",
+    # Learned costs; the default's scorers decide until they are known, and between equal ones.
+    "predicted": DEFAULT_CONFIG.decode()
+    .replace("schedulingP", f"- {{type: {_TIERS}}}\n- {{type: {_COST}}}\nschedulingP")
+    .replace(
+        "  plugins:\n",
+        f"  plugins:\n  - {{pluginRef: {_TIERS}}}\n  - {{pluginRef: {_COST}, weight: 100}}\n",
+    ),
     # llm-d's blends of queue, KV use and prefix, by their weights.
     "llm-d-111": _config({_QUEUE: 1.0, _USAGE: 1.0, _PREFIX: 1.0}),
     "llm-d-322": _config({_PREFIX: 3.0, _QUEUE: 2.0, _USAGE: 2.0}),

@@ -141,7 +141,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         "--workers 8 --prefix-groups 5 --prefix-tokens 6000 --input-tokens 200 --output-tokens "
         f"1000 --rate 30,40 {_LADDER} {_SLO}",
         "prefix-only 55 % success, ITL 160 ms, TTFT over 140 s; with load 100 %, ITL 30 ms",
-        ("default", "prefix-only"),
+        ("default", "predicted", "prefix-only"),
     ),
     "S7": Scenario(
         "a slice of Mooncake",

@@ -146,7 +146,7 @@ class VirtualReplica:
         self.kv_consumers = [one for one in plugins if isinstance(one, KvEventConsumer)]
         self.exchange: PeerExchange | None = None
         self.cursors: dict[bytes, Cursor] = {}  # by the replica that is told
-        self.bytes_sent = self.messages_sent = 0
+        self.messages_sent = 0
         if settings.shares:
             knowledge = Knowledge(self.datastore, self.inflight)
             settings_ = ExchangeSettings("simulation", seed)
@@ -200,11 +200,6 @@ class VirtualReplicas:
         killed one had under way goes on at the workers.
         """
         self.replicas[index] = self._begun()
-
-    @property
-    def loads(self) -> Sequence[int]:
-        """Requests at each worker now, those that wait included."""
-        return [one.worker.num_requests for one in self._members.values()]
 
     @property
     def size(self) -> int:
@@ -263,8 +258,6 @@ class VirtualReplicas:
         """
         self._number += 1
         name = f"request-{self._number}"
-        if not self.replicas:
-            return await self._in_turn(name, list(prompt), num_output)
         picker = self.replicas[replica]
         body = {"model": MODEL, "prompt": prompt, "max_tokens": num_output, "stream": True}
         headers = {":path": "/v1/completions", REQUEST_ID: name}
@@ -324,12 +317,6 @@ class VirtualReplicas:
         except WorkerGoneError:
             return None
         return answered.kept
-
-    async def _in_turn(self, name: str, prompt: list[int], num_output: int) -> Served:
-        listed = [one for one in self._members.values() if one.is_listed]
-        member, times = listed[self._number % len(listed)], [_now()]
-        answered = await member.worker.serve(name, prompt, num_output, lambda: times.append(_now()))
-        return _served(0, member.endpoint.host_port, len(prompt), times, answered)
 
     def _connected(self, destination: str) -> str:
         """The first of the addresses where somebody listens."""
@@ -409,7 +396,6 @@ class VirtualReplicas:
             _, answer = other.exchange.greeted(one.exchange.hello(now), now)
             _, one.cursors[there] = one.exchange.welcomed(answer, now)
         while (message := one.exchange.next(one.cursors[there], now)) is not None:
-            one.bytes_sent += len(message)
             one.messages_sent += 1
             if self._wire.random() >= self._settings.loss:
                 # One after the other, as over a connection.

@@ -130,6 +130,7 @@ class LatencyPrediction(msgspec.Struct, frozen=True, gc=False):
     `tpot_ms` is None where the time per token is not known. A headroom is the objective less the
     prediction (its p90, where the predictor knows it); negative misses the objective. `is_valid`
     says that the objectives are met; `dispatched` counts what this picker has under way there.
+    `cost_ms` is the time that all requests there lose by it, where that is known.
     """
 
     ttft_ms: float
@@ -138,6 +139,7 @@ class LatencyPrediction(msgspec.Struct, frozen=True, gc=False):
     tpot_headroom_ms: float
     is_valid: bool
     dispatched: int = 0
+    cost_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,15 @@ samples are twice those of the last 256 or so, or when the recent ratios lean to
 standard deviations of their mean: then θ is scaled by what they have in common and is a mere guess
 from then on; ratios and factors begin anew.
 
+The cost of a request at an endpoint is the time that all requests there lose by it: its own, and
+what it adds to the R others that run or wait there,
+
+    cost = TTFT + n · TPOT + R · (prompt + n · ∂TPOT/∂running)
+
+where n is the number of tokens of its answer and `prompt` what its uncached tokens add to TTFT,
+which is how long the others' next tokens wait. Of a request that does not stream, the time of the
+whole answer stands for the terms of both.
+
 All pure.
 """
 
@@ -26,7 +35,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
@@ -47,6 +56,7 @@ SETTLED = 64  # samples until errors are held against each other
 DOUBT = 5000.0
 PULL, SLOWEST = 20, 1 / 200  # of the factors of endpoints: samples until they count; least step
 MOST_MODELS = 128  # clients name models; those that an endpoint serves are learned
+REQUESTS_UNIT = 8  # of loads
 FRESH = 8  # samples between two looks at the percentile
 
 
@@ -70,8 +80,8 @@ class LoadFeatures(NamedTuple):
     """Of an endpoint, and what it has of the request; of order 1.
 
     In 1024 tokens: what is not cached of the prompt, what is, and what is not of the prompts of
-    requests that this picker has sent there and that have no first token yet. In eight requests:
-    those that wait and those that run.
+    requests that this picker has sent there and that have no first token yet. In eights
+    (`REQUESTS_UNIT`): the requests that wait and those that run.
     """
 
     one: float
@@ -82,6 +92,94 @@ class LoadFeatures(NamedTuple):
     running: float
     kv_usage: float
     uncached_running: float
+
+
+_RUNNING = LoadFeatures._fields.index("running")
+
+
+class Fitted(NamedTuple):
+    """A latency of one request, by the load: weights that are folded with the request."""
+
+    weights: Sequence[float]  # as `LoadFeatures`
+    floor: float
+    factors: Mapping[str, float]  # by endpoint, 1 where there is none
+    p90_factor: float  # of the expectation, to be the p90
+
+    def predict(self, loads: Mapping[str, LoadFeatures]) -> Sequence[float]:
+        """The expectation at each endpoint, in the unit that was learned."""
+        a, b, c, d, e, f, g, h = self.weights
+        floor, get = self.floor, self.factors.get
+        return [  # written out: three times as fast as a sum of products, and there may be many
+            max(a * o + b * u + c * k + d * p + e * w + f * r + g * v + h * x, floor)
+            * get(endpoint, 1.0)
+            for endpoint, (o, u, k, p, w, r, v, x) in loads.items()
+        ]
+
+
+def costs_ms(
+    loads: Mapping[str, LoadFeatures],
+    own_ms: Sequence[float],
+    first: Fitted,
+    each: Fitted,
+    num_tokens: float,
+) -> Sequence[float]:
+    """The cost at each endpoint, where the request takes `own_ms` itself.
+
+    For a whole answer, both are fitted to its end, and it is one token.
+    """
+    _, uncached, cached, _, _, _, _, uncached_running = first.weights
+    uncached -= cached  # cached tokens cost something too
+    token = num_tokens * max(0.0, each.weights[_RUNNING]) / REQUESTS_UNIT
+    at_first, at_each = first.factors.get, each.factors.get
+    costs = list[float]()
+    for own, (endpoint, (_, u, _, _, w, r, _, x)) in zip(own_ms, loads.items(), strict=True):
+        prompt = (uncached * u + uncached_running * x) * at_first(endpoint, 1.0)
+        added = token * at_each(endpoint, 1.0)
+        if prompt > 0.0:
+            added += prompt
+        costs.append(own + REQUESTS_UNIT * (r + w) * added)
+    return costs
+
+
+class LoadIntegral:
+    """An endpoint's load over time. Owns its integrals, in seconds times the unit of the feature.
+
+    A time per token is a mean over a whole answer, so it is learned by the mean load meanwhile: at
+    its beginning an answer of a burst has seen none of the others yet.
+    """
+
+    __slots__ = ("_at", "_seconds", "_sums")
+
+    def __init__(self, now_seconds: float) -> None:
+        self._at = now_seconds
+        self._seconds = 0.0
+        self._sums = (0.0, 0.0, 0.0, 0.0)
+
+    def until(self, now_seconds: float, load: LoadFeatures | None) -> tuple[float, ...]:
+        """The integrals up to now, where `load` is that since the last time; None: not known."""
+        seconds = now_seconds - self._at
+        if load is not None and seconds > 0:
+            pending, waiting, running, kv_usage = self._sums
+            self._sums = (
+                pending + seconds * load.pending,
+                waiting + seconds * load.waiting,
+                running + seconds * load.running,
+                kv_usage + seconds * load.kv_usage,
+            )
+            self._seconds += seconds
+            self._at = now_seconds
+        return (self._seconds, *self._sums)
+
+
+def mean_load(load: LoadFeatures, since: Sequence[float], until: Sequence[float]) -> LoadFeatures:
+    """`load` with the means between two times of one `LoadIntegral`; as it is if nothing is known
+    of the time between.
+    """
+    seconds, *sums = (after - before for before, after in zip(since, until, strict=True))
+    if seconds <= 0:
+        return load
+    pending, waiting, running, kv_usage = (one / seconds for one in sums)
+    return load._replace(pending=pending, waiting=waiting, running=running, kv_usage=kv_usage)
 
 
 class LatencyModel:
@@ -101,24 +199,15 @@ class LatencyModel:
         self._since = 0  # samples since the law last changed
         self.num_samples = 0
 
-    def predict(
-        self, request: Request, loads: Sequence[LoadFeatures], endpoints: Iterable[str]
-    ) -> Sequence[float] | None:
-        """The expectation for each load, at the endpoint of the same place, in the unit that was
-        learned; None before there are enough samples.
-        """
+    def fitted(self, request: Request) -> Fitted | None:
+        """What is known of the request; None before there are enough samples."""
         if self.num_samples < MIN_SAMPLES:
             return None
         folded = [0.0] * len(LoadFeatures._fields)
         for (i, j), weight in zip(self._terms, self._weights.tolist(), strict=True):
             folded[j] += request[i] * weight
-        floor, get = FLOOR * self._mean, self._factors.get
-        a, b, c, d, e, f, g, h = folded
-        return [  # written out: three times as fast as a sum of products, and there may be many
-            max(a * o + b * u + c * k + d * p + e * w + f * r + g * v + h * x, floor)
-            * get(endpoint, 1.0)
-            for (o, u, k, p, w, r, v, x), endpoint in zip(loads, endpoints, strict=True)
-        ]
+        floor = FLOOR * self._mean
+        return Fitted(folded, floor, self._factors, self.p90_factor)
 
     def learn(self, request: Request, load: LoadFeatures, endpoint: str, latency: float) -> bool:
         """Take a sample in; whether it shows that the law has changed.
@@ -225,10 +314,29 @@ class LatencyModels:
 
     def __init__(self) -> None:
         self._models: dict[tuple[str, Latency], LatencyModel] = {}
+        self._lengths: dict[str, tuple[int, float]] = {}  # number of answers, mean of their tokens
 
     def get(self, model: str, latency: Latency) -> LatencyModel | None:
         """None while nothing was learned of it."""
         return self._models.get((model, latency))
+
+    def fitted(self, model: str, latency: Latency, request: Request) -> Fitted | None:
+        """None while too little was learned of it."""
+        known = self._models.get((model, latency))
+        return None if known is None else known.fitted(request)
+
+    def num_tokens(self, model: str, limit: int | None) -> float | None:
+        """What an answer has on average, `limit` at most; None before one has ended."""
+        known = self._lengths.get(model)
+        return None if known is None else min(known[1], limit or math.inf)
+
+    def answered(self, model: str, num_tokens: float) -> None:
+        """An answer had so many tokens."""
+        count, mean = self._lengths.pop(model, (0, 0.0))
+        if len(self._lengths) >= MOST_MODELS:
+            del self._lengths[next(iter(self._lengths))]
+        mean += (num_tokens - mean) * max(LASTING, 1 / (count + 1))
+        self._lengths[model] = count + 1, mean
 
     def learning(self, model: str, latency: Latency) -> LatencyModel:
         """The model that is to learn a sample."""

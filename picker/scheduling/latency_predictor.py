@@ -12,13 +12,13 @@ All pure; asking is the producer's part.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from picker.framework.attributes import DataKey
-from picker.scheduling.latency_model import LoadFeatures
+from picker.scheduling.latency_model import LoadFeatures, LoadIntegral
 
 PREDICT_PATH = "/predict/bulk/strict"
 TRAIN_PATH = "/add_training_data_bulk"
@@ -159,10 +159,11 @@ class Measurement:
         "failed",
         "features",
         "first",
-        "head",
+        "integral",
         "key",
         "last",
         "load",
+        "load_at_first",
         "outcomes",
         "p90",
         "pending",
@@ -175,9 +176,10 @@ class Measurement:
         self.features: Features | None = None
         self.tpot_objective_ms = tpot_objective_ms
         self.load: LoadFeatures | None = None
+        self.integral: LoadIntegral | None = None  # of the endpoint
+        self.load_at_first: Sequence[float] = ()  # what it was then
         self.pending = 0.0  # 1024 tokens
         self.begun = 0.0
-        self.head: float | None = None
         self.first: float | None = None
         self.last: float | None = None
         self.failed = False
@@ -199,6 +201,11 @@ class Measurement:
         tpot_ms = self.tpot_ms(generated)
         ttft_ms = _ms(self.first - begun)
         return Sample(features, now_seconds, ttft_ms, tpot_ms, max(1, generated))
+
+    @property
+    def ttft_ms(self) -> float | None:
+        """To the first token from when the request left; None when it was not seen."""
+        return None if self.first is None else _ms(self.first - self.begun)
 
     def tpot_ms(self, generated: int) -> float | None:
         """Per token after the first piece; None for fewer than two, or when no piece was seen."""

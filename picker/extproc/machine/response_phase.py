@@ -167,6 +167,7 @@ class ResponsePhase:
             event.served_by,
             event.has_destination_metadata,
             event.reached_nobody,
+            shows_body=self._mode is not BodyMode.ABSENT,
         )
         try:
             return self._tap.head(head)

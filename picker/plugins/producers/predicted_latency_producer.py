@@ -13,11 +13,12 @@ Of a request that names one objective only, the other headroom is 0; of one that
 objectives are 0, so that nothing meets them and the least prediction is best. A model of which
 fewer than 50 answers were seen has no predictions.
 
-What is learned, of answers that went well: the time to the first piece and the mean per token
-after it, by the usage, where the proxy shows bodies. Where it does not, the time to the response's
-headers, which is that to the first token where a server sends them together (ours does; vLLM sends
-them at once: have bodies shown there); and the time per token at an endpoint, which is what its
-requests that ran took in all, by the number of tokens that its metrics say were generated.
+What is learned: the time to the first piece, as soon as it is seen, and of answers that went well
+the mean per token after it, by the usage, where the proxy shows bodies. Where it does not, the time
+to the response's headers, which is that to the first token where a server sends them together (ours
+does; vLLM sends them at once: have bodies shown there); and the time per token at an endpoint: what
+its requests that ran took in all, by the number of tokens that its metrics say were generated. Once
+lengths of answers are known as well, predictions have a cost.
 
 With `predictionServerUrl` (a comma list, asked in turn) and `trainingServerUrl`, or the environment
 variables PREDICTION_SERVER_URL and TRAINING_SERVER_URL, servers are asked instead, and sent samples
@@ -58,7 +59,8 @@ from picker.plugins._shared.load_signals import own_requests, waiting_requests
 from picker.plugins._shared.prediction_servers import LOOK_UP_SECONDS, PredictionServers
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
-from picker.scheduling.latency_model import Latency, LatencyModels, LoadFeatures, Request
+from picker.scheduling.latency_learner import LatencyLearner, features_of, latency_of
+from picker.scheduling.latency_model import REQUESTS_UNIT, Latency, LoadFeatures, costs_ms
 from picker.scheduling.latency_objectives import LatencyObjectives, latency_objectives
 from picker.scheduling.latency_predictor import (
     Features,
@@ -69,23 +71,18 @@ from picker.scheduling.latency_predictor import (
     predictor_settings,
 )
 from picker.types import (
-    Candidate,
     Candidates,
     FinishCause,
     InferenceRequest,
     ResponseHead,
     ResponseProgress,
     SchedulingResult,
-    ServedTotals,
     Usage,
 )
 
 log = logging.getLogger(__name__)
 
 DECODE_ROLE = "decode"
-# Between two looks at what an endpoint has generated: of a longer time its load is not known.
-LONGEST_LOOK_SECONDS = 3.0
-LONGEST_ANSWER = 1 << 20  # of limits in tokens, which clients choose
 
 
 class PredictedLatencyParameters(Parameters, frozen=True):
@@ -122,16 +119,6 @@ class _Asked:
     answered: bool
 
 
-@dataclass(slots=True)
-class _Look:
-    """What an endpoint has generated until `read_at_seconds`, and its requests seen since."""
-
-    read_at_seconds: float
-    generated_tokens: float
-    running: int = 0
-    seen: int = 0
-
-
 class PredictedLatencyProducer:
     """Owns what was learned, and the objectives and prompt tokens of what is under way."""
 
@@ -144,9 +131,8 @@ class PredictedLatencyProducer:
         self._measurement_key = measurement_key(name)
         self._match_key = match_info_key(parameters.prefix_match_info_producer_name)
         self._load_key = inflight_load_key(parameters.in_flight_load_producer_name)
-        self._models = LatencyModels()
+        self._learner = LatencyLearner()
         self._pending: dict[str, float] = {}  # `LoadFeatures.pending`, by endpoint
-        self._looks: dict[str, _Look] = {}
         self._shows_bodies = False
         self._under_way: dict[str, WeakSet[Measurement]] = {}
         self.produces = (self._key,)
@@ -161,8 +147,9 @@ class PredictedLatencyProducer:
     ) -> InferenceRequest:
         """Write the predictions; none while too little was learned or no load is known."""
         loads = self._loads(request, candidates, attributes.get(self._match_key))
+        self._learner.sees(loads)
         if not self._shows_bodies:
-            self._look(request, candidates)
+            self._learner.look(request, candidates, self._now(request))
         if self._parameters.predict_in_produce and loads:
             predictions = self._predictions(request, loads, attributes.get(self._load_key))
             if predictions:
@@ -182,6 +169,7 @@ class PredictedLatencyProducer:
         measurement.begun = self._now(request)
         loads = self._loads(request, (candidate,), attributes.get(self._match_key))
         measurement.load = load = loads.get(key)
+        measurement.integral = self._learner.load_over_time(key, measurement.begun)
         prediction = (attributes.get(self._key) or {}).get(key)
         if prediction is not None:
             measurement.predicted = Predicted(prediction.ttft_ms, prediction.tpot_ms)
@@ -200,27 +188,27 @@ class PredictedLatencyProducer:
         measurement = flight.attributes.get(self._measurement_key)
         if measurement is None:
             return
-        measurement.head = head.came_at_seconds
+        self._shows_bodies = head.shows_body
         if head.status is not None and head.status // 100 != 2:
             measurement.failed = True
-        if not self._shows_bodies:
+        if not head.shows_body and head.came_at_seconds is not None:
             self._has_read_prompt(measurement)
+            self._learner.first_token(flight.request, measurement, head.came_at_seconds)
 
     def response_progress(self, flight: Flight, progress: ResponseProgress) -> None:
         """Note when the first and the last piece came."""
         measurement = flight.attributes.get(self._measurement_key)
         if measurement is None:
             return
-        if progress.is_first and measurement.first is None:
-            self._shows_bodies = True
-            measurement.first = progress.now_seconds
+        if progress.is_first:
             self._has_read_prompt(measurement)
+            self._learner.first_token(flight.request, measurement, progress.now_seconds)
         measurement.last = progress.now_seconds
 
     def request_ended(
         self, flight: Flight, cause: FinishCause, usage: Usage | None, now_seconds: float
     ) -> None:
-        """Learn from it."""
+        """Learn what only its end shows, if it went well."""
         measurement = flight.attributes.get(self._measurement_key)
         if measurement is None:
             return
@@ -230,50 +218,29 @@ class PredictedLatencyProducer:
             others.discard(measurement)
             if not others:
                 del self._under_way[measurement.key]
-        if not measurement.failed and cause is FinishCause.COMPLETED:
+        if not measurement.failed:
+            ended_seconds = now_seconds if cause is FinishCause.COMPLETED else None
             generated = usage.completion_tokens if usage is not None else 0
-            self._learn(flight.request, measurement, now_seconds, generated)
+            self._learn(flight.request, measurement, ended_seconds, generated)
         measurement.features = measurement.load = None
 
     def endpoint_removed(self, key: str) -> None:
         """Nothing is under way at an endpoint that left or restarted."""
         self._under_way.pop(key, None)
         self._pending.pop(key, None)
-        self._looks.pop(key, None)
-        self._models.forget(key)
+        self._learner.forget(key)
 
     def _learn(
-        self, request: InferenceRequest, measured: Measurement, now_seconds: float, generated: int
-    ) -> None:
-        """From an answer that went well."""
-        load, ended = measured.load, now_seconds
-        if load is None:
-            return
-        kind, tpot_ms = _latency_of(request), None
-        if kind is Latency.FIRST_TOKEN:
-            first = measured.head if measured.first is None else measured.first
-            if first is None:
-                return
-            ended, tpot_ms = first, measured.tpot_ms(generated)
-        ttft_ms = 1000 * (ended - measured.begun)
-        if measured.p90 is not None:
-            measured.compare(ttft_ms, tpot_ms)
-        self._learned(request, kind, load, measured.key, ttft_ms)
-        if tpot_ms is not None:
-            self._learned(request, Latency.PER_TOKEN, load, measured.key, tpot_ms)
-
-    def _learned(
         self,
         request: InferenceRequest,
-        kind: Latency,
-        load: LoadFeatures,
-        key: str,
-        latency_ms: float,
+        measured: Measurement,
+        ended_seconds: float | None,
+        generated: int,
     ) -> None:
-        model = self._models.learning(request.target_model, kind)
-        if model.learn(_features_of(request), load, key, latency_ms):
-            name = request.target_model
-            log.info("%s of model '%s' has changed: it is learned anew", kind.value, name)
+        """It ended at `ended_seconds` if it went well."""
+        seen = self._learner.ended(request, measured, ended_seconds, generated)
+        if measured.p90 is not None:
+            measured.compare(*seen)
 
     def _has_read_prompt(self, measurement: Measurement) -> None:
         """Its prompt is not pending any more. Nothing the second time."""
@@ -299,50 +266,18 @@ class PredictedLatencyProducer:
             waiting, running = metrics.waiting_requests, metrics.running_requests
             if own > waiting + running:  # as in `load_signals`
                 waiting, running = own - running, own - waiting
-            share = running / 8
+            share = running / REQUESTS_UNIT
             loads[key] = LoadFeatures(
                 1.0,
                 uncached,
                 prompt - uncached,
                 pending.get(key, 0.0),
-                waiting / 8,
+                waiting / REQUESTS_UNIT,
                 share,
                 metrics.kv_cache_usage,
                 uncached * share,
             )
         return loads
-
-    def _look(self, request: InferenceRequest, candidates: Candidates) -> None:
-        """Learn the time per token from what the endpoints say they have generated.
-
-        Requests that ran took as long in all as the time between two readings, times the mean
-        number of them.
-        """
-        for candidate in candidates:
-            metrics, key = candidate.metrics, candidate.endpoint.key
-            served = None if metrics is None else metrics.served
-            if metrics is None or served is None or served.generated_tokens is None:
-                continue
-            look = self._looks.get(key)
-            if look is None or served.read_at_seconds > look.read_at_seconds:
-                if look is not None:
-                    self._looked(request, candidate, look, served)
-                look = self._looks[key] = _Look(served.read_at_seconds, served.generated_tokens)
-            look.running += metrics.running_requests
-            look.seen += 1
-
-    def _looked(
-        self, request: InferenceRequest, candidate: Candidate, look: _Look, served: ServedTotals
-    ) -> None:
-        seconds = served.read_at_seconds - look.read_at_seconds
-        tokens = (served.generated_tokens or 0.0) - look.generated_tokens
-        running = look.running / look.seen
-        load = self._loads(request, (candidate,), None).get(candidate.key)
-        if load is None or tokens <= 0 or not running or seconds > LONGEST_LOOK_SECONDS:
-            return
-        load = load._replace(running=running / 8)
-        tpot_ms = 1000 * seconds * running / tokens
-        self._learned(request, Latency.PER_TOKEN, load, candidate.key, tpot_ms)
 
     def _predictions(
         self,
@@ -351,14 +286,21 @@ class PredictedLatencyProducer:
         load: InFlightLoad | None,
     ) -> Mapping[str, LatencyPrediction]:
         """By endpoint; empty while too little was learned."""
-        first = self._models.get(request.target_model, _latency_of(request))
-        known, features = tuple(loads.values()), _features_of(request)
-        ttft_ms = None if first is None else first.predict(features, known, loads)
-        if first is None or ttft_ms is None:
+        model, kind, features = request.target_model, latency_of(request), features_of(request)
+        first = self._learner.models.fitted(model, kind, features)
+        if first is None:
             return {}
-        each, tpot_ms = self._models.get(request.target_model, Latency.PER_TOKEN), None
+        ttft_ms, tpot_ms = first.predict(loads), None
+        each = self._learner.models.fitted(model, Latency.PER_TOKEN, features)
         if each is not None:
-            tpot_ms = each.predict(features, known, loads)
+            tpot_ms = each.predict(loads)
+        costs: Sequence[float] = ()
+        num_tokens = self._learner.models.num_tokens(model, request.body.max_output_tokens)
+        if kind is Latency.WHOLE:
+            costs = costs_ms(loads, ttft_ms, first, first, 1.0)
+        elif each is not None and tpot_ms is not None and num_tokens is not None:
+            own = [a + num_tokens * b for a, b in zip(ttft_ms, tpot_ms, strict=True)]
+            costs = costs_ms(loads, own, first, each, num_tokens)
         objectives = latency_objectives(request.headers)
         waited_ms = 1000 * (self._now(request) - request.received_at_seconds)
         by_endpoint = _by_endpoint(load) or {}
@@ -378,6 +320,7 @@ class PredictedLatencyProducer:
                 tpot_headroom_ms=slow,
                 is_valid=late >= 0 and slow >= 0,
                 dispatched=0 if under_way is None else under_way.requests,
+                cost_ms=costs[index] if costs else None,
             )
         return predictions
 
@@ -393,8 +336,8 @@ class PredictedLatencyProducer:
 
     def _p90(self, request: InferenceRequest, expected: Predicted) -> Predicted | None:
         """What nine of ten will not exceed, as far as the models know by now."""
-        first = self._models.get(request.target_model, _latency_of(request))
-        each = self._models.get(request.target_model, Latency.PER_TOKEN)
+        first = self._learner.models.get(request.target_model, latency_of(request))
+        each = self._learner.models.get(request.target_model, Latency.PER_TOKEN)
         if first is None:
             return None
         tpot_ms = expected.tpot_ms
@@ -469,16 +412,20 @@ class AskingLatencyProducer(PredictedLatencyProducer):
         await self._servers.flush(now_seconds, unix_seconds)
 
     def _learn(
-        self, request: InferenceRequest, measured: Measurement, now_seconds: float, generated: int
+        self,
+        request: InferenceRequest,
+        measured: Measurement,
+        ended_seconds: float | None,
+        generated: int,
     ) -> None:
-        super()._learn(request, measured, now_seconds, generated)
+        super()._learn(request, measured, ended_seconds, generated)
         features, begun = measured.features, request.received_at_seconds
-        if features is None:
+        if features is None or ended_seconds is None:
             return
         if self._parameters.streaming_mode:
-            sample = measured.streamed(features, begun, now_seconds, generated)
+            sample = measured.streamed(features, begun, ended_seconds, generated)
         else:
-            sample = measured.whole(features, begun, now_seconds, generated)
+            sample = measured.whole(features, begun, ended_seconds, generated)
         if sample is None:
             return
         if measured.p90 is None:  # else the prediction was made here
@@ -545,16 +492,6 @@ def _cached_share(match: PrefixCacheMatchInfo | None, key: str) -> float:
     if match is None or not match.total_blocks:
         return 0.0
     return match.match_blocks.get(key, 0) / match.total_blocks
-
-
-def _features_of(request: InferenceRequest) -> Request:
-    """What a model is shown; an answer that streams has a first token whatever its length."""
-    limit = 0 if request.body.stream else min(request.body.max_output_tokens or 0, LONGEST_ANSWER)
-    return Request.of(request.num_tokens, limit)
-
-
-def _latency_of(request: InferenceRequest) -> Latency:
-    return Latency.FIRST_TOKEN if request.body.stream else Latency.WHOLE
 
 
 def _encoded(encoder: EncoderMatch | None, key: str) -> float:

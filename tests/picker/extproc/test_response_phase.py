@@ -89,6 +89,23 @@ def test_the_tap_sees_the_head_and_its_headers_go_out() -> None:
     assert tap.seen == [ResponseHead(503, headers, "10.0.0.1:8000", True)]
 
 
+@pytest.mark.parametrize(
+    ("mode", "changes", "shows_body"),
+    [
+        (BodyMode.ABSENT, False, False),
+        (BodyMode.ABSENT, True, True),  # the picker has it shown
+        (BodyMode.BUFFERED, False, True),
+    ],
+)
+def test_the_tap_knows_whether_a_body_follows(
+    mode: BodyMode, changes: bool, shows_body: bool
+) -> None:
+    tap = Shouting()
+    machine = routed(tap, mode, request_body=BodyMode.BUFFERED, changes=changes)
+    machine.receive(m.ResponseHeaders(200))
+    assert tap.seen == [ResponseHead(200, shows_body=shows_body)]
+
+
 def test_changed_pieces_go_out_and_what_is_held_back_follows() -> None:
     """Metadata is on the last piece alone, and so is the end of the stream."""
     machine = responding(Shouting())

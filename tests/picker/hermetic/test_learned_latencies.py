@@ -11,6 +11,7 @@ import pytest
 from virtual_fleet import Answer, Call, FleetSettings, VirtualFleet
 
 from fleet.sim.living_worker import WorkerSettings
+from fleet.sim.policies import POLICIES
 from fleet.sim.virtual_time import run_in_virtual_time
 from worker.config import CacheConfig, SchedulerConfig, SimConfig
 
@@ -48,7 +49,10 @@ async def _answers(config: str | None, seed: int) -> Sequence[Answer]:
 def test_mixed_lengths_wait_less_where_latencies_are_predicted(seed: int) -> None:
     """Than by the default configuration, which counts requests and not their lengths."""
     settled = NUM_REQUESTS // 3
-    usual = run_in_virtual_time(_answers(None, seed))[settled:]
-    learned = run_in_virtual_time(_answers(LEARNED, seed))[settled:]
-    assert {one.status for one in (*usual, *learned)} == {200}
-    assert fmean(one.seconds for one in learned) < fmean(one.seconds for one in usual)
+    usual, headroom, costs = (
+        run_in_virtual_time(_answers(config, seed))[settled:]
+        for config in (None, LEARNED, POLICIES["predicted"])
+    )
+    assert {one.status for one in (*usual, *headroom, *costs)} == {200}
+    assert fmean(one.seconds for one in headroom) < fmean(one.seconds for one in usual)
+    assert fmean(one.seconds for one in costs) < fmean(one.seconds for one in usual)

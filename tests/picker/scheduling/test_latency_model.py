@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 import pytest
@@ -11,11 +11,15 @@ from picker.scheduling.latency_model import (
     MIN_SAMPLES,
     MOST_MODELS,
     TERMS,
+    Fitted,
     Latency,
     LatencyModel,
     LatencyModels,
     LoadFeatures,
+    LoadIntegral,
     Request,
+    costs_ms,
+    mean_load,
 )
 
 Sample = tuple[Request, LoadFeatures]
@@ -56,6 +60,13 @@ def _ttft_ms(sample: Sample) -> float:
     return 15 + work / 20 + attention + 320 * load.waiting + 2.4 * load.running
 
 
+def _predicted(
+    model: LatencyModel, request: Request, loads: Mapping[str, LoadFeatures]
+) -> Sequence[float] | None:
+    fitted = model.fitted(request)
+    return None if fitted is None else fitted.predict(loads)
+
+
 class Trial:
     """Owns a model that learns one request after the other, and how it did."""
 
@@ -71,7 +82,7 @@ class Trial:
         for _ in range(samples):
             sample = request, load = _sample(self.rng)
             seen = law(sample) * self.rng.lognormvariate(0, self.sigma)
-            said = self.model.predict(request, [load], [endpoint])
+            said = _predicted(self.model, request, {endpoint: load})
             if said is not None:
                 self.errors.append(abs(said[0] - seen) / seen)
                 self.held.append(seen <= said[0] * self.model.p90_factor)
@@ -128,7 +139,7 @@ def test_many_changes_leave_what_never_showed_learnable() -> None:
         request, load = _sample(trial.rng)
         request = request._replace(limit=trial.rng.uniform(0.1, 4))
         seen = _ttft_ms((request, load)) + 900 * request.limit
-        said = trial.model.predict(request, [load], ["a"])
+        said = _predicted(trial.model, request, {"a": load})
         assert said is not None
         errors.append(abs(said[0] - seen) / seen)
         trial.model.learn(request, load, "a", seen)
@@ -154,7 +165,7 @@ def test_a_slow_endpoint_is_told_from_the_others() -> None:
     request, load = Request.of(1000), _load(1000)
 
     def ratio() -> float:
-        quick, slow = trial.model.predict(request, [load, load], ["a", "slow"]) or (1, 0)
+        quick, slow = _predicted(trial.model, request, {"a": load, "slow": load}) or (1, 0)
         return slow / quick
 
     assert ratio() == pytest.approx(2.0, rel=0.1)
@@ -168,7 +179,7 @@ def test_what_was_never_seen_is_not_predicted_to_take_no_time() -> None:
     trial = Trial()
     trial.run(200, lambda sample: 100 + 1000 * sample[1].kv_usage)
     idle = LoadFeatures(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, 0.0)
-    assert (trial.model.predict(Request.of(0), [idle], ["a"]) or [0])[0] > 0
+    assert (_predicted(trial.model, Request.of(0), {"a": idle}) or [0])[0] > 0
 
 
 @pytest.mark.parametrize("latency", [0.0, -1.0, float("nan"), float("inf")])
@@ -191,8 +202,8 @@ def test_each_model_and_each_latency_is_learned_on_its_own() -> None:
             models.learning(name, kind).learn(request, load, "a", latency)
 
     def said(name: str, kind: Latency) -> float | None:
-        model = models.get(name, kind)
-        return None if model is None else (model.predict(request, [load], ["a"]) or [0])[0]
+        fitted = models.fitted(name, kind, request)
+        return None if fitted is None else fitted.predict({"a": load})[0]
 
     assert said("m", Latency.FIRST_TOKEN) == pytest.approx(100.0, rel=0.01)
     assert said("m", Latency.PER_TOKEN) == pytest.approx(10.0, rel=0.01)
@@ -201,3 +212,59 @@ def test_each_model_and_each_latency_is_learned_on_its_own() -> None:
     for number in range(MOST_MODELS):
         models.learning(f"made up {number}", Latency.WHOLE)
     assert said("m", Latency.FIRST_TOKEN) is None
+
+
+def _fitted(factors: Mapping[str, float], **weights: float) -> Fitted:
+    nothing = dict.fromkeys(LoadFeatures._fields, 0.0)
+    return Fitted(LoadFeatures(**nothing | weights), 0.0, factors, 1.0)
+
+
+# 1024 tokens that are not cached, at an endpoint with 16 requests that run and 8 that wait; and one
+# that is idle, twice as slow, and has all of the prompt.
+_BUSY = LoadFeatures(1.0, 1.0, 0.0, 0.0, 1.0, 2.0, 0.0, 2.0)
+_IDLE = LoadFeatures(1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+_LOADS = {"busy": _BUSY, "idle": _IDLE}
+
+
+def test_an_answer_costs_what_it_takes_and_what_it_takes_from_others() -> None:
+    """Its prompt once, and a part of each of its tokens, for each of the 24 there."""
+    first = _fitted({"idle": 2.0}, uncached=60.0, cached=10.0, uncached_running=5.0)
+    each = _fitted({"idle": 2.0}, one=10.0, running=0.8)
+    first_ms, each_ms = first.predict(_LOADS), each.predict(_LOADS)
+    assert (first_ms, each_ms) == ([70.0, 20.0], [11.6, 20.0])
+    own_ms = [one + 100 * other for one, other in zip(first_ms, each_ms, strict=True)]
+    costs = costs_ms(_LOADS, own_ms, first, each, num_tokens=100.0)
+    prompt, token = (60 - 10) * 1.0 + 5 * 2.0, 0.8 / 8
+    assert costs == pytest.approx([70 + 100 * 11.6 + 24 * (prompt + 100 * token), 20 + 2000])
+
+
+def test_a_whole_answer_costs_others_what_one_more_costs_it() -> None:
+    """There is no time per token; and nothing is cheaper for others than nothing."""
+    whole = _fitted({}, one=500.0, uncached=40.0, cached=90.0, running=80.0)
+    whole_ms = whole.predict(_LOADS)
+    assert costs_ms(_LOADS, whole_ms, whole, whole, 1.0) == pytest.approx([700 + 24 * 80 / 8, 590])
+
+
+def test_the_load_over_time_is_a_mean_between_two_moments() -> None:
+    """Of what was known when; of a time of which nothing is known, it is as it was."""
+    integral = LoadIntegral(0.0)
+    since = integral.until(1.0, _IDLE._replace(running=9.0))
+    integral.until(2.0, _IDLE._replace(running=1.0, kv_usage=0.2))
+    integral.until(2.0, _IDLE)
+    until = integral.until(5.0, _IDLE._replace(running=5.0, kv_usage=0.6, pending=4.0))
+    expected = _BUSY._replace(running=4.0, kv_usage=0.5, pending=3.0, waiting=0.0)
+    assert mean_load(_BUSY, since, until) == pytest.approx(expected)
+    assert mean_load(_BUSY, until, integral.until(9.0, None)) == _BUSY
+
+
+def test_answers_are_expected_to_be_as_long_as_those_before() -> None:
+    """At most as long as they may be."""
+    models = LatencyModels()
+    assert models.num_tokens("m", 100) is None
+    for num_tokens in (100, 300, 200):
+        models.answered("m", num_tokens)
+    assert models.num_tokens("m", None) == pytest.approx(200)
+    assert models.num_tokens("m", 50) == 50
+    for number in range(MOST_MODELS):
+        models.answered(f"made up {number}", 1)
+    assert models.num_tokens("m", None) is None

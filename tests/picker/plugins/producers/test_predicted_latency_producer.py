@@ -426,12 +426,74 @@ def test_headers_stand_for_the_first_token_where_bodies_are_not_shown() -> None:
         attributes = Attributes()
         producer.produce(STREAMING, [endpoint], attributes)
         flight = _leave(producer, STREAMING, endpoint, attributes)
-        producer.response_head(flight, ResponseHead(200, came_at_seconds=10.3))
+        producer.response_head(flight, ResponseHead(200, came_at_seconds=10.3, shows_body=False))
         producer.request_ended(flight, FinishCause.COMPLETED, None, 12.0)
     found = _predicted(producer, STREAMING, candidate("a", running_requests=4))
     assert found is not None
     assert found["default/a"].ttft_ms == pytest.approx(300.0, rel=0.02)
     assert found["default/a"].tpot_ms == pytest.approx(50.0, rel=0.02)  # four ran, 80 a second
+
+
+@pytest.mark.parametrize("shows_body", [True, False])
+def test_the_first_token_teaches_before_the_answer_ends(shows_body: bool) -> None:
+    """And where it never does. Headers say nothing where a body follows: some send them at once."""
+    producer = own()
+    for number in range(MIN_SAMPLES):
+        assert _predicted(producer, STREAMING, candidate("a")) is None
+        flight = _leave_for(producer, STREAMING, candidate("a"))
+        came = 10.01 if shows_body else 10.2
+        head = ResponseHead(200, came_at_seconds=came, shows_body=shows_body)
+        producer.response_head(flight, head)
+        if shows_body:
+            producer.response_progress(flight, ResponseProgress(10.2, 10, is_first=True))
+        if number % 2:
+            producer.request_ended(flight, FinishCause.RESET, None, 10.9)
+    found = _predicted(producer, STREAMING, candidate("a"))
+    assert found is not None
+    assert found["default/a"].ttft_ms == pytest.approx(200.0, rel=0.02)
+
+
+def test_a_time_per_token_is_learned_by_the_load_of_the_whole_answer() -> None:
+    """In a burst, an answer sees at its beginning none of those that slow it down."""
+    producer, rng = own(), Random(7)
+    for number in range(4 * MIN_SAMPLES):
+        running, at = rng.randrange(40), 10.0 * number
+        request = replace(STREAMING, received_at_seconds=at)
+        flight = _leave_for(producer, request, candidate("a"))
+        producer.response_progress(flight, ResponseProgress(at + 0.2, 10, is_first=True))
+        _predicted(producer, request, candidate("a", running_requests=running))
+        ended = at + 0.2 + 4 * (0.01 + 0.001 * running)
+        producer.response_progress(flight, ResponseProgress(ended, 90, is_last=True))
+        producer.request_ended(flight, FinishCause.COMPLETED, Usage(100, 5, 105), ended)
+    for running in (0, 30):
+        found = _predicted(producer, STREAMING, candidate("a", running_requests=running))
+        assert found is not None
+        assert found["default/a"].tpot_ms == pytest.approx(10 + running, rel=0.05)
+
+
+@pytest.mark.parametrize("shows_body", [True, False])
+def test_what_an_answer_costs_is_known_when_its_length_is(shows_body: bool) -> None:
+    """Which the usage tells, or how long answers took, by the time per token."""
+    producer, busy = own(), candidate("a", running_requests=8)
+    for second in range(2 * MIN_SAMPLES):
+        if not shows_body:
+            served = ServedTotals(float(second), generated_tokens=second * 40.0)  # 200 ms a token
+            busy = candidate("a", running_requests=8, served=served)
+        attributes = Attributes()
+        producer.produce(STREAMING, [busy], attributes)
+        flight = _leave(producer, STREAMING, busy, attributes)
+        producer.response_head(
+            flight, ResponseHead(200, came_at_seconds=10.2, shows_body=shows_body)
+        )
+        if shows_body:
+            producer.response_progress(flight, ResponseProgress(10.2, 10, is_first=True))
+            producer.response_progress(flight, ResponseProgress(11.0, 90, is_last=True))
+        usage = Usage(100, 5, 105) if shows_body else None
+        producer.request_ended(flight, FinishCause.COMPLETED, usage, 11.0)
+    one = (_predicted(producer, STREAMING, busy) or {})["default/a"]
+    assert one.tpot_ms == pytest.approx(200, rel=0.02)
+    assert one.cost_ms is not None
+    assert one.cost_ms >= one.ttft_ms + 5 * 200 * 0.98
 
 
 def test_prompts_that_are_being_read_make_the_next_one_wait() -> None:

@@ -1,0 +1,36 @@
+"""latency-cost-scorer: the least time lost by all requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from plugin_scenes import candidate, request_for
+
+from picker.framework.attributes import Attributes, LatencyPrediction, latency_predictions_key
+from picker.plugins.scorers.latency_cost_scorer import (
+    LatencyCostScorer,
+    LatencyCostScorerParameters,
+)
+
+
+def _scores(costs: Mapping[str, float | None], *, producer: str = "learned") -> list[float]:
+    """Of the endpoints a, b and c."""
+    attributes = Attributes()
+    predictions = {
+        f"default/{name}": LatencyPrediction(1.0, 1.0, 0.0, 0.0, True, cost_ms=cost)
+        for name, cost in costs.items()
+    }
+    attributes.put(latency_predictions_key("learned"), predictions)
+    scorer = LatencyCostScorer(LatencyCostScorerParameters(producer))
+    return list(scorer.score(request_for(), [candidate(name) for name in "abc"], attributes))
+
+
+def test_scores_are_in_proportion_to_the_least_cost() -> None:
+    assert _scores({"a": 400.0, "b": 200.0, "c": 1000.0}) == [0.5, 1.0, 0.2]
+
+
+def test_what_is_not_known_scores_nothing() -> None:
+    """All of them, while nothing was learned: other scorers decide."""
+    assert _scores({"a": 400.0, "b": None}) == [1.0, 0.0, 0.0]
+    assert _scores({"a": None}) == [0.0, 0.0, 0.0]
+    assert _scores({"a": 400.0}, producer="another") == [0.0, 0.0, 0.0]
