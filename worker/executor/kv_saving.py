@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import mmap
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -83,10 +84,11 @@ def host_memory(num_bytes: int, device: torch.device) -> memoryview:
             f"--kv-offloading-size: {num_bytes >> 20} MiB are more than the {available >> 20} MiB"
             " of memory that are available"
         )
-    try:
-        memory = np.zeros(num_bytes, np.uint8)  # pages are taken as they are written
-    except MemoryError as error:
+    try:  # pages of its own, which are taken as they are written
+        pages = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, ValueError, OverflowError) as error:
         raise ConfigError(f"--kv-offloading-size: {num_bytes} bytes: {error}") from error
+    memory = np.frombuffer(pages, np.uint8)
     if device.type != "cpu":
         _pin(memory)
     return memory.data
