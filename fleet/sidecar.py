@@ -101,12 +101,13 @@ class Sidecar:
         """One request, from its client to the end of the answer."""
         named = request.headers.get(PREFILLER_HEADER)
         headers = passed_on(request.headers.items(), PREFILLER_HEADER, "content-encoding")
-        body = without_source(await request.read())
-        if named and request.method == "POST" and request.path in PATHS:
-            try:
-                prefiller = self._leg.prefiller(named)
-            except RequestError as error:
-                return error_answer(error.status, error.type, error.message)
+        has_two_legs = request.method == "POST" and request.path in PATHS
+        try:
+            body = without_source(await request.read())
+            prefiller = self._leg.prefiller(named) if named and has_two_legs else ""
+        except RequestError as error:
+            return error_answer(error.status, error.type, error.message)
+        if prefiller:
             if self._options.kv_connector == "sglang":
                 body = self._begin_prefill(prefiller, request, headers, body)
             else:

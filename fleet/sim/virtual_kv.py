@@ -126,6 +126,9 @@ class VirtualKv:
     def promise(self, name: str) -> None:
         """Nobody will ask."""
 
+    def leave_model(self) -> None:
+        """None sleeps here."""
+
     def close(self) -> None:
         """The worker is dead: what it keeps is gone, and what is on its way from it ends."""
         self._peers.pop(self._name, None)

@@ -217,7 +217,15 @@ async def test_a_body_that_is_no_object_is_the_decoders_to_refuse(
 @pytest.mark.parametrize(
     "prefiller",
     [
-        *("8.8.8.8:80", "169.254.169.254:80", "host:80", "x", "[::]:1"),
+        *(
+            "8.8.8.8:80",
+            "169.254.169.254:80",
+            "[::ffff:169.254.169.254]:80",
+            "[::ffff:8.8.8.8]:80",
+            "host:80",
+            "x",
+            "[::]:1",
+        ),
         *("127.0.0.1:x@host.example", "127.0.0.1:80/admin?x=", "[::1%x@host.example]:80"),
         *("user@127.0.0.1:80", "127.0.0.1", "::1:80"),
     ],
@@ -264,6 +272,18 @@ async def test_a_client_that_leaves_ends_the_leg(house: House, leg: str) -> None
     await server.arrived.wait()
     asking.cancel()
     await asyncio.wait_for(server.left.wait(), 60)
+
+
+@pytest.mark.parametrize("number", ["1e999", "NaN"])
+async def test_what_cannot_be_read_says_nothing_of_kv(house: House, number: str) -> None:
+    """A decode worker may read more than we do."""
+    await house.start()
+    body = json.dumps({**ASKED, "kv_transfer_params": KEPT, "x": 7}).encode()
+    status, _ = await house.ask(body.replace(b'"x": 7', f'"x": {number}'.encode()))
+    said = [json.loads(one[3]) for one in house.decoder.asked]
+    assert (status, said) == (
+        (400, []) if number == "NaN" else (200, [{**ASKED, "x": float("inf")}])
+    )
 
 
 @pytest.mark.parametrize(

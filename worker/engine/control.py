@@ -195,8 +195,8 @@ class CommandRunner:
         level = self.sleep_level or 0
         if command.level > level or (command.level and self._missing != MEMORY_TAGS):
             self.scheduler.preempt_all()
-            if command.level > 1 and self.scheduler.tiers is not None:
-                self.scheduler.tiers.leave_disk()  # what is loaded again may be another model
+            if command.level > 1:
+                self.scheduler.leave_model()  # what is loaded again may be another
             self.scheduler.reset_prefix_cache(forget_tiers=command.level > 1)
             self.executor.sleep(command.level)
             self._missing = MEMORY_TAGS

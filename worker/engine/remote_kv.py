@@ -75,6 +75,10 @@ class KvConnector(Protocol):
         """Promises that are open."""
         ...
 
+    def leave_model(self) -> None:
+        """The weights may be others from now on: give and take nothing."""
+        ...
+
     @property
     def bell(self) -> int:
         """A file that can be read when one of these has changed."""
@@ -128,6 +132,7 @@ class RemoteKv:
         self.counts = connector.counts
         self.bell = connector.bell
         self.promise = connector.promise
+        self.leave_model = connector.leave_model
         self.close = connector.close
 
     @property
@@ -221,8 +226,10 @@ class RemoteKv:
                 self._take_in(one)
             else:
                 self._reading.append(one)
+        if self._reading:  # a disk serves one at a time, and sequences here before others
+            return
         question = self._connector.next_question()
-        if question is not None and question.is_open:
+        if question is not None:
             self._look_up(question, kv, adapters)
 
     def _look_up(self, question: KvQuestion, kv: SequenceKv, adapters: AdapterSlots | None) -> None:

@@ -306,6 +306,17 @@ class Scheduler:
         for sequence in reversed(self._live.running[:]):
             self._preempt(sequence)
 
+    def leave_model(self) -> None:
+        """What was computed elsewhere or is on disk is of no use to what comes. Only while no step
+        is in flight.
+        """
+        for sequence in self._live.waiting:
+            sequence.drop_pull()
+        if self.tiers is not None:
+            self.tiers.leave_disk()
+        if self.remote is not None:
+            self.remote.leave_model()
+
     # ---- steps ------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> SchedulerOutput | None:

@@ -96,6 +96,7 @@ class Ranks:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._watchers: list[threading.Thread] = []
         self._encoder = msgspec.msgpack.Encoder(enc_hook=list)  # of sequences that are no lists
+        self._sending = threading.Lock()
         self._lost = threading.Event()
         self._why_lost = ""
         self._closing = threading.Event()
@@ -119,8 +120,9 @@ class Ranks:
         if self._closing.is_set():
             raise RuntimeError("the executor is shut down")
         encoded = itertools.cycle([self._encoder.encode(message) for message in messages])
-        for process, own in zip(self._processes, encoded, strict=False):
-            _write(process, own)
+        with self._sending:  # every rank gets the messages of all threads in the same order
+            for process, own in zip(self._processes, encoded, strict=False):
+                _write(process, own)
 
     def why_lost(self, timeout_seconds: float) -> str | None:
         """Which rank is gone; None if none is, not even after a while, or all were told to go."""

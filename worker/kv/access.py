@@ -44,6 +44,7 @@ def may_ask(host: str, networks: Sequence[str] | None) -> bool:
     a private one, but no link-local one. Raises `ValueError` for what is no address.
     """
     address = ipaddress.ip_address(host)
+    address = getattr(address, "ipv4_mapped", None) or address
     if networks is None:
         return address.is_private and not (address.is_link_local or address.is_unspecified)
     return any(address in ipaddress.ip_network(network) for network in networks)

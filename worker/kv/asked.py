@@ -8,8 +8,12 @@ from asyncio import Future
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
+from worker.errors import KvTransferError
+
 _TOKEN = "I"  # 4 bytes wherever CPython runs
-TOKEN_ID_BYTES = 4
+_decoder = msgspec.msgpack.Decoder(tuple[str | None, str | None, bytes])
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +49,27 @@ class KvQuestion:
         self.on_answer(self, memoryview(b"") if data is None else data)
 
 
-def pack(token_ids: Sequence[int]) -> memoryview:
-    """Token ids as they are sent."""
-    return memoryview(_words(token_ids).tobytes())
+def pack(wanted: WantedKv) -> memoryview:
+    """What is wanted as it is sent; `start` goes before it."""
+    words = _little(array(_TOKEN, wanted.token_ids))
+    salted = (wanted.cache_salt, wanted.adapter, words.tobytes())
+    return memoryview(msgspec.msgpack.encode(salted))
 
 
-def unpack(data: memoryview) -> list[int]:
-    """What `pack` made."""
+def unpack(data: memoryview, num_tokens: int, start: int) -> WantedKv:
+    """What `pack` made of so many tokens. Raises `KvTransferError`."""
+    try:
+        salt, adapter, ids = _decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise KvTransferError("the other end asks what is no question") from error
     words = array(_TOKEN)
-    words.frombytes(data)
-    return _words(words).tolist()
+    if len(ids) != num_tokens * words.itemsize:
+        raise KvTransferError("the other end asks for other tokens than it names")
+    words.frombytes(ids)
+    return WantedKv(_little(words).tolist(), start, salt, adapter)
 
 
-def _words(token_ids: Sequence[int]) -> array[int]:
-    words = array(_TOKEN, token_ids)
+def _little(words: array[int]) -> array[int]:
     if sys.byteorder == "big":
         words.byteswap()
     return words

@@ -64,8 +64,11 @@ class KeptKvs:
         return self._kept.pop(transfer_id, None)
 
     def put_back(self, transfer_id: str, kept: KeptKv) -> None:
-        """What was taken was not sent: it may be asked for again, in the time that it had."""
-        self._kept[transfer_id] = kept
+        """What was taken was not sent: it may be asked for again, in the time that it had. What has
+        its name by now stays.
+        """
+        if self._kept.setdefault(transfer_id, kept) is not kept:
+            self.sent(kept)
 
     def sent(self, kept: KeptKv) -> None:
         """What was taken is not needed any more."""

@@ -35,17 +35,18 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from worker.config import KvTransferConfig
 from worker.errors import KvTransferError
 from worker.kv.access import NO_KEY, is_loopback, may_ask
-from worker.kv.asked import TOKEN_ID_BYTES, KvQuestion, WantedKv, pack, unpack
+from worker.kv.asked import KvQuestion, WantedKv, pack, unpack
 from worker.kv.channel import Channel, connected, listening, new_bell
 from worker.kv.content import KvShape
 from worker.kv.kept import KeptKv, KeptKvs
 from worker.kv.shared import SharedMemory, map_shared
 from worker.kv.wire import (
     VERSION,
-    Asked,
     Challenge,
     Fetch,
     Hello,
@@ -65,7 +66,7 @@ MAX_CONNECTIONS = 64
 MAX_WAITING = 1024  # connections whose KV is not there yet
 _EXPIRY_SECONDS = 1.0
 _HANDSHAKE_SECONDS = 2.0  # so who has no key holds a connection no longer than that
-_MOST_TOKENS = 1 << 22  # of a question
+_MOST_BYTES = 1 << 24  # of a question
 
 
 class TcpPull:
@@ -198,10 +199,18 @@ class TcpConnector:
         return bool(self._questions)
 
     def next_question(self) -> KvQuestion | None:
-        """What another engine asks of the caches here; in order."""
+        """What another engine asks of the caches here and waits for; in order."""
         with contextlib.suppress(BlockingIOError):
             self._bell.recv(MAX_CONNECTIONS)
-        return self._questions.popleft() if self._questions else None
+        while self._questions:
+            question = self._questions.popleft()
+            if question.is_open:
+                return question
+        return None
+
+    def leave_model(self) -> None:
+        """Nobody knows the weights here any more: give and take nothing."""
+        self._shape = msgspec.structs.replace(self._shape, model=f"unknown {uuid.uuid4().hex}")
 
     def lend(self, question: KvQuestion, num_tokens: int) -> bool:
         """Whether there is room for so many tokens more of an answer; before it is given."""
@@ -352,21 +361,22 @@ class TcpConnector:
             self._kept.sent(kept)
         self.counts.num_bytes_sent += data.nbytes
 
-    async def _answer_question(self, channel: Channel, fetch: Fetch, asked: Asked) -> None:
+    async def _answer_question(self, channel: Channel, fetch: Fetch, num_bytes: int) -> None:
         """Have the engine look for what is wanted, and send it."""
         num_tokens = fetch.num_tokens
-        if not 0 <= fetch.start <= num_tokens <= _MOST_TOKENS:
+        if not (0 <= fetch.start <= num_tokens and 0 <= num_bytes <= _MOST_BYTES):
             raise KvTransferError(f"{num_tokens} tokens from {fetch.start} on are no question")
-        token_ids = unpack(await channel.receive_data(num_tokens * TOKEN_ID_BYTES))
+        wanted = unpack(await channel.receive_data(num_bytes), num_tokens, fetch.start)
+        error = None
         difference = fetch.shape.difference(self._shape)
         if difference is not None:
             error = f"the KV of engine {self.engine_id} does not fit: {difference}"
+        elif not self._config.gives:
+            error = f"engine {self.engine_id} is a kv_consumer"
+        if error is not None:
+            self._redeem(fetch.transfer_id)
             await channel.send(Reply(error))
             return
-        if not self._config.gives:
-            await channel.send(Reply(f"engine {self.engine_id} is a kv_consumer"))
-            return
-        wanted = WantedKv(token_ids, fetch.start, asked.cache_salt, asked.adapter)
         question = KvQuestion(wanted, self._loop.create_future(), self._answered)
         try:
             data = memoryview(b"")
@@ -380,8 +390,11 @@ class TcpConnector:
             question.answered.cancel()
             self._give_back(question)
         self.counts.num_bytes_sent += data.nbytes
+        self._redeem(fetch.transfer_id)
+
+    def _redeem(self, name: str) -> None:
         with self._lock:
-            self._kept.redeem(fetch.transfer_id)
+            self._kept.redeem(name)
         self._ring()
 
     def _answered(self, question: KvQuestion, data: memoryview) -> None:
@@ -398,7 +411,7 @@ class TcpConnector:
     def _give_back(self, question: KvQuestion) -> None:
         with self._lock:
             self._kept.given_back(question.num_lent_bytes)
-        question.num_lent_bytes = 0
+            question.num_lent_bytes = 0
 
     def _ring(self) -> None:
         with contextlib.suppress(BlockingIOError):  # then it rings already
@@ -503,23 +516,22 @@ class TcpConnector:
 
     @contextlib.asynccontextmanager
     async def _asked(
-        self, source: KvSource, fetch: Fetch, wanted: WantedKv | None = None
+        self, source: KvSource, fetch: Fetch, question: memoryview | None = None
     ) -> AsyncIterator[tuple[Channel, Reply]]:
         """A connection with what it says to `fetch`. Raises `KvTransferError` for an error."""
         if self._key == NO_KEY and not is_loopback(source.host):
             raise KvTransferError(f"without a key nothing is taken from {source.host}")
-        if wanted is not None and not may_ask(source.host, self._config.kv_peer_networks):
+        if not may_ask(source.host, self._config.kv_peer_networks):
             raise KvTransferError(f"{source.host} is not in kv_peer_networks")
         with contextlib.ExitStack() as stack:
-            # An engine that hangs costs no more: it may have died, and nothing was promised.
-            async with asyncio.timeout(None if wanted is None else _HANDSHAKE_SECONDS):
+            async with asyncio.timeout(_HANDSHAKE_SECONDS):  # who is none of ours costs no more
                 connection = stack.enter_context(await connected(self._loop, source))
                 channel = Channel(self._loop, connection, self._key)
                 await channel.send(Hello(VERSION, Seal.nonce()))
                 await channel.receive(Challenge)
             await channel.send(fetch)
-            if wanted is not None:
-                await channel.send_data(pack(wanted.token_ids))
+            if question is not None:
+                await channel.send_data(question)
             reply = await channel.receive(Reply)
             if reply.error is not None:
                 raise KvTransferError(reply.error)
@@ -531,10 +543,11 @@ class TcpConnector:
         which = (source.engine_id, source.transfer_id, digest)
         maps = is_loopback(source.host)
         reads = self._nixl is not None and wanted is None
-        asked = None if wanted is None else Asked(wanted.cache_salt, wanted.adapter)
+        question = None if wanted is None else pack(wanted)
+        asked = None if question is None else question.nbytes
         end = source.num_tokens
         fetch = Fetch(*which, start, end, self._shape, maps, reads=reads, asked=asked)
-        async with self._asked(source, fetch, wanted) as (channel, reply):
+        async with self._asked(source, fetch, question) as (channel, reply):
             size, most = reply.num_bytes, (end - start) * self._token_bytes
             if size != most and (wanted is None or size % self._token_bytes or size > most):
                 raise KvTransferError(f"{size} bytes are offered and {most} expected")

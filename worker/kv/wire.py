@@ -12,8 +12,9 @@ requests. A frame is a length (4 bytes, little-endian), a body (msgpack) and a M
     Fetch(which, of what, from where)  →
                                        ←     Reply(error, or size), the bytes, Tag
 
-What is fetched was kept for the taker, or is asked of the keeper's caches. Then the tokens follow
-the `Fetch`, and their tag: names of blocks would depend on block sizes and hash seeds.
+What is fetched was kept for the taker, or is asked of the keeper's caches. Then the question
+(`worker.kv.asked`) follows the `Fetch`, and its tag: it has the tokens, as names of blocks would
+depend on block sizes and hash seeds.
 
 Between processes of one machine the reply may name memory, which the taker maps; it says whether it
 could (`Mapped`), and bytes and tag follow if not. With NIXL the reply names memory as well, which
@@ -40,7 +41,7 @@ from cryptography.hazmat.primitives.ciphers.modes import GCM
 from worker.errors import KvTransferError
 from worker.kv.content import KvShape
 
-VERSION = 4
+VERSION = 5
 NONCE_BYTES = 16
 MAC_BYTES = 32
 LENGTH_BYTES = 4
@@ -60,21 +61,14 @@ class Challenge(msgspec.Struct, frozen=True, array_like=True, tag="challenge"):
     nonce: bytes
 
 
-class Asked(msgspec.Struct, frozen=True, array_like=True):
-    """What KV depends on besides the tokens: the cache salt, and the digest of the adapter."""
-
-    cache_salt: str | None
-    adapter: str | None
-
-
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
     """Asks for the KV of tokens `start` to `num_tokens` − 1 of what `digest` names, which is not
     kept any longer then; where both are the same, for none of it. `maps`: memory of this machine
     will do. `waits`: the reply, without bytes, is to come as soon as it is kept. `engine_id` None:
     whichever engine this is. `reads`: the taker has NIXL.
 
-    With `asked` for what the caches hold of so many tokens, from `start` on and without a gap; the
-    tokens follow, in 4 bytes each, little-endian. `transfer_id` is a promise to be redeemed then,
+    With `asked` for what the caches hold of so many tokens, from `start` on and without a gap; a
+    question of so many bytes follows. `transfer_id` is a promise to be redeemed then,
     or empty; `engine_id` and `digest` are empty.
     """
 
@@ -87,7 +81,7 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
     maps: bool = False
     waits: bool = False
     reads: bool = False
-    asked: Asked | None = None
+    asked: int | None = None
 
 
 class Shared(msgspec.Struct, frozen=True, array_like=True):

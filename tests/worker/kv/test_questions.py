@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import select
 import signal
 import subprocess
@@ -157,6 +158,31 @@ def test_a_promise_is_kept_until_it_was_asked_for() -> None:
         assert (keeper.has_questions, keeper.num_expired, taker.counts.num_failed) == (False, 0, 0)
         late.promise("a")
         until(lambda: (late.num_promised, late.num_expired) == (0, 1))
+
+
+def test_who_has_left_is_not_answered() -> None:
+    """The next that waits is looked up at once."""
+    with engine() as keeper, engine() as taker:
+        left = taker.ask(peer_of(keeper), WANTED)
+        until(lambda: keeper.has_questions)
+        waiting = [keeper._questions[0]]
+        left.close()
+        until(lambda: not waiting[0].is_open)
+        taker.ask(peer_of(keeper), dataclasses.replace(WANTED, start=4))
+        until(lambda: len(keeper._questions) == 2)
+        question = keeper.next_question()
+        assert question is not None
+        assert question.wanted.start == 4
+        assert keeper.next_question() is None
+
+
+def test_a_refusal_redeems_the_promise() -> None:
+    """An engine of another model asks."""
+    with engine() as keeper, engine() as taker:
+        keeper.promise("r")
+        taker.leave_model()
+        assert ended(taker.ask(peer_of(keeper, "r"), WANTED)) is None
+        until(lambda: keeper.num_promised == 0)
 
 
 def test_a_consumer_promises_nothing() -> None:

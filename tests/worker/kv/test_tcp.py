@@ -17,6 +17,7 @@ from worker.config import KvTransferConfig
 from worker.errors import ConfigError, KvTransferError
 from worker.kv.access import read_key
 from worker.kv.content import KvShape
+from worker.kv.kept import KeptKv, KeptKvs
 from worker.kv.shared import SharedMemory, map_shared
 from worker.kv.tcp import MAX_CONNECTIONS, TcpConnector, TcpPull
 from worker.kv.wire import Challenge, Hello, Seal, Shared
@@ -481,6 +482,40 @@ def test_a_name_is_of_the_last_that_was_kept() -> None:
         assert keeper.num_expired == 1
         assert ended(taker.pull(room(keeper), DIGEST, 0)).part is not None
         until(lambda: keeper.has_room(2 * 4096))
+
+
+def test_a_name_that_is_used_again_takes_no_room_twice() -> None:
+    """While what had it is being sent, and cannot be."""
+    kvs = KeptKvs(1000)
+    first, second = (KeptKv(DIGEST, 1, memoryview(bytes(100)), 9.0) for _ in range(2))
+    assert kvs.keep("room", first, 0.0)
+    assert kvs.take("room") is first
+    assert kvs.keep("room", second, 0.0)
+    kvs.put_back("room", first)
+    assert kvs.take("room") is second
+    kvs.sent(second)
+    assert kvs.num_bytes == 0
+
+
+def test_nothing_moves_once_the_model_may_be_another() -> None:
+    """Neither what was kept before, nor what others have."""
+    with engine() as keeper, engine() as taker:
+        before, after = kept(keeper), kept(keeper)
+        keeper.leave_model()
+        assert ended(taker.pull(before, DIGEST, 0)).part is None
+        keeper.leave_model()
+        taker.leave_model()
+        assert ended(taker.pull(after, DIGEST, 0)).part is None
+
+
+def test_only_networks_that_were_named_are_connected_to() -> None:
+    """Whatever a request says."""
+    with engine() as keeper, engine(kv_peer_networks=("10.0.0.0/8",)) as taker:
+        source = kept(keeper)
+        assert ended(taker.pull(source, DIGEST, 0)).part is None
+        mapped = msgspec.structs.replace(source, host="::ffff:169.254.169.254")
+        assert ended(taker.pull(mapped, DIGEST, 0)).part is None
+        assert len(keeper._kept) == 1
 
 
 def test_a_key_is_needed_beyond_this_machine(tmp_path: Any) -> None:

@@ -14,7 +14,6 @@ worker then computes the prompt, or finds what is wrong with the request.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import re
 from collections.abc import Iterable, Sequence
@@ -24,6 +23,7 @@ import aiohttp
 import msgspec
 
 from worker.errors import KvTransferError, RequestError
+from worker.kv.access import may_ask
 
 logger = logging.getLogger(__name__)
 
@@ -89,9 +89,7 @@ class PrefillLeg:
     """
 
     def __init__(self, networks: Sequence[str] | None, timeout_seconds: float) -> None:
-        self._networks = None
-        if networks is not None:
-            self._networks = [ipaddress.ip_network(network) for network in networks]
+        self._networks = networks
         self._timeout_seconds = timeout_seconds
 
     def prefiller(self, header: str) -> str:
@@ -110,12 +108,9 @@ class PrefillLeg:
     def _may_ask(self, prefiller: str) -> bool:
         found = _ADDRESS.fullmatch(prefiller)  # nothing that a URL would read as more than that
         try:
-            address = ipaddress.ip_address((found[1] or found[2]) if found else "")
+            return found is not None and may_ask(found[1] or found[2], self._networks)
         except ValueError:
             return False
-        if self._networks is None:
-            return address.is_private and not (address.is_link_local or address.is_unspecified)
-        return any(address in network for network in self._networks)
 
     async def second_body(
         self, session: aiohttp.ClientSession, url: str, headers: Headers, path: str, body: bytes
@@ -163,12 +158,17 @@ def decoded(body: bytes) -> Json | None:
 
 
 def without_source(body: bytes) -> bytes:
-    """Only we say where KV is taken from: the second leg's worker connects to that address."""
+    """Only we say where KV is taken from: the second leg's worker connects to that address. Raises
+    `RequestError` where nobody can say what a body asks.
+    """
     # The fields, unless they are spelled with escapes.
     if b"\\u" not in body and not any(name.encode() in body for name in _SOURCES):
         return body
-    asked = decoded(body)
-    if asked is None or all(asked.get(name) is None for name in _SOURCES):
+    try:
+        asked = msgspec.json.decode(body, type=dict[str, msgspec.Raw])  # as lenient as any worker
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise RequestError(f"the body is no JSON object: {error}") from error
+    if asked.keys().isdisjoint(_SOURCES):
         return body
     return msgspec.json.encode({k: v for k, v in asked.items() if k not in _SOURCES})
 

@@ -98,10 +98,12 @@ async def test_only_allowed_prefillers_are_asked(bench: Any, prefiller: Server) 
 async def test_a_client_does_not_say_where_kv_is_taken_from(bench: Any) -> None:
     """Nor does one without the header."""
     async with bench.client_of(api(bench)) as client:
-        for path in (TEXT, "/invocations"):
-            answer = await client.post(path, json={**ASKED, "kv_transfer_params": KEPT})
+        body = json.dumps({**ASKED, "kv_transfer_params": KEPT, "x": 7})
+        # 1e999 is more than a number can be.
+        for path, number in ((TEXT, "7"), (TEXT, "1e999"), ("/invocations", "7")):
+            answer = await client.post(path, content=body.replace(": 7", f": {number}"))
             assert answer.status_code == 200
-    assert [request.kv_source for request in bench.engine.requests] == [None, None]
+    assert [request.kv_source for request in bench.engine.requests] == [None] * 3
 
 
 async def test_without_the_flag_the_header_says_nothing(bench: Any, prefiller: Server) -> None:
