@@ -114,6 +114,9 @@ class MadeUpConnector:
     def promise(self, name: str) -> None:
         self.promised.add(name)
 
+    def leave_model(self) -> None:
+        """Its model is always the same."""
+
     @property
     def num_promised(self) -> int:
         return len(self.promised)

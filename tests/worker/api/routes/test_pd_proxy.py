@@ -101,8 +101,11 @@ async def test_a_client_does_not_say_where_kv_is_taken_from(bench: Any) -> None:
         body = json.dumps({**ASKED, "kv_transfer_params": KEPT, "x": 7})
         # 1e999 is more than a number can be.
         for path, number in ((TEXT, "7"), (TEXT, "1e999"), ("/invocations", "7")):
-            answer = await client.post(path, content=body.replace(": 7", f": {number}"))
-            assert answer.status_code == 200
+            content = body.replace('"x": 7', f'"x": {number}')
+            answer = await client.post(
+                path, content=content, headers={"content-type": "application/json"}
+            )
+            assert answer.status_code == 200, answer.text
     assert [request.kv_source for request in bench.engine.requests] == [None] * 3
 
 
