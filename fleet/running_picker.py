@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -45,6 +46,17 @@ def picker_url(named: str | None, environment: Mapping[str, str]) -> str:
         return url.rstrip("/")
     running = running_fleets(environment)
     return running[0].picker if running else DEFAULT_PICKER
+
+
+def picker_behind(url: str, environment: Mapping[str, str]) -> str:
+    """The picker of the fleet on this machine that serves `url`. Raises `FleetError`."""
+    running, port = running_fleets(environment), urlsplit(url).port
+    for fleet in running:
+        if port in (fleet.port, urlsplit(fleet.url or "").port):
+            return fleet.picker
+    if running:
+        raise FleetError(f"no fleet of this machine serves {url}: name its picker with --picker")
+    return DEFAULT_PICKER
 
 
 def which_of_several(named: str | None, environment: Mapping[str, str]) -> str | None:

@@ -37,12 +37,13 @@ from fleet.bench.summary import Observed, Stage, Summary, stage_of, summary
 from fleet.bench.workload import WordRing
 from fleet.chat import first_model
 from fleet.errors import FleetError, UsageError
-from fleet.running_picker import picker_url
+from fleet.running_picker import picker_behind, picker_url
 
 INTERRUPTED = 130
 LIVE_SECONDS = 1.0
 RECENT_SECONDS = 10.0
 BEGIN_SECONDS = 0.05
+MOST_PROCESSES = 256
 _PROBE_WORDS = (8, 264)
 
 
@@ -76,6 +77,8 @@ class Settings(LoadSettings):
             raise UsageError(f"a comparison has one stage: give {name}")
         if self.concurrency is not None and min(self.concurrency) < self.processes:
             raise UsageError("--processes must not be more than --concurrency")
+        if self.processes > MOST_PROCESSES:
+            raise UsageError(f"--processes must not be more than {MOST_PROCESSES}")
         if self.picker is not None and self.compare is None:
             raise UsageError("--picker is for --compare")
 
@@ -102,6 +105,8 @@ def bench_command(argv: Sequence[str], out: Callable[[str], None], screen: Conso
         "comparison": None if bench.comparison is None else asdict(bench.comparison),
     }
     write_results(settings, document, f"pointsman bench: {settings.url}", [(report, bench.stages)])
+    if bench.failure is not None:
+        raise bench.failure
     if was_interrupted:
         return INTERRUPTED
     every = bench.summaries
@@ -138,13 +143,16 @@ class Bench:
         self._sessions = sessions_of(settings)
         self._configs = () if settings.compare is None else read_configs(settings.compare)
         self.comparison: Comparison | None = None
+        self.failure: FleetError | None = None  # that ended it after some stages
 
     @property
     def summaries(self) -> list[Summary]:
         return [summary(stage, self.settings.objective) for stage in self.stages]
 
     async def run(self) -> bool:
-        """All stages; returns whether Ctrl-C ended it before its time. Raises `FleetError`."""
+        """All stages; returns whether Ctrl-C ended it before its time. Raises `FleetError` where
+        there are no stages to report yet.
+        """
         settings = self.settings
         is_chat = settings.api == "chat"
         urls = [settings.url, *([settings.compare_url] if settings.compare_url else [])]
@@ -155,7 +163,8 @@ class Bench:
         ratios = [await self._tokens_per_word(one, form) for one in endpoints]
         task = asyncio.current_task()
         if task is not None:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         try:
             with self._followed() as followed:
                 for turn in self._turns(endpoints):
@@ -164,6 +173,10 @@ class Bench:
                     await self._stage(turn, form, ratios[0])
         except asyncio.CancelledError:
             return True
+        except FleetError as error:
+            if not self.stages:
+                raise
+            self.failure = error
         return False
 
     @contextlib.contextmanager
@@ -172,7 +185,8 @@ class Bench:
         if not self._configs:
             yield None
             return
-        picker = picker_url(self.settings.picker, os.environ)
+        named, url = self.settings.picker, self.settings.url
+        picker = picker_url(named, os.environ) if named else picker_behind(url, os.environ)
         with (
             httpx.Client(trust_env=False) as http,
             FollowedConfig(lambda: look_at(picker, http)) as followed,
@@ -236,12 +250,17 @@ class Bench:
             for one in processes:
                 one.channel.send(begun)
             seen = [one.seen for one in processes]
+            is_whole = True
             try:
                 async with self._shown(load.name, begun, seen):
                     await follow(processes)
+            except FleetError:
+                is_whole = False
+                raise
             finally:
                 ended = time.perf_counter()
-                self.stages.append(stage_of(load.name, begun, ended, settings.warmup, seen))
+                if is_whole:
+                    self.stages.append(stage_of(load.name, begun, ended, settings.warmup, seen))
 
     @contextlib.asynccontextmanager
     async def _shown(

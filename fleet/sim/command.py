@@ -31,7 +31,8 @@ from picker.errors import ConfigError
 
 DEFAULT_WORKERS = 4
 _MOST_GAPS = 100_000
-MOST_WORKERS = 1024
+MOST_WORKERS = 1024  # that are tried
+MOST_WORKERS_GIVEN = 10_000
 _EVENTS = "precise-prefix-cache"  # a configuration of it follows KV events
 Policy = tuple[str, str | None]
 Out = Callable[[str], None]
@@ -83,6 +84,10 @@ class SimulateSettings(LoadSettings):
         self._check_roles()
         if self.find is not None and self.slo is None:
             raise UsageError("--find needs --slo, such as ttft_p95<1s,itl_p95<50ms")
+        if self.find is not None and (self.json or self.csv or self.html):
+            raise UsageError("--json, --csv and --html are for runs: --find prints a number")
+        if self.num_workers > MOST_WORKERS_GIVEN:
+            raise UsageError(f"--workers must not be more than {MOST_WORKERS_GIVEN:,}")
         if self.find is not None and self.event:
             raise UsageError("--event is not for --find: its workers have no numbers")
         if self.replay is not None and self.trace is not None:
@@ -350,6 +355,7 @@ def _scenarios(settings: SimulateSettings, argv: Sequence[str], results: Results
     names = settings.scenario or ()
     if names == ("all",):
         names = (*SCENARIOS, *ELSEWHERE)
+    names = tuple(dict.fromkeys(names))
     for name in names:
         if name not in SCENARIOS and name not in ELSEWHERE:
             known = ", ".join([*SCENARIOS, *ELSEWHERE])

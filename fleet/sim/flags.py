@@ -16,7 +16,7 @@ from worker.faults.sim_settings import BY_NAME
 _EVENT = re.compile(
     r"(?P<at>[0-9]+(?:\.[0-9]+)?):"
     r"(?:(?P<kind>kill|drain|add):(?P<number>[1-9][0-9]{0,5})"
-    r"|slow:(?P<slow>[1-9][0-9]{0,5}):(?P<factor>[0-9]+(?:\.[0-9]+)?))"
+    r"|slow:(?P<slow>[1-9][0-9]{0,5}):(?P<factor>(?=[0-9.]*[1-9])[0-9]+(?:\.[0-9]+)?))"
 )
 
 
@@ -67,7 +67,7 @@ def build_parser() -> Parser:
     group.add_argument("--max-num-seqs", type=count, metavar="N", help=text)
     text = "tokens in a step (default: of the preset or file, else 8192)"
     group.add_argument("--max-num-batched-tokens", type=count, metavar="N", help=text)
-    text = "workers that jump over equal steps: approximate, and tens of times as fast"
+    text = "workers that jump over equal steps: approximate, and several times as fast"
     group.add_argument("--fast", action="store_true", help=text)
     text = (
         "configurations of the picker, with the same requests for each: files, or default, "

@@ -157,6 +157,8 @@ class LatencyLearner:
         key: str,
         latency_ms: float,
     ) -> None:
+        if key not in self._over_time:  # it left before its request ended
+            return
         model = self.models.learning(request.target_model, kind)
         if model.learn(features_of(request), load, key, latency_ms):
             name = request.target_model

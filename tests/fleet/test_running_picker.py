@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from fleet.errors import FleetError
 from fleet.running_picker import (
     DEFAULT_PICKER,
     RunningFleet,
     Shown,
+    picker_behind,
     picker_url,
     running_fleets,
     which_of_several,
@@ -73,6 +75,17 @@ def test_of_two_fleets_the_later_one_is_meant(environment: dict[str, str]) -> No
             assert "2 fleets run here; this is of http://127.0.0.1:3" in note
             assert which_of_several("127.0.0.1:2", environment) is None
         assert which_of_several(None, environment) is None
+
+
+def test_the_picker_behind_an_address_is_that_of_its_fleet(environment: dict[str, str]) -> None:
+    """Not that of another, which a bench would give its configurations."""
+    assert picker_behind("http://127.0.0.1:81/v1", environment) == DEFAULT_PICKER
+    fleet = RunningFleet(os.getpid(), "http://127.0.0.1:2", 81, url="http://127.0.0.1:80")
+    with Shown(fleet, environment):
+        for port in (80, 81):  # of its front, and of Envoy
+            assert picker_behind(f"http://127.0.0.1:{port}", environment) == fleet.picker
+        with pytest.raises(FleetError, match="--picker"):
+            picker_behind("http://127.0.0.1:82", environment)
 
 
 def test_a_folder_that_cannot_be_made_does_no_harm(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 from sim_worker import sim_worker
 
+from fleet.bench import command
 from fleet.bench.command import bench_command
 from fleet.bench.share import endpoint_of
 from fleet.errors import FleetError
@@ -144,6 +145,23 @@ def test_ctrl_c_reports_what_was_answered(url: str) -> None:
     assert status == 130
     assert "TTFT" in screen.getvalue()
     assert re.search(r"[1-9][0-9]* requests in", said[0])
+
+
+def test_stages_that_ended_are_reported_whatever_comes_after(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that dies in the second stage leaves the numbers of the first."""
+    stages = iter([command.follow, killed])
+    monkeypatch.setattr(command, "follow", lambda processes: next(stages)(processes))
+    path = tmp_path / "run.json"
+    with pytest.raises(FleetError, match="killed"):
+        bench("--url", url, *QUICK[:2], "--rate", "200,200", *QUICK[4:], "--json", str(path))
+    [stage] = json.loads(path.read_text())["stages"]
+    assert stage["requests"] == 12
+
+
+async def killed(processes: object) -> None:
+    raise FleetError("a process of the bench was killed")
 
 
 def test_more_processes_than_sessions_are_refused() -> None:

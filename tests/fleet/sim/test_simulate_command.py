@@ -247,7 +247,9 @@ def test_what_contradicts_itself_is_one_sentence(flags: str, sentence: str) -> N
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("event", ["3", "3:die:1", "3:slow:1", "x:kill:1", "3:kill:0"])
+@pytest.mark.parametrize(
+    "event", ["3", "3:die:1", "3:slow:1", "3:slow:1:0", "x:kill:1", "3:kill:0"]
+)
 def test_an_event_that_is_none_is_refused(event: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         build_parser().parse_args(["--event", event])
