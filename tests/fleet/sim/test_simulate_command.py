@@ -228,6 +228,8 @@ def test_scenarios_with_several_seeds_are_one_page_with_a_verdict(tmp_path: Path
         ("--worker nothing", "--worker: nothing is neither a file nor the name of a preset"),
         ("--fast --worker dynamo", "--fast is for the latency model linear; that of dynamo is"),
         ("--find workers", "--find needs --slo"),
+        ("--find workers --slo ttft<1s --json a.json", "--find prints a number"),
+        ("--workers 10001", "--workers must not be more than 10,000"),
         ("--event 3:kill:5", "--event 3:kill:5: there is no worker 5 then"),
         ("--scenario S99", "--scenario: there is no S99; there are S1, "),
         ("--replay nothing.jsonl", "--replay: nothing.jsonl: No such file"),
