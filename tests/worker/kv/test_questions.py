@@ -130,8 +130,10 @@ def test_answers_are_bounded_and_nothing_gives_way_to_them() -> None:
     with engine(kv_buffer_size=limit) as keeper, engine() as taker:
         offer = keeper.keep("r", b"d", DATA[: 4 * TOKEN_BYTES], ())
         assert isinstance(offer, KvOffer)
-        pulls = [taker.ask(peer_of(keeper), WANTED) for _ in range(2)]
-        questions = [question_of(keeper) for _ in pulls]
+        pulls, questions = [], []
+        for _ in range(2):  # in this order
+            pulls.append(taker.ask(peer_of(keeper), WANTED))
+            questions.append(question_of(keeper))
         assert keeper.lend(questions[0], 60)
         assert not keeper.lend(questions[1], 1)
         questions[0].answer(DATA[: 60 * TOKEN_BYTES])

@@ -33,6 +33,7 @@ RUNS = [
 ]
 
 
+@pytest.mark.timeout(1800)  # minutes of interpreted kernels, on a core that others may use
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.parametrize(("parity", "expression"), RUNS)
 def test_kernels_agree_with_torch(parity: str, expression: str) -> None:
