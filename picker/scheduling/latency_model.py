@@ -252,9 +252,12 @@ class LatencyModel:
         self._weights += gain * (target - base)
         covariance = self._covariance
         covariance -= np.outer(gain, x @ covariance)
+        covariance /= FORGETTING
         # Directions that no sample speaks of would grow without end.
-        if float(covariance.trace()) < PRIOR * len(x):
-            covariance /= FORGETTING
+        most = float(np.diagonal(covariance).max())
+        if most > PRIOR:
+            room = np.sqrt(np.minimum(1.0, PRIOR / np.diagonal(covariance)))
+            covariance *= np.outer(room, room)
 
     def _watch(self, error: float) -> bool:
         """Follow the errors; whether the law has changed."""

@@ -524,7 +524,8 @@ class TcpConnector:
         if not may_ask(source.host, self._config.kv_peer_networks):
             raise KvTransferError(f"{source.host} is not in kv_peer_networks")
         with contextlib.ExitStack() as stack:
-            async with asyncio.timeout(_HANDSHAKE_SECONDS):  # who is none of ours costs no more
+            # An engine that hangs costs no more: it may have died, and nothing was promised.
+            async with asyncio.timeout(None if question is None else _HANDSHAKE_SECONDS):
                 connection = stack.enter_context(await connected(self._loop, source))
                 channel = Channel(self._loop, connection, self._key)
                 await channel.send(Hello(VERSION, Seal.nonce()))
