@@ -108,9 +108,10 @@ async def with_two(act_on: str) -> tuple[list[ShareProcess], BaseException | Non
     async with server, started(shares[0]) as first, started(shares[1]) as second:
         for one in (first, second):
             await one.receive()
-            one.channel.send(time.perf_counter())
         following = asyncio.create_task(follow((first, second)))
-        await asked.wait()
+        for one in (first, second):
+            one.channel.send(time.perf_counter())
+        await asked.wait()  # nothing is sent before the beginning, so `follow` runs by now
         if act_on == "kill":
             second.process.send_signal(signal.SIGKILL)
         elif act_on == "stop":
@@ -133,7 +134,8 @@ def test_a_killed_process_is_one_sentence_and_ends_the_others() -> None:
     assert first.process.returncode == -signal.SIGKILL
 
 
-def test_stopped_processes_say_what_they_saw_and_end() -> None:
+def test_stopped_processes_say_what_they_saw_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet.bench.share.STOP_SECONDS", 60.0)
     processes, raised = asyncio.run(with_two("stop"))
     assert raised is None
     assert any(one.seen.started for one in processes)
