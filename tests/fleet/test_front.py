@@ -211,7 +211,7 @@ async def test_it_is_given_up_where_worker_after_worker_fails(house: House) -> N
 
 
 async def test_a_silent_worker_counts_as_dead(house: House) -> None:
-    await house.start(stall_timeout=0.05)
+    await house.start(stall_timeout=0.05, attempts=1000)  # any of them may be slow
     house.worker.behave = Worker((len(b"".join(writes(None)[:3])), stall))
     assert await house.ask() == (200, WHOLE, True)
 

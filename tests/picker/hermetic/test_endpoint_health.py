@@ -11,6 +11,7 @@ from metrics_pages import Pod, page, pods
 from whole_picker import FOUR_SCORERS, WholePicker, whole_picker
 
 EJECTIONS = "pointsman_endpoint_ejections_total"
+PROBES = "pointsman_endpoint_probes_total"
 BUSY_BUT_WELL = (page(queue=50), page(queue=50))
 # It scores best whatever happens: a failing server has no queue.
 POOL = (page(queue=0), *BUSY_BUT_WELL)
@@ -31,7 +32,7 @@ async def test_requests_go_elsewhere_after_three_errors(tmp_path: Path) -> None:
     async with whole_picker(tmp_path, pods(*POOL)) as picker:
         bad = picker.pods[0]
         went = Counter([await answered(picker, bad) for _ in range(20)])
-        assert 3 <= went[bad.host_port] <= 5  # with probes, if this takes more than a second
+        assert went[bad.host_port] == 3 + (await picker.series(PROBES) or 0)
         assert await picker.series(EJECTIONS, endpoint_name=bad.name) == 1
         assert await picker.series("pointsman_endpoints_ejected") == 1
         assert picker.pool.health()[f"default/{bad.name}"].ejections == 1
@@ -43,7 +44,7 @@ async def test_retries_elsewhere_blame_the_endpoint_that_was_picked(tmp_path: Pa
     async with whole_picker(tmp_path, pods(*POOL)) as picker:
         bad, well = picker.pods[:2]
         went = Counter([await answered(picker, bad, 200, served=well.host_port) for _ in range(20)])
-        assert 3 <= went[bad.host_port] <= 5
+        assert went[bad.host_port] == 3 + (await picker.series(PROBES) or 0)
         assert await picker.series(EJECTIONS) == 1
 
 
@@ -55,7 +56,7 @@ async def test_the_flag_sets_or_ends_it(tmp_path: Path, failures: int) -> None:
         bad = picker.pods[0]
         went = Counter([await answered(picker, bad) for _ in range(8)])
         if failures:
-            assert went[bad.host_port] <= 2
+            assert went[bad.host_port] == 1 + (await picker.series(PROBES) or 0)
         else:
             assert went[bad.host_port] == 8
             assert await picker.series(EJECTIONS) is None
