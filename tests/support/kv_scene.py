@@ -18,7 +18,6 @@ from picker.pool.datastore import Datastore
 from picker.types import Endpoint
 
 TOPIC = b"kv@127.0.0.1:8000@m"
-QUICK = ReplaySettings(idle_seconds=0.05, attempts_without_progress=2, cooldown_seconds=60.0)
 
 
 @dataclass
@@ -160,6 +159,7 @@ async def stage(
     replays: bool = False,
     answers_at_most: int | None = None,
     with_topic: bool = True,
+    idle_seconds: float = 60.0,
     **kept: bytes,
 ) -> AsyncIterator[Stage]:
     """The endpoint `default/a` is followed; the engine answers replays, or has no such address."""
@@ -171,7 +171,10 @@ async def stage(
         book, datastore = Notebook({"default/a": source}), Datastore()
         datastore.set_endpoints([Endpoint("a", "127.0.0.1", 8000)])
         metrics = PickerMetrics()
-        listener = KvEventListener(book, datastore, QUICK, metrics.kv)
+        patience = ReplaySettings(
+            idle_seconds=idle_seconds, attempts_without_progress=2, cooldown_seconds=60.0
+        )
+        listener = KvEventListener(book, datastore, patience, metrics.kv)
         tasks = [asyncio.create_task(listener.run()), asyncio.create_task(engine.replay())]
         try:
             await engine.subscribed()

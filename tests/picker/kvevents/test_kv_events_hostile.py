@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import zmq
 import zmq.asyncio
-from kv_scene import QUICK, FakeEngine, Notebook, connected, stage
+from kv_scene import FakeEngine, Notebook, connected, stage
 
 from picker.framework.interfaces import KvEventFeed, KvEventSource
 from picker.kvevents.listener import KvEventListener
@@ -72,7 +72,7 @@ async def test_an_endpoint_that_has_left_says_nothing_any_more() -> None:
         engine.kept = [(number, b"%d" % number) for number in range(200)]
         book = Remover({"default/a": engine.source})
         book.datastore.set_endpoints([Endpoint("a", "127.0.0.1", 8000)])
-        listener = KvEventListener(book, book.datastore, QUICK)
+        listener = KvEventListener(book, book.datastore)
         tasks = [asyncio.create_task(listener.run()), asyncio.create_task(engine.replay())]
         try:
             await engine.subscribed()

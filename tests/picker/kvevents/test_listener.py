@@ -108,7 +108,8 @@ async def test_what_is_gone_from_the_replay_too_makes_the_endpoint_forgotten() -
 
 async def test_a_replay_that_stalls_goes_on_where_it_was() -> None:
     """One message for each request, and in the end none: then it has failed."""
-    async with stage(replays=True, answers_at_most=1, n0=b"0", n1=b"1", n2=b"2") as s:
+    kept = {"n0": b"0", "n1": b"1", "n2": b"2"}
+    async with stage(replays=True, answers_at_most=1, idle_seconds=0.05, **kept) as s:
         await s.book.until(lambda: s.book.payloads().count("lost") == 2)
         assert s.book.payloads()[-1] == "lost"
         assert s.count("replays_total", "failed") == 1
