@@ -105,6 +105,7 @@ async def test_each_plugin_is_flushed_again_and_again(caplog: pytest.LogCaptureF
     assert any("plugin 'one'" in record.message for record in caplog.records)
 
 
+@pytest.mark.looptime
 async def test_who_is_replaced_or_stopped_hands_over_once_more() -> None:
     """Also when its interval is far from over."""
     first, second, kept = Gatherer(3600), Gatherer(3600), Gatherer(3600)

@@ -167,6 +167,7 @@ async def test_leaving_a_watch_closes_its_connection(
     await api.watches.wait_for(0)
 
 
+@pytest.mark.looptime
 async def test_a_silent_watch_is_given_up(api: KubeApi) -> None:
     """The socket is open, and nothing comes for longer than a live watch is silent."""
     async with (
@@ -489,6 +490,7 @@ async def test_an_answer_whose_head_does_not_end_is_given_up() -> None:
             await watched(client)
 
 
+@pytest.mark.looptime
 async def test_blanks_do_not_keep_a_watch_alive() -> None:
     """A proxy's heartbeat says nothing of the server behind it."""
     async with (
@@ -527,7 +529,7 @@ async def test_a_refusal_that_comes_in_pieces_is_read_whole() -> None:
 async def test_a_refusal_that_breaks_off_is_one() -> None:
     """Its status says enough: a version that is too old must not be tried again."""
     head = b'HTTP/1.1 410 Gone\r\nContent-Length: 100\r\n\r\n{"kind":'
-    async with answering(head) as url, client_of(Access(url), limits=QUICK) as client:
+    async with answering(head) as url, client_of(Access(url)) as client:
         with pytest.raises(ApiError) as raised:
             await watched(client)
     assert raised.value.status == 410
