@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -155,8 +154,7 @@ def test_a_conversation_remembers(server: Canned) -> None:
 
 def test_nobody_there_is_one_sentence_with_the_remedy() -> None:
     """The sentence names the address and the command that starts a fleet."""
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    url = "http://127.0.0.1:1"
     user = User()
     with pytest.raises(FleetError, match=rf"nobody answers at {url}: .*pointsman up"):
         chat(ChatOptions(url), user)

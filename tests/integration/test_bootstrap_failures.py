@@ -43,7 +43,7 @@ async def test_a_body_given_to_a_dying_picker_is_lost(bench) -> None:
 
 async def test_buffered_bodies_survive_the_pickers_death(bench) -> None:
     """With buffered bodies a dying picker fails no request and cuts no stream being answered."""
-    async with bench(buffer_request_body=True) as b:
+    async with bench(buffer_request_body=True, message_timeout_seconds=60.0) as b:
         await b.until_healthy("pool", 2)
         b.picker.answer.destination = b.workers[0].host_port
         async with b.client.post(f"{b.url}/stream", data=b"x") as response:

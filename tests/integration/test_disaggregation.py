@@ -6,12 +6,12 @@ import asyncio
 import json
 import os
 import signal
-import socket
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 from aiohttp import web
+from local_ports import free_port
 from running_worker import Worker, running_worker
 
 from fleet.http_proxy import runner_of
@@ -100,8 +100,7 @@ async def test_other_ways_to_hand_a_prompt_over(way: str) -> None:
     """SGLang's rooms, by the sidecar; the first leg, by the decode worker; bytes, by NIXL, where it
     is installed. Simulators echo what is in their caches.
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        kv_port = free.getsockname()[1]
+    kv_port = free_port()
     flags = ["--engine", "sim", "--sim-mode", "echo", "--kv-transfer-config"]
     roles: list[dict[str, object]] = [
         {"kv_role": "kv_producer", "kv_port": kv_port},

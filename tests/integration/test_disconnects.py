@@ -34,7 +34,7 @@ def test_a_client_that_leaves_stops_the_engine(stream: bool) -> None:
                 pass
             if stream:
                 assert b"data: " in connection.recv(1 << 16)
-            before = number(worker, "vllm:generation_tokens_total")
+        before = number(worker, "vllm:generation_tokens_total")
         while number(worker, "vllm:kv_cache_usage_perc"):
             pass
         assert number(worker, "vllm:generation_tokens_total") - before <= 2

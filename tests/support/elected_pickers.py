@@ -56,7 +56,7 @@ class ElectedPicker:
         """What its HTTP port answers; 0: it does not."""
         try:
             async with (
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session,
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(LIMIT_SECONDS)) as session,
                 session.get(f"http://127.0.0.1:{self.http}{path}") as response,
             ):
                 return response.status, await response.text()

@@ -108,8 +108,8 @@ async def running_fleet(port: int, *flags: str) -> AsyncIterator[Fleet]:
 
 
 def free_base_port() -> int:
-    """A port below the range of outgoing connections, different for every test process."""
-    for candidate in range(21_000 + os.getpid() % 8_000, 32_000, 20):
+    """A port between those of `local_ports` and those of outgoing connections."""
+    for candidate in range(30_000 + os.getpid() % 100 * 20, 32_500, 20):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", candidate))
             return candidate

@@ -43,7 +43,8 @@ def sim_worker(*flags: str, max_files: int | None = None) -> Iterator[SimWorker]
     """
     command = [sys.executable, "-m", "worker", "--engine", "sim", "--port", "0"]
     process = subprocess.Popen(
-        [*command, "--sim-time-scale", "0", *flags],
+        # However long the machine keeps the engine from running, it is not taken for lost.
+        [*command, "--sim-time-scale", "0", "--heartbeat-timeout", "60", *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
