@@ -22,6 +22,7 @@ from google.protobuf import struct_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from local_ports import free_port
 
+from fleet.envoy.binary import ENVIRONMENT_VARIABLE, find_envoy
 from fleet.envoy.bootstrap import build, to_yaml
 from fleet.envoy.settings import BootstrapConfig, SocketAddress
 
@@ -324,3 +325,18 @@ async def _bench(**changes: object) -> AsyncIterator[Bench]:
 def bench() -> Starter:
     """`async with bench(mechanism=…) as b`: Envoy, a scripted picker and two echo workers."""
     return _bench
+
+
+@pytest.fixture
+def patient_envoy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fleets have an Envoy that waits a minute for an answer, of the picker or to a health check. On
+    a busy machine the usual seconds would be over now and then, and requests go past the picker.
+    """
+    program = tmp_path / "envoy"
+    program.write_text(
+        "#!/bin/sh\n"
+        """test "$1" = -c && sed -i -E 's/^([ -]*(message_)?timeout:) [12]s$/\\1 60s/' "$2"\n"""
+        f'exec {find_envoy()} "$@"\n'
+    )
+    program.chmod(0o700)
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(program))

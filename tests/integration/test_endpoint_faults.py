@@ -108,7 +108,7 @@ class FailingFleet:
         await until(lambda: self.series(name, **labels), lambda found: found >= value)
 
 
-pytestmark = pytest.mark.envoy
+pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("patient_envoy")]
 CLIENTS = 32
 EJECTIONS = "pointsman_endpoint_ejections_total"
 PROBES = "pointsman_endpoint_probes_total"

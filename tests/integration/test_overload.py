@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from running_fleet import Fleet, free_base_port, running_fleet
 
-pytestmark = pytest.mark.envoy
+pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("patient_envoy")]
 
 WORKERS, WAITING, SENT = 2, 6, 40
 CONFIG = f"""\
@@ -40,6 +40,7 @@ spec: {{priority: {priority}, poolRef: {{name: default}}}}
 )
 QUEUE = "llm_d_epp_flow_control_queue_size"
 LIMIT_SECONDS = 60
+LONG = 1200  # tokens, of an answer that takes a minute unless it is hurried
 
 
 class Crowd:
@@ -59,6 +60,13 @@ class Crowd:
         headers |= {"x-llm-d-inference-objective": objective} if objective else {}
         async with self._session.post(address, json=body, headers=headers) as reply:
             return reply.status, reply.headers, await reply.text()
+
+    async def hurry(self, time_scale: float) -> None:
+        """What the workers answer takes this part of its time."""
+        for url in self.fleet.worker_urls:
+            asking = self._session.post(f"{url}/admin/config", json={"time-scale": time_scale})
+            async with asking as reply:
+                assert reply.status == 200, await reply.text()
 
     async def series(self, name: str, **labels: str) -> float:
         """The sum of a series of the picker."""
@@ -129,7 +137,7 @@ async def leave_the_queue(crowd: Crowd) -> None:
     """All that wait go, and one comes."""
     async with asyncio.TaskGroup() as group:
         await crowd.is_at_rest()
-        served = [group.create_task(crowd.ask(60)) for _ in range(WORKERS)]
+        served = [group.create_task(crowd.ask(LONG)) for _ in range(WORKERS)]
         await crowd.until("llm_d_epp_request_running", WORKERS)
         leaving = [group.create_task(crowd.ask()) for _ in range(WAITING)]
         await crowd.until(QUEUE, WAITING)
@@ -138,18 +146,22 @@ async def leave_the_queue(crowd: Crowd) -> None:
             task.cancel()
         await crowd.until(QUEUE, 0)
         after = group.create_task(crowd.ask(1))
+        await crowd.until(QUEUE, 1)
+        await crowd.hurry(0.001)
         assert (await after)[0] == 200
         assert [(await task)[0] for task in served] == [200] * WORKERS
         await crowd.is_at_rest()
+        await crowd.hurry(1)
 
 
 async def stop_for_a_better_one(crowd: Crowd) -> None:
     """The client of a request that may be shed is told so, and the better one takes its place."""
     async with asyncio.TaskGroup() as group:
-        shed = [group.create_task(crowd.ask(400, "batch")) for _ in range(WORKERS)]
+        shed = [group.create_task(crowd.ask(LONG, "batch")) for _ in range(WORKERS)]
         await crowd.until("llm_d_epp_request_running", WORKERS)
         status, _, text = await crowd.ask(1, "interactive")
         assert status == 200, text
+        await crowd.hurry(0.001)
     answers = Counter(status for status, _, _ in map(asyncio.Task.result, shed))
     assert answers == {429: 1, 200: WORKERS - 1}
     (stopped,) = [one.result() for one in shed if one.result()[0] == 429]

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from running_fleet import Fleet, free_base_port, running_fleet
 
-pytestmark = pytest.mark.envoy
+pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("patient_envoy")]
 
 NUM_GROUPS = 8
 LATER_REQUESTS = 12

@@ -273,7 +273,7 @@ async def steady_load(port: int) -> AsyncIterator[Load]:
         shared.close()
 
 
-pytestmark = pytest.mark.envoy
+pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("patient_envoy")]
 FLAGS = ("--decision-header", "--drain-timeout", "5")
 QUEUE = """\
 apiVersion: llm-d.ai/v1alpha1
