@@ -21,7 +21,7 @@ ORDER = Order((Part.PICKER, Part.WORKERS))
 async def taking_orders(path: Path, obey: Obey) -> AsyncIterator[asyncio.Task[None]]:
     """A fleet that does what `obey` does."""
     serving = asyncio.ensure_future(Control(str(path), obey).run())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not path.exists():  # noqa: ASYNC110, ASYNC240
             await asyncio.sleep(0.01)
     yield serving
@@ -31,7 +31,7 @@ async def taking_orders(path: Path, obey: Obey) -> AsyncIterator[asyncio.Task[No
 
 async def given(path: Path, lines: list[str]) -> int:
     """The order, as the command gives it; the requests that it cut."""
-    return await asyncio.wait_for(asyncio.to_thread(give, ORDER, str(path), lines.append), 30)
+    return await asyncio.wait_for(asyncio.to_thread(give, ORDER, str(path), lines.append), 120)
 
 
 async def test_an_order_is_carried_out_line_by_line(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ async def test_what_is_no_order_is_refused(tmp_path: Path, line: bytes) -> None:
         reader, writer = await asyncio.open_unix_connection(str(tmp_path / "c"))
         writer.write(line)
         writer.write_eof()
-        answer = await asyncio.wait_for(reader.read(), 30)
+        answer = await asyncio.wait_for(reader.read(), 120)
         writer.close()
     assert b'"failure":"not an order' in answer
 
@@ -105,7 +105,7 @@ async def test_the_end_of_the_fleet_is_told(tmp_path: Path) -> None:
 
     async with taking_orders(tmp_path / "c", obey) as serving:
         waiting = asyncio.ensure_future(given(tmp_path / "c", []))
-        await asyncio.wait_for(begun.wait(), 30)
+        await asyncio.wait_for(begun.wait(), 120)
         serving.cancel()
         with pytest.raises(FleetError, match="the fleet stops"):
             await waiting
@@ -125,9 +125,9 @@ async def test_a_client_that_leaves_stops_nothing(tmp_path: Path) -> None:
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(tmp_path / "c"))
             client.sendall(b'{"restart": ["envoy"]}\n')
-            await asyncio.wait_for(begun.wait(), 30)
+            await asyncio.wait_for(begun.wait(), 120)
         go_on.set()
-        await asyncio.wait_for(done.wait(), 30)
+        await asyncio.wait_for(done.wait(), 120)
 
 
 def test_a_fleet_that_is_not_there_takes_no_orders(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ async def test_the_fleet_is_asked_for_the_parts_that_are_named(
     taking_orders = asyncio.ensure_future(Control(str(path), obey).run())
     said: list[str] = []
     with Shown(fleet, environment):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while not path.exists():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             status = await asyncio.to_thread(restart_command, argv, environment, said.append)

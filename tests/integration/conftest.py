@@ -329,8 +329,8 @@ def bench() -> Starter:
 
 @pytest.fixture
 def patient_envoy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fleets have an Envoy that waits a minute for an answer, of the picker or to a health check. On
-    a busy machine the usual seconds would be over now and then, and requests go past the picker.
+    """Fleets have an Envoy that waits a minute for a picker, and for answers to health checks. On a
+    busy machine the usual seconds would be over now and then, and requests go past the picker.
     """
     program = tmp_path / "envoy"
     program.write_text(

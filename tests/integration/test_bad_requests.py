@@ -311,7 +311,7 @@ def test_a_gigabyte_in_chunks_is_cut_off(worker: SimWorker) -> None:
                         break
                 if sent % (8 * MIB) < len(piece) and _readable(connection):
                     break
-        connection.settimeout(30)
+        connection.settimeout(120)
         status, body = read_reply(connection)
     assert (status, json.loads(body)["error"]["code"]) == (413, 413)
     assert sent < 256 * MIB

@@ -50,7 +50,8 @@ async def picked(bench, mechanism: Mechanism = Mechanism.OVERRIDE_HOST) -> Async
     picker = Picker()
     address = SocketAddress("127.0.0.1", await picker.server.start())
     try:
-        async with bench(buffer_request_body=True, mechanism=mechanism, picker=address) as b:
+        given = {"buffer_request_body": True, "message_timeout_seconds": 60.0, "picker": address}
+        async with bench(mechanism=mechanism, **given) as b:
             if mechanism is Mechanism.OVERRIDE_HOST:
                 await b.until_healthy("pool", 2)
             yield b, picker

@@ -29,7 +29,7 @@ async def pointsman(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "fleet.cli", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
 
 

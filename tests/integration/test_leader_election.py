@@ -43,7 +43,9 @@ async def test_without_the_api_server_nobody_is_ready_and_all_serve(tmp_path: Pa
         await until_not_ready(scene.leader)
         for one in (scene.leader, scene.standby):
             assert await one.serving("liveness")
-            assert "cannot be kept" in (await one.page("/readyz"))[1]
+            await until(
+                lambda one=one: one.page("/readyz"), lambda page: "cannot be kept" in page[1]
+            )
         await scene.api.come_back(forget_changes=True)
         waits = [asyncio.create_task(until_ready(one)) for one in (scene.leader, scene.standby)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -121,7 +121,7 @@ async def test_requests_meet_their_adapter(tmp_path: Path) -> None:
         homes = {}
         for model in ADAPTERS:
             homes[model] = await where(model)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 await seen(model)
         places = [(model, await where(model)) for model in requests]
     assert len(set(homes.values())) == 3

@@ -39,7 +39,7 @@ spec: {{priority: {priority}, poolRef: {{name: default}}}}
     for name, priority in (("interactive", 10), ("batch", -5))
 )
 QUEUE = "llm_d_epp_flow_control_queue_size"
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 120
 LONG = 1200  # tokens, of an answer that takes a minute unless it is hurried
 
 

@@ -24,7 +24,7 @@ from picker.prefix.match import match_info_key
 from picker.types import Api, Endpoint, InferenceRequest, ParsedBody
 
 MODEL = "tiny"
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 120.0
 PROMPT = list(range(100, 200))  # six full blocks of 16 tokens
 
 
@@ -84,7 +84,7 @@ def flags(ports: list[int], form: str) -> list[str]:
 
 
 async def complete(worker: SimWorker, prompt: list[int], **fields: Any) -> None:
-    async with httpx.AsyncClient(base_url=worker.url, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=worker.url, timeout=PATIENCE_SECONDS) as http:
         body = {"model": MODEL, "prompt": prompt, "max_tokens": 1, **fields}
         response = await http.post("/v1/completions", json=body)
         assert response.status_code == 200, response.text

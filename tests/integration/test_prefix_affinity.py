@@ -48,7 +48,7 @@ class Client:
 
     async def until_the_picker_sees_a_queue(self, depth: int) -> None:
         """Wait until the picker's view of worker-1 has at least `depth` waiting requests."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while True:
                 async with self._session.get(f"{self.fleet.picker_url}/endpoints") as reply:
                     endpoints = (await reply.json())["endpoints"]

@@ -23,7 +23,6 @@ WAKING = ("/resume", "/wake_up", "/is_paused", "/is_sleeping", "/reset_prefix_ca
 MOST_CASES = 14_000
 
 
-@pytest.mark.timeout(360)
 @pytest.mark.parametrize(
     "selection",
     [

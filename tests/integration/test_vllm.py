@@ -35,7 +35,6 @@ pytestmark = [
     pytest.mark.skipif(not (VLLM and MODEL), reason="POINTSMAN_VLLM names no vllm command"),
     pytest.mark.model,
     pytest.mark.envoy,
-    pytest.mark.timeout(600),
 ]
 
 

@@ -36,7 +36,7 @@ ENDPOINTS = {
 # A prompt, as the parsers of the two protocols expect it: a path and a body.
 OVER_HTTP = ("/v1/completions", completion())
 OVER_GRPC = ("/vllm.grpc.engine.VllmEngine/Generate", b"\0\0\0\0\x05\x1a\x03abc")
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 120.0
 
 
 def options(folder: Path, case: str, meaning: Mapping[str, Any]) -> Options:

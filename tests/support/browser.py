@@ -20,7 +20,7 @@ from browser_window import MISSING
 from local_ports import free_port
 
 WINDOW = Path(__file__).parent / "browser_window.py"
-LIMIT_SECONDS = 30
+LIMIT_SECONDS = 120
 _KEYS = {"Tab": 9, "Enter": 13, "Escape": 27}
 _COUNT_COLOURS = """
 (async () => {

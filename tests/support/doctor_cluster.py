@@ -98,7 +98,7 @@ def objective(**changes: object) -> Object:
 @asynccontextmanager
 async def cluster_in_order() -> AsyncIterator[KubeApi]:
     """A server with a pool, two workers and a picker, all in order."""
-    async with asyncio.timeout(20), running_kube_api(None, *CRDS) as server:
+    async with asyncio.timeout(120), running_kube_api(None, *CRDS) as server:
         server.access.grant("admin", "admin", EVERYTHING)
         server.access.grant("picker", ACCOUNT, ROLE)
         for document in (

@@ -22,7 +22,7 @@ from waiting import until
 from fleet.envoy.bootstrap import build, to_yaml
 from fleet.envoy.settings import BootstrapConfig, EndpointDiscovery, SocketAddress
 
-LIMIT_SECONDS = 60.0
+LIMIT_SECONDS = 120.0
 CLIENTS = 4
 STEERING = "test-epp-endpoint-selection"
 CONFIG = """

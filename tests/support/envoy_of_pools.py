@@ -34,7 +34,7 @@ from fleet.envoy.settings import (
     SocketAddress,
 )
 
-LIMIT_SECONDS = 60.0
+LIMIT_SECONDS = 120.0
 CHOSEN = "x-chosen-pool"  # what Envoy may say of the pool that it has chosen
 BODY = {"model": "m", "prompt": "hello", "max_tokens": 1}
 SAID = {"pool", "worker", "told", "path"}

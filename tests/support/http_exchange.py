@@ -12,7 +12,7 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 
 Headers = Sequence[tuple[str, str]]
-LIMIT_SECONDS = 60.0
+LIMIT_SECONDS = 120.0
 READ_BYTES = 1024 * 1024
 
 

@@ -86,6 +86,19 @@ class Worker:
                 pass
         return time.monotonic()
 
+    async def until_down(self, engine: int | None) -> float:
+        """Probe until it is not healthy without this engine, or has another one already, as where
+        nobody looked in between; returns when that was (monotonic).
+        """
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while await self.status("/health") != 503 and not self.has_another(engine):
+                pass
+        return time.monotonic()
+
+    def has_another(self, engine: int | None) -> bool:
+        """Whether another engine than this one has taken its place."""
+        return self.engine_pid() not in (None, engine)
+
     async def counters(self) -> dict[str, float]:
         """Every counter sample of its metrics page, but those of Python itself."""
         page = (await self.http.get("/metrics")).text

@@ -29,7 +29,7 @@ class SimWorker:
 
     def connect(self) -> socket.socket:
         """A connection, whose reads give up after a while."""
-        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=120)
 
     def rss_bytes(self) -> int:
         """Memory of its HTTP process."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-LIMIT_SECONDS = 30
+LIMIT_SECONDS = 120
 
 
 class Terminal:

@@ -14,7 +14,7 @@ from envoy.service.discovery.v3 import discovery_pb2
 from picker.rpc.call import Served
 from picker.rpc.calls import RpcError, Status
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 
 
 class _Line:

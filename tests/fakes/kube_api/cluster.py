@@ -24,7 +24,7 @@ from kube_api.resources import Object
 from kube_api.server import KubeApi, running_kube_api
 
 MERGE = "application/merge-patch+json"
-_PATIENCE_SECONDS = 30.0
+_PATIENCE_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)

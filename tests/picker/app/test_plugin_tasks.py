@@ -66,7 +66,7 @@ async def test_a_plugin_of_a_new_configuration_takes_over_the_address(tmp_path: 
             await asyncio.gather(task, return_exceptions=True)
 
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 120.0
 
 
 class Gatherer:

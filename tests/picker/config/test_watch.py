@@ -16,7 +16,7 @@ from picker.config.watch import ConfigWatch, read_config_file
 from picker.errors import ConfigError
 from picker.metrics.picker_metrics import PickerMetrics
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 120.0
 
 
 class Recorder:

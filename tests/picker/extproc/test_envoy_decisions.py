@@ -36,7 +36,7 @@ LISTENERS = {
     "none": Asking("BUFFERED", "NONE"),
 }
 EACH = pytest.mark.parametrize("name", list(LISTENERS))
-LIMIT_SECONDS = 30.0
+LIMIT_SECONDS = 120.0
 
 
 @pytest.fixture(scope="module")

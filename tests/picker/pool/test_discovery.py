@@ -64,7 +64,7 @@ class Watched:
 
     async def next(self) -> list[str]:
         """The pool's names after the next change."""
-        await asyncio.wait_for(self.changed.wait(), 30)
+        await asyncio.wait_for(self.changed.wait(), 120)
         self.changed.clear()
         return [candidate.endpoint.name for candidate in self.store.snapshot().candidates]
 

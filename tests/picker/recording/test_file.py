@@ -24,7 +24,7 @@ from picker.recording.reading import read_recording
 
 HEADER = Header(1, "0", "pool", "c.yaml", "kind: x", 7, True, 1.0, 2.0)
 LINE = encoded(Stop("filler", 1.0))
-JOIN_SECONDS = 30.0
+JOIN_SECONDS = 120.0
 
 
 def series() -> RecordingSeries:

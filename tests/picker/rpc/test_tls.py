@@ -185,7 +185,7 @@ async def test_a_pair_that_is_replaced_is_applied(certificate: TlsMaterial, tmp_
     """Without a restart, and each new pair once."""
     write(tmp_path, certificate)
     later = self_signed()
-    async with watched(tmp_path) as applied, asyncio.timeout(30):
+    async with watched(tmp_path) as applied, asyncio.timeout(120):
         write(tmp_path, later)
         assert await applied.get() == later
     assert applied.empty()
@@ -197,7 +197,7 @@ async def test_a_broken_pair_is_told_of_and_the_old_one_kept(
     """The next good one is applied."""
     write(tmp_path, certificate)
     later = self_signed()
-    async with watched(tmp_path) as applied, asyncio.timeout(30):
+    async with watched(tmp_path) as applied, asyncio.timeout(120):
         write(tmp_path, BROKEN)
         while "keeping the certificate of before" not in caplog.text:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
