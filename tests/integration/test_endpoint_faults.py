@@ -72,7 +72,8 @@ class FailingFleet:
         """How many requests Envoy has sent to a worker."""
         port = int(self._fleet.worker_urls[number].rpartition(":")[2])
         admin = PipeAddress(str(self._folder / "envoy.sock"))
-        clusters = json.loads((await request(admin, "/clusters?format=json")).body)
+        page = await request(admin, "/clusters?format=json", timeout_seconds=LIMIT_SECONDS)
+        clusters = json.loads(page.body)
         (pool,) = (one for one in clusters["cluster_statuses"] if one["name"] == "pool")
         # Where the picker says the address, Envoy may know it as several hosts.
         return sum(
