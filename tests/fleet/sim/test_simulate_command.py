@@ -100,6 +100,16 @@ def test_what_a_dead_worker_had_fails_and_the_rest_is_answered(tmp_path: Path) -
     assert 0 < times < 40
 
 
+@pytest.mark.parametrize("kind", ["--fast", "--rate=12"])
+def test_what_no_kv_cache_has_room_for_fails(kind: str, tmp_path: Path) -> None:
+    """As a worker refuses it; the 90 and 38 tokens of the others fill a cache of 128."""
+    flags = [kind, "--rate", "12", "--duration", "3", "--kv-tokens", "128", "--output-tokens", "38"]
+    stage = results(tmp_path, *flags, "--input-tokens", "90..91")["default"]
+    [(error, times)] = stage["errors"].items()
+    assert error == "400 longer than the 128 tokens of a KV cache"
+    assert stage["e2e"]["count"] == stage["requests"] - times > 0
+
+
 def test_a_drained_worker_loses_nothing_and_a_slow_one_is_slow(tmp_path: Path) -> None:
     """By the slowest answers."""
     flags = TWO_IN_TURN
