@@ -100,6 +100,15 @@ def test_two_endpoints_take_turns_with_the_same_arrivals(url: str, tmp_path: Pat
     assert len(set(lengths["A1"])) > 1
 
 
+def test_an_endpoint_that_refuses_all_prompts_is_no_comparison(url: str) -> None:
+    """Those that are tried before the first turn are shorter."""
+    with sim_worker("--max-model-len", "400") as other:
+        argv = ("--compare-url", other.url, "--rounds", "1", "--input-tokens", "500")
+        status, text = bench("--url", url, *QUICK, *argv)
+    assert status == 1
+    assert "nothing to compare" in text
+
+
 def test_shared_prefixes_and_sessions_are_found_cached(url: str, tmp_path: Path) -> None:
     """By the worker's own usage; lone texts are not."""
     path = tmp_path / "a.json"

@@ -100,6 +100,16 @@ def test_what_a_dead_worker_had_fails_and_the_rest_is_answered(tmp_path: Path) -
     assert 0 < times < 40
 
 
+def test_quantiles_do_not_hold_where_requests_fail() -> None:
+    """They are of answers; so many of the requests must be answered."""
+    flags = (*TWO_IN_TURN, "--slo", "ttft_p95<100s")
+    assert run(*flags)[0] == 0
+    status, text = run(*flags, "--event", "3:kill:1")
+    assert status == 1
+    assert "% of requests answered, 99.00% wanted" in text
+    assert "goodput" not in text
+
+
 @pytest.mark.parametrize("kind", ["--fast", "--rate=12"])
 def test_what_no_kv_cache_has_room_for_fails(kind: str, tmp_path: Path) -> None:
     """As a worker refuses it; the 90 and 38 tokens of the others fill a cache of 128."""
