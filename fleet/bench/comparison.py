@@ -100,4 +100,5 @@ def comparison_lines(comparison: Comparison, first: str, second: str) -> Iterato
         yield f"  {name:<16}{values}   {one.low:.3f} to {one.high:.3f}"
     rounds = max(one.rounds for one in comparison.ratios.values())
     if rounds < 5:
-        yield f"  {rounds} {'round' if rounds == 1 else 'rounds'}: too few for the interval to be trusted"
+        number = "1 round" if rounds == 1 else f"{rounds} rounds"
+        yield f"  {number}: too few for the interval to be trusted"
