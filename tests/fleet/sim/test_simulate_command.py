@@ -215,6 +215,14 @@ def test_refused_requests_are_counted_and_not_good(tmp_path: Path) -> None:
     assert small["errors"] == {}
 
 
+def test_a_scenario_that_answers_nothing_fails() -> None:
+    """No prompt fits."""
+    flags = ("--policies", "default", "--requests", "3", "--warmup", "0", "--kv-tokens", "16")
+    status, text = run("--scenario", "S6", *flags)
+    assert status == 1
+    assert "400 longer than the 16 tokens" in text
+
+
 def test_scenarios_with_several_seeds_are_one_page_with_a_verdict(tmp_path: Path) -> None:
     """A row is the mean of all seeds, each of which is in the JSON."""
     path, html = tmp_path / "result.json", tmp_path / "page.html"
@@ -251,6 +259,8 @@ def test_scenarios_with_several_seeds_are_one_page_with_a_verdict(tmp_path: Path
         ("--find workers --slo ttft<1s --json a.json", "--find prints a number"),
         ("--workers 10001", "--workers must not be more than 10,000"),
         ("--event 3:kill:5", "--event 3:kill:5: there is no worker 5 then"),
+        ("--event 3:add:9997", "--event 3:add:9997: there are at most 10,000"),
+        ("--scenario S1 --duration 9", "--warmup must be shorter than --duration"),
         ("--scenario S99", "--scenario: there is no S99; there are S1, "),
         ("--replay nothing.jsonl", "--replay: nothing.jsonl: No such file"),
         ("--replay a --trace b", "--replay has the requests"),
