@@ -163,8 +163,8 @@ def test_a_promise_is_kept_until_it_was_asked_for() -> None:
 
 
 def test_who_has_left_is_not_answered() -> None:
-    """The next that waits is looked up at once."""
-    with engine() as keeper, engine() as taker:
+    """It is noticed at once; the next that waits is looked up."""
+    with engine(kv_transfer_timeout=600) as keeper, engine(kv_transfer_timeout=600) as taker:
         left = taker.ask(peer_of(keeper), WANTED)
         until(lambda: keeper.has_questions)
         waiting = [keeper._questions[0]]

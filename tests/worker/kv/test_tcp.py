@@ -453,7 +453,7 @@ def test_a_wait_has_an_end() -> None:
         with engine() as keeper:
             assert ended(impatient.pull(room(keeper), DIGEST, 0)).part is None
             pull = taker.pull(room(keeper), DIGEST, 0)
-            waiting(keeper, 2)
+            waiting(keeper, 1)
         assert ended(pull).part is None
         with engine(kv_lease_duration=0.3) as keeper:
             assert ended(taker.pull(room(keeper), DIGEST, 0)).part is None
@@ -461,6 +461,15 @@ def test_a_wait_has_an_end() -> None:
             keeper.keep("r", b"e" * 32, DATA, (), "room 5")
             assert ended(taker.pull(room(keeper), DIGEST, 0)).part is None
         assert ended(taker.pull(room(keeper), DIGEST, 0)).part is None
+
+
+def test_who_hangs_up_waits_no_longer() -> None:
+    """Its place is another's at once."""
+    with engine(kv_lease_duration=600) as keeper, engine(kv_lease_duration=600) as taker:
+        pull = taker.pull(room(keeper), DIGEST, 0)
+        waiting(keeper, 1)
+        pull.close()
+        waiting(keeper, 0)
 
 
 def test_waits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
