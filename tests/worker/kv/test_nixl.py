@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from kv_engines import PATIENT
 
 from worker.config import KvTransferConfig
 from worker.errors import ConfigError
@@ -141,8 +142,7 @@ class Pair:
         self.keeper, self.taker = self.engine("keeper"), self.engine("taker")
 
     def engine(self, name: str, **fields: Any) -> TcpConnector:
-        given = {"kv_port": 0, "engine_id": name, "kv_transfer_timeout": 20.0, **fields}
-        config = KvTransferConfig(**given)
+        config = KvTransferConfig(**{**PATIENT, "engine_id": name, **fields})
         nixl = self._agents(name)
         connector = TcpConnector(config, KEY, SHAPE, TOKEN_BYTES, None, nixl)
         self._stack.callback(connector.close)

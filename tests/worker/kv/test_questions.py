@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from kv_engines import PATIENT
 
 from worker.config import KvTransferConfig
 from worker.kv.asked import KvQuestion, WantedKv
@@ -35,7 +36,7 @@ LARGE = 1 << 26  # more than sockets buffer
 @contextmanager
 def engine(**fields: Any) -> Iterator[TcpConnector]:
     """One that listens on a free port."""
-    config = KvTransferConfig(**{"kv_port": 0, "engine_id": "e", **fields})
+    config = KvTransferConfig(**{**PATIENT, "engine_id": "e", **fields})
     connector = TcpConnector(config, KEY, SHAPE, TOKEN_BYTES)
     try:
         yield connector
@@ -164,7 +165,7 @@ def test_a_promise_is_kept_until_it_was_asked_for() -> None:
 
 def test_who_has_left_is_not_answered() -> None:
     """It is noticed at once; the next that waits is looked up."""
-    with engine(kv_transfer_timeout=600) as keeper, engine(kv_transfer_timeout=600) as taker:
+    with engine() as keeper, engine() as taker:
         left = taker.ask(peer_of(keeper), WANTED)
         until(lambda: keeper.has_questions)
         waiting = [keeper._questions[0]]
@@ -240,7 +241,8 @@ async def stand_still(self, data):
     await fill(self, data)
 
 channel.Channel._fill = stand_still
-config = KvTransferConfig(kv_port=0, engine_id="t")
+tcp._HANDSHAKE_SECONDS = 60.0
+config = KvTransferConfig(kv_port=0, engine_id="t", kv_transfer_timeout=120.0)
 taker = tcp.TcpConnector(config, b"k" * 32, KvShape("m", "float32", 2, 2, 8), 256)
 source = msgspec.json.decode(sys.argv[1], type=KvSource)
 if source.engine_id:
@@ -274,7 +276,7 @@ def test_a_decoder_that_is_killed_leaves_nothing_at_the_prefiller(
     to be had of it; both is so again.
     """
     send_bytes(monkeypatch)
-    with engine(kv_buffer_size=LARGE, kv_transfer_timeout=600) as keeper, engine() as taker:
+    with engine(kv_buffer_size=LARGE) as keeper, engine() as taker:
         offer = keeper.keep("r", b"d" * 32, memoryview(bytes(LARGE)), ())
         assert isinstance(offer, KvOffer)
         with stalled_taker(offer.source) as process:
@@ -291,7 +293,7 @@ def test_a_taker_that_is_killed_leaves_nothing_of_its_question(
     """SIGKILL while the answer is on its way."""
     send_bytes(monkeypatch)
     num_tokens = LARGE // TOKEN_BYTES
-    with engine(kv_buffer_size=LARGE, kv_transfer_timeout=600) as keeper:
+    with engine(kv_buffer_size=LARGE) as keeper:
         source = KvSource("127.0.0.1", keeper.port, "", "", num_tokens)
         answering = threading.Thread(target=_answer_with_zeros, args=(keeper, num_tokens))
         answering.start()

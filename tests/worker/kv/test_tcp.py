@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from kv_engines import PATIENT
 
 from worker.config import KvTransferConfig
 from worker.errors import ConfigError, KvTransferError
@@ -56,7 +57,7 @@ def send_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def engine(key: bytes = KEY, shape: KvShape = SHAPE, **fields: Any) -> Iterator[TcpConnector]:
     """One that listens on a free port."""
-    config = KvTransferConfig(**{"kv_port": 0, "engine_id": "e", **fields})
+    config = KvTransferConfig(**{**PATIENT, "engine_id": "e", **fields})
     connector = TcpConnector(config, key, shape, TOKEN_BYTES)
     try:
         yield connector
@@ -139,19 +140,31 @@ def test_kv_arrives_byte_for_byte_and_once(start: int) -> None:
         assert taker.counts.num_failed == 1
 
 
-def test_a_simulated_transfer_takes_its_time() -> None:
+def pass_time(connector: TcpConnector, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An hour and more goes by on the clock of its transfers."""
+    clock = connector._loop.time
+    monkeypatch.setattr(connector._loop, "time", lambda: clock() + 4000.0)
+    connector._call(lambda: None)  # it looks at its clock
+
+
+def test_a_simulated_transfer_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Given by the tokens that move; beyond the limit of a transfer it fails."""
     asked: list[int] = []
 
     def pace(num_tokens: int) -> float:
         asked.append(num_tokens)
-        return 3600.0 if num_tokens == 4096 else 0.0
+        return 3600.0
 
-    config = KvTransferConfig(kv_port=0, engine_id="t", kv_transfer_timeout=0.5)
-    taker = TcpConnector(config, KEY, SHAPE, TOKEN_BYTES, pace)
-    with engine() as keeper, closing(taker):
-        assert ended(taker.pull(kept(keeper), DIGEST, 0)).part is None
-        assert ended(taker.pull(kept(keeper), DIGEST, 96)).part is not None
+    config = KvTransferConfig(kv_port=0, engine_id="t", kv_transfer_timeout=3000.0)
+    slow = TcpConnector(config, KEY, SHAPE, TOKEN_BYTES, pace)
+    config = KvTransferConfig(kv_port=0, engine_id="t", kv_transfer_timeout=5000.0)
+    patient = TcpConnector(config, KEY, SHAPE, TOKEN_BYTES, pace)
+    with engine() as keeper, closing(slow), closing(patient):
+        for taker, start, comes in ((slow, 0, False), (patient, 96, True)):
+            pull = taker.pull(kept(keeper), DIGEST, start)
+            until(lambda start=start: asked[-1:] == [4096 - start])
+            pass_time(taker, monkeypatch)
+            assert (ended(pull).part is not None) is comes
     assert asked == [4096, 4000]
 
 
@@ -196,7 +209,7 @@ def test_engines_that_do_not_fit_refuse_each_other(
 )
 def test_a_wrong_source_gives_nothing(change: dict[str, Any]) -> None:
     """Nor does it take away what is kept."""
-    with engine() as keeper, engine(kv_transfer_timeout=20.0) as taker:
+    with engine() as keeper, engine() as taker:
         source = kept(keeper)
         assert ended(taker.pull(msgspec.structs.replace(source, **change), DIGEST, 0)).part is None
         assert ended(taker.pull(source, b"e" * 32, 0)).part is None
@@ -374,13 +387,16 @@ def test_what_is_kept_is_bounded() -> None:
         assert keeper.keep("r", DIGEST, memoryview(bytes(3 << 20)), ()) is None
 
 
-def test_silent_connections_hold_nobody_for_long() -> None:
+def test_silent_connections_hold_nobody_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as are served at a time: the next transfer waits until the first of them are cut."""
     with engine() as keeper, engine() as taker, ExitStack() as silent:
         source = kept(keeper)
         for _ in range(MAX_CONNECTIONS):
             silent.enter_context(socket.create_connection((source.host, source.port)))
-        assert ended(taker.pull(source, DIGEST, 0)).part is not None
+        until(keeper._giving.locked)
+        pull = taker.pull(source, DIGEST, 0)
+        pass_time(keeper, monkeypatch)
+        assert ended(pull).part is not None
 
 
 @pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(10_000), b"\xff" * 4])
@@ -465,7 +481,7 @@ def test_a_wait_has_an_end() -> None:
 
 def test_who_hangs_up_waits_no_longer() -> None:
     """Its place is another's at once."""
-    with engine(kv_lease_duration=600) as keeper, engine(kv_lease_duration=600) as taker:
+    with engine() as keeper, engine() as taker:
         pull = taker.pull(room(keeper), DIGEST, 0)
         waiting(keeper, 1)
         pull.close()
