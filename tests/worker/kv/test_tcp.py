@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from kv_engines import PATIENT
+from waiting import pass_time
 
 from worker.config import KvTransferConfig
 from worker.errors import ConfigError, KvTransferError
@@ -140,14 +141,7 @@ def test_kv_arrives_byte_for_byte_and_once(start: int) -> None:
         assert taker.counts.num_failed == 1
 
 
-def pass_time(connector: TcpConnector, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An hour and more goes by on the clock of its transfers."""
-    clock = connector._loop.time
-    monkeypatch.setattr(connector._loop, "time", lambda: clock() + 4000.0)
-    connector._call(lambda: None)  # it looks at its clock
-
-
-def test_a_simulated_transfer_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_simulated_transfer_takes_its_time() -> None:
     """Given by the tokens that move; beyond the limit of a transfer it fails."""
     asked: list[int] = []
 
@@ -163,7 +157,7 @@ def test_a_simulated_transfer_takes_its_time(monkeypatch: pytest.MonkeyPatch) ->
         for taker, start, comes in ((slow, 0, False), (patient, 96, True)):
             pull = taker.pull(kept(keeper), DIGEST, start)
             until(lambda start=start: asked[-1:] == [4096 - start])
-            pass_time(taker, monkeypatch)
+            pass_time(taker._loop)
             assert (ended(pull).part is not None) is comes
     assert asked == [4096, 4000]
 
@@ -387,7 +381,7 @@ def test_what_is_kept_is_bounded() -> None:
         assert keeper.keep("r", DIGEST, memoryview(bytes(3 << 20)), ()) is None
 
 
-def test_silent_connections_hold_nobody_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_connections_hold_nobody_for_long() -> None:
     """As many as are served at a time: the next transfer waits until the first of them are cut."""
     with engine() as keeper, engine() as taker, ExitStack() as silent:
         source = kept(keeper)
@@ -395,7 +389,7 @@ def test_silent_connections_hold_nobody_for_long(monkeypatch: pytest.MonkeyPatch
             silent.enter_context(socket.create_connection((source.host, source.port)))
         until(keeper._giving.locked)
         pull = taker.pull(source, DIGEST, 0)
-        pass_time(keeper, monkeypatch)
+        pass_time(keeper._loop)
         assert ended(pull).part is not None
 
 
