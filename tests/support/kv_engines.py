@@ -6,11 +6,12 @@ import random
 import select
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tiny_llama import GPU_IF_ANY, TINY, tiny_llama
 
@@ -147,6 +148,23 @@ class Engine:
         finally:
             stop.set()
             thread.join()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for another thread."""
+    deadline = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def send_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without memory to share."""
+
+    def refuse(name: str, flags: int) -> int:
+        raise OSError("none to spare")
+
+    monkeypatch.setattr("os.memfd_create", refuse)
 
 
 def requests(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from kv_engines import PATIENT
+from kv_engines import PATIENT, until
 
 from worker.config import KvTransferConfig
 from worker.errors import ConfigError
@@ -152,14 +151,6 @@ class Pair:
         offer = self.keeper.keep("r", DIGEST, DATA, ())
         assert offer is not None
         return offer.source
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait for another thread."""
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def ended(pull: TcpPull) -> TcpPull:

@@ -8,14 +8,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 import pytest
-from kv_engines import PATIENT
+from kv_engines import PATIENT, send_bytes, until
 
 from worker.config import KvTransferConfig
 from worker.kv.asked import KvQuestion, WantedKv
@@ -49,14 +48,6 @@ def peer_of(keeper: TcpConnector, promise: str = "") -> KvPeer:
     return KvPeer("127.0.0.1", keeper.port, promise)
 
 
-def until(holds: Callable[[], bool]) -> None:
-    """Wait for another thread."""
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def ended(pull: TcpPull) -> KvPart | None:
     """What has come, once it is done."""
     until(lambda: pull.done)
@@ -77,15 +68,6 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     """How the bytes come."""
     if request.param == "bytes sent":
         send_bytes(monkeypatch)
-
-
-def send_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without memory to share."""
-
-    def refuse(name: str, flags: int) -> int:
-        raise OSError("none to spare")
-
-    monkeypatch.setattr("os.memfd_create", refuse)
 
 
 @pytest.mark.usefixtures("way")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
 import msgspec
 import pytest
-from kv_engines import PATIENT
+from kv_engines import PATIENT, send_bytes, until
 from waiting import pass_time
 
 from worker.config import KvTransferConfig
@@ -46,15 +45,6 @@ def sends(monkeypatch: pytest.MonkeyPatch) -> None:
     send_bytes(monkeypatch)
 
 
-def send_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without memory to share."""
-
-    def refuse(name: str, flags: int) -> int:
-        raise OSError("none to spare")
-
-    monkeypatch.setattr("os.memfd_create", refuse)
-
-
 @contextmanager
 def engine(key: bytes = KEY, shape: KvShape = SHAPE, **fields: Any) -> Iterator[TcpConnector]:
     """One that listens on a free port."""
@@ -77,14 +67,6 @@ def ended(pull: TcpPull) -> TcpPull:
     """Once it is done."""
     until(lambda: pull.done)
     return pull
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait for another thread."""
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 class Relay:
