@@ -80,7 +80,8 @@ async def test_without_a_prefill_the_prompt_is_run_here(
     async with bench.client_of(api(bench, prefill_timeout_seconds=600.0)) as client:
         asking = asyncio.create_task(client.post(TEXT, json=ASKED, headers=headers))
         await prefiller.arrived.wait()
-        pass_time(asyncio.get_running_loop())
+        if behave is hangs:
+            pass_time(asyncio.get_running_loop())
         assert (await asking).status_code == 200
     assert len(prefiller.asked) == 1
     assert bench.engine.requests[0].kv_source is None
