@@ -6,11 +6,12 @@ import random
 import select
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tiny_llama import GPU_IF_ANY, TINY, tiny_llama
 
@@ -32,6 +33,21 @@ from worker.types import EngineStats, FinishReason, KvPeer, SamplingParams
 
 NUM_BLOCKS = 256
 NGRAM = SpeculativeConfig("ngram", 3, prompt_lookup_min=1, prompt_lookup_max=3)
+PATIENT = {"kv_port": 0, "kv_lease_duration": 600.0, "kv_transfer_timeout": 120.0}
+NATIVE = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 61,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}  # a model whose layers run natively
 
 
 class Engine:
@@ -49,6 +65,7 @@ class Engine:
         model: LlamaModel | None = None,
         runner: Any = None,
         num_blocks: int | None = None,
+        num_seqs: int = 128,
         num_slots: int = 0,
         path: Path | None = None,
         **transfer: Any,
@@ -60,7 +77,7 @@ class Engine:
             runner = ModelRunner(used, lambda: used, lambda: allocate(*sizes))
         name, *shape = runner.kv_shape
         self.connector = TcpConnector(
-            KvTransferConfig(**{"kv_port": 0, "engine_id": f"{id(self)}", **transfer}),
+            KvTransferConfig(**{**PATIENT, "engine_id": f"{id(self)}", **transfer}),
             key,
             KvShape("tiny", name, *shape),
             runner.read_kv((0,), 1).nbytes,
@@ -72,13 +89,13 @@ class Engine:
             speculation = Speculation(speculative, drafter, drafter is None, TINY.vocab_size)
         self.scheduler = Scheduler(
             CacheConfig(num_blocks, block_size, record_evictions=num_slots > 0),
-            SchedulerConfig(max_num_batched_tokens=chunk, max_model_len=256),
+            SchedulerConfig(chunk, num_seqs, max_model_len=256),
             speculation=speculation,
             remote=remote,
         )
         if num_slots:
             size = runner.read_kv((0,), block_size).nbytes
-            disk = None if path is None else BlockFiles(path, "tiny", size)
+            disk = None if path is None else BlockFiles(path, "tiny", size, lambda: 0.0)
             memory = runner.host_memory(num_slots * size)
             self.scheduler.add_tiers(
                 lambda root, record: Tiers(memory, size, root, "lru", record, disk, 10_000)
@@ -94,9 +111,7 @@ class Engine:
         for request in requests:
             self.core.add(request)
         told: dict[str, list[RequestOutput]] = {request.request_id: [] for request in requests}
-        deadline = time.monotonic() + 120
         while self.core.has_work:
-            assert time.monotonic() < deadline
             step = self.core.step()
             self.scheduler.check_integrity()
             for output in [] if step is None else step.outputs:
@@ -105,6 +120,13 @@ class Engine:
                 time.sleep(0.001)
         assert self.scheduler.blocks.usage == 0.0
         return told
+
+    def settle(self) -> None:
+        """Until what is being written is on disk."""
+        tiers = self.scheduler.tiers
+        assert tiers is not None
+        while tiers._writing:
+            tiers.look()
 
     @contextmanager
     def serving(self) -> Iterator[KvPeer]:
@@ -128,14 +150,35 @@ class Engine:
             thread.join()
 
 
-def requests(count: int, seed: int = 0) -> list[AddRequest]:
-    """Prompts of every length, many of which begin alike; greedy and sampled."""
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for another thread."""
+    deadline = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def send_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without memory to share."""
+
+    def refuse(name: str, flags: int) -> int:
+        raise OSError("none to spare")
+
+    monkeypatch.setattr("os.memfd_create", refuse)
+
+
+def requests(
+    count: int, seed: int = 0, stem_sizes: Sequence[int] = (0, 3, 8, 21, 40), own: int = 30
+) -> list[AddRequest]:
+    """Prompts of every length, many of which begin alike and end with fewer than `own` tokens of
+    their own; greedy and sampled.
+    """
     rng = random.Random(seed)
-    stems = [[rng.randrange(61) for _ in range(size)] for size in (0, 3, 8, 21, 40)]
+    stems = [[rng.randrange(61) for _ in range(size)] for size in stem_sizes]
     return [
         AddRequest(
             f"r{n}",
-            [*rng.choice(stems), *(rng.randrange(61) for _ in range(rng.randrange(1, 30)))],
+            [*rng.choice(stems), *(rng.randrange(61) for _ in range(rng.randrange(1, own)))],
             SamplingParams(
                 max_tokens=rng.randrange(1, 12),
                 temperature=rng.choice([0.0, 0.9]),

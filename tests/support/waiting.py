@@ -12,6 +12,13 @@ import pytest
 PATIENCE_SECONDS = 120.0
 
 
+def pass_time(loop: asyncio.AbstractEventLoop) -> None:
+    """More than an hour goes by on the clock of a loop, which may run in another thread."""
+    clock = loop.time
+    loop.time = lambda: clock() + 4000.0  # type: ignore[method-assign]
+    loop.call_soon_threadsafe(lambda: None)  # it looks at its clock
+
+
 async def until(
     ask: Callable[[], Awaitable[Any] | Any], is_so: Callable[[Any], object] = bool, what: str = ""
 ) -> Any:

@@ -87,7 +87,9 @@ def test_a_worker_serves_and_drains() -> None:
         whole = client.post(CHAT, json={**ASK, "max_tokens": 2}).json()
         assert whole["usage"]["completion_tokens"] == 2
         assert "vllm:num_requests_running" in client.get("/metrics").text
-        with client.stream("POST", CHAT, json={**ASK, "stream": True}) as response:
+        with client.stream(
+            "POST", CHAT, json={**ASK, "stream": True, "max_tokens": 60}
+        ) as response:
             lines = response.iter_lines()
             assert next(lines).startswith("data: ")
             with client_of(running) as other:

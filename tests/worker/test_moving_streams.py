@@ -70,9 +70,12 @@ async def test_the_peer_that_a_picker_names_is_asked() -> None:
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 async def test_a_stream_moves_with_its_kv_when_its_worker_drains(end: signal.Signals) -> None:
     """The worker ends once it has given it. One that is killed gives nothing."""
-    slow = ("--sim-decode-base-ms", "20ms", *FLAGS, '{"kv_port": 0, "kv_lease_duration": 600}')
-    async with running_worker(*slow) as first, running_worker(*slow) as second:
-        whole = (await first.http.post(PATH, json=BODY)).json()["choices"][0]["text"]
+    kv = '{"kv_port": 0, "kv_lease_duration": 600, "kv_transfer_timeout": 120}'
+    slow = ("--sim-decode-base-ms", "200ms", *FLAGS, kv)
+    fast = ("--sim-time-scale", "0", "--enable-admin-routes", *FLAGS, kv)
+    async with running_worker(*slow) as first, running_worker(*fast) as second:
+        whole = (await second.http.post(PATH, json=BODY)).json()["choices"][0]["text"]
+        assert (await second.http.post("/reset_prefix_cache")).json() == {"success": True}
         state, found = await _cut_off(first, end)
         begun = found[: found.rindex(": resume ")]
         resume = {**state, "token_ids": tokens_of(found)}

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Awaitable
+from typing import TypeVar
 
 from cryptography.exceptions import InvalidTag
 
@@ -16,6 +18,7 @@ from worker.types import KvSource
 _BACKLOG = 128
 _PIECE_BYTES = 1 << 22  # which is decrypted while the next is received
 _CIPHER_ROOM = 15  # bytes that `update_into` wants behind what it writes
+_T = TypeVar("_T")
 
 
 class Channel:
@@ -86,6 +89,23 @@ class Channel:
         except (InvalidTag, ValueError) as error:  # ValueError: it is too short for a tag
             raise KvTransferError("the bytes were damaged on the way") from error
         return data[:size]
+
+    async def while_open(self, work: Awaitable[_T]) -> _T:
+        """The result of what the other end waits for in silence. Raises `KvTransferError` when it
+        hangs up first.
+        """
+        working = asyncio.ensure_future(work)
+        leaving = asyncio.create_task(self._fill(memoryview(bytearray(1))))
+        try:
+            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                leaving.result()
+                raise KvTransferError("the other end speaks out of turn")
+            return working.result()
+        finally:
+            working.cancel()
+            leaving.cancel()
+            await asyncio.gather(working, leaving, return_exceptions=True)
 
     async def _fill(self, data: memoryview) -> None:
         while data:

@@ -328,16 +328,18 @@ class TcpConnector:
         self.num_waiting += 1
         try:
             async with asyncio.timeout(self._config.kv_lease_duration):
-                while not self._is_kept(fetch.transfer_id):
-                    self._has_more.clear()
-                    await self._has_more.wait()
+                await channel.while_open(self._until_kept(fetch.transfer_id))
         finally:
             self.num_waiting -= 1
         await channel.send(Reply(None))
 
-    def _is_kept(self, transfer_id: str) -> bool:
-        with self._lock:
-            return transfer_id in self._kept
+    async def _until_kept(self, transfer_id: str) -> None:
+        while True:
+            with self._lock:
+                if transfer_id in self._kept:
+                    return
+            self._has_more.clear()
+            await self._has_more.wait()
 
     async def _answer(self, channel: Channel, fetch: Fetch) -> None:
         if fetch.asked is not None:
@@ -383,7 +385,7 @@ class TcpConnector:
             if fetch.start < num_tokens:
                 self._questions.append(question)
                 self._ring()
-                data = await question.answered
+                data = await channel.while_open(question.answered)
             if not await self._has_mapped(channel, data, maps=fetch.maps):
                 await channel.send_data(data)
         finally:

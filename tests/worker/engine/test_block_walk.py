@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -20,6 +21,8 @@ from worker.config import CacheConfig
 from worker.engine.block_hash import BlockHash, BlockHasher, PartialBlock, extra_keys
 from worker.engine.block_manager import BlockManager
 from worker.engine.cache_events import BlockRemoved, BlocksStored, CacheCleared
+
+pytestmark = pytest.mark.timeout(900)  # a minute of walks, on a core that others may use
 
 SIZE = 4
 NUM_BLOCKS = 20

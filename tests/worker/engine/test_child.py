@@ -94,23 +94,29 @@ async def test_of_a_backlog_of_heartbeats_only_the_newest_is_judged(mute: Mute) 
     """We were stopped for a while: what was wrong then and is well now is no reason to kill."""
     child = EngineChild(EngineConfig("sim", None), PATIENT, lambda message: None)
     await child.spawn()
-    engine = mute.engine()
     now = time.monotonic()
     stalled = msgspec.structs.replace(STALLED, sent_seconds=now)
-    engine.say(*[stalled] * 100, Heartbeat(sent_seconds=now))
-    engine.close()  # everything has left our side before the loop runs again
-    await until(lambda: child._heard)
+    assert child._context is not None
+    with child._context.socket(zmq.PAIR) as engine:  # of the same context: what is sent is there
+        child._beats._socket.bind("inproc://beats")
+        engine.connect("inproc://beats")
+        for beat in [*[stalled] * 100, Heartbeat(sent_seconds=now)]:
+            engine.send(msgspec.msgpack.encode(beat))
+        await until(lambda: child._heard)
     assert not child.lost.done()
     assert child.stalled_seconds == 0.0
     await child.close(0.0)
 
 
-async def test_an_old_heartbeat_kills_nobody_and_a_fresh_one_does(mute: Mute) -> None:
+async def test_an_old_heartbeat_kills_nobody_and_a_fresh_one_does(
+    mute: Mute, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A stall is judged by what is so now."""
+    monkeypatch.setattr("worker.engine.child._NEWS_SECONDS", PATIENCE_SECONDS)
     child = EngineChild(EngineConfig("sim", None), PATIENT, lambda message: None)
     await child.spawn()
     engine = mute.engine()
-    engine.say(msgspec.structs.replace(STALLED, sent_seconds=time.monotonic() - 5.0))
+    engine.say(msgspec.structs.replace(STALLED, sent_seconds=time.monotonic() - PATIENCE_SECONDS))
     await until(lambda: child.stalled_seconds > 0.0)
     assert not child.lost.done()
     engine.say(msgspec.structs.replace(STALLED, sent_seconds=time.monotonic()))

@@ -29,7 +29,7 @@ async def running(
 ) -> AsyncIterator[EngineClient]:
     """A started client, shut down afterwards."""
     client = EngineClient(EngineConfig("sim", None, sim=sim, **fields), on_step)  # type: ignore[arg-type]
-    await client.start(30.0)
+    await client.start(240.0)
     try:
         yield client
     finally:
@@ -64,7 +64,7 @@ async def test_start_tells_the_size_of_the_cache() -> None:
     """`EngineReady` carries what the front end must know, with the length the pool allows."""
     client = EngineClient(EngineConfig("sim", None, num_blocks_override=10, block_size=8))
     assert not client.is_alive
-    ready = await client.start(30.0)
+    ready = await client.start(240.0)
     assert (ready.num_blocks, ready.block_size, ready.max_model_len) == (10, 8, 80)
     assert client.is_alive
     await client.shutdown()
@@ -166,7 +166,7 @@ async def test_start_up_failure_has_the_engines_own_words() -> None:
     """`start` raises what the engine said, and leaves no process behind."""
     client = EngineClient(EngineConfig("abacus", None))
     with pytest.raises(WorkerError, match="unknown engine 'abacus'"):
-        await client.start(30.0)
+        await client.start(240.0)
     assert client.pid is None
     assert not client.is_alive
 
@@ -215,5 +215,5 @@ async def test_the_engine_dies_with_its_parent() -> None:
     assert parent.stdout is not None
     assert await parent.stdout.readline() == b"ready\n"
     parent.kill()
-    assert await asyncio.wait_for(parent.stdout.read(), 30.0) == b""
+    assert await asyncio.wait_for(parent.stdout.read(), 240.0) == b""
     await parent.wait()

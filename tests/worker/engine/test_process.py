@@ -141,7 +141,7 @@ async def test_an_orphan_removes_what_its_parent_left(tmp_path: Path, length: in
         stdin=asyncio.subprocess.PIPE,
     )
     config = msgspec.msgpack.encode(EngineConfig("sim", None))
-    async with asyncio.timeout(60.0):
+    async with asyncio.timeout(240.0):
         await process.communicate((len(config).to_bytes(4, "little") + config)[:length])
     assert process.returncode == 1
     assert not directory.exists()

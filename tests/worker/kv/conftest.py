@@ -7,7 +7,19 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from kv_engines import Engine
+import torch
+from kv_engines import NATIVE, Engine
+from tiny_checkpoint import save_checkpoint
+
+from worker.models.llama import LlamaModel
+from worker.models.loader import load_model
+from worker.ops.cpu.native import open_kernels
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy core a handshake takes seconds."""
+    monkeypatch.setattr("worker.kv.tcp._HANDSHAKE_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -21,3 +33,16 @@ def engines() -> Iterator[Callable[..., Engine]]:
             return engine
 
         yield make
+
+
+@pytest.fixture(scope="session")
+def native_model(tmp_path_factory: pytest.TempPathFactory) -> LlamaModel:
+    """One whose layers run natively, with keys that lie across in its cache."""
+    kernels = open_kernels(1)
+    if kernels is None:
+        pytest.skip("the native kernels are not built")
+    path = tmp_path_factory.mktemp("native")
+    save_checkpoint(path, NATIVE)
+    model = load_model(path, torch.float32, torch.device("cpu"), 256, kernels=kernels)
+    assert model.native is not None
+    return model

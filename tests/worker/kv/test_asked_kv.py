@@ -110,7 +110,7 @@ def test_a_peer_that_gives_nothing_costs_a_recompute(
     keeper = engines(**fields.get(wrong, {}))
     keeper.run(*asked)
     networks = ("10.0.0.0/8",) if wrong == "networks" else None
-    taker = engines(kv_peer_networks=networks, kv_transfer_timeout=0.3 if wrong == "stuck" else 20)
+    taker = engines(kv_peer_networks=networks, kv_transfer_timeout=0.3 if wrong == "stuck" else 120)
     with ExitStack() as stack:
         peer = KvPeer("127.0.0.1", keeper.connector.port)
         if wrong == "gone":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from kv_engines import NGRAM, NUM_BLOCKS, Engine, requests, tokens
+from kv_engines import NATIVE, NGRAM, NUM_BLOCKS, Engine, requests, tokens
 from tiny_checkpoint import save_checkpoint
 
 from worker.config import EngineConfig, SchedulerConfig, SimConfig
@@ -18,37 +17,7 @@ from worker.engine.messages import AddRequest, RequestOutput
 from worker.executor.sim.runner import SimExecutor, SimLimits
 from worker.executor.start import build_executor
 from worker.models.llama import LlamaModel
-from worker.models.loader import load_model
-from worker.ops.cpu.native import open_kernels
 from worker.types import KvSource, SamplingParams
-
-NATIVE = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 61,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-}
-
-
-@pytest.fixture(scope="module")
-def native_model(tmp_path_factory: pytest.TempPathFactory) -> LlamaModel:
-    """One whose layers run natively, with keys that lie across in its cache."""
-    kernels = open_kernels(1)
-    if kernels is None:
-        pytest.skip("the native kernels are not built")
-    path = tmp_path_factory.mktemp("native")
-    save_checkpoint(path, NATIVE)
-    model = load_model(path, torch.float32, torch.device("cpu"), 256, kernels=kernels)
-    assert model.native is not None
-    return model
 
 
 def prefill(request: AddRequest) -> AddRequest:
@@ -131,16 +100,13 @@ def test_decodes_wait_for_their_prefills(engines: Callable[..., Engine]) -> None
         size, port = len(request.prompt_token_ids), first.connector.port
         source = KvSource("127.0.0.1", port, None, request.request_id, size)
         second.core.add(msgspec.structs.replace(request, kv_source=source))
-    deadline = time.monotonic() + 60
     while first.connector.num_waiting < len(asked):
         step = second.core.step()
         assert step is None or not step.num_scheduled_tokens
         assert second.scheduler.blocks.usage == 0.0
-        assert time.monotonic() < deadline
     for request in asked:
         first.run(msgspec.structs.replace(prefill(request), kv_name=request.request_id))
     while second.core.has_work:
-        assert time.monotonic() < deadline
         step = second.core.step()
         for output in [] if step is None else step.outputs:
             told[output.request_id].append(output)
@@ -181,6 +147,7 @@ def test_simulators_answer_as_one(engines: Callable[..., Engine], mode: str) -> 
     assert second.stats.prompt_tokens - second.stats.prompt_tokens_cached <= 4 * len(asked)
 
 
+@pytest.mark.timeout(900)  # ranks that share a core wait for each other at every layer
 @pytest.mark.parametrize("sizes", [(2, 1), (1, 2)])
 def test_ranks_and_one_process_answer_as_one(
     engines: Callable[..., Engine], sizes: tuple[int, int], tmp_path: Path

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from kv_engines import until
 
 from worker.errors import ConfigError
 from worker.kv.disk import READ_SECONDS, BlockFiles, DiskRead, Found, Lost, StoredBlock, Written
@@ -28,20 +28,18 @@ Report = Written | Found | Lost
 def reports(files: BlockFiles, count: int) -> list[Report]:
     """The next so many."""
     told: list[Report] = []
-    deadline = time.monotonic() + 60
-    while len(told) < count:
-        assert time.monotonic() < deadline
-        told += files.take_reports()
-        time.sleep(0.001)
+
+    def has_all() -> bool:
+        told.extend(files.take_reports())
+        return len(told) >= count
+
+    until(has_all)
     return told
 
 
 def finished(read: DiskRead) -> bytes | None:
     """What was read, once it is."""
-    deadline = time.monotonic() + 60
-    while not read.done:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    until(lambda: read.done)
     part = None if read.part is None else bytes(read.part.data)
     read.close()
     return part
@@ -80,8 +78,7 @@ def test_what_was_written_is_read(files: BlockFiles) -> None:
     read = files.read(BLOCKS[1:3], 16, 24)
     assert finished(read) == bytes(data(1)) + bytes(data(2))
     read = files.read(BLOCKS[1:3], 16, 24)
-    while not read.done:
-        time.sleep(0.001)
+    until(lambda: read.done)
     assert read.part is not None
     assert (read.part.start, read.part.end) == (16, 24)
     read.close()
@@ -170,10 +167,7 @@ def test_a_read_that_hangs_is_given_up(opened: Callable[..., BlockFiles], tmp_pa
     file = path(files, 0)
     os.mkfifo(file)  # whoever opens it to read waits for one who writes
     first, second = files.read(BLOCKS[:1], 0, 4), files.read(BLOCKS[1:2], 4, 8)
-    deadline = time.monotonic() + 60
-    while files._reading_since is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    until(lambda: files._reading_since is not None)
     assert [first.done, second.done, files.is_stuck] == [False] * 3
     now = READ_SECONDS + 1
     assert first.done
@@ -184,8 +178,7 @@ def test_a_read_that_hangs_is_given_up(opened: Callable[..., BlockFiles], tmp_pa
     assert (first.part, second.part, files.num_failures) == (None, None, 2)
     os.close(os.open(file, os.O_WRONLY))
     assert reports(files, 1) == [Lost(BLOCKS[0].digest)]
-    while files.is_stuck:
-        assert time.monotonic() < deadline
+    until(lambda: not files.is_stuck)
     assert finished(files.read(BLOCKS[2:3], 0, 4)) is None
 
 
@@ -195,8 +188,7 @@ def test_reads_wait_for_room(
     """Until what was read is given up; one alone may be larger."""
     monkeypatch.setattr("worker.kv.disk.MAX_INBOUND_BYTES", SIZE)
     first = files.read(BLOCKS[:2], 0, 8)
-    while not first.done:
-        time.sleep(0.001)
+    until(lambda: first.done)
     second = files.read(BLOCKS[2:3], 8, 12)
     third = files.read(BLOCKS[3:4], 12, 16)
     third.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from kv_engines import PATIENT, until
 
 from worker.config import KvTransferConfig
 from worker.errors import ConfigError
@@ -141,8 +141,7 @@ class Pair:
         self.keeper, self.taker = self.engine("keeper"), self.engine("taker")
 
     def engine(self, name: str, **fields: Any) -> TcpConnector:
-        given = {"kv_port": 0, "engine_id": name, "kv_transfer_timeout": 20.0, **fields}
-        config = KvTransferConfig(**given)
+        config = KvTransferConfig(**{**PATIENT, "engine_id": name, **fields})
         nixl = self._agents(name)
         connector = TcpConnector(config, KEY, SHAPE, TOKEN_BYTES, None, nixl)
         self._stack.callback(connector.close)
@@ -152,14 +151,6 @@ class Pair:
         offer = self.keeper.keep("r", DIGEST, DATA, ())
         assert offer is not None
         return offer.source
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait for another thread."""
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def ended(pull: TcpPull) -> TcpPull:

@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 import pytest
+from kv_engines import PATIENT, send_bytes, until
 
 from worker.config import KvTransferConfig
 from worker.kv.asked import KvQuestion, WantedKv
@@ -35,7 +35,7 @@ LARGE = 1 << 26  # more than sockets buffer
 @contextmanager
 def engine(**fields: Any) -> Iterator[TcpConnector]:
     """One that listens on a free port."""
-    config = KvTransferConfig(**{"kv_port": 0, "engine_id": "e", **fields})
+    config = KvTransferConfig(**{**PATIENT, "engine_id": "e", **fields})
     connector = TcpConnector(config, KEY, SHAPE, TOKEN_BYTES)
     try:
         yield connector
@@ -46,14 +46,6 @@ def engine(**fields: Any) -> Iterator[TcpConnector]:
 def peer_of(keeper: TcpConnector, promise: str = "") -> KvPeer:
     """Where it is asked."""
     return KvPeer("127.0.0.1", keeper.port, promise)
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait for another thread."""
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def ended(pull: TcpPull) -> KvPart | None:
@@ -76,15 +68,6 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     """How the bytes come."""
     if request.param == "bytes sent":
         send_bytes(monkeypatch)
-
-
-def send_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without memory to share."""
-
-    def refuse(name: str, flags: int) -> int:
-        raise OSError("none to spare")
-
-    monkeypatch.setattr("os.memfd_create", refuse)
 
 
 @pytest.mark.usefixtures("way")
@@ -163,7 +146,7 @@ def test_a_promise_is_kept_until_it_was_asked_for() -> None:
 
 
 def test_who_has_left_is_not_answered() -> None:
-    """The next that waits is looked up at once."""
+    """It is noticed at once; the next that waits is looked up."""
     with engine() as keeper, engine() as taker:
         left = taker.ask(peer_of(keeper), WANTED)
         until(lambda: keeper.has_questions)
@@ -240,7 +223,8 @@ async def stand_still(self, data):
     await fill(self, data)
 
 channel.Channel._fill = stand_still
-config = KvTransferConfig(kv_port=0, engine_id="t")
+tcp._HANDSHAKE_SECONDS = 60.0
+config = KvTransferConfig(kv_port=0, engine_id="t", kv_transfer_timeout=120.0)
 taker = tcp.TcpConnector(config, b"k" * 32, KvShape("m", "float32", 2, 2, 8), 256)
 source = msgspec.json.decode(sys.argv[1], type=KvSource)
 if source.engine_id:
@@ -274,7 +258,7 @@ def test_a_decoder_that_is_killed_leaves_nothing_at_the_prefiller(
     to be had of it; both is so again.
     """
     send_bytes(monkeypatch)
-    with engine(kv_buffer_size=LARGE, kv_transfer_timeout=600) as keeper, engine() as taker:
+    with engine(kv_buffer_size=LARGE) as keeper, engine() as taker:
         offer = keeper.keep("r", b"d" * 32, memoryview(bytes(LARGE)), ())
         assert isinstance(offer, KvOffer)
         with stalled_taker(offer.source) as process:
@@ -291,7 +275,7 @@ def test_a_taker_that_is_killed_leaves_nothing_of_its_question(
     """SIGKILL while the answer is on its way."""
     send_bytes(monkeypatch)
     num_tokens = LARGE // TOKEN_BYTES
-    with engine(kv_buffer_size=LARGE, kv_transfer_timeout=600) as keeper:
+    with engine(kv_buffer_size=LARGE) as keeper:
         source = KvSource("127.0.0.1", keeper.port, "", "", num_tokens)
         answering = threading.Thread(target=_answer_with_zeros, args=(keeper, num_tokens))
         answering.start()

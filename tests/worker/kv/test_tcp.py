@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
 import msgspec
 import pytest
+from kv_engines import PATIENT, send_bytes, until
+from waiting import pass_time
 
 from worker.config import KvTransferConfig
 from worker.errors import ConfigError, KvTransferError
@@ -44,19 +45,10 @@ def sends(monkeypatch: pytest.MonkeyPatch) -> None:
     send_bytes(monkeypatch)
 
 
-def send_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without memory to share."""
-
-    def refuse(name: str, flags: int) -> int:
-        raise OSError("none to spare")
-
-    monkeypatch.setattr("os.memfd_create", refuse)
-
-
 @contextmanager
 def engine(key: bytes = KEY, shape: KvShape = SHAPE, **fields: Any) -> Iterator[TcpConnector]:
     """One that listens on a free port."""
-    config = KvTransferConfig(**{"kv_port": 0, "engine_id": "e", **fields})
+    config = KvTransferConfig(**{**PATIENT, "engine_id": "e", **fields})
     connector = TcpConnector(config, key, shape, TOKEN_BYTES)
     try:
         yield connector
@@ -75,14 +67,6 @@ def ended(pull: TcpPull) -> TcpPull:
     """Once it is done."""
     until(lambda: pull.done)
     return pull
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait for another thread."""
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 class Relay:
@@ -145,13 +129,18 @@ def test_a_simulated_transfer_takes_its_time() -> None:
 
     def pace(num_tokens: int) -> float:
         asked.append(num_tokens)
-        return 3600.0 if num_tokens == 4096 else 0.0
+        return 3600.0
 
-    config = KvTransferConfig(kv_port=0, engine_id="t", kv_transfer_timeout=0.5)
-    taker = TcpConnector(config, KEY, SHAPE, TOKEN_BYTES, pace)
-    with engine() as keeper, closing(taker):
-        assert ended(taker.pull(kept(keeper), DIGEST, 0)).part is None
-        assert ended(taker.pull(kept(keeper), DIGEST, 96)).part is not None
+    config = KvTransferConfig(kv_port=0, engine_id="t", kv_transfer_timeout=3000.0)
+    slow = TcpConnector(config, KEY, SHAPE, TOKEN_BYTES, pace)
+    config = KvTransferConfig(kv_port=0, engine_id="t", kv_transfer_timeout=5000.0)
+    patient = TcpConnector(config, KEY, SHAPE, TOKEN_BYTES, pace)
+    with engine() as keeper, closing(slow), closing(patient):
+        for taker, start, comes in ((slow, 0, False), (patient, 96, True)):
+            pull = taker.pull(kept(keeper), DIGEST, start)
+            until(lambda start=start: asked[-1:] == [4096 - start])
+            pass_time(taker._loop)
+            assert (ended(pull).part is not None) is comes
     assert asked == [4096, 4000]
 
 
@@ -196,7 +185,7 @@ def test_engines_that_do_not_fit_refuse_each_other(
 )
 def test_a_wrong_source_gives_nothing(change: dict[str, Any]) -> None:
     """Nor does it take away what is kept."""
-    with engine() as keeper, engine(kv_transfer_timeout=20.0) as taker:
+    with engine() as keeper, engine() as taker:
         source = kept(keeper)
         assert ended(taker.pull(msgspec.structs.replace(source, **change), DIGEST, 0)).part is None
         assert ended(taker.pull(source, b"e" * 32, 0)).part is None
@@ -380,7 +369,10 @@ def test_silent_connections_hold_nobody_for_long() -> None:
         source = kept(keeper)
         for _ in range(MAX_CONNECTIONS):
             silent.enter_context(socket.create_connection((source.host, source.port)))
-        assert ended(taker.pull(source, DIGEST, 0)).part is not None
+        until(keeper._giving.locked)
+        pull = taker.pull(source, DIGEST, 0)
+        pass_time(keeper._loop)
+        assert ended(pull).part is not None
 
 
 @pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(10_000), b"\xff" * 4])
@@ -453,7 +445,7 @@ def test_a_wait_has_an_end() -> None:
         with engine() as keeper:
             assert ended(impatient.pull(room(keeper), DIGEST, 0)).part is None
             pull = taker.pull(room(keeper), DIGEST, 0)
-            waiting(keeper, 2)
+            waiting(keeper, 1)
         assert ended(pull).part is None
         with engine(kv_lease_duration=0.3) as keeper:
             assert ended(taker.pull(room(keeper), DIGEST, 0)).part is None
@@ -461,6 +453,15 @@ def test_a_wait_has_an_end() -> None:
             keeper.keep("r", b"e" * 32, DATA, (), "room 5")
             assert ended(taker.pull(room(keeper), DIGEST, 0)).part is None
         assert ended(taker.pull(room(keeper), DIGEST, 0)).part is None
+
+
+def test_who_hangs_up_waits_no_longer() -> None:
+    """Its place is another's at once."""
+    with engine() as keeper, engine() as taker:
+        pull = taker.pull(room(keeper), DIGEST, 0)
+        waiting(keeper, 1)
+        pull.close()
+        waiting(keeper, 0)
 
 
 def test_waits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

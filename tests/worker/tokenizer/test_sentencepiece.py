@@ -119,7 +119,7 @@ def test_marks_can_take_blanks_along() -> None:
     assert offsets == [(0, 0), (0, 1), (1, 8), (8, 8), (8, 9)]
 
 
-@pytest.mark.timeout(60)  # a search that begins at every blank would take many minutes
+@pytest.mark.timeout(240)  # a search that begins at every blank would take many minutes
 def test_a_long_run_of_blanks_is_searched_once() -> None:
     """What a mark may take along on its left does not make the search for it quadratic."""
     taker = ScoredPiece("<m>", 0.0, USER_DEFINED, strips_left=True)

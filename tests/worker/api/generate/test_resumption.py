@@ -202,7 +202,7 @@ async def test_a_worker_that_drains_hands_its_streams_over(bench: Any) -> None:
     may_end = asyncio.Event()
     bench.engine.steps = [bench.say("a"), may_end, bench.say("b", FinishReason.STOP)]
     api = bench.api()
-    async with bench.listening(api) as url, httpx.AsyncClient(base_url=url) as client:
+    async with bench.listening(api) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
         body = {"prompt": "a", "stream": True}
         async with (
             client.stream("POST", TEXT, json={**body, "resume": {}}) as leaving,

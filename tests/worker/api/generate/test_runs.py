@@ -179,7 +179,8 @@ def streamed(text: str) -> Body:
     echo=st.booleans(),
 )
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 def test_a_run_is_told_like_its_tokens(
     teller: Teller,
@@ -209,7 +210,8 @@ def test_a_run_is_told_like_its_tokens(
     streaming=STREAMING,
 )
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 def test_a_stream_of_runs_says_what_the_body_says(
     teller: Teller,

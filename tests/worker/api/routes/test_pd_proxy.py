@@ -11,6 +11,7 @@ import httpx
 import pytest
 from aiohttp import web
 from noting_server import Server
+from waiting import pass_time
 
 from worker.types import KvSource
 
@@ -76,8 +77,12 @@ async def test_without_a_prefill_the_prompt_is_run_here(
 ) -> None:
     prefiller.behave = behave
     headers = {"x-prefiller-host-port": prefiller.address}
-    async with bench.client_of(api(bench, prefill_timeout_seconds=0.2)) as client:
-        assert (await client.post(TEXT, json=ASKED, headers=headers)).status_code == 200
+    async with bench.client_of(api(bench, prefill_timeout_seconds=600.0)) as client:
+        asking = asyncio.create_task(client.post(TEXT, json=ASKED, headers=headers))
+        await prefiller.arrived.wait()
+        if behave is hangs:
+            pass_time(asyncio.get_running_loop())
+        assert (await asking).status_code == 200
     assert len(prefiller.asked) == 1
     assert bench.engine.requests[0].kv_source is None
 

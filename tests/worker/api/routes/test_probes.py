@@ -71,7 +71,7 @@ async def test_models_have_cards(bench: Any) -> None:
 async def test_one_model_is_the_card_of_the_list(bench: Any, url: str) -> None:
     """By any served name, whose slashes may be escaped; it counts under one path in the metrics."""
     api = bench.api(served_model_names=["org/tiny-v1.0", "alias"])
-    async with bench.listening(api) as base, httpx.AsyncClient(base_url=base) as client:
+    async with bench.listening(api) as base, httpx.AsyncClient(base_url=base, timeout=60) as client:
         listed = (await client.get("/v1/models")).json()["data"]
         answer = await client.get(url)
     assert answer.status_code == 200
