@@ -25,7 +25,7 @@ def build_parser() -> Parser:
     )
     add("--attempts", type=count, default=3, metavar="N", help=text)
     text = "how long a request waits while no worker answers (default: %(default)g s)"
-    add("--patience", type=seconds, default=30.0, metavar="SECONDS", help=text)
+    add("--patience", type=seconds, default=60.0, metavar="SECONDS", help=text)
     text = (
         "how long a stream that has begun may be silent; then its worker counts as dead"
         " (default: %(default)g s)"

@@ -15,7 +15,9 @@ from aiohttp import web
 from noting_server import Server, listening
 
 from fleet.front import Front, FrontOptions, Marks
+from fleet.front_flags import build_parser
 from fleet.http_proxy import runner_of
+from fleet.process import LONGEST_DELAY_SECONDS
 from worker.api.routes.prefill_leg import new_session
 
 CHAT = "/v1/chat/completions"
@@ -251,6 +253,11 @@ async def test_patience_has_an_end(house: House) -> None:
     _, text, is_whole = await house.ask()
     assert not is_whole
     assert b"no healthy upstream" in text
+
+
+def test_patience_outlasts_the_pause_between_two_starts() -> None:
+    """Where all workers of `pointsman up` were killed again and again, one of them comes back."""
+    assert build_parser().parse_args([]).patience > LONGEST_DELAY_SECONDS
 
 
 async def test_errors_of_a_worker_are_its_answer(house: House) -> None:
