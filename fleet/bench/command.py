@@ -144,7 +144,7 @@ class Bench:
         self._configs = () if settings.compare is None else read_configs(settings.compare)
         self.comparison: Comparison | None = None
         self.failure: FleetError | None = None  # that ended it after some stages
-        self._num_cut = 0  # requests in flight when the last stage ended: when it was interrupted
+        self._num_cut = 0  # requests of the last stage without an outcome: it was interrupted
 
     @property
     def summaries(self) -> list[Summary]:
@@ -262,7 +262,7 @@ class Bench:
                 ended = time.perf_counter()
                 if is_whole:
                     self.stages.append(stage_of(load.name, begun, ended, settings.warmup, seen))
-                    self._num_cut = sum(one.in_flight for one in seen)
+                    self._num_cut = sum(one.started - len(one.outcomes) for one in seen)
 
     @contextlib.asynccontextmanager
     async def _shown(

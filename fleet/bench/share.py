@@ -254,11 +254,10 @@ async def _send_share(bench: _Channel) -> None:
     until = asyncio.FIRST_COMPLETED
     while not stage.done():
         await asyncio.wait((stage, stop), timeout=UPDATE_SECONDS, return_when=until)
-        in_flight = client.in_flight
         if stop.done():
             stage.cancel()
             await asyncio.wait((stage,))
-        now = (driver.started, in_flight, time.process_time() - cpu)
+        now = (driver.started, client.in_flight, time.process_time() - cpu)
         bench.send(Observed(driver.outcomes, driver.pulses, *now))
         driver.outcomes, driver.pulses = [], []
     client.close()
