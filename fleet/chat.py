@@ -295,13 +295,19 @@ async def _explained(url: str) -> AsyncIterator[None]:
     try:
         yield
     except httpx.ConnectError as error:
+        if "CERTIFICATE" in str(error):
+            raise FleetError(
+                f"{url} has no certificate that is trusted: {error}; name its issuer's in "
+                "SSL_CERT_FILE"
+            ) from error
         raise FleetError(
             f"nobody answers at {url}: start a fleet with `pointsman up`, or give --url"
         ) from error
     except httpx.RemoteProtocolError as error:
         raise FleetError("the answer broke off: the connection was lost") from error
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError) as error:
-        raise FleetError(f"no useful answer from {url}: {error or type(error).__name__}") from error
+        text = str(error) or type(error).__name__
+        raise FleetError(f"no useful answer from {url}: {text}") from error
 
 
 def _refusal(status: int, text: str) -> str:

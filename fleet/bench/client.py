@@ -8,7 +8,7 @@ import asyncio
 from array import array
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import httptools
 import msgspec
@@ -37,13 +37,16 @@ class _Choice(msgspec.Struct, gc=False):
     text: str | None = None
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class _PromptDetails(msgspec.Struct, gc=False):
-    cached_tokens: int | None = None
+    cached_tokens: _Count | None = None
 
 
 class _Usage(msgspec.Struct, gc=False):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: _Count = 0
+    completion_tokens: _Count = 0
     prompt_tokens_details: _PromptDetails | None = None
 
 

@@ -110,8 +110,10 @@ def bench_command(argv: Sequence[str], out: Callable[[str], None], screen: Conso
     if was_interrupted:
         return INTERRUPTED
     every = bench.summaries
-    is_missed = any(one.missed for one in every) or not any(one.completed_rate for one in every)
-    return 1 if is_missed else 0
+    answers = any(one.completed_rate for one in every)
+    if bench.comparison is not None:
+        answers = bool(bench.comparison.ratios)
+    return 1 if any(one.missed for one in every) or not answers else 0
 
 
 def _allow_many_connections() -> None:

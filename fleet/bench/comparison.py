@@ -92,7 +92,7 @@ def comparison_lines(comparison: Comparison, first: str, second: str) -> Iterato
     yield f"A {first}"
     yield f"B {second}"
     if not comparison.ratios:
-        yield "  nothing to compare: no round has both of its turns"
+        yield "  nothing to compare: every round needs both of its turns, with answers in each"
         return
     yield f"  {'':<16}{'A':>12}{'B':>12}{'B / A':>10}   95 % interval"
     for name, one in comparison.ratios.items():
@@ -100,4 +100,5 @@ def comparison_lines(comparison: Comparison, first: str, second: str) -> Iterato
         yield f"  {name:<16}{values}   {one.low:.3f} to {one.high:.3f}"
     rounds = max(one.rounds for one in comparison.ratios.values())
     if rounds < 5:
-        yield f"  {rounds} rounds: too few for the interval to be trusted"
+        number = "1 round" if rounds == 1 else f"{rounds} rounds"
+        yield f"  {number}: too few for the interval to be trusted"

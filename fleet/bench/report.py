@@ -37,8 +37,8 @@ def lines_of(one: Summary, slo: Slo | None) -> Iterator[str]:
         f"  {one.output_tokens_per_second:,.0f} output tokens/s; "
         f"{one.prompt_tokens:,} prompt tokens{cached}; at most {one.max_in_flight:,} in flight"
     )
-    if slo is not None and one.goodput is not None and one.goodput_rate is not None:
-        bounds = ",".join(map(str, slo.bounds))
+    bounds = "" if slo is None else slo.of_requests
+    if bounds and one.goodput is not None and one.goodput_rate is not None:
         yield f"  goodput {one.goodput:.2%}, {one.goodput_rate:.2f}/s at {bounds}"
     for text in one.missed:
         yield f"  missed {text}"

@@ -47,6 +47,11 @@ class Slo:
     bounds: tuple[Bound, ...]
     share: float = 0.99
 
+    @property
+    def of_requests(self) -> str:
+        """The bounds of requests, as text; empty without any."""
+        return ",".join(str(bound) for bound in self.bounds if bound.quantile is None)
+
     def admits(self, measured: Mapping[str, float | None]) -> bool:
         """Whether a request with these times, by metric, is within every bound of requests."""
         return all(b.holds(measured[b.metric]) for b in self.bounds if b.quantile is None)

@@ -90,7 +90,10 @@ def _mooncake(lines: Iterable[str]) -> Iterator[TracedRequest]:
 
 
 def _azure(lines: Iterable[str]) -> Iterator[TracedRequest]:
-    for row in csv.DictReader(lines):
+    table = csv.DictReader(lines)
+    if missing := [name for name in _AZURE if name not in (table.fieldnames or ())]:
+        raise ValueError(f"there is no column {missing[0]}")
+    for row in table:
         at = datetime.fromisoformat(row[_AZURE[0]]).timestamp()
         yield TracedRequest(at, max(1, int(row[_AZURE[1]])), max(1, int(row[_AZURE[2]])))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import count, islice
+from itertools import chain, count, islice
 from math import inf
 from pathlib import Path
 from random import Random
@@ -96,6 +96,8 @@ class SimulateSettings(LoadSettings):
         for event in sorted(self.event, key=lambda one: one.at_seconds):
             if event.kind == "add":
                 most += event.number
+                if most > MOST_WORKERS_GIVEN:
+                    raise UsageError(f"--event {event}: there are at most {MOST_WORKERS_GIVEN:,}")
             elif event.number > most:
                 raise UsageError(f"--event {event}: there is no worker {event.number} then")
 
@@ -390,7 +392,9 @@ def _scenarios(settings: SimulateSettings, argv: Sequence[str], results: Results
         "scenarios": {name: _plain(rows, settings.seed) for name, rows in found.items()},
     }
     write_results(settings, document, "pointsman simulate", parts)
-    return 0
+    rows = chain.from_iterable(found.values())
+    answers = any(one.completed_rate for row in rows for one in row.by_seed)
+    return 0 if answers or not found else 1
 
 
 def _run_of(name: str, argv: Sequence[str]) -> _Run:
@@ -398,6 +402,7 @@ def _run_of(name: str, argv: Sequence[str]) -> _Run:
     one = SCENARIOS[name]
     flags = build_parser().parse_args([*one.flags.split(), *argv])
     settings = SimulateSettings(**vars(flags))
+    settings.check()
     policies = [policy(each) for each in settings.policies or one.policies]
     requests = one.requests
     if requests is None:

@@ -26,7 +26,7 @@ from picker.app.in_use import LoopClock, pipeline_of
 from picker.config.build import BuildOptions, build, default_config
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
-from picker.errors import RefusedError
+from picker.errors import Code, RefusedError
 from picker.flowcontrol.shell.controller import FlowController
 from picker.framework.disaggregation import PREFILLER_HEADER, ROLE_LABEL
 from picker.framework.interfaces import KvEventConsumer
@@ -259,9 +259,12 @@ class VirtualReplicas:
         headers: Mapping[str, str] = _NO_HEADERS,
     ) -> Served:
         """One request, with these headers besides its path and id, from its arrival to its end.
-        Raises `RefusedError` as the picker does, and `WorkerGoneError` when its worker dies, or all
-        that the picker names are dead.
+        Raises `RefusedError` as the picker does, or as a worker whose KV cache has no room for it,
+        and `WorkerGoneError` when its worker dies, or all that the picker names are dead.
         """
+        room = self._settings.worker.cache.num_blocks * self._settings.worker.cache.block_size
+        if len(prompt) + num_output > room:
+            raise RefusedError(Code.BAD_REQUEST, f"longer than the {room} tokens of a KV cache")
         self._number += 1
         name = f"request-{self._number}"
         picker = self.replicas[replica]

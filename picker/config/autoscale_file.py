@@ -36,6 +36,8 @@ from picker.types import Endpoint
 MAX_BYTES = 1024 * 1024
 _Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?$")]
 _IntervalSeconds = Annotated[float, msgspec.Meta(ge=5)]
+# A plan tries numbers of replicas, at a cost that grows with them, beside the picker's requests.
+_MostReplicas = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 _SCALING = ("interval_seconds", "startup_seconds", "patience_intervals")
 _BOUNDS = ("min_replicas", "max_replicas", "max_step")
 
@@ -54,7 +56,7 @@ class GroupSection(_Section, frozen=True):
     namespace: str = ""
     stage: Literal["both", "prefill", "decode"] = "both"
     min_replicas: NonNegativeInt = 1
-    max_replicas: PositiveInt = 8
+    max_replicas: _MostReplicas = 8
     max_step: PositiveInt | None = None
     cost_per_replica_hour: NonNegativeFloat = 0.0
     capacity: WorkerCapacity | None = None

@@ -45,6 +45,7 @@ ERRORS = {
     "a stream without its end": (ANSWER + sse(delta("a")) + b"0\r\n\r\n", "before data: [DONE]"),
     "a stream without tokens": (ANSWER + sse(delta("")) + DONE, "no token in the answer"),
     "another format": (ANSWER + sse(b"[1]") + DONE, "no chunk of the API"),
+    "a negative count": (ANSWER + sse({"usage": {"prompt_tokens": -5}}) + DONE, "`int` >= 0"),
     "no HTTP": (b"SSH-2.0\r\n\r\n", "no HTTP answer"),
 }
 

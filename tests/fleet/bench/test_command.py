@@ -9,11 +9,15 @@ import os
 import re
 import signal
 import socket
+import ssl
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from certificates import Authority
 from rich.console import Console
 from sim_worker import sim_worker
 
@@ -100,6 +104,15 @@ def test_two_endpoints_take_turns_with_the_same_arrivals(url: str, tmp_path: Pat
     assert len(set(lengths["A1"])) > 1
 
 
+def test_an_endpoint_that_refuses_all_prompts_is_no_comparison(url: str) -> None:
+    """Those that are tried before the first turn are shorter."""
+    with sim_worker("--max-model-len", "400") as other:
+        argv = ("--compare-url", other.url, "--rounds", "1", "--input-tokens", "500")
+        status, text = bench("--url", url, *QUICK, *argv)
+    assert status == 1
+    assert "nothing to compare" in text
+
+
 def test_shared_prefixes_and_sessions_are_found_cached(url: str, tmp_path: Path) -> None:
     """By the worker's own usage; lone texts are not."""
     path = tmp_path / "a.json"
@@ -184,6 +197,22 @@ def test_an_endpoint_that_is_not_there_is_one_sentence() -> None:
             bench("--url", f"http://{address}")
     assert "\n" not in str(caught.value)
     assert address in str(caught.value)
+
+
+def test_a_certificate_that_is_not_trusted_is_no_absence(tmp_path: Path) -> None:
+    """The sentence names the variable for its issuer."""
+    pair = Authority(tmp_path).issue("worker", address="127.0.0.1")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.certificate, pair.key)
+
+    def greet(listener: socket.socket) -> None:
+        with suppress(OSError), listener.accept()[0] as connection:
+            context.wrap_socket(connection, server_side=True)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        pool.submit(greet, listener)
+        with pytest.raises(FleetError, match=r"no certificate that is trusted.*SSL_CERT_FILE"):
+            bench("--url", f"https://127.0.0.1:{listener.getsockname()[1]}")
 
 
 @pytest.mark.parametrize(

@@ -62,4 +62,5 @@ def test_few_rounds_are_said_to_be_few() -> None:
     text = "\n".join(comparison_lines(compare(turns(0.5, 3), 1), "http://a", "http://b"))
     assert "A http://a" in text
     assert "3 rounds: too few" in text
-    assert "no round" in "\n".join(comparison_lines(compare([], 1), "a", "b"))
+    assert "1 round: too few" in "\n".join(comparison_lines(compare(turns(0.5, 1), 1), "a", "b"))
+    assert "needs both of its turns" in "\n".join(comparison_lines(compare([], 1), "a", "b"))

@@ -77,7 +77,7 @@ def test_recorded_prompts_are_lengths_and_equal_beginnings(tmp_path: Path) -> No
         ("", "has no request"),
         ("hello\n", "is no trace that is known: line 1"),
         (MOONCAKE + '{"timestamp": 1}\n', "line 3: Object missing required field"),
-        ("TIMESTAMP,ContextTokens\n2023-11-16 18:17:03,12\n", "is no trace that is known"),
+        ("TIMESTAMP,ContextTokens\n2023-11-16 18:17:03,12\n", "is no column GeneratedTokens"),
         (AZURE + "yesterday,1,1\n", "is no trace that is known: Invalid isoformat"),
     ],
 )

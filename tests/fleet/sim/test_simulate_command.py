@@ -100,6 +100,26 @@ def test_what_a_dead_worker_had_fails_and_the_rest_is_answered(tmp_path: Path) -
     assert 0 < times < 40
 
 
+def test_quantiles_do_not_hold_where_requests_fail() -> None:
+    """They are of answers; so many of the requests must be answered."""
+    flags = (*TWO_IN_TURN, "--slo", "ttft_p95<100s")
+    assert run(*flags)[0] == 0
+    status, text = run(*flags, "--event", "3:kill:1")
+    assert status == 1
+    assert "% of requests answered, 99.00% wanted" in text
+    assert "goodput" not in text
+
+
+@pytest.mark.parametrize("kind", ["--fast", "--rate=12"])
+def test_what_no_kv_cache_has_room_for_fails(kind: str, tmp_path: Path) -> None:
+    """As a worker refuses it; the 90 and 38 tokens of the others fill a cache of 128."""
+    flags = [kind, "--rate", "12", "--duration", "3", "--kv-tokens", "128", "--output-tokens", "38"]
+    stage = results(tmp_path, *flags, "--input-tokens", "90..91")["default"]
+    [(error, times)] = stage["errors"].items()
+    assert error == "400 longer than the 128 tokens of a KV cache"
+    assert stage["e2e"]["count"] == stage["requests"] - times > 0
+
+
 def test_a_drained_worker_loses_nothing_and_a_slow_one_is_slow(tmp_path: Path) -> None:
     """By the slowest answers."""
     flags = TWO_IN_TURN
@@ -195,6 +215,14 @@ def test_refused_requests_are_counted_and_not_good(tmp_path: Path) -> None:
     assert small["errors"] == {}
 
 
+def test_a_scenario_that_answers_nothing_fails() -> None:
+    """No prompt fits."""
+    flags = ("--policies", "default", "--requests", "3", "--warmup", "0", "--kv-tokens", "16")
+    status, text = run("--scenario", "S6", *flags)
+    assert status == 1
+    assert "400 longer than the 16 tokens" in text
+
+
 def test_scenarios_with_several_seeds_are_one_page_with_a_verdict(tmp_path: Path) -> None:
     """A row is the mean of all seeds, each of which is in the JSON."""
     path, html = tmp_path / "result.json", tmp_path / "page.html"
@@ -231,6 +259,8 @@ def test_scenarios_with_several_seeds_are_one_page_with_a_verdict(tmp_path: Path
         ("--find workers --slo ttft<1s --json a.json", "--find prints a number"),
         ("--workers 10001", "--workers must not be more than 10,000"),
         ("--event 3:kill:5", "--event 3:kill:5: there is no worker 5 then"),
+        ("--event 3:add:9997", "--event 3:add:9997: there are at most 10,000"),
+        ("--scenario S1 --duration 9", "--warmup must be shorter than --duration"),
         ("--scenario S99", "--scenario: there is no S99; there are S1, "),
         ("--replay nothing.jsonl", "--replay: nothing.jsonl: No such file"),
         ("--replay a --trace b", "--replay has the requests"),

@@ -53,6 +53,7 @@ def test_thresholds_need_nothing_else() -> None:
         (f"{CAPACITY}groups: [{{}}]", "slo: mode slo needs ttftSeconds or itlSeconds"),
         (f"{CAPACITY}slo: {{}}\ngroups: [{{}}]", "slo: mode slo needs ttftSeconds"),
         (f"{SLO}{CAPACITY}groups: [{{minReplicas: 9}}]", "is 9, more than maxReplicas \\(8\\)"),
+        ("mode: thresholds\ngroups: [{maxReplicas: 10001}]", "maxReplicas: .* 10000"),
         ("mode: thresholds\ngroups: [{}, {}]", "is called 'both' as another group is"),
         ("mode: thresholds\ngroups: [{deploymnt: a}]", "did you mean 'deployment'"),
         ("mode: thresholds\ngroups: [{deployment: A_}]", "groups\\[0\\].deployment"),
