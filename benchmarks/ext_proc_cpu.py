@@ -14,20 +14,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import json
 import random
 import statistics
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import uvloop
-from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
-from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
-from h2.config import H2Configuration
-from h2.connection import H2Connection
-from h2.settings import SettingCodes
 from result_files import RESULTS, write_results
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+
+from ext_proc_recording import Sink, record
 
 from picker.app.in_use import pipeline_of
 from picker.config.build import build, default_config
@@ -39,7 +39,6 @@ from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
 from picker.requestcontrol.director import Director
 from picker.requestcontrol.pipeline import RequestContext
-from picker.rpc.framing import prefix
 from picker.rpc.options import ServerOptions
 from picker.telemetry.request_metrics import RequestMetrics
 from picker.types import Endpoint, EndpointMetrics
@@ -47,81 +46,15 @@ from picker.types import Endpoint, EndpointMetrics
 SEED = 20261121
 CHUNK = 400
 AT_ONCE = 16
-WINDOW = 2**31 - 1
 RESULTS_FILE = RESULTS / "ext_proc_cpu.json"
-CALL = (
-    *((":method", "POST"), (":scheme", "http"), (":authority", "picker")),
-    (":path", "/envoy.service.ext_proc.v3.ExternalProcessor/Process"),
-    *(("te", "trailers"), ("content-type", "application/grpc"), ("x-envoy-internal", "true")),
-)
 
 
-class Sink(asyncio.Transport):
-    """A transport that counts what it is given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_bytes = 0
-
-    def write(self, data: Any) -> None:
-        """Count."""
-        self.num_bytes += len(data)
-
-    def is_closing(self) -> bool:
-        """Never."""
-        return False
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """There is no buffer."""
-
-
-def messages(index: int, size: int, rng: random.Random) -> list[bytes]:
-    """Request headers, request body and response headers of one request, framed."""
-    shared = f"system prompt {rng.randrange(20)} " * (size // 24)
-    content = f"{shared[: size * 4 // 5]} {rng.randbytes(size // 12).hex()}"
-    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": content}]}).encode()
-    headers, whole, response = (pb.ProcessingRequest() for _ in range(3))
-    for name, value in (
-        *((":method", "POST"), (":path", "/v1/chat/completions"), (":scheme", "http")),
-        *((":authority", "127.0.0.1:8080"), ("content-type", "application/json")),
-        *(("content-length", str(len(body))), ("user-agent", "benchmark"), ("accept", "*/*")),
-        ("x-request-id", f"7b2cb3b6-0000-4000-8000-{index:012}"),
-    ):
-        headers.request_headers.headers.headers.add(key=name, raw_value=value.encode())
-    mode = processing_mode_pb2.ProcessingMode
-    headers.protocol_config.request_body_mode = mode.BUFFERED
-    headers.protocol_config.response_body_mode = mode.NONE
-    whole.request_body.body, whole.request_body.end_of_stream = body, True
-    for name, value in (("status", "200"), ("content-type", "application/json")):
-        key = ":status" if name == "status" else name
-        response.response_headers.headers.headers.add(key=key, raw_value=value.encode())
-    serialized = (message.SerializeToString() for message in (headers, whole, response))
-    return [prefix(message) + message for message in serialized]
-
-
-def record(count: int, size: int) -> tuple[bytes, list[list[bytes]]]:
-    """A connection's first bytes, and the pieces of each stream after it."""
+def contents(count: int, size: int) -> Iterator[str]:
+    """Messages of about so many bytes, which share twenty beginnings."""
     rng = random.Random(SEED)
-    client = H2Connection(H2Configuration(client_side=True, header_encoding=None))
-    client.local_settings.initial_window_size = WINDOW
-    client.initiate_connection()
-    client.increment_flow_control_window(WINDOW - 65_535)
-    client.remote_settings.update({SettingCodes.INITIAL_WINDOW_SIZE: WINDOW})
-    opening = client.data_to_send()
-    streams = []
-    for index in range(count):
-        stream_id = 1 + 2 * index
-        client.outbound_flow_control_window = WINDOW  # nobody reads the picker's updates
-        client.send_headers(stream_id, CALL)
-        client.streams[stream_id].outbound_flow_control_window = WINDOW
-        pieces = []
-        for message in messages(index, size, rng):
-            for at in range(0, len(message), 16_384):
-                client.send_data(stream_id, message[at : at + 16_384])
-            pieces.append(client.data_to_send())
-        client.end_stream(stream_id)
-        streams.append([*pieces, client.data_to_send()])
-    return opening, streams
+    for _ in range(count):
+        shared = f"system prompt {rng.randrange(20)} " * (size // 24)
+        yield f"{shared[: size * 4 // 5]} {rng.randbytes(size // 12).hex()}"
 
 
 class Subject:
@@ -160,7 +93,7 @@ class Subject:
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     """All chunks but the first, which warms up."""
-    opening, streams = record(options.requests, options.body_bytes)
+    opening, streams = record(contents(options.requests, options.body_bytes))
     subject = Subject(options.endpoints, opening)
     gc.collect()
     gc.freeze()

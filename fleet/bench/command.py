@@ -146,6 +146,7 @@ class Bench:
         self._configs = () if settings.compare is None else read_configs(settings.compare)
         self.comparison: Comparison | None = None
         self.failure: FleetError | None = None  # that ended it after some stages
+        self._num_cut = 0  # requests of the last stage without an outcome: it was interrupted
 
     @property
     def summaries(self) -> list[Summary]:
@@ -263,6 +264,7 @@ class Bench:
                 ended = time.perf_counter()
                 if is_whole:
                     self.stages.append(stage_of(load.name, begun, ended, settings.warmup, seen))
+                    self._num_cut = sum(one.started - len(one.outcomes) for one in seen)
 
     @contextlib.asynccontextmanager
     async def _shown(
@@ -311,4 +313,6 @@ class Bench:
             lines += comparison_lines(self.comparison, *names)
         elif len(every) > 1:
             lines += stages_table([[one] for one in every])
+        if self._num_cut:
+            lines += ["", f"interrupted; requests in flight, not counted: {self._num_cut:,}"]
         return "\n".join(lines).rstrip()

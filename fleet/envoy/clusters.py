@@ -123,19 +123,8 @@ def _go_where_the_metadata_says(cluster: cluster_pb2.Cluster, config: BootstrapC
     cluster.load_balancing_policy.policies.add().typed_extension_config.CopyFrom(
         extension("envoy.load_balancing_policies.override_host", _override_host())
     )
-    cluster.health_checks.append(
-        health_check_pb2.HealthCheck(
-            timeout=seconds(2.0),
-            interval=seconds(1.0),
-            # Counts until the first request, and then a fleet that starts is waited for.
-            no_traffic_interval=seconds(0.25),
-            unhealthy_interval=seconds(0.25),
-            unhealthy_edge_interval=seconds(0.25),
-            unhealthy_threshold=uint32(2),
-            healthy_threshold=uint32(1),
-            http_health_check=health_check_pb2.HealthCheck.HttpHealthCheck(path="/health"),
-        )
-    )
+    asked = health_check_pb2.HealthCheck.HttpHealthCheck(path="/health")
+    cluster.health_checks.append(_health_check(2, http_health_check=asked))
     cluster.outlier_detection.CopyFrom(
         outlier_detection_pb2.OutlierDetection(
             interval=seconds(1.0),
@@ -172,26 +161,14 @@ def picker_cluster(config: BootstrapConfig) -> cluster_pb2.Cluster:
     whose body is already on its way to a dead picker cannot be saved, the next one can.
     """
     http2 = protocol_pb2.Http2ProtocolOptions(max_concurrent_streams=uint32(2**20))
+    asked = health_check_pb2.HealthCheck.GrpcHealthCheck(service_name=EXT_PROC_SERVICE)
     cluster = cluster_pb2.Cluster(
         name=PICKER,
         connect_timeout=seconds(0.25),
         circuit_breakers=_circuit_breakers(config.limits),
         common_lb_config=_believe_health_at_once(),
         typed_extension_protocol_options=_speaking(http2_protocol_options=http2),
-        health_checks=[
-            health_check_pb2.HealthCheck(
-                timeout=seconds(2.0),
-                interval=seconds(1.0),
-                no_traffic_interval=seconds(0.25),
-                unhealthy_interval=seconds(0.25),
-                unhealthy_edge_interval=seconds(0.25),
-                unhealthy_threshold=uint32(1),
-                healthy_threshold=uint32(1),
-                grpc_health_check=health_check_pb2.HealthCheck.GrpcHealthCheck(
-                    service_name=EXT_PROC_SERVICE
-                ),
-            )
-        ],
+        health_checks=[_health_check(1, grpc_health_check=asked)],
         outlier_detection=outlier_detection_pb2.OutlierDetection(
             interval=seconds(1.0),
             base_ejection_time=seconds(1.0),
@@ -209,6 +186,21 @@ def picker_cluster(config: BootstrapConfig) -> cluster_pb2.Cluster:
     else:
         follow_a_file(cluster, config.pickers_file)
     return cluster
+
+
+def _health_check(failures: int, **asked: Message) -> health_check_pb2.HealthCheck:
+    """Ask every endpoint once a second; so many failures in a row take it out of use."""
+    return health_check_pb2.HealthCheck(
+        timeout=seconds(2.0),
+        interval=seconds(1.0),
+        # Counts until the first request, and then a fleet that starts is waited for.
+        no_traffic_interval=seconds(0.25),
+        unhealthy_interval=seconds(0.25),
+        unhealthy_edge_interval=seconds(0.25),
+        unhealthy_threshold=uint32(failures),
+        healthy_threshold=uint32(1),
+        **asked,
+    )
 
 
 def _speaking(idle_seconds: float | None = None, **protocol: Message) -> dict[str, any_pb2.Any]:

@@ -16,6 +16,7 @@ from fleet.bench.client import Record
 from fleet.sim.living_worker import WorkerGoneError
 from fleet.sim.virtual_replicas import VirtualReplicas
 from picker.errors import RefusedError
+from picker.requestcontrol.headers import OBJECTIVE
 
 VOCABULARY = range(256, 1280)
 RETRY_SECONDS = 1.0  # a closed loop of refusals would turn without end
@@ -76,7 +77,7 @@ class VirtualClient:
 
     def __init__(self, fleet: VirtualReplicas, objective: str = "") -> None:
         self._fleet = fleet
-        self._objective = objective
+        self._headers = {OBJECTIVE[0]: objective} if objective else {}
         self.in_flight = 0
 
     async def ask(self, body: Ask, outcome: Record, /) -> None:
@@ -85,7 +86,7 @@ class VirtualClient:
         outcome.sent = loop.time()
         self.in_flight += 1
         try:
-            served = await self._fleet.ask(0, body.prompt, body.output_tokens, self._objective)
+            served = await self._fleet.ask(0, body.prompt, body.output_tokens, self._headers)
         except RefusedError as refusal:
             outcome.status, outcome.error = refusal.status, f"{refusal.status} {refusal.message}"
         except WorkerGoneError:

@@ -38,7 +38,7 @@ from picker.peers.outbox import Cursor
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
 from picker.requestcontrol.director import Director
-from picker.requestcontrol.headers import OBJECTIVE, REQUEST_ID
+from picker.requestcontrol.headers import REQUEST_ID
 from picker.requestcontrol.pipeline import RequestContext, RequestPolicies
 from picker.types import (
     Candidate,
@@ -57,6 +57,7 @@ PORT = 8000
 MODEL = "sim"
 NOTICE_SECONDS = 2.0  # until a dead worker has left the pool, as by a readiness probe
 _FOLLOWS_SECONDS = 1e-9
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _STREAM = MappingProxyType({"content-type": "text/event-stream"})
 _LAST = b'data: {"usage":{"prompt_tokens":%d,"completion_tokens":%d}}\n\ndata: [DONE]\n\n'
 
@@ -251,11 +252,15 @@ class VirtualReplicas:
         self._member(number).worker.slowness = factor
 
     async def ask(
-        self, replica: int, prompt: Sequence[int], num_output: int, objective: str = ""
+        self,
+        replica: int,
+        prompt: Sequence[int],
+        num_output: int,
+        headers: Mapping[str, str] = _NO_HEADERS,
     ) -> Served:
-        """One request from its arrival to its end. Raises `RefusedError` as the picker does, or as
-        a worker whose KV cache has no room for it, and `WorkerGoneError` when its worker dies, or
-        all that the picker names are dead.
+        """One request, with these headers besides its path and id, from its arrival to its end.
+        Raises `RefusedError` as the picker does, or as a worker whose KV cache has no room for it,
+        and `WorkerGoneError` when its worker dies, or all that the picker names are dead.
         """
         room = self._settings.worker.cache.num_blocks * self._settings.worker.cache.block_size
         if len(prompt) + num_output > room:
@@ -264,9 +269,7 @@ class VirtualReplicas:
         name = f"request-{self._number}"
         picker = self.replicas[replica]
         body = {"model": MODEL, "prompt": prompt, "max_tokens": num_output, "stream": True}
-        headers = {":path": "/v1/completions", REQUEST_ID: name}
-        if objective:
-            headers[OBJECTIVE[0]] = objective
+        headers = {":path": "/v1/completions", REQUEST_ID: name, **headers}
         exchange = picker.director.begin()
         cause, status = FinishCause.CLIENT_GONE, None
         address: str | None = None

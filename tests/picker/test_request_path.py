@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -14,90 +13,20 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
-from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
-from h2.config import H2Configuration
-from h2.connection import H2Connection
-from h2.settings import SettingCodes
+from ext_proc_recording import Sink, record
 
 import picker
 from picker.app.picker import compose
 from picker.cli.options import Options
 from picker.extproc.server import build_server
-from picker.rpc.framing import prefix
 from picker.rpc.options import ServerOptions
 from picker.types import EndpointMetrics
 
 ROOT = Path(picker.__file__).parent
 WARM_UP = 1300  # attributes that plugins touch are watched for the first thousand calls
 TRACED = 5
-WINDOW = 2**31 - 1
 # What is reached, and a little more: of a request that comes alone more is remembered.
 MOST_CALLS, MOST_FILES, MOST_ROOM_CHANGES = 330, 54, 75
-CALL = (
-    *((":method", "POST"), (":scheme", "http"), (":authority", "picker")),
-    (":path", "/envoy.service.ext_proc.v3.ExternalProcessor/Process"),
-    *(("te", "trailers"), ("content-type", "application/grpc")),
-)
-
-
-class Sink(asyncio.Transport):
-    """A transport that drops what it is given."""
-
-    def write(self, data: Any) -> None:
-        """Drop it."""
-
-    def writelines(self, list_of_data: Any) -> None:
-        """Drop it."""
-
-    def is_closing(self) -> bool:
-        return False
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """There is no buffer."""
-
-
-def messages(index: int) -> list[bytes]:
-    """Request headers, buffered body and response headers, framed."""
-    content = f"you are an expert on request {index} " * 20
-    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": content}]}).encode()
-    headers, whole, response = (pb.ProcessingRequest() for _ in range(3))
-    for name, value in (
-        *((":method", "POST"), (":path", "/v1/chat/completions"), (":scheme", "http")),
-        *(("content-type", "application/json"), ("content-length", str(len(body)))),
-        ("x-request-id", f"7b2cb3b6-0000-4000-8000-{index:012}"),
-    ):
-        headers.request_headers.headers.headers.add(key=name, raw_value=value.encode())
-    mode = processing_mode_pb2.ProcessingMode
-    headers.protocol_config.request_body_mode = mode.BUFFERED
-    headers.protocol_config.response_body_mode = mode.NONE
-    whole.request_body.body, whole.request_body.end_of_stream = body, True
-    for name, value in ((":status", "200"), ("content-type", "application/json")):
-        response.response_headers.headers.headers.add(key=name, raw_value=value.encode())
-    serialized = (message.SerializeToString() for message in (headers, whole, response))
-    return [prefix(message) + message for message in serialized]
-
-
-def streams(count: int) -> tuple[bytes, list[list[bytes]]]:
-    """A connection's first bytes, and the four pieces of each stream after it."""
-    client = H2Connection(H2Configuration(client_side=True, header_encoding=None))
-    client.local_settings.initial_window_size = WINDOW
-    client.initiate_connection()
-    client.increment_flow_control_window(WINDOW - 65_535)  # answers wait for nothing
-    client.remote_settings.update({SettingCodes.INITIAL_WINDOW_SIZE: WINDOW})
-    opening, made = client.data_to_send(), []
-    for index in range(count):
-        stream_id = 1 + 2 * index
-        client.outbound_flow_control_window = WINDOW
-        client.send_headers(stream_id, CALL)
-        client.streams[stream_id].outbound_flow_control_window = WINDOW
-        pieces = []
-        for message in messages(index):
-            client.send_data(stream_id, message)
-            pieces.append(client.data_to_send())
-        client.end_stream(stream_id)
-        made.append([*pieces, client.data_to_send()])
-    return opening, made
 
 
 @dataclass
@@ -147,7 +76,9 @@ async def traced(path: Path) -> Trace:
     server = build_server(pool.director, options=ServerOptions())
     connection = server.accept()
     connection.connection_made(Sink())
-    opening, requests = streams(WARM_UP)
+    opening, requests = record(
+        f"you are an expert on request {index} " * 20 for index in range(WARM_UP)
+    )
     connection.data_received(opening)
     for pieces in requests[:-TRACED]:
         await serve(connection, pieces)

@@ -9,11 +9,9 @@ only the best endpoint is named.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType, Port, configured
-from picker.plugins._shared.stages import Results, only_result, through_primary_port
+from picker.plugins._shared.stages import Results, through_primary_port
+from picker.plugins.profile_handlers.single_profile_handler import SingleProfileHandler
 from picker.types import InferenceRequest, SchedulingResult
 
 
@@ -21,26 +19,15 @@ class DataParallelProfileHandlerParameters(Parameters, frozen=True):
     primary_port: Port = 8000
 
 
-class DataParallelProfileHandler:
+class DataParallelProfileHandler(SingleProfileHandler):
     """Runs one profile once. Stateless."""
-
-    max_profiles: int | None = 1
 
     def __init__(self, parameters: DataParallelProfileHandlerParameters) -> None:
         self._port = parameters.primary_port
 
-    def pick_profiles(
-        self,
-        request: InferenceRequest,
-        profiles: Sequence[str],
-        results: Results,
-        attributes: Attributes,
-    ) -> Sequence[str]:
-        return () if results else profiles[:1]
-
     def process_results(self, request: InferenceRequest, results: Results) -> SchedulingResult:
         """The sidecar of the picked rank. Raises `RefusedError` 429 when none was picked."""
-        decided = only_result(results)
+        decided = super().process_results(request, results)
         # Another pod's sidecar would refuse the header, so only the best endpoint is named.
         return through_primary_port(decided, self._port)
 

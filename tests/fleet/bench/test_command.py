@@ -143,7 +143,7 @@ def test_a_trace_is_sent_at_its_own_times(url: str, tmp_path: Path) -> None:
     assert [row["output_tokens"] for row in rows] == ["3"] * 5
 
 
-def test_ctrl_c_reports_what_was_answered(url: str) -> None:
+def test_ctrl_c_reports_what_was_answered_and_what_was_not(url: str) -> None:
     """With status 130. It is pressed when the live table has shown something."""
 
     class Screen(io.StringIO):
@@ -153,11 +153,13 @@ def test_ctrl_c_reports_what_was_answered(url: str) -> None:
             return super().write(text)
 
     screen, said = Screen(), []
-    argv = ("--url", url, *QUICK[2:], "--duration", "240", "--processes", "2")
+    load = ("--concurrency", "5", "--duration", "240", "--processes", "2")
+    argv = ("--url", url, *QUICK[4:], *load)
     status = bench_command(argv, said.append, Console(file=screen, force_terminal=True))
     assert status == 130
     assert "TTFT" in screen.getvalue()
     assert re.search(r"[1-9][0-9]* requests in", said[0])
+    assert said[0].endswith("interrupted; requests in flight, not counted: 5")
 
 
 def test_stages_that_ended_are_reported_whatever_comes_after(

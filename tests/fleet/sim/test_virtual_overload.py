@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from random import Random
 
 import pytest
-from virtual_fleet import Answer, Call, FleetSettings, VirtualFleet
 
 from fleet.sim.living_worker import WorkerSettings
+from fleet.sim.virtual_replicas import ReplicasSettings, VirtualReplicas
 from fleet.sim.virtual_time import run_in_virtual_time
+from picker.decisions.decision import Decision, Watchers
+from picker.errors import RefusedError
+from picker.flowcontrol.shell.controller import FlowController
+from picker.requestcontrol.headers import FAIRNESS_ID, OBJECTIVE
 from worker.config import CacheConfig, SchedulerConfig, SimConfig
 
 DECODE_STEP_SECONDS = SimConfig().decode_base_seconds
@@ -55,28 +60,31 @@ class Tenant:
     since: float = 0.0
     until: float = math.inf
 
-    def calls(self, name: str, seconds: float) -> Iterable[tuple[float, Call]]:
-        """Poisson arrivals, the same ones whoever else asks for anything."""
+    def calls(self, name: str, seconds: float) -> Iterable[tuple[float, int]]:
+        """Poisson arrivals with tokens of their outputs, the same ones whoever else asks."""
         rng, at = Random(f"{name} of {self}"), self.since
         while (at := at + rng.expovariate(self.rate)) < min(seconds, self.until):
             output = self.num_output * math.exp(SPREAD * rng.gauss(0, 1) - SPREAD**2 / 2)
-            yield at, Call(name, self.num_prompt, max(1, round(output)), self.objective)
+            yield at, max(1, round(output))
 
 
 @dataclass
 class Run:
-    """A fleet under load: what was answered, and what was seen meanwhile."""
+    """A fleet under load: its requests in the order of their ends, and what was seen meanwhile."""
 
-    answers: list[Answer] = field(default_factory=list)
-    most_waiting: int = 0
+    requests: list[Decision] = field(default_factory=list)
     most_memory_bytes: int = 0
 
-    def of(self, tenant: str, since: float = 0.0, until: float = math.inf) -> list[Answer]:
-        """Answers to what came from a tenant in a time."""
+    def finished(self, decision: Decision) -> None:
+        """A request is over."""
+        self.requests.append(decision)
+
+    def of(self, tenant: str, since: float = 0.0) -> list[Decision]:
+        """Requests that came from a tenant, and when."""
         return [
             one
-            for one in self.answers
-            if one.call.tenant == tenant and since <= one.arrived_seconds < until
+            for one in self.requests
+            if one.fairness_id == tenant and since <= one.received_at_seconds
         ]
 
 
@@ -99,55 +107,80 @@ def run(
     worker = WorkerSettings(
         limits=SchedulerConfig(max_num_seqs=slots), cache=CacheConfig(num_blocks=4096)
     )
-    settings = FleetSettings(
-        workers=workers, worker=worker, config=text, objectives=objectives or {}
+    settings = ReplicasSettings(
+        1,
+        False,
+        workers,
+        worker=worker,
+        config=text,
+        objectives=objectives or {},
+        is_fast=True,
     )
-    seen = Run()
+    seen, rng = Run(), Random(0)
 
-    async def ask(fleet: VirtualFleet, call: Call) -> None:
-        seen.answers.append(await fleet.ask(call))
+    async def ask(fleet: VirtualReplicas, name: str, num_output: int) -> None:
+        one = tenants[name]
+        prompt = rng.choices(range(256, 1280), k=one.num_prompt)
+        headers = {FAIRNESS_ID[0]: name, OBJECTIVE[0]: one.objective}
+        with suppress(RefusedError):
+            await fleet.ask(0, prompt, num_output, headers)
 
-    async def tenant(fleet: VirtualFleet, calls: Iterable[tuple[float, Call]]) -> None:
+    async def tenant(fleet: VirtualReplicas, name: str) -> None:
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
-            for at, call in calls:
+            for at, num_output in tenants[name].calls(name, seconds):
                 await asyncio.sleep(max(0.0, at - loop.time()))
-                group.create_task(ask(fleet, call))
+                group.create_task(ask(fleet, name, num_output))
                 await asyncio.sleep(0)
-                view = fleet.gate.queues()
-                seen.most_waiting = max(seen.most_waiting, view.queued_requests)
+                view = gate_of(fleet).queues()
                 seen.most_memory_bytes = max(seen.most_memory_bytes, view.queued_memory_bytes)
 
     async def main() -> None:
-        async with VirtualFleet(settings) as fleet:
+        async with VirtualReplicas(settings) as fleet:
+            director = fleet.replicas[0].director
+            director.context = replace(director.context, watchers=Watchers(seen))
             async with asyncio.TaskGroup() as group:
-                for name, one in tenants.items():
-                    group.create_task(tenant(fleet, list(one.calls(name, seconds))))
-            _check_that_nothing_is_left(fleet, len(seen.answers))
+                for name in tenants:
+                    group.create_task(tenant(fleet, name))
+            _check_that_nothing_is_left(fleet, len(seen.requests))
 
     run_in_virtual_time(main())
     return seen
 
 
-def _check_that_nothing_is_left(fleet: VirtualFleet, num_requests: int) -> None:
+def gate_of(fleet: VirtualReplicas) -> FlowController:
+    """Flow control of its one picker."""
+    gate = fleet.replicas[0].gate
+    assert gate is not None
+    return gate
+
+
+def _check_that_nothing_is_left(fleet: VirtualReplicas, num_requests: int) -> None:
     """Every counter is at zero, and every request had one outcome."""
-    view = fleet.gate.queues()
-    assert (fleet.inflight.total, fleet.gate.num_waiting, fleet.gate.num_under_way) == (0, 0, 0)
+    gate = gate_of(fleet)
+    view = gate.queues()
+    assert (fleet.replicas[0].inflight.total, gate.num_waiting, gate.num_under_way) == (0, 0, 0)
     assert (view.queued_requests, view.queued_memory_bytes, view.under_way) == (0, 0, 0)
     assert not any(band.queued_requests or band.flows for band in view.bands)
     assert sum(view.outcomes.values()) == num_requests
-    fleet.gate.check_integrity()
+    gate.check_integrity()
 
 
-def p99(values: Iterable[float | None]) -> float:
-    """Of those that are known."""
-    ordered = sorted(one for one in values if one is not None)
+def p99(values: Iterable[float]) -> float:
+    ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
 
 
-def served_tokens(answers: Iterable[Answer]) -> int:
+def p99_ttft(requests: Iterable[Decision]) -> float:
+    """Of those that were answered."""
+    times = [one.response.ttft_seconds for one in requests if one.response is not None]
+    return p99(time for time in times if time is not None)
+
+
+def served_tokens(requests: Iterable[Decision]) -> int:
     """Of prompts and completions."""
-    return sum(one.call.num_prompt + one.num_tokens for one in answers if one.status == 200)
+    used = [one.usage for one in requests if one.usage is not None]
+    return sum(one.prompt_tokens + one.completion_tokens for one in used)
 
 
 def jain(shares: Sequence[float]) -> float:
@@ -167,10 +200,10 @@ def queue_time(text: str, workers: int = 2, **others: Tenant) -> tuple[float, fl
         name: replace(one, rate=one.rate * workers / 4)
         for name, one in {"calm": CALM, **others}.items()
     }
-    answers = run(text, tenants, 7.0, workers=workers).of("calm", since=3.0)
-    refused = sum(one.status != 200 for one in answers)
-    ttft = p99(one.ttft_seconds for one in answers)
-    return p99(one.routed_seconds for one in answers), ttft, refused
+    requests = run(text, tenants, 7.0, workers=workers).of("calm", since=3.0)
+    routed = [one for one in requests if one.destination]
+    queued = p99(one.queue_seconds for one in routed)
+    return queued, p99_ttft(requests), len(requests) - len(routed)
 
 
 def test_a_flood_costs_a_calm_tenant_no_time_in_the_queue() -> None:
@@ -207,9 +240,7 @@ def served(text: str) -> tuple[int, int]:
     tenants = {"small": Tenant(160.0, 8, 8), "large": Tenant(40.0, 80, 80)}
     seen = run(text, tenants, seconds, slots=8)
     small, large = (
-        served_tokens(
-            one for one in seen.of(name) if since <= one.arrived_seconds + one.seconds < seconds
-        )
+        served_tokens(one for one in seen.of(name) if since <= one.ended_at_seconds < seconds)
         for name in tenants
     )
     return small, large
@@ -236,15 +267,19 @@ def test_nothing_goes_while_anything_of_a_higher_priority_waits(fairness: str) -
     }
     seen = run(config(fairness), tenants, 6.0, objectives={"urgent": 10})
     routed = {
-        name: [
-            one.arrived_seconds + one.routed_seconds
-            for one in seen.of(name)
-            if one.routed_seconds is not None
-        ]
-        for name in tenants
+        name: [one.at_seconds for one in seen.of(name) if one.destination] for name in tenants
     }
     assert len(routed["low"]) > 20
     assert min(routed["low"]) >= max(routed["high"]) > 6.5
+
+
+def reason(request: Decision) -> str | None:
+    """Why it was refused."""
+    return None if request.refused is None else request.refused.reason
+
+
+def retry_after(request: Decision) -> int | None:
+    return None if request.refused is None else request.refused.retry_after_seconds
 
 
 def test_nothing_waits_longer_than_it_may() -> None:
@@ -255,13 +290,13 @@ def test_nothing_waits_longer_than_it_may() -> None:
     }
     text = config(ttl="1500ms", waiting=200)
     seen = run(text, tenants, 7.0, objectives={"urgent": 10})
-    refused = [one for one in seen.answers if one.reason == "rejected-ttl-expired"]
+    refused = [one for one in seen.requests if reason(one) == "rejected-ttl-expired"]
     assert len(seen.of("low")) > 20
-    assert all(one.reason == "rejected-ttl-expired" for one in seen.of("low"))
-    assert any(one.call.tenant == "high" for one in refused)
-    assert all(one.status == 429 and one.retry_after_seconds for one in refused)
+    assert all(reason(one) == "rejected-ttl-expired" for one in seen.of("low"))
+    assert any(one.fairness_id == "high" for one in refused)
+    assert all(one.response_status == 429 and retry_after(one) for one in refused)
     assert all(one.seconds == pytest.approx(1.5, abs=0.002) for one in refused)
-    assert all((one.routed_seconds or 0.0) <= 1.502 for one in seen.answers)
+    assert all(one.decision_seconds <= 1.502 for one in seen.requests)
 
 
 def test_a_tenant_that_asks_now_and_then_costs_a_place() -> None:
@@ -270,20 +305,21 @@ def test_a_tenant_that_asks_now_and_then_costs_a_place() -> None:
     """
     tenants = {"rare": Tenant(0.5), "flood": Tenant(3 * RATE, since=3.0)}
     seen = run(config(), tenants, 12.0)
-    assert goodput(seen, 5.0, 12.0) >= 0.95 * peak(1.2)
-    assert sum(bool(one.routed_seconds) for one in seen.of("rare", since=3.0)) <= 1
+    assert goodput(seen, 5.0, 12.0) >= 0.95 * peak()
+    assert sum(one.decision_seconds > 0 for one in seen.of("rare", since=3.0)) <= 1
 
 
 def goodput(seen: Run, since: float, until: float) -> float:
-    """Requests served a second."""
-    ends = [one.arrived_seconds + one.seconds for one in seen.answers if one.status == 200]
-    return sum(since <= end < until for end in ends) / (until - since)
+    """Tokens served a second."""
+    served = served_tokens(one for one in seen.requests if since <= one.ended_at_seconds < until)
+    return served / (until - since)
 
 
 @cache
-def peak(share: float) -> float:
-    """Requests that are served a second at this share of the rate, in the order of their coming."""
-    return goodput(run(config(STRICT), {"all": Tenant(share * RATE)}, 8.0), 3.0, 8.0)
+def peak() -> float:
+    """Tokens that are served a second in the order of their coming, at the most."""
+    loads = [{"all": Tenant(share * RATE)} for share in (1.0, 1.2)]
+    return max(goodput(run(config(STRICT), load, 8.0), 3.0, 8.0) for load in loads)
 
 
 @pytest.mark.parametrize("fairness", [STRICT, FAIR])
@@ -292,21 +328,19 @@ def test_an_overloaded_fleet_serves_as_much_as_it_can(fairness: str) -> None:
     rest is refused at once, for a reason, and what waits keeps to its memory. When the load falls,
     all is as before within five seconds.
     """
-    most = max(peak(share) for share in (1.0, 1.2))
     cap = 1_000_000
     tenants = {
-        "before": Tenant(0.5 * most, until=5.0),
-        "flood": Tenant(3 * most, since=5.0, until=12.0),
-        "after": Tenant(0.5 * most, since=12.0),
+        "before": Tenant(0.5 * RATE, until=5.0),
+        "flood": Tenant(3 * RATE, since=5.0, until=12.0),
+        "after": Tenant(0.5 * RATE, since=12.0),
     }
     seen = run(config(fairness, max_memory=cap), tenants, 22.0)
-    assert goodput(seen, 7.0, 12.0) >= 0.95 * most
-    refused = [one for one in seen.answers if one.status != 200]
-    assert len(refused) > 3 * most
-    assert {(one.status, one.reason) for one in refused} == {(429, "rejected-saturated")}
-    assert all(1 <= (one.retry_after_seconds or 0) <= 60 for one in refused)
+    assert goodput(seen, 7.0, 12.0) >= 0.95 * peak()
+    refused = [one for one in seen.requests if one.refused is not None]
+    assert len(refused) > 3 * RATE
+    assert {(one.response_status, reason(one)) for one in refused} == {(429, "rejected-saturated")}
+    assert all(1 <= (retry_after(one) or 0) <= 60 for one in refused)
     assert {one.seconds for one in refused} == {0.0}
     assert 0.9 * cap < seen.most_memory_bytes <= cap
     before, after = seen.of("before", since=1.0), seen.of("after", since=17.0)
-    normal = p99(one.ttft_seconds for one in before)
-    assert p99(one.ttft_seconds for one in after) <= 1.3 * normal
+    assert p99_ttft(after) <= 1.3 * p99_ttft(before)
