@@ -38,7 +38,7 @@ import msgspec
 from aiohttp import web
 
 from fleet.front_flags import build_parser
-from fleet.http_proxy import error_answer, pass_on, serve
+from fleet.http_proxy import pass_on, serve
 from worker.api.routes.prefill_leg import Headers, new_session, of_json, passed_on
 
 logger = logging.getLogger(__name__)
@@ -315,11 +315,11 @@ class _Course:
     async def _give_up(self, reason: str) -> web.StreamResponse:
         logger.error("%s: given up after %d tokens: %s", self._url, self._num_tokens, reason)
         response = self._client.response
+        detail = {"message": reason, "type": "ServiceUnavailableError"}
+        event = {"error": {**detail, "param": None, "code": _GONE}}
         if response is None:
-            return error_answer(_GONE, "ServiceUnavailable", reason)
+            return web.json_response(event, status=_GONE)
         if self._state:  # else it may have been cut within an event
-            detail = {"message": reason, "type": "ServiceUnavailableError"}
-            event = {"error": {**detail, "param": None, "code": _GONE}}
             with contextlib.suppress(aiohttp.ClientError, OSError):
                 await response.write(b"data: " + msgspec.json.encode(event) + b"\n\n")
         self._client.cut()
@@ -332,8 +332,9 @@ class _Course:
             async with self._limit():
                 source = await asking
         except (aiohttp.ClientError, OSError) as error:
-            is_refusal = isinstance(error, aiohttp.ClientConnectorError)  # else it may have run
-            raise _BrokenError(str(error) or "silent", is_refusal=is_refusal) from error
+            if isinstance(error, aiohttp.ClientConnectorError):
+                raise _BrokenError("the gateway does not answer", is_refusal=True) from error
+            raise _BrokenError(str(error) or "silent") from error  # it may have run
         async with source:
             await self._check(source)
             state = source.headers.get(STATE_HEADER)
