@@ -125,8 +125,12 @@ class Engine:
         """Until what is being written is on disk."""
         tiers = self.scheduler.tiers
         assert tiers is not None
-        while tiers._writing:
+
+        def is_settled() -> bool:
             tiers.look()
+            return not tiers._writing
+
+        until(is_settled)
 
     @contextmanager
     def serving(self) -> Iterator[KvPeer]:
