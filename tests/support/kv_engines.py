@@ -107,7 +107,7 @@ class Engine:
         return self.scheduler.stats()
 
     def run(self, *requests: AddRequest) -> dict[str, list[RequestOutput]]:
-        """To the end of all; what each was told."""
+        """To the end of all; what each was told, also those that ran before."""
         for request in requests:
             self.core.add(request)
         told: dict[str, list[RequestOutput]] = {request.request_id: [] for request in requests}
@@ -115,7 +115,7 @@ class Engine:
             step = self.core.step()
             self.scheduler.check_integrity()
             for output in [] if step is None else step.outputs:
-                told[output.request_id].append(output)
+                told.setdefault(output.request_id, []).append(output)
             if self.core.is_compiling:
                 time.sleep(0.001)
         assert self.scheduler.blocks.usage == 0.0

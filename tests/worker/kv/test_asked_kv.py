@@ -88,7 +88,7 @@ def test_blocks_that_are_evicted_meanwhile_do_no_harm(engines: Callable[..., Eng
     with keeper.serving() as peer:
         assert tokens(taker.run(*asking(asked, peer))) == expected
     assert keeper.stats.num_evictions > 0
-    keeper.run()
+    keeper.run()  # what it has not computed meanwhile
     keeper.scheduler.check_integrity()
 
 
