@@ -8,34 +8,50 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Annotated, TypeVar
 from zlib import crc32
 
 import msgspec
 
 from fleet.bench.workload import TracedRequest
 from fleet.errors import UsageError
-from picker.types import Usage
 
 MOONCAKE_BLOCK_TOKENS = 512
 RECORDING_BLOCK_TOKENS = 64
 _TOKEN_BYTES = 4
-_AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_AZURE = {"at": "TIMESTAMP", "prompt": "ContextTokens", "answer": "GeneratedTokens"}
+_MOST_TOKENS = 9_999_999  # as of --input-tokens
+_Time = Annotated[float, msgspec.Meta(ge=0)]
+_Prompt = Annotated[int, msgspec.Meta(ge=1, le=_MOST_TOKENS)]
+# Published traces have requests that were answered with nothing; no API can be asked for that.
+_Answer = Annotated[int, msgspec.Meta(ge=0, le=_MOST_TOKENS)]
+L = TypeVar("L")
 
 
 class _MooncakeLine(msgspec.Struct):
     """Of https://github.com/kvcache-ai/Mooncake, FAST25: milliseconds, tokens, ids of blocks."""
 
-    timestamp: float
-    input_length: int
-    output_length: int
+    timestamp: _Time
+    input_length: _Prompt
+    output_length: _Answer
     hash_ids: list[int] = []
 
 
+class _AzureLine(msgspec.Struct, rename=_AZURE):
+    at: datetime
+    prompt: _Prompt
+    answer: _Answer
+
+
+class _RecordedUsage(msgspec.Struct):
+    completion_tokens: _Answer = 0
+
+
 class _RecordedRequest(msgspec.Struct):
-    received_at: float
+    received_at: _Time
     max_output_tokens: int | None = None
     prompts: tuple[bytes, ...] | None = None
-    prompt_bytes: tuple[int, ...] | None = None
+    prompt_bytes: tuple[Annotated[int, msgspec.Meta(ge=0)], ...] | None = None
 
 
 class _RecordedLine(msgspec.Struct):
@@ -45,12 +61,13 @@ class _RecordedLine(msgspec.Struct):
     number: int = 0
     again: int | bool | None = None  # of a header whether, of a decision which
     request: _RecordedRequest | None = None
-    usage: Usage | None = None
+    usage: _RecordedUsage | None = None
 
 
 def read_trace(path: Path, output_tokens: int) -> list[TracedRequest]:
     """The requests of a file in the order of their times, which begin at 0. `output_tokens` is for
-    those whose answer's length nobody noted. Raises `UsageError`.
+    those whose answer's length nobody noted. Raises `UsageError`, which names the line and field of
+    what cannot be.
     """
     try:
         with path.open(encoding="utf-8") as file:
@@ -60,9 +77,9 @@ def read_trace(path: Path, output_tokens: int) -> list[TracedRequest]:
             rows = sorted(found, key=lambda one: one.at_seconds)
     except OSError as error:
         raise UsageError(f"--trace: {path}: {error.strerror or error}") from error
-    except (msgspec.DecodeError, ValueError, KeyError) as error:
+    except (ValueError, csv.Error) as error:
         text = str(error).partition("\n")[0]
-        raise UsageError(f"--trace: {path} is no trace that is known: {text}") from error
+        raise UsageError(f"--trace: {path}: {text}") from error
     if not rows:
         raise UsageError(f"--trace: {path} has no request")
     begun = rows[0].at_seconds
@@ -70,41 +87,53 @@ def read_trace(path: Path, output_tokens: int) -> list[TracedRequest]:
 
 
 def _reader(first: str, output_tokens: int) -> Callable[[Iterable[str]], Iterator[TracedRequest]]:
-    if first.startswith(_AZURE[0]):
+    if first.startswith(_AZURE["at"]):
         return _azure
+    if first.strip() and not first.startswith("{"):
+        raise ValueError(
+            "is no trace that is known: Mooncake's JSON lines, Azure's CSV, or a recording of "
+            "`picker --record`"
+        )
     if '"line":"header"' in first.replace(" ", ""):
         return lambda lines: _recording(lines, output_tokens)
     return _mooncake
 
 
-def _mooncake(lines: Iterable[str]) -> Iterator[TracedRequest]:
-    decode = msgspec.json.Decoder(_MooncakeLine).decode
+def _decoded(lines: Iterable[str], kind: type[L]) -> Iterator[L]:
+    """JSON lines; empty ones are skipped."""
+    decode = msgspec.json.Decoder(kind).decode
     for number, text in enumerate(lines, 1):
         try:
-            one = decode(text)
+            if text.strip():
+                yield decode(text)
         except msgspec.DecodeError as error:
             raise ValueError(f"line {number}: {error}") from error
-        at, ids = one.timestamp / 1e3, one.hash_ids
-        lengths = max(1, one.input_length), max(1, one.output_length)
-        yield TracedRequest(at, *lengths, ids, MOONCAKE_BLOCK_TOKENS)
+
+
+def _mooncake(lines: Iterable[str]) -> Iterator[TracedRequest]:
+    for one in _decoded(lines, _MooncakeLine):
+        lengths = one.input_length, max(1, one.output_length)
+        yield TracedRequest(one.timestamp / 1e3, *lengths, one.hash_ids, MOONCAKE_BLOCK_TOKENS)
 
 
 def _azure(lines: Iterable[str]) -> Iterator[TracedRequest]:
-    table = csv.DictReader(lines)
-    if missing := [name for name in _AZURE if name not in (table.fieldnames or ())]:
+    table = csv.DictReader(lines, restkey="more")
+    if missing := [name for name in _AZURE.values() if name not in (table.fieldnames or ())]:
         raise ValueError(f"there is no column {missing[0]}")
     for row in table:
-        at = datetime.fromisoformat(row[_AZURE[0]]).timestamp()
-        yield TracedRequest(at, max(1, int(row[_AZURE[1]])), max(1, int(row[_AZURE[2]])))
+        try:
+            one = msgspec.convert(row, _AzureLine, strict=False)
+        except msgspec.ValidationError as error:
+            text = str(error).replace(", got `str`", "")  # as every cell is
+            raise ValueError(f"line {table.line_num}: {text}") from error
+        yield TracedRequest(one.at.timestamp(), one.prompt, max(1, one.answer))
 
 
 def _recording(lines: Iterable[str], output_tokens: int) -> Iterator[TracedRequest]:
     """Its prompts are not sent: only which of them begin alike, in blocks of 64 tokens."""
-    decode = msgspec.json.Decoder(_RecordedLine).decode
     requests: dict[int, _RecordedRequest] = {}
     ended: dict[int, int] = {}
-    for text in lines:
-        one = decode(text)
+    for one in _decoded(lines, _RecordedLine):
         if one.request is not None and one.again is None:
             requests[one.number] = one.request
         elif one.usage is not None and one.usage.completion_tokens:
@@ -112,11 +141,12 @@ def _recording(lines: Iterable[str], output_tokens: int) -> Iterator[TracedReque
     for number, request in requests.items():
         prompts = request.prompts or ()
         sizes = request.prompt_bytes or tuple(map(len, prompts))
-        length = ended.get(number) or request.max_output_tokens or output_tokens
+        asked = request.max_output_tokens or 0  # by a client, and it may be anything
+        known = asked if 0 < asked <= _MOST_TOKENS else output_tokens
         yield TracedRequest(
             request.received_at,
-            max(1, sum(sizes) // _TOKEN_BYTES),
-            max(1, length),
+            max(1, sum(sizes) // _TOKEN_BYTES),  # of a text that is shorter than a token
+            ended.get(number, known),
             tuple(_chain(prompts[0])) if len(prompts) == 1 else (),
             RECORDING_BLOCK_TOKENS,
         )

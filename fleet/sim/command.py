@@ -115,10 +115,12 @@ class SimulateSettings(LoadSettings):
 
 def simulate_command(argv: Sequence[str], out: Out, note: Out) -> int:
     """Run `pointsman simulate …`; returns the exit status. `note` gets a line for each simulation
-    that has ended, if there are several. Raises `FleetError`.
+    that has ended, if there are several, and for each event that came too late to happen. Raises
+    `FleetError`.
     """
     settings = SimulateSettings(**vars(build_parser().parse_args(argv)))
     settings.check()
+    ends: list[float] = []
     with Processes(_simulated, settings.processes or cores()) as processes:
 
         def results(jobs: Sequence[_Job]) -> Iterator[_Done]:
@@ -129,11 +131,27 @@ def simulate_command(argv: Sequence[str], out: Out, note: Out) -> int:
                 if len(jobs) > 1 or settings.find is not None:
                     note(f"{next(ended)}/{len(jobs)} {job.title}, {fleet}")
 
-            return processes.results(jobs, tell)
+            for summaries, stages, end in processes.results(jobs, tell):
+                ends.append(end)
+                yield summaries, stages
 
         if settings.scenario is not None:
-            return _scenarios(settings, argv, results, out)
-        return _one_data_set(settings, results, out)
+            status = _scenarios(settings, argv, results, out)
+        else:
+            status = _one_data_set(settings, results, out)
+    for text in _too_late(settings.event, ends):
+        note(text)
+    return status
+
+
+def _too_late(events: Sequence[Event], ends: Sequence[float]) -> Iterator[str]:
+    """Of each event after the last answer of some simulations; their `ends` are in seconds."""
+    for event in events:
+        before = [end for end in ends if end < event.at_seconds]
+        if before:
+            which = "the run" if len(ends) == 1 else f"{len(before)} of {len(ends)} simulations"
+            last = "" if len(before) == 1 else ", the last of them"
+            yield f"--event {event} never happened: {which} ended{last} at {max(before):.1f} s"
 
 
 def _one_data_set(settings: SimulateSettings, results: Results, out: Out) -> int:
@@ -197,10 +215,11 @@ class _Job:
 
 
 _Done = tuple[list[Summary], list[Stage]]  # of each tenant; stages only where they are kept
+_Ended = tuple[list[Summary], list[Stage], float]  # with the time of the last answer
 Results = Callable[[Sequence[_Job]], Iterator[_Done]]
 
 
-def _simulated(job: _Job) -> _Done:
+def _simulated(job: _Job) -> _Ended:
     """Raises `UsageError`."""
     try:
         stages = simulate(job.simulation, job.tenants, job.draws)
@@ -208,11 +227,12 @@ def _simulated(job: _Job) -> _Done:
         text = str(error).partition("\n")[0]
         raise UsageError(f"--policies: {job.policy}: {text}") from error
     summaries = [summary(one, job.slo) for one in stages]
+    ended = max(one.ended for one in stages)
     if not job.keeps_stages:
-        return summaries, []
+        return summaries, [], ended
     for stage in stages:
         _thin(stage)
-    return summaries, stages
+    return summaries, stages, ended
 
 
 @dataclass(frozen=True, slots=True)

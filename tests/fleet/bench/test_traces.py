@@ -21,10 +21,17 @@ TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,4808,10
 2023-11-16 18:17:04.0319600,3180,8
 """
+RECORDED = """\
+{"line": "header"}
+{"line": "decision", "request": {"received_at": -3, "max_output_tokens": -1, "prompt_bytes": [4]}}
+{"line": "end", "usage": {"completion_tokens": -2}}
+"""
 
 
 def test_mooncake(tmp_path: Path) -> None:
-    """Times begin at zero and ascend; blocks are of 512 tokens."""
+    """Times begin at zero and ascend; blocks are of 512 tokens. An answer without tokens, as some
+    published traces have, is one of one token.
+    """
     path = tmp_path / "trace.jsonl"
     path.write_text(MOONCAKE)
     first, second = read_trace(path, 9)
@@ -75,13 +82,30 @@ def test_recorded_prompts_are_lengths_and_equal_beginnings(tmp_path: Path) -> No
     ("text", "reason"),
     [
         ("", "has no request"),
-        ("hello\n", "is no trace that is known: line 1"),
-        (MOONCAKE + '{"timestamp": 1}\n', "line 3: Object missing required field"),
+        ("hello\n", "is no trace that is known: Mooncake's JSON lines, Azure's CSV, or"),
+        ("{}\n", "line 1: Object missing required field"),
         ("TIMESTAMP,ContextTokens\n2023-11-16 18:17:03,12\n", "is no column GeneratedTokens"),
-        (AZURE + "yesterday,1,1\n", "is no trace that is known: Invalid isoformat"),
+        (AZURE + "yesterday,1,1\n", "line 4: Invalid RFC3339 encoded datetime - at `$.TIMESTAMP`"),
+        (AZURE + "2023-11-16 18:17:05,1.5,1\n", "line 4: Expected `int` - at `$.ContextTokens`"),
+        (AZURE + "2023-11-16 18:17:05,0,1\n", "line 4: Expected `int` >= 1 - at `$.ContextTok"),
+        (AZURE + "2023-11-16 18:17:05,1,-1\n", "line 4: Expected `int` >= 0 - at `$.Generated"),
+        (AZURE + "2023-11-16 18:17:05,1\n", "line 4: Expected `int`, got `null` - at `$.Gener"),
+        *(
+            (MOONCAKE + MOONCAKE[:80].replace(now, then), f"line 3: {why} - at `$.{field}`")
+            for now, then, why, field in (
+                ("3000", "-1", "Expected `float` >= 0.0", "timestamp"),
+                ("1030", "0", "Expected `int` >= 1", "input_length"),
+                ("1030", "10000000", "Expected `int` <= 9999999", "input_length"),
+                ("1030", "10.5", "Expected `int`, got `float`", "input_length"),
+                (": 5", ": -5", "Expected `int` >= 0", "output_length"),
+            )
+        ),
+        (RECORDED, "line 2: Expected `float` >= 0.0 - at `$.request.received_at`"),
+        (RECORDED.replace("-3", "3"), "line 3: Expected `int` >= 0 - at `$.usage.completion_tok"),
     ],
 )
-def test_what_is_no_trace_is_one_sentence(text: str, reason: str, tmp_path: Path) -> None:
+def test_what_cannot_be_is_one_sentence(text: str, reason: str, tmp_path: Path) -> None:
+    """With the line and the field; lengths that are 0 or below become nothing else."""
     path = tmp_path / "trace"
     path.write_text(text)
     with pytest.raises(UsageError) as caught:
@@ -90,8 +114,17 @@ def test_what_is_no_trace_is_one_sentence(text: str, reason: str, tmp_path: Path
     assert "\n" not in str(caught.value)
 
 
+def test_what_clients_asked_for_is_no_length_of_an_answer(tmp_path: Path) -> None:
+    """Their `max_tokens` may be anything: what no server takes counts as none."""
+    path = tmp_path / "recording.jsonl"
+    for asked, length in ((-1, 9), (1 << 60, 9), (0, 9), (12, 12)):
+        text = RECORDED.replace('-3, "max_output_tokens": -1', f'3, "max_output_tokens": {asked}')
+        path.write_text("".join(text.splitlines(keepends=True)[:2]) + "\n")
+        assert [one.output_tokens for one in read_trace(path, 9)] == [length]
+
+
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UsageError, match="is no trace"):
+    with pytest.raises(UsageError, match="can't decode byte 0xff"):
         read_trace(path, 9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,20 @@ def test_what_a_dead_worker_had_fails_and_the_rest_is_answered(tmp_path: Path) -
     [(error, times)] = hit["errors"].items()
     assert error == "503 the worker died"
     assert 0 < times < 40
+
+
+def test_an_event_after_the_last_answer_is_said_to_be_none() -> None:
+    """With the time of that; one that comes while answers are under way happens."""
+    events = ("--event", "6:slow:2:3", "--event", "900:kill:1")
+    for more, told in (
+        ((), r"the run ended at [678]\.[0-9] s"),
+        (("--seeds", "2"), r"2 of 2 simulations ended, the last of them at [678]\.[0-9] s"),
+    ):
+        notes: list[str] = []
+        flags = (*TWO_IN_TURN, *events, *more, "--processes", "1")
+        assert simulate_command(flags, lambda _: None, notes.append) == 0
+        assert re.fullmatch(f"--event 900:kill:1 never happened: {told}", notes[-1])
+        assert "6:slow" not in "".join(notes)
 
 
 def test_quantiles_do_not_hold_where_requests_fail() -> None:
