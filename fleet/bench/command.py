@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain
 
-import httpx
 import uvloop
 from rich.console import Console
 from rich.live import Live
@@ -30,13 +29,14 @@ from fleet.bench.load import (
     sessions_of,
     write_results,
 )
-from fleet.bench.picker_config import FollowedConfig, look_at, read_configs
+from fleet.bench.picker_config import FollowedConfig, read_configs
 from fleet.bench.report import lines_of, stages_table
 from fleet.bench.share import Endpoint, Share, endpoint_of, follow, started
 from fleet.bench.summary import Observed, Stage, Summary, stage_of, summary
 from fleet.bench.workload import WordRing
 from fleet.chat import first_model
 from fleet.errors import FleetError, UsageError
+from fleet.picker_views import PickerViews
 from fleet.running_picker import picker_behind, picker_url
 
 INTERRUPTED = 130
@@ -190,10 +190,7 @@ class Bench:
             return
         named, url = self.settings.picker, self.settings.url
         picker = picker_url(named, os.environ) if named else picker_behind(url, os.environ)
-        with (
-            httpx.Client(trust_env=False) as http,
-            FollowedConfig(lambda: look_at(picker, http)) as followed,
-        ):
+        with PickerViews(picker) as views, FollowedConfig(views.config) as followed:
             yield followed
 
     def _turns(self, endpoints: Sequence[Endpoint]) -> Iterator[Turn]:

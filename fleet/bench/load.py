@@ -14,7 +14,7 @@ import msgspec
 from fleet.bench.arrivals import Ramp, intended_times
 from fleet.bench.driver import Driver
 from fleet.bench.page import page
-from fleet.bench.report import write_csv, write_text
+from fleet.bench.report import refuse_unwritable, write_csv, write_text
 from fleet.bench.slo import Bound, Slo
 from fleet.bench.summary import Stage
 from fleet.bench.traces import read_trace
@@ -74,9 +74,8 @@ class LoadSettings:
             raise UsageError("--speed is for a trace's own times, not for --rate or --concurrency")
         if self.duration is not None and self.warmup >= self.duration:
             raise UsageError("--warmup must be shorter than --duration, or nothing is counted")
-        for path in (self.json, self.csv, self.html):
-            if path is not None and path.is_dir():
-                raise UsageError(f"{path} is a folder; the result needs the name of a file")
+        for path in filter(None, (self.json, self.csv, self.html)):
+            refuse_unwritable(path)
 
     def public(self) -> dict[str, object]:
         """For reports."""

@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 
 from fleet.bench.flags import add_data, add_load, add_results
 from fleet.bench.load import LoadSettings, loads_of, sessions_of
-from fleet.bench.report import write_text
+from fleet.bench.report import refuse_unwritable, write_text
 from fleet.bench.summary import Spread, Summary, summary
 from fleet.command_line import Parser
 from fleet.errors import FleetError, UsageError
@@ -256,6 +256,7 @@ def nearest(residuals: Callable[[Numbers], Numbers], begun: Numbers, least: Numb
 def fit_command(argv: Sequence[str], out: Callable[[str], None]) -> int:
     """Run `pointsman fit RUN FILE`. Raises `FleetError`."""
     flags = build_parser().parse_args(argv)
+    refuse_unwritable(flags.out)
     run = read_run(flags.run)
     speed = msgspec.structs.replace(guess(run.stages, flags.workers), kv_tokens=flags.kv_tokens)
     speed = Refinement(run, flags.workers).refined(speed)
