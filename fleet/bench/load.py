@@ -72,10 +72,21 @@ class LoadSettings:
             raise UsageError("--turns is not for a --trace")
         if self.speed is not None and (self.rate or self.concurrency):
             raise UsageError("--speed is for a trace's own times, not for --rate or --concurrency")
-        if self.duration is not None and self.warmup >= self.duration:
-            raise UsageError("--warmup must be shorter than --duration, or nothing is counted")
-        for path in filter(None, (self.json, self.csv, self.html)):
+        if self.think and self.turns.high == 1:
+            raise UsageError("--think is between requests of a session: give --turns 2 or more")
+        is_own_times = self.trace is not None and self.rate is None
+        if self.burstiness != 1 and (self.concurrency is not None or is_own_times):
+            raise UsageError("--burstiness is for --rate")
+        if self.warmup >= self.seconds and not (is_own_times and self.duration is None):
+            raise UsageError(
+                f"--warmup must be shorter than --duration, {self.seconds:g} s, "
+                "or nothing is counted"
+            )
+        results = [one for one in (self.json, self.csv, self.html) if one is not None]
+        for path in results:
             refuse_unwritable(path)
+            if results.count(path) > 1:
+                raise UsageError(f"two of --json, --csv and --html name {path}")
 
     def public(self) -> dict[str, object]:
         """For reports."""

@@ -26,6 +26,9 @@ _STAGE_COLUMNS = (
 
 def lines_of(one: Summary, slo: Slo | None) -> Iterator[str]:
     """A stage for people."""
+    if not one.requests:
+        yield f"{one.name}: no request was counted: none was due after the warm-up"
+        return
     failed = sum(one.errors.values())
     yield (
         f"{one.name}: {one.requests:,} requests in {one.seconds:.1f} s, {one.offered_rate:.2f}/s "
@@ -34,10 +37,13 @@ def lines_of(one: Summary, slo: Slo | None) -> Iterator[str]:
     yield f"  {'ms':<6}" + "".join(f"{name:>10}" for name in ("mean", "p50", "p95", "p99", "max"))
     for name, spread in (("TTFT", one.ttft), ("ITL", one.itl), ("E2E", one.e2e)):
         yield f"  {name:<6}{_cells(spread)}"
-    cached = f", {one.cached_tokens / one.prompt_tokens:.1%} cached" if one.prompt_tokens else ""
+    prompts = "prompt tokens unknown (no usage in the answers)"
+    if one.prompt_tokens or not one.completed_rate:
+        share = one.cached_tokens / max(1, one.prompt_tokens)
+        prompts = f"{one.prompt_tokens:,} prompt tokens, {share:.1%} cached"
     yield (
-        f"  {one.output_tokens_per_second:,.0f} output tokens/s; "
-        f"{one.prompt_tokens:,} prompt tokens{cached}; at most {one.max_in_flight:,} in flight"
+        f"  {one.output_tokens_per_second:,.0f} output tokens/s; {prompts}; "
+        f"at most {one.max_in_flight:,} in flight"
     )
     bounds = "" if slo is None else slo.of_requests
     if bounds and one.goodput is not None and one.goodput_rate is not None:

@@ -20,6 +20,7 @@ MOONCAKE_BLOCK_TOKENS = 512
 RECORDING_BLOCK_TOKENS = 64
 _TOKEN_BYTES = 4
 _AZURE = {"at": "TIMESTAMP", "prompt": "ContextTokens", "answer": "GeneratedTokens"}
+_MOST_SECONDS = 366 * 86_400.0
 _MOST_TOKENS = 9_999_999  # as of --input-tokens
 _Time = Annotated[float, msgspec.Meta(ge=0)]
 _Prompt = Annotated[int, msgspec.Meta(ge=1, le=_MOST_TOKENS)]
@@ -79,10 +80,17 @@ def read_trace(path: Path, output_tokens: int) -> list[TracedRequest]:
         raise UsageError(f"--trace: {path}: {error.strerror or error}") from error
     except (ValueError, csv.Error) as error:
         text = str(error).partition("\n")[0]
+        if isinstance(error, UnicodeDecodeError):
+            text = "is no text; if it is compressed, decompress it"
         raise UsageError(f"--trace: {path}: {text}") from error
     if not rows:
         raise UsageError(f"--trace: {path} has no request")
-    begun = rows[0].at_seconds
+    begun, lasts = rows[0].at_seconds, rows[-1].at_seconds - rows[0].at_seconds
+    if lasts > _MOST_SECONDS:
+        raise UsageError(
+            f"--trace: {path} lasts {lasts / _MOST_SECONDS:,.0f} years; Mooncake's timestamps are "
+            "milliseconds"
+        )
     return [replace(one, at_seconds=one.at_seconds - begun) for one in rows]
 
 

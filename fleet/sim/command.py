@@ -81,7 +81,7 @@ class SimulateSettings(LoadSettings):
 
     def check(self) -> None:
         LoadSettings.check(self)
-        self._check_roles()
+        self.check_roles()
         if self.find is not None and self.slo is None:
             raise UsageError("--find needs --slo, such as ttft_p95<1s,itl_p95<50ms")
         if self.find is not None and (self.json or self.csv or self.html):
@@ -101,7 +101,8 @@ class SimulateSettings(LoadSettings):
             elif event.number > most:
                 raise UsageError(f"--event {event}: there is no worker {event.number} then")
 
-    def _check_roles(self) -> None:
+    def check_roles(self) -> None:
+        """Raises `UsageError` for flags of prefill and decode workers that have no use."""
         if (self.prefill is None) is not (self.decode is None):
             raise UsageError("--prefill and --decode go together: give both, or neither")
         if self.prefill is not None:
@@ -119,7 +120,10 @@ def simulate_command(argv: Sequence[str], out: Out, note: Out) -> int:
     `FleetError`.
     """
     settings = SimulateSettings(**vars(build_parser().parse_args(argv)))
-    settings.check()
+    if settings.scenario is None:
+        settings.check()
+    else:  # whose flags complete the line: see `_run_of`
+        settings.check_roles()
     ends: list[float] = []
     with Processes(_simulated, settings.processes or cores()) as processes:
 

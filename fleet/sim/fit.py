@@ -256,8 +256,10 @@ def nearest(residuals: Callable[[Numbers], Numbers], begun: Numbers, least: Numb
 def fit_command(argv: Sequence[str], out: Callable[[str], None]) -> int:
     """Run `pointsman fit RUN FILE`. Raises `FleetError`."""
     flags = build_parser().parse_args(argv)
-    refuse_unwritable(flags.out)
     run = read_run(flags.run)
+    refuse_unwritable(flags.out)
+    if flags.out.exists() and flags.out.samefile(flags.run):
+        raise UsageError(f"FILE would replace the run {flags.run}: give it another name")
     speed = msgspec.structs.replace(guess(run.stages, flags.workers), kv_tokens=flags.kv_tokens)
     speed = Refinement(run, flags.workers).refined(speed)
     text = msgspec.json.format(msgspec.json.encode(speed)).decode()

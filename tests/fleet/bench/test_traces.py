@@ -123,8 +123,16 @@ def test_what_clients_asked_for_is_no_length_of_an_answer(tmp_path: Path) -> Non
         assert [one.output_tokens for one in read_trace(path, 9)] == [length]
 
 
+def test_a_trace_of_years_has_other_units(tmp_path: Path) -> None:
+    """Nanoseconds, say: nothing would wait for them, and nothing would end."""
+    path = tmp_path / "trace"
+    path.write_text(MOONCAKE.replace("3000", "4e15"))
+    with pytest.raises(UsageError, match=r"lasts 126,493 years; .* milliseconds"):
+        read_trace(path, 9)
+
+
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UsageError, match="can't decode byte 0xff"):
+    with pytest.raises(UsageError, match="is no text; if it is compressed"):
         read_trace(path, 9)

@@ -238,6 +238,14 @@ def test_a_scenario_that_answers_nothing_fails() -> None:
     assert "400 longer than the 16 tokens" in text
 
 
+def test_flags_complete_those_of_a_scenario_before_they_contradict() -> None:
+    """A warm-up longer than the usual run is none longer than the scenario's."""
+    load = ("--workers", "1", "--rate", "2", "--duration", "70", "--output-tokens", "1")
+    assert run("--scenario", "S6", "--fast", *load, "--warmup", "60")[0] == 0
+    with pytest.raises(UsageError, match=r"--warmup must be shorter than --duration, 30 s"):
+        run(*load[:4], "--warmup", "60")
+
+
 def test_scenarios_with_several_seeds_are_one_page_with_a_verdict(tmp_path: Path) -> None:
     """A row is the mean of all seeds, each of which is in the JSON."""
     path, html = tmp_path / "result.json", tmp_path / "page.html"
