@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, TextIO, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -26,7 +26,7 @@ _Time = Annotated[float, msgspec.Meta(ge=0)]
 _Prompt = Annotated[int, msgspec.Meta(ge=1, le=_MOST_TOKENS)]
 # Published traces have requests that were answered with nothing; no API can be asked for that.
 _Answer = Annotated[int, msgspec.Meta(ge=0, le=_MOST_TOKENS)]
-L = TypeVar("L")
+T = TypeVar("T")
 
 
 class _MooncakeLine(msgspec.Struct):
@@ -48,11 +48,16 @@ class _RecordedUsage(msgspec.Struct):
     completion_tokens: _Answer = 0
 
 
-class _RecordedRequest(msgspec.Struct):
+class RecordedRequest(msgspec.Struct):
+    """What a load takes of a recorded request; `max_output_tokens` is the client's, and may be
+    anything.
+    """
+
     received_at: _Time
     max_output_tokens: int | None = None
     prompts: tuple[bytes, ...] | None = None
     prompt_bytes: tuple[Annotated[int, msgspec.Meta(ge=0)], ...] | None = None
+    objective: str = ""
 
 
 class _RecordedLine(msgspec.Struct):
@@ -61,8 +66,25 @@ class _RecordedLine(msgspec.Struct):
     line: str
     number: int = 0
     again: int | bool | None = None  # of a header whether, of a decision which
-    request: _RecordedRequest | None = None
+    config: str | int = ""  # of a header its text, of a decision the number of one
+    request: RecordedRequest | None = None
     usage: _RecordedUsage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Its first configuration, its requests by number, and the tokens of those that were answered
+    with some.
+    """
+
+    config: str | None
+    requests: Mapping[int, RecordedRequest]
+    ended: Mapping[int, int]
+
+
+def read_recording(path: Path) -> Recording:
+    """The file of `--replay`. Raises as `read_trace` does."""
+    return _read(path, "--replay", _recorded)
 
 
 def read_trace(path: Path, output_tokens: int) -> list[TracedRequest]:
@@ -70,19 +92,11 @@ def read_trace(path: Path, output_tokens: int) -> list[TracedRequest]:
     those whose answer's length nobody noted. Raises `UsageError`, which names the line and field of
     what cannot be.
     """
-    try:
-        with path.open(encoding="utf-8") as file:
-            first = file.readline()
-            file.seek(0)
-            found = _reader(first, output_tokens)(file)
-            rows = sorted(found, key=lambda one: one.at_seconds)
-    except OSError as error:
-        raise UsageError(f"--trace: {path}: {error.strerror or error}") from error
-    except (ValueError, csv.Error) as error:
-        text = str(error).partition("\n")[0]
-        if isinstance(error, UnicodeDecodeError):
-            text = "is no text; if it is compressed, decompress it"
-        raise UsageError(f"--trace: {path}: {text}") from error
+
+    def sorted_rows(file: TextIO) -> list[TracedRequest]:
+        return sorted(_requests(file, output_tokens), key=lambda one: one.at_seconds)
+
+    rows = _read(path, "--trace", sorted_rows)
     if not rows:
         raise UsageError(f"--trace: {path} has no request")
     begun, lasts = rows[0].at_seconds, rows[-1].at_seconds - rows[0].at_seconds
@@ -94,20 +108,35 @@ def read_trace(path: Path, output_tokens: int) -> list[TracedRequest]:
     return [replace(one, at_seconds=one.at_seconds - begun) for one in rows]
 
 
-def _reader(first: str, output_tokens: int) -> Callable[[Iterable[str]], Iterator[TracedRequest]]:
+def _read(path: Path, flag: str, read: Callable[[TextIO], T]) -> T:
+    try:
+        with path.open(encoding="utf-8") as file:
+            return read(file)
+    except OSError as error:
+        raise UsageError(f"{flag}: {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        text = f"{flag}: {path} is no text; if it is compressed, decompress it"
+        raise UsageError(text) from error
+    except (ValueError, csv.Error) as error:
+        raise UsageError(f"{flag}: {path}: {error}") from error
+
+
+def _requests(file: TextIO, output_tokens: int) -> Iterator[TracedRequest]:
+    first = file.readline()
+    file.seek(0)
     if first.startswith(_AZURE["at"]):
-        return _azure
+        return _azure(file)
     if first.strip() and not first.startswith("{"):
         raise ValueError(
             "is no trace that is known: Mooncake's JSON lines, Azure's CSV, or a recording of "
             "`picker --record`"
         )
     if '"line":"header"' in first.replace(" ", ""):
-        return lambda lines: _recording(lines, output_tokens)
-    return _mooncake
+        return _of_recording(_recorded(file), output_tokens)
+    return _mooncake(file)
 
 
-def _decoded(lines: Iterable[str], kind: type[L]) -> Iterator[L]:
+def _decoded(lines: Iterable[str], kind: type[T]) -> Iterator[T]:
     """JSON lines; empty ones are skipped."""
     decode = msgspec.json.Decoder(kind).decode
     for number, text in enumerate(lines, 1):
@@ -137,24 +166,31 @@ def _azure(lines: Iterable[str]) -> Iterator[TracedRequest]:
         yield TracedRequest(one.at.timestamp(), one.prompt, max(1, one.answer))
 
 
-def _recording(lines: Iterable[str], output_tokens: int) -> Iterator[TracedRequest]:
-    """Its prompts are not sent: only which of them begin alike, in blocks of 64 tokens."""
-    requests: dict[int, _RecordedRequest] = {}
+def _recorded(lines: Iterable[str]) -> Recording:
+    config: str | None = None
+    requests: dict[int, RecordedRequest] = {}
     ended: dict[int, int] = {}
     for one in _decoded(lines, _RecordedLine):
-        if one.request is not None and one.again is None:
+        if one.line == "header" and config is None and isinstance(one.config, str):
+            config = one.config
+        elif one.request is not None and one.again is None:
             requests[one.number] = one.request
         elif one.usage is not None and one.usage.completion_tokens:
             ended[one.number] = one.usage.completion_tokens
-    for number, request in requests.items():
+    return Recording(config, requests, ended)
+
+
+def _of_recording(found: Recording, output_tokens: int) -> Iterator[TracedRequest]:
+    """Its prompts are not sent: only which of them begin alike, in blocks of 64 tokens."""
+    for number, request in found.requests.items():
         prompts = request.prompts or ()
         sizes = request.prompt_bytes or tuple(map(len, prompts))
-        asked = request.max_output_tokens or 0  # by a client, and it may be anything
+        asked = request.max_output_tokens or 0
         known = asked if 0 < asked <= _MOST_TOKENS else output_tokens
         yield TracedRequest(
             request.received_at,
             max(1, sum(sizes) // _TOKEN_BYTES),  # of a text that is shorter than a token
-            ended.get(number, known),
+            found.ended.get(number, known),
             tuple(_chain(prompts[0])) if len(prompts) == 1 else (),
             RECORDING_BLOCK_TOKENS,
         )

@@ -162,9 +162,9 @@ def _one_data_set(settings: SimulateSettings, results: Results, out: Out) -> int
     notes: list[str] = []
     policies = settings.named_policies(settings.policies or ["default"])
     if settings.replay is not None:
-        recorded = read_recorded(settings.replay)
-        notes = [*recorded.notes(), ""]
-        policies = [("recorded", recorded.config), *(policies if settings.policies else [])]
+        config, lacks = read_recorded(settings.replay)
+        notes = [*lacks, ""]
+        policies = [("recorded", config), *(policies if settings.policies else [])]
         settings = replace(settings, trace=settings.replay)
     sessions = sessions_of(settings)
     run = _Run(settings, policies, lambda _: sessions, list(loads_of(settings)))

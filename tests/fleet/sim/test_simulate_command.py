@@ -240,8 +240,9 @@ def test_a_scenario_that_answers_nothing_fails() -> None:
 
 def test_flags_complete_those_of_a_scenario_before_they_contradict() -> None:
     """A warm-up longer than the usual run is none longer than the scenario's."""
-    load = ("--workers", "1", "--rate", "2", "--duration", "70", "--output-tokens", "1")
-    assert run("--scenario", "S6", "--fast", *load, "--warmup", "60")[0] == 0
+    load = ("--workers", "1", "--rate", "2", "--duration", "70", "--requests", "1")
+    _, text = run("--scenario", "S6", "--fast", *load, "--warmup", "60")
+    assert text.startswith("S6 ")
     with pytest.raises(UsageError, match=r"--warmup must be shorter than --duration, 30 s"):
         run(*load[:4], "--warmup", "60")
 
