@@ -308,8 +308,9 @@ async def _explained(url: str) -> AsyncIterator[None]:
                 f"{url} has no certificate that is trusted: {error}; name its issuer's in "
                 "SSL_CERT_FILE"
             ) from error
+        why = str(error) or type(error).__name__
         raise FleetError(
-            f"nothing answers at {url} ({error}): start a fleet with `pointsman up`, or give --url"
+            f"nothing answers at {url} ({why}): start a fleet with `pointsman up`, or give --url"
         ) from error
     except httpx.RemoteProtocolError as error:
         raise FleetError("the answer broke off: the connection was lost") from error

@@ -19,7 +19,7 @@ from fleet.bench.slo import Bound, Slo
 from fleet.bench.summary import Stage
 from fleet.bench.traces import read_trace
 from fleet.bench.workload import Session, Sessions, Span, Synthetic, traced_sessions
-from fleet.errors import FleetError, UsageError
+from fleet.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,15 +177,12 @@ def write_results(
     parts: Sequence[tuple[str, Sequence[Stage]]],
 ) -> None:
     """The files that the flags name; `parts` are those of the page. Raises `FleetError`."""
-    try:
-        if settings.json is not None:
-            text = msgspec.json.format(msgspec.json.encode(document)).decode()
-            write_text(settings.json, text + "\n")
-        if settings.csv is not None:
-            file = io.StringIO(newline="")
-            write_csv(file, (stage for _, stages in parts for stage in stages))
-            write_text(settings.csv, file.getvalue())
-        if settings.html is not None:
-            write_text(settings.html, page(title, parts))
-    except OSError as error:
-        raise FleetError(f"cannot write a result: {error}") from error
+    if settings.json is not None:
+        text = msgspec.json.format(msgspec.json.encode(document)).decode()
+        write_text(settings.json, text + "\n")
+    if settings.csv is not None:
+        file = io.StringIO(newline="")
+        write_csv(file, (stage for _, stages in parts for stage in stages))
+        write_text(settings.csv, file.getvalue())
+    if settings.html is not None:
+        write_text(settings.html, page(title, parts))

@@ -64,8 +64,12 @@ class FollowedConfig:
     def _write(self, text: bytes) -> None:
         """At once: the picker never reads half of it."""
         unfinished = self._path.with_name(f".{self._path.name}.bench")
-        unfinished.write_bytes(text)
-        os.replace(unfinished, self._path)
+        try:
+            unfinished.write_bytes(text)
+            os.replace(unfinished, self._path)
+        except OSError as error:
+            why = error.strerror or error
+            raise FleetError(f"cannot write the picker's file {self._path}: {why}") from error
 
 
 def read_configs(names: Sequence[str]) -> tuple[bytes, ...]:

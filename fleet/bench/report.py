@@ -12,7 +12,7 @@ from typing import TextIO
 
 from fleet.bench.slo import Slo
 from fleet.bench.summary import Spread, Stage, Summary
-from fleet.errors import UsageError
+from fleet.errors import FleetError, UsageError
 
 _COLUMNS = (
     "stage", "at_seconds", "late_seconds", "ttft_seconds", "itl_seconds", "e2e_seconds",
@@ -145,6 +145,9 @@ def refuse_unwritable(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a result, making its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    """Write a result, making its folder. Raises `FleetError`."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise FleetError(f"cannot write {path}: {error.strerror or error}") from error

@@ -263,10 +263,7 @@ def fit_command(argv: Sequence[str], out: Callable[[str], None]) -> int:
     speed = msgspec.structs.replace(guess(run.stages, flags.workers), kv_tokens=flags.kv_tokens)
     speed = Refinement(run, flags.workers).refined(speed)
     text = msgspec.json.format(msgspec.json.encode(speed)).decode()
-    try:
-        write_text(flags.out, text + "\n")
-    except OSError as error:
-        raise FleetError(f"cannot write {flags.out}: {error}") from error
+    write_text(flags.out, text + "\n")
     out(
         f"{speed.prefill_tokens_per_second:,.0f} prompt tokens/s; a decode step of n sequences "
         f"takes {speed.decode_base_seconds * 1e3:.3g} ms + "

@@ -58,6 +58,18 @@ async def test_what_the_picker_rejects_ends_the_comparison(tmp_path: Path) -> No
     assert path.read_text() == "original"
 
 
+async def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "live.yaml"
+    path.write_text("original")
+    (tmp_path / ".live.yaml.bench").mkdir()
+    with (
+        pytest.raises(FleetError, match=r"cannot write the picker's file .*live.yaml: "),
+        FollowedConfig(picker(path)) as followed,
+    ):
+        await followed.use(b"a", "x.yaml")
+    assert path.read_text() == "original"
+
+
 async def test_a_picker_that_follows_nothing_is_not_waited_for_forever(tmp_path: Path) -> None:
     path = tmp_path / "live.yaml"
     path.write_text("original")

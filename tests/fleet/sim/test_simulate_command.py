@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from recorded_traffic import Traffic, record
 
-from fleet.errors import UsageError
+from fleet.errors import FleetError, UsageError
 from fleet.sim.command import simulate_command
 from fleet.sim.flags import build_parser
 from fleet.sim.policies import POLICIES
@@ -55,6 +55,14 @@ def test_policies_that_know_prefixes_find_more_cached(by_policy: dict[str, dict[
     blind = max(cached[name] for name in ("random", "round-robin", "power-of-two"))
     for name in ("default", "precise", "cache_aware", "consistent-hashing", "prefix-only"):
         assert cached[name] > blind + 0.1, name
+
+
+def test_a_full_disk_is_told_with_the_file_after_the_report() -> None:
+    said: list[str] = []
+    flags = ("--requests", "1", "--html", "/dev/full", "--processes", "1")
+    with pytest.raises(FleetError, match=r"^cannot write /dev/full: No space left on device"):
+        simulate_command(flags, said.append, lambda _: None)
+    assert "1 requests" in said[0]
 
 
 def test_a_seed_gives_one_outcome(tmp_path: Path) -> None:
