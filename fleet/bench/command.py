@@ -71,10 +71,6 @@ class Settings(LoadSettings):
             return self.compare[0], self.compare[1]
         return None if self.compare_url is None else (self.url, self.compare_url)
 
-    @property
-    def num_rounds(self) -> int:
-        return DEFAULT_ROUNDS if self.rounds is None else self.rounds
-
     def check(self) -> None:
         LoadSettings.check(self)
         if self.compared is not None and len(self.rate or self.concurrency or ()) > 1:
@@ -203,7 +199,7 @@ class Bench:
         if names is None:
             yield from (Turn(load, endpoints[0], number) for number, load in enumerate(loads))
             return
-        for number in range(self.settings.num_rounds):
+        for number in range(self.settings.rounds or DEFAULT_ROUNDS):
             # A B, B A, A B …: what drifts during the run is the same for both.
             for which in (0, 1) if number % 2 == 0 else (1, 0):
                 load = replace(loads[0], name=f"{'AB'[which]}{number + 1}")

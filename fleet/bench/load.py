@@ -74,7 +74,7 @@ class LoadSettings:
             raise UsageError("--speed is for a trace's own times, not for --rate or --concurrency")
         if self.think and self.turns.high == 1:
             raise UsageError("--think is between requests of a session: give --turns 2 or more")
-        is_own_times = self.trace is not None and self.rate is None
+        is_own_times = self.trace is not None and not (self.rate or self.concurrency)
         if self.burstiness != 1 and (self.concurrency is not None or is_own_times):
             raise UsageError("--burstiness is for --rate")
         if self.warmup >= self.seconds and not (is_own_times and self.duration is None):

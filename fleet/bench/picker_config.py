@@ -19,8 +19,8 @@ POLL_SECONDS = 0.05
 Look = Callable[[], ConfigView]
 _NEEDS = (
     "--compare needs a picker that follows a file which is here under the same path, as of "
-    "`pointsman up --config /a/path.yaml`, found by --url or named by --picker: the HTTP port that "
-    "`up` prints, `pointsman picker --metrics-port` (9090)"
+    "`pointsman up --config /a/path.yaml`; --url finds that of a fleet of this machine, --picker "
+    "names another by its HTTP port (`pointsman picker --metrics-port`, 9090 by default)"
 )
 
 
