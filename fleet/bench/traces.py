@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, TextIO, TypeVar
+from typing import Annotated
 from zlib import crc32
 
 import msgspec
 
 from fleet.bench.workload import TracedRequest
 from fleet.errors import UsageError
+from picker.recording.lines import DecisionLine, End, Header, RequestLine
+from picker.recording.reading import RecordingError, read_recording
 
 MOONCAKE_BLOCK_TOKENS = 512
 RECORDING_BLOCK_TOKENS = 64
@@ -26,7 +28,6 @@ _Time = Annotated[float, msgspec.Meta(ge=0)]
 _Prompt = Annotated[int, msgspec.Meta(ge=1, le=_MOST_TOKENS)]
 # Published traces have requests that were answered with nothing; no API can be asked for that.
 _Answer = Annotated[int, msgspec.Meta(ge=0, le=_MOST_TOKENS)]
-T = TypeVar("T")
 
 
 class _MooncakeLine(msgspec.Struct):
@@ -44,47 +45,44 @@ class _AzureLine(msgspec.Struct, rename=_AZURE):
     answer: _Answer
 
 
-class _RecordedUsage(msgspec.Struct):
-    completion_tokens: _Answer = 0
-
-
-class RecordedRequest(msgspec.Struct):
-    """What a load takes of a recorded request; `max_output_tokens` is the client's, and may be
-    anything.
-    """
-
-    received_at: _Time
-    max_output_tokens: int | None = None
-    prompts: tuple[bytes, ...] | None = None
-    prompt_bytes: tuple[Annotated[int, msgspec.Meta(ge=0)], ...] | None = None
-    objective: str = ""
-
-
-class _RecordedLine(msgspec.Struct):
-    """Of a recording: decisions have `request`, ends `usage`, other lines neither."""
-
-    line: str
-    number: int = 0
-    again: int | bool | None = None  # of a header whether, of a decision which
-    config: str | int = ""  # of a header its text, of a decision the number of one
-    request: RecordedRequest | None = None
-    usage: _RecordedUsage | None = None
+Number = tuple[float, int]  # of a request: when its run of the picker began, and its own in that
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Its first configuration, its requests by number, and the tokens of those that were answered
-    with some.
+    """The first configuration; the requests of all runs, with their times in one count of seconds;
+    and the tokens of those that were answered with some.
     """
 
-    config: str | None
-    requests: Mapping[int, RecordedRequest]
-    ended: Mapping[int, int]
+    config: str
+    requests: Mapping[Number, tuple[float, RequestLine]]
+    ended: Mapping[Number, int]
 
 
-def read_recording(path: Path) -> Recording:
-    """The file of `--replay`. Raises as `read_trace` does."""
-    return _read(path, "--replay", _recorded)
+def recording(path: Path, flag: str) -> Recording:
+    """The file that a flag names. Raises `UsageError`."""
+    config, begun, later = "", 0.0, 0.0
+    requests: dict[Number, tuple[float, RequestLine]] = {}
+    ended: dict[Number, int] = {}
+    try:
+        for one in read_recording(path):
+            line = one.line
+            if isinstance(line, Header):
+                config, begun = config or line.config, line.started_at_unix
+                later = begun - line.started_at  # each run counts from a moment of its own
+            elif isinstance(line, DecisionLine) and line.again is None:
+                sizes = line.request.prompt_bytes or ()
+                if min(line.request.received_at, *sizes, 0) < 0:
+                    raise UsageError(f"{flag}: {path}:{one.number}: a time or length is below 0")
+                requests[begun, line.number] = later + line.request.received_at, line.request
+            elif isinstance(line, End) and line.usage is not None:
+                if not 0 <= line.usage.completion_tokens <= _MOST_TOKENS:
+                    text = f"usage.completion_tokens is not from 0 to {_MOST_TOKENS:,}"
+                    raise UsageError(f"{flag}: {path}:{one.number}: {text}")
+                ended[begun, line.number] = line.usage.completion_tokens
+    except RecordingError as error:
+        raise UsageError(f"{flag}: {error}") from error
+    return Recording(config, requests, {which: many for which, many in ended.items() if many})
 
 
 def read_trace(path: Path, output_tokens: int) -> list[TracedRequest]:
@@ -92,11 +90,7 @@ def read_trace(path: Path, output_tokens: int) -> list[TracedRequest]:
     those whose answer's length nobody noted. Raises `UsageError`, which names the line and field of
     what cannot be.
     """
-
-    def sorted_rows(file: TextIO) -> list[TracedRequest]:
-        return sorted(_requests(file, output_tokens), key=lambda one: one.at_seconds)
-
-    rows = _read(path, "--trace", sorted_rows)
+    rows = sorted(_requests(path, output_tokens), key=lambda one: one.at_seconds)
     if not rows:
         raise UsageError(f"--trace: {path} has no request")
     begun, lasts = rows[0].at_seconds, rows[-1].at_seconds - rows[0].at_seconds
@@ -108,47 +102,39 @@ def read_trace(path: Path, output_tokens: int) -> list[TracedRequest]:
     return [replace(one, at_seconds=one.at_seconds - begun) for one in rows]
 
 
-def _read(path: Path, flag: str, read: Callable[[TextIO], T]) -> T:
+def _requests(path: Path, output_tokens: int) -> Iterable[TracedRequest]:
     try:
         with path.open(encoding="utf-8") as file:
-            return read(file)
+            first = file.readline()
+            file.seek(0)
+            if first.startswith(_AZURE["at"]):
+                return list(_azure(file))
+            if first.strip() and not first.startswith("{"):
+                raise ValueError(
+                    "is no trace that is known: Mooncake's JSON lines, Azure's CSV, or a recording "
+                    "of `picker --record`"
+                )
+            if '"line":"header"' not in first.replace(" ", ""):
+                return list(_mooncake(file))
     except OSError as error:
-        raise UsageError(f"{flag}: {path}: {error.strerror or error}") from error
+        raise UsageError(f"--trace: {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        text = f"{flag}: {path} is no text; if it is compressed, decompress it"
+        text = f"--trace: {path} is no text; if it is compressed, decompress it"
         raise UsageError(text) from error
     except (ValueError, csv.Error) as error:
-        raise UsageError(f"{flag}: {path}: {error}") from error
-
-
-def _requests(file: TextIO, output_tokens: int) -> Iterator[TracedRequest]:
-    first = file.readline()
-    file.seek(0)
-    if first.startswith(_AZURE["at"]):
-        return _azure(file)
-    if first.strip() and not first.startswith("{"):
-        raise ValueError(
-            "is no trace that is known: Mooncake's JSON lines, Azure's CSV, or a recording of "
-            "`picker --record`"
-        )
-    if '"line":"header"' in first.replace(" ", ""):
-        return _of_recording(_recorded(file), output_tokens)
-    return _mooncake(file)
-
-
-def _decoded(lines: Iterable[str], kind: type[T]) -> Iterator[T]:
-    """JSON lines; empty ones are skipped."""
-    decode = msgspec.json.Decoder(kind).decode
-    for number, text in enumerate(lines, 1):
-        try:
-            if text.strip():
-                yield decode(text)
-        except msgspec.DecodeError as error:
-            raise ValueError(f"line {number}: {error}") from error
+        raise UsageError(f"--trace: {path}: {error}") from error
+    return _recorded(recording(path, "--trace"), output_tokens)
 
 
 def _mooncake(lines: Iterable[str]) -> Iterator[TracedRequest]:
-    for one in _decoded(lines, _MooncakeLine):
+    decode = msgspec.json.Decoder(_MooncakeLine).decode
+    for number, text in enumerate(lines, 1):
+        if not text.strip():
+            continue
+        try:
+            one = decode(text)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"line {number}: {error}") from error
         lengths = one.input_length, max(1, one.output_length)
         yield TracedRequest(one.timestamp / 1e3, *lengths, one.hash_ids, MOONCAKE_BLOCK_TOKENS)
 
@@ -166,29 +152,15 @@ def _azure(lines: Iterable[str]) -> Iterator[TracedRequest]:
         yield TracedRequest(one.at.timestamp(), one.prompt, max(1, one.answer))
 
 
-def _recorded(lines: Iterable[str]) -> Recording:
-    config: str | None = None
-    requests: dict[int, RecordedRequest] = {}
-    ended: dict[int, int] = {}
-    for one in _decoded(lines, _RecordedLine):
-        if one.line == "header" and config is None and isinstance(one.config, str):
-            config = one.config
-        elif one.request is not None and one.again is None:
-            requests[one.number] = one.request
-        elif one.usage is not None and one.usage.completion_tokens:
-            ended[one.number] = one.usage.completion_tokens
-    return Recording(config, requests, ended)
-
-
-def _of_recording(found: Recording, output_tokens: int) -> Iterator[TracedRequest]:
+def _recorded(found: Recording, output_tokens: int) -> Iterator[TracedRequest]:
     """Its prompts are not sent: only which of them begin alike, in blocks of 64 tokens."""
-    for number, request in found.requests.items():
+    for number, (at, request) in found.requests.items():
         prompts = request.prompts or ()
         sizes = request.prompt_bytes or tuple(map(len, prompts))
-        asked = request.max_output_tokens or 0
+        asked = request.max_output_tokens or 0  # by a client, and it may be anything
         known = asked if 0 < asked <= _MOST_TOKENS else output_tokens
         yield TracedRequest(
-            request.received_at,
+            at,
             max(1, sum(sizes) // _TOKEN_BYTES),  # of a text that is shorter than a token
             found.ended.get(number, known),
             tuple(_chain(prompts[0])) if len(prompts) == 1 else (),

@@ -8,25 +8,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from fleet.bench.traces import Recording, read_recording
+from fleet.bench.traces import Recording, recording
 from fleet.errors import UsageError
 
 
 def read_recorded(path: Path) -> tuple[str, list[str]]:
     """Its first configuration, and notes for people. Raises `UsageError` for what is none."""
-    found = read_recording(path)
-    if found.config is None or not found.requests:
-        raise UsageError(
-            f"--replay: {path} is no recording of `picker --record`, or has no request"
-        )
+    found = recording(path, "--replay")
+    if not found.requests:
+        raise UsageError(f"--replay: {path} has no request")
     return found.config, list(_lacks(found))
 
 
 def _lacks(found: Recording) -> Iterator[str]:
-    every = found.requests
-    without_prompt = sum(one.prompts is None or len(one.prompts) != 1 for one in every.values())
-    without_length = len(every.keys() - found.ended.keys())
-    with_objective = sum(bool(one.objective) for one in every.values())
+    every = [request for _, request in found.requests.values()]
+    without_prompt = sum(one.prompts is None or len(one.prompts) != 1 for one in every)
+    without_length = len(found.requests.keys() - found.ended.keys())
+    with_objective = sum(bool(one.objective) for one in every)
     yield (
         f"{len(every):,} recorded requests, with their times and, in blocks of 64 tokens, "
         "their prompts. A recording does not have requests that were rejected before "

@@ -16,6 +16,8 @@ from fleet.sim.flags import build_parser
 from fleet.sim.policies import POLICIES
 from fleet.sim.scenarios import ELSEWHERE, SCENARIOS
 from picker.config.build import DEFAULT_CONFIG
+from picker.recording.lines import AnyLine, DecisionLine, End, Header, RequestLine, encoded
+from picker.types import Usage
 
 LENGTHS = ["--output-tokens", "40", "--input-tokens", "100"]
 SMALL = ["--fast", "--rate", "12", "--duration", "6", *LENGTHS]
@@ -187,16 +189,17 @@ def test_a_page_and_a_table_have_every_configuration(tmp_path: Path) -> None:
 
 def test_a_recording_is_replayed_to_latency(tmp_path: Path) -> None:
     """First with its own configuration, and what it does not have is said."""
-    header = {"line": "header", "config": POLICIES["round-robin"], "format_version": 1}
-    lines: list[dict[str, Any]] = [header]
+    config = POLICIES["round-robin"] or ""
+    lines: list[AnyLine] = [Header(1, "test", "pool", "a.yaml", config, 1, False, 0.0, 0.0)]
     for number in range(40):
-        request = {"received_at": 100 + number / 8, "prompt_bytes": [8000 if number else 4000]}
-        lines.append({"line": "decision", "number": number, "request": request})
+        at, size = 100 + number / 8, 8000 if number else 4000
+        request = RequestLine("r", "openai", {}, at, prompt_bytes=(size,))
+        lines.append(DecisionLine(number, 0, at, 0, request))
         if number % 2:
-            usage = {"prompt_tokens": 2000, "completion_tokens": 64}
-            lines.append({"line": "end", "number": number, "usage": usage})
+            usage = Usage(prompt_tokens=2000, completion_tokens=64)
+            lines.append(End(number, "r", "completed", at + 1, usage))
     path = tmp_path / "decisions.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path.write_bytes(b"".join(map(encoded, lines)))
     status, text = run("--fast", "--replay", str(path), "--policies", "default")
     assert status == 0
     assert "40 have no recorded prompt" in text
