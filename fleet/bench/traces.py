@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 from zlib import crc32
@@ -149,7 +149,8 @@ def _azure(lines: Iterable[str]) -> Iterator[TracedRequest]:
         except msgspec.ValidationError as error:
             text = str(error).replace(", got `str`", "")  # as every cell is
             raise ValueError(f"line {table.line_num}: {text}") from error
-        yield TracedRequest(one.at.timestamp(), one.prompt, max(1, one.answer))
+        at = one.at if one.at.tzinfo else one.at.replace(tzinfo=UTC)  # on every machine
+        yield TracedRequest(at.timestamp(), one.prompt, max(1, one.answer))
 
 
 def _recorded(found: Recording, output_tokens: int) -> Iterator[TracedRequest]:
