@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,19 @@ def test_azure(tmp_path: Path) -> None:
         first, second = read_trace(path, 9)
         assert second.at_seconds == pytest.approx(0.052, abs=1e-6)
         assert (first.input_tokens, first.output_tokens) == (4808, 10)
+
+
+def test_azures_times_are_the_same_where_clocks_are_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(AZURE.replace("16 18:17:03", "05 00:17:03").replace("16 18:17", "05 03:17"))
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "EST5EDT,M3.2.0,M11.1.0")
+        time.tzset()
+        _, second = read_trace(path, 9)
+    time.tzset()
+    assert second.at_seconds == pytest.approx(3 * 3600 + 0.052, abs=1e-6)
 
 
 def test_a_recording_of_the_picker() -> None:
