@@ -117,13 +117,13 @@ async def unrest(picker: WholePicker, config: Path, clients: Clients) -> None:
 
     while clients.left > 0:
         done = (REQUESTS - clients.left) * 10 // REQUESTS
-        if step < 7 <= done:  # the new configuration decides before the old one is back
-            clients.go_on.clear()
-            await until(reloads)
-            clients.go_on.set()
         while step < done:
             step += 1
             changes.get(step, lambda: None)()
+            if step == 7:  # the new configuration decides before the old one is back
+                clients.go_on.clear()
+                await until(reloads)
+                clients.go_on.set()
         for pod in everybody:
             started = START_SECONDS + (done if pod is everybody[2] else 0)
             adapters = draw.sample(("one", "two", "three"), 2)
