@@ -153,11 +153,12 @@ async def test_a_stopped_engine_is_killed_when_its_silence_lasts(make_request: M
 async def test_a_stopped_engine_that_goes_on_in_time_is_kept(make_request: Make) -> None:
     """A pause shorter than the timeout (a debugger, a busy machine) costs nothing."""
     async with running(Supervision(heartbeat_timeout_seconds=30.0)) as client:
-        (stream,) = client.open(make_request("a", [1], max_tokens=30))
+        (stream,) = client.open(make_request("a", [1], max_tokens=5000))
         await stream.next()
         pid = signal_engine(client, signal.SIGSTOP)
         signal_engine(client, signal.SIGCONT)
-        await read_on(stream)
+        assert (await last_of(client, make_request("b", [1]))).finish_reason is not None
+        stream.close()
         assert (client.pid, client.stats.num_restarts) == (pid, 0)
 
 
