@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import fcntl
 import os
 import pty
@@ -23,13 +24,14 @@ class Terminal:
 
     def __init__(self, master: int, slave: int) -> None:
         self._master, self._slave = master, slave
+        self._decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end in a character
         self.modes_before = self.modes()
         self.process: asyncio.subprocess.Process
         self.output = ""
 
     def read(self) -> None:
         """Take in what was written."""
-        self.output += os.read(self._master, 65536).decode()
+        self.output += self._decoder.decode(os.read(self._master, 65536))
 
     def press(self, keys: bytes) -> None:
         os.write(self._master, keys)
