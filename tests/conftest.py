@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,16 @@ def model_path() -> Path:
     from fleet.models import ensure_default_model
 
     return ensure_default_model()
+
+
+@pytest.fixture
+def ipv6() -> str:
+    """This machine's own address, where it has one."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError as error:
+        pytest.skip(f"no IPv6: {error}")
+    return "::1"
 
 
 class _WholeFiles(LoadScopeScheduling):  # type: ignore[misc]

@@ -71,11 +71,7 @@ def test_a_socket_that_somebody_else_put_there_is_left_alone(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("host", "url", "exposed"),
-    [
-        ("127.0.0.1", "http://127.0.0.1:", False),
-        ("::1", "http://[::1]:", False),
-        ("0.0.0.0", "http://0.0.0.0:", True),
-    ],
+    [("127.0.0.1", "http://127.0.0.1:", False), ("0.0.0.0", "http://0.0.0.0:", True)],
 )
 def test_an_address_is_shown_as_a_url(host: str, url: str, exposed: bool) -> None:
     """And whether other machines may reach it is known."""
@@ -83,6 +79,12 @@ def test_an_address_is_shown_as_a_url(host: str, url: str, exposed: bool) -> Non
         assert shown(listener, tls=False).startswith(url)
         assert shown(listener, tls=True).startswith("https" + url.removeprefix("http"))
         assert is_exposed(listener) is exposed
+
+
+def test_an_ipv6_address_has_brackets_in_a_url(ipv6: str) -> None:
+    with bind(ipv6, 0) as listener:
+        assert shown(listener, tls=False).startswith("http://[::1]:")
+        assert not is_exposed(listener)
 
 
 def test_a_host_nobody_knows_is_one_sentence() -> None:

@@ -103,8 +103,8 @@ async def test_many_pages_come_over_one_connection() -> None:
     assert b"Accept-Encoding: identity" in asked[0]
 
 
-async def test_an_address_may_be_ipv6() -> None:
-    async with serving(once(OK), host="::1") as server, http() as pages:
+async def test_an_address_may_be_ipv6(ipv6: str) -> None:
+    async with serving(once(OK), host=ipv6) as server, http() as pages:
         assert await pages.fetch(server.address) == PAGE
 
 
