@@ -38,7 +38,8 @@ import msgspec
 from aiohttp import web
 
 from fleet.front_flags import build_parser
-from fleet.http_proxy import pass_on, serve
+from fleet.http_proxy import error_answer, pass_on, serve, unavailable
+from worker.api.http.exchange import error_frame
 from worker.api.routes.prefill_leg import Headers, new_session, of_json, passed_on
 
 logger = logging.getLogger(__name__)
@@ -315,13 +316,12 @@ class _Course:
     async def _give_up(self, reason: str) -> web.StreamResponse:
         logger.error("%s: given up after %d tokens: %s", self._url, self._num_tokens, reason)
         response = self._client.response
-        detail = {"message": reason, "type": "ServiceUnavailableError"}
-        event = {"error": {**detail, "param": None, "code": _GONE}}
+        error = unavailable(reason)
         if response is None:
-            return web.json_response(event, status=_GONE)
+            return error_answer(error)
         if self._state:  # else it may have been cut within an event
             with contextlib.suppress(aiohttp.ClientError, OSError):
-                await response.write(b"data: " + msgspec.json.encode(event) + b"\n\n")
+                await response.write(error_frame(error))
         self._client.cut()
         return response
 

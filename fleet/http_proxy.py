@@ -9,11 +9,12 @@ import sys
 from collections.abc import Awaitable, Callable
 
 import aiohttp
-import msgspec
 from aiohttp import web
 
 from fleet.errors import FleetError
+from worker.api.http.exchange import error_body
 from worker.api.routes.prefill_leg import Headers, passed_on
+from worker.errors import RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -70,11 +71,16 @@ async def serve(
     await runner.cleanup()
 
 
-def error_answer(status: int, kind: str, message: str) -> web.Response:
-    text = {"object": "error", "message": message, "type": kind, "param": None, "code": status}
+def error_answer(error: RequestError) -> web.Response:
+    """As a worker writes it."""
     return web.Response(
-        status=status, body=msgspec.json.encode(text), content_type="application/json"
+        status=error.status, body=error_body(error), content_type="application/json"
     )
+
+
+def unavailable(message: str) -> RequestError:
+    """Nothing answers behind here."""
+    return RequestError(message, status=503, type="ServiceUnavailableError")
 
 
 async def pass_on(
@@ -105,4 +111,4 @@ async def pass_on(
         if response is not None and response.prepared:
             raise  # the client sees the answer cut off, as it was here
         logger.warning("%s does not answer: %s", url, error)
-        return error_answer(503, "ServiceUnavailable", "the worker does not answer")
+        return error_answer(unavailable("no worker answers"))
