@@ -155,6 +155,8 @@ def kv_offloading_config(
     is_random = seed == RANDOM_SEED or (
         seed is None and engine.prefix_caching_hash_algo.startswith("xxhash")
     )
+    if config.kv_offloading_path == "":
+        raise ConfigError("--kv-offloading-path is empty: give a directory, or leave it out")
     if config.kv_offloading_path is not None and is_random:
         raise ConfigError(
             "--kv-offloading-path: no later start knows a random hash seed: give"

@@ -96,6 +96,18 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "replay: no recording": (("replay",), "the following arguments are required: FILE"),
     "chat: an address that is none": (("chat", "--url", "::"), "--url: takes an address such as"),
     "top: a name too long": (("top", "--picker", "a" * 99), "--picker: takes an address such as"),
+    "front: more than an address": (
+        ("front", "--gateway", "x:1/a?b=c"),
+        "--gateway: takes an address such as",
+    ),
+    "front: streams that may never be silent": (
+        ("front", "--stall-timeout", "0"),
+        "--stall-timeout: must be above 0, got 0",
+    ),
+    "sidecar: no time for a prompt": (
+        ("sidecar", "--prefill-timeout", "0"),
+        "--prefill-timeout: must be above 0, got 0",
+    ),
     "replay: a byte no name has": (("replay", "a\0"), "'a\\x00' is no value of a flag"),
     "chat: a wrong number": (("chat", "--max-tokens", "few"), "--max-tokens: "),
     "bench: no rate": (("bench", "--rate", "0"), "--rate: takes requests a second such as 5"),

@@ -451,6 +451,7 @@ def test_a_proxy_takes_kv() -> None:
             "--kv-offloading-path: no later start knows a random hash seed",
         ),
         (("--kv-offloading-path", "/kv", "--prefix-caching-hash-seed", "random"), "random hash"),
+        (("--kv-offloading-path", ""), "--kv-offloading-path is empty"),
     ],
 )
 def test_offloading_that_cannot_be_is_refused(flags: tuple[str, ...], message: str) -> None:

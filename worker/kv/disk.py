@@ -443,8 +443,9 @@ def check_directory(parent: Path) -> None:
 
 
 def _refused(parent: Path, error: OSError) -> ConfigError:
-    reason = f"{error.strerror}; give a directory that the worker may write to"
-    return ConfigError(f"--kv-offloading-path {parent}: {reason}")
+    reason = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
+    fix = "give a directory that the worker may write to"
+    return ConfigError(f"--kv-offloading-path {parent}: {reason}; {fix}")
 
 
 def _claim(parent: Path, identity: str) -> tuple[Path, FileIO]:

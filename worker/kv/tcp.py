@@ -285,7 +285,7 @@ class TcpConnector:
     async def _accept(self) -> None:
         while True:
             try:
-                connection, _ = await self._loop.sock_accept(self._listener)
+                connection, taker = await self._loop.sock_accept(self._listener)
             except OSError as error:  # too many open files, say
                 logger.warning("a connection for KV was not accepted: %s", error)
                 await asyncio.sleep(_EXPIRY_SECONDS)
@@ -298,7 +298,7 @@ class TcpConnector:
             except BaseException:
                 connection.close()
                 raise
-            self._start(self._give(connection), "kv-give")
+            self._start(self._give(connection, taker[0]), "kv-give")
 
     def _hurry(self) -> None:
         for patience in self._greeting:
@@ -313,8 +313,8 @@ class TcpConnector:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _give(self, connection: socket.socket) -> None:
-        """Serve one connection: one fetch."""
+    async def _give(self, connection: socket.socket, taker: str) -> None:
+        """Serve one connection, from the address `taker`: one fetch."""
         with contextlib.ExitStack() as seat, connection:
             seat.callback(self._giving.release)
             try:
@@ -327,7 +327,8 @@ class TcpConnector:
                     async with asyncio.timeout(self._config.kv_transfer_timeout):
                         await self._answer(channel, fetch)
             except (OSError, KvTransferError) as error:  # a TimeoutError is an OSError
-                logger.warning("KV was not handed over: %s", str(error) or "it took too long")
+                reason = str(error) or "it took too long"
+                logger.warning("KV was not handed over to %s: %s", taker, reason)
 
     async def _greeted(self, channel: Channel) -> Fetch:
         async with asyncio.timeout(_HANDSHAKE_SECONDS) as patience:

@@ -267,7 +267,7 @@ def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path, name: str) -
     """In words that name the flag and what to do."""
     (tmp_path / "file").write_text("")
     for begin in (check_directory, lambda parent: BlockFiles(parent, "i", SIZE)):
-        with pytest.raises(ConfigError, match=r"--kv-offloading-path .*; give a directory"):
+        with pytest.raises(ConfigError, match=r"--kv-offloading-path .*: Not a directory; give a"):
             begin(tmp_path / name)
 
 
