@@ -131,8 +131,8 @@ def kv_offloading_config(
     for name, needed, reason in _OFFLOADING_NEEDS:
         values = [getattr(options, f"kv_offloading_{one}") for one in (name, needed)]
         if values[0] is not None and values[1] is None:
-            given = f"--kv-offloading-{name.replace('_', '-')}"
-            raise ConfigError(f"{given} needs --kv-offloading-{needed}: {reason}")
+            part = f"--kv-offloading-{name.replace('_', '-')}"
+            raise ConfigError(f"{part} needs --kv-offloading-{needed}: {reason}")
     if options.kv_offloading_size is None:
         return None
     _check_kv_moves(flag, engine)

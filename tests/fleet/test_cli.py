@@ -42,6 +42,10 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "a port that is a word": ((*SIM, "--port", "http"), "between 1 and 65535, not 'http'"),
     "no room behind the port": ((*SIM, "--port", "65535"), "--port 65535 leaves no room"),
     "no workers": ((*SIM, "--workers", "0"), "--workers: takes a whole number of 1 or more"),
+    "too many of both": (
+        (*SIM, "--prefill", "256", "--decode", "1"),
+        "--prefill and --decode together are between 1 and 256, not 257",
+    ),
     "too many workers": ((*SIM, "--workers", "10000"), "--workers is between 1 and 256, not 10000"),
     "half a worker": ((*SIM, "--workers", "1.5"), "--workers: takes a whole number of 1 or more"),
     "no threads": ((*SIM, "--envoy-concurrency", "0"), "--envoy-concurrency: takes a whole number"),

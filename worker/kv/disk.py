@@ -156,7 +156,7 @@ class BlockFiles:
         self.bytes_written = 0
         self.bytes_read = 0
         self.num_failures = 0
-        self._claim = lambda: _claim(parent, identity)
+        self._claim = partial(_claim, parent, identity)
         self.directory, self._lock = self._claim()
         self._writes: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._reads: queue.SimpleQueue[DiskRead | None] = queue.SimpleQueue()
