@@ -38,7 +38,7 @@ import msgspec
 from aiohttp import web
 
 from fleet.front_flags import build_parser
-from fleet.http_proxy import error_answer, pass_on, serve, unavailable
+from fleet.http_proxy import begun, error_answer, pass_on, serve, unavailable
 from worker.api.http.exchange import error_frame
 from worker.api.routes.prefill_leg import Headers, new_session, of_json, passed_on
 
@@ -227,13 +227,7 @@ class _Client:
         response = self.response
         try:
             if response is None:
-                headers = passed_on(source.headers.items(), STATE_HEADER)
-                response = web.StreamResponse(
-                    status=source.status, reason=source.reason, headers=headers
-                )
-                response.content_length = source.content_length
-                await response.prepare(self._request)
-                self.response = response
+                response = self.response = await begun(self._request, source, STATE_HEADER)
             await response.write(text)
         except (aiohttp.ClientError, OSError) as error:
             raise _ClientGoneError from error

@@ -83,6 +83,17 @@ def unavailable(message: str) -> RequestError:
     return RequestError(message, status=503, type="ServiceUnavailableError")
 
 
+async def begun(
+    request: web.Request, source: aiohttp.ClientResponse, *dropped: str
+) -> web.StreamResponse:
+    """An answer that begins as `source` does, without the headers `dropped`."""
+    headers = passed_on(source.headers.items(), *dropped)
+    response = web.StreamResponse(status=source.status, reason=source.reason, headers=headers)
+    response.content_length = source.content_length
+    await response.prepare(request)
+    return response
+
+
 async def pass_on(
     session: aiohttp.ClientSession,
     request: web.Request,
@@ -96,19 +107,13 @@ async def pass_on(
         async with session.request(
             request.method, url, data=data, headers=headers, allow_redirects=False
         ) as answer:
-            response = web.StreamResponse(
-                status=answer.status,
-                reason=answer.reason,
-                headers=passed_on(answer.headers.items()),
-            )
-            response.content_length = answer.content_length
-            await response.prepare(request)
+            response = await begun(request, answer)
             async for chunk in answer.content.iter_any():
                 await response.write(chunk)
             await response.write_eof()
             return response
     except (aiohttp.ClientError, OSError) as error:
-        if response is not None and response.prepared:
+        if response is not None:
             raise  # the client sees the answer cut off, as it was here
         logger.warning("%s does not answer: %s", url, error)
         return error_answer(unavailable("no worker answers"))

@@ -392,11 +392,8 @@ class TcpConnector:
         if not (0 <= fetch.start <= num_tokens and 0 <= num_bytes <= _MOST_BYTES):
             raise KvTransferError(f"{num_tokens} tokens from {fetch.start} on are no question")
         wanted = unpack(await channel.receive_data(num_bytes), num_tokens, fetch.start)
-        error = None
-        difference = fetch.shape.difference(self._shape)
-        if difference is not None:
-            error = f"the KV of engine {self.engine_id} does not fit: {difference}"
-        elif not self._config.gives:
+        error = self._misfit(fetch)
+        if error is None and not self._config.gives:
             error = f"engine {self.engine_id} is a kv_consumer"
         if error is not None:
             self._redeem(fetch.transfer_id)
@@ -456,13 +453,16 @@ class TcpConnector:
             await channel.send(Tag(await channel.tag_of(data)))
             await channel.receive(Mapped)
 
+    def _misfit(self, fetch: Fetch) -> str | None:
+        difference = fetch.shape.difference(self._shape)
+        return difference and f"the KV of engine {self.engine_id} does not fit: {difference}"
+
     def _look_up(self, fetch: Fetch) -> tuple[KeptKv | None, str | None]:
         """What is asked for, which is not kept any longer; else why it is not to be had."""
-        difference = fetch.shape.difference(self._shape)
         if fetch.engine_id not in (None, self.engine_id):
             return None, f"this is engine {self.engine_id}, not {fetch.engine_id}"
-        if difference is not None:
-            return None, f"the KV of engine {self.engine_id} does not fit: {difference}"
+        if (error := self._misfit(fetch)) is not None:
+            return None, error
         with self._lock:
             kept = self._kept.take(fetch.transfer_id)
         if kept is None:
