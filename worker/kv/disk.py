@@ -303,8 +303,11 @@ class BlockFiles:
                 logger.warning("%s was deleted: evicted KV goes to %s", gone, self.directory)
             names = os.listdir(self.directory)
             self._told.discard(_LIST)
-        except (OSError, ConfigError) as error:
+        except (*_GONE, ConfigError) as error:
             self._failed(_LIST, error)
+        except OSError as error:  # what is left may be seen another time
+            self._failed(_LIST, error)
+            return
         self._reports.append(Left(frozenset(name.removesuffix(".kv") for name in names)))
 
     def _delete(self, digests: Sequence[bytes]) -> None:

@@ -293,6 +293,7 @@ class TcpConnector:
             connection.setblocking(False)
             try:
                 if self._giving.locked():
+                    await asyncio.sleep(0)  # so that every handshake has begun
                     self._hurry()
                 await self._giving.acquire()
             except BaseException:
