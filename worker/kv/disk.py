@@ -296,7 +296,7 @@ class BlockFiles:
         """
         names: list[str] = []
         try:
-            if not os.fstat(self._lock.fileno()).st_nlink:
+            if not (self._is_closed or os.fstat(self._lock.fileno()).st_nlink):
                 old, gone = self._lock, self.directory
                 self.directory, self._lock = self._claim()
                 old.close()
