@@ -18,7 +18,7 @@ import msgspec
 
 from fleet.bench.slo import METRICS, Bound, read_bounds
 from fleet.command_line import Parser, seconds, url
-from fleet.errors import FleetError, UsageError
+from fleet.errors import UsageError
 from fleet.picker_views import PickerViews
 from picker.config.autoscale_file import ScaledGroup, read_autoscale_file
 from picker.errors import ConfigError
@@ -120,9 +120,9 @@ def _groups(path: Path) -> tuple[ScaledGroup, ...]:
     try:
         return read_autoscale_file(path.read_bytes(), str(path))
     except OSError as error:
-        raise FleetError(f"cannot read {path}: {error.strerror}") from error
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except ConfigError as error:
-        raise FleetError(str(error)) from error
+        raise UsageError(str(error)) from error
 
 
 def objective_of(text: str) -> LatencyObjective:
@@ -190,19 +190,19 @@ class _Bench(msgspec.Struct, frozen=True):
 
 
 def load_of_bench(path: Path) -> Load:
-    """The load that a bench offered in its last stage. Raises `FleetError`."""
+    """The load that a bench offered in its last stage. Raises `UsageError`."""
     try:
         found = msgspec.json.decode(path.read_bytes(), type=_Bench)
     except OSError as error:
-        raise FleetError(f"cannot read {path}: {error.strerror}") from error
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except msgspec.MsgspecError as error:
-        raise FleetError(f"{path} is no JSON of pointsman bench: {error}") from error
+        raise UsageError(f"{path} is no JSON of pointsman bench: {error}") from error
     if not found.stages:
-        raise FleetError(f"{path} has no stages")
+        raise UsageError(f"{path} has no stages")
     last = found.stages[-1]
     good = last.requests - sum(last.errors.values())
     if good < 1:
-        raise FleetError(f"{path}: no request of the last stage was answered")
+        raise UsageError(f"{path}: no request of the last stage was answered")
     prompt, output, cached = (
         tokens / good for tokens in (last.prompt_tokens, last.output_tokens, last.cached_tokens)
     )

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from fleet.bench.client import reason_in
 from fleet.command_line import near
 from fleet.errors import FleetError
 
@@ -29,6 +30,7 @@ _HELP = {
     "/exit": "leave, as Ctrl-D does; Ctrl-C stops an answer",
 }
 _LOOK_UP_SECONDS = 2.0
+SILENCE_SECONDS = 300.0  # while a prompt is read; a missing server is known at once
 # Of an answer without --max-tokens: small models may repeat themselves without end. It is not asked
 # of the server, which may have a shorter context.
 _MOST_PIECES = 1024
@@ -267,13 +269,19 @@ class _Talk:
                 facts.endpoint = answer.json()["summary"]["endpoint"]
 
 
-async def first_model(url: str, headers: Sequence[tuple[str, str]] = ()) -> str:
+async def first_model(
+    url: str, headers: Sequence[tuple[str, str]] = (), timeout_seconds: float = SILENCE_SECONDS
+) -> str:
     """The id of the first model that is served. Raises `FleetError`."""
-    async with _client(url) as client, _explained(url):
+    async with _client(url, timeout_seconds) as client, _explained(url):
         response = await client.get("/v1/models", headers=list(headers))
-        if response.status_code != 200:
-            raise FleetError(_refusal(response.status_code, response.text))
-        return str(response.json()["data"][0]["id"])
+    status, text = response.status_code, response.text
+    if status != 200:
+        raise FleetError(f"{url}/v1/models: {_refusal(status, text)}")
+    try:
+        return str(json.loads(text)["data"][0]["id"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise FleetError(f"{url}/v1/models lists no model: name one with --model") from error
 
 
 def _content(event: dict[str, Any]) -> str:
@@ -284,9 +292,9 @@ def _content(event: dict[str, Any]) -> str:
     return choices[0].get("delta", {}).get("content") or ""
 
 
-def _client(url: str) -> httpx.AsyncClient:
-    # Silence may be long while a prompt is read; a missing server is known at once.
-    return httpx.AsyncClient(base_url=url, timeout=httpx.Timeout(300.0, connect=5.0))
+def _client(url: str, timeout_seconds: float = SILENCE_SECONDS) -> httpx.AsyncClient:
+    timeout = httpx.Timeout(timeout_seconds, connect=min(5.0, timeout_seconds))
+    return httpx.AsyncClient(base_url=url, timeout=timeout)
 
 
 @contextlib.asynccontextmanager
@@ -300,8 +308,9 @@ async def _explained(url: str) -> AsyncIterator[None]:
                 f"{url} has no certificate that is trusted: {error}; name its issuer's in "
                 "SSL_CERT_FILE"
             ) from error
+        why = str(error) or type(error).__name__
         raise FleetError(
-            f"nobody answers at {url}: start a fleet with `pointsman up`, or give --url"
+            f"nothing answers at {url} ({why}): start a fleet with `pointsman up`, or give --url"
         ) from error
     except httpx.RemoteProtocolError as error:
         raise FleetError("the answer broke off: the connection was lost") from error
@@ -311,10 +320,4 @@ async def _explained(url: str) -> AsyncIterator[None]:
 
 
 def _refusal(status: int, text: str) -> str:
-    """The reason in an error answer, whatever its shape."""
-    try:
-        error = json.loads(text)["error"]
-        text = str(error["message"] if isinstance(error, dict) else error)
-    except (ValueError, LookupError, TypeError):
-        pass
-    return f"the server refuses ({status}): {text.strip()[:300]}"
+    return f"the server refuses ({status}): {reason_in(text.encode())}"

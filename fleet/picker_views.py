@@ -12,7 +12,7 @@ import msgspec
 
 from fleet.errors import FleetError
 from fleet.several_pools import refuse_several
-from picker.admin.views import EndpointsView
+from picker.admin.views import ConfigView, EndpointsView
 from picker.decisions.views import RecordSummary, RecordView
 from picker.flowcontrol.views import QueuesView
 
@@ -61,6 +61,10 @@ class PickerViews:
             queues=self._ask("/queues", _decoder(QueuesView)),
             decisions=self._ask(f"/decisions?limit={decisions}", _decoder(_Decisions)).decisions,
         )
+
+    def config(self) -> ConfigView:
+        """The configuration in use. Raises as `look` does."""
+        return self._ask("/config", _decoder(ConfigView))
 
     def decision(self, request_id: str) -> RecordView:
         """The record of one request. Raises `FleetError`, also when it is not known any more."""

@@ -57,7 +57,8 @@ from worker.tokenizer.tokenizer import Tokenizer, build_tokenizer
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 75
-# After the engine died or the drain ran out of time: for the last error events to be written.
+# After the engine died or the drain ran out of time: for the last error events to be written. Then
+# an engine that has not answered is ended, and there is as much time again.
 LAST_WORDS_SECONDS = 2.0
 _BACKLOG = 2048
 
@@ -359,7 +360,9 @@ class _Worker:
             if status:
                 logger.error("the engine is gone; exiting so that a supervisor can restart us")
                 self._admission.drains.set()
-            await self._admission.wait_idle(LAST_WORDS_SECONDS)
+            if not await self._admission.wait_idle(LAST_WORDS_SECONDS):
+                await self._client.shutdown(0.0)  # it may not have heard of the aborts
+                await self._admission.wait_idle(LAST_WORDS_SECONDS)
             self._server.should_exit = True
             await serving
             asked.cancel()

@@ -195,7 +195,7 @@ class Connection(asyncio.Protocol):
             outcome.output_tokens = chunk.usage.completion_tokens
             outcome.cached_tokens = 0 if details is None else details.cached_tokens or 0
         if chunk.error is not None:
-            outcome.error = outcome.error or f"error event: {_reason(data)}"
+            outcome.error = outcome.error or f"error event: {reason_in(data)}"
 
     def on_message_complete(self) -> None:
         self._read()
@@ -211,7 +211,7 @@ class Connection(asyncio.Protocol):
         outcome.status = self._parser.get_status_code()
         error = outcome.error
         if outcome.status != 200:
-            error = f"status {outcome.status}: {_reason(self._rest)}"
+            error = f"status {outcome.status}: {reason_in(self._rest)}"
         elif not self._is_stream:
             error = "the answer is no event stream"
         elif not error and not self._is_whole:
@@ -272,7 +272,8 @@ class Client:
         except TimeoutError:
             outcome.error, outcome.ended = "timeout", self._clock()
         except OSError as error:
-            outcome.error, outcome.ended = f"no connection: {error}", self._clock()
+            why = str(error) or type(error).__name__
+            outcome.error, outcome.ended = f"no connection: {why}", self._clock()
         finally:
             self.in_flight -= 1
 
@@ -287,7 +288,7 @@ class Client:
             connection.abort()
 
 
-def _reason(body: bytes) -> str:
+def reason_in(body: bytes) -> str:
     """The message of an error object, or the beginning of whatever it is, on one line."""
     try:
         error = msgspec.json.decode(body)["error"]

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain
 
-import httpx
 import uvloop
 from rich.console import Console
 from rich.live import Live
@@ -30,13 +29,14 @@ from fleet.bench.load import (
     sessions_of,
     write_results,
 )
-from fleet.bench.picker_config import FollowedConfig, look_at, read_configs
+from fleet.bench.picker_config import FollowedConfig, read_configs
 from fleet.bench.report import lines_of, stages_table
 from fleet.bench.share import Endpoint, Share, endpoint_of, follow, started
 from fleet.bench.summary import Observed, Stage, Summary, stage_of, summary
 from fleet.bench.workload import WordRing
 from fleet.chat import first_model
 from fleet.errors import FleetError, UsageError
+from fleet.picker_views import PickerViews
 from fleet.running_picker import picker_behind, picker_url
 
 INTERRUPTED = 130
@@ -44,6 +44,7 @@ LIVE_SECONDS = 1.0
 RECENT_SECONDS = 10.0
 BEGIN_SECONDS = 0.05
 MOST_PROCESSES = 256
+DEFAULT_ROUNDS = 6
 _PROBE_WORDS = (8, 264)
 
 
@@ -59,7 +60,7 @@ class Settings(LoadSettings):
     compare_url: str | None
     compare: list[str] | None
     picker: str | None
-    rounds: int
+    rounds: int | None
     processes: int
     respect_eos: bool
 
@@ -81,6 +82,8 @@ class Settings(LoadSettings):
             raise UsageError(f"--processes must not be more than {MOST_PROCESSES}")
         if self.picker is not None and self.compare is None:
             raise UsageError("--picker is for --compare")
+        if self.rounds is not None and self.compared is None:
+            raise UsageError("--rounds is for --compare and --compare-url")
 
     def public(self) -> dict[str, object]:
         """Without headers, which may be credentials."""
@@ -95,7 +98,7 @@ def bench_command(argv: Sequence[str], out: Callable[[str], None], screen: Conso
     settings.check()
     _allow_many_connections()
     bench = Bench(settings, screen)
-    was_interrupted = uvloop.run(bench.run())
+    uvloop.run(bench.run())
     report = bench.report()
     out(report)
     document = {
@@ -107,7 +110,7 @@ def bench_command(argv: Sequence[str], out: Callable[[str], None], screen: Conso
     write_results(settings, document, f"pointsman bench: {settings.url}", [(report, bench.stages)])
     if bench.failure is not None:
         raise bench.failure
-    if was_interrupted:
+    if bench.was_interrupted:
         return INTERRUPTED
     every = bench.summaries
     answers = any(one.completed_rate for one in every)
@@ -146,22 +149,21 @@ class Bench:
         self._configs = () if settings.compare is None else read_configs(settings.compare)
         self.comparison: Comparison | None = None
         self.failure: FleetError | None = None  # that ended it after some stages
-        self._num_cut = 0  # requests of the last stage without an outcome: it was interrupted
+        self.was_interrupted = False  # by Ctrl-C, before its time
+        self._num_cut = 0  # requests of the last stage without an outcome
 
     @property
     def summaries(self) -> list[Summary]:
         return [summary(stage, self.settings.objective) for stage in self.stages]
 
-    async def run(self) -> bool:
-        """All stages; returns whether Ctrl-C ended it before its time. Raises `FleetError` where
-        there are no stages to report yet.
-        """
+    async def run(self) -> None:
+        """All stages, until Ctrl-C. Raises `FleetError` where there are no stages to report yet."""
         settings = self.settings
         is_chat = settings.api == "chat"
         urls = [settings.url, *([settings.compare_url] if settings.compare_url else [])]
         endpoints = [endpoint_of(url, is_chat, settings.header) for url in urls]
         base = settings.url.rstrip("/").removesuffix("/v1")
-        model = settings.model or await first_model(base, settings.header)
+        model = settings.model or await first_model(base, settings.header, settings.timeout)
         form = RequestForm(model, is_chat, not settings.respect_eos)
         ratios = [await self._tokens_per_word(one, form) for one in endpoints]
         task = asyncio.current_task()
@@ -175,12 +177,11 @@ class Bench:
                         await followed.use(*turn.config)
                     await self._stage(turn, form, ratios[0])
         except asyncio.CancelledError:
-            return True
+            self.was_interrupted = True
         except FleetError as error:
             if not self.stages:
                 raise
             self.failure = error
-        return False
 
     @contextlib.contextmanager
     def _followed(self) -> Iterator[FollowedConfig | None]:
@@ -190,10 +191,7 @@ class Bench:
             return
         named, url = self.settings.picker, self.settings.url
         picker = picker_url(named, os.environ) if named else picker_behind(url, os.environ)
-        with (
-            httpx.Client(trust_env=False) as http,
-            FollowedConfig(lambda: look_at(picker, http)) as followed,
-        ):
+        with PickerViews(picker) as views, FollowedConfig(views.config) as followed:
             yield followed
 
     def _turns(self, endpoints: Sequence[Endpoint]) -> Iterator[Turn]:
@@ -201,7 +199,7 @@ class Bench:
         if names is None:
             yield from (Turn(load, endpoints[0], number) for number, load in enumerate(loads))
             return
-        for number in range(self.settings.rounds):
+        for number in range(self.settings.rounds or DEFAULT_ROUNDS):
             # A B, B A, A B …: what drifts during the run is the same for both.
             for which in (0, 1) if number % 2 == 0 else (1, 0):
                 load = replace(loads[0], name=f"{'AB'[which]}{number + 1}")
@@ -313,6 +311,7 @@ class Bench:
             lines += comparison_lines(self.comparison, *names)
         elif len(every) > 1:
             lines += stages_table([[one] for one in every])
-        if self._num_cut:
-            lines += ["", f"interrupted; requests in flight, not counted: {self._num_cut:,}"]
-        return "\n".join(lines).rstrip()
+        text = "\n".join(lines).rstrip()
+        if self.was_interrupted:
+            text += f"\n\ninterrupted; requests in flight, not counted: {self._num_cut:,}"
+        return text.lstrip()

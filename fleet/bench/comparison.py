@@ -17,19 +17,20 @@ import numpy as np
 from fleet.bench.summary import Spread, Summary
 
 _RESAMPLES = 10_000
+_ENOUGH = 5  # rounds
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
     """Medians over rounds of a number of A and of B; the geometric mean of B / A over rounds, and
-    the 95 % interval of that.
+    the 95 % interval of that, which one round does not have.
     """
 
     first: float
     second: float
     ratio: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     rounds: int
 
 
@@ -79,12 +80,14 @@ def compare(turns: Sequence[Summary], seed: int) -> Comparison:
 
 def _ratio(pairs: Sequence[tuple[float, float]], seed: int) -> Ratio:
     logs = np.log([b / a for a, b in pairs])
-    rng = np.random.default_rng(seed)
-    drawn = logs[rng.integers(0, len(logs), (_RESAMPLES, len(logs)))].mean(axis=1)
-    low, high = np.exp(np.quantile(drawn, (0.025, 0.975)))
+    low = high = None
+    if len(logs) > 1:
+        rng = np.random.default_rng(seed)
+        drawn = logs[rng.integers(0, len(logs), (_RESAMPLES, len(logs)))].mean(axis=1)
+        low, high = map(float, np.exp(np.quantile(drawn, (0.025, 0.975))))
     first, second = np.median(np.asarray(pairs), axis=0)
     ratio = math.exp(float(logs.mean()))
-    return Ratio(float(first), float(second), ratio, float(low), float(high), len(pairs))
+    return Ratio(float(first), float(second), ratio, low, high, len(pairs))
 
 
 def comparison_lines(comparison: Comparison, first: str, second: str) -> Iterator[str]:
@@ -94,11 +97,14 @@ def comparison_lines(comparison: Comparison, first: str, second: str) -> Iterato
     if not comparison.ratios:
         yield "  nothing to compare: every round needs both of its turns, with answers in each"
         return
-    yield f"  {'':<16}{'A':>12}{'B':>12}{'B / A':>10}   95 % interval"
+    rounds = max(one.rounds for one in comparison.ratios.values())
+    head = "   95 % interval" if rounds > 1 else ""
+    yield f"  {'':<16}{'A':>12}{'B':>12}{'B / A':>10}{head}"
     for name, one in comparison.ratios.items():
         values = f"{one.first:>12,.4g}{one.second:>12,.4g}{one.ratio:>10.3f}"
-        yield f"  {name:<16}{values}   {one.low:.3f} to {one.high:.3f}"
-    rounds = max(one.rounds for one in comparison.ratios.values())
-    if rounds < 5:
-        number = "1 round" if rounds == 1 else f"{rounds} rounds"
-        yield f"  {number}: too few for the interval to be trusted"
+        interval = "" if one.low is None else f"   {one.low:.3f} to {one.high:.3f}"
+        yield f"  {name:<16}{values}{interval}"
+    if rounds == 1:
+        yield f"  1 round has no interval: that takes --rounds 2, and {_ENOUGH} to be trusted"
+    elif rounds < _ENOUGH:
+        yield f"  {rounds} rounds: too few for the interval to be trusted (--rounds {_ENOUGH})"

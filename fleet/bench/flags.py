@@ -46,8 +46,8 @@ def build_parser() -> Parser:
     compared.add_argument("--compare", nargs=2, metavar=("A", "B"), help=text)
     text = "of --compare: its HTTP port (default: of the fleet that runs here)"
     group.add_argument("--picker", type=url, metavar="URL", help=text)
-    text = "turns of each when comparing"
-    group.add_argument("--rounds", type=count, default=6, metavar="N", help=text)
+    text = "turns of each when comparing (default 6)"
+    group.add_argument("--rounds", type=count, metavar="N", help=text)
     data = add_data(parser)
     text = "let answers end early (default: ignore_eos, which vLLM and our workers have)"
     data.add_argument("--respect-eos", action="store_true", help=text)
@@ -144,7 +144,8 @@ def _rates(text: str) -> tuple[Ramp, ...]:
         ends = [_number(end) for end in part.split("..")]
         if len(ends) > 2 or not all(0 < end <= 1e6 for end in ends):
             raise argparse.ArgumentTypeError(
-                f"takes requests a second such as 5, 1..20 or 1,2,4, not {text[:80]!r}"
+                "takes requests a second such as 5, 1..20 or 1,2,4, at most a million, "
+                f"not {text[:80]!r}"
             )
         ramps.append(Ramp(ends[0], ends[-1]))
     return tuple(ramps)
@@ -158,7 +159,7 @@ def _span(text: str) -> Span:
     ends = [int(end) if re.fullmatch("[0-9]{1,7}", end) else 0 for end in text.split("..")]
     if len(ends) > 2 or not 0 < ends[0] <= ends[-1]:
         raise argparse.ArgumentTypeError(
-            f"takes a whole number of 1 or more, or two such as 128..1024, not {text[:80]!r}"
+            f"takes a whole number from 1 to 9,999,999, or two such as 128..1024, not {text[:80]!r}"
         )
     return Span(ends[0], ends[-1])
 

@@ -14,12 +14,12 @@ import msgspec
 from fleet.bench.arrivals import Ramp, intended_times
 from fleet.bench.driver import Driver
 from fleet.bench.page import page
-from fleet.bench.report import write_csv, write_text
+from fleet.bench.report import refuse_unwritable, write_csv, write_text
 from fleet.bench.slo import Bound, Slo
 from fleet.bench.summary import Stage
 from fleet.bench.traces import read_trace
 from fleet.bench.workload import Session, Sessions, Span, Synthetic, traced_sessions
-from fleet.errors import FleetError, UsageError
+from fleet.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +72,21 @@ class LoadSettings:
             raise UsageError("--turns is not for a --trace")
         if self.speed is not None and (self.rate or self.concurrency):
             raise UsageError("--speed is for a trace's own times, not for --rate or --concurrency")
-        if self.duration is not None and self.warmup >= self.duration:
-            raise UsageError("--warmup must be shorter than --duration, or nothing is counted")
-        for path in (self.json, self.csv, self.html):
-            if path is not None and path.is_dir():
-                raise UsageError(f"{path} is a folder; the result needs the name of a file")
+        if self.think and self.turns.high == 1:
+            raise UsageError("--think is between requests of a session: give --turns 2 or more")
+        is_own_times = self.trace is not None and not (self.rate or self.concurrency)
+        if self.burstiness != 1 and (self.concurrency is not None or is_own_times):
+            raise UsageError("--burstiness is for --rate")
+        if self.warmup >= self.seconds and not (is_own_times and self.duration is None):
+            raise UsageError(
+                f"--warmup must be shorter than --duration, {self.seconds:g} s, "
+                "or nothing is counted"
+            )
+        results = [one for one in (self.json, self.csv, self.html) if one is not None]
+        for path in results:
+            refuse_unwritable(path)
+            if results.count(path) > 1:
+                raise UsageError(f"two of --json, --csv and --html name {path}")
 
     def public(self) -> dict[str, object]:
         """For reports."""
@@ -167,15 +177,12 @@ def write_results(
     parts: Sequence[tuple[str, Sequence[Stage]]],
 ) -> None:
     """The files that the flags name; `parts` are those of the page. Raises `FleetError`."""
-    try:
-        if settings.json is not None:
-            text = msgspec.json.format(msgspec.json.encode(document)).decode()
-            write_text(settings.json, text + "\n")
-        if settings.csv is not None:
-            file = io.StringIO(newline="")
-            write_csv(file, (stage for _, stages in parts for stage in stages))
-            write_text(settings.csv, file.getvalue())
-        if settings.html is not None:
-            write_text(settings.html, page(title, parts))
-    except OSError as error:
-        raise FleetError(f"cannot write a result: {error}") from error
+    if settings.json is not None:
+        text = msgspec.json.format(msgspec.json.encode(document)).decode()
+        write_text(settings.json, text + "\n")
+    if settings.csv is not None:
+        file = io.StringIO(newline="")
+        write_csv(file, (stage for _, stages in parts for stage in stages))
+        write_text(settings.csv, file.getvalue())
+    if settings.html is not None:
+        write_text(settings.html, page(title, parts))

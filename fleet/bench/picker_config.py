@@ -8,28 +8,20 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import httpx
-import msgspec
-
 from fleet.errors import FleetError
+from fleet.picker_views import NoPickerError
 from fleet.sim.policies import policy
 from picker.admin.views import ConfigView
 from picker.config.build import DEFAULT_CONFIG
 
 PATIENCE_SECONDS = 10.0
 POLL_SECONDS = 0.05
-Look = Callable[[], bytes]
-
-
-def look_at(picker: str, http: httpx.Client) -> bytes:
-    """The picker's `/config`. Raises `FleetError`."""
-    try:
-        answer = http.get(f"{picker}/config")
-    except httpx.HTTPError as error:
-        raise FleetError(f"no picker answers at {picker}: {error}") from error
-    if answer.status_code != 200:
-        raise FleetError(f"{picker}/config answers {answer.status_code}")
-    return answer.content
+Look = Callable[[], ConfigView]
+_NEEDS = (
+    "--compare needs a picker that follows a file which is here under the same path, as of "
+    "`pointsman up --config /a/path.yaml`; --url finds that of a fleet of this machine, --picker "
+    "names another by its HTTP port (`pointsman picker --metrics-port`, 9090 by default)"
+)
 
 
 class FollowedConfig:
@@ -38,16 +30,16 @@ class FollowedConfig:
     """
 
     def __init__(self, look: Look) -> None:
-        """Raises `FleetError` if the picker follows no file that is here."""
+        """Raises `FleetError` if there is no picker, or if it follows no file that is here."""
         self._look = look
-        view = self._view()
+        try:
+            view = look()
+        except NoPickerError as error:
+            raise FleetError(f"{error}; {_NEEDS}") from error
         self._path = Path(view.source)
         self._original = self._path.read_bytes() if self._path.is_file() else b""
         if self._original.decode(errors="replace") != view.written or not self._original:
-            raise FleetError(
-                "--compare needs a picker that follows a file which is here under the same path, "
-                f"as of `pointsman up --config /a/path.yaml`; this one's is {view.source}"
-            )
+            raise FleetError(f"{_NEEDS}; this one's is {view.source}")
 
     def __enter__(self) -> FollowedConfig:
         return self
@@ -57,11 +49,11 @@ class FollowedConfig:
 
     async def use(self, text: bytes, name: str) -> None:
         """Returns when the picker decides by it. Raises `FleetError` if it does not take it."""
-        wanted, before = text.decode(errors="replace"), self._view().last_error
+        wanted, before = text.decode(errors="replace"), self._look().last_error
         self._write(text)
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                while (view := self._view()).written != wanted:
+                while (view := self._look()).written != wanted:
                     if view.last_error not in (None, before):
                         raise FleetError(f"the picker rejects {name}: {view.last_error}")
                     await asyncio.sleep(POLL_SECONDS)
@@ -69,17 +61,15 @@ class FollowedConfig:
             seconds = f"{PATIENCE_SECONDS:g} s"
             raise FleetError(f"the picker has not taken {name} in {seconds}") from error
 
-    def _view(self) -> ConfigView:
-        try:
-            return msgspec.json.decode(self._look(), type=ConfigView)
-        except msgspec.MsgspecError as error:
-            raise FleetError("what answers as the picker is none") from error
-
     def _write(self, text: bytes) -> None:
         """At once: the picker never reads half of it."""
         unfinished = self._path.with_name(f".{self._path.name}.bench")
-        unfinished.write_bytes(text)
-        os.replace(unfinished, self._path)
+        try:
+            unfinished.write_bytes(text)
+            os.replace(unfinished, self._path)
+        except OSError as error:
+            why = error.strerror or error
+            raise FleetError(f"cannot write the picker's file {self._path}: {why}") from error
 
 
 def read_configs(names: Sequence[str]) -> tuple[bytes, ...]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -11,6 +12,7 @@ from typing import TextIO
 
 from fleet.bench.slo import Slo
 from fleet.bench.summary import Spread, Stage, Summary
+from fleet.errors import FleetError, UsageError
 
 _COLUMNS = (
     "stage", "at_seconds", "late_seconds", "ttft_seconds", "itl_seconds", "e2e_seconds",
@@ -24,6 +26,9 @@ _STAGE_COLUMNS = (
 
 def lines_of(one: Summary, slo: Slo | None) -> Iterator[str]:
     """A stage for people."""
+    if not one.requests:
+        yield f"{one.name}: no request was counted: none was due after the warm-up"
+        return
     failed = sum(one.errors.values())
     yield (
         f"{one.name}: {one.requests:,} requests in {one.seconds:.1f} s, {one.offered_rate:.2f}/s "
@@ -32,10 +37,13 @@ def lines_of(one: Summary, slo: Slo | None) -> Iterator[str]:
     yield f"  {'ms':<6}" + "".join(f"{name:>10}" for name in ("mean", "p50", "p95", "p99", "max"))
     for name, spread in (("TTFT", one.ttft), ("ITL", one.itl), ("E2E", one.e2e)):
         yield f"  {name:<6}{_cells(spread)}"
-    cached = f", {one.cached_tokens / one.prompt_tokens:.1%} cached" if one.prompt_tokens else ""
+    prompts = "prompt tokens unknown (no usage in the answers)"
+    if one.prompt_tokens or not one.completed_rate:
+        share = one.cached_tokens / max(1, one.prompt_tokens)
+        prompts = f"{one.prompt_tokens:,} prompt tokens, {share:.1%} cached"
     yield (
-        f"  {one.output_tokens_per_second:,.0f} output tokens/s; "
-        f"{one.prompt_tokens:,} prompt tokens{cached}; at most {one.max_in_flight:,} in flight"
+        f"  {one.output_tokens_per_second:,.0f} output tokens/s; {prompts}; "
+        f"at most {one.max_in_flight:,} in flight"
     )
     bounds = "" if slo is None else slo.of_requests
     if bounds and one.goodput is not None and one.goodput_rate is not None:
@@ -119,7 +127,27 @@ def write_csv(file: TextIO, stages: Iterable[Stage]) -> None:
             writer.writerow((stage.name, *cells, *tokens, one.status, one.error))
 
 
+def refuse_unwritable(path: Path) -> None:
+    """Before a run whose result `write_text` could not write. Raises `UsageError`."""
+    why = None
+    if path.is_dir():
+        why = "it is a folder; the result needs the name of a file"
+    elif path.exists():
+        why = None if os.access(path, os.W_OK) else "it is read-only for this user"
+    else:
+        folder = next(one for one in path.absolute().parents if one.exists())
+        if not folder.is_dir():
+            why = f"{folder} is no folder"
+        elif not os.access(folder, os.W_OK | os.X_OK):
+            why = f"{folder} is read-only for this user"
+    if why is not None:
+        raise UsageError(f"cannot write {path}: {why}")
+
+
 def write_text(path: Path, text: str) -> None:
-    """Write a result, making its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    """Write a result, making its folder. Raises `FleetError`."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise FleetError(f"cannot write {path}: {error.strerror or error}") from error

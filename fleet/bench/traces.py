@@ -4,119 +4,166 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated
 from zlib import crc32
 
 import msgspec
 
 from fleet.bench.workload import TracedRequest
 from fleet.errors import UsageError
-from picker.types import Usage
+from picker.recording.lines import DecisionLine, End, Header, RequestLine
+from picker.recording.reading import RecordingError, read_recording
 
 MOONCAKE_BLOCK_TOKENS = 512
 RECORDING_BLOCK_TOKENS = 64
 _TOKEN_BYTES = 4
-_AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_AZURE = {"at": "TIMESTAMP", "prompt": "ContextTokens", "answer": "GeneratedTokens"}
+_MOST_SECONDS = 366 * 86_400.0
+_MOST_TOKENS = 9_999_999  # as of --input-tokens
+_Time = Annotated[float, msgspec.Meta(ge=0)]
+_Prompt = Annotated[int, msgspec.Meta(ge=1, le=_MOST_TOKENS)]
+# Published traces have requests that were answered with nothing; no API can be asked for that.
+_Answer = Annotated[int, msgspec.Meta(ge=0, le=_MOST_TOKENS)]
 
 
 class _MooncakeLine(msgspec.Struct):
     """Of https://github.com/kvcache-ai/Mooncake, FAST25: milliseconds, tokens, ids of blocks."""
 
-    timestamp: float
-    input_length: int
-    output_length: int
+    timestamp: _Time
+    input_length: _Prompt
+    output_length: _Answer
     hash_ids: list[int] = []
 
 
-class _RecordedRequest(msgspec.Struct):
-    received_at: float
-    max_output_tokens: int | None = None
-    prompts: tuple[bytes, ...] | None = None
-    prompt_bytes: tuple[int, ...] | None = None
+class _AzureLine(msgspec.Struct, rename=_AZURE):
+    at: datetime
+    prompt: _Prompt
+    answer: _Answer
 
 
-class _RecordedLine(msgspec.Struct):
-    """Of a recording: decisions have `request`, ends `usage`, other lines neither."""
+Number = tuple[float, int]  # of a request: when its run of the picker began, and its own in that
 
-    line: str
-    number: int = 0
-    again: int | bool | None = None  # of a header whether, of a decision which
-    request: _RecordedRequest | None = None
-    usage: Usage | None = None
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The first configuration; the requests of all runs, with their times in one count of seconds;
+    and the tokens of those that were answered with some.
+    """
+
+    config: str
+    requests: Mapping[Number, tuple[float, RequestLine]]
+    ended: Mapping[Number, int]
+
+
+def recording(path: Path, flag: str) -> Recording:
+    """The file that a flag names. Raises `UsageError`."""
+    config, begun, later = "", 0.0, 0.0
+    requests: dict[Number, tuple[float, RequestLine]] = {}
+    ended: dict[Number, int] = {}
+    try:
+        for one in read_recording(path):
+            line = one.line
+            if isinstance(line, Header):
+                config, begun = config or line.config, line.started_at_unix
+                later = begun - line.started_at  # each run counts from a moment of its own
+            elif isinstance(line, DecisionLine) and line.again is None:
+                sizes = line.request.prompt_bytes or ()
+                if min(line.request.received_at, *sizes, 0) < 0:
+                    raise UsageError(f"{flag}: {path}:{one.number}: a time or length is below 0")
+                requests[begun, line.number] = later + line.request.received_at, line.request
+            elif isinstance(line, End) and line.usage is not None:
+                if not 0 <= line.usage.completion_tokens <= _MOST_TOKENS:
+                    text = f"usage.completion_tokens is not from 0 to {_MOST_TOKENS:,}"
+                    raise UsageError(f"{flag}: {path}:{one.number}: {text}")
+                ended[begun, line.number] = line.usage.completion_tokens
+    except RecordingError as error:
+        raise UsageError(f"{flag}: {error}") from error
+    return Recording(config, requests, {which: many for which, many in ended.items() if many})
 
 
 def read_trace(path: Path, output_tokens: int) -> list[TracedRequest]:
     """The requests of a file in the order of their times, which begin at 0. `output_tokens` is for
-    those whose answer's length nobody noted. Raises `UsageError`.
+    those whose answer's length nobody noted. Raises `UsageError`, which names the line and field of
+    what cannot be.
     """
+    rows = sorted(_requests(path, output_tokens), key=lambda one: one.at_seconds)
+    if not rows:
+        raise UsageError(f"--trace: {path} has no request")
+    begun, lasts = rows[0].at_seconds, rows[-1].at_seconds - rows[0].at_seconds
+    if lasts > _MOST_SECONDS:
+        raise UsageError(
+            f"--trace: {path} lasts {lasts / _MOST_SECONDS:,.0f} years; Mooncake's timestamps are "
+            "milliseconds"
+        )
+    return [replace(one, at_seconds=one.at_seconds - begun) for one in rows]
+
+
+def _requests(path: Path, output_tokens: int) -> Iterable[TracedRequest]:
     try:
         with path.open(encoding="utf-8") as file:
             first = file.readline()
             file.seek(0)
-            found = _reader(first, output_tokens)(file)
-            rows = sorted(found, key=lambda one: one.at_seconds)
+            if first.startswith(_AZURE["at"]):
+                return list(_azure(file))
+            if first.strip() and not first.startswith("{"):
+                raise ValueError(
+                    "is no trace that is known: Mooncake's JSON lines, Azure's CSV, or a recording "
+                    "of `picker --record`"
+                )
+            if '"line":"header"' not in first.replace(" ", ""):
+                return list(_mooncake(file))
     except OSError as error:
         raise UsageError(f"--trace: {path}: {error.strerror or error}") from error
-    except (msgspec.DecodeError, ValueError, KeyError) as error:
-        text = str(error).partition("\n")[0]
-        raise UsageError(f"--trace: {path} is no trace that is known: {text}") from error
-    if not rows:
-        raise UsageError(f"--trace: {path} has no request")
-    begun = rows[0].at_seconds
-    return [replace(one, at_seconds=one.at_seconds - begun) for one in rows]
-
-
-def _reader(first: str, output_tokens: int) -> Callable[[Iterable[str]], Iterator[TracedRequest]]:
-    if first.startswith(_AZURE[0]):
-        return _azure
-    if '"line":"header"' in first.replace(" ", ""):
-        return lambda lines: _recording(lines, output_tokens)
-    return _mooncake
+    except UnicodeDecodeError as error:
+        text = f"--trace: {path} is no text; if it is compressed, decompress it"
+        raise UsageError(text) from error
+    except (ValueError, csv.Error) as error:
+        raise UsageError(f"--trace: {path}: {error}") from error
+    return _recorded(recording(path, "--trace"), output_tokens)
 
 
 def _mooncake(lines: Iterable[str]) -> Iterator[TracedRequest]:
     decode = msgspec.json.Decoder(_MooncakeLine).decode
     for number, text in enumerate(lines, 1):
+        if not text.strip():
+            continue
         try:
             one = decode(text)
         except msgspec.DecodeError as error:
             raise ValueError(f"line {number}: {error}") from error
-        at, ids = one.timestamp / 1e3, one.hash_ids
-        lengths = max(1, one.input_length), max(1, one.output_length)
-        yield TracedRequest(at, *lengths, ids, MOONCAKE_BLOCK_TOKENS)
+        lengths = one.input_length, max(1, one.output_length)
+        yield TracedRequest(one.timestamp / 1e3, *lengths, one.hash_ids, MOONCAKE_BLOCK_TOKENS)
 
 
 def _azure(lines: Iterable[str]) -> Iterator[TracedRequest]:
-    table = csv.DictReader(lines)
-    if missing := [name for name in _AZURE if name not in (table.fieldnames or ())]:
+    table = csv.DictReader(lines, restkey="more")
+    if missing := [name for name in _AZURE.values() if name not in (table.fieldnames or ())]:
         raise ValueError(f"there is no column {missing[0]}")
     for row in table:
-        at = datetime.fromisoformat(row[_AZURE[0]]).timestamp()
-        yield TracedRequest(at, max(1, int(row[_AZURE[1]])), max(1, int(row[_AZURE[2]])))
+        try:
+            one = msgspec.convert(row, _AzureLine, strict=False)
+        except msgspec.ValidationError as error:
+            text = str(error).replace(", got `str`", "")  # as every cell is
+            raise ValueError(f"line {table.line_num}: {text}") from error
+        at = one.at if one.at.tzinfo else one.at.replace(tzinfo=UTC)  # on every machine
+        yield TracedRequest(at.timestamp(), one.prompt, max(1, one.answer))
 
 
-def _recording(lines: Iterable[str], output_tokens: int) -> Iterator[TracedRequest]:
+def _recorded(found: Recording, output_tokens: int) -> Iterator[TracedRequest]:
     """Its prompts are not sent: only which of them begin alike, in blocks of 64 tokens."""
-    decode = msgspec.json.Decoder(_RecordedLine).decode
-    requests: dict[int, _RecordedRequest] = {}
-    ended: dict[int, int] = {}
-    for text in lines:
-        one = decode(text)
-        if one.request is not None and one.again is None:
-            requests[one.number] = one.request
-        elif one.usage is not None and one.usage.completion_tokens:
-            ended[one.number] = one.usage.completion_tokens
-    for number, request in requests.items():
+    for number, (at, request) in found.requests.items():
         prompts = request.prompts or ()
         sizes = request.prompt_bytes or tuple(map(len, prompts))
-        length = ended.get(number) or request.max_output_tokens or output_tokens
+        asked = request.max_output_tokens or 0  # by a client, and it may be anything
+        known = asked if 0 < asked <= _MOST_TOKENS else output_tokens
         yield TracedRequest(
-            request.received_at,
-            max(1, sum(sizes) // _TOKEN_BYTES),
-            max(1, length),
+            at,
+            max(1, sum(sizes) // _TOKEN_BYTES),  # of a text that is shorter than a token
+            found.ended.get(number, known),
             tuple(_chain(prompts[0])) if len(prompts) == 1 else (),
             RECORDING_BLOCK_TOKENS,
         )

@@ -81,7 +81,7 @@ class SimulateSettings(LoadSettings):
 
     def check(self) -> None:
         LoadSettings.check(self)
-        self._check_roles()
+        self.check_roles()
         if self.find is not None and self.slo is None:
             raise UsageError("--find needs --slo, such as ttft_p95<1s,itl_p95<50ms")
         if self.find is not None and (self.json or self.csv or self.html):
@@ -101,7 +101,8 @@ class SimulateSettings(LoadSettings):
             elif event.number > most:
                 raise UsageError(f"--event {event}: there is no worker {event.number} then")
 
-    def _check_roles(self) -> None:
+    def check_roles(self) -> None:
+        """Raises `UsageError` for flags of prefill and decode workers that have no use."""
         if (self.prefill is None) is not (self.decode is None):
             raise UsageError("--prefill and --decode go together: give both, or neither")
         if self.prefill is not None:
@@ -115,10 +116,15 @@ class SimulateSettings(LoadSettings):
 
 def simulate_command(argv: Sequence[str], out: Out, note: Out) -> int:
     """Run `pointsman simulate …`; returns the exit status. `note` gets a line for each simulation
-    that has ended, if there are several. Raises `FleetError`.
+    that has ended, if there are several, and for each event that came too late to happen. Raises
+    `FleetError`.
     """
     settings = SimulateSettings(**vars(build_parser().parse_args(argv)))
-    settings.check()
+    if settings.scenario is None:
+        settings.check()
+    else:  # whose flags complete the line: see `_run_of`
+        settings.check_roles()
+    ends: list[float] = []
     with Processes(_simulated, settings.processes or cores()) as processes:
 
         def results(jobs: Sequence[_Job]) -> Iterator[_Done]:
@@ -129,20 +135,36 @@ def simulate_command(argv: Sequence[str], out: Out, note: Out) -> int:
                 if len(jobs) > 1 or settings.find is not None:
                     note(f"{next(ended)}/{len(jobs)} {job.title}, {fleet}")
 
-            return processes.results(jobs, tell)
+            for summaries, stages, end in processes.results(jobs, tell):
+                ends.append(end)
+                yield summaries, stages
 
         if settings.scenario is not None:
-            return _scenarios(settings, argv, results, out)
-        return _one_data_set(settings, results, out)
+            status = _scenarios(settings, argv, results, out)
+        else:
+            status = _one_data_set(settings, results, out)
+    for text in _too_late(settings.event, ends):
+        note(text)
+    return status
+
+
+def _too_late(events: Sequence[Event], ends: Sequence[float]) -> Iterator[str]:
+    """Of each event after the last answer of some simulations; their `ends` are in seconds."""
+    for event in events:
+        before = [end for end in ends if end < event.at_seconds]
+        if before:
+            which = "the run" if len(ends) == 1 else f"{len(before)} of {len(ends)} simulations"
+            last = "" if len(before) == 1 else ", the last of them"
+            yield f"--event {event} never happened: {which} ended{last} at {max(before):.1f} s"
 
 
 def _one_data_set(settings: SimulateSettings, results: Results, out: Out) -> int:
     notes: list[str] = []
     policies = settings.named_policies(settings.policies or ["default"])
     if settings.replay is not None:
-        recorded = read_recorded(settings.replay)
-        notes = [*recorded.notes(), ""]
-        policies = [("recorded", recorded.config), *(policies if settings.policies else [])]
+        config, lacks = read_recorded(settings.replay)
+        notes = [*lacks, ""]
+        policies = [("recorded", config), *(policies if settings.policies else [])]
         settings = replace(settings, trace=settings.replay)
     sessions = sessions_of(settings)
     run = _Run(settings, policies, lambda _: sessions, list(loads_of(settings)))
@@ -197,10 +219,11 @@ class _Job:
 
 
 _Done = tuple[list[Summary], list[Stage]]  # of each tenant; stages only where they are kept
+_Ended = tuple[list[Summary], list[Stage], float]  # with the time of the last answer
 Results = Callable[[Sequence[_Job]], Iterator[_Done]]
 
 
-def _simulated(job: _Job) -> _Done:
+def _simulated(job: _Job) -> _Ended:
     """Raises `UsageError`."""
     try:
         stages = simulate(job.simulation, job.tenants, job.draws)
@@ -208,11 +231,12 @@ def _simulated(job: _Job) -> _Done:
         text = str(error).partition("\n")[0]
         raise UsageError(f"--policies: {job.policy}: {text}") from error
     summaries = [summary(one, job.slo) for one in stages]
+    ended = max(one.ended for one in stages)
     if not job.keeps_stages:
-        return summaries, []
+        return summaries, [], ended
     for stage in stages:
         _thin(stage)
-    return summaries, stages
+    return summaries, stages, ended
 
 
 @dataclass(frozen=True, slots=True)

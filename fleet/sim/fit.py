@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 
 from fleet.bench.flags import add_data, add_load, add_results
 from fleet.bench.load import LoadSettings, loads_of, sessions_of
-from fleet.bench.report import write_text
+from fleet.bench.report import refuse_unwritable, write_text
 from fleet.bench.summary import Spread, Summary, summary
 from fleet.command_line import Parser
 from fleet.errors import FleetError, UsageError
@@ -257,13 +257,13 @@ def fit_command(argv: Sequence[str], out: Callable[[str], None]) -> int:
     """Run `pointsman fit RUN FILE`. Raises `FleetError`."""
     flags = build_parser().parse_args(argv)
     run = read_run(flags.run)
+    refuse_unwritable(flags.out)
+    if flags.out.exists() and flags.out.samefile(flags.run):
+        raise UsageError(f"FILE would replace the run {flags.run}: give it another name")
     speed = msgspec.structs.replace(guess(run.stages, flags.workers), kv_tokens=flags.kv_tokens)
     speed = Refinement(run, flags.workers).refined(speed)
     text = msgspec.json.format(msgspec.json.encode(speed)).decode()
-    try:
-        write_text(flags.out, text + "\n")
-    except OSError as error:
-        raise FleetError(f"cannot write {flags.out}: {error}") from error
+    write_text(flags.out, text + "\n")
     out(
         f"{speed.prefill_tokens_per_second:,.0f} prompt tokens/s; a decode step of n sequences "
         f"takes {speed.decode_base_seconds * 1e3:.3g} ms + "

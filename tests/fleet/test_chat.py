@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from fleet import chat as room
-from fleet.chat import ChatOptions, Terminal
+from fleet.chat import ChatOptions, Terminal, first_model
 from fleet.errors import FleetError
 
 
@@ -30,6 +32,7 @@ class Canned(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Answer)
         self.status = 200
+        self.models: object = {"data": [{"id": "canned"}]}
         self.events: list[object] = [delta("Hel"), delta("lo"), {"choices": []}, "[DONE]"]
         self.asked: list[dict] = []
         self.looked_up: list[str] = []
@@ -46,7 +49,7 @@ class _Answer(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.looked_up.append(self.path)
-        models = {"data": [{"id": "canned"}]}
+        models = self.server.models
         known = {"summary": {"endpoint": "worker-1"}}
         self._send(json.dumps(models if self.path == "/v1/models" else known).encode())
 
@@ -152,11 +155,26 @@ def test_a_conversation_remembers(server: Canned) -> None:
     assert len(server.asked) == 2
 
 
+@pytest.mark.parametrize("answer", [{"data": []}, {"data": {}}, [], "no"])
+def test_a_server_that_names_no_model_is_one_sentence(server: Canned, answer: object) -> None:
+    server.models = answer
+    with pytest.raises(FleetError, match=rf"^{server.url}/v1/models lists no model: .*--model"):
+        asyncio.run(first_model(server.url))
+
+
+def test_a_server_that_is_silent_is_not_waited_for_longer_than_asked() -> None:
+    """It accepts connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(FleetError, match=r"no useful answer from .*: ReadTimeout"):
+            asyncio.run(first_model(url, timeout_seconds=0.05))
+
+
 def test_nobody_there_is_one_sentence_with_the_remedy() -> None:
     """The sentence names the address and the command that starts a fleet."""
     url = "http://127.0.0.1:1"
     user = User()
-    with pytest.raises(FleetError, match=rf"nobody answers at {url}: .*pointsman up"):
+    with pytest.raises(FleetError, match=rf"nothing answers at {url} \(.+\): .*pointsman up"):
         chat(ChatOptions(url), user)
 
 

@@ -118,7 +118,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "bench: two loops": (("bench", "--rate", "1", "--concurrency", "2"), "not allowed with"),
     "bench: lengths upside down": (
         ("bench", "--input-tokens", "9..3"),
-        "--input-tokens: takes a whole number of 1 or more, or two such as 128..1024",
+        "--input-tokens: takes a whole number from 1 to 9,999,999, or two such as 128..1024",
     ),
     "bench: no objective": (("bench", "--slo", "ttft<1"), "--slo: takes bounds such as ttft<1s"),
     "bench: a share beyond all": (("bench", "--slo-share", "99"), "a share between 0 and 1"),
@@ -131,6 +131,31 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
         ("bench", "--warmup", "30", "--duration", "30"),
         "--warmup must be shorter than --duration",
     ),
+    "bench: all of the usual time warm-up": (
+        ("bench", "--warmup", "30"),
+        "--warmup must be shorter than --duration, 30 s",
+    ),
+    "bench: too many tokens": (("bench", "--input-tokens", "10000000"), "from 1 to 9,999,999"),
+    "bench: too many requests": (("bench", "--rate", "1e7"), "at most a million"),
+    "bench: rounds of nothing": (("bench", "--rounds", "3"), "--rounds is for --compare"),
+    "bench: pauses of nothing": (("bench", "--think", "3"), "give --turns 2 or more"),
+    "bench: gaps of nothing": (
+        ("bench", "--concurrency", "3", "--burstiness", "2"),
+        "--burstiness is for --rate",
+    ),
+    "bench: two results in a file": (
+        ("bench", "--json", "{tmp}/a", "--html", "{tmp}/a"),
+        "two of --json, --csv and --html name ",
+    ),
+    "bench: a result in no folder": (
+        ("bench", "--csv", "{tmp}/broken.yaml/a"),
+        "broken.yaml is no folder",
+    ),
+    "simulate: a result in no folder": (
+        ("simulate", "--json", "{tmp}/broken.yaml/a/b"),
+        "broken.yaml is no folder",
+    ),
+    "plan: no file": (("plan", "/no/such"), "cannot read /no/such: No such file"),
     "bench: stages to compare": (
         ("bench", "--compare-url", "x:1", "--rate", "1,2"),
         "a comparison has one stage",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from eds_scene import discovery_scene
 
-pytestmark = pytest.mark.envoy
+pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("patient_envoy")]
 VARIANTS = pytest.mark.parametrize("is_delta", [False, True], ids=["sotw", "delta"])
 
 

@@ -77,7 +77,8 @@ async def report(
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_lost_engine_ends_every_stream_and_is_replaced(number: signal.Signals) -> None:
     """Killed or stopped: an error event each, 503 meanwhile, counters that never fall."""
-    async with running_worker(*SIM) as worker:
+    flags = ("--heartbeat-timeout", "2") if number is signal.SIGSTOP else ()
+    async with running_worker(*SIM, *flags) as worker:
         assert (await worker.ask()).status_code == 200
         lost = worker.engine_pid()
         before = await worker.counters()

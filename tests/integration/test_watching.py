@@ -9,6 +9,7 @@ import sys
 import pytest
 from browser import Browser, browser
 from running_fleet import LIMIT_SECONDS, Fleet, free_base_port, running_fleet
+from waiting import until
 
 pytestmark = pytest.mark.envoy
 WORKERS = 10
@@ -52,11 +53,12 @@ async def _watch_page(window: Browser, fleet: Fleet) -> None:
         "[...document.querySelectorAll('#endpoints-rows .running .line')]"
         ".some((one) => one.getAttribute('d').split('L').length > 2)"
     )
-    text = await window.run("document.querySelector('#endpoints-rows').innerText")
-    assert text.count("healthy") == WORKERS
+    rows = "document.querySelector('#endpoints-rows').innerText"
+    await window.until(f"{rows}.match(/healthy/g)?.length === {WORKERS}")
+    text = await window.run(rows)
     assert all(f"worker-{number}" in text for number in range(1, WORKERS + 1))
-    summary = await window.run("document.querySelector('#summary').innerText")
-    assert f"{WORKERS} of {WORKERS}" in summary
+    summary = "document.querySelector('#summary').innerText"
+    await window.until(f"{summary}.includes('{WORKERS} of {WORKERS}')")
     configuration = await window.run("document.querySelector('#configuration-body').innerText")
     assert "In effect, with defaults" in configuration
     await window.until("document.querySelector('#requests-rows').innerText.includes('completed')")
@@ -72,16 +74,22 @@ async def _watch_page(window: Browser, fleet: Fleet) -> None:
     assert window.complaints == []
 
 
-async def _watch_top(fleet: Fleet) -> None:
+async def _top(fleet: Fleet) -> list[str]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "fleet.cli", "top", "--once", "--picker", fleet.picker_url),
         stdout=asyncio.subprocess.PIPE,
     )
     out, _ = await asyncio.wait_for(process.communicate(), LIMIT_SECONDS)
-    lines = out.decode().splitlines()
     assert process.returncode == 0
-    assert f"{WORKERS} of {WORKERS} endpoints usable" in lines[0]
+    return out.decode().splitlines()
+
+
+async def _watch_top(fleet: Fleet) -> None:
+    def are_well(lines: list[str]) -> bool:
+        is_usable = f"{WORKERS} of {WORKERS} endpoints usable" in lines[0]
+        return is_usable and sum("healthy" in line for line in lines) == WORKERS
+
+    lines = await until(lambda: _top(fleet), are_well, what="all endpoints are well")
     names = {line.split()[0] for line in lines if line.startswith("worker-")}
     assert names == {f"worker-{number}" for number in range(1, WORKERS + 1)}
-    assert sum("healthy" in line for line in lines) == WORKERS
     assert any(" completed " in line and " worker-" in line for line in lines)

@@ -25,8 +25,8 @@ LIMIT_SECONDS = 60.0
 LEASE = "epp-default-pool.llm-d.ai"
 APP = {"app": "vllm"}
 TIMINGS = (
-    "--leader-election-lease-duration=3s",
-    "--leader-election-renew-deadline=2s",
+    "--leader-election-lease-duration=9s",
+    "--leader-election-renew-deadline=6s",  # on a busy machine the API server, too, takes seconds
     "--leader-election-retry-period=500ms",
 )
 _K8S, _OWN = "inference.networking.k8s.io", "llm-d.ai"

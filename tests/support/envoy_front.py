@@ -261,7 +261,7 @@ def _ext_proc(asking: Asking) -> dict[str, Any]:
         "typed_config": {
             "@type": f"{_EXTENSIONS}.filters.http.ext_proc.v3.ExternalProcessor",
             "grpc_service": {"envoy_grpc": {"cluster_name": cluster}},
-            "message_timeout": "10s",
+            "message_timeout": "120s",
             "allow_mode_override": asking.allow_override,
             "observability_mode": asking.observe,
             "processing_mode": modes,

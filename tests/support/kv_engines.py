@@ -106,8 +106,10 @@ class Engine:
     def stats(self) -> EngineStats:
         return self.scheduler.stats()
 
-    def run(self, *requests: AddRequest) -> dict[str, list[RequestOutput]]:
-        """To the end of all; what each was told, also those that ran before."""
+    def run(self, *requests: AddRequest, settles: bool = False) -> dict[str, list[RequestOutput]]:
+        """To the end of all; what each was told, also those that ran before. With `settles` no step
+        is faster than the disk.
+        """
         for request in requests:
             self.core.add(request)
         told: dict[str, list[RequestOutput]] = {request.request_id: [] for request in requests}
@@ -116,6 +118,8 @@ class Engine:
             self.scheduler.check_integrity()
             for output in [] if step is None else step.outputs:
                 told.setdefault(output.request_id, []).append(output)
+            if settles:
+                self.settle()
             if self.core.is_compiling:
                 time.sleep(0.001)
         assert self.scheduler.blocks.usage == 0.0

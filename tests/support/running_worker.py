@@ -120,7 +120,10 @@ class Worker:
 async def running_worker(*flags: str) -> AsyncIterator[Worker]:
     """Start `python -m worker`, wait for its ready line; kill it if it is still there."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "worker", "--port", "0", *flags), stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-m", "worker", "--port", "0"),
+        # However long the machine keeps the engine from running, it is not taken for lost.
+        *("--heartbeat-timeout", "60", *flags),
+        stdout=asyncio.subprocess.PIPE,
     )
     try:
         assert process.stdout is not None

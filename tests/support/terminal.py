@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import fcntl
 import os
 import pty
@@ -26,10 +27,11 @@ class Terminal:
         self.modes_before = self.modes()
         self.process: asyncio.subprocess.Process
         self.output = ""
+        self._decode = codecs.getincrementaldecoder("utf-8")().decode
 
     def read(self) -> None:
-        """Take in what was written."""
-        self.output += os.read(self._master, 65536).decode()
+        """Take in what was written so far, which may end within a character."""
+        self.output += self._decode(os.read(self._master, 65536))
 
     def press(self, keys: bytes) -> None:
         os.write(self._master, keys)

@@ -13,10 +13,15 @@ PATIENCE_SECONDS = 120.0
 
 
 def pass_time(loop: asyncio.AbstractEventLoop) -> None:
-    """More than an hour goes by on the clock of a loop, which may run in another thread."""
+    """More than an hour goes by on the clock of a loop, which may run in another thread, after what
+    it is at: a timer that is about to be set is set before.
+    """
     clock = loop.time
-    loop.time = lambda: clock() + 4000.0  # type: ignore[method-assign]
-    loop.call_soon_threadsafe(lambda: None)  # it looks at its clock
+
+    def later() -> None:
+        loop.time = lambda: clock() + 4000.0  # type: ignore[method-assign]
+
+    loop.call_soon_threadsafe(later)
 
 
 async def until(

@@ -44,7 +44,9 @@ class Running:
 
 def spawn(*flags: str) -> subprocess.Popen[str]:
     """A worker process with its output piped."""
-    command = [sys.executable, "-m", "worker", "--engine", "sim", "--port", "0", *flags]
+    command = [sys.executable, "-m", "worker", "--engine", "sim", "--port", "0"]
+    # However long the machine keeps the engine from running, it is not taken for lost.
+    command += ["--heartbeat-timeout", "600", *flags]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -134,15 +136,23 @@ def assert_ends_in_error(received: bytes) -> None:
 ENDLESS = {**ASK, "stream": True, "max_tokens": 4000, "ignore_eos": True}
 
 
-def test_a_drain_that_takes_too_long_aborts() -> None:
-    """After the timeout the stream ends with an error event and without [DONE]; still exit 0."""
+@pytest.mark.parametrize("hears", [True, False])
+def test_a_drain_that_takes_too_long_aborts(hears: bool) -> None:
+    """After the timeout the stream ends with an error event and without [DONE]; still exit 0. Also
+    where the engine does not hear of it.
+    """
     flags = ("--sim-decode-base-ms", "100", "--shutdown-timeout", "0.2")
     with (
         worker(*flags) as running,
         httpx.Client(timeout=PATIENCE_SECONDS) as client,
         client.stream("POST", running.url + CHAT, json=ENDLESS) as response,
     ):
-        received = read_until_cut(response, lambda: running.process.send_signal(signal.SIGTERM))
+
+        def end() -> None:
+            os.kill(running.engine_pid(), signal.SIGCONT if hears else signal.SIGSTOP)
+            running.process.send_signal(signal.SIGTERM)
+
+        received = read_until_cut(response, end)
         assert_ends_in_error(received)
         assert running.process.wait(PATIENCE_SECONDS) == 0
 

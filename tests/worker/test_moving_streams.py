@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,6 +17,14 @@ PATH = "/v1/completions"
 PROMPT = list(range(100, 180))
 BODY = {"prompt": PROMPT, "max_tokens": 100, "ignore_eos": True, "seed": 3, "temperature": 1}
 FLAGS = ("--engine", "sim", "--sim-mode", "echo", "--block-size", "4", "--kv-transfer-config")
+
+
+@pytest.fixture(autouse=True)
+def patience(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a handshake takes seconds."""
+    patch = "import worker.kv.tcp\nworker.kv.tcp._HANDSHAKE_SECONDS = 60.0\n"
+    (tmp_path / "sitecustomize.py").write_text(patch)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
 
 
 def tokens_of(stream: str) -> list[int]:

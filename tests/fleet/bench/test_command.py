@@ -114,12 +114,13 @@ def test_an_endpoint_that_refuses_all_prompts_is_no_comparison(url: str) -> None
 
 
 def test_shared_prefixes_and_sessions_are_found_cached(url: str, tmp_path: Path) -> None:
-    """By the worker's own usage; lone texts are not."""
+    """By the worker's own usage, as one request comes after the other; lone texts are not."""
     path = tmp_path / "a.json"
     shares = []
     prefixes = ("--prefix-groups", "1", "--prefix-tokens", "400")
     for flags in ((), prefixes, ("--turns", "4")):
-        bench("--url", url, *QUICK, "--rate", "20", *flags, "--json", str(path))
+        one_by_one = (*QUICK[:2], "--concurrency", "1", *QUICK[4:])
+        bench("--url", url, *one_by_one, *flags, "--json", str(path))
         (stage,) = json.loads(path.read_text())["stages"]
         shares.append(stage["cached_tokens"] / stage["prompt_tokens"])
     assert shares[0] < 0.4
@@ -143,12 +144,18 @@ def test_a_trace_is_sent_at_its_own_times(url: str, tmp_path: Path) -> None:
     assert [row["output_tokens"] for row in rows] == ["3"] * 5
 
 
-def test_ctrl_c_reports_what_was_answered_and_what_was_not(url: str) -> None:
-    """With status 130. It is pressed when the live table has shown something."""
+def test_ctrl_c_reports_what_was_answered_and_what_was_not(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With status 130. It is pressed once, when the live table has shown that all clients ask and
+    that some were answered.
+    """
+    monkeypatch.setattr("fleet.bench.share.STOP_SECONDS", 60.0)
+    shown = re.compile(r" 5 in flight; of the last 10 s:\s.*: [1-9][0-9,]* requests in")
 
     class Screen(io.StringIO):
         def write(self, text: str) -> int:
-            if "of the last 10 s" in text:
+            if shown.search(text) and not shown.search(self.getvalue()):
                 os.kill(os.getpid(), signal.SIGINT)
             return super().write(text)
 

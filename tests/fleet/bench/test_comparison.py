@@ -62,5 +62,10 @@ def test_few_rounds_are_said_to_be_few() -> None:
     text = "\n".join(comparison_lines(compare(turns(0.5, 3), 1), "http://a", "http://b"))
     assert "A http://a" in text
     assert "3 rounds: too few" in text
-    assert "1 round: too few" in "\n".join(comparison_lines(compare(turns(0.5, 1), 1), "a", "b"))
+    single = compare(turns(0.5, 1), 1)
+    text = "\n".join(comparison_lines(single, "a", "b"))
+    assert "1 round has no interval: that takes --rounds 2, and 5 to be trusted" in text
+    assert ("95 %" in text, " to 0." in text) == (False, False)
+    one = single.ratios["TTFT p50 ms"]
+    assert (one.ratio, one.low, one.high) == (pytest.approx(0.5, rel=0.5), None, None)
     assert "needs both of its turns" in "\n".join(comparison_lines(compare([], 1), "a", "b"))

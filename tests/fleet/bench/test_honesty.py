@@ -51,6 +51,20 @@ def test_a_constant_latency_is_reported(load: tuple[str, ...], processes: int) -
     assert one.client.saturation is None
 
 
+def test_a_stage_of_nothing_is_no_table() -> None:
+    """All of it was warm-up."""
+    endpoint = VirtualEndpoint(lambda number, now: Times(0.1))
+    one = measured(endpoint, ("--rate", "10", "--warmup", "90", "--requests", "3"))
+    [line] = lines_of(one, SLO)
+    assert line == "s: no request was counted: none was due after the warm-up"
+
+
+def test_prompt_tokens_that_no_answer_says_are_unknown() -> None:
+    endpoint = VirtualEndpoint(lambda number, now: Times(0.1))
+    one = replace(measured(endpoint), prompt_tokens=0)
+    assert "prompt tokens unknown (no usage in the answers)" in "".join(lines_of(one, SLO))
+
+
 @one_or_more
 def test_two_modes_are_both_reported(processes: int) -> None:
     """Three quarters of the answers are fast."""

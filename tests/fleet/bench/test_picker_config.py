@@ -6,27 +6,28 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
+import httpx
 import pytest
 
 from fleet.bench.picker_config import FollowedConfig
 from fleet.errors import FleetError
+from fleet.picker_views import PickerViews
 from picker.admin.views import ConfigView
 
 pytestmark = pytest.mark.looptime
 
 
-def picker(path: Path, takes: Callable[[str], bool] = lambda _: True) -> Callable[[], bytes]:
+def picker(path: Path, takes: Callable[[str], bool] = lambda _: True) -> Callable[[], ConfigView]:
     """One that reads its file at every second look; of what it does not take it says why."""
     used, looks = [path.read_text() if path.exists() else "built in"], [0]
 
-    def look() -> bytes:
+    def look() -> ConfigView:
         looks[0] += 1
         written = path.read_text() if path.exists() else used[0]
         if looks[0] % 2 == 0 and takes(written):
             used[0] = written
         problem = None if takes(written) else "unknown plugin"
-        return msgspec.json.encode(ConfigView(str(path), used[0], "", 0.0, (), problem))
+        return ConfigView(str(path), used[0], "", 0.0, (), problem)
 
     return look
 
@@ -40,7 +41,7 @@ async def test_each_is_in_use_at_its_turn_and_the_first_is_put_back(
     with FollowedConfig(look) as followed:
         for text in (b"a", b"b", b"b", b"a"):
             await followed.use(text, "x.yaml")
-            assert msgspec.json.decode(look())["written"] == text.decode()
+            assert look().written == text.decode()
     assert path.read_text() == "original"
     assert os.listdir(tmp_path) == ["live.yaml"]
 
@@ -54,6 +55,18 @@ async def test_what_the_picker_rejects_ends_the_comparison(tmp_path: Path) -> No
         FollowedConfig(picker(path, lambda text: text != "bad")) as followed,
     ):
         await followed.use(b"bad", "x.yaml")
+    assert path.read_text() == "original"
+
+
+async def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "live.yaml"
+    path.write_text("original")
+    (tmp_path / ".live.yaml.bench").mkdir()
+    with (
+        pytest.raises(FleetError, match=r"cannot write the picker's file .*live.yaml: "),
+        FollowedConfig(picker(path)) as followed,
+    ):
+        await followed.use(b"a", "x.yaml")
     assert path.read_text() == "original"
 
 
@@ -73,9 +86,26 @@ async def test_a_picker_that_follows_nothing_is_not_waited_for_forever(tmp_path:
 def test_only_the_file_that_the_picker_has_is_written(content: str | None, tmp_path: Path) -> None:
     """Not one that happens to have its name here."""
     path = tmp_path / "live.yaml"
-    frozen = msgspec.json.encode(ConfigView(str(path), "original", "", 0.0))
+    frozen = ConfigView(str(path), "original", "", 0.0)
     if content is not None:
         path.write_text(content)
     with pytest.raises(FleetError, match="--compare needs a picker that follows a file"):
         FollowedConfig(lambda: frozen)
     assert [one.read_text() for one in tmp_path.iterdir()] == ([content] if content else [])
+
+
+@pytest.mark.parametrize("content", [None, b"<html>", b"{}"])
+def test_what_is_no_picker_is_told_what_a_comparison_needs(content: bytes | None) -> None:
+    """Nothing that answers, another server, another program's JSON."""
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        if content is None:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(200 if content == b"{}" else 404, content=content)
+
+    views = PickerViews("http://127.0.0.1:1", httpx.MockTransport(answer))
+    with views, pytest.raises(FleetError) as caught:
+        FollowedConfig(views.config)
+    assert "http://127.0.0.1:1" in str(caught.value)
+    assert "`pointsman up --config /a/path.yaml`" in str(caught.value)
+    assert "--picker" in str(caught.value)

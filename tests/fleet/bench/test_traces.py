@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from base64 import b64encode
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fleet.bench.traces import read_trace
 from fleet.errors import UsageError
+from picker.recording.lines import DecisionLine, End, Header, RequestLine, encoded
+from picker.types import Usage
 
 RECORDING = Path(__file__).parents[2] / "golden" / "decisions" / "recording.jsonl"
 MOONCAKE = """\
@@ -23,8 +25,24 @@ TIMESTAMP,ContextTokens,GeneratedTokens
 """
 
 
+def header(at: float = 0.0, unix: float = 0.0) -> bytes:
+    """The beginning of a run; `at` is when by its own clock."""
+    return encoded(Header(1, "test", "pool", "a.yaml", "first", 7, True, at, unix))
+
+
+def decision(number: int, at: float, **request: Any) -> bytes:
+    line = RequestLine("r", "openai", {}, at, **request)
+    return encoded(DecisionLine(number, 0, at, 0, line))
+
+
+def end(number: int, tokens: int) -> bytes:
+    return encoded(End(number, "r", "completed", 0.0, Usage(completion_tokens=tokens)))
+
+
 def test_mooncake(tmp_path: Path) -> None:
-    """Times begin at zero and ascend; blocks are of 512 tokens."""
+    """Times begin at zero and ascend; blocks are of 512 tokens. An answer without tokens, as some
+    published traces have, is one of one token.
+    """
     path = tmp_path / "trace.jsonl"
     path.write_text(MOONCAKE)
     first, second = read_trace(path, 9)
@@ -43,6 +61,19 @@ def test_azure(tmp_path: Path) -> None:
         assert (first.input_tokens, first.output_tokens) == (4808, 10)
 
 
+def test_azures_times_are_the_same_where_clocks_are_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(AZURE.replace("16 18:17:03", "05 00:17:03").replace("16 18:17", "05 03:17"))
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "EST5EDT,M3.2.0,M11.1.0")
+        time.tzset()
+        _, second = read_trace(path, 9)
+    time.tzset()
+    assert second.at_seconds == pytest.approx(3 * 3600 + 0.052, abs=1e-6)
+
+
 def test_a_recording_of_the_picker() -> None:
     """In the order of its times."""
     found = read_trace(RECORDING, 9)
@@ -55,14 +86,12 @@ def test_a_recording_of_the_picker() -> None:
 def test_recorded_prompts_are_lengths_and_equal_beginnings(tmp_path: Path) -> None:
     """Blocks of 64 tokens of four bytes; an answer is as long as it was, or as was asked for."""
     prompts = [b"a" * 512 + b"b" * 512, b"a" * 512 + b"c" * 516]
-    lines = ['{"line":"header"}']
-    for number, prompt in enumerate(prompts):
-        packed = b64encode(prompt).decode()
-        request = {"received_at": number, "prompts": [packed], "max_output_tokens": 50}
-        lines.append(json.dumps({"line": "decision", "number": number, "request": request}))
-    lines.append(json.dumps({"line": "end", "number": 1, "usage": {"completion_tokens": 20}}))
+    lines = [
+        decision(number, number, prompts=(prompt,), max_output_tokens=50)
+        for number, prompt in enumerate(prompts)
+    ]
     path = tmp_path / "recording.jsonl"
-    path.write_text("\n".join(lines))
+    path.write_bytes(b"".join([header(), *lines, end(1, 20)]))
     first, second = read_trace(path, 9)
     assert (first.input_tokens, first.output_tokens) == (256, 50)
     assert (second.input_tokens, second.output_tokens) == (257, 20)
@@ -71,27 +100,72 @@ def test_recorded_prompts_are_lengths_and_equal_beginnings(tmp_path: Path) -> No
     assert not set(first.block_ids[2:]) & set(second.block_ids[2:])
 
 
+def test_a_recording_of_two_runs_has_the_requests_of_both(tmp_path: Path) -> None:
+    """Each run numbers them anew, on a clock of its own, and may end in the middle of a line."""
+    first = header(500.0, 1000.0) + decision(0, 501.0, prompt_bytes=(40,)) + end(0, 3)
+    second = header(2.0, 1060.0) + decision(0, 3.0, prompt_bytes=(80,)) + end(0, 4)
+    path = tmp_path / "recording.jsonl"
+    path.write_bytes(first + second + decision(1, 4.0)[:40])
+    found = [(one.at_seconds, one.input_tokens, one.output_tokens) for one in read_trace(path, 9)]
+    assert found == [(0.0, 10, 3), (60.0, 20, 4)]
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("", "has no request"),
-        ("hello\n", "is no trace that is known: line 1"),
-        (MOONCAKE + '{"timestamp": 1}\n', "line 3: Object missing required field"),
+        ("hello\n", "is no trace that is known: Mooncake's JSON lines, Azure's CSV, or"),
+        ("{}\n", "line 1: Object missing required field"),
         ("TIMESTAMP,ContextTokens\n2023-11-16 18:17:03,12\n", "is no column GeneratedTokens"),
-        (AZURE + "yesterday,1,1\n", "is no trace that is known: Invalid isoformat"),
+        (AZURE + "yesterday,1,1\n", "line 4: Invalid RFC3339 encoded datetime - at `$.TIMESTAMP`"),
+        (AZURE + "2023-11-16 18:17:05,1.5,1\n", "line 4: Expected `int` - at `$.ContextTokens`"),
+        (AZURE + "2023-11-16 18:17:05,0,1\n", "line 4: Expected `int` >= 1 - at `$.ContextTok"),
+        (AZURE + "2023-11-16 18:17:05,1,-1\n", "line 4: Expected `int` >= 0 - at `$.Generated"),
+        (AZURE + "2023-11-16 18:17:05,1\n", "line 4: Expected `int`, got `null` - at `$.Gener"),
+        *(
+            (MOONCAKE + MOONCAKE[:80].replace(now, then), f"line 3: {why} - at `$.{field}`")
+            for now, then, why, field in (
+                ("3000", "-1", "Expected `float` >= 0.0", "timestamp"),
+                ("1030", "0", "Expected `int` >= 1", "input_length"),
+                ("1030", "10000000", "Expected `int` <= 9999999", "input_length"),
+                ("1030", "10.5", "Expected `int`, got `float`", "input_length"),
+                (": 5", ": -5", "Expected `int` >= 0", "output_length"),
+            )
+        ),
+        (header() + decision(0, -3.0), ":2: a time or length is below 0"),
+        (header() + decision(0, 3.0, prompt_bytes=(-4,)), ":2: a time or length is below 0"),
+        (header() + end(0, -2), ":2: usage.completion_tokens is not from 0 to 9,999,999"),
+        (header() + b"{}\n" + end(0, 2), ":2: no line of a recording: "),
     ],
 )
-def test_what_is_no_trace_is_one_sentence(text: str, reason: str, tmp_path: Path) -> None:
+def test_what_cannot_be_is_one_sentence(text: str | bytes, reason: str, tmp_path: Path) -> None:
+    """With the line and the field; lengths that are 0 or below become nothing else."""
     path = tmp_path / "trace"
-    path.write_text(text)
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(UsageError) as caught:
         read_trace(path, 9)
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
+def test_what_clients_asked_for_is_no_length_of_an_answer(tmp_path: Path) -> None:
+    """Their `max_tokens` may be anything: what no server takes counts as none."""
+    path = tmp_path / "recording.jsonl"
+    for asked, length in ((-1, 9), (1 << 60, 9), (0, 9), (12, 12)):
+        path.write_bytes(header() + decision(0, 3.0, max_output_tokens=asked))
+        assert [one.output_tokens for one in read_trace(path, 9)] == [length]
+
+
+def test_a_trace_of_years_has_other_units(tmp_path: Path) -> None:
+    """Nanoseconds, say: nothing would wait for them, and nothing would end."""
+    path = tmp_path / "trace"
+    path.write_text(MOONCAKE.replace("3000", "4e15"))
+    with pytest.raises(UsageError, match=r"lasts 126,493 years; .* milliseconds"):
+        read_trace(path, 9)
+
+
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UsageError, match="is no trace"):
+    with pytest.raises(UsageError, match="is no text; if it is compressed"):
         read_trace(path, 9)

@@ -70,6 +70,15 @@ def test_one_stage_does_not_make_a_worker(tmp_path: Path) -> None:
         fit_command([str(run), str(tmp_path / "out")], print)
 
 
+def test_a_run_is_not_replaced_by_its_fit(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.write_text('{"stages": []}')
+    with pytest.raises(UsageError, match="FILE would replace the run"):
+        fit_command([str(run), str(tmp_path / ".." / tmp_path.name / "run")], print)
+    with pytest.raises(UsageError, match="is no folder"):
+        fit_command([str(run), str(run / "out")], print)
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"stages": 3}'])
 def test_what_is_no_run_is_refused(text: str, tmp_path: Path) -> None:
     """In one sentence."""

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from recorded_traffic import Traffic, record
 
-from fleet.errors import UsageError
+from fleet.errors import FleetError, UsageError
 from fleet.sim.command import simulate_command
 from fleet.sim.flags import build_parser
 from fleet.sim.policies import POLICIES
 from fleet.sim.scenarios import ELSEWHERE, SCENARIOS
 from picker.config.build import DEFAULT_CONFIG
+from picker.recording.lines import AnyLine, DecisionLine, End, Header, RequestLine, encoded
+from picker.types import Usage
 
 LENGTHS = ["--output-tokens", "40", "--input-tokens", "100"]
 SMALL = ["--fast", "--rate", "12", "--duration", "6", *LENGTHS]
@@ -54,6 +57,14 @@ def test_policies_that_know_prefixes_find_more_cached(by_policy: dict[str, dict[
     blind = max(cached[name] for name in ("random", "round-robin", "power-of-two"))
     for name in ("default", "precise", "cache_aware", "consistent-hashing", "prefix-only"):
         assert cached[name] > blind + 0.1, name
+
+
+def test_a_full_disk_is_told_with_the_file_after_the_report() -> None:
+    said: list[str] = []
+    flags = ("--requests", "1", "--html", "/dev/full", "--processes", "1")
+    with pytest.raises(FleetError, match=r"^cannot write /dev/full: No space left on device"):
+        simulate_command(flags, said.append, lambda _: None)
+    assert "1 requests" in said[0]
 
 
 def test_a_seed_gives_one_outcome(tmp_path: Path) -> None:
@@ -98,6 +109,20 @@ def test_what_a_dead_worker_had_fails_and_the_rest_is_answered(tmp_path: Path) -
     [(error, times)] = hit["errors"].items()
     assert error == "503 the worker died"
     assert 0 < times < 40
+
+
+def test_an_event_after_the_last_answer_is_said_to_be_none() -> None:
+    """With the time of that; one that comes while answers are under way happens."""
+    events = ("--event", "6:slow:2:3", "--event", "900:kill:1")
+    for more, told in (
+        ((), r"the run ended at [678]\.[0-9] s"),
+        (("--seeds", "2"), r"2 of 2 simulations ended, the last of them at [678]\.[0-9] s"),
+    ):
+        notes: list[str] = []
+        flags = (*TWO_IN_TURN, *events, *more, "--processes", "1")
+        assert simulate_command(flags, lambda _: None, notes.append) == 0
+        assert re.fullmatch(f"--event 900:kill:1 never happened: {told}", notes[-1])
+        assert "6:slow" not in "".join(notes)
 
 
 def test_quantiles_do_not_hold_where_requests_fail() -> None:
@@ -164,16 +189,17 @@ def test_a_page_and_a_table_have_every_configuration(tmp_path: Path) -> None:
 
 def test_a_recording_is_replayed_to_latency(tmp_path: Path) -> None:
     """First with its own configuration, and what it does not have is said."""
-    header = {"line": "header", "config": POLICIES["round-robin"], "format_version": 1}
-    lines: list[dict[str, Any]] = [header]
+    config = POLICIES["round-robin"] or ""
+    lines: list[AnyLine] = [Header(1, "test", "pool", "a.yaml", config, 1, False, 0.0, 0.0)]
     for number in range(40):
-        request = {"received_at": 100 + number / 8, "prompt_bytes": [8000 if number else 4000]}
-        lines.append({"line": "decision", "number": number, "request": request})
+        at, size = 100 + number / 8, 8000 if number else 4000
+        request = RequestLine("r", "openai", {}, at, prompt_bytes=(size,))
+        lines.append(DecisionLine(number, 0, at, 0, request))
         if number % 2:
-            usage = {"prompt_tokens": 2000, "completion_tokens": 64}
-            lines.append({"line": "end", "number": number, "usage": usage})
+            usage = Usage(prompt_tokens=2000, completion_tokens=64)
+            lines.append(End(number, "r", "completed", at + 1, usage))
     path = tmp_path / "decisions.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path.write_bytes(b"".join(map(encoded, lines)))
     status, text = run("--fast", "--replay", str(path), "--policies", "default")
     assert status == 0
     assert "40 have no recorded prompt" in text
@@ -221,6 +247,15 @@ def test_a_scenario_that_answers_nothing_fails() -> None:
     status, text = run("--scenario", "S6", *flags)
     assert status == 1
     assert "400 longer than the 16 tokens" in text
+
+
+def test_flags_complete_those_of_a_scenario_before_they_contradict() -> None:
+    """A warm-up longer than the usual run is none longer than the scenario's."""
+    load = ("--workers", "1", "--rate", "2", "--duration", "70", "--requests", "1")
+    _, text = run("--scenario", "S6", "--fast", *load, "--warmup", "60")
+    assert text.startswith("S6 ")
+    with pytest.raises(UsageError, match=r"--warmup must be shorter than --duration, 30 s"):
+        run(*load[:4], "--warmup", "60")
 
 
 def test_scenarios_with_several_seeds_are_one_page_with_a_verdict(tmp_path: Path) -> None:

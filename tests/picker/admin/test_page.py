@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 from admin_scene import SAMPLES, Scene, busy_scene, decision, serving, summary
 from browser import Browser, browser
+from local_ports import free_port
 from msgspec.structs import replace
 
 from picker.admin.views import UNKNOWN, HealthView
@@ -34,7 +35,7 @@ async def window() -> AsyncIterator[Browser]:
 @pytest_asyncio.fixture(loop_scope="module")
 async def scene() -> AsyncIterator[Scene]:
     """Ten endpoints, two minutes, forty requests."""
-    async with serving(await busy_scene()) as one:
+    async with serving(await busy_scene(), port=free_port()) as one:
         yield one
 
 

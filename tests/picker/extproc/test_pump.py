@@ -82,7 +82,7 @@ async def test_whatever_ends_the_stream_cancels_a_pending_decision(
         else:
             wire.play(end, BODY)
             assert not source.exchanges[0].finished.done()
-            await asyncio.wait([wire.ended])
+            await asyncio.gather(wire.ended, return_exceptions=True)
     (exchange,) = source.exchanges
     assert exchange.cancelled
     assert exchange.finished.result() == (cause, None, None)

@@ -66,10 +66,13 @@ class Clients:
 
     def __init__(self, picker: WholePicker) -> None:
         self.picker, self.draw, self.left = picker, Random(1), REQUESTS
+        self.go_on = asyncio.Event()
+        self.go_on.set()
 
     async def run(self) -> None:
         """One client: request after request."""
         while self.left > 0:
+            await self.go_on.wait()
             self.left -= 1
             stream = GatewayStream(self.picker.channel)
             try:
@@ -108,11 +111,19 @@ async def unrest(picker: WholePicker, config: Path, clients: Clients) -> None:
         6: lambda: picker.list_endpoints(everybody),
         8: lambda: config.write_text(CONFIG),
     }
+
+    async def reloads() -> float | None:
+        return await picker.series("pointsman_config_reloads_total", result="success")
+
     while clients.left > 0:
         done = (REQUESTS - clients.left) * 10 // REQUESTS
         while step < done:
             step += 1
             changes.get(step, lambda: None)()
+            if step == 7:  # the new configuration decides before the old one is back
+                clients.go_on.clear()
+                await until(reloads)
+                clients.go_on.set()
         for pod in everybody:
             started = START_SECONDS + (done if pod is everybody[2] else 0)
             adapters = draw.sample(("one", "two", "three"), 2)

@@ -68,7 +68,7 @@ async def test_replicas_share_the_pools_that_both_have(tmp_path: Path) -> None:
                 await first[key].ask(completion(prompt=f"{key} {number} {PROMPT}"))
             body = completion(prompt=f"b {number} {PROMPT}")
             sent[number] = await first["b"].destination(body)
-        await until(lambda: learned(second["b"]), lambda found: found >= 6)
+        await until(lambda: learned(second["b"]), lambda found: found >= 12)
         for number, place in sent.items():
             body = completion(prompt=f"b {number} {PROMPT}")
             assert await second["b"].destination(body) == place

@@ -116,7 +116,8 @@ def traced_bytes() -> int:
 
 ONE_TEXT, CONVERSATION, COSTLY, TOKENS = "one text", "a conversation", "costly", "token ids"
 WARM_UP = 30  # what is made once, and what grows in large steps
-NO_CAPS = "  maxMemory: 0"
+NO_CAPS = "  maxMemory: 0\n  defaultRequestTTL: 1h"
+RARELY = 3600.0  # pages are read, and the reader of each is garbage
 HEADERS_AND_NAMES = 4_000  # what is counted for those of these requests, at most
 
 
@@ -202,7 +203,8 @@ def memory_bytes(scene: Scene) -> int:
 
 async def test_nobody_waits_for_the_collector(tmp_path: Path) -> None:
     """What a refused request was made of is free at once; its body would be in memory else."""
-    async with waiting_scene(tmp_path, config("  maxRequests: 1")) as scene:
+    text = config("  maxRequests: 1")
+    async with waiting_scene(tmp_path, text, refresh_metrics_interval_seconds=RARELY) as scene:
         served = await scene.serve()
         waiter = await scene.wait(1)
         refused = Gateway([body(ONE_TEXT, 2_000)] * 2 * WARM_UP, buffered=True)
@@ -227,7 +229,8 @@ async def test_nobody_waits_for_the_collector(tmp_path: Path) -> None:
 
 async def test_who_gives_up_takes_its_body_along(tmp_path: Path) -> None:
     """As well: what is left for the collector is a scrap of each."""
-    async with waiting_scene(tmp_path, config(NO_CAPS)) as scene:
+    text = config(NO_CAPS)
+    async with waiting_scene(tmp_path, text, refresh_metrics_interval_seconds=RARELY) as scene:
         served = await scene.serve()
         tasks = len(asyncio.all_tasks())
         gateway = Gateway([body(ONE_TEXT, 2_000)] * WARM_UP, buffered=True)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import resource
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import pytest
 import zmq
 import zmq.asyncio
 from kv_scene import FakeEngine, Notebook, connected, stage
@@ -98,7 +101,18 @@ async def test_an_engine_that_cannot_be_listened_to_is_tried_again() -> None:
     assert book.payloads() == ["lost"] * 3
 
 
-async def test_more_engines_are_listened_to_than_zmq_has_sockets_by_itself() -> None:
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """As many open ones as there may be; without asking that is often fewer than sockets here."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+async def test_more_engines_are_listened_to_than_zmq_has_sockets_by_itself(
+    many_files: None,
+) -> None:
     names = [f"w{number}" for number in range(600)]
     book = Notebook({f"default/{name}": KvEventSource("tcp://127.0.0.1:1") for name in names})
     datastore = Datastore()

@@ -15,6 +15,7 @@ import pytest
 from worker.config import EngineConfig, SimConfig
 from worker.engine.client import EngineClient, StepObserver
 from worker.engine.messages import AddRequest, RequestOutput, StepOutputs
+from worker.engine.supervision import Supervision
 from worker.errors import EngineDeadError, WorkerError
 from worker.types import FinishReason
 
@@ -28,7 +29,8 @@ async def running(
     sim: SimConfig = AT_ONCE, on_step: StepObserver | None = None, **fields: object
 ) -> AsyncIterator[EngineClient]:
     """A started client, shut down afterwards."""
-    client = EngineClient(EngineConfig("sim", None, sim=sim, **fields), on_step)  # type: ignore[arg-type]
+    config = EngineConfig("sim", None, sim=sim, **fields)  # type: ignore[arg-type]
+    client = EngineClient(config, on_step, Supervision(heartbeat_timeout_seconds=60.0))
     await client.start(240.0)
     try:
         yield client

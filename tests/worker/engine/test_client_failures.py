@@ -35,15 +35,16 @@ from worker.types import FinishReason
 
 Make = Callable[..., AddRequest]
 PATIENCE_SECONDS = 240.0
+PATIENT = Supervision(heartbeat_timeout_seconds=60.0)
 
 
 @asynccontextmanager
 async def running(
-    supervision: Supervision | None = None, sim: SimConfig | None = None, **fields: object
+    supervision: Supervision = PATIENT, sim: SimConfig | None = None, **fields: object
 ) -> AsyncIterator[EngineClient]:
     """A started client, shut down afterwards; the test may take a minute."""
     config = EngineConfig("sim", None, sim=sim or SimConfig(), **fields)  # type: ignore[arg-type]
-    client = EngineClient(config, None, supervision or Supervision())
+    client = EngineClient(config, None, supervision)
     async with asyncio.timeout(PATIENCE_SECONDS):
         await client.start()
         try:
@@ -140,10 +141,14 @@ async def test_a_new_engine_follows_grammars_too(make_request: Make) -> None:
 
 async def test_a_stopped_engine_is_killed_when_its_silence_lasts(make_request: Make) -> None:
     """SIGSTOP: no sign of life, so it is killed, and a new one serves."""
-    async with running(Supervision(heartbeat_timeout_seconds=0.8)) as client:
+    async with running() as client:
         (stream,) = client.open(make_request("a", [1], max_tokens=5000))
         await stream.next()
         lost = signal_engine(client, signal.SIGSTOP)
+        child = client._child
+        assert child is not None
+        child._supervision = Supervision(heartbeat_timeout_seconds=0.8)
+        child._tick()  # at that pace from now on
         with pytest.raises(EngineDeadError, match=r"no sign of life for 0\.8 s"):
             await read_on(stream)
         await until(lambda: client.is_alive)
@@ -152,12 +157,13 @@ async def test_a_stopped_engine_is_killed_when_its_silence_lasts(make_request: M
 
 async def test_a_stopped_engine_that_goes_on_in_time_is_kept(make_request: Make) -> None:
     """A pause shorter than the timeout (a debugger, a busy machine) costs nothing."""
-    async with running(Supervision(heartbeat_timeout_seconds=30.0)) as client:
-        (stream,) = client.open(make_request("a", [1], max_tokens=30))
+    async with running() as client:
+        (stream,) = client.open(make_request("a", [1], max_tokens=5000))
         await stream.next()
         pid = signal_engine(client, signal.SIGSTOP)
         signal_engine(client, signal.SIGCONT)
-        await read_on(stream)
+        assert (await last_of(client, make_request("b", [1]))).finish_reason is not None
+        stream.close()
         assert (client.pid, client.stats.num_restarts) == (pid, 0)
 
 
@@ -238,7 +244,7 @@ async def test_a_sleeping_engine_that_dies_comes_back_asleep(make_request: Make)
     """What was said about pausing and sleeping holds for the next engine, until it is undone."""
     slept: list[float] = []
     config = EngineConfig("sim", None, sim=SimConfig(time_scale=0.0))
-    client = EngineClient(config, on_sleep=slept.append)
+    client = EngineClient(config, None, PATIENT, slept.append)
     async with asyncio.timeout(PATIENCE_SECONDS):
         await client.start()
         assert (await client.run(Sleep(0, 1))).ok

@@ -99,7 +99,7 @@ def test_an_endless_loop_that_shares_a_core_is_starved() -> None:
     """Four loops on a core: each runs for a quarter of the time at most."""
     with busy_loops(4) as (one, *_):
         tasks = f"/proc/{one}/task"
-        before, began = read_threads(tasks), time.monotonic()
+        began, before = time.monotonic(), read_threads(tasks)
         run_for(one, 0.2)
         after, ended = read_threads(tasks), time.monotonic()
     assert starved_seconds(ended - began, before, after) > (ended - began) / 2

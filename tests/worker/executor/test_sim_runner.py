@@ -205,7 +205,7 @@ def test_a_hang_holds_one_step_until_it_is_let_go() -> None:
         thread.join(0.001)
     assert not results
     sim.configure({"hang_seconds": 0.0})
-    thread.join(30)
+    thread.join()
     assert drawn(results[0])
     assert drawn(sim.execute(step)) == drawn(results[0])
 

@@ -6,7 +6,7 @@ import os
 import resource
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -230,9 +230,16 @@ def test_a_read_that_hangs_is_given_up(opened: Callable[..., BlockFiles], tmp_pa
     files = opened(clock=lambda: now)
     assert reports(files, 1) == [Found(())]  # no thread looks for files any more
     file = path(files, 0)
-    os.mkfifo(file)  # whoever opens it to read waits for one who writes
+    os.mkfifo(file)  # whoever reads it waits for one who writes
     first, second = files.read(BLOCKS[:1], 0, 4), files.read(BLOCKS[1:2], 4, 8)
-    until(lambda: files._reading_since is not None)
+    writers: list[int] = []
+
+    def is_read() -> bool:
+        with suppress(OSError):  # nobody has opened it yet
+            writers.append(os.open(file, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(writers)
+
+    until(is_read)
     assert [first.done, second.done, files.is_stuck] == [False] * 3
     now = READ_SECONDS + 1
     assert first.done
@@ -241,7 +248,7 @@ def test_a_read_that_hangs_is_given_up(opened: Callable[..., BlockFiles], tmp_pa
     first.close()
     second.close()
     assert (first.part, second.part, files.num_failures) == (None, None, 2)
-    os.close(os.open(file, os.O_WRONLY))
+    os.close(writers[0])
     assert reports(files, 1) == [Lost(BLOCKS[0].digest)]
     until(lambda: not files.is_stuck)
     assert finished(files.read(BLOCKS[2:3], 0, 4)) is None

@@ -49,7 +49,7 @@ def test_tiers_answer_as_one_large_cache(
     alone = {**how, "num_blocks": 2000}
     expected = tokens(engines(**alone).run(*asked))
     engine = engines(**{**FEW, **how}, num_slots=num_slots, path=tmp_path)
-    assert tokens(engine.run(*asked)) == expected
+    assert tokens(engine.run(*asked, settles=True)) == expected
     stats = engine.stats
     assert 0 < stats.external_cache_hits <= stats.external_cache_queries
     assert (stats.num_disk_failures, stats.disk_bytes_written > 0) == (0, num_slots == 12)
@@ -66,7 +66,7 @@ def test_native_tiers_answer_as_one_large_cache(
     how = {"model": native_model, "dtype": dtype, "block_size": 8}
     expected = tokens(engines(**how, num_blocks=1000).run(*asked))
     engine = engines(**how, num_blocks=12, num_seqs=4, num_slots=12, path=tmp_path)
-    assert tokens(engine.run(*asked)) == expected
+    assert tokens(engine.run(*asked, settles=True)) == expected
     assert engine.stats.external_cache_hits > 0
 
 
@@ -75,8 +75,7 @@ def test_a_restart_has_what_was_on_disk(engines: Callable[..., Engine], tmp_path
     asked = asked_of_few()
     expected = tokens(engines(num_blocks=2000).run(*asked))
     first = engines(**FEW, num_slots=12, path=tmp_path)
-    first.run(*asked)
-    first.settle()
+    first.run(*asked, settles=True)
     first.core.shutdown()
     again = engines(**FEW, num_slots=400, path=tmp_path)
     while not again.stats.disk_tier_blocks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import threading
@@ -226,9 +227,8 @@ def _cut(data: bytearray, seen: int) -> bytearray | None:
 
 
 def _swapped(data: bytearray, seen: int) -> bytearray:
-    if seen <= 300_000 < seen + len(data) - 64:
-        at = 300_000 - seen
-        data[at : at + 32], data[at + 32 : at + 64] = data[at + 32 : at + 64], data[at : at + 32]
+    if seen > 300_000 and len(data) >= 64:  # however the bytes come in pieces
+        data[:32], data[32:64] = data[32:64], data[:32]
     return data
 
 
@@ -306,6 +306,7 @@ def test_memory_that_is_shared_is_the_named_one(monkeypatch: pytest.MonkeyPatch)
 
 def test_shared_memory_outlives_its_keeper_and_is_given_back() -> None:
     """The taker's mapping stays; the keeper holds no file."""
+    gc.collect()  # files of other tests are not closed meanwhile
     before = len(os.listdir("/proc/self/fd"))
     with engine() as taker:
         with engine() as keeper:
