@@ -75,6 +75,7 @@ def url(text: str) -> str:
     try:
         parts = urlsplit(whole)
         is_sound = parts.scheme in ("http", "https") and parts.port != 0
+        is_sound = is_sound and not {*"?#"} & {*whole}  # paths are put behind it
         host = (parts.hostname or "").encode("idna")
     except ValueError:  # of a port, an address or a name
         is_sound, host = False, b""

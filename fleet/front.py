@@ -38,7 +38,8 @@ import msgspec
 from aiohttp import web
 
 from fleet.front_flags import build_parser
-from fleet.http_proxy import pass_on, serve
+from fleet.http_proxy import begun, error_answer, pass_on, serve, unavailable
+from worker.api.http.exchange import error_frame
 from worker.api.routes.prefill_leg import Headers, new_session, of_json, passed_on
 
 logger = logging.getLogger(__name__)
@@ -226,13 +227,7 @@ class _Client:
         response = self.response
         try:
             if response is None:
-                headers = passed_on(source.headers.items(), STATE_HEADER)
-                response = web.StreamResponse(
-                    status=source.status, reason=source.reason, headers=headers
-                )
-                response.content_length = source.content_length
-                await response.prepare(self._request)
-                self.response = response
+                response = self.response = await begun(self._request, source, STATE_HEADER)
             await response.write(text)
         except (aiohttp.ClientError, OSError) as error:
             raise _ClientGoneError from error
@@ -315,13 +310,12 @@ class _Course:
     async def _give_up(self, reason: str) -> web.StreamResponse:
         logger.error("%s: given up after %d tokens: %s", self._url, self._num_tokens, reason)
         response = self._client.response
-        detail = {"message": reason, "type": "ServiceUnavailableError"}
-        event = {"error": {**detail, "param": None, "code": _GONE}}
+        error = unavailable(reason)
         if response is None:
-            return web.json_response(event, status=_GONE)
+            return error_answer(error)
         if self._state:  # else it may have been cut within an event
             with contextlib.suppress(aiohttp.ClientError, OSError):
-                await response.write(b"data: " + msgspec.json.encode(event) + b"\n\n")
+                await response.write(error_frame(error))
         self._client.cut()
         return response
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from fleet.command_line import Parser, count, port, seconds, url
+from worker.flag_types import positive
 
 
 def build_parser() -> Parser:
@@ -30,7 +31,7 @@ def build_parser() -> Parser:
         "how long a stream that has begun may be silent; then its worker counts as dead"
         " (default: %(default)g s)"
     )
-    add("--stall-timeout", type=seconds, default=60.0, metavar="SECONDS", help=text)
+    add("--stall-timeout", type=positive, default=60.0, metavar="SECONDS", help=text)
     text = "how long running requests get to finish after SIGTERM (default: %(default)g s)"
     add("--drain-timeout", type=seconds, default=30.0, metavar="SECONDS", help=text)
     return parser

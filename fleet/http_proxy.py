@@ -9,11 +9,12 @@ import sys
 from collections.abc import Awaitable, Callable
 
 import aiohttp
-import msgspec
 from aiohttp import web
 
 from fleet.errors import FleetError
+from worker.api.http.exchange import error_body
 from worker.api.routes.prefill_leg import Headers, passed_on
+from worker.errors import RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -70,11 +71,27 @@ async def serve(
     await runner.cleanup()
 
 
-def error_answer(status: int, kind: str, message: str) -> web.Response:
-    text = {"object": "error", "message": message, "type": kind, "param": None, "code": status}
+def error_answer(error: RequestError) -> web.Response:
+    """As a worker writes it."""
     return web.Response(
-        status=status, body=msgspec.json.encode(text), content_type="application/json"
+        status=error.status, body=error_body(error), content_type="application/json"
     )
+
+
+def unavailable(message: str) -> RequestError:
+    """Nothing answers behind here."""
+    return RequestError(message, status=503, type="ServiceUnavailableError")
+
+
+async def begun(
+    request: web.Request, source: aiohttp.ClientResponse, *dropped: str
+) -> web.StreamResponse:
+    """An answer that begins as `source` does, without the headers `dropped`."""
+    headers = passed_on(source.headers.items(), *dropped)
+    response = web.StreamResponse(status=source.status, reason=source.reason, headers=headers)
+    response.content_length = source.content_length
+    await response.prepare(request)
+    return response
 
 
 async def pass_on(
@@ -90,19 +107,13 @@ async def pass_on(
         async with session.request(
             request.method, url, data=data, headers=headers, allow_redirects=False
         ) as answer:
-            response = web.StreamResponse(
-                status=answer.status,
-                reason=answer.reason,
-                headers=passed_on(answer.headers.items()),
-            )
-            response.content_length = answer.content_length
-            await response.prepare(request)
+            response = await begun(request, answer)
             async for chunk in answer.content.iter_any():
                 await response.write(chunk)
             await response.write_eof()
             return response
     except (aiohttp.ClientError, OSError) as error:
-        if response is not None and response.prepared:
+        if response is not None:
             raise  # the client sees the answer cut off, as it was here
         logger.warning("%s does not answer: %s", url, error)
-        return error_answer(503, "ServiceUnavailable", "the worker does not answer")
+        return error_answer(unavailable("no worker answers"))

@@ -42,8 +42,9 @@ def check_options(options: FleetOptions) -> None:
     ready for them.
     """
     if not 1 <= options.workers <= MOST_WORKERS:
+        flags = "--prefill and --decode together are" if options.prefill else "--workers is"
         raise UsageError(
-            f"--workers is between 1 and {MOST_WORKERS}, not {options.workers}: each one is two "
+            f"{flags} between 1 and {MOST_WORKERS}, not {options.workers}: each one is two "
             "processes of at least 50 MB together"
         )
     needed = options.num_ports

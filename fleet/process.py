@@ -213,6 +213,7 @@ class Child:
             self.serving.clear()
             self._process = None
             self._guard.release(process.pid)
+            await process.wait()  # the loop may be about to end
         return status
 
     async def _watch(self, asked_for: bool) -> None:

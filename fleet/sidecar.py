@@ -106,7 +106,7 @@ class Sidecar:
             body = without_source(await request.read())
             prefiller = self._leg.prefiller(named) if named and has_two_legs else ""
         except RequestError as error:
-            return error_answer(error.status, error.type, error.message)
+            return error_answer(error)
         if prefiller:
             if self._options.kv_connector == "sglang":
                 body = self._begin_prefill(prefiller, request, headers, body)

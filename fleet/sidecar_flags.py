@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 
 from fleet.command_line import Parser, port, seconds, url
-from worker.flag_types import networks
+from worker.flag_types import networks, positive
 
 
 def build_parser() -> Parser:
@@ -36,7 +36,7 @@ def build_parser() -> Parser:
     )
     add("--prefiller-networks", type=networks, metavar="LIST", help=text)
     text = "how long a prefill may take; then the decode worker computes (default: %(default)g s)"
-    add("--prefill-timeout", type=seconds, default=120.0, metavar="SECONDS", help=text)
+    add("--prefill-timeout", type=positive, default=120.0, metavar="SECONDS", help=text)
     text = "how long running requests get to finish after SIGTERM (default: %(default)g s)"
     add("--drain-timeout", type=seconds, default=30.0, metavar="SECONDS", help=text)
     return parser

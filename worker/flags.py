@@ -16,7 +16,6 @@ from worker.config import (
     HASH_ALGOS,
     ApiConfig,
     EngineConfig,
-    KvOffloadingConfig,
     LoraConfig,
     LoraModule,
     SchedulerConfig,
@@ -69,7 +68,6 @@ _OWN_DEFAULTS = {
     "sse_keep_alive_interval": 0.0,
     "enable_lora": False,
     "max_cpu_loras": None,
-    "kv_offloading_size": None,
 }
 
 _ENGINE = (
@@ -306,7 +304,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_flags(parser.add_argument_group("engine failures"), _FAILURES)
     add_sim_flags(parser.add_argument_group("simulator (--engine sim)"))
-    kinds = (ApiConfig, EngineConfig, SchedulerConfig, ServeConfig, LoraConfig, KvOffloadingConfig)
+    kinds = (ApiConfig, EngineConfig, SchedulerConfig, ServeConfig, LoraConfig)
     defaults = field_defaults(*kinds)
     for name in ("lora_modules", "logits_processors"):  # lists on the command line
         del defaults[name]

@@ -22,10 +22,16 @@ from worker.config import (
 )
 from worker.engine.block_hash import RANDOM_SEED
 from worker.errors import ConfigError
-from worker.flag_types import Flag, configured, networks, positive
+from worker.flag_types import Flag, networks, positive
 
 _MOST_OF_A_TRANSFER = 1e15  # bytes or seconds
 _MOST_BATCHES = (1 << 31) - 1
+# Of the flags --kv-offloading-…: which means nothing without which other, and why.
+_OFFLOADING_NEEDS = (
+    ("path", "size", "blocks go there from host memory"),
+    ("disk_size", "path", "it says how much may be there"),
+    ("policy", "size", "it says what gives way there"),
+)
 
 KV_FLAGS = (
     Flag(
@@ -75,14 +81,15 @@ KV_FLAGS = (
     Flag(
         "--kv-offloading-disk-size",
         positive,
-        "most that may be there, for each worker that uses it (default %(default)s)",
+        "most that may be there, for each worker that uses it (default: 32)",
         metavar="GIB",
     ),
     Flag(
         "--kv-offloading-policy",
         OFFLOADING_POLICIES,
         "what gives way in host memory and on disk: the least recently used (lru), the least often"
-        " (lfu), what was never used again (slru), or what a tenant has above its share",
+        " (lfu), what was never used again (slru), or what a tenant has above its share (default:"
+        " lru)",
     ),
 )
 
@@ -121,11 +128,12 @@ def kv_offloading_config(
 ) -> KvOffloadingConfig | None:
     """The flags of `--kv-offloading-size`. Raises `ConfigError` where they cannot hold."""
     flag = "--kv-offloading-size"
+    for name, needed, reason in _OFFLOADING_NEEDS:
+        values = [getattr(options, f"kv_offloading_{one}") for one in (name, needed)]
+        if values[0] is not None and values[1] is None:
+            part = f"--kv-offloading-{name.replace('_', '-')}"
+            raise ConfigError(f"{part} needs --kv-offloading-{needed}: {reason}")
     if options.kv_offloading_size is None:
-        if options.kv_offloading_path is not None:
-            raise ConfigError(
-                f"--kv-offloading-path needs {flag}: blocks go there from host memory"
-            )
         return None
     _check_kv_moves(flag, engine)
     if engine.engine == "sim":
@@ -136,7 +144,8 @@ def kv_offloading_config(
         )
     if not engine.enable_prefix_caching:
         raise ConfigError(f"{flag} needs the prefix cache: leave --no-enable-prefix-caching out")
-    config = configured(KvOffloadingConfig, options)
+    given = {name: getattr(options, name) for name in KvOffloadingConfig.__dataclass_fields__}
+    config = KvOffloadingConfig(**{n: value for n, value in given.items() if value is not None})
     if config.kv_offloading_policy == "tenant" and not engine.enable_fair_eviction:
         raise ConfigError(
             "--kv-offloading-policy tenant needs to know whose blocks are evicted: leave"
@@ -146,6 +155,8 @@ def kv_offloading_config(
     is_random = seed == RANDOM_SEED or (
         seed is None and engine.prefix_caching_hash_algo.startswith("xxhash")
     )
+    if config.kv_offloading_path == "":
+        raise ConfigError("--kv-offloading-path is empty: give a directory, or leave it out")
     if config.kv_offloading_path is not None and is_random:
         raise ConfigError(
             "--kv-offloading-path: no later start knows a random hash seed: give"

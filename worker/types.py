@@ -410,4 +410,4 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     disk_tier_blocks: int = 0
     disk_bytes_written: int = 0
     disk_bytes_read: int = 0
-    num_disk_failures: int = 0  # files that could not be written or read, or were not right
+    num_disk_failures: int = 0  # files not written, read or deleted, or not right

@@ -42,6 +42,10 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "a port that is a word": ((*SIM, "--port", "http"), "between 1 and 65535, not 'http'"),
     "no room behind the port": ((*SIM, "--port", "65535"), "--port 65535 leaves no room"),
     "no workers": ((*SIM, "--workers", "0"), "--workers: takes a whole number of 1 or more"),
+    "too many of both": (
+        (*SIM, "--prefill", "256", "--decode", "1"),
+        "--prefill and --decode together are between 1 and 256, not 257",
+    ),
     "too many workers": ((*SIM, "--workers", "10000"), "--workers is between 1 and 256, not 10000"),
     "half a worker": ((*SIM, "--workers", "1.5"), "--workers: takes a whole number of 1 or more"),
     "no threads": ((*SIM, "--envoy-concurrency", "0"), "--envoy-concurrency: takes a whole number"),
@@ -96,6 +100,18 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "replay: no recording": (("replay",), "the following arguments are required: FILE"),
     "chat: an address that is none": (("chat", "--url", "::"), "--url: takes an address such as"),
     "top: a name too long": (("top", "--picker", "a" * 99), "--picker: takes an address such as"),
+    "front: more than an address": (
+        ("front", "--gateway", "x:1/a?b=c"),
+        "--gateway: takes an address such as",
+    ),
+    "front: streams that may never be silent": (
+        ("front", "--stall-timeout", "0"),
+        "--stall-timeout: must be above 0, got 0",
+    ),
+    "sidecar: no time for a prompt": (
+        ("sidecar", "--prefill-timeout", "0"),
+        "--prefill-timeout: must be above 0, got 0",
+    ),
     "replay: a byte no name has": (("replay", "a\0"), "'a\\x00' is no value of a flag"),
     "chat: a wrong number": (("chat", "--max-tokens", "few"), "--max-tokens: "),
     "bench: no rate": (("bench", "--rate", "0"), "--rate: takes requests a second such as 5"),

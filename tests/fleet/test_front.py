@@ -337,13 +337,19 @@ async def test_without_any_worker_there_is_a_503(house: House) -> None:
     assert "no healthy upstream" in json.loads(text)["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (CHAT, "no worker answers: the gateway does not answer"),
+        ("/passed/on", "no worker answers"),
+    ],
+)
 async def test_without_a_gateway_there_is_a_503_that_does_not_tell_its_address(
-    house: House,
+    house: House, path: str, message: str
 ) -> None:
     await house.start(patience=0.05, gateway="http://127.0.0.1:1")
-    status, text, _ = await house.ask()
+    status, text, _ = await house.ask(path=path)
     error = {"type": "ServiceUnavailableError", "param": None, "code": 503}
-    message = "no worker answers: the gateway does not answer"
     assert (status, json.loads(text)) == (503, {"error": {"message": message, **error}})
 
 

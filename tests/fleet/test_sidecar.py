@@ -234,7 +234,7 @@ async def test_only_allowed_prefillers_are_asked(house: House, prefiller: str) -
     """What a client may have put into the header is no way to other services."""
     await house.start()
     status, body = await house.ask(prefiller=prefiller)
-    assert (status, json.loads(body)["type"]) == (403, "Forbidden")
+    assert (status, json.loads(body)["error"]["type"]) == (403, "Forbidden")
     assert house.decoder.asked == []
 
 
@@ -260,7 +260,7 @@ async def test_the_rest_is_passed_on(house: House) -> None:
 async def test_a_decoder_that_is_gone_is_a_503(house: House) -> None:
     await house.start(decoder="http://127.0.0.1:1")
     status, body = await house.ask()
-    assert (status, json.loads(body)["type"]) == (503, "ServiceUnavailable")
+    assert (status, json.loads(body)["error"]["type"]) == (503, "ServiceUnavailableError")
 
 
 @pytest.mark.parametrize("leg", ["prefiller", "decoder"])

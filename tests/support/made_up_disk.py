@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from moving_kv import MadeUpPull
 
-from worker.kv.disk import Found, Lost, StoredBlock, Written
+from worker.kv.disk import Found, Left, Lost, StoredBlock, Written
 from worker.types import KvPart
 
 
@@ -28,7 +28,7 @@ class MadeUpDisk:
     num_failures: int = 0
     num_writes: int = 0
     pulls: list[MadeUpPull] = field(default_factory=list)
-    reports: list[Written | Found | Lost] = field(default_factory=list)
+    reports: list[Written | Found | Lost | Left] = field(default_factory=list)
     queue: list[tuple[int, int, StoredBlock, memoryview, bytes, int]] = field(default_factory=list)
     unwanted: list[tuple[int, int, StoredBlock, memoryview, bytes, int]] = field(
         default_factory=list
@@ -63,7 +63,7 @@ class MadeUpDisk:
             self.files.pop(digest, None)
             self.unwanted += [one for one in self.queue if one[2].digest == digest]
 
-    def take_reports(self) -> list[Written | Found | Lost]:
+    def take_reports(self) -> list[Written | Found | Lost | Left]:
         self.now += 1
         while self.queue and self.queue[0][0] <= self.now:
             _, slot, block, data, before, generation = self.queue.pop(0)

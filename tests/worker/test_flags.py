@@ -451,6 +451,7 @@ def test_a_proxy_takes_kv() -> None:
             "--kv-offloading-path: no later start knows a random hash seed",
         ),
         (("--kv-offloading-path", "/kv", "--prefix-caching-hash-seed", "random"), "random hash"),
+        (("--kv-offloading-path", ""), "--kv-offloading-path is empty"),
     ],
 )
 def test_offloading_that_cannot_be_is_refused(flags: tuple[str, ...], message: str) -> None:
@@ -459,11 +460,25 @@ def test_offloading_that_cannot_be_is_refused(flags: tuple[str, ...], message: s
         resolved("--kv-offloading-size", "1", *flags)
 
 
+@pytest.mark.parametrize(
+    ("flags", "needed"),
+    [
+        ("--kv-offloading-path /kv", "--kv-offloading-size"),
+        ("--kv-offloading-policy lru", "--kv-offloading-size"),
+        ("--kv-offloading-disk-size 32", "--kv-offloading-path"),
+        ("--kv-offloading-disk-size 32 --kv-offloading-size 1", "--kv-offloading-path"),
+    ],
+)
+def test_a_part_of_offloading_alone_is_refused(flags: str, needed: str) -> None:
+    """Also with the value that it has by default."""
+    given = flags.split()
+    with pytest.raises(ConfigError, match=f"{given[0]} needs {needed}: "):
+        resolved(*given)
+
+
 def test_offloading_is_off_by_default() -> None:
-    """A directory alone is not enough."""
+    """And has a disk and a policy by default where it is not."""
     assert resolved().engine.kv_offloading is None
-    with pytest.raises(ConfigError, match="--kv-offloading-path needs --kv-offloading-size"):
-        resolved("--kv-offloading-path", "/kv")
     config = resolved("--kv-offloading-size", "1.5", "--kv-offloading-path", "/kv")
     assert config.engine.kv_offloading == KvOffloadingConfig(1.5, "/kv", 32.0, "lru")
 

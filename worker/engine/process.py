@@ -62,8 +62,9 @@ from worker.executor.lifeline import die_with_parent
 from worker.executor.profiling import ProfiledCache, profile
 from worker.executor.sim.runner import SimExecutor, build_sim_executor
 from worker.kv.access import read_key
+from worker.kv.channel import listening
 from worker.kv.content import KvShape, model_digest
-from worker.kv.disk import BlockFiles
+from worker.kv.disk import BlockFiles, check_directory
 from worker.kv.tcp import TcpConnector
 from worker.types import EngineStats
 
@@ -122,6 +123,7 @@ def build_core(
     `make_pipeline`: what runs the steps, if not the usual. Raises WorkerError with a message for
     the user.
     """
+    _check_before_loading(config)
     executor, num_blocks = _build_executor(config)
     cache = CacheConfig(
         num_blocks=num_blocks,
@@ -163,6 +165,15 @@ def build_core(
     pipeline = None if make_pipeline is None else make_pipeline(executor)
     core = EngineCore(scheduler, executor, clock, config.async_scheduling, pipeline)
     return core, ready
+
+
+def _check_before_loading(config: EngineConfig) -> None:
+    """What would prevent a start once the model is loaded, in vain then. Raises `ConfigError`."""
+    if config.kv_transfer is not None:
+        read_key(config.kv_transfer, os.environ)
+        listening(config.kv_transfer).close()
+    if config.kv_offloading is not None and config.kv_offloading.kv_offloading_path is not None:
+        check_directory(Path(config.kv_offloading.kv_offloading_path))
 
 
 def _build_executor(config: EngineConfig) -> tuple[Executor, int]:

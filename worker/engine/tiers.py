@@ -33,6 +33,7 @@ start.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from typing import Protocol
@@ -46,8 +47,10 @@ from worker.engine.free_queue import FreeQueue
 from worker.engine.segmented_queue import NUM_LEVELS, SegmentedQueue
 from worker.engine.sequence import Pull
 from worker.errors import IntegrityError
-from worker.kv.disk import Found, Lost, StoredBlock, Written
+from worker.kv.disk import Found, Left, Lost, StoredBlock, Written
 from worker.types import EngineStats, KvSave
+
+logger = logging.getLogger(__name__)
 
 # One of so many slots of the host is kept free by writing others to disk.
 _FREE_SHARE = 8
@@ -81,7 +84,7 @@ class Disk(Protocol):
         """Delete files, after what is being written."""
         ...
 
-    def take_reports(self) -> Seq[Written | Found | Lost]:
+    def take_reports(self) -> Seq[Written | Found | Lost | Left]:
         """What has happened since the last call."""
         ...
 
@@ -284,8 +287,10 @@ class Tiers:
                 self._written(report)
             elif isinstance(report, Found):
                 self._found([_content(facts) for facts in report.facts])
+            elif isinstance(report, Lost):
+                self._lost(report.digest)
             else:
-                self._lost(report)
+                self._left(report)
 
     def reset(self) -> None:
         """Forget everything, on disk too. Call `announce` when that was told."""
@@ -414,8 +419,15 @@ class Tiers:
             if content.digest in places:
                 self._on_disk.order.put_cached(places[content.digest])
 
-    def _lost(self, report: Lost) -> None:
-        place = self._on_disk.slots.get(report.digest)
+    def _left(self, report: Left) -> None:
+        gone = [digest for digest in self._on_disk.slots if digest.hex() not in report.names]
+        for digest in gone:
+            self._lost(digest)
+        if gone:
+            logger.warning("%d blocks of KV were deleted from disk, not by this worker", len(gone))
+
+    def _lost(self, digest: bytes) -> None:
+        place = self._on_disk.slots.get(digest)
         if place is not None:
             self._on_disk.forget(place)
             self._on_disk.order.empty(place)

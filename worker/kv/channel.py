@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import Awaitable
 from typing import TypeVar
@@ -149,5 +150,7 @@ def listening(config: KvTransferConfig) -> socket.socket:
     except OSError as error:
         listener.close()
         where = f"kv_ip {config.kv_ip} and kv_port {config.kv_port}"
-        raise ConfigError(f"--kv-transfer-config: cannot listen on {where}: {error}") from error
+        fix = "; kv_port 0 is any free one" if error.errno == errno.EADDRINUSE else ""
+        text = f"--kv-transfer-config: cannot listen on {where}: {error.strerror}{fix}"
+        raise ConfigError(text) from error
     return listener

@@ -14,7 +14,9 @@ The facts must be those that are asked for, to the byte. Whatever is wrong with 
 deleted and reported as lost.
 
 The directory belongs to a model, its format and the seed of its hashes (`identity`); engines that
-have the same take one each, by a lock. What is there at the start is found by its facts alone.
+have the same take one each, by a lock. What is there at the start is found by its facts alone. When
+a file or the directory turns out to be gone, a directory is taken again, and what is left is
+reported.
 
 One thread writes and deletes, in order; another reads. Both may hang in a system call for as long
 as a disk does: the engine never waits for them. A read that is not done in time counts as failed,
@@ -23,16 +25,20 @@ and while the thread hangs in it no other should be begun (`is_stuck`).
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
 import queue
 import struct
+import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from io import FileIO
 from pathlib import Path
 
 from xxhash import xxh3_128, xxh3_128_digest
@@ -50,6 +56,14 @@ _CLOSE_SECONDS = 2.0
 _MAGIC = b"PTSMKV2\n"
 _PREFIX = struct.Struct("<8sIQ16s16s")
 _MAX_FACTS_BYTES = 1 << 24
+# What failed, as it is logged.
+_LIST = "KV on disk cannot be listed"
+_WRITE = "KV cannot be written to disk"
+_READ = "KV on disk cannot be read"
+_DELETE = "KV cannot be deleted from disk"
+_PROBE_BYTES = 1 << 16
+_GONE = (FileNotFoundError, NotADirectoryError)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +95,13 @@ class Lost:
     """A block that could not be read, or was not right, and is on disk no more."""
 
     digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Files were deleted by others: the digests, in hexadecimal, of all that are there."""
+
+    names: frozenset[str]
 
 
 class DiskRead:
@@ -126,16 +147,17 @@ class BlockFiles:
     ) -> None:
         self._block_bytes = block_bytes
         self._clock = clock
-        self._reports: deque[Written | Found | Lost] = deque()
+        self._reports: deque[Written | Found | Lost | Left] = deque()
         self._inbound = threading.Condition()
         self._num_inbound_bytes = 0
         self._reading_since: float | None = None
         self._is_closed = False
-        self._is_failing = False  # the last write failed: that was logged
+        self._told: set[str] = set()  # failures since the last success, each logged once
         self.bytes_written = 0
         self.bytes_read = 0
         self.num_failures = 0
-        self.directory, self._lock = _claim(parent, identity)
+        self._claim = partial(_claim, parent, identity)
+        self.directory, self._lock = self._claim()
         self._writes: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._reads: queue.SimpleQueue[DiskRead | None] = queue.SimpleQueue()
         self._writes.put(self._scan)
@@ -187,7 +209,7 @@ class BlockFiles:
             elif self.is_late(read):
                 self.num_failures += 1
 
-    def take_reports(self) -> list[Written | Found | Lost]:
+    def take_reports(self) -> list[Written | Found | Lost | Left]:
         """What has happened since the last call."""
         return [self._reports.popleft() for _ in range(len(self._reports))]
 
@@ -203,7 +225,7 @@ class BlockFiles:
                 self._inbound.notify_all()
             for thread in self._threads:
                 thread.join(_CLOSE_SECONDS)
-            os.close(self._lock)
+            self._lock.close()
 
     # ---- the writing thread -----------------------------------------------------------------
 
@@ -221,7 +243,7 @@ class BlockFiles:
                 elif entry.name.endswith(".tmp"):
                     os.unlink(entry.path)
         except OSError as error:
-            self._failed("KV on disk cannot be listed", error)
+            self._failed(_LIST, error)
         self._reports.append(Found(tuple(facts for _, facts in sorted(found))))
 
     def _facts(self, path: str) -> bytes | None:
@@ -231,40 +253,74 @@ class BlockFiles:
                 facts, _ = self._head(file.fileno())
                 return facts
         except (OSError, KvTransferError) as error:
-            self._failed(f"{path} is of no use", error)
-            _unlink(path)
+            self._failed(_READ, error, path)
+            self._unlink(path)
             return None
 
     def _write(self, slot: int, block: StoredBlock, data: memoryview, generation: int) -> None:
         if self._is_closed:
             self._reports.append(Written(slot, False, generation))
             return
-        path = self._path(block.digest)
         is_there = False
         try:
             short, whole = _checksums(block.facts, data)
             prefix = _PREFIX.pack(_MAGIC, len(block.facts), data.nbytes, short, whole)
-            descriptor = os.open(f"{path}.tmp", os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
             try:
-                for piece in (prefix + block.facts, data):
-                    rest = memoryview(piece)
-                    while rest:
-                        rest = rest[os.write(descriptor, rest) :]
-            finally:
-                os.close(descriptor)
-            os.replace(f"{path}.tmp", path)
+                self._put(block.digest, prefix + block.facts, data)
+            except _GONE:
+                self._look_again()
+                self._put(block.digest, prefix + block.facts, data)
             is_there = True
             self.bytes_written += data.nbytes
-            self._is_failing = False
+            self._told.discard(_WRITE)
         except (OSError, MemoryError) as error:
-            self._failed("KV cannot be written to disk", error, quiet=self._is_failing)
-            self._is_failing = True
-            _unlink(f"{path}.tmp")
+            self._failed(_WRITE, error)
+            self._unlink(f"{self._path(block.digest)}.tmp")
         self._reports.append(Written(slot, is_there, generation))
+
+    def _put(self, digest: bytes, head: bytes, data: memoryview) -> None:
+        path = self._path(digest)
+        descriptor = os.open(f"{path}.tmp", os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+        try:
+            for piece in (head, data):
+                rest = memoryview(piece)
+                while rest:
+                    rest = rest[os.write(descriptor, rest) :]
+        finally:
+            os.close(descriptor)
+        os.replace(f"{path}.tmp", path)
+
+    def _look_again(self) -> None:
+        """Files were deleted by others. The lock may have been one of them, so another engine may
+        take the same name: one is taken anew.
+        """
+        names: list[str] = []
+        try:
+            if not (self._is_closed or os.fstat(self._lock.fileno()).st_nlink):
+                old, gone = self._lock, self.directory
+                self.directory, self._lock = self._claim()
+                old.close()
+                logger.warning("%s was deleted: evicted KV goes to %s", gone, self.directory)
+            names = os.listdir(self.directory)
+            self._told.discard(_LIST)
+        except (*_GONE, ConfigError) as error:
+            self._failed(_LIST, error)
+        except OSError as error:  # what is left may be seen another time
+            self._failed(_LIST, error)
+            return
+        self._reports.append(Left(frozenset(name.removesuffix(".kv") for name in names)))
 
     def _delete(self, digests: Sequence[bytes]) -> None:
         for digest in digests:
-            _unlink(self._path(digest))
+            self._unlink(self._path(digest))
+
+    def _unlink(self, path: str) -> None:
+        try:
+            os.unlink(path)
+        except _GONE:
+            pass
+        except OSError as error:
+            self._failed(_DELETE, error, path)
 
     # ---- the reading thread -----------------------------------------------------------------
 
@@ -275,7 +331,7 @@ class BlockFiles:
                 try:
                     part = self._read(read)
                 except MemoryError as error:
-                    self._failed("there is no memory to read KV from disk", error)
+                    self._failed(_READ, error)
                     part = None
                 self._reading_since = None
                 with self._inbound:
@@ -330,11 +386,17 @@ class BlockFiles:
                 if _checksums(facts, into)[1] != whole:
                     raise KvTransferError("its bytes are damaged")
             os.utime(path)
+        except _GONE:
+            with self._inbound:
+                self.num_failures += 1
+            self._writes.put(self._look_again)
+            return False
         except (OSError, KvTransferError) as error:
-            self._failed(f"{path} is of no use", error)
+            self._failed(_READ, error, path)
             self.delete([block.digest])
             self._reports.append(Lost(block.digest))
             return False
+        self._told.discard(_READ)
         return True
 
     # ---- both -------------------------------------------------------------------------------
@@ -356,30 +418,54 @@ class BlockFiles:
             raise KvTransferError("its bytes are damaged")
         return bytes(facts), whole
 
-    def _failed(self, what: str, error: Exception, quiet: bool = False) -> None:
+    def _failed(self, what: str, error: Exception, path: str | None = None) -> None:
         with self._inbound:
             self.num_failures += 1
-        logger.log(logging.DEBUG if quiet else logging.WARNING, "%s: %s", what, error)
+            level = logging.DEBUG if what in self._told else logging.WARNING
+            self._told.add(what)
+        reason = error.strerror if isinstance(error, OSError) else str(error) or "out of memory"
+        logger.log(level, "%s: %s: %s", what, path or self.directory, reason)
 
     def _path(self, digest: bytes) -> str:
         return f"{self.directory}/{digest.hex()}.kv"
 
 
-def _claim(parent: Path, identity: str) -> tuple[Path, int]:
+def check_directory(parent: Path) -> None:
+    """Look whether files can be made in `parent`, which is made if need be: before a model is
+    loaded for nothing. On a full disk they could be yet, and what is there can be read: that is
+    logged. Raises ConfigError.
+    """
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=parent) as file:
+            file.write(bytes(_PROBE_BYTES))
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise _refused(parent, error) from error
+        logger.warning("--kv-offloading-path %s: no KV is written: %s", parent, error.strerror)
+
+
+def _refused(parent: Path, error: OSError) -> ConfigError:
+    reason = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
+    fix = "give a directory that the worker may write to"
+    return ConfigError(f"--kv-offloading-path {parent}: {reason}; {fix}")
+
+
+def _claim(parent: Path, identity: str) -> tuple[Path, FileIO]:
     """A directory that no other engine has, and its lock, held as long as it is open."""
     try:
         for number in range(_MAX_ENGINES):
             directory = parent / f"{identity}.{number}"
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(directory / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+            lock = FileIO(directory / "lock", "a", opener=partial(os.open, mode=0o600))
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                os.close(lock)
+                lock.close()
             else:
                 return directory, lock
     except OSError as error:
-        raise ConfigError(f"--kv-offloading-path {parent}: {error}") from error
+        raise _refused(parent, error) from error
     raise ConfigError(f"--kv-offloading-path {parent}: {_MAX_ENGINES} engines use it already")
 
 
@@ -397,12 +483,3 @@ def _checksums(facts: bytes, data: memoryview) -> tuple[bytes, bytes]:
     short = whole.digest()
     whole.update(data)
     return short, whole.digest()
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        logger.warning("%s cannot be deleted: %s", path, error)

@@ -17,7 +17,9 @@ KV whose name is agreed on beforehand (SGLang's rooms) is asked for before it is
 connection the taker hears that it is, with the next one the transfer begins.
 
 Everything is bounded: bytes that are kept or sent, bytes on their way or not loaded yet (a transfer
-waits for room), connections, and the time of a wait (`kv_lease_duration`) and of a transfer.
+waits for room), connections, and the time of a wait (`kv_lease_duration`) and of a transfer. A
+handshake has plenty of time, as the machine may be busy; but where all seats are taken, those that
+have had enough give way.
 """
 
 from __future__ import annotations
@@ -65,7 +67,10 @@ logger = logging.getLogger(__name__)
 MAX_CONNECTIONS = 64
 MAX_WAITING = 1024  # connections whose KV is not there yet
 _EXPIRY_SECONDS = 1.0
-_HANDSHAKE_SECONDS = 2.0  # so who has no key holds a connection no longer than that
+MAX_GIVEN = 256  # connections from others that are served at a time, handshakes included
+_HANDSHAKE_SECONDS = 30.0
+_ENOUGH_SECONDS = 2.0  # where others wait for a seat
+_PEER_SECONDS = 2.0  # for the handshake of a peer that is asked
 _MOST_BYTES = 1 << 24  # of a question
 
 
@@ -132,7 +137,8 @@ class TcpConnector:
         self.num_waiting = 0  # connections to here
         self._tasks: set[asyncio.Task[None]] = set()
         self._seats = asyncio.Semaphore(MAX_CONNECTIONS)  # of transfers to here
-        self._giving = asyncio.Semaphore(MAX_CONNECTIONS)  # of those from here; others wait
+        self._giving = asyncio.Semaphore(MAX_GIVEN)  # seats of those from here; others wait
+        self._greeting: set[asyncio.Timeout] = set()  # of handshakes that have plenty of time
         self._listener = listening(config)
         self.port: int = self._listener.getsockname()[1]
         self._loop = asyncio.new_event_loop()
@@ -278,16 +284,29 @@ class TcpConnector:
 
     async def _accept(self) -> None:
         while True:
-            await self._giving.acquire()
             try:
-                connection, _ = await self._loop.sock_accept(self._listener)
+                connection, taker = await self._loop.sock_accept(self._listener)
             except OSError as error:  # too many open files, say
-                self._giving.release()
                 logger.warning("a connection for KV was not accepted: %s", error)
                 await asyncio.sleep(_EXPIRY_SECONDS)
                 continue
             connection.setblocking(False)
-            self._start(self._give(connection), "kv-give")
+            try:
+                if self._giving.locked():
+                    await asyncio.sleep(0)  # so that every handshake has begun
+                    self._hurry()
+                await self._giving.acquire()
+            except BaseException:
+                connection.close()
+                raise
+            self._start(self._give(connection, taker[0]), "kv-give")
+
+    def _hurry(self) -> None:
+        for patience in self._greeting:
+            end = patience.when()
+            if end is not None and not patience.expired():
+                patience.reschedule(end - _HANDSHAKE_SECONDS + _ENOUGH_SECONDS)
+        self._greeting.clear()
 
     def _start(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
         task = self._loop.create_task(work, name=name)
@@ -295,8 +314,8 @@ class TcpConnector:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _give(self, connection: socket.socket) -> None:
-        """Serve one connection: one fetch."""
+    async def _give(self, connection: socket.socket, taker: str) -> None:
+        """Serve one connection, from the address `taker`: one fetch."""
         with contextlib.ExitStack() as seat, connection:
             seat.callback(self._giving.release)
             try:
@@ -309,16 +328,21 @@ class TcpConnector:
                     async with asyncio.timeout(self._config.kv_transfer_timeout):
                         await self._answer(channel, fetch)
             except (OSError, KvTransferError) as error:  # a TimeoutError is an OSError
-                logger.warning("KV was not handed over: %s", str(error) or "it took too long")
+                reason = str(error) or "it took too long"
+                logger.warning("KV was not handed over to %s: %s", taker, reason)
 
     async def _greeted(self, channel: Channel) -> Fetch:
-        async with asyncio.timeout(_HANDSHAKE_SECONDS):
-            hello = await channel.receive(Hello)
-            if hello.version != VERSION:
-                message = f"the other end speaks version {hello.version}, not {VERSION}"
-                raise KvTransferError(message)
-            await channel.send(Challenge(Seal.nonce()))
-            return await channel.receive(Fetch)
+        async with asyncio.timeout(_HANDSHAKE_SECONDS) as patience:
+            self._greeting.add(patience)
+            try:
+                hello = await channel.receive(Hello)
+                if hello.version != VERSION:
+                    message = f"the other end speaks version {hello.version}, not {VERSION}"
+                    raise KvTransferError(message)
+                await channel.send(Challenge(Seal.nonce()))
+                return await channel.receive(Fetch)
+            finally:
+                self._greeting.discard(patience)
 
     async def _announce(self, channel: Channel, fetch: Fetch) -> None:
         """Say that something is kept, once it is."""
@@ -369,11 +393,8 @@ class TcpConnector:
         if not (0 <= fetch.start <= num_tokens and 0 <= num_bytes <= _MOST_BYTES):
             raise KvTransferError(f"{num_tokens} tokens from {fetch.start} on are no question")
         wanted = unpack(await channel.receive_data(num_bytes), num_tokens, fetch.start)
-        error = None
-        difference = fetch.shape.difference(self._shape)
-        if difference is not None:
-            error = f"the KV of engine {self.engine_id} does not fit: {difference}"
-        elif not self._config.gives:
+        error = self._misfit(fetch)
+        if error is None and not self._config.gives:
             error = f"engine {self.engine_id} is a kv_consumer"
         if error is not None:
             self._redeem(fetch.transfer_id)
@@ -433,13 +454,16 @@ class TcpConnector:
             await channel.send(Tag(await channel.tag_of(data)))
             await channel.receive(Mapped)
 
+    def _misfit(self, fetch: Fetch) -> str | None:
+        difference = fetch.shape.difference(self._shape)
+        return difference and f"the KV of engine {self.engine_id} does not fit: {difference}"
+
     def _look_up(self, fetch: Fetch) -> tuple[KeptKv | None, str | None]:
         """What is asked for, which is not kept any longer; else why it is not to be had."""
-        difference = fetch.shape.difference(self._shape)
         if fetch.engine_id not in (None, self.engine_id):
             return None, f"this is engine {self.engine_id}, not {fetch.engine_id}"
-        if difference is not None:
-            return None, f"the KV of engine {self.engine_id} does not fit: {difference}"
+        if (error := self._misfit(fetch)) is not None:
+            return None, error
         with self._lock:
             kept = self._kept.take(fetch.transfer_id)
         if kept is None:
@@ -527,7 +551,7 @@ class TcpConnector:
             raise KvTransferError(f"{source.host} is not in kv_peer_networks")
         with contextlib.ExitStack() as stack:
             # An engine that hangs costs no more: it may have died, and nothing was promised.
-            async with asyncio.timeout(None if question is None else _HANDSHAKE_SECONDS):
+            async with asyncio.timeout(None if question is None else _PEER_SECONDS):
                 connection = stack.enter_context(await connected(self._loop, source))
                 channel = Channel(self._loop, connection, self._key)
                 await channel.send(Hello(VERSION, Seal.nonce()))

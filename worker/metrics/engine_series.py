@@ -155,7 +155,7 @@ OWN_SERIES = (
     _counter("kv_disk_read_bytes", "KV read from disk.", "disk_bytes_read"),
     _counter(
         "kv_disk_failures",
-        "Files of KV that could not be written or read, not in time, or were damaged.",
+        "Files of KV that could not be written, read or deleted, not in time, or were damaged.",
         "num_disk_failures",
     ),
     _counter("engine_restarts", "Engines started in place of one that was lost.", "num_restarts"),

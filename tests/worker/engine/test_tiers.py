@@ -18,6 +18,7 @@ from worker.engine.block_hash import BlockHash
 from worker.engine.block_manager import Evicted
 from worker.engine.messages import AddRequest, Command, ResetPrefixCache, Sleep, WakeUp
 from worker.engine.tiers import Tiers
+from worker.kv.disk import Left
 from worker.types import FinishReason, SamplingParams
 
 NGRAM = SpeculativeConfig("ngram", 3, prompt_lookup_min=1, prompt_lookup_max=3)
@@ -97,6 +98,22 @@ def test_a_disk_that_fails_costs_a_recompute() -> None:
         assert [house.ask(prompt(n), f"{turn}") for n in range(8)] == [0] * 8
     assert damaged.pulls
     assert len(damaged.pulls) == damaged.num_failures
+
+
+def test_what_others_delete_is_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+    """All at once, whatever part of it; that is logged once, and events tell of each block."""
+    disk = MadeUpDisk()
+    house = House(num_slots=16, disk=disk)
+    for number in range(8):
+        house.ask(prompt(number))
+    gone = [*disk.files][2:]
+    disk.delete(gone)
+    left = Left(frozenset({"lock", *(digest.hex() for digest in disk.files)}))
+    disk.reports += [left, left]
+    house.ask(prompt(9))
+    assert house.mirror()["STORAGE"] == disk.files.keys()
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [f"{len(gone)} blocks of KV were deleted from disk, not by this worker"]
 
 
 def test_a_stuck_disk_is_not_asked() -> None:

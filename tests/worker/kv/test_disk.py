@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -11,7 +13,17 @@ import pytest
 from kv_engines import until
 
 from worker.errors import ConfigError
-from worker.kv.disk import READ_SECONDS, BlockFiles, DiskRead, Found, Lost, StoredBlock, Written
+from worker.kv.disk import (
+    READ_SECONDS,
+    BlockFiles,
+    DiskRead,
+    Found,
+    Left,
+    Lost,
+    StoredBlock,
+    Written,
+    check_directory,
+)
 
 SIZE = 64
 BLOCKS = [StoredBlock(bytes([n] * 32), b"facts of %d" % n) for n in range(4)]
@@ -22,7 +34,7 @@ def data(number: int) -> memoryview:
     return memoryview(bytearray([number]) * SIZE)
 
 
-Report = Written | Found | Lost
+Report = Written | Found | Lost | Left
 
 
 def reports(files: BlockFiles, count: int) -> list[Report]:
@@ -68,6 +80,11 @@ def files(opened: Callable[..., BlockFiles]) -> BlockFiles:
     return files
 
 
+def left(*numbers: int) -> frozenset[str]:
+    """Names of blocks, and of the lock."""
+    return frozenset({"lock", *(BLOCKS[number].digest.hex() for number in numbers)})
+
+
 def path(files: BlockFiles, number: int) -> Path:
     """Of a block."""
     return files.directory / f"{BLOCKS[number].digest.hex()}.kv"
@@ -111,9 +128,7 @@ def test_each_engine_has_a_directory_of_its_own(opened: Callable[..., BlockFiles
     assert opened().directory == one.directory
 
 
-@pytest.mark.parametrize(
-    "damage", ["cut", "longer", "head", "facts", "data", "other", "gone", "dir"]
-)
+@pytest.mark.parametrize("damage", ["cut", "longer", "head", "facts", "data", "other", "dir"])
 def test_a_wrong_file_ends_a_read(files: BlockFiles, damage: str) -> None:
     """Blocks before it are right; the file is deleted, and reported as lost."""
     file = path(files, 1)
@@ -129,12 +144,15 @@ def test_a_wrong_file_ends_a_read(files: BlockFiles, damage: str) -> None:
         path(files, 2).rename(file)
     elif damage == "dir":
         file.mkdir()
-    elif damage != "gone":
+    else:
         file.write_bytes(whole)
     assert finished(files.read(BLOCKS[:3], 0, 12)) == bytes(data(0))
+    lost = Lost(BLOCKS[1].digest)
+    assert reports(files, 1) == [lost]
+    until(lambda: damage == "dir" or not file.exists())
     assert finished(files.read(BLOCKS[1:2], 4, 8)) is None
-    assert reports(files, 2) == [Lost(BLOCKS[1].digest)] * 2
-    assert files.num_failures == 2
+    gone = Left(left(0, 3) if damage == "other" else left(0, 2, 3))
+    assert reports(files, 1) == [lost if damage == "dir" else gone]
 
 
 def test_a_full_disk_is_reported(files: BlockFiles) -> None:
@@ -149,14 +167,61 @@ def test_a_full_disk_is_reported(files: BlockFiles) -> None:
     assert finished(files.read(BLOCKS[:1], 0, 4)) == bytes(data(0))
 
 
-def test_a_directory_that_is_gone_is_reported(files: BlockFiles) -> None:
-    """Neither reads nor writes go on as if it were there."""
-    for file in files.directory.iterdir():
-        file.unlink()
-    files.directory.rmdir()
-    files.write(5, BLOCKS[0], data(0), 8)
-    assert reports(files, 1) == [Written(5, False, 8)]
+def test_what_others_deleted_is_reported(
+    files: BlockFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With what is left; that is not logged for each file."""
+    for number in (0, 2):
+        path(files, number).unlink()
     assert finished(files.read(BLOCKS[:1], 0, 4)) is None
+    assert finished(files.read(BLOCKS[1:3], 4, 12)) == bytes(data(1))
+    assert reports(files, 2) == [Left(left(1, 3))] * 2
+    assert files.num_failures == 2
+    assert not caplog.records
+
+
+def test_a_directory_that_was_deleted_is_made_again(
+    files: BlockFiles, opened: Callable[..., BlockFiles], caplog: pytest.LogCaptureFixture
+) -> None:
+    """And locked again; by a write, or once it is missed by a read."""
+    shutil.rmtree(files.directory)
+    files.write(5, BLOCKS[0], data(0), 8)
+    files.write(6, BLOCKS[1], data(1), 8)
+    written = [Written(5, True, 8), Written(6, True, 8)]
+    assert reports(files, 3) == [Left(left()), *written]
+    assert finished(files.read(BLOCKS[:2], 0, 8)) == bytes(data(0)) + bytes(data(1))
+    shutil.rmtree(files.directory)
+    other = opened()  # which takes the name meanwhile
+    assert finished(files.read(BLOCKS[:1], 0, 4)) is None
+    assert reports(files, 1) == [Left(left())]
+    files.write(7, BLOCKS[2], data(2), 8)
+    assert reports(files, 1) == [Written(7, True, 8)]
+    assert finished(files.read(BLOCKS[2:3], 8, 12)) == bytes(data(2))
+    assert files.directory != other.directory
+    assert len(caplog.records) == 2
+
+
+def test_without_a_directory_a_disk_is_off(
+    opened: Callable[..., BlockFiles], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That is logged once, and over when one can be made."""
+    files = opened("sub/i")
+    shutil.rmtree(tmp_path / "sub")
+    (tmp_path / "sub").write_text("")
+    for number in range(2):
+        files.write(number, BLOCKS[0], data(0), 8)
+        assert finished(files.read(BLOCKS[:1], 0, 4)) is None
+    nothing = Left(frozenset())
+    tried = [[nothing, Written(number, False, 8), nothing] for number in range(2)]
+    assert reports(files, 7)[1:] == tried[0] + tried[1]
+    told = [record.getMessage() for record in caplog.records]
+    assert [text.partition(":")[0] for text in told] == [
+        "KV on disk cannot be listed",
+        "KV cannot be written to disk",
+    ]
+    (tmp_path / "sub").unlink()
+    files.write(2, BLOCKS[0], data(0), 8)
+    assert reports(files, 2) == [Left(left()), Written(2, True, 8)]
 
 
 def test_a_read_that_hangs_is_given_up(opened: Callable[..., BlockFiles], tmp_path: Path) -> None:
@@ -204,8 +269,23 @@ def test_reads_wait_for_room(
     assert finished(second) == bytes(data(2))
 
 
-def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
-    """In words that name the flag."""
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path, name: str) -> None:
+    """In words that name the flag and what to do."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="--kv-offloading-path"):
-        BlockFiles(tmp_path / "file", "i", SIZE)
+    for begin in (check_directory, lambda parent: BlockFiles(parent, "i", SIZE)):
+        with pytest.raises(ConfigError, match=r"--kv-offloading-path .*: Not a directory; give a"):
+            begin(tmp_path / name)
+
+
+def test_a_full_disk_may_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """So it is no reason not to start, but that nothing is written is logged."""
+    check_directory(tmp_path / "made")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        check_directory(tmp_path / "made")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list((tmp_path / "made").iterdir())
+    assert [record.levelname for record in caplog.records] == ["WARNING"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,7 @@ import torch
 from kv_engines import NATIVE, NGRAM, Engine, requests, tokens
 from tiny_checkpoint import save_checkpoint
 
-from worker.config import EngineConfig, KvOffloadingConfig, SchedulerConfig
+from worker.config import EngineConfig, KvOffloadingConfig, KvTransferConfig, SchedulerConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest
 from worker.engine.process import GIB, build_core
@@ -96,21 +99,38 @@ def test_a_restart_has_what_was_on_disk(engines: Callable[..., Engine], tmp_path
 
 
 def test_without_a_disk_answers_are_the_same(
-    engines: Callable[..., Engine], tmp_path: Path
+    engines: Callable[..., Engine], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It goes away while the engine runs."""
+    """It goes away while the engine runs, which makes another."""
     asked = asked_of_few()
     expected = tokens(engines(num_blocks=2000).run(*asked))
     engine = engines(**FEW, num_slots=12, path=tmp_path)
     answers = tokens(engine.run(*asked[:10]))
     engine.settle()
-    for file in (tmp_path / "tiny.0").iterdir():
-        file.unlink()
-    (tmp_path / "tiny.0").rmdir()
+    shutil.rmtree(tmp_path)
     answers |= tokens(engine.run(*asked[10:]))
-    assert answers == expected
     engine.settle()
-    assert engine.stats.num_disk_failures > 0
+    assert answers == expected
+    files = {*(tmp_path / "tiny.0").glob("*.kv")}
+    assert 0 < len(files) == engine.stats.disk_tier_blocks
+    assert 0 < len(caplog.records) < 5
+
+
+def test_what_prevents_a_start_is_found_before_a_model_is_loaded(tmp_path: Path) -> None:
+    """Nothing is at `model_path` here, so loading would fail first."""
+    (tmp_path / "file").write_text("")
+    scheduler = SchedulerConfig(max_model_len=64)
+    none = EngineConfig("torch", str(tmp_path / "none"), "float32", scheduler=scheduler)
+    offloading = KvOffloadingConfig(1.0, str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=r"^--kv-offloading-path .*give a directory"):
+        build_core(dataclasses.replace(none, kv_offloading=offloading))
+    transfer = KvTransferConfig(engine_id="e", key_file=str(tmp_path / "no_key"), kv_port=0)
+    with pytest.raises(ConfigError, match="key_file"):
+        build_core(dataclasses.replace(none, kv_transfer=transfer))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        transfer = KvTransferConfig(engine_id="e", kv_port=taken.getsockname()[1])
+        with pytest.raises(ConfigError, match="kv_port"):
+            build_core(dataclasses.replace(none, kv_transfer=transfer))
 
 
 def test_a_worker_is_built_with_tiers(tmp_path: Path) -> None:

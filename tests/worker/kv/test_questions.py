@@ -223,7 +223,7 @@ async def stand_still(self, data):
     await fill(self, data)
 
 channel.Channel._fill = stand_still
-tcp._HANDSHAKE_SECONDS = 60.0
+tcp._PEER_SECONDS = 60.0
 config = KvTransferConfig(kv_port=0, engine_id="t", kv_transfer_timeout=120.0)
 taker = tcp.TcpConnector(config, b"k" * 32, KvShape("m", "float32", 2, 2, 8), 256)
 source = msgspec.json.decode(sys.argv[1], type=KvSource)

@@ -21,7 +21,7 @@ from worker.kv.access import read_key
 from worker.kv.content import KvShape
 from worker.kv.kept import KeptKv, KeptKvs
 from worker.kv.shared import SharedMemory, map_shared
-from worker.kv.tcp import MAX_CONNECTIONS, TcpConnector, TcpPull
+from worker.kv.tcp import TcpConnector, TcpPull
 from worker.kv.wire import Challenge, Hello, Seal, Shared
 from worker.types import KvOffer, KvSource
 
@@ -364,16 +364,30 @@ def test_what_is_kept_is_bounded() -> None:
         assert keeper.keep("r", DIGEST, memoryview(bytes(3 << 20)), ()) is None
 
 
-def test_silent_connections_hold_nobody_for_long() -> None:
-    """As many as are served at a time: the next transfer waits until the first of them are cut."""
-    with engine() as keeper, engine() as taker, ExitStack() as silent:
-        source = kept(keeper)
-        for _ in range(MAX_CONNECTIONS):
-            silent.enter_context(socket.create_connection((source.host, source.port)))
-        until(keeper._giving.locked)
-        pull = taker.pull(source, DIGEST, 0)
+def test_silent_connections_hold_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have plenty of time while there are seats, and enough when there are none."""
+    monkeypatch.setattr("worker.kv.tcp.MAX_GIVEN", 4)
+    monkeypatch.setattr("worker.kv.tcp._HANDSHAKE_SECONDS", 1e6)
+    with engine() as keeper, engine() as taker, ExitStack() as opened:
+        sources = [kept(keeper) for _ in range(2)]
+        where = (sources[0].host, sources[0].port)
+        silent = [opened.enter_context(socket.create_connection(where)) for _ in range(3)]
+        until(lambda: len(keeper._greeting) == 3)
+        assert ended(taker.pull(sources[0], DIGEST, 0)).part is not None
+        assert len(keeper._greeting) == 3
+        silent.append(opened.enter_context(socket.create_connection(where)))
+        until(lambda: len(keeper._greeting) == 4)
+        monkeypatch.setattr("worker.kv.tcp._ENOUGH_SECONDS", 0.0)
+        assert ended(taker.pull(sources[1], DIGEST, 0)).part is not None
+        assert [one.recv(1) for one in silent] == [b""] * 4
+
+
+def test_a_silent_connection_ends() -> None:
+    """After a while, where nobody needs its seat."""
+    with engine() as keeper, socket.create_connection(("127.0.0.1", keeper.port)) as silent:
+        until(lambda: bool(keeper._greeting))
         pass_time(keeper._loop)
-        assert ended(pull).part is not None
+        assert silent.recv(1) == b""
 
 
 @pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(10_000), b"\xff" * 4])
@@ -396,7 +410,7 @@ def test_an_engine_that_ends_ends_its_transfers() -> None:
         assert ended(taker.pull(source, DIGEST, 0)).part is None
         with engine(kv_port=source.port) as again:
             assert again.port == source.port
-            with pytest.raises(ConfigError, match="kv_port"), engine(kv_port=source.port):
+            with pytest.raises(ConfigError, match="kv_port 0 is any"), engine(kv_port=source.port):
                 pass
 
 
