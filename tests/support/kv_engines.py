@@ -26,7 +26,7 @@ from worker.engine.tiers import Tiers
 from worker.executor.kv_cache import allocate
 from worker.executor.model_runner import ModelRunner
 from worker.kv.content import KvShape
-from worker.kv.disk import BlockFiles
+from worker.kv.disk import BlockFiles, DiskRead, StoredBlock
 from worker.kv.tcp import TcpConnector
 from worker.models.llama import LlamaModel
 from worker.types import EngineStats, FinishReason, KvPeer, SamplingParams
@@ -48,6 +48,21 @@ NATIVE = {
     "rope_theta": 10000.0,
     "tie_word_embeddings": False,
 }  # a model whose layers run natively
+
+
+class SeenFiles(BlockFiles):
+    """Knows whether all that was to be read has been."""
+
+    _begun: tuple[DiskRead, ...] = ()
+
+    @property
+    def has_read(self) -> bool:
+        return all(read.is_finished or read.is_closed for read in self._begun)
+
+    def read(self, blocks: Sequence[StoredBlock], start: int, end: int) -> DiskRead:
+        read = super().read(blocks, start, end)
+        self._begun += (read,)
+        return read
 
 
 class Engine:
@@ -95,7 +110,7 @@ class Engine:
         )
         if num_slots:
             size = runner.read_kv((0,), block_size).nbytes
-            disk = None if path is None else BlockFiles(path, "tiny", size, lambda: 0.0)
+            disk = None if path is None else SeenFiles(path, "tiny", size, lambda: 0.0)
             memory = runner.host_memory(num_slots * size)
             self.scheduler.add_tiers(
                 lambda root, record: Tiers(memory, size, root, "lru", record, disk, 10_000)
@@ -126,13 +141,14 @@ class Engine:
         return told
 
     def settle(self) -> None:
-        """Until what is being written is on disk."""
+        """Until what is being written is on disk, and what is being read is there."""
         tiers = self.scheduler.tiers
         assert tiers is not None
+        disk = tiers._disk
 
         def is_settled() -> bool:
             tiers.look()
-            return not tiers._writing
+            return not tiers._writing and (not isinstance(disk, SeenFiles) or disk.has_read)
 
         until(is_settled)
 
