@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,13 @@ def ipv6() -> str:
     except OSError as error:
         pytest.skip(f"no IPv6: {error}")
     return "::1"
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """An empty directory in which a socket may be: its whole name has at most 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="t-") as path:
+        yield Path(path)
 
 
 class _WholeFiles(LoadScopeScheduling):  # type: ignore[misc]

@@ -101,14 +101,14 @@ async def test_nothing_survives_a_fleet_that_is_killed_while_it_serves(family: F
 
 @pytest.mark.parametrize("number", [signal.SIGCONT, signal.SIGSTOP])
 async def test_nothing_survives_a_worker_that_is_killed(
-    family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+    family: Family, short_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     """Not even an engine that is stopped and so cannot end by itself; nor a file of either."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(short_path))
     async with running_worker(*SIM) as worker:
         engine = worker.engine_pid()
         assert engine is not None
-        await until(lambda: not any(tmp_path.iterdir()), what="the sockets have no names any more")
+        await until(lambda: not any(short_path.iterdir()), what="no socket has a name")
         assert (await worker.ask()).status_code == 200
         os.kill(engine, number)
         worker.process.kill()

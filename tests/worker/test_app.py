@@ -287,9 +287,9 @@ def test_clients_show_certificates_when_they_have_to(certificate: tuple[Path, Pa
         )
 
 
-def test_a_worker_listens_on_a_unix_socket(tmp_path: Path) -> None:
+def test_a_worker_listens_on_a_unix_socket(short_path: Path) -> None:
     """With --uds there is no port, and nothing is left after the end."""
-    path = tmp_path / "worker.sock"
+    path = short_path / "worker.sock"
     with worker("--uds", str(path)) as running:
         assert running.url == f"unix:{path}"
         transport = httpx.HTTPTransport(uds=str(path))

@@ -18,9 +18,9 @@ def unix(path: Path) -> ServeConfig:
     return ServeConfig("127.0.0.1", 0, api, EngineConfig("sim", None), uds=str(path))
 
 
-def test_a_unix_socket_is_removed_with_the_worker(tmp_path: Path) -> None:
+def test_a_unix_socket_is_removed_with_the_worker(short_path: Path) -> None:
     """Nothing is left behind, and nobody can reach it from outside."""
-    path = tmp_path / "worker.sock"
+    path = short_path / "worker.sock"
     with bound(unix(path)) as listener:
         assert path.is_socket()
         assert shown(listener, tls=False) == f"unix:{path}"
@@ -28,9 +28,9 @@ def test_a_unix_socket_is_removed_with_the_worker(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_what_a_dead_worker_left_is_replaced_and_nothing_else_is(tmp_path: Path) -> None:
+def test_what_a_dead_worker_left_is_replaced_and_nothing_else_is(short_path: Path) -> None:
     """A stale socket goes; a file, or a socket that answers, stays and is an error."""
-    path = tmp_path / "worker.sock"
+    path = short_path / "worker.sock"
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path))
     with bound(unix(path)) as listener:
@@ -44,9 +44,9 @@ def test_what_a_dead_worker_left_is_replaced_and_nothing_else_is(tmp_path: Path)
     assert path.read_text() == "precious"
 
 
-def test_a_worker_that_does_not_listen_yet_keeps_its_socket(tmp_path: Path) -> None:
+def test_a_worker_that_does_not_listen_yet_keeps_its_socket(short_path: Path) -> None:
     """Bound but silent, it looks dead: the second one is refused, and takes nothing with it."""
-    path = tmp_path / "worker.sock"
+    path = short_path / "worker.sock"
     with bound(unix(path)) as listener:
         before = path.stat().st_ino
         with pytest.raises(ConfigError, match="another worker"), bound(unix(path)):
@@ -55,16 +55,16 @@ def test_a_worker_that_does_not_listen_yet_keeps_its_socket(tmp_path: Path) -> N
         listener.listen()
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))
-    assert list(tmp_path.iterdir()) == []
+    assert list(short_path.iterdir()) == []
     with bound(unix(path)):
         assert path.is_socket()
 
 
-def test_a_socket_that_somebody_else_put_there_is_left_alone(tmp_path: Path) -> None:
+def test_a_socket_that_somebody_else_put_there_is_left_alone(short_path: Path) -> None:
     """Only our own is removed at the end."""
-    path = tmp_path / "worker.sock"
+    path = short_path / "worker.sock"
     with bound(unix(path)), socket.socket(socket.AF_UNIX) as other:
-        path.rename(tmp_path / "moved.sock")
+        path.rename(short_path / "moved.sock")
         other.bind(str(path))
     assert path.is_socket()
 

@@ -73,21 +73,21 @@ def replace_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 class Mute:
     """A child whose process is replaced by a sleeper: only the test speaks for the engine."""
 
-    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        replace_engine(tmp_path, monkeypatch, "sleep 1000")
-        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-        self._tmp_path = tmp_path
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        replace_engine(path, monkeypatch, "sleep 1000")
+        monkeypatch.setattr("tempfile.tempdir", str(path))
+        self._path = path
 
     def engine(self) -> Engine:
         """Connect to the one child that runs."""
-        (directory,) = self._tmp_path.glob("pointsman-*")
+        (directory,) = self._path.glob("pointsman-*")
         return Engine(directory)
 
 
 @pytest.fixture
-def mute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mute:
+def mute(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mute:
     """Processes that say nothing themselves."""
-    return Mute(tmp_path, monkeypatch)
+    return Mute(short_path, monkeypatch)
 
 
 async def test_of_a_backlog_of_heartbeats_only_the_newest_is_judged(mute: Mute) -> None:
