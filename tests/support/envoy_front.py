@@ -76,7 +76,9 @@ def _ports(admin: Path, process: subprocess.Popen[bytes]) -> dict[str, int]:
     while time.monotonic() < deadline and process.poll() is None:
         address = admin.read_text() if admin.exists() else ""
         if ":" in address:
-            with urllib.request.urlopen(f"http://{address}/listeners?format=json") as reply:
+            with urllib.request.urlopen(
+                f"http://{address}/listeners?format=json", timeout=60
+            ) as reply:
                 found = json.load(reply).get("listener_statuses", [])
             with urllib.request.urlopen(f"http://{address}/ready?", timeout=60) as reply:
                 if reply.status == 200 and found:
