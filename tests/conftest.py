@@ -10,18 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
+
+import tests.depth  # noqa: F401 (its profile is that of every property test)
 
 # As the engine process does: OpenMP threads that wait by spinning stall each other for seconds when
 # anything else runs on their cores. Read once, when torch is first imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-# By default an example that takes 0.2 s is a failure.
-settings.register_profile(
-    "busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("busy machine")
 
 _FLEETS, _SLOW = "tests/integration/", "tests/worker/test_"
 _INTERPRETED = "tests/worker/ops/triton/test_kernels.py"  # runs that share nothing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from admin_scene import QUEUES, summary
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from rich.cells import cell_len
@@ -18,6 +18,7 @@ from picker.decisions.views import RecordSummary
 from picker.flowcontrol.views import QueuesView
 from picker.telemetry.traffic import Percentiles
 from picker.types import EndpointMetrics
+from tests.depth import examples
 
 TITLE = Title("http://127.0.0.1:9090")
 
@@ -153,7 +154,7 @@ def test_a_wide_terminal_shows_ids() -> None:
     assert summary(2).request_id in "\n".join(lines)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.integers(0, 40),
     st.integers(0, 30),

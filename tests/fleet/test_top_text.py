@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from fleet.top_text import ASCII, Glyphs, bar, cell, clean, rate, seconds, size, sparkline
+from tests.depth import examples
 
 GLYPHS = Glyphs()
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.text(max_size=40), st.integers(0, 30), st.booleans())
 def test_a_cell_is_as_wide_as_it_shall_be_whatever_is_in_it(
     text: str, width: int, is_ascii: bool

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.envoy.binary import find_envoy
@@ -21,6 +21,7 @@ from fleet.envoy.settings import (
     PipeAddress,
     SocketAddress,
 )
+from tests.depth import examples
 
 LOCAL = SocketAddress("127.0.0.1", 8080)
 
@@ -63,7 +64,7 @@ def test_envoy_accepts_what_is_generated(changes: dict, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     st.builds(
         BootstrapConfig,

@@ -9,12 +9,13 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.sim.fast_worker import FastWorker
 from fleet.sim.living_worker import Answered, LivingWorker, WorkerGoneError, WorkerSettings
 from fleet.sim.virtual_time import run_in_virtual_time
+from tests.depth import examples
 from worker.config import CacheConfig, SchedulerConfig, SimConfig
 
 WORKER = WorkerSettings(
@@ -120,7 +121,7 @@ def test_blocks_that_run_out_cost_a_preemption() -> None:
         assert first + sum(answered.gaps) == pytest.approx(whole)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.integers(0, 2**32), st.floats(0.5, 60.0), st.integers(8, 64))
 def test_counts_add_up_whatever_comes(seed: int, rate: float, num_blocks: int) -> None:
     """Every answer is whole, and at the end no block is in use (see `served`)."""

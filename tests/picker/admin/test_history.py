@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.admin.history import MOST_SAMPLES, EndpointSample, History, HistoryView, series
+from tests.depth import examples
 
 
 def view_of(history: History, count: int) -> HistoryView:
@@ -58,7 +59,7 @@ def test_shares_are_told_without_the_noise_of_short_numbers() -> None:
     assert view_of(history, 1).endpoints["a"].kv_cache_usage == (0.3,)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.lists(VALUES, max_size=30), st.integers(1, 7), st.integers(1, 10))
 def test_a_ring_is_the_end_of_a_list(values: list[float | None], size: int, count: int) -> None:
     """Whatever was recorded, and however much of it is asked for."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pools_port import asked, whole_pools
 from prometheus_client.core import Metric
@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from picker.admin.metrics_page import LABEL, RememberedCollector, merged, of_pool
 from picker.metrics.picker_metrics import Collector, PickerMetrics, gauge_family
+from tests.depth import examples
 
 Sample = tuple[str, frozenset[tuple[str, str]], float]
 KEYS = ("llama", "research/mixtral", "sales/mixtral")
@@ -152,7 +153,7 @@ MODELS = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     st.dictionaries(st.sampled_from(KEYS), st.tuples(MODELS, st.integers(1, 9)), min_size=1),
     st.integers(0, 9),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.config.build import DEFAULT_CONFIG, Assembly, BuildOptions, build, default_config
@@ -13,6 +13,7 @@ from picker.config.findings import MAX_FINDINGS, InvalidConfigError, Severity
 from picker.config.load import MAX_CONFIG_BYTES, load_config
 from picker.errors import ConfigError
 from picker.metrics.picker_metrics import PickerMetrics
+from tests.depth import examples
 
 LINES = DEFAULT_CONFIG.decode().splitlines()
 NOISE = st.sampled_from(["- &a [*a]", "a: &x {b: *x}", "{", "plugins: 5", "? [a]: b", "!!set {a}"])
@@ -21,7 +22,7 @@ EDITS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(edits=EDITS)
 def test_a_mangled_configuration_is_refused_or_built(edits: list[tuple[int, str]]) -> None:
     """Whatever somebody writes between its lines."""

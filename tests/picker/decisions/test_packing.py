@@ -12,7 +12,7 @@ from random import Random
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -36,6 +36,7 @@ from picker.types import (
     ScoredEndpoint,
     Usage,
 )
+from tests.depth import examples
 
 
 class _Fixed:
@@ -128,7 +129,7 @@ def _remembered(decision: Decision, decided_at: float) -> RecordView | None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_totals_are_those_of_the_profile(data: st.DataObject) -> None:
     """To the last bit, with scores of any kind, packed or not."""
     count = data.draw(st.integers(1, 6))

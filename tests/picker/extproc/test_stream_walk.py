@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from random_taps import HoldingTap, taps
 
@@ -13,6 +13,7 @@ from picker.extproc.machine.request_phase import Limits
 from picker.extproc.machine.stream import ProtocolError, State, StreamMachine
 from picker.rpc.budget import ByteBudget
 from picker.types import RouteDecision
+from tests.depth import examples
 
 MAX_BODY_BYTES = 200_000
 REFUSAL = RefusedError(Code.RESOURCE_EXHAUSTED, "full")
@@ -137,7 +138,7 @@ def check_bodies(taken: list[object], actions: list[m.Action]) -> None:
     assert b"".join(piece.data for piece in sent) == expected
 
 
-@settings(deadline=None, max_examples=300)
+@examples(300)
 @given(walks)
 def test_every_walk_keeps_the_promises_of_the_protocol(events: list[object]) -> None:
     """One finish, one decision at most, replies in order, no byte lost, no chunk too large."""
@@ -155,7 +156,7 @@ def test_every_walk_keeps_the_promises_of_the_protocol(events: list[object]) -> 
     check_bodies(taken, actions)
 
 
-@settings(deadline=None, max_examples=300)
+@examples(300)
 @given(walks)
 def test_every_walk_ends_what_it_begins(events: list[object]) -> None:
     """Nothing after a refusal or an eviction, nothing beside a refusal, and each end once."""
@@ -174,7 +175,7 @@ def test_every_walk_ends_what_it_begins(events: list[object]) -> None:
         assert not any(piece.end_of_stream for piece in pieces[:-1])
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(st.lists(data, max_size=6), st.booleans(), st.none() | st.binary(max_size=9))
 def test_any_split_of_a_body_comes_back_whole(
     pieces: list[bytes], by_trailers: bool, replacement: bytes | None
@@ -215,7 +216,7 @@ def shown_and_sent(events: list[object], tap: HoldingTap) -> tuple[bytes, bytes]
     return shown, sent
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(st.lists(data, max_size=6), taps(), st.booleans(), modes)
 def test_a_tap_that_only_holds_back_loses_no_byte_even_when_it_fails(
     pieces: list[bytes], tap: HoldingTap, by_trailers: bool, mode: BodyMode

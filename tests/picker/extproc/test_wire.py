@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf import text_format
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.extproc import wire
@@ -20,6 +20,7 @@ from picker.extproc.machine.messages import (
     ResponseTrailers,
     UnknownMessage,
 )
+from tests.depth import examples
 
 SUBSET = """
 metadata_context { filter_metadata { key: "envoy.lb.subset_hint" value { fields {
@@ -209,7 +210,7 @@ def test_bytes_that_say_nothing_are_malformed(data: bytes) -> None:
         wire.decode(data)
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(st.binary(max_size=200))
 def test_no_bytes_raise_anything_else(data: bytes) -> None:
     """Whatever arrives is an event or our typed error."""

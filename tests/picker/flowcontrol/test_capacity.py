@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from flow_scene import Scene, Sharing, Slots, band, flow_settings, inference_request, settle
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.flowcontrol.capacity import MOST_DISPLACED
 from picker.flowcontrol.queue import FlowQueue
 from picker.framework.flow import QueuedRequest
+from tests.depth import examples
 
 CAP = 12
 
@@ -138,7 +139,7 @@ async def test_before_an_empty_pool_nobody_is_to_blame() -> None:
     assert refusal.status == 503
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     flows=st.lists(st.sampled_from("abcd"), min_size=CAP, max_size=80),
     leaving=st.lists(st.integers(0, CAP), max_size=20),

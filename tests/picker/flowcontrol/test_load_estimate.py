@@ -7,13 +7,14 @@ from random import Random
 
 import pytest
 from flow_scene import Pool, Slots
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.flowcontrol.load_estimate import LARGE_POOL, LoadEstimate
 from picker.framework.attributes import Attributes
 from picker.framework.disaggregation import ROLE_LABEL
 from picker.types import Candidate
+from tests.depth import examples
 
 
 class Steps(Slots):
@@ -27,7 +28,7 @@ class Steps(Slots):
         return waiting / 4 / len(candidates)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     st.integers(0, 9),
     st.sampled_from([1, 5, LARGE_POOL, 200]),

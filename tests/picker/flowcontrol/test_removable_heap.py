@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.flowcontrol.removable_heap import RemovableHeap
+from tests.depth import examples
 
 STEPS = st.lists(
     st.one_of(
@@ -17,7 +18,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(STEPS)
 def test_it_gives_what_a_sorted_list_would(steps: list[tuple[str, int]]) -> None:
     """By key, then in order of arrival; its places stay within twice what it holds."""

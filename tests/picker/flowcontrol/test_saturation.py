@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 from flow_scene import Slots, endpoint
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.flowcontrol.saturation import NOTHING_LET_IN, LetIn, pool_load, spread
 from picker.framework.attributes import EndpointLoad
 from picker.framework.disaggregation import ROLE_LABEL
 from picker.types import Candidate, EndpointMetrics
+from tests.depth import examples
 
 
 def pool(*roles: tuple[str | None, int]) -> list[Candidate]:
@@ -50,7 +51,7 @@ def test_requests_on_their_way_count_in_every_stage() -> None:
     assert load.stages == {"prefill": 2.0, "decode": 1.0}
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.lists(st.integers(0, 8), min_size=1, max_size=8), st.integers(0, 40))
 def test_they_spread_as_they_would_one_by_one(loads: list[int], count: int) -> None:
     """Each at the least loaded endpoint by then."""

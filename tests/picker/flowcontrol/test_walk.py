@@ -14,13 +14,14 @@ from typing import Any
 import looptime
 import pytest
 from flow_scene import Ceilings, Client, Pool, Scene, Sharing, Slots, band, flow_settings, settle
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.errors import DropReason
 from picker.flowcontrol.queue import FLOW_MEMORY_SECONDS
 from picker.flowcontrol.settings import BandSettings, FlowControlSettings
 from picker.framework.flow import QueuedRequest, Rank, SharesCapacity
+from tests.depth import examples
 
 MOST = 64
 CAPS = (
@@ -430,7 +431,7 @@ async def walk(first: int, steps: list[tuple[str, tuple[Any, ...]]]) -> None:
     await scene.end()
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.sampled_from((0, 1, 2, 4)), st.lists(STEPS, min_size=10, max_size=40))
 def test_every_request_has_one_end_and_leaves_nothing_behind(
     first: int, steps: list[tuple[str, tuple[Any, ...]]]

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import yaml
 from crd_rules import CrdRules
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes_objects import (
     CRDS,
@@ -32,6 +32,7 @@ from nearly_valid_objects import OBJECTIVES, POOLS, REWRITES, nearly
 from picker.k8s.objects import InferencePoolSpec, read_policy, read_pool
 from picker.pool.object_parts import END
 from picker.pool.policies import ObjectiveSpec, RewriteSpec
+from tests.depth import examples
 
 # What a schema calls the limits of each kind of types.
 LIMITS: dict[type[inspect.Type], dict[str, str]] = {
@@ -129,7 +130,7 @@ SPEC = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(SPEC)
 def test_objects_are_followed_that_their_definition_accepts(
     drawn: tuple[CrdRules, dict[str, Any]],

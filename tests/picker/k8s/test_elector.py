@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.k8s.elector import MAX_STATED_SECONDS, Elector, LeaseRecord, Step, Timings
+from tests.depth import examples
 
 TIMINGS = Timings(15.0, 10.0, 2.0)
 
@@ -185,7 +186,7 @@ def _elector() -> Elector:
     return Elector("me", TIMINGS)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.lists(st.floats(1.0, 1.49), min_size=2, max_size=4), st.lists(_MOVES, max_size=60))
 def test_two_never_lead_and_in_the_end_one_does(
     rates: list[float], moves: list[tuple[str, int | float]]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kube_api.access import Rule
 from kube_api.cluster import Cluster, address_in, open_cluster
@@ -16,6 +16,8 @@ from kube_api.selectors import parse_selector
 from kube_api.statuses import ApiError
 from kube_api.store import Store, key_of
 from kube_api.watch import Feed, WatchRequest
+
+from tests.depth import examples
 
 CRDS = sorted((Path(__file__).parents[3] / "crds").glob("*.yaml"))
 CONFIGS = next(resource for resource in BUILT_IN if resource.plural == "configmaps")
@@ -72,7 +74,7 @@ def write(store: Store, how: str, name: str, app: str, value: int) -> None:
         store.replace(CONFIGS, obj)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(WRITES, WRITES, st.data())
 def test_list_and_watch_lead_to_the_same_objects(
     before: list[Any], after: list[Any], data: st.DataObject

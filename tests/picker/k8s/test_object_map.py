@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.k8s.object_map import MalformedObjectError, Metadata, ObjectMap, metadata_of
+from tests.depth import examples
 
 
 def raw(name: str, value: Any = 1, uid: str = "u", namespace: str = "default") -> msgspec.Raw:
@@ -190,7 +191,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(EVENTS)
 def test_it_is_what_a_plain_dictionary_would_be(events: list[tuple[str, str, int, str]]) -> None:
     """And it says that the view changed exactly when an object of it or its record did."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from pod_records import record
@@ -16,6 +16,7 @@ from picker.k8s.pods import ACTIVE_PORTS, Phase, PodRecord
 from picker.k8s.pool_view import HOLD_SECONDS, PoolShape, PoolView, View
 from picker.pool.datastore import Datastore
 from picker.types import Endpoint
+from tests.depth import examples
 
 NAMES = st.sampled_from("abcdef")
 IPS = st.sampled_from(["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5", None])
@@ -234,7 +235,7 @@ class PoolWalk(RuleBasedStateMachine):
         assert before.containers == last.containers
 
 
-PoolWalk.TestCase.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
+PoolWalk.TestCase.settings = examples(60, stateful_step_count=40)
 TestPoolWalk = PoolWalk.TestCase
 
 
@@ -249,7 +250,7 @@ STATES = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@examples(300)
 @given(st.lists(STATES, max_size=25), st.sets(st.integers(0, 25)))
 def test_pods_that_share_an_ip_are_told_apart_as_if_all_were_looked_at(
     states: list[tuple[str, str, bool, bool, dict[str, str], str]], looks: set[int]

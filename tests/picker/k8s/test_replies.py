@@ -6,14 +6,15 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.k8s.api import ApiError, UnreachableError
 from picker.k8s.client import WatchLines, api_error, decode_event, decode_listing, decode_object
+from tests.depth import examples
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.binary(max_size=20)), st.lists(st.integers(1, 30)))
 def test_lines_are_the_same_however_they_are_cut(lines: list[bytes], sizes: list[int]) -> None:
     """Pieces of any size give the lines that were sent, without the empty ones."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as TheirHistogram
 
 from picker.metrics.series import Counter, Declaration, Gauge, Histogram, Twin, metrics_of, text_of
+from tests.depth import examples
 
 BOUNDS = (0.0, 0.5, 1.0, 10.0)
 
@@ -17,7 +18,7 @@ def declared(*labels: str, twin: tuple[str, ...] = ()) -> Declaration:
     return Declaration("requests", "Some text.", labels, (Twin("old", twin),))
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(st.lists(st.floats(-1e3, 1e3) | st.sampled_from(BOUNDS), max_size=20))
 def test_a_histogram_counts_as_the_library_does(values: list[float]) -> None:
     """Bounds are inclusive, and buckets hold those below."""

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 from health_scene import Scene
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.outliers.breaker import Answer, EndpointState, OutlierSettings
 from picker.outliers.detector import Attempt
 from picker.types import FinishCause
+from tests.depth import examples
 
 Status = Callable[[int, float], int]  # of an endpoint's answers, by its number and the time
 
@@ -85,7 +86,7 @@ LOADS = st.builds(
 RANDOM = st.randoms(use_true_random=False)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(LOADS, st.integers(2, 12), RANDOM)
 def test_an_endpoint_that_fails_everything_gets_little(load: Load, size: int, rng: Any) -> None:
     """It joins a pool that works: three requests before it is ejected, then a probe a second."""
@@ -100,7 +101,7 @@ def test_an_endpoint_that_fails_everything_gets_little(load: Load, size: int, rn
     assert sum(status == 500 for _, status in loop.statuses) == len(bad)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(LOADS, st.floats(2.0, 20.0), RANDOM)
 def test_an_endpoint_that_recovers_is_back_within_ten_seconds(
     load: Load, healed_at: float, rng: Any
@@ -117,7 +118,7 @@ def test_an_endpoint_that_recovers_is_back_within_ten_seconds(
     assert recent[0] >= 0.5 * sum(recent) / 4 - 3
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(RANDOM)
 def test_an_endpoint_that_turns_bad_gets_no_more_than_it_had(rng: Any) -> None:
     """With many under way: all of these may fail, but hardly one that comes later."""

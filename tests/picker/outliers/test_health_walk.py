@@ -6,13 +6,14 @@ from random import Random
 from typing import Any
 
 from health_scene import Scene
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.outliers.breaker import Answer, EndpointState, OutlierSettings
 from picker.outliers.detector import Attempt
 from picker.pool.datastore import EndpointChanges
 from picker.types import FinishCause
+from tests.depth import examples
 
 STATUSES = (200, 200, 404, 500, 500, 503, None)
 STEPS = ("decide", "decide", "decide", "answer", "answer", "end", "wait", "long", "forget", "leave")
@@ -84,7 +85,7 @@ class Walk:
         self.probes.pop(number, None)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.integers(1, 4), st.integers(1, 4), st.randoms(use_true_random=False))
 def test_no_walk_contradicts_itself(size: int, failures: int, rng: Any) -> None:
     """Somebody is always usable, probes are rare, and in the end nothing is under way."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from replica_mesh import KEYS, Node, call, node, round_of, told
 
@@ -15,6 +15,7 @@ from picker.peers.inbox import InboxLimits
 from picker.peers.outbox import OutboxLimits
 from picker.peers.wire import Hello, PeerMessageError, PeerReport, Seed, encoded_report
 from picker.types import Endpoint
+from tests.depth import examples
 
 SILENCE = InboxLimits().silence_seconds
 
@@ -175,7 +176,7 @@ def test_replicas_refuse_other_versions_and_pools_and_know_themselves() -> None:
         one.exchange.greeted(encoded_report(PeerReport(goodbye=True)), 0.0)
 
 
-@settings(deadline=None, max_examples=300)
+@examples(300)
 @given(st.binary(max_size=200))
 def test_nothing_that_a_peer_sends_does_harm(data: bytes) -> None:
     one, other = two()
@@ -278,7 +279,7 @@ class Walk:
             round_of(self.nodes, self.now)
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(st.integers(0, 2**32), st.integers(1, 200))
 def test_loads_and_seeds_converge_whatever_was_lost(seed: int, length: int) -> None:
     """Every replica knows what all have under way, none what a killed one had, and bounds hold."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from itertools import permutations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.peers.seeds import SETTLING_SECONDS, SeedAgreement, fingerprint, seed_of_secret
+from tests.depth import examples
 
 
 def test_all_follow_one_in_whatever_order_they_meet() -> None:
@@ -45,7 +46,7 @@ def test_a_value_that_does_not_fit_its_fingerprint_is_not_followed() -> None:
     assert other.value == 2
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(st.integers(0, 2**64 - 1))
 def test_fingerprints_do_not_show_the_seed(seed: int) -> None:
     """And are of 64 bits, as the seed of a secret is."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 from queueing_fleet import Ask, QueueingFleet
@@ -21,6 +21,7 @@ from picker.planner.capacity import (
     predict,
     replicas_for,
 )
+from tests.depth import examples
 
 WORKER = WorkerCapacity(
     prefill_tokens_per_second=8000, decode_base_seconds=0.020, decode_per_sequence_seconds=0.001
@@ -110,7 +111,7 @@ def test_cached_prompts_need_fewer_replicas() -> None:
     assert few < many
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(rate=st.floats(0, 20), prompt=st.floats(1, 20_000), output=st.floats(1, 2_000))
 def test_the_fewest_replicas_are_found(rate: float, prompt: float, output: float) -> None:
     """They keep the objective, unless none do, and one fewer does not."""

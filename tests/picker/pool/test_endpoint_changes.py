@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scrape_scene import PAGE, Pages, scraping, source
 
 from picker.pool.datastore import Datastore, EndpointChanges, Snapshot
 from picker.scrape.sources import PageLocation
 from picker.types import Endpoint, EndpointMetrics
+from tests.depth import examples
 
 ENDPOINTS = st.builds(
     Endpoint,
@@ -46,7 +47,7 @@ class Heard:
         return {one.key: one for one in self.store.snapshot().candidates}
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(st.lists(POOLS, max_size=8))
 def test_changes_come_to_the_same_as_the_whole_pool(pools: list[dict[str, Endpoint]]) -> None:
     """Endpoints, what is known of them, and what is said of it; snapshots stay as they were."""
@@ -71,7 +72,7 @@ def test_changes_come_to_the_same_as_the_whole_pool(pools: list[dict[str, Endpoi
 
 
 @pytest.mark.looptime
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(pools=st.lists(POOLS, min_size=1, max_size=6))
 async def test_what_is_asked_follows_the_changes(pools: list[dict[str, Endpoint]]) -> None:
     """Each address of the pool as it is in the end, and no other, shared or not."""

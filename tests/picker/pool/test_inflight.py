@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.pool.inflight import InflightLoad
+from tests.depth import examples
 
 
 def test_counts_rise_and_fall_per_endpoint() -> None:
@@ -29,7 +30,7 @@ def test_a_release_without_an_acquire_is_an_error() -> None:
         load.release("ns/a")
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=40))
 def test_counters_stay_consistent_and_return_to_nothing(steps: list[tuple[str, bool]]) -> None:
     """After any sequence, releasing what is left empties the table."""

@@ -6,13 +6,13 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from reference_prefix_index import ReferenceIndex
 
 from picker.prefix.block_hash import BlockHashes, block_hashes
 from picker.prefix.index import PrefixIndex
+from tests.depth import examples
 
 KEYS = [f"default/w{i}" for i in range(5)]
 LONG = 40  # blocks that short prompts repeat, to have long ones
@@ -63,7 +63,7 @@ class IndexModel(RuleBasedStateMachine):
 
 
 TestIndexModel = IndexModel.TestCase
-TestIndexModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestIndexModel.settings = examples(60, stateful_step_count=30)
 
 
 @pytest.mark.parametrize(("endpoints", "blocks", "capacity"), [(3, 60, 5000), (120, 30, 400)])

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.prefix.kv_event_codec import (
@@ -22,6 +22,7 @@ from picker.prefix.kv_event_codec import (
     decode_events,
     parse_topic,
 )
+from tests.depth import examples
 
 # vLLM 0.32's own bytes at 1.5 s, rank 0: two blocks of two tokens stored, one removed, cleared.
 VLLM_BYTES = bytes.fromhex(
@@ -224,7 +225,7 @@ def test_a_topic_names_pod_and_model() -> None:
     assert parse_topic("") == Topic("")
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.binary(max_size=60), st.integers(0, len(VLLM_BYTES)))
 def test_no_bytes_raise_anything_else(noise: bytes, at: int) -> None:
     """Noise, and real messages with noise in them."""

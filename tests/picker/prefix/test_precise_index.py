@@ -7,13 +7,13 @@ from struct import pack
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from picker.prefix.block_keys import BlockKeys
 from picker.prefix.kv_event_codec import BlocksRemoved, BlocksStored, CacheCleared
 from picker.prefix.precise_index import PreciseIndex, PreciseMatch
+from tests.depth import examples
 
 MAKER = BlockKeys(4)
 WEIGHTS = {"gpu": 1.0, "cpu": 0.8}
@@ -305,4 +305,4 @@ class PreciseModel(RuleBasedStateMachine):
 
 
 TestPreciseModel = PreciseModel.TestCase
-TestPreciseModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPreciseModel.settings = examples(60, stateful_step_count=30)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -12,6 +12,7 @@ from picker.framework.attributes import Topology
 from picker.recording.candidates import CandidateDeltas, CandidateMemory
 from picker.recording.lines import CandidateChange
 from picker.types import Candidate, Endpoint, EndpointMetrics
+from tests.depth import examples
 
 
 def candidate(name: str, **changes: object) -> Candidate:
@@ -58,7 +59,7 @@ class _Walk:
         assert list(self.memory.after([told(one) for one in changes], order)) == seen
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(
     st.lists(
         st.tuples(

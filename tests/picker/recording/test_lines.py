@@ -8,12 +8,13 @@ import typing
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.recording import lines
 from picker.recording.lines import AnyLine, decoded, encoded
 from picker.types import Endpoint, EndpointMetrics, MultiModalFeature, Usage
+from tests.depth import examples
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=8)
 INTS = st.integers(-(2**63), 2**63 - 1)
@@ -73,7 +74,7 @@ def _field(hint: typing.Any) -> st.SearchStrategy[typing.Any]:
 def test_every_kind_of_line_comes_back_as_it_was(kind: type[msgspec.Struct]) -> None:
     """Encoding and decoding again is identity."""
 
-    @settings(max_examples=60, deadline=None)
+    @examples(60)
     @given(of(kind))
     def holds(line: typing.Any) -> None:
         text = encoded(line)

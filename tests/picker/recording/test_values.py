@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.framework.attributes import (
@@ -21,6 +21,7 @@ from picker.framework.attributes import (
 )
 from picker.prefix.match import PrefixCacheMatchInfo
 from picker.recording.values import KNOWN, NotReplayableError, recordable, restored
+from tests.depth import examples
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=6)
 COUNTS = st.dictionaries(TEXTS, st.integers(), max_size=4)
@@ -80,7 +81,7 @@ def through_json(value: Any) -> Any:
     return restored(json.loads(json.dumps(recordable(value), allow_nan=False)))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(VALUES)
 def test_every_value_comes_back_as_it_was(value: Any) -> None:
     """Types included: a tuple stays one, and 1 is neither 1.0 nor true."""
@@ -112,7 +113,7 @@ def test_types_that_nobody_knows_are_named() -> None:
         recordable({"a": (1, 2j)})
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(JSON)
 def test_nonsense_raises_a_value_error_and_nothing_else(value: Any) -> None:
     """Or is a value after all."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.errors import RefusedError
 from picker.requestcontrol.bodies import changes, with_members
+from tests.depth import examples
 
 values = st.recursive(
     st.none()
@@ -38,7 +39,7 @@ def test_other_values_keep_their_very_bytes() -> None:
     )
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(st.dictionaries(st.text(), values, max_size=5), st.text())
 def test_every_body_differs_in_its_model_alone(members: dict[str, object], model: str) -> None:
     """Read back by another library, all members but the model are what they were."""

@@ -12,13 +12,14 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.errors import Code, RefusedError
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Flight
 from picker.types import Candidate, FinishCause, InferenceRequest, RawRequest, ResponseHead, Usage
+from tests.depth import examples
 
 PATH = {":path": "/v1/completions"}
 REQUESTS = (
@@ -158,7 +159,7 @@ def quiet() -> Any:
     log.disabled = False
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(seed=st.integers(0, 2**32), chance=st.sampled_from((0.0, 0.1, 0.5)))
 def test_counters_return_to_zero(quiet: Any, make_house: Any, seed: int, chance: float) -> None:
     """Routed, refused, cancelled, or given up before anything was asked."""

@@ -8,10 +8,11 @@ import tracemalloc
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.requestcontrol.renaming import ModelRenamer
+from tests.depth import examples
 
 
 def renamed(body: bytes, served: str, asked: str, cuts: list[int] | None = None) -> list[bytes]:
@@ -103,7 +104,7 @@ JSON_PARTS = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@examples(300)
 @given(st.lists(JSON_PARTS, max_size=12).map(b"".join), st.lists(st.integers(0, 200), max_size=8))
 def test_a_cut_changes_nothing(body: bytes, cuts: list[int]) -> None:
     """However the body is cut, what goes on is the whole body with its members replaced."""
@@ -111,7 +112,7 @@ def test_a_cut_changes_nothing(body: bytes, cuts: list[int]) -> None:
     assert b"".join(renamed(body, "ab", "xyz", cuts)) == expected
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(st.binary(max_size=100), st.lists(st.integers(0, 100), max_size=5))
 def test_bytes_of_any_kind_pass_unchanged(body: bytes, cuts: list[int]) -> None:
     """There is no model in them."""

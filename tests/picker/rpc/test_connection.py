@@ -12,12 +12,13 @@ from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
 from http2_peer import PATH, REQUEST, Held, Peer, connected, echo, holding
 from hyperframe.frame import GoAwayFrame, SettingsFrame
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.rpc import connection as grpc_connection
 from picker.rpc.calls import Read, RpcError, Status, Write
 from picker.rpc.framing import prefix
+from tests.depth import examples
 
 DAMAGE = b"\0\0\1" + bytes(6) + b"x"  # DATA on stream 0
 
@@ -295,7 +296,7 @@ async def test_a_header_list_over_the_limit_breaks_the_connection(peer: Peer) ->
     assert peer.transport.closed
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.data())
 def test_damaged_bytes_never_raise_and_never_leave_tasks(data: st.DataObject) -> None:
     """Whatever a bit flip turns a conversation into, the connection serves it or closes."""

@@ -6,7 +6,7 @@ import itertools
 from urllib.parse import unquote
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.rpc.budget import ByteBudget
@@ -18,9 +18,10 @@ from picker.rpc.framing import (
     status_text,
     timeout_seconds,
 )
+from tests.depth import examples
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.binary(max_size=40), max_size=6), st.lists(st.integers(0, 300), max_size=12))
 def test_messages_do_not_depend_on_how_the_bytes_were_cut(
     messages: list[bytes], cuts: list[int]

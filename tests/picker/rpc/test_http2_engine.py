@@ -10,7 +10,7 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.settings import SettingCodes, Settings
 from http2_peer import REQUEST
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.rpc.calls import joined
@@ -39,6 +39,7 @@ from picker.rpc.http2.frames import (
     frame,
 )
 from picker.rpc.http2.headers import encode_fields
+from tests.depth import examples
 
 
 class LibraryTwin:
@@ -345,7 +346,7 @@ def test_long_header_blocks_go_out_in_frames_that_every_peer_takes(
     ]
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(st.data())
 def test_the_library_understands_the_same(data: st.DataObject) -> None:
     """Any conversation of a correct client, cut anywhere, understood by both."""

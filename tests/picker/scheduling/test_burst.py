@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.scheduling.burst import BurstRequest, BurstRules, assign
+from tests.depth import examples
 
 POOL = (("a", 0), ("b", 0), ("c", 0))
 
@@ -67,7 +68,7 @@ def test_requests_with_other_candidates_are_no_group() -> None:
     assert assign(alike, BurstRules()) == ["a", "b"]
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(
     st.lists(
         st.tuples(
@@ -88,7 +89,7 @@ def test_everybody_goes_to_a_candidate(
         assert endpoint in dict(request.endpoints)
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(st.lists(st.text("xy", max_size=3), max_size=12), st.integers(1, 5), st.booleans())
 def test_nobody_gets_too_many_while_others_have_room(
     prompts: list[str], limit: int, weigh_blocks: bool

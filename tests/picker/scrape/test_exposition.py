@@ -6,11 +6,12 @@ import math
 import string
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from picker.scrape.exposition import PageSample, scan
+from tests.depth import examples
 
 NAMES = ["vllm:running", "vllm:running_total", "other", "x:vllm:running", "vllm:run"]
 LABEL_VALUES = st.one_of(
@@ -60,7 +61,7 @@ def same(value: float, other: float) -> bool:
     return value == other or (math.isnan(value) and math.isnan(other))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(page=PAGES, name=st.sampled_from(NAMES))
 def test_the_scan_agrees_with_the_general_parser(page: str, name: str) -> None:
     """Same samples, same order, same labels, values and timestamps."""
@@ -74,7 +75,7 @@ def test_the_scan_agrees_with_the_general_parser(page: str, name: str) -> None:
         assert seconds == timestamp
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(page=st.binary(max_size=200), tail=st.binary(max_size=60))
 def test_no_bytes_make_the_scan_raise(page: bytes, tail: bytes) -> None:
     """Whatever a broken worker sends, at worst nothing is found."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.scrape.http_client import MAX_HEAD_BYTES, PageReader, ResponseError
+from tests.depth import examples
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CAP = 1000
@@ -28,7 +29,7 @@ COMPLETE = [
 
 @pytest.mark.parametrize(("raw", "keep_alive"), COMPLETE)
 @given(data=st.data())
-@settings(max_examples=20, deadline=None)
+@examples(20)
 def test_a_response_is_the_same_however_it_is_cut(
     raw: bytes, keep_alive: bool, data: st.DataObject
 ) -> None:
@@ -104,7 +105,7 @@ def test_an_end_before_the_end_is_an_error(raw: bytes) -> None:
 
 
 @given(pieces=st.lists(st.sampled_from([OK, b"\r\n", b"content-length: 3", b"abc", b"\0\xff"])))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_no_bytes_make_it_raise_anything_else(pieces: list[bytes]) -> None:
     reader = PageReader(CAP)
     try:

@@ -11,7 +11,6 @@ from collections import deque
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -27,6 +26,7 @@ from picker.xds.state.cache import Cache, XdsResource, resource_of
 from picker.xds.state.delta import DeltaSession
 from picker.xds.state.sotw import SotwSession
 from picker.xds.state.subscription import Acknowledgement
+from tests.depth import examples
 
 NAMES = ("a", "b", "c")
 A_NAME = st.sampled_from(NAMES)
@@ -236,5 +236,5 @@ class DeltaWalk(Walk):
 @pytest.mark.parametrize("walk", [SotwWalk, DeltaWalk])
 def test_in_the_end_a_client_knows_what_there_is(walk: type[Walk]) -> None:
     """Whatever the order of changes, subscriptions, breaks, refusals and readings."""
-    chosen = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    chosen = examples(60, stateful_step_count=40)
     run_state_machine_as_test(walk, settings=chosen)

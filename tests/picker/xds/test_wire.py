@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from envoy.config.endpoint.v3 import endpoint_pb2
 from google.protobuf.json_format import MessageToDict
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.types import Endpoint
 from picker.xds import wire
 from picker.xds.state.assignment import ZONE_LABEL
+from tests.depth import examples
 
 
 def test_an_endpoint_is_told_with_its_address_its_name_and_where_it_stands() -> None:
@@ -61,7 +62,7 @@ STEPS = st.tuples(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.lists(STEPS, max_size=20))
 def test_an_assignment_that_was_changed_tells_what_a_new_one_does(
     steps: list[tuple[int, str | None, str]],
@@ -80,7 +81,7 @@ def test_an_assignment_that_was_changed_tells_what_a_new_one_does(
         assert (changed.size, changed.skipped) == (new.size, new.skipped)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.lists(st.tuples(st.integers(1, 300), st.sampled_from(["", "z1", "z2"])), max_size=300))
 def test_the_bytes_are_those_that_the_message_is_written_as(places: list[tuple[int, str]]) -> None:
     """However long: the lengths of parts are written by hand."""

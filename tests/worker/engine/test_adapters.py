@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from step_driver import advance, result_of
 
@@ -210,7 +210,6 @@ def test_adapters_are_refused_where_there_are_none() -> None:
     ),
     num_slots=st.integers(1, 3),
 )
-@settings(deadline=None)
 def test_every_request_is_answered_by_its_adapter(
     moves: list[tuple[str, int]], num_slots: int
 ) -> None:

@@ -13,10 +13,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.depth import examples
 from worker.config import CacheConfig
 from worker.engine.block_hash import BlockHash, BlockHasher, PartialBlock, extra_keys
 from worker.engine.block_manager import BlockManager
@@ -317,17 +318,11 @@ class CollidingWalk(BlockWalk):
             walker.chain.append(BlockHash(digest, parent, tokens, extra))
 
 
-BlockWalk.TestCase.settings = settings(
-    max_examples=260,
-    stateful_step_count=60,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
+BlockWalk.TestCase.settings = examples(
+    260, stateful_step_count=60, suppress_health_check=[*HealthCheck]
 )
-CollidingWalk.TestCase.settings = settings(
-    max_examples=40,
-    stateful_step_count=50,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
+CollidingWalk.TestCase.settings = examples(
+    40, stateful_step_count=50, suppress_health_check=[*HealthCheck]
 )
 test_ten_thousand_random_steps_keep_every_invariant = BlockWalk.TestCase
 test_random_steps_with_colliding_hashes_keep_every_invariant = CollidingWalk.TestCase

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from worker.engine.free_queue import MAX_TENANTS, FreeQueue
 from worker.errors import IntegrityError
 
@@ -90,7 +91,7 @@ def test_an_account_that_does_not_add_up_is_noticed() -> None:
         queue.check_integrity({0}, set())
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 5)), max_size=60), st.booleans())
 def test_eviction_follows_the_rule(script: list[tuple[str, int]], fair: bool) -> None:
     """Against a model that scans everything: who is above his share, and whose is the oldest."""

@@ -8,10 +8,11 @@ from typing import Any
 
 import engine_walk as walks
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from paged_executor import TOKEN_BYTES, PagedExecutor
 
+from tests.depth import examples
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest, Command, RequestOutput
@@ -76,7 +77,7 @@ faults = st.dictionaries(
 
 
 @pytest.mark.parametrize("pipe", sorted(PIPELINES))
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(120)
 @given(
     cache=walks.caches,
     limits=walks.limits_of_a_step,

@@ -8,11 +8,12 @@ from typing import Any
 import engine_walk as walks
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from moving_kv import MadeUpConnector
 from paged_executor import TOKEN_BYTES, PagedExecutor, kv_of
 
+from tests.depth import examples
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest, Command, Pause, RequestOutput
@@ -265,7 +266,7 @@ def moving(draw: st.DrawFn) -> tuple[list[walks.Arrival], MadeUpConnector]:
 
 
 @pytest.mark.parametrize("pipe", sorted(walks.PIPELINES))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(40)
 @given(
     cache=walks.caches,
     limits=walks.limits_of_a_step,

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from step_driver import END
 
+from tests.depth import examples
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine import policies
 from worker.engine.messages import AddRequest
@@ -116,11 +117,7 @@ def test_32_clients_in_200_blocks(victim: str) -> None:
     assert engine.blocks.num_free == 200
 
 
-@settings(
-    max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
+@examples(60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     max_bypasses=st.integers(0, 5),
     waiting_order=st.sampled_from(policies.WAITING_ORDERS),

@@ -7,8 +7,9 @@ from typing import Any
 
 import engine_walk as walks
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 
+from tests.depth import examples
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine import policies
 from worker.engine.core import EngineCore
@@ -17,11 +18,7 @@ from worker.engine.scheduler import Scheduler
 
 
 @pytest.mark.parametrize("pipe", sorted(walks.PIPELINES))
-@settings(
-    max_examples=150,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
+@examples(150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     cache=walks.caches,
     limits=walks.limits_of_a_step,

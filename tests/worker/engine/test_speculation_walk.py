@@ -12,10 +12,11 @@ from typing import Any
 
 import engine_walk as walks
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from paged_executor import VOCABULARY, PagedExecutor, next_token
 
+from tests.depth import examples
 from worker.config import CacheConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine import policies
 from worker.engine.core import EngineCore
@@ -179,7 +180,7 @@ manners = st.builds(Manner, st.sampled_from(MANNERS), st.integers(0, 99))
 
 
 @pytest.mark.parametrize("pipe", sorted(walks.PIPELINES))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(150)
 @given(
     cache=caches,
     limits=limits_of_a_step,
@@ -252,7 +253,7 @@ class Compared(Scheduler):
         return step
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(60)
 @given(
     cache=caches,
     limits=limits_of_a_step,

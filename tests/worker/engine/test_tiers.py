@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 import engine_walk as walks
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made_up_disk import MadeUpDisk
 from paged_executor import TOKEN_BYTES
 from tier_house import SIZE, House, prompt
 
+from tests.depth import examples
 from worker.config import OFFLOADING_POLICIES, CacheConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.block_hash import BlockHash
 from worker.engine.block_manager import Evicted
@@ -254,7 +255,7 @@ disks = st.builds(
 
 
 @pytest.mark.parametrize("pipe", sorted(walks.PIPELINES))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(60)
 @given(
     cache=walks.caches.filter(lambda cache: cache.enable_prefix_caching),
     limits=walks.limits_of_a_step,

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from worker.config import SimConfig
 from worker.executor.sim.runner import SimExecutor, SimLimits
 from worker.tokenizer import sim as sim_tokens
@@ -60,7 +61,7 @@ MANNERS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("mode", "spec"), MANNERS)
 @given(guesses=st.lists(st.lists(st.booleans(), max_size=4), min_size=3, max_size=8))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_drafts_change_no_answer(
     mode: str, spec: dict[str, Any], guesses: list[list[bool]]
 ) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from worker.executor.state import DeviceState
 from worker.types import ScheduledSequence
 
@@ -43,7 +44,7 @@ def changed(table: list[int], change: tuple[str, object]) -> list[int]:
     return list(value)  # type: ignore[call-overload]
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(steps)
 def test_tables_by_differences_are_those_of_a_rebuild(
     walk: list[dict[int, tuple[str, object]]],

@@ -6,9 +6,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from worker.errors import ModelError
 from worker.models.gguf import GgufFile
 
@@ -160,7 +161,7 @@ def test_damage_is_refused_with_file_and_reason(name: str, tmp_path: Path) -> No
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_no_damage_escapes_as_another_error(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

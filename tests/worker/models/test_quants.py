@@ -9,9 +9,10 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from worker.errors import ModelError
 from worker.models import checkpoints
 from worker.models.checkpoints import quantized, read_part, read_tensor
@@ -94,7 +95,7 @@ def test_an_encoding_nobody_decodes_is_named(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(checkpoints._DECODERS))
 @given(st.data())
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_our_own_decoders_equal_the_packages(name: str, data: st.DataObject) -> None:
     """Blocks of any bytes, extreme scales among them, decode to the package's values."""
     kind = Type[name]

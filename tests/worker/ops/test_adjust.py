@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 import reference_ops as reference
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from worker.ops.sample import adjust, adjusts
 from worker.types import SampleSpec, SamplingParams
 
@@ -54,7 +55,7 @@ def specs(draw: st.DrawFn) -> SampleSpec:
 
 
 @given(specs(), st.integers(0, 1000))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_any_mixture_agrees_with_its_twin(wanted: SampleSpec, seed: int) -> None:
     """The tensors and the token by token definition give the same logits."""
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * 3

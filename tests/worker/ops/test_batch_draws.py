@@ -12,9 +12,10 @@ import pytest
 import reference_ops as reference
 import row_draws
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from worker.ops import sample
 from worker.ops.cpu.native import open_kernels
 from worker.ops.cpu.sampling import NativeDraws
@@ -91,7 +92,7 @@ def test_a_batch_draws_what_rows_draw(
     st.sampled_from([0.0, 0.2, 3.0, 1e30]),
     st.sampled_from([None, torch.nan, torch.inf, -torch.inf]),
 )
-@settings(max_examples=400, deadline=None)
+@examples(400)
 def test_any_batch_draws_what_rows_draw(
     sampler: Sampler,
     seed: int,

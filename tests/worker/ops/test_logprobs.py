@@ -5,9 +5,10 @@ from collections.abc import Callable
 import pytest
 import reference_ops as reference
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from worker.ops.logprobs import LogprobQuery, token_logprobs
 from worker.types import TokenLogprobs
 
@@ -24,7 +25,7 @@ def ask(
     st.data(),
     st.integers(-1, 45),
 )
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_answers_are_the_twins(values: list[int], data: st.DataObject, num_top: int) -> None:
     """Also among many equal logits: values, order of ids, and rank."""
     logits = torch.tensor(values) / 2

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import pytest
 import reference_ops as reference
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from measured_sums import assert_alike
 
+from tests.depth import examples
 from worker.executor.state import DeviceState
 from worker.executor.step_batch import StepBatch
 from worker.ops.paged_attention import padded_context, paged_attention, write_kv
@@ -76,7 +77,7 @@ def run(
 
 
 @given(works)
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_agrees_with_its_twin_on_any_step(work: Work) -> None:
     """Single tokens and chunks, at any start, over any block tables, see exactly their past."""
     sequences = schedule(work)
@@ -139,7 +140,6 @@ def test_chunks_of_any_length_give_the_same_rows(dtype: torch.dtype) -> None:
 
 
 @given(st.integers(1, 5000), st.sampled_from([8, 16, 32, 64, 128]))
-@settings(deadline=None)
 def test_a_padded_context_is_whole_blocks_and_never_splits_unevenly(
     length: int, block_size: int
 ) -> None:

@@ -10,10 +10,11 @@ from collections.abc import Callable
 import pytest
 import reference_ops as reference
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from single_draws import sample, verify
 
+from tests.depth import examples
 from worker.ops.drafted import AcceptedPrefixes, DraftBatch
 from worker.ops.rejection import (
     BLOCK,
@@ -74,7 +75,7 @@ def test_thresholds_are_what_the_definitions_say(method: str) -> None:
 
 
 @given(st.integers(0, 2**20), st.integers(1, 12), st.integers(0, 5), st.sampled_from(METHODS))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_batch_gives_each_sequence_what_it_gets_alone(
     seed: int, size: int, num_drafts: int, method: str
 ) -> None:
@@ -194,7 +195,7 @@ def test_an_unknown_method_is_refused() -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(0, 5))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_coupled_runs_are_those_of_one_row_after_the_other(seed: int, most: int) -> None:
     """Of sequences with any number of drafts, and rows from which nothing can be drawn."""
     draw = random.Random(seed)
@@ -238,7 +239,7 @@ def test_without_drafts_the_token_is_the_samplers_own() -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(0, 4), st.sampled_from(METHODS))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_sharp_targets_leave_nothing_to_chance(seed: int, num_drafts: int, method: str) -> None:
     """With all probability on one token, what is emitted is what greedy decoding emits."""
     generator = torch.Generator().manual_seed(seed)

@@ -5,9 +5,10 @@ from collections.abc import Callable
 import pytest
 import reference_ops as reference
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from worker.ops.truncate import surviving, truncate, truncates
 from worker.types import SamplingParams
 
@@ -39,7 +40,7 @@ def nearest_tie(scores: torch.Tensor, limits: SamplingParams) -> float:
     st.sampled_from([3, 40, 700]),
     st.sampled_from([0.01, 1.0, 10.0]),
 )
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_the_survivors_are_exactly_the_twins(
     seed: int, min_p: float, top_k: int, top_p: float, vocab_size: int, scale: float
 ) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from worker.tokenizer.detokenize import Detokenizer, decode
 
 
@@ -33,7 +34,7 @@ def split(raw: bytes, cuts: list[int]) -> list[bytes]:
 
 
 @given(st.binary(max_size=40) | st.text(max_size=20).map(str.encode), st.lists(st.integers(0, 40)))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_every_split_gives_the_text_of_the_whole(raw: bytes, cuts: list[int]) -> None:
     """The pieces of any split join to the decoding of all tokens, valid UTF-8 or not."""
     got = run(Detokenizer(one_byte), split(raw, cuts))
@@ -54,7 +55,7 @@ def expected_cut(text: str, stop: list[str]) -> tuple[str, str | None]:
     st.lists(st.text("abc€", min_size=1, max_size=4), min_size=1, max_size=3),
     st.lists(st.integers(0, 40)),
 )
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_stop_strings_are_cut_exactly_for_every_split(
     text: str, stop: list[str], cuts: list[int]
 ) -> None:
@@ -106,7 +107,7 @@ def test_skipped_tokens_have_no_text(stop: tuple[str, ...]) -> None:
     st.lists(st.integers(0, 40)),
     st.sampled_from([(), ("a",), (" ",)]),
 )
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_the_first_space_is_stripped_for_every_split(
     raw: bytes, cuts: list[int], stop: tuple[str, ...]
 ) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from worker.errors import ModelError
 from worker.tokenizer.checkpoint import Checkpoint, read_checkpoint
 from worker.tokenizer.detokenize import Detokenizer
@@ -129,7 +130,7 @@ def test_a_long_run_of_blanks_is_searched_once() -> None:
 
 
 @given(st.text("ab cé🙂", max_size=30), st.booleans())
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_offsets_cover_the_text_in_order(text: str, add: bool) -> None:
     """The ranges follow one another, and together they are the whole text."""
     options = SentencePieceOptions(BOS, EOS)
@@ -197,7 +198,7 @@ def test_real_text_encodes_as_in_the_library(trained: tuple[Any, Path], corpus: 
 
 
 @given(text=st.text("theTHE ==\n\téé🙂aa", max_size=40) | st.text(max_size=20))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_any_text_encodes_as_in_the_library(trained: tuple[Any, Path], text: str) -> None:
     """The same for text nobody would write."""
     library, path = trained
@@ -209,7 +210,7 @@ def test_any_text_encodes_as_in_the_library(trained: tuple[Any, Path], text: str
 
 
 @given(text=st.text(max_size=30))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_text_survives_the_round_trip(trained: tuple[Any, Path], text: str) -> None:
     """With byte pieces no text is lost, streamed a token at a time or decoded at once."""
     _, path = trained
@@ -360,7 +361,7 @@ def test_other_files_are_refused_by_name(content: bytes, reason: str, tmp_path: 
 
 
 @given(data=st.data())
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_no_damage_escapes_as_another_error(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from worker.tokenizer import sim
 from worker.tokenizer.detokenize import decode
 
@@ -23,7 +24,7 @@ def test_words_are_distinct_and_one_token_each() -> None:
 
 
 @given(st.lists(st.integers(sim.FIRST_WORD_ID, sim.IM_START_ID - 1), max_size=30))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_an_answer_sent_back_has_its_own_ids(ids: list[int]) -> None:
     """What the simulator said encodes to the ids it drew, so the next turn hits the cache."""
     text = decode(TOKENIZER.token_bytes, ids)
@@ -32,7 +33,7 @@ def test_an_answer_sent_back_has_its_own_ids(ids: list[int]) -> None:
 
 
 @given(st.text(max_size=60))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_any_text_has_ids_of_the_vocabulary(text: str) -> None:
     """Every text encodes, the same way each time, to ids that exist."""
     ids = encode(text)

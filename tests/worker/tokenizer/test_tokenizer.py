@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import transformers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import models
 
+from tests.depth import examples
 from worker.errors import ModelError
 from worker.tokenizer.checkpoint import Checkpoint, read_checkpoint
 from worker.tokenizer.detokenize import decode
@@ -121,7 +122,7 @@ def test_a_tokenizer_knows_its_size_and_decodes_whole_texts() -> None:
     ("pre", "reference"), [("qwen2", "Qwen2Tokenizer"), ("gpt-2", "GPT2Tokenizer")]
 )
 @given(text=st.text("ab'sTLL 019\n\téé́٣🙂.,", max_size=20) | st.text(max_size=12))
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_words_are_cut_as_transformers_cuts_them(pre: str, reference: str, text: str) -> None:
     """The named rules are those of the models' own tokenizers."""
     theirs = getattr(transformers, reference)().backend_tokenizer
@@ -137,7 +138,7 @@ def test_words_are_cut_as_transformers_cuts_them(pre: str, reference: str, text:
 
 @pytest.mark.parametrize("pre", PRE_TOKENIZATIONS)
 @given(text=st.text(max_size=20))
-@settings(max_examples=15, deadline=None)
+@examples(15)
 def test_no_rule_loses_text(pre: str, text: str) -> None:
     """Cut by any rule, the pieces are the text again, once it is composed."""
     rule = PRE_TOKENIZATIONS.get(pre)
@@ -189,7 +190,7 @@ def test_the_default_model_has_its_published_ids(
 
 @pytest.mark.model
 @given(st.lists(st.integers(0, 49151), max_size=12) | st.text(max_size=20))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_decoding_is_the_librarys(smollm: LibraryTokenizer, given: list[int] | str) -> None:
     """Joining the bytes of tokens is what the Rust library does, for any ids and any text."""
     ids = smollm.encode(given, add_special_tokens=False) if isinstance(given, str) else given
@@ -201,7 +202,7 @@ def test_decoding_is_the_librarys(smollm: LibraryTokenizer, given: list[int] | s
 
 @pytest.mark.model
 @given(st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs", "Cc"]), max_size=40))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_any_text_survives_the_round_trip(smollm: LibraryTokenizer, text: str) -> None:
     """What is encoded decodes to itself, and the offsets cover it, as far as the vocabulary goes:
     it has no token for some control characters and for a byte of the rarest others.

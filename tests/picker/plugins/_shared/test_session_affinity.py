@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plugin_scenes import decided
 
@@ -32,6 +32,7 @@ from picker.types import (
     ResponseHead,
     SchedulingResult,
 )
+from tests.depth import examples
 
 A, B, C = (Candidate(Endpoint(name, "10.0.0.1", 8000)) for name in "abc")
 
@@ -285,7 +286,7 @@ def test_long_ids_take_no_more_memory_than_short_ones() -> None:
     assert max(map(len, bindings._bindings)) <= MAX_SESSION_ID
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     st.lists(
         st.tuples(
@@ -312,7 +313,7 @@ def test_it_answers_like_a_plain_map_with_ages(steps: list[tuple[str, str, float
         bindings.check_integrity()
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(st.permutations([("x", 1), ("y", 1), ("y", 2), ("x", 3), ("z", 3), ("a", 2)]))
 def test_replicas_that_hear_the_same_bindings_end_with_the_same_one(
     order: list[tuple[str, int]],

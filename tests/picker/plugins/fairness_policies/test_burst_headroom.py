@@ -8,7 +8,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.plugins.fairness_policies._burst_headroom import (
@@ -22,6 +22,7 @@ from picker.plugins.fairness_policies._burst_headroom import (
     UNSURE_GAPS,
     CalmLoad,
 )
+from tests.depth import examples
 
 
 def steady(load: CalmLoad, rate: float, seconds: float, flow: str = "calm") -> float:
@@ -203,7 +204,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(STEPS)
 def test_places_are_for_those_who_are_calm_and_have_not_gone(
     steps: list[tuple[str, str, bool, float]],

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from band_queue import Queue
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.plugins.fairness_policies.deficit_round_robin_fairness_policy import (
@@ -20,6 +20,7 @@ from picker.plugins.fairness_policies.deficit_round_robin_fairness_policy import
     DeficitRoundRobinFairnessPolicyParameters,
 )
 from picker.types import Usage
+from tests.depth import examples
 
 QUANTUM = 512
 
@@ -78,7 +79,7 @@ def served_by(
     return served
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     tenants=st.lists(
         st.builds(
@@ -104,7 +105,7 @@ def test_an_estimate_that_is_always_wrong_costs_nobody_anything() -> None:
     assert _jain([served[name] for name in tenants]) >= 0.99
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(
     weights=st.lists(st.sampled_from([0.5, 1.0, 2.0, 5.0]), min_size=2, max_size=4),
     sizes=st.lists(st.integers(50, 800), min_size=4, max_size=4),
@@ -121,7 +122,7 @@ def test_shares_are_as_the_weights(weights: list[float], sizes: list[int], slots
     assert max(per_weight) - min(per_weight) <= bound
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     costs=st.lists(
         st.tuples(st.sampled_from("abc"), st.integers(1, 3000)), min_size=3, max_size=200

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from band_queue import Queue
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.framework.flow import FairnessPolicy
@@ -18,6 +18,7 @@ from picker.plugins.fairness_policies import (
     round_robin_fairness_policy,
 )
 from picker.types import Usage
+from tests.depth import examples
 
 POLICIES: list[PluginType[Any]] = [
     deficit_round_robin_fairness_policy.PLUGIN,
@@ -46,7 +47,7 @@ def _policy(plugin: PluginType[Any]) -> FairnessPolicy:
 
 
 @pytest.mark.parametrize("plugin", POLICIES, ids=lambda plugin: plugin.name)
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(steps=STEPS)
 def test_something_goes_whenever_something_waits(
     plugin: PluginType[Any], steps: list[tuple[str, str, int]]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plugin_scenes import queued
 
 from picker.plugins.fairness_policies.global_strict_fairness_policy import GlobalStrictBand
+from tests.depth import examples
 
 
 def test_of_equal_ranks_the_one_that_came_first_goes() -> None:
@@ -22,7 +23,7 @@ def test_of_equal_ranks_the_one_that_came_first_goes() -> None:
     assert band.select(0.0) == "a"
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     changes=st.lists(
         st.tuples(st.sampled_from("abcdef"), st.none() | st.integers(0, 5)), max_size=60

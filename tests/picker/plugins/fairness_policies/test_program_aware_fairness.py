@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from band_queue import Queue
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.framework.flow import QueuedRequest, SharesByProgram
@@ -17,6 +17,7 @@ from picker.plugins.fairness_policies.program_aware_fairness import (
     ProgramAwareFairnessParameters,
 )
 from picker.types import DEFAULT_FAIRNESS_ID, Api, InferenceRequest, ParsedBody, Usage
+from tests.depth import examples
 
 HALF_LIFE = 60.0
 
@@ -194,7 +195,7 @@ def _best(
     return min(flow for flow, score in scores.items() if score > best - 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     served=st.lists(
         st.tuples(st.sampled_from("abcd"), st.integers(1, 5000), st.integers(0, 40)), max_size=8

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.plugins.fairness_policies._recent_use import FADING_SECONDS, MEMORY_SECONDS, RecentUse
+from tests.depth import examples
 
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5}
 
@@ -45,7 +46,7 @@ class Account:
         return sum(self.per_weight(flow) * WEIGHTS[flow] for flow in self.used) / weights
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.lists(
         st.tuples(st.sampled_from("abc"), st.integers(1, 1000), st.floats(0.0, 3.0)),

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.framework.attributes import (
@@ -40,6 +40,7 @@ from picker.plugins.filters import (
 )
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import Api, Candidate, Endpoint, EndpointMetrics, InferenceRequest, ParsedBody
+from tests.depth import examples
 
 FILTERS: list[tuple[PluginType[Any], dict[str, Any]]] = [
     (by_label.PLUGIN, {"label": "llm-d.ai/role", "validValues": ["decode"]}),
@@ -150,7 +151,7 @@ requests = st.dictionaries(
     FILTERS,
     ids=[f"{plugin.name}-{index}" for index, (plugin, _) in enumerate(FILTERS)],
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(candidate_lists(), findings(), requests, st.integers(0, 9))
 def test_a_filter_keeps_candidates_in_their_order_and_never_raises(
     plugin: PluginType[Any],

@@ -6,12 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.errors import RefusedError
 from picker.plugins.parsers.openai_parser import OpenAIParser, api_of
 from picker.types import Api, ParsedBody, Usage
+from tests.depth import examples
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -316,7 +317,7 @@ json_values = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(st.sampled_from([CHAT, COMPLETIONS, "/v1/embeddings"]), json_values | st.binary())
 def test_nothing_but_a_refusal_ever_escapes(path: str, body: object) -> None:
     """Any JSON value and any bytes are parsed or refused with 400."""

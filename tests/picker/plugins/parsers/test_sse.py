@@ -5,10 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.plugins.parsers._usage import SseEvents
+from tests.depth import examples
 
 MARKED = b'{"usage":1}'
 
@@ -56,7 +57,7 @@ STREAM = (
 )
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(st.lists(st.integers(0, len(STREAM)), max_size=6), st.sampled_from([20, 1000]))
 def test_cuts_change_nothing(cuts: list[int], limit: int) -> None:
     """Whatever the pieces, the events are those of the whole; empty pieces are pieces."""

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.framework.interfaces import ResponseReader
@@ -27,6 +27,7 @@ from picker.plugins.parsers._usage import (
     usage_reader,
 )
 from picker.types import Usage
+from tests.depth import examples
 
 COUNTS = {"prompt_tokens": 5, "completion_tokens": 10, "total_tokens": 15}
 TOLD = Usage(5, 10, 15)
@@ -240,7 +241,7 @@ BODIES: list[tuple[Callable[[], ResponseReader], bytes, Usage]] = [
 ]
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(st.sampled_from(BODIES), st.data())
 def test_any_split_of_the_bytes_gives_the_same_usage(
     case: tuple[Callable[[], ResponseReader], bytes, Usage], data: st.DataObject

@@ -7,12 +7,13 @@ from struct import pack
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.errors import RefusedError
 from picker.plugins.parsers.vllmgrpc_parser import MAX_ITEMS, VllmGrpcParser
 from picker.types import Api, MultiModalFeature, ParsedBody, Usage
+from tests.depth import examples
 
 GENERATE = "/vllm.grpc.engine.VllmEngine/Generate"
 EMBED = "/vllm.grpc.engine.VllmEngine/Embed"
@@ -178,7 +179,7 @@ def test_responses_tell_their_usage(body: bytes, expected: Any) -> None:
     assert usage_of(body) == expected
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(st.lists(st.integers(0, len(CHUNK + COMPLETE)), max_size=5).map(sorted))
 def test_frames_are_put_together_again(cuts: list[int]) -> None:
     body = CHUNK + COMPLETE

@@ -8,7 +8,7 @@ from itertools import permutations
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.framework.interfaces import PickerPlugin
@@ -19,6 +19,7 @@ from picker.plugins.pickers.round_robin_picker import RoundRobinPicker
 from picker.plugins.pickers.softmax_picker import SoftmaxParameters, SoftmaxPicker
 from picker.plugins.pickers.weighted_random_picker import WeightedRandomPicker
 from picker.types import Candidate, Endpoint, ScoredEndpoint
+from tests.depth import examples
 
 Make = Callable[[PickerParameters], PickerPlugin]
 
@@ -53,7 +54,7 @@ def first_picks(make: Make, scores: list[float], count: int = 1) -> Counter[str]
 
 
 @pytest.mark.parametrize("make", [*ALL, RoundRobinPicker])
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     scores=st.lists(st.floats(-1, 10), min_size=1, max_size=8),
     count=st.integers(-1, 10),
@@ -190,7 +191,7 @@ def test_softmax_without_temperature_takes_the_best(temperature: float) -> None:
     assert names(picker.pick(scored(1, 5, 3), Random(1))) == ["w1", "w2"]
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(count=st.integers(1, 7), picks=st.integers(1, 40), seed=st.integers(0, 99))
 def test_round_robin_is_fair_within_one(count: int, picks: int, seed: int) -> None:
     """After any number of picks, and whatever the scores."""

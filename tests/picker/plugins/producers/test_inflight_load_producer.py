@@ -8,7 +8,7 @@ from struct import pack
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plugin_scenes import candidate, decided
 
@@ -27,6 +27,7 @@ from picker.types import (
     ResponseProgress,
     SchedulingResult,
 )
+from tests.depth import examples
 
 NAME = "inflight-load-producer"
 FIRST = ResponseProgress(1.0, 10, is_first=True)
@@ -157,7 +158,7 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(steps=STEPS, estimate=st.booleans())
 def test_any_walk_ends_with_nothing_under_way(
     steps: list[tuple[str, int, str, str, int]], estimate: bool

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.framework.attributes import (
@@ -37,6 +37,7 @@ from picker.types import (
     InferenceRequest,
     ParsedBody,
 )
+from tests.depth import examples
 
 TYPES: dict[str, PluginType[Any]] = {
     info.name: importlib.import_module(f"{scorers.__name__}.{info.name}").PLUGIN
@@ -154,7 +155,7 @@ def _scores(
 
 
 @pytest.mark.parametrize("name", sorted(TYPES))
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(pool=pools(), found=findings(), tokens=st.integers(0, 40))
 def test_each_candidate_gets_one_score_within_zero_and_one(
     name: str, pool: list[Candidate], found: Attributes, tokens: int
@@ -183,7 +184,7 @@ def test_each_candidate_gets_one_score_within_zero_and_one(
         "dynamo_cost_scorer",
     ],
 )
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(known=st.lists(metrics, min_size=1, max_size=4), found=findings())
 def test_unknown_load_never_looks_better_than_known_load(
     name: str, known: list[EndpointMetrics], found: Attributes

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plugin_scenes import configured
 
@@ -14,6 +14,7 @@ from picker.framework.flow import UsageLimitPolicy
 from picker.framework.registry import PluginType
 from picker.plugins.usage_limits import priority_holdback_policy, static_usage_limit_policy
 from picker.plugins.usage_limits.soft_reflective_ceiling_policy import SoftReflectiveCeilingPolicy
+from tests.depth import examples
 
 STATIC = static_usage_limit_policy.PLUGIN
 HOLDBACK = priority_holdback_policy.PLUGIN
@@ -76,7 +77,7 @@ def test_a_single_priority_may_fill_the_pool() -> None:
     assert SoftReflectiveCeilingPolicy().ceilings(0.99, [-5]) == [1.0]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     saturation=st.floats(0, 3),
     priorities=st.lists(st.integers(-1000, 1000), min_size=1, max_size=8, unique=True),

@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from worker.api.generate.adapters import ServedAdapters
 from worker.api.generate.prepare import Prepared, RequestPreparer
 from worker.api.generate.text import ModelText
@@ -307,7 +308,7 @@ VALUES = JSON | st.sampled_from(
     ),
     is_chat=st.booleans(),
 )
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_any_values_are_prepared_or_refused(fields: dict[str, Any], is_chat: bool) -> None:
     """Whatever stands in the fields, a request is ready for the engine or a 4xx; nothing else, and
     what is ready can be sent.

@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from worker.engine.client import merge
 from worker.engine.messages import RequestOutput, SpeculationFigures
 from worker.tokenizer import sim
@@ -178,10 +179,7 @@ def streamed(text: str) -> Body:
     with_logprobs=st.booleans(),
     echo=st.booleans(),
 )
-@settings(
-    max_examples=60,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
+@examples(60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 def test_a_run_is_told_like_its_tokens(
     teller: Teller,
     path: str,
@@ -209,10 +207,7 @@ def test_a_run_is_told_like_its_tokens(
     fields=FIELDS,
     streaming=STREAMING,
 )
-@settings(
-    max_examples=60,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
+@examples(60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 def test_a_stream_of_runs_says_what_the_body_says(
     teller: Teller,
     tokens: list[int],

@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from worker.api.http.limits import (
     MAX_JSON_CONTAINERS,
     MAX_JSON_DEPTH,
@@ -34,7 +35,7 @@ def depth_of(value: Any) -> int:
     return 1 + max(map(depth_of, value), default=0) if isinstance(value, list) else 0
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(VALUES, st.integers(MAX_JSON_DEPTH - 8, MAX_JSON_DEPTH + 4))
 def test_depth_is_counted_as_a_parser_would(value: Any, wrapping: int) -> None:
     """Brackets and quotes in strings are text, however they are escaped."""
@@ -58,7 +59,7 @@ def test_the_members_of_objects_are_counted() -> None:
         check_json(json.dumps({**most, "more": 0}).encode())
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.binary(max_size=64), st.sampled_from([b"[", b'{"', b'"\\', b"]}"]))
 def test_any_bytes_are_taken(body: bytes, more: bytes) -> None:
     """Whatever is not JSON is the decoder's to refuse; counting its brackets never fails."""

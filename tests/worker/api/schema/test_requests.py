@@ -5,9 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from worker.api.schema.requests import (
     ChatRequest,
     CompletionRequest,
@@ -111,7 +112,7 @@ def test_a_body_that_is_not_a_request_is_refused(body: bytes, part: str) -> None
 
 
 @given(st.binary(max_size=200) | st.text(max_size=100).map(lambda t: b'{"prompt":' + t.encode()))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_any_bytes_parse_or_are_refused(body: bytes) -> None:
     """No body makes the parser raise anything but a refusal."""
     for kind in (ChatRequest, CompletionRequest):

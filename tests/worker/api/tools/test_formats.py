@@ -13,9 +13,10 @@ from itertools import count, pairwise
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from worker.api.tools.answer import TOOL_FORMATS, AnswerForm, format_of_template
 
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -276,7 +277,7 @@ _PARTS = ("<tool_call>", "</tool_call>", "<function=now>", "<parameter=city>", "
     st.sampled_from([None, False, True]),
     st.booleans(),
 )
-@settings(max_examples=400, deadline=None)
+@examples(400)
 def test_any_text_is_parsed_alike_however_it_is_cut(
     tool_format: str, text: str, data: st.DataObject, reasons: bool | None, truncated: bool
 ) -> None:
@@ -297,7 +298,7 @@ def test_any_text_is_parsed_alike_however_it_is_cut(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=10,
 ))  # fmt: skip
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_any_arguments_arrive_as_they_were_written(value: object) -> None:
     """Whatever JSON can say: in JSON and as a literal of Python's."""
     for ascii_only in (True, False):

@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from worker.engine.drafters.finished_outputs import (
     MAX_OUTPUT_TOKENS,
     FinishedOutputs,
@@ -63,7 +64,7 @@ class Model:
             self.note(largest)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     st.lists(
         st.tuples(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from worker.engine.drafters.interface import DraftContext
 from worker.engine.drafters.ngram import NgramDrafter, NgramMatch, find_match
 from worker.engine.drafters.texts import spell
@@ -33,7 +34,7 @@ def ask(drafter: NgramDrafter, token_ids: list[int], num_tokens: int = 3) -> Dra
         drafter.end(context, learns=True)
 
 
-@settings(max_examples=250, deadline=None)
+@examples(250)
 @given(TOKENS, SPANS)
 def test_string_search_and_trying_agree(token_ids: list[int], span: tuple[int, int]) -> None:
     """All three find the same match, over few tokens, where matches overlap and nest."""
@@ -41,7 +42,7 @@ def test_string_search_and_trying_agree(token_ids: list[int], span: tuple[int, i
     assert find_match(spell(token_ids), *span) == expected
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 3), max_size=6)), max_size=30),
     SPANS,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from worker.engine.drafters.finished_outputs import FinishedOutputs
 from worker.engine.drafters.interface import DraftContext
 from worker.engine.drafters.suffix import SuffixDrafter
@@ -82,7 +83,7 @@ def test_a_longer_match_and_more_agreement_are_surer() -> None:
 Turn = tuple[int, list[int], int]  # which sequence, its new tokens, whether it ends then
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     st.lists(
         st.tuples(st.integers(0, 5), st.lists(st.integers(0, 3), max_size=8), st.integers(0, 3)),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from worker.engine.drafters.finished_outputs import OutputText
 from worker.engine.drafters.suffix_paths import (
     ANCHORS,
@@ -76,7 +77,7 @@ def check(path: Path, found: list[Path]) -> None:
         assert any(path.match_tokens == other.match_tokens for other in found)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(TEXTS, DRAWN_LIMITS, st.integers(1, 9))
 def test_a_sequence_is_looked_up_as_if_every_match_was_counted(
     text: str, limits: PathLimits, num_tokens: int
@@ -86,7 +87,7 @@ def test_a_sequence_is_looked_up_as_if_every_match_was_counted(
     check(path, paths_by_counting([text], text, limits, num_tokens, own=True))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     st.lists(st.text("abc", min_size=1, max_size=MAX_PLACES // 4), max_size=4),
     TEXTS,

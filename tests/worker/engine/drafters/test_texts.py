@@ -5,15 +5,16 @@ from __future__ import annotations
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from worker.engine.drafters.texts import SequenceTexts, spell, tokens_of
 
 SURROGATES = [0xD83D, 0xDE00, 0xDFFF, 0xD800]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.integers(0, sys.maxunicode - 1), max_size=80))
 def test_what_is_spelled_reads_back_the_same(token_ids: list[int]) -> None:
     """One character a token, whichever way a text of that length is made."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from worker.engine.drafters.finished_outputs import Heaviest
 from worker.errors import IntegrityError
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(st.tuples(st.sampled_from("abcde"), st.integers(-9, 9)), max_size=60))
 def test_the_heaviest_is_the_one_of_the_largest_weight(changes: list[tuple[str, int]]) -> None:
     """Of equals the one changed least lately; no weight falls below nothing, and what was said

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from worker.config import SpeculativeConfig
 from worker.engine.lengths.acceptance import Offer
 from worker.engine.lengths.costs import StepCosts
@@ -339,7 +340,7 @@ CONFIDENCES = st.lists(st.floats(0.001, 1.0), max_size=7).map(tuple)
 SECONDS = st.one_of(st.floats(0.0, 10.0), st.sampled_from([0.0, 1e-9, 1e6, float("inf")]))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.lists(
         st.tuples(

@@ -7,10 +7,11 @@ import functools
 import random
 
 from draft_bench import Walk, drafts_of_head, drafts_of_model, make_bench, tiny_head
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tiny_llama import TINY, tiny_llama
 
+from tests.depth import examples
 from worker.executor.drafting.loading import HeadNetwork, ModelNetwork
 
 # A head of its own, or the likeliest token would be the last one again.
@@ -28,7 +29,7 @@ walks = given(st.integers(0, 2**32))
 
 
 @walks
-@settings(max_examples=6, deadline=None)
+@examples(6)
 def test_a_draft_model_drafts_as_if_it_read_everything_anew(seed: int) -> None:
     """Through chunks, hits, copies, preemption, blocks used again, drafts that fell, and steps
     without any: greedy drafts are those of a run over all known tokens.
@@ -38,7 +39,7 @@ def test_a_draft_model_drafts_as_if_it_read_everything_anew(seed: int) -> None:
 
 
 @walks
-@settings(max_examples=6, deadline=None)
+@examples(6)
 def test_a_head_drafts_as_if_it_read_everything_anew(seed: int) -> None:
     """Likewise, over the target's states; and at the head's own positions, which are one less."""
     bench = make_bench(TARGET, HeadNetwork(HEAD))
@@ -47,7 +48,7 @@ def test_a_head_drafts_as_if_it_read_everything_anew(seed: int) -> None:
 
 
 @walks
-@settings(max_examples=4, deadline=None)
+@examples(4)
 def test_every_draft_of_the_target_itself_stands(seed: int) -> None:
     """As its own draft model it foresees its greedy tokens, all of them."""
     bench = make_bench(TARGET, ModelNetwork(TARGET))
