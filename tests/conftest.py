@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-import tests.depth  # noqa: F401 (its profile is that of every property test)
+from fleet.models import ensure_model
+from tests import depth
+from tests.durations import Recorder
+from worker.catalog import DEFAULT
 
 # As the engine process does: OpenMP threads that wait by spinning stall each other for seconds when
 # anything else runs on their cores. Read once, when torch is first imported.
@@ -20,20 +23,30 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _FLEETS, _SLOW = "tests/integration/", "tests/worker/test_"
 _INTERPRETED = "tests/worker/ops/triton/test_kernels.py"  # runs that share nothing
-DEFAULT_MODEL = Path.home() / ".cache/pointsman/models/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of the Makefile's targets."""
+    parser.addoption(
+        "--record-durations", type=Path, metavar="FILE", help="write each item's CPU seconds here"
+    )
+    parser.addoption(
+        "--beyond-default", action="store_true", help="run what `make test-all` adds to `make test`"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Record durations if asked to."""
+    path = config.getoption("record_durations")
+    if path is not None:
+        config.pluginmanager.register(Recorder(path))
 
 
 @pytest.fixture(scope="session")
 def model_path() -> Path:
     """The real model's GGUF file: `POINTSMAN_MODEL`, the cache, or fetched into the cache once."""
     given = os.environ.get("POINTSMAN_MODEL")
-    if given:
-        return Path(given)
-    if DEFAULT_MODEL.exists():
-        return DEFAULT_MODEL
-    from fleet.models import ensure_default_model
-
-    return ensure_default_model()
+    return Path(given) if given else ensure_model(DEFAULT)
 
 
 @pytest.fixture
@@ -73,6 +86,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _WholeFiles:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What takes long comes first, so that no process has it left at the end."""
+    """Leave out what is not asked for; start with the longest files, so that none runs alone at
+    the end.
+    """
+    if config.getoption("beyond_default"):
+        left_out = [item for item in items if not _goes_beyond_default(item)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if _goes_beyond_default(item)]
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: not item.nodeid.startswith((_FLEETS, _SLOW, _INTERPRETED)))
+
+
+def _goes_beyond_default(item: pytest.Item) -> bool:
+    """Return whether an item is not in `make test`, or depends on the depth of the run."""
+    if item.get_closest_marker("full") is not None:
+        return True
+    if getattr(getattr(item, "function", None), "is_hypothesis_test", False):
+        return True
+    depths = (depth.examples, depth.worlds, depth.by_depth)
+    return any(value in depths for value in vars(item.module).values() if callable(value))

@@ -1,0 +1,165 @@
+"""CPU seconds of every test, recorded as the suite runs, and the commands that read the record.
+
+pytest writes a record with `--record-durations FILE`: a first line with the speed of the machine,
+then one line for each item. CPU seconds include those of child processes that have ended; they
+depend on other load far less than elapsed time does. The speed is measured by a loop before and
+after the tests, in every test process, and the slowest measurement counts.
+
+    python -m tests.durations slowest FILE…  prints the 50 slowest items of the newest record
+    python -m tests.durations check FILE     fails on an item above the bound; see `tests/slow.toml`
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+MAX_CPU_SECONDS = 2.0
+REFERENCE_LOOP_SECONDS = 0.06  # on an idle core of a server CPU of 2024
+EXEMPT = Path(__file__).with_name("slow.toml")
+_LOOP = "loop_seconds"
+
+
+class Duration(NamedTuple):
+    """The time of one item, with its fixtures: elapsed and CPU seconds."""
+
+    item: str
+    elapsed_seconds: float
+    cpu_seconds: float
+
+
+class Record(NamedTuple):
+    """One run of the suite: its calibration loop's CPU seconds, and its items."""
+
+    loop_seconds: float
+    durations: tuple[Duration, ...]
+
+    @property
+    def bound_seconds(self) -> float:
+        """The CPU seconds that an item may use on the machine of this record."""
+        return MAX_CPU_SECONDS * max(self.loop_seconds / REFERENCE_LOOP_SECONDS, 1.0)
+
+
+class Recorder:
+    """The pytest plugin: measures items in every test process, writes from the first one."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._loops = [loop_seconds()]
+        self._durations: list[Duration] = []
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """Measure one item."""
+        began, cpu = time.monotonic(), _cpu_seconds()
+        result = yield
+        spent = (time.monotonic() - began, _cpu_seconds() - cpu)
+        self._durations.append(Duration(item.nodeid, *(round(part, 3) for part in spent)))
+        return result
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: object) -> None:
+        """Take what another test process measured."""
+        measured = getattr(node, "workeroutput", {}).get("durations")
+        if measured is not None:
+            loops, durations = json.loads(measured)
+            self._loops += loops
+            self._durations += (Duration(*row) for row in durations)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Hand the measurements to the first process, or write them there."""
+        self._loops.append(loop_seconds())
+        output = getattr(session.config, "workeroutput", None)
+        if output is not None:
+            output["durations"] = json.dumps([self._loops, self._durations])
+        elif self._path is not None and self._durations:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.write_text(encoded(Record(max(self._loops), tuple(self._durations))))
+
+
+def loop_seconds() -> float:
+    """Return the CPU seconds of a fixed loop of dictionary, string and integer operations."""
+    began = time.process_time()
+    counts: dict[str, int] = {}
+    for number in range(400_000):
+        key = str(number % 5_003)
+        counts[key] = counts.get(key, 0) + number
+    return time.process_time() - began
+
+
+def encoded(record: Record) -> str:
+    """Return the text of a record."""
+    rows = [json.dumps({_LOOP: round(record.loop_seconds, 4)}), *map(json.dumps, record.durations)]
+    return "\n".join(rows) + "\n"
+
+
+def read(path: Path) -> Record:
+    """Return the record in a file."""
+    first, *rows = path.read_text().splitlines()
+    return Record(json.loads(first)[_LOOP], tuple(Duration(*json.loads(row)) for row in rows))
+
+
+def too_slow(record: Record, exempt: Mapping[str, str]) -> list[Duration]:
+    """Return the items above the bound that are not exempt, slowest first.
+
+    A key of `exempt` is an item, or a file or test function that stands for all its items.
+    """
+    return [
+        each
+        for each in slowest(record.durations)
+        if each.cpu_seconds > record.bound_seconds
+        and not any(_covers(name, each.item) for name in exempt)
+    ]
+
+
+def slowest(durations: Iterable[Duration]) -> list[Duration]:
+    """Return items by their CPU seconds, the largest first."""
+    return sorted(durations, key=lambda each: -each.cpu_seconds)
+
+
+def main(arguments: list[str]) -> int:
+    """Run a command of this module; returns its exit status."""
+    command, *names = arguments
+    paths = sorted((path for path in map(Path, names) if path.exists()), key=_changed)
+    if not paths:
+        print(f"no record in {', '.join(names)}: run `make test` first")
+        return 2
+    record = read(paths[-1])
+    if command == "slowest":
+        total = sum(each.cpu_seconds for each in record.durations)
+        print(f"{paths[-1]}: {len(record.durations)} items, {total / 60:.1f} CPU minutes")
+        for each in slowest(record.durations)[:50]:
+            print(f"{each.cpu_seconds:8.2f} CPU s {each.elapsed_seconds:8.2f} s  {each.item}")
+        return 0
+    found = too_slow(record, tomllib.loads(EXEMPT.read_text()))
+    for each in found:
+        print(
+            f"{each.item}: {each.cpu_seconds:.1f} CPU seconds, above {record.bound_seconds:.1f};"
+            f" make it smaller, mark it `full`, or name it in {EXEMPT.name} with the reason"
+        )
+    print(f"{len(found)} of {len(record.durations)} items are too slow for `make test`")
+    return 1 if found else 0
+
+
+def _covers(name: str, item: str) -> bool:
+    return item == name or item.startswith((f"{name}::", f"{name}["))
+
+
+def _cpu_seconds() -> float:
+    return sum(os.times()[:4])
+
+
+def _changed(path: Path) -> float:
+    return path.stat().st_mtime
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
