@@ -1,9 +1,10 @@
-# Three commands: `make up` runs a fleet, `make test` the tests, `make check` the house rules. And
-# `make test-avx2` runs the worker's arithmetic as a CPU without AVX-512 does it,
-# `make soak` runs the tests that take longer than 20 seconds each, which `make test` leaves out,
-# `make fuzz` throws nonsense at everything that reads what others send, a minute for each, and
-# `make conformance` asks the picker, from outside, what the protocol asks of it.
-# Each makes its own .venv first and re-uses it while pyproject.toml, constraints.txt and the kernels stay the same.
+# Three commands: `make up` runs a fleet, `make test` the tests that a change must pass, at a tenth of
+# their depth, and `make check` the house rules.
+# `make test-all` runs every test at full depth, `make soak` the tests that load a fleet for minutes,
+# `make test-avx2` the worker's arithmetic as a CPU without AVX-512 does it, `make fuzz` sends random
+# input to each parser of external data, and `make conformance` tests the picker from outside.
+# `make test-slow` prints the 50 slowest tests of the last run.
+# Each creates .venv first and reuses it until pyproject.toml, constraints.txt or the kernels change.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -14,7 +15,7 @@ FUZZ_SECONDS ?= 60
 ARITHMETIC_TESTS := $(addprefix tests/worker/,ops models executor training test_exactness.py test_speculation_equality.py) \
 	--ignore tests/worker/ops/triton
 
-.PHONY: up test test-avx2 soak check fuzz conformance format clean
+.PHONY: up test test-all test-rest test-avx2 test-slow test-budget soak check fuzz conformance format clean
 .DEFAULT_GOAL := up
 
 KERNELS := $(wildcard worker/ops/cpu/*.cpp worker/ops/cpu/*.h worker/ops/cpu/*.inc)
@@ -33,11 +34,31 @@ $(VENV)/ready $(VENV)/ready-sim $(VENV)/ready-fleet: pyproject.toml constraints.
 up: $(UP_READY)
 	@$(BIN)/pointsman up $(ARGS)
 
-test: $(VENV)/ready
-	@$(BIN)/python -m pytest -n $(JOBS) -m "not soak" $(ARGS)
+DEFAULT_TESTS := not soak and not full
+RECORDS       := .pytest_cache/durations
+PYTEST         = $(BIN)/python -m pytest -n $(JOBS) --record-durations $(RECORDS)/$@.jsonl
 
+test: $(VENV)/ready
+	@$(PYTEST) -m "$(DEFAULT_TESTS)" $(ARGS)
+
+test-all test-rest: export DEPTH = full
+test-all: $(VENV)/ready
+	@$(PYTEST) -m "not soak" $(ARGS)
+
+# What `make test-all` adds to `make test`.
+test-rest: $(VENV)/ready
+	@$(PYTEST) -m "not soak" --beyond-default $(ARGS)
+
+soak: export DEPTH = full
 soak: $(VENV)/ready
-	@$(BIN)/python -m pytest -n $(JOBS) -m soak $(ARGS)
+	@$(PYTEST) -m soak $(ARGS)
+
+test-slow: $(VENV)/ready
+	@$(BIN)/python -m tests.durations slowest $(wildcard $(RECORDS)/*.jsonl)
+
+# Fails on a test of `make test` that is too slow for it.
+test-budget: $(VENV)/ready
+	@$(BIN)/python -m tests.durations check $(RECORDS)/test.jsonl
 
 # Torch, oneDNN, MKL and the kernels of worker/ops/cpu each have a word of their own for it.
 test-avx2: export ATEN_CPU_CAPABILITY = avx2
@@ -46,7 +67,7 @@ test-avx2: export DNNL_MAX_CPU_ISA = AVX2
 test-avx2: export MKL_ENABLE_INSTRUCTIONS = AVX2
 test-avx2: export POINTSMAN_CPU_ISA = avx2
 test-avx2: $(VENV)/ready
-	@$(BIN)/python -m pytest -n $(JOBS) $(ARITHMETIC_TESTS) $(ARGS)
+	@$(PYTEST) -m "$(DEFAULT_TESTS)" $(ARITHMETIC_TESTS) $(ARGS)
 
 fuzz: $(VENV)/ready
 	@$(BIN)/python scripts/fuzz.py $(FUZZ_SECONDS)
