@@ -25,9 +25,7 @@ from typing import Any
 import uvloop
 from result_files import RESULTS, write_results
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
-
-from ext_proc_recording import Sink, record
+sys.path.append(str(Path(__file__).parents[1]))
 
 from picker.app.in_use import pipeline_of
 from picker.config.build import build, default_config
@@ -42,6 +40,7 @@ from picker.requestcontrol.pipeline import RequestContext
 from picker.rpc.options import ServerOptions
 from picker.telemetry.request_metrics import RequestMetrics
 from picker.types import Endpoint, EndpointMetrics
+from tests.support.picker.ext_proc_recording import Sink, record
 
 SEED = 20261121
 CHUNK = 400

@@ -22,10 +22,10 @@ import uvloop
 
 from fleet.ports import free_ports
 
-TESTS = Path(__file__).parents[1] / "tests"
-sys.path += [str(TESTS / "fakes"), str(TESTS / "support")]
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT))
 
-from kube_api.server import KubeApi, running_kube_api  # noqa: E402
+from tests.fakes.kube_api.server import KubeApi, running_kube_api  # noqa: E402
 
 SEED = 7
 HOST = "127.0.0.1"
@@ -34,7 +34,7 @@ POD_BYTES = 12_400
 PODS_OF_A_NODE = 8
 STORY_STEP_SECONDS = 2.0  # between two events of one Pod
 REPLACED = 1 / 6  # of stories, so that half of the events are theirs
-RECORDING = TESTS / "data" / "kubernetes" / "deployment_rollout.jsonl"
+RECORDING = ROOT / "tests" / "data" / "kubernetes" / "deployment_rollout.jsonl"
 BORN, ENDED = "vllm-5cd876f6cf-27b4j", "vllm-7bdfb47f6-jvp2g"
 PAGE = (
     b'vllm:num_requests_waiting{engine="0",model_name="m"} 0.0\n'

@@ -20,31 +20,26 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "support")]
-
-from poisoned_graphs import PoisonedGraphs  # noqa: E402  (the path of the tests' doubles)
-
-from worker.executor.graphs import CudaGraphs, DecodeGraphs  # noqa: E402
-from worker.executor.interface import Ticket  # noqa: E402
-from worker.executor.kv_cache import write_tokens, zeros  # noqa: E402
-from worker.executor.kv_saving import BlockSaver, host_memory  # noqa: E402
-from worker.executor.model_runner import ModelRunner  # noqa: E402
-from worker.executor.start import choose_backend  # noqa: E402
-from worker.models.config import ModelConfig  # noqa: E402
-from worker.models.llama import LayerWeights, LlamaModel  # noqa: E402
-from worker.ops.backends import TORCH, AttentionShape, Backend  # noqa: E402
-from worker.ops.linear import DenseLinear  # noqa: E402
-from worker.ops.quantized import (  # noqa: E402
+from tests.support.worker.poisoned_graphs import PoisonedGraphs
+from worker.executor.graphs import CudaGraphs, DecodeGraphs
+from worker.executor.interface import Ticket
+from worker.executor.kv_cache import write_tokens, zeros
+from worker.executor.kv_saving import BlockSaver, host_memory
+from worker.executor.model_runner import ModelRunner
+from worker.executor.start import choose_backend
+from worker.models.config import ModelConfig
+from worker.models.llama import LayerWeights, LlamaModel
+from worker.ops.backends import TORCH, AttentionShape, Backend
+from worker.ops.linear import DenseLinear
+from worker.ops.quantized import (
     PAIRED_COLUMNS,
     Encoding,
     GroupedWeight,
@@ -53,16 +48,16 @@ from worker.ops.quantized import (  # noqa: E402
     multiply,
     pack,
 )
-from worker.ops.rope import make_rope_table  # noqa: E402
-from worker.ops.sample import (  # noqa: E402
+from worker.ops.rope import make_rope_table
+from worker.ops.sample import (
     DRAW_WORDS,
     Cut,
     DrawColumns,
     cut_of,
     draw_table,
 )
-from worker.ops.step import StepTensors, sent  # noqa: E402
-from worker.types import (  # noqa: E402
+from worker.ops.step import StepTensors, sent
+from worker.types import (
     KvLoad,
     KvSave,
     SampleSpec,

@@ -29,8 +29,8 @@ from result_files import RESULTS, write_results
 from picker.prefix.block_hash import BlockHashes, block_hashes, root_hash
 from picker.prefix.index import PrefixIndex
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
-from reference_prefix_index import ReferenceIndex
+sys.path.append(str(Path(__file__).parents[1]))
+from tests.support.picker.reference_prefix_index import ReferenceIndex
 
 SEED = 20261121
 ENDPOINTS = (1, 10, 100, 1000, 5000)

@@ -7,23 +7,17 @@ one thread; CPU time, the median of some rounds.
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "support")]
-
-import row_draws  # noqa: E402  (the path of the tests' twins)
-
-from worker.ops.cpu.native import open_kernels  # noqa: E402
-from worker.ops.cpu.sampling import NativeDraws  # noqa: E402
-from worker.ops.sample import Sampler, draw_rows  # noqa: E402
-from worker.types import SampleSpec, SamplingParams  # noqa: E402
+from tests.support.model import row_draws
+from worker.ops.cpu.native import open_kernels
+from worker.ops.cpu.sampling import NativeDraws
+from worker.ops.sample import Sampler, draw_rows
+from worker.types import SampleSpec, SamplingParams
 
 ROUNDS = 5
 WISHES: dict[str, dict[str, Any]] = {

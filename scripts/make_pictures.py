@@ -19,22 +19,22 @@ from pathlib import Path
 from random import Random
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+sys.path.insert(0, str(ROOT))
 
 import openai  # noqa: E402
-from browser import browser  # type: ignore[import-not-found]  # noqa: E402
 from rich.console import Console  # noqa: E402
-from running_fleet import (  # type: ignore[import-not-found]  # noqa: E402
-    Fleet,
-    free_base_port,
-    running_fleet,
-)
 
 from fleet.picker_views import PickerViews  # noqa: E402
 from fleet.top import DECISIONS  # noqa: E402
 from fleet.top_frame import Room, Title, Wishes, frame  # noqa: E402
 from fleet.top_text import Glyphs  # noqa: E402
 from picker.admin.history import SAMPLES  # noqa: E402
+from tests.support.fleet.browser import browser  # noqa: E402
+from tests.support.fleet.running_fleet import (  # noqa: E402
+    Fleet,
+    free_base_port,
+    running_fleet,
+)
 
 PICTURES = ROOT / "docs" / "pictures"
 COLUMNS, LINES = 110, 32

@@ -13,7 +13,8 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
-from local_ports import free_port
+
+from tests.support.local_ports import free_port
 
 ROOT = Path(__file__).parent.parent
 NAMES = ("picker", "worker", "fleet")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-_FAKES, _SUPPORT = ROOT / "tests" / "fakes", ROOT / "tests" / "support"
+_SERVER = ROOT / "tests" / "fakes" / "kube_api"
 _START_SECONDS = 30.0
 
 
@@ -41,14 +41,13 @@ class TestServer:
 @asynccontextmanager
 async def running_test_server(folder: Path, definitions: Path) -> AsyncIterator[TestServer]:
     """One with these CRDs, for the length of the block. Raises `NoServerError`."""
-    if not _FAKES.is_dir():
-        raise NoServerError(f"{_FAKES} is not there; set KUBECONFIG to use a real API server")
+    if not _SERVER.is_dir():
+        raise NoServerError(f"{_SERVER} is not there; set KUBECONFIG to use a real API server")
     kubeconfig = folder / "kubeconfig"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(_FAKES), str(_SUPPORT)))}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "kube_api"),
+        *(sys.executable, "-m", "tests.fakes.kube_api"),
         *("--kubeconfig", str(kubeconfig), "--crds", str(definitions)),
-        env=environment,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=asyncio.subprocess.PIPE,
     )
     try:

@@ -12,9 +12,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from kube_api.server import KubeApi as ApiServer
-from kube_api.server import running_kube_api
-from mutant_epp import MutantEpp, running_mutant
 
 from conformance.case import Case, Provision
 from conformance.echo.pool import EchoPool
@@ -38,6 +35,9 @@ from conformance.k8s.scene import (
 from conformance.k8s.suite import play
 from conformance.pickers.by_port import PortOf
 from conformance.report import Outcome, Result, broken
+from tests.fakes.kube_api.server import KubeApi as ApiServer
+from tests.fakes.kube_api.server import running_kube_api
+from tests.support.picker.mutant_epp import MutantEpp, running_mutant
 
 EVERY_SECONDS = 0.03
 HOLD_SECONDS = 1.0

@@ -13,9 +13,9 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from kube_api.server import running_kube_api
 
 from conformance.kind.put_picker import put_picker
+from tests.fakes.kube_api.server import running_kube_api
 
 ROOT = Path(__file__).parents[2]
 KIND = ROOT / "conformance" / "kind"

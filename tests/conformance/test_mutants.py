@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Set
 
 import pytest
-from mutant_epp import Fault, running_mutant
 
 from conformance.case import Provision, Violation
 from conformance.echo.pool import EchoPool
@@ -14,6 +13,7 @@ from conformance.epp.cases.health import with_any_certificate
 from conformance.epp.scene import Scene
 from conformance.epp.suite import play
 from conformance.report import Outcome, Result, broken
+from tests.support.picker.mutant_epp import Fault, running_mutant
 
 PATIENCE_SECONDS = 60.0
 FAIL_SECONDS = 0.5  # that a case which has to fail waits in vain

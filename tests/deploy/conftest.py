@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kube_tools import NEWEST, WHEELS, MissingToolError, tool
+
+from tests.support.kube.kube_tools import NEWEST, WHEELS, MissingToolError, tool
 
 
 def _found(name: str, version: str = NEWEST) -> Path:

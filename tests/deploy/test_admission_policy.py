@@ -7,7 +7,8 @@ from typing import Any
 
 import cel
 import pytest
-from manifests import Object, charted, kustomized, of_kind
+
+from tests.support.kube.manifests import Object, charted, kustomized, of_kind
 
 pytestmark = pytest.mark.usefixtures("kubectl")
 FOLDER = "deploy/k8s/addons/admission-policy"

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from crd_rules import CrdRules
-from deploy_wiring import loose_ends
-from manifests import (
+
+from fleet.sidecar_flags import build_parser
+from picker.config.autoscale_file import read_autoscale_file
+from tests.support.kube.crd_rules import CrdRules
+from tests.support.kube.deploy_wiring import loose_ends
+from tests.support.kube.manifests import (
     CHART,
     DEPLOY,
     Object,
@@ -23,10 +26,7 @@ from manifests import (
     pod_of,
     workloads,
 )
-from pod_security import violations, wishes
-
-from fleet.sidecar_flags import build_parser
-from picker.config.autoscale_file import read_autoscale_file
+from tests.support.kube.pod_security import violations, wishes
 
 pytestmark = pytest.mark.usefixtures("kubectl", "helm")
 OF_HELM = ("app.kubernetes.io/managed-by", "helm.sh/chart")

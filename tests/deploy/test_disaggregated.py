@@ -7,12 +7,21 @@ import sys
 
 import pytest
 import yaml
-from manifests import ROOT, Object, containers, kustomized, of_kind, pod_of, takes, workloads
 
 import worker.flags
 from fleet.plan import DISAGGREGATED_CONFIG
 from fleet.sidecar_flags import build_parser
 from picker.framework.disaggregation import DECODE_ROLES, PREFILL_ROLES, ROLE_LABEL
+from tests.support.kube.manifests import (
+    ROOT,
+    Object,
+    containers,
+    kustomized,
+    of_kind,
+    pod_of,
+    takes,
+    workloads,
+)
 from worker.config import KvTransferConfig
 from worker.kv.access import KEY_VARIABLE, read_key
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from manifests import BUILDS, NAMESPACE, ROOT, kustomized, name_of
+
+from tests.support.kube.manifests import BUILDS, NAMESPACE, ROOT, kustomized, name_of
 
 pytestmark = pytest.mark.usefixtures("kubectl")
 PAGE = (ROOT / "docs" / "deploying.md").read_text()

@@ -11,12 +11,12 @@ from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 import pytest
-from manifests import DEPLOY, ROOT, containers, kustomized, pod_of, workloads
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from scripts.lock_images import IMAGES as IMAGE_EXTRAS
 from scripts.lock_images import NOT_ON_CPUS
+from tests.support.kube.manifests import DEPLOY, ROOT, containers, kustomized, pod_of, workloads
 
 IMAGES = sorted((DEPLOY / "docker").glob("*.Dockerfile"))
 HADOLINT = Path(sys.executable).with_name("hadolint")

@@ -13,13 +13,27 @@ from pathlib import Path
 
 import pytest
 from aiohttp import ClientConnectionError, ClientSession, web
-from deployed_picker import FIXED, LIMIT_SECONDS, account, picker_command, running, some_ports
-from kube_api.kubelet import Kubelet
-from kube_api.server import running_kube_api
-from manifests import NAMESPACE, containers, kustomized, of_kind, pod_of, workloads
-from waiting import until
 
 from fleet.envoy.binary import find_envoy
+from tests.fakes.kube_api.kubelet import Kubelet
+from tests.fakes.kube_api.server import running_kube_api
+from tests.support.kube.deployed_picker import (
+    FIXED,
+    LIMIT_SECONDS,
+    account,
+    picker_command,
+    running,
+    some_ports,
+)
+from tests.support.kube.manifests import (
+    NAMESPACE,
+    containers,
+    kustomized,
+    of_kind,
+    pod_of,
+    workloads,
+)
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.usefixtures("kubectl"), pytest.mark.envoy]
 FOLDER = "deploy/k8s/overlays/standalone"

@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from kube_api.resources import Resource
-from kube_api.server import KubeApi, running_kube_api
-from manifests import BUILDS, ROOT, Object, kustomized, name_of
+
+from tests.fakes.kube_api.resources import Resource
+from tests.fakes.kube_api.server import KubeApi, running_kube_api
+from tests.support.kube.manifests import BUILDS, ROOT, Object, kustomized, name_of
 
 KINDS = {
     "v1": ("ServiceAccount", "Secret"),

@@ -6,8 +6,17 @@ import copy
 from collections.abc import Callable
 
 import pytest
-from manifests import BUILDS, Object, containers, kustomized, of_kind, pod_of, workloads
-from pod_security import violations, wishes
+
+from tests.support.kube.manifests import (
+    BUILDS,
+    Object,
+    containers,
+    kustomized,
+    of_kind,
+    pod_of,
+    workloads,
+)
+from tests.support.kube.pod_security import violations, wishes
 
 pytestmark = pytest.mark.usefixtures("kubectl")
 WITH_PODS = [folder for folder in BUILDS if "/overlays/" in folder or folder.endswith("/base")]

@@ -5,11 +5,19 @@ from __future__ import annotations
 import kubernetes_validate
 import pytest
 import yaml
-from crd_rules import CrdRules
-from manifests import BUILDS, DEPLOY, NAMESPACE, ROOT, kustomized, name_of, of_kind
 
 from picker.k8s.objects import read_policy, read_pool
 from scripts import gen_deploy
+from tests.support.kube.crd_rules import CrdRules
+from tests.support.kube.manifests import (
+    BUILDS,
+    DEPLOY,
+    NAMESPACE,
+    ROOT,
+    kustomized,
+    name_of,
+    of_kind,
+)
 
 pytestmark = pytest.mark.usefixtures("kubectl")
 KUBERNETES = "1.36"

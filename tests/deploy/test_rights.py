@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from manifests import (
+
+from picker.config.autoscale_file import read_autoscale_file
+from picker.k8s.reviews import ACCESS_REVIEWS, TOKEN_REVIEWS
+from tests.support.kube.manifests import (
     BUILDS,
     DEPLOY,
     NAMESPACE,
@@ -20,9 +23,6 @@ from manifests import (
     pod_of,
     workloads,
 )
-
-from picker.config.autoscale_file import read_autoscale_file
-from picker.k8s.reviews import ACCESS_REVIEWS, TOKEN_REVIEWS
 
 pytestmark = pytest.mark.usefixtures("kubectl")
 Right = tuple[str, str, str, str]  # group, resource, name or "", verb

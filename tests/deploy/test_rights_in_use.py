@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 from aiohttp import ClientConnectionError, ClientSession
-from deployed_picker import account, picker_command, running, some_ports
-from kube_api.kubelet import Kubelet
-from kube_api.server import KubeApi, running_kube_api
-from manifests import ROOT, kustomized, of_kind
-from waiting import until
+
+from tests.fakes.kube_api.kubelet import Kubelet
+from tests.fakes.kube_api.server import KubeApi, running_kube_api
+from tests.support.kube.deployed_picker import account, picker_command, running, some_ports
+from tests.support.kube.manifests import ROOT, kustomized, of_kind
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("kubectl")
 OVERLAYS = ["gateway", "active-active", "ha", "several-pools", "several-namespaces"]

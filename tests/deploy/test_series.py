@@ -15,13 +15,13 @@ from typing import Any
 import promql_parser
 import pytest
 import yaml
-from manifests import DEPLOY, ROOT, kustomized, of_kind
-from metrics_pages import Pod
-from sim_worker import sim_worker
-from whole_picker import started_picker, write_endpoints
 
 from picker.cli.options import Options
 from picker.metrics.picker_metrics import PickerMetrics
+from tests.support.kube.manifests import DEPLOY, ROOT, kustomized, of_kind
+from tests.support.picker.metrics_pages import Pod
+from tests.support.picker.whole_picker import started_picker, write_endpoints
+from tests.support.worker.sim_worker import sim_worker
 
 WRITTEN = re.compile(r"`((?:llm_d_epp_|pointsman_|pointsman:|vllm:|http_)[a-z0-9_:]+)`")
 TABLE = re.compile(r"^\| (?P<names>[^|]+) \| (?P<type>counter|gauge|histogram|summary) \|", re.M)

@@ -7,8 +7,6 @@ import re
 from collections.abc import Callable, Iterator
 
 import pytest
-from deploy_wiring import loose_ends
-from manifests import BUILDS, Object, containers, kustomized, of_kind, pod_of, workloads
 
 import picker.__main__
 import worker.flags
@@ -18,6 +16,16 @@ from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.rpc.health import LIVENESS, READINESS
+from tests.support.kube.deploy_wiring import loose_ends
+from tests.support.kube.manifests import (
+    BUILDS,
+    Object,
+    containers,
+    kustomized,
+    of_kind,
+    pod_of,
+    workloads,
+)
 from worker.api.schema.routes import PROBE_ROUTES
 
 pytestmark = pytest.mark.usefixtures("kubectl")

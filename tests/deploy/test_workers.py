@@ -9,8 +9,17 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from manifests import DEPLOY, ROOT, Object, containers, kustomized, pod_of, workloads
-from running_worker import running_worker
+
+from tests.support.kube.manifests import (
+    DEPLOY,
+    ROOT,
+    Object,
+    containers,
+    kustomized,
+    pod_of,
+    workloads,
+)
+from tests.support.worker.running_worker import running_worker
 
 pytestmark = pytest.mark.usefixtures("kubectl")
 OVERLAYS = "deploy/k8s/overlays"

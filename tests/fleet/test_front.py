@@ -12,12 +12,12 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from noting_server import Server, listening
 
 from fleet.front import Front, FrontOptions, Marks
 from fleet.front_flags import build_parser
 from fleet.http_proxy import runner_of
 from fleet.process import LONGEST_DELAY_SECONDS
+from tests.support.fleet.noting_server import Server, listening
 from worker.api.routes.prefill_leg import new_session
 
 CHAT = "/v1/chat/completions"

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from waiting import until
 
 from fleet.errors import FleetError
 from fleet.process import (
@@ -24,6 +23,7 @@ from fleet.process import (
     Reaper,
     describe_exit,
 )
+from tests.support.waiting import until
 
 LIMIT_SECONDS = 120
 

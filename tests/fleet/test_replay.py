@@ -7,12 +7,12 @@ import json
 from pathlib import Path
 
 import pytest
-from recorded_traffic import Traffic, record
 from rich.console import Console
 
 from fleet.cli import main
 from fleet.replay import replay_command
 from picker.config.build import DEFAULT_CONFIG
+from tests.support.picker.recorded_traffic import Traffic, record
 
 BUILT_IN = DEFAULT_CONFIG.decode()
 

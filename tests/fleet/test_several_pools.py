@@ -11,9 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from pools_port import WholePools, whole_pools
 from rich.console import Console
-from terminal import LIMIT_SECONDS, terminal
 
 from fleet.doctor.command import WRONG, doctor_command
 from fleet.errors import FleetError
@@ -28,6 +26,8 @@ from fleet.several_pools import (
     which_to_name,
 )
 from fleet.top import top
+from tests.support.fleet.terminal import LIMIT_SECONDS, terminal
+from tests.support.picker.pools_port import WholePools, whole_pools
 
 POOLS = {"here/qwen": {"one": 1}, "there/qwen": {"two": 2}, "here/llama": {"three": 3}}
 KEYS = ("here/qwen", "there/qwen", "llama")

@@ -13,11 +13,11 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from noting_server import Handler, Server, listening
 
 from fleet.http_proxy import runner_of
 from fleet.sidecar import Sidecar, SidecarOptions
 from fleet.sidecar_flags import build_parser
+from tests.support.fleet.noting_server import Handler, Server, listening
 from worker.api.routes.prefill_leg import prefill_body
 
 KEPT = {

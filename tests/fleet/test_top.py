@@ -10,11 +10,11 @@ from typing import Any
 
 import httpx
 import pytest
-from admin_scene import Scene, busy_scene, serving
-from local_ports import free_port
-from terminal import LIMIT_SECONDS, Terminal, terminal
 
 from fleet.picker_views import NoPickerError, PickerViews
+from tests.support.fleet.terminal import LIMIT_SECONDS, Terminal, terminal
+from tests.support.local_ports import free_port
+from tests.support.picker.admin_scene import Scene, busy_scene, serving
 
 TOP = ("-m", "fleet.cli", "top")
 BEGIN, END = "\x1b[?1049h", "\x1b[?1049l"  # of the screen that leaves no trace

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from admin_scene import QUEUES, summary
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -19,6 +18,7 @@ from picker.flowcontrol.views import QueuesView
 from picker.telemetry.traffic import Percentiles
 from picker.types import EndpointMetrics
 from tests.depth import examples
+from tests.support.picker.admin_scene import QUEUES, summary
 
 TITLE = Title("http://127.0.0.1:9090")
 

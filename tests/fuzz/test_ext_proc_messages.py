@@ -18,13 +18,13 @@ from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf.message import DecodeError
 from hypothesis import strategies as st
-from pump_wire import Wire
-from random_taps import taps
 
 from picker.errors import Code, DropReason, RefusedError
 from picker.extproc.machine.request_phase import Limits
 from picker.rpc.calls import Abort, RpcError, Status
 from picker.types import FinishCause, RawRequest, RouteDecision
+from tests.support.picker.pump_wire import Wire
+from tests.support.picker.random_taps import taps
 
 LIMITS = Limits(max_body_bytes=100_000, max_headers=8, max_header_bytes=2_000)
 SLACK_BYTES = 500_000  # what the interpreter and protobuf need beside the messages

@@ -17,14 +17,14 @@ import pytest
 from envoy.config.core.v3 import base_pb2
 from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
-from envoy_process import EnvoyProcess
 from google.protobuf import struct_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from local_ports import free_port
 
 from fleet.envoy.binary import ENVIRONMENT_VARIABLE, find_envoy
 from fleet.envoy.bootstrap import build, to_yaml
 from fleet.envoy.settings import BootstrapConfig, SocketAddress
+from tests.support.fleet.envoy_process import EnvoyProcess
+from tests.support.local_ports import free_port
 
 DESTINATION = "x-gateway-destination-endpoint"
 LIMIT_SECONDS = 120.0

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from echo_model import TOOLS, write_echo_model
-from running_fleet import Fleet, free_base_port, running_fleet
+
+from tests.support.fleet.running_fleet import Fleet, free_base_port, running_fleet
+from tests.support.model.echo_model import TOOLS, write_echo_model
 
 pytestmark = pytest.mark.envoy
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from sim_worker import SimWorker, read_reply, sim_worker
+
+from tests.support.worker.sim_worker import SimWorker, read_reply, sim_worker
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 GOOD = b'{"prompt": "hello", "max_tokens": 2, "ignore_eos": true}'

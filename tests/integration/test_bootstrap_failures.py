@@ -6,10 +6,10 @@ import asyncio
 import json
 
 import pytest
-from waiting import until
 
 from fleet.envoy.bootstrap import endpoints_document
 from fleet.envoy.settings import SocketAddress
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.envoy
 

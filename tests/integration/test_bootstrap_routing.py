@@ -6,9 +6,9 @@ import asyncio
 
 import aiohttp
 import pytest
-from waiting import until
 
 from fleet.envoy.settings import Mechanism
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.envoy
 DESTINATION = "x-gateway-destination-endpoint"

@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator
 from random import Random
 
 import pytest
-from first_candidate import first_candidate
-from waiting import until
 
 from fleet.envoy.settings import Mechanism, SocketAddress
 from picker.extproc.server import build_server
@@ -19,6 +17,8 @@ from picker.requestcontrol.pipeline import RequestContext
 from picker.rpc.health import HealthService
 from picker.rpc.options import ServerOptions
 from picker.types import Endpoint
+from tests.support.picker.first_candidate import first_candidate
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.envoy
 BOTH = pytest.mark.parametrize("mechanism", list(Mechanism), ids=lambda m: m.value)

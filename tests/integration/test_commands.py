@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from running_fleet import Fleet, free_base_port, running_fleet
-from waiting import until
 
 from fleet.doctor.command import FINE, WRONG
+from tests.support.fleet.running_fleet import Fleet, free_base_port, running_fleet
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.envoy
 

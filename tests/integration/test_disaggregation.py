@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from local_ports import free_port
-from running_worker import Worker, running_worker
 
 from fleet.http_proxy import runner_of
 from fleet.sidecar import Sidecar, SidecarOptions
+from tests.support.local_ports import free_port
+from tests.support.worker.running_worker import Worker, running_worker
 from worker.api.routes.prefill_leg import KEEP_KV
 
 pytestmark = pytest.mark.soak

@@ -6,7 +6,8 @@ import json
 import urllib.request
 
 import pytest
-from sim_worker import SimWorker, sim_worker
+
+from tests.support.worker.sim_worker import SimWorker, sim_worker
 
 STEP_MS = "150"
 ASK = {"prompt": "hello", "max_tokens": 4000, "ignore_eos": True}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from eds_scene import discovery_scene
+
+from tests.support.fleet.eds_scene import discovery_scene
 
 pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("patient_envoy")]
 VARIANTS = pytest.mark.parametrize("is_delta", [False, True], ids=["sotw", "delta"])

@@ -15,11 +15,11 @@ import aiohttp
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
-from running_fleet import LIMIT_SECONDS, Fleet, free_base_port, running_fleet
-from waiting import until
 
 from fleet.envoy.settings import PipeAddress
 from fleet.probe import request
+from tests.support.fleet.running_fleet import LIMIT_SECONDS, Fleet, free_base_port, running_fleet
+from tests.support.waiting import until
 
 FAILS_ALL = {"failure-injection-rate": 100, "failure-types": ["internal_error"]}
 FAILS_NONE = {"failure-injection-rate": 0}

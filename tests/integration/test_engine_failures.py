@@ -12,8 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from busy_loops import busy_loops, counts_waits, crowd
-from running_worker import Ended, Worker, running_worker
+
+from tests.support.busy_loops import busy_loops, counts_waits, crowd
+from tests.support.worker.running_worker import Ended, Worker, running_worker
 
 SIM = ("--engine", "sim", "--sim-decode-base-ms", "20")
 STREAMS = 24

@@ -8,7 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from sim_worker import SimWorker, read_reply, sim_worker
+
+from tests.support.worker.sim_worker import SimWorker, read_reply, sim_worker
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 MIB = 1 << 20

@@ -6,14 +6,14 @@ from pathlib import Path
 from struct import pack
 
 import pytest
-from made_up_disk import MadeUpDisk
-from running_worker import Worker, running_worker
-from tier_house import SIZE, House, prompt
-from waiting import until
 
 from picker.prefix.block_keys import BlockKeys
 from picker.prefix.kv_event_codec import decode_events
 from picker.prefix.precise_index import PreciseIndex
+from tests.support.waiting import until
+from tests.support.worker.made_up_disk import MadeUpDisk
+from tests.support.worker.running_worker import Worker, running_worker
+from tests.support.worker.tier_house import SIZE, House, prompt
 from worker.engine.kv_events import EventEncoder
 
 MAKER = BlockKeys(SIZE)

@@ -10,13 +10,13 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
-from elected_pickers import ElectedPicker, elected_pickers, until_ready
-from envoy_process import EnvoyProcess
-from local_ports import free_port
-from waiting import until
 
 from fleet.envoy.bootstrap import build, pickers_document, to_yaml
 from fleet.envoy.settings import BootstrapConfig, SocketAddress
+from tests.support.fleet.envoy_process import EnvoyProcess
+from tests.support.kube.elected_pickers import ElectedPicker, elected_pickers, until_ready
+from tests.support.local_ports import free_port
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.envoy
 LOOPBACK = "127.0.0.1"

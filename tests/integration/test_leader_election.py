@@ -6,8 +6,13 @@ import asyncio
 import signal
 from pathlib import Path
 
-from elected_pickers import LIMIT_SECONDS, elected_pickers, until_not_ready, until_ready
-from waiting import until
+from tests.support.kube.elected_pickers import (
+    LIMIT_SECONDS,
+    elected_pickers,
+    until_not_ready,
+    until_ready,
+)
+from tests.support.waiting import until
 
 READY = ("", "readiness", "inference-extension", "envoy.service.ext_proc.v3.ExternalProcessor")
 

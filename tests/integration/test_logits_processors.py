@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from installed_processors import install_processors
-from running_worker import running_worker
+
+from tests.support.worker.installed_processors import install_processors
+from tests.support.worker.running_worker import running_worker
 
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}'
 

@@ -9,10 +9,10 @@ from random import Random
 
 import httpx
 import pytest
-from lora_files import write_adapter
-from running_fleet import free_base_port, running_fleet
-from running_worker import Worker, running_worker
 
+from tests.support.fleet.running_fleet import free_base_port, running_fleet
+from tests.support.model.lora_files import write_adapter
+from tests.support.worker.running_worker import Worker, running_worker
 from worker.models.checkpoints import open_checkpoint
 from worker.models.loader import expected_shapes
 

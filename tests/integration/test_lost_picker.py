@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from running_fleet import LIMIT_SECONDS, Fleet, free_base_port, running_fleet
-from waiting import until
+
+from tests.support.fleet.running_fleet import LIMIT_SECONDS, Fleet, free_base_port, running_fleet
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.envoy
 STREAM_TOKENS = 1500  # a minute and a half while the workers are slow

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from running_worker import PATIENCE_SECONDS, Worker, running_worker
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from tests.support.worker.running_worker import PATIENCE_SECONDS, Worker, running_worker
 from worker.config import EngineConfig, SchedulerConfig
 from worker.engine.client import EngineClient
 from worker.engine.messages import AddRequest

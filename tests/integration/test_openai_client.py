@@ -14,7 +14,8 @@ import jsonschema
 import openai
 import pydantic
 import pytest
-from sim_worker import sim_worker
+
+from tests.support.worker.sim_worker import sim_worker
 
 MODEL = "sim"
 HELLO: list[Any] = [{"role": "user", "content": "foko lasa vomo"}]

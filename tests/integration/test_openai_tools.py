@@ -12,8 +12,9 @@ from typing import Any
 
 import openai
 import pytest
-from echo_model import ANSWER, CALLS, CITIES, TOOLS, write_echo_model
-from sim_worker import sim_worker
+
+from tests.support.model.echo_model import ANSWER, CALLS, CITIES, TOOLS, write_echo_model
+from tests.support.worker.sim_worker import sim_worker
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,6 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from local_ports import free_ports
-from sim_worker import SimWorker, sim_worker
 
 from picker.framework.attributes import Attributes
 from picker.kvevents.listener import KvEventListener
@@ -22,6 +20,8 @@ from picker.plugins.producers.precise_prefix_cache_producer import (
 from picker.pool.datastore import Datastore
 from picker.prefix.match import match_info_key
 from picker.types import Api, Endpoint, InferenceRequest, ParsedBody
+from tests.support.local_ports import free_ports
+from tests.support.worker.sim_worker import SimWorker, sim_worker
 
 MODEL = "tiny"
 PATIENCE_SECONDS = 120.0

@@ -10,7 +10,8 @@ from random import Random
 import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from running_fleet import Fleet, free_base_port, running_fleet
+
+from tests.support.fleet.running_fleet import Fleet, free_base_port, running_fleet
 
 pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("patient_envoy")]
 

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from running_fleet import Fleet, free_base_port, running_fleet
+
+from tests.support.fleet.running_fleet import Fleet, free_base_port, running_fleet
 
 pytestmark = [pytest.mark.envoy, pytest.mark.model]
 

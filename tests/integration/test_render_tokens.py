@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from sim_worker import SimWorker, sim_worker
 
 from picker.app.json_client import JsonClient
 from picker.framework.attributes import Attributes
@@ -18,6 +17,7 @@ from picker.plugins.parsers.anthropic_parser import AnthropicParser
 from picker.plugins.parsers.openai_parser import OpenAIParser
 from picker.plugins.producers.token_producer import PLUGIN
 from picker.types import InferenceRequest
+from tests.support.worker.sim_worker import SimWorker, sim_worker
 
 pytestmark = pytest.mark.model
 SYSTEM, QUESTION = "Be kind.", "What is the capital of France?"

@@ -14,7 +14,8 @@ from typing import Any
 
 import httpx
 import pytest
-from running_fleet import LIMIT_SECONDS, Fleet, free_base_port, running_fleet
+
+from tests.support.fleet.running_fleet import LIMIT_SECONDS, Fleet, free_base_port, running_fleet
 
 pytestmark = pytest.mark.envoy
 

@@ -29,8 +29,15 @@ from hyperframe.frame import (
     SettingsFrame,
     WindowUpdateFrame,
 )
-from running_fleet import LIMIT_SECONDS, Fleet, command, free_base_port, running_fleet
-from waiting import until
+
+from tests.support.fleet.running_fleet import (
+    LIMIT_SECONDS,
+    Fleet,
+    command,
+    free_base_port,
+    running_fleet,
+)
+from tests.support.waiting import until
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _WINDOW = 2**30

@@ -7,7 +7,7 @@ import json
 import re
 from contextlib import suppress
 
-from running_worker import CHAT, PATIENCE_SECONDS, Worker, running_worker
+from tests.support.worker.running_worker import CHAT, PATIENCE_SECONDS, Worker, running_worker
 
 SIM = ("--engine", "sim", "--sim-decode-base-ms", "10", "--max-num-seqs", "256")
 LEAVERS = 200

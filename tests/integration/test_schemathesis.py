@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from sim_worker import sim_worker
+
+from tests.support.worker.sim_worker import sim_worker
 
 CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,"

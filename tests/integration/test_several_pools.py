@@ -11,7 +11,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from envoy_of_pools import (
+
+from fleet.envoy.settings import (
+    Mechanism,
+)
+from picker.config.pool_file import read_pool_file
+from tests.support.fleet.envoy_of_pools import (
     Answer,
     Document,
     PickerProcess,
@@ -28,14 +33,9 @@ from envoy_of_pools import (
     running,
     served_pool,
 )
-from local_ports import free_port
-from sim_worker import sim_worker
-from waiting import until
-
-from fleet.envoy.settings import (
-    Mechanism,
-)
-from picker.config.pool_file import read_pool_file
+from tests.support.local_ports import free_port
+from tests.support.waiting import until
+from tests.support.worker.sim_worker import sim_worker
 
 pytestmark = pytest.mark.envoy
 ROOT = Path(__file__).parents[2]

@@ -7,8 +7,8 @@ import time
 
 import httpx
 import pytest
-from running_worker import CHAT, Worker, running_worker
 
+from tests.support.worker.running_worker import CHAT, Worker, running_worker
 from worker.tokenizer.sim import WORDS
 
 SIM = ("--engine", "sim", "--sim-decode-base-ms", "5")

@@ -14,8 +14,9 @@ from typing import Any
 
 import openai
 import pytest
-from running_fleet import free_base_port, running_fleet
-from running_worker import Worker, running_worker
+
+from tests.support.fleet.running_fleet import free_base_port, running_fleet
+from tests.support.worker.running_worker import Worker, running_worker
 
 # How long the drafts are must not depend on how busy the machine is that runs the tests.
 NGRAM = {

@@ -11,9 +11,10 @@ import uuid
 from pathlib import Path
 
 import pytest
-from running_fleet import LIMIT_SECONDS, children, free_base_port, running_fleet
-from running_worker import running_worker
-from waiting import until
+
+from tests.support.fleet.running_fleet import LIMIT_SECONDS, children, free_base_port, running_fleet
+from tests.support.waiting import until
+from tests.support.worker.running_worker import running_worker
 
 SIM = ("--engine", "sim")
 

@@ -10,8 +10,15 @@ import socket
 from pathlib import Path
 
 import pytest
-from running_fleet import LIMIT_SECONDS, Fleet, command, free_base_port, running_fleet
-from waiting import until
+
+from tests.support.fleet.running_fleet import (
+    LIMIT_SECONDS,
+    Fleet,
+    command,
+    free_base_port,
+    running_fleet,
+)
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.envoy
 

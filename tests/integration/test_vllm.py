@@ -17,13 +17,13 @@ from typing import Any
 
 import httpx
 import pytest
-from running_worker import running_worker
-from waiting import until
 
 from fleet.envoy.binary import find_envoy
 from fleet.envoy.bootstrap import build, to_json
 from fleet.envoy.settings import BootstrapConfig, SocketAddress
 from fleet.ports import free_ports
+from tests.support.waiting import until
+from tests.support.worker.running_worker import running_worker
 
 VLLM, MODEL = os.environ.get("POINTSMAN_VLLM"), os.environ.get("POINTSMAN_VLLM_MODEL")
 HOST = "127.0.0.1"

@@ -7,9 +7,10 @@ import re
 import sys
 
 import pytest
-from browser import Browser, browser
-from running_fleet import LIMIT_SECONDS, Fleet, free_base_port, running_fleet
-from waiting import until
+
+from tests.support.fleet.browser import Browser, browser
+from tests.support.fleet.running_fleet import LIMIT_SECONDS, Fleet, free_base_port, running_fleet
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.envoy
 WORKERS = 10

@@ -11,11 +11,11 @@ from typing import Any
 import grpc
 import pytest
 import yaml
-from ext_proc_stream import GatewayStream, completion, destination_of
 
 from picker.app.picker import compose
 from picker.cli.options import Options, Ports
 from picker.errors import ConfigError
+from tests.support.picker.ext_proc_stream import GatewayStream, completion, destination_of
 
 FOLDER = Path(__file__).parents[1] / "golden" / "config"
 CASES = {

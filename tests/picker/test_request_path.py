@@ -13,7 +13,6 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from ext_proc_recording import Sink, record
 
 import picker
 from picker.app.picker import compose
@@ -21,6 +20,7 @@ from picker.cli.options import Options
 from picker.extproc.server import build_server
 from picker.rpc.options import ServerOptions
 from picker.types import EndpointMetrics
+from tests.support.picker.ext_proc_recording import Sink, record
 
 ROOT = Path(picker.__file__).parent
 WARM_UP = 1300  # attributes that plugins touch are watched for the first thousand calls

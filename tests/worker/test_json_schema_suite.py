@@ -18,8 +18,15 @@ from typing import Any
 import jsonschema
 import jsonschema_rs
 import pytest
-from grammar_bench import BIAS, END, NGRAM, Answer, GrammarBench, compiled_error
 
+from tests.support.worker.grammar_bench import (
+    BIAS,
+    END,
+    NGRAM,
+    Answer,
+    GrammarBench,
+    compiled_error,
+)
 from worker.api.schema.constraints import Constraint, grammar_of
 from worker.api.schema.requests import StructuredOutputs
 from worker.engine.grammar import GrammarCompiler
@@ -58,7 +65,7 @@ def grammar(**outputs: Any) -> str:
 
 @pytest.fixture(scope="module")
 def compiler() -> Iterator[GrammarCompiler]:
-    from grammar_bench import VOCABULARY
+    from tests.support.worker.grammar_bench import VOCABULARY
 
     compiler = GrammarCompiler(VOCABULARY)
     yield compiler

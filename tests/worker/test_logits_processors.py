@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from grammar_bench import DEVICE, END, NGRAM, SUFFIX, GrammarBench
-from installed_processors import install_processors
 
+from tests.support.worker.grammar_bench import DEVICE, END, NGRAM, SUFFIX, GrammarBench
+from tests.support.worker.installed_processors import install_processors
 from worker.api.schema.constraints import Constraint, grammar_of
 from worker.api.schema.requests import StructuredOutputs
 from worker.engine.messages import AddRequest

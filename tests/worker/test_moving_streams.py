@@ -10,8 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-from local_ports import free_ports
-from running_worker import Worker, running_worker
+
+from tests.support.local_ports import free_ports
+from tests.support.worker.running_worker import Worker, running_worker
 
 PATH = "/v1/completions"
 PROMPT = list(range(100, 180))

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from reference_ops import probabilities
-from toy_speculation import VOCAB, Chance, Drafting, Rules, Toy, fit
 
+from tests.support.model.reference_ops import probabilities
+from tests.support.model.toy_speculation import VOCAB, Chance, Drafting, Rules, Toy, fit
 from worker.ops.drafted import AcceptedPrefixes, DraftBatch
 from worker.ops.noise import Purpose, gumbel_noise, uniforms
 from worker.ops.rejection import BLOCK, METHODS, STANDARD, accept, last_tokens, thresholds

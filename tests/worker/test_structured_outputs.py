@@ -14,7 +14,8 @@ from typing import Any
 
 import jsonschema
 import pytest
-from grammar_bench import (
+
+from tests.support.worker.grammar_bench import (
     BIAS,
     DEVICE,
     END,
@@ -26,7 +27,6 @@ from grammar_bench import (
     compiled_error,
     text_of,
 )
-
 from worker.api.schema.constraints import Constraint, after_reasoning, grammar_of
 from worker.api.schema.requests import StructuredOutputs
 from worker.config import SpeculativeConfig
@@ -238,7 +238,7 @@ def bench() -> Iterator[GrammarBench]:
 
 @pytest.fixture(scope="module")
 def compiler() -> Iterator[GrammarCompiler]:
-    from grammar_bench import VOCABULARY
+    from tests.support.worker.grammar_bench import VOCABULARY
 
     compiler = GrammarCompiler(VOCABULARY)
     yield compiler

@@ -1,4 +1,4 @@
-"""`python -m kube_api --kubeconfig FILE [--crds DIR]`: the API server as a process of its own.
+"""`python -m tests.fakes.kube_api --kubeconfig FILE [--crds DIR]`: the API server as a process.
 
 It writes a kubeconfig that leads to it, and says `ready URL` on a line once it listens. SIGUSR1
 makes it go away, SIGUSR2 come back without its history of changes; SIGTERM ends it.
@@ -12,7 +12,7 @@ import signal
 import sys
 from pathlib import Path
 
-from kube_api.server import KubeApi, running_kube_api
+from tests.fakes.kube_api.server import KubeApi, running_kube_api
 
 
 async def serve(kubeconfig: Path, definitions: list[Path]) -> None:
@@ -44,7 +44,7 @@ def _follow_signals(
 
 def main() -> int:
     """Serve; gives the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m kube_api", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.fakes.kube_api", description=__doc__)
     parser.add_argument("--kubeconfig", type=Path, required=True)
     parser.add_argument("--crds", type=Path)
     arguments = parser.parse_args()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kube_api.statuses import forbidden, unauthorized
-from kube_api.target import Target
+from tests.fakes.kube_api.statuses import forbidden, unauthorized
+from tests.fakes.kube_api.target import Target
 
 
 @dataclass(frozen=True, slots=True)

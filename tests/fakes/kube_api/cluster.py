@@ -20,8 +20,9 @@ from typing import Any
 
 import aiohttp
 import yaml
-from kube_api.resources import Object
-from kube_api.server import KubeApi, running_kube_api
+
+from tests.fakes.kube_api.resources import Object
+from tests.fakes.kube_api.server import KubeApi, running_kube_api
 
 MERGE = "application/merge-patch+json"
 _PATIENCE_SECONDS = 120.0

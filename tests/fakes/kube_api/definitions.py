@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from crd_rules import CrdRules, FieldError
-from kube_api.resources import Catalogue, Object, Resource
-from kube_api.store import Change, Store, Type, key_of
+from tests.fakes.kube_api.resources import Catalogue, Object, Resource
+from tests.fakes.kube_api.store import Change, Store, Type, key_of
+from tests.support.kube.crd_rules import CrdRules, FieldError
 
 
 def _established(definition: Object) -> None:

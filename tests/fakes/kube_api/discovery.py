@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kube_api.resources import Catalogue, Resource
+from tests.fakes.kube_api.resources import Catalogue, Resource
 
 _VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
 _HEALTH = ("/healthz", "/livez", "/readyz")

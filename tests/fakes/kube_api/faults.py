@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from kube_api.statuses import ApiError
-from kube_api.target import Target
+from tests.fakes.kube_api.statuses import ApiError
+from tests.fakes.kube_api.target import Target
 
 
 class DroppedError(Exception):

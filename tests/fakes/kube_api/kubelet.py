@@ -8,11 +8,11 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from kube_api.clock import stamp
-from kube_api.objects import DeleteOptions
-from kube_api.resources import Object
-from kube_api.server import KubeApi
-from kube_api.store import Change, Type
+from tests.fakes.kube_api.clock import stamp
+from tests.fakes.kube_api.objects import DeleteOptions
+from tests.fakes.kube_api.resources import Object
+from tests.fakes.kube_api.server import KubeApi
+from tests.fakes.kube_api.store import Change, Type
 
 
 def pod(

@@ -6,10 +6,11 @@ import base64
 from dataclasses import dataclass, field
 
 import msgspec
-from kube_api.resources import Resource
-from kube_api.statuses import expired_continue, too_large_version
-from kube_api.store import Store, Stored
-from kube_api.target import Target
+
+from tests.fakes.kube_api.resources import Resource
+from tests.fakes.kube_api.statuses import expired_continue, too_large_version
+from tests.fakes.kube_api.store import Store, Stored
+from tests.fakes.kube_api.target import Target
 
 
 @dataclass(frozen=True, slots=True)

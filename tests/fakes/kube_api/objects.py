@@ -7,12 +7,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kube_api.clock import LoopClock, stamp
-from kube_api.patches import patched
-from kube_api.resources import Object, Resource
-from kube_api.statuses import already_exists, bad_request, not_found
-from kube_api.store import Key, Store, Stored, key_of, stored
-from kube_api.writes import FieldValidation, created, decoded, put_version_error, updated
+from tests.fakes.kube_api.clock import LoopClock, stamp
+from tests.fakes.kube_api.patches import patched
+from tests.fakes.kube_api.resources import Object, Resource
+from tests.fakes.kube_api.statuses import already_exists, bad_request, not_found
+from tests.fakes.kube_api.store import Key, Store, Stored, key_of, stored
+from tests.fakes.kube_api.writes import (
+    FieldValidation,
+    created,
+    decoded,
+    put_version_error,
+    updated,
+)
 
 
 @dataclass(frozen=True, slots=True)

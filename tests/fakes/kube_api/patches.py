@@ -6,8 +6,8 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from kube_api.resources import Object, Resource
-from kube_api.statuses import bad_request, unsupported_media_type
+from tests.fakes.kube_api.resources import Object, Resource
+from tests.fakes.kube_api.statuses import bad_request, unsupported_media_type
 
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from kube_api.resources import Object
-from kube_api.server import KubeApi
-from kube_api.store import Type
+
+from tests.fakes.kube_api.resources import Object
+from tests.fakes.kube_api.server import KubeApi
+from tests.fakes.kube_api.store import Type
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from crd_rules import CrdRules, FieldError
+from tests.support.kube.crd_rules import CrdRules, FieldError
 
 Object: TypeAlias = dict[str, Any]
 _ANY_FIELDS = frozenset({"metadata.name", "metadata.namespace"})

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kube_api.access import Access
-from kube_api.resources import Catalogue, Object, Resource
-from kube_api.statuses import bad_request
-from kube_api.target import Target
+from tests.fakes.kube_api.access import Access
+from tests.fakes.kube_api.resources import Catalogue, Object, Resource
+from tests.fakes.kube_api.statuses import bad_request
+from tests.fakes.kube_api.target import Target
 
 PATH = "/apis/authorization.k8s.io/v1/"
 _REVIEWS = Resource(

@@ -9,19 +9,20 @@ from weakref import WeakSet
 
 import msgspec
 from aiohttp import web
-from kube_api import reviews
-from kube_api.access import Access
-from kube_api.discovery import answer_about_itself
-from kube_api.faults import DroppedError, Faults
-from kube_api.listing import Lists
-from kube_api.objects import DeleteOptions, Objects, WriteOptions, Written
-from kube_api.resources import Catalogue
-from kube_api.scale import scale_of, with_scale
-from kube_api.statuses import ApiError, bad_request, method_not_allowed, success
-from kube_api.store import Store, Stored
-from kube_api.target import Target, target_of
-from kube_api.watch import Feed, Watches, WatchRequest
-from kube_api.writes import FieldValidation
+
+from tests.fakes.kube_api import reviews
+from tests.fakes.kube_api.access import Access
+from tests.fakes.kube_api.discovery import answer_about_itself
+from tests.fakes.kube_api.faults import DroppedError, Faults
+from tests.fakes.kube_api.listing import Lists
+from tests.fakes.kube_api.objects import DeleteOptions, Objects, WriteOptions, Written
+from tests.fakes.kube_api.resources import Catalogue
+from tests.fakes.kube_api.scale import scale_of, with_scale
+from tests.fakes.kube_api.statuses import ApiError, bad_request, method_not_allowed, success
+from tests.fakes.kube_api.store import Store, Stored
+from tests.fakes.kube_api.target import Target, target_of
+from tests.fakes.kube_api.watch import Feed, Watches, WatchRequest
+from tests.fakes.kube_api.writes import FieldValidation
 
 _JSON = "application/json"
 

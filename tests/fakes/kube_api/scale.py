@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from kube_api.resources import Object
-from kube_api.statuses import bad_request
+from tests.fakes.kube_api.resources import Object
+from tests.fakes.kube_api.statuses import bad_request
 
 _KEPT = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
 

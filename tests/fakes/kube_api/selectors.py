@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kube_api.resources import Object, Resource
-from kube_api.statuses import bad_request
-
 from picker.framework.label_selector import LabelSelector, check_label_key, check_label_value
+from tests.fakes.kube_api.resources import Object, Resource
+from tests.fakes.kube_api.statuses import bad_request
 
 Test = Callable[[Any], bool]  # of the value of a field, None where there is none
 

@@ -21,16 +21,17 @@ from pathlib import Path
 
 import yaml
 from aiohttp import web
-from kube_api.access import Access
-from kube_api.clock import LoopClock, stamp
-from kube_api.definitions import DEFINITIONS, Definitions, in_force
-from kube_api.faults import Faults
-from kube_api.listing import Lists
-from kube_api.objects import Objects
-from kube_api.resources import Catalogue, Object, Resource, typed
-from kube_api.routes import Asked, Routes
-from kube_api.store import Store, Stored
-from kube_api.watch import Watches
+
+from tests.fakes.kube_api.access import Access
+from tests.fakes.kube_api.clock import LoopClock, stamp
+from tests.fakes.kube_api.definitions import DEFINITIONS, Definitions, in_force
+from tests.fakes.kube_api.faults import Faults
+from tests.fakes.kube_api.listing import Lists
+from tests.fakes.kube_api.objects import Objects
+from tests.fakes.kube_api.resources import Catalogue, Object, Resource, typed
+from tests.fakes.kube_api.routes import Asked, Routes
+from tests.fakes.kube_api.store import Store, Stored
+from tests.fakes.kube_api.watch import Watches
 
 NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
 _CRD_GONE_SECONDS = 1.0

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from crd_rules import FieldError
+from tests.support.kube.crd_rules import FieldError
 
 if TYPE_CHECKING:
-    from kube_api.resources import Resource
+    from tests.fakes.kube_api.resources import Resource
 
 
 @dataclass(slots=True)

@@ -12,8 +12,9 @@ from enum import StrEnum
 from typing import TypeAlias
 
 import msgspec
-from kube_api.resources import Object, Resource
-from kube_api.statuses import already_exists, expired, not_found
+
+from tests.fakes.kube_api.resources import Object, Resource
+from tests.fakes.kube_api.statuses import already_exists, expired, not_found
 
 Key: TypeAlias = tuple[str, str]  # namespace ("" where there is none), name
 Kind: TypeAlias = tuple[str, str]  # group, plural: versions of a resource share their objects

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kube_api.resources import Catalogue, Resource
-from kube_api.selectors import Selector, parse_selector
-from kube_api.statuses import bad_request, method_not_allowed
+from tests.fakes.kube_api.resources import Catalogue, Resource
+from tests.fakes.kube_api.selectors import Selector, parse_selector
+from tests.fakes.kube_api.statuses import bad_request, method_not_allowed
 
 _PATH = re.compile(
     r"/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+)/(?P<version>[^/]+))"

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 import msgspec
-from kube_api.clock import LoopClock
-from kube_api.resources import Object, Resource
-from kube_api.selectors import Selector
-from kube_api.statuses import ApiError, expired
-from kube_api.store import Change, Store, Stored, Type, stored
+
+from tests.fakes.kube_api.clock import LoopClock
+from tests.fakes.kube_api.resources import Object, Resource
+from tests.fakes.kube_api.selectors import Selector
+from tests.fakes.kube_api.statuses import ApiError, expired
+from tests.fakes.kube_api.store import Change, Store, Stored, Type, stored
 
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 _BOOKMARK_SECONDS = 60.0  # between two

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import Any
 
-from crd_rules import FieldError
-from kube_api.clock import stamp
-from kube_api.resources import Object, Resource
-from kube_api.selectors import label_value_errors
-from kube_api.statuses import ApiError, bad_request, conflict, invalid
+from tests.fakes.kube_api.clock import stamp
+from tests.fakes.kube_api.resources import Object, Resource
+from tests.fakes.kube_api.selectors import label_value_errors
+from tests.fakes.kube_api.statuses import ApiError, bad_request, conflict, invalid
+from tests.support.kube.crd_rules import FieldError
 
 _NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 _SET_BY_SERVER = (

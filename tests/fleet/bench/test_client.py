@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from virtual_endpoint import ANSWER, Times, VirtualEndpoint, delta, sse
 
 from fleet.bench.client import Record
 from fleet.sim.virtual_time import run_in_virtual_time
+from tests.support.fleet.virtual_endpoint import ANSWER, Times, VirtualEndpoint, delta, sse
 
 DONE = sse(b"[DONE]") + b"0\r\n\r\n"
 PLAIN = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"

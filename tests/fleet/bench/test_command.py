@@ -17,14 +17,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from certificates import Authority
 from rich.console import Console
-from sim_worker import sim_worker
 
 from fleet.bench import command
 from fleet.bench.command import bench_command
 from fleet.bench.share import endpoint_of
 from fleet.errors import FleetError
+from tests.support.certificates import Authority
+from tests.support.worker.sim_worker import sim_worker
 
 QUICK = ("--requests", "12", "--rate", "200", "--input-tokens", "40", "--output-tokens", "5")
 

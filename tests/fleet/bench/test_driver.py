@@ -7,11 +7,11 @@ from contextlib import suppress
 from itertools import repeat
 
 import pytest
-from virtual_endpoint import Times, VirtualEndpoint
 
 from fleet.bench.driver import Driver, RequestForm
 from fleet.bench.workload import Exchange, Session
 from fleet.sim.virtual_time import run_in_virtual_time
+from tests.support.fleet.virtual_endpoint import Times, VirtualEndpoint
 
 TALK = Session("be brief", (Exchange("one", 2), Exchange("two", 1), Exchange("three", 1)))
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from virtual_endpoint import Times, VirtualEndpoint, bench_stage
 
 from fleet.bench.client import Record
 from fleet.bench.driver import Pulse
@@ -17,6 +16,7 @@ from fleet.bench.report import lines_of
 from fleet.bench.slo import Slo, read_bounds
 from fleet.bench.summary import Observed, Summary, stage_of, summary
 from fleet.sim.virtual_time import run_in_virtual_time
+from tests.support.fleet.virtual_endpoint import Times, VirtualEndpoint, bench_stage
 
 RATE = 10.0
 FLAGS = ("--seed", "3", "--duration", "100", "--input-tokens", "1", "--output-tokens", "8")

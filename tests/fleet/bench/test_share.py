@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from virtual_endpoint import Times, VirtualEndpoint, bench_stage
 
 from fleet.bench.client import Record
 from fleet.bench.command import Settings
@@ -22,6 +21,7 @@ from fleet.bench.share import Share, ShareProcess, endpoint_of, follow, started
 from fleet.bench.summary import Observed, Stage, stage_of, summary
 from fleet.errors import FleetError
 from fleet.sim.virtual_time import run_in_virtual_time
+from tests.support.fleet.virtual_endpoint import Times, VirtualEndpoint, bench_stage
 
 FLAGS = ("--input-tokens", "4..40", "--output-tokens", "2..9", "--seed", "5")
 SHARED = ("--prefix-groups", "3", "--prefix-tokens", "20..50")

@@ -6,7 +6,13 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 import pytest_asyncio
-from doctor_cluster import (
+
+from fleet.doctor.command import diagnose
+from fleet.doctor.diagnosis import Facts
+from picker.config.findings import Severity
+from tests.fakes.kube_api.access import Rule
+from tests.fakes.kube_api.server import KubeApi
+from tests.support.kube.doctor_cluster import (
     ACCOUNT,
     POOL_RULE,
     ROLE,
@@ -18,12 +24,6 @@ from doctor_cluster import (
     respecified,
     told,
 )
-from kube_api.access import Rule
-from kube_api.server import KubeApi
-
-from fleet.doctor.command import diagnose
-from fleet.doctor.diagnosis import Facts
-from picker.config.findings import Severity
 
 
 @pytest_asyncio.fixture

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from spoilt_bootstraps import CASES, Break, Document, bootstrap, cluster, manager, processor, route
 
 from fleet.doctor.cluster_look import ClusterFacts
 from fleet.doctor.command import CHECKS, diagnose
@@ -18,6 +17,16 @@ from fleet.doctor.picker_look import PickerFacts
 from fleet.envoy.settings import Mechanism
 from picker.config.findings import Severity
 from picker.flowcontrol.views import QueuesView
+from tests.support.fleet.spoilt_bootstraps import (
+    CASES,
+    Break,
+    Document,
+    bootstrap,
+    cluster,
+    manager,
+    processor,
+    route,
+)
 
 COMMITTED = sorted((Path(__file__).parents[3] / "deploy" / "envoy").glob("*.yaml"))
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from wired_client import client_of
 
 from fleet.doctor import web
 from fleet.doctor.cluster_look import ClusterLook
@@ -20,6 +19,7 @@ from fleet.doctor.envoy_look import ask_envoy
 from fleet.doctor.picker_look import ask_certificate, ask_picker, ask_worker
 from fleet.doctor.web import HttpClient, NoPageError
 from picker.k8s.credentials import Access
+from tests.support.kube.wired_client import client_of
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 TLS = b"\x16"

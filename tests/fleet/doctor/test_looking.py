@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from spoilt_bootstraps import bootstrap
 
 from fleet.doctor.command import (
     CHECKS,
@@ -30,6 +29,7 @@ from fleet.doctor.diagnosis import Facts, error, warning
 from fleet.doctor.envoy_look import ask_envoy
 from fleet.doctor.picker_look import ask_certificate, ask_picker, ask_worker, ask_workers
 from picker.rpc.self_signed import self_signed
+from tests.support.fleet.spoilt_bootstraps import bootstrap
 
 Pages = dict[str, tuple[int, str, str]]
 METRICS = """# TYPE llm_d_epp_ready_endpoints gauge

@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doctor_cluster import NOW, PICKERS, WORKERS, lease, objective, pool, running, service, slices
-from nearly_valid_objects import places
-from spoilt_bootstraps import bootstrap
 
 from fleet.doctor.cluster_look import ClusterFacts, lease_of
 from fleet.doctor.command import diagnose
@@ -19,6 +16,19 @@ from fleet.doctor.diagnosis import Facts
 from fleet.doctor.envoy_look import EnvoyFacts, read_envoy_file, read_setup
 from fleet.doctor.picker_look import PickerFacts
 from picker.k8s.api import LEGACY_POOLS, OBJECTIVES, POOLS, REWRITES
+from tests.support.fleet.spoilt_bootstraps import bootstrap
+from tests.support.kube.doctor_cluster import (
+    NOW,
+    PICKERS,
+    WORKERS,
+    lease,
+    objective,
+    pool,
+    running,
+    service,
+    slices,
+)
+from tests.support.kube.nearly_valid_objects import places
 
 ODD = [None, 2**70, "x", [None], {"x": 1}]
 PICKER = PickerFacts(

@@ -7,7 +7,16 @@ from dataclasses import replace
 
 import pytest
 import pytest_asyncio
-from doctor_cluster import (
+
+from fleet.doctor.command import diagnose
+from fleet.doctor.diagnosis import Facts
+from fleet.doctor.picker_look import PickerFacts
+from picker.admin.views import HEALTHY, EndpointView
+from picker.config.findings import Severity
+from picker.types import EndpointMetrics
+from tests.fakes.kube_api.access import Rule
+from tests.fakes.kube_api.server import KubeApi
+from tests.support.kube.doctor_cluster import (
     ACCOUNT,
     LEASE_ROLE,
     PICKERS,
@@ -21,15 +30,6 @@ from doctor_cluster import (
     running,
     told,
 )
-from kube_api.access import Rule
-from kube_api.server import KubeApi
-
-from fleet.doctor.command import diagnose
-from fleet.doctor.diagnosis import Facts
-from fleet.doctor.picker_look import PickerFacts
-from picker.admin.views import HEALTHY, EndpointView
-from picker.config.findings import Severity
-from picker.types import EndpointMetrics
 
 ELECTION, AUTH = "--ha-enable-leader-election", "--metrics-endpoint-auth"
 SLICES_ROLE = [

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest_asyncio
-from metrics_pages import page, pods
-from pools_scene import SeveralPools, several_pools
 
 from fleet.doctor.command import diagnose
 from fleet.doctor.diagnosis import Facts
 from fleet.doctor.picker_look import ask_picker
+from tests.support.picker.metrics_pages import page, pods
+from tests.support.picker.pools_scene import SeveralPools, several_pools
 
 
 @pytest_asyncio.fixture

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_traffic import Traffic, record
 
 from fleet.errors import FleetError, UsageError
 from fleet.sim.command import simulate_command
@@ -18,6 +17,7 @@ from fleet.sim.scenarios import ELSEWHERE, SCENARIOS
 from picker.config.build import DEFAULT_CONFIG
 from picker.recording.lines import AnyLine, DecisionLine, End, Header, RequestLine, encoded
 from picker.types import Usage
+from tests.support.picker.recorded_traffic import Traffic, record
 
 LENGTHS = ["--output-tokens", "40", "--input-tokens", "100"]
 SMALL = ["--fast", "--rate", "12", "--duration", "6", *LENGTHS]

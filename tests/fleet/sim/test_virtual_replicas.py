@@ -2,12 +2,90 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
 
 import pytest
-from shared_prefixes import WORKER, Seen, SharedPrefixes, run
 
-from fleet.sim.virtual_replicas import ReplicasSettings, VirtualReplicas
+from fleet.sim.living_worker import WorkerSettings
+from fleet.sim.virtual_replicas import ReplicasSettings, Served, VirtualReplicas
+from fleet.sim.virtual_time import run_in_virtual_time
+from worker.config import CacheConfig, SchedulerConfig
+
+# A worker's cache holds a third of the beginnings, so that it matters who is sent what.
+WORKER = WorkerSettings(limits=SchedulerConfig(max_num_seqs=16), cache=CacheConfig(1024, 16))
+VOCABULARY = range(256, 1280)
+
+
+@dataclass(frozen=True)
+class SharedPrefixes:
+    """`rate` requests a second for `seconds`: one of `prefixes` and then `num_own` tokens."""
+
+    prefixes: int = 48
+    num_prefix: int = 512
+    num_own: int = 64
+    num_output: int = 8
+    rate: float = 20.0
+    seconds: float = 30.0
+    seed: int = 7
+
+
+Event = Callable[[VirtualReplicas], None]
+QUIET_SECONDS = 10.0  # after the last request, for replicas to hear of its end
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What became of the requests, and what each replica believes to be under way long after."""
+
+    served: Sequence[Served]
+    left: Sequence[Mapping[str, int]]
+
+    def hit_rate(self, since: float = 0.0, until: float = math.inf) -> float:
+        """Prompt tokens found cached, of all; of requests that came within these seconds."""
+        counted = [one for one in self.served if since <= one.arrived_seconds < until]
+        return sum(one.num_cached for one in counted) / sum(one.num_prompt for one in counted)
+
+
+def run(
+    settings: ReplicasSettings,
+    load: SharedPrefixes,
+    events: Mapping[float, Event] | None = None,
+) -> Seen:
+    """What becomes of the load; each request comes to a replica drawn by lot. The same requests in
+    the same order whatever the replicas are. Events happen at their seconds.
+    """
+    return run_in_virtual_time(_run(settings, load, events or {}))
+
+
+async def _run(
+    settings: ReplicasSettings, load: SharedPrefixes, events: Mapping[float, Event]
+) -> Seen:
+    rng, lots, loop = Random(load.seed), Random(load.seed + 1), asyncio.get_running_loop()
+    beginnings = [_tokens(rng, load.num_prefix) for _ in range(load.prefixes)]
+    tasks: list[asyncio.Task[Served]] = []
+    async with VirtualReplicas(settings) as fleet:
+        for second, event in events.items():
+            loop.call_at(second, event, fleet)
+        while True:
+            await asyncio.sleep(rng.expovariate(load.rate))
+            if loop.time() > load.seconds:
+                break
+            prompt = rng.choice(beginnings) + _tokens(rng, load.num_own)
+            replica = int(lots.random() * settings.replicas)
+            tasks.append(asyncio.ensure_future(fleet.ask(replica, prompt, load.num_output)))
+        served = [await task for task in tasks]
+        await asyncio.sleep(QUIET_SECONDS)
+        left = [dict(one.inflight.counts) for one in fleet.replicas]
+        return Seen(served, left)
+
+
+def _tokens(rng: Random, count: int) -> list[int]:
+    return rng.choices(VOCABULARY, k=count)
+
 
 LOAD = SharedPrefixes()
 ONE = ReplicasSettings(replicas=1, worker=WORKER, scrape_seconds=0.2)

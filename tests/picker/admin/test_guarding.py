@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from admin_scene import Scene
-from pools_port import asked
 
 from picker.admin.guarding import HostCheck
 from picker.admin.loopback import is_loopback
+from tests.support.picker.admin_scene import Scene
+from tests.support.picker.pools_port import asked
 
 
 @pytest.mark.parametrize("header", ["localhost", "LOCALHOST:9090", "127.0.0.1:1", "[::1]:9090"])

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pools_port import asked, whole_pools
 from prometheus_client.core import Metric
 from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
@@ -18,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from picker.admin.metrics_page import LABEL, RememberedCollector, merged, of_pool
 from picker.metrics.picker_metrics import Collector, PickerMetrics, gauge_family
 from tests.depth import examples
+from tests.support.picker.pools_port import asked, whole_pools
 
 Sample = tuple[str, frozenset[tuple[str, str]], float]
 KEYS = ("llama", "research/mixtral", "sales/mixtral")

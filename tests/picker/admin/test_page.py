@@ -6,15 +6,15 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import pytest
 import pytest_asyncio
-from admin_scene import SAMPLES, Scene, busy_scene, decision, serving, summary
-from browser import Browser, browser
-from local_ports import free_port
 from msgspec.structs import replace
 
 from picker.admin.views import UNKNOWN, HealthView
 from picker.decisions.views import RecordSummary
 from picker.flowcontrol.views import BandView, FlowView, QueuesView
 from picker.types import FinishCause
+from tests.support.fleet.browser import Browser, browser
+from tests.support.local_ports import free_port
+from tests.support.picker.admin_scene import SAMPLES, Scene, busy_scene, decision, serving, summary
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -7,12 +7,12 @@ import contextlib
 
 import msgspec
 import pytest
-from admin_scene import QUEUES, Scene
 from aiohttp.test_utils import make_mocked_request
 
 from picker.admin.history import EndpointSample, PoolSample
 from picker.admin.views import EndpointsView
 from picker.types import ServedTotals
+from tests.support.picker.admin_scene import QUEUES, Scene
 
 
 def test_a_sample_holds_what_is_known() -> None:

@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 import pytest
 import pytest_asyncio
-from admin_scene import Scene, busy_scene, summary
 from aiohttp import ClientSession, web
-from browser import Browser, browser
-from pools_port import PoolsPort, serving_pools
+
+from tests.support.fleet.browser import Browser, browser
+from tests.support.picker.admin_scene import Scene, busy_scene, summary
+from tests.support.picker.pools_port import PoolsPort, serving_pools
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import msgspec
 import pytest
-from admin_scene import CONFIG, QUEUES, Scene, explained, serving, summary
-from pools_port import Answer, asked
 
 from picker.admin.routes import page_files
 from picker.admin.views import ConfigView, EndpointsView, HealthView
 from picker.decisions.views import RecordView
 from picker.flowcontrol.views import QueuesView
+from tests.support.picker.admin_scene import CONFIG, QUEUES, Scene, explained, serving, summary
+from tests.support.picker.pools_port import Answer, asked
 
 DATA = ("/", "/page/page.js", "/endpoints", "/queues", "/decisions", "/decisions/last", "/config")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 
 import pytest
-from admin_scene import Scene, summary
-from pools_port import PoolsPort, asked, serving_pools
 
 from picker.admin.guarding import SECURITY_HEADERS
 from picker.admin.routes import page_files
+from tests.support.picker.admin_scene import Scene, summary
+from tests.support.picker.pools_port import PoolsPort, asked, serving_pools
 
 KEYS = ("llama", "research/mixtral", "sales/mixtral")
 PAGES = (

@@ -12,10 +12,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from admin_scene import decision
-from in_process_kube_api import InProcessKubeApi
-from kube_api.clock import LoopClock
-from kube_api.server import KubeApi
 from msgspec.structs import replace
 
 from picker.app.autoscaling import Autoscaling, PoolSight, access_for, read_groups
@@ -26,6 +22,10 @@ from picker.k8s.scale import DeploymentScale, ScaleError
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.telemetry.load_window import LoadWindow
 from picker.types import Candidate, Endpoint, EndpointMetrics, ServedTotals, Usage
+from tests.fakes.kube_api.clock import LoopClock
+from tests.fakes.kube_api.server import KubeApi
+from tests.support.kube.in_process_kube_api import InProcessKubeApi
+from tests.support.picker.admin_scene import decision
 
 pytestmark = pytest.mark.looptime
 FILE = """slo: {ttftSeconds: 2, itlSeconds: 0.045}

@@ -11,17 +11,22 @@ from typing import Any
 import aiohttp
 import grpc
 import pytest
-from ext_proc_stream import GatewayStream, completion, destination_of
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from metrics_pages import Pod, page, pods
-from waiting import until
-from whole_picker import WholePicker, started_picker, whole_picker, write_endpoints
 
 from picker.app.picker import Options, StartError, compose
 from picker.cli.options import MetricsTls, TlsFlags
 from picker.errors import ConfigError
 from picker.rpc.options import TlsMaterial
 from picker.rpc.self_signed import self_signed
+from tests.support.picker.ext_proc_stream import GatewayStream, completion, destination_of
+from tests.support.picker.metrics_pages import Pod, page, pods
+from tests.support.picker.whole_picker import (
+    WholePicker,
+    started_picker,
+    whole_picker,
+    write_endpoints,
+)
+from tests.support.waiting import until
 
 LOOPBACK = {"bind_address": "127.0.0.1", "grpc_port": 0, "grpc_health_port": 0, "metrics_port": 0}
 

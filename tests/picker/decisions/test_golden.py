@@ -18,16 +18,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from configured_requests import PROMPT, Moment, Routing, routing
-from recorded_traffic import Traffic, replayed
 from rich.console import Console
-from span_notes import Noted, Notes
 
 from fleet.explain_text import Layout, explained
 from fleet.replay import replayed as report_of
 from picker.decisions.ring import DecisionRing
 from picker.errors import RefusedError
 from picker.types import Endpoint, EndpointMetrics, FinishCause, RawRequest
+from tests.support.picker.configured_requests import PROMPT, Moment, Routing, routing
+from tests.support.picker.recorded_traffic import Traffic, replayed
+from tests.support.picker.span_notes import Noted, Notes
 
 TESTS = Path(__file__).parents[2]
 GOLDEN = TESTS / "golden" / "decisions"

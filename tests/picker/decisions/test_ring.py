@@ -7,7 +7,6 @@ import weakref
 from dataclasses import dataclass
 
 import pytest
-from configured_requests import PROMPT, Moment, Routing, routing
 
 from picker.decisions.decision import MAX_NAME, Decision
 from picker.decisions.ring import DecisionRing
@@ -21,6 +20,7 @@ from picker.types import (
     ParsedBody,
     RawRequest,
 )
+from tests.support.picker.configured_requests import PROMPT, Moment, Routing, routing
 
 UNIX = 1_800_000_000.0
 CONFIG = """

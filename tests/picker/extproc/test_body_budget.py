@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 from h2 import events
-from http2_peer import PATH, Peer, connected
-from stream_ways import HEADERS, REFUSAL, feed
 
 from picker.errors import DropReason
 from picker.extproc.machine import messages as m
@@ -19,6 +17,8 @@ from picker.rpc.call import Call
 from picker.rpc.calls import Abort, Metadata, Status
 from picker.rpc.framing import prefix
 from picker.types import FinishCause
+from tests.support.picker.http2_peer import PATH, Peer, connected
+from tests.support.picker.stream_ways import HEADERS, REFUSAL, feed
 
 BODY = m.RequestBody(b"{}", end_of_stream=True)
 LARGE = bytes(100_000)

@@ -17,7 +17,6 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as pb_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from waiting import until
 
 from picker.app.pool_choice import PoolChoice
 from picker.extproc.pump import StreamMetrics
@@ -27,6 +26,7 @@ from picker.metrics.picker_metrics import PickerMetrics
 from picker.rpc.health import HealthService
 from picker.rpc.options import ServerOptions
 from picker.types import RawRequest, RouteDecision
+from tests.support.waiting import until
 
 MakeDirector = Callable[..., Any]
 PATIENCE_SECONDS = 60.0

@@ -13,10 +13,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from envoy_front import ENVOY, Asking, Front, envoy_front
-from first_candidate import first_candidate
-from http_exchange import Answer, Ask, exchange
-from odd_endpoint import EVENTS, OddEndpoint, odd_endpoint
 
 from picker.extproc.machine.request_phase import Limits
 from picker.extproc.server import build_server
@@ -27,6 +23,10 @@ from picker.requestcontrol.pipeline import RequestContext
 from picker.rpc.options import ServerOptions, TlsOptions
 from picker.rpc.self_signed import self_signed
 from picker.types import Endpoint
+from tests.support.fleet.envoy_front import ENVOY, Asking, Front, envoy_front
+from tests.support.picker.first_candidate import first_candidate
+from tests.support.picker.http_exchange import Answer, Ask, exchange
+from tests.support.picker.odd_endpoint import EVENTS, OddEndpoint, odd_endpoint
 
 pytestmark = [
     pytest.mark.envoy,

@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from envoy_front import ENVOY, Asking, Front, envoy_front
-from http_exchange import Ask, exchange
 from msgspec.structs import replace
-from odd_endpoint import EVENTS, OddEndpoint, odd_endpoint
-from random_taps import HoldingTap
 
 from picker.errors import DropReason
 from picker.extproc.machine.request_phase import Limits
 from picker.extproc.server import build_server
 from picker.rpc.options import ServerOptions
 from picker.types import FinishCause, Metadata, RawRequest, RouteDecision
+from tests.support.fleet.envoy_front import ENVOY, Asking, Front, envoy_front
+from tests.support.picker.http_exchange import Ask, exchange
+from tests.support.picker.odd_endpoint import EVENTS, OddEndpoint, odd_endpoint
+from tests.support.picker.random_taps import HoldingTap
 
 pytestmark = [
     pytest.mark.envoy,

@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from envoy_front import ENVOY, Asking, Front, envoy_front
-from http_exchange import Ask, exchange
-from odd_endpoint import odd_endpoint
 
 from picker.extproc.server import build_server
 from picker.rpc.budget import ByteBudget
@@ -22,6 +19,9 @@ from picker.rpc.connection import WASTE_BURST, GrpcConnection
 from picker.rpc.options import ServerOptions
 from picker.rpc.server import GrpcServer
 from picker.types import FinishCause, RawRequest, RouteDecision
+from tests.support.fleet.envoy_front import ENVOY, Asking, Front, envoy_front
+from tests.support.picker.http_exchange import Ask, exchange
+from tests.support.picker.odd_endpoint import odd_endpoint
 
 pytestmark = [
     pytest.mark.envoy,

@@ -14,9 +14,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from envoy_front import ENVOY, Asking, Front, envoy_front
-from first_candidate import first_candidate
-from http_exchange import Ask, exchange
 
 from picker.decisions.decision import Watchers
 from picker.extproc.server import build_server
@@ -28,6 +25,9 @@ from picker.requestcontrol.pipeline import RequestContext
 from picker.rpc.options import ServerOptions
 from picker.telemetry.request_metrics import RequestMetrics
 from picker.types import Endpoint
+from tests.support.fleet.envoy_front import ENVOY, Asking, Front, envoy_front
+from tests.support.picker.first_candidate import first_candidate
+from tests.support.picker.http_exchange import Ask, exchange
 
 pytestmark = [
     pytest.mark.envoy,

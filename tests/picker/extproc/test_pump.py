@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
-from pump_wire import BODY, HEADERS, LARGE, RESPONSE_END, RESPONSE_HEADERS, TRAILERS, Wire, stream
 
 from picker.errors import DROP_REASON_HEADER, RETRY_AFTER_HEADER, DropReason, no_endpoints
 from picker.extproc.machine.request_phase import Limits
@@ -17,6 +16,16 @@ from picker.extproc.pump import OVERRIDE_TIMEOUT_SECONDS, StreamMetrics, code_na
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.rpc.calls import Abort, RpcError, Status
 from picker.types import FinishCause, RawRequest, RouteDecision
+from tests.support.picker.pump_wire import (
+    BODY,
+    HEADERS,
+    LARGE,
+    RESPONSE_END,
+    RESPONSE_HEADERS,
+    TRAILERS,
+    Wire,
+    stream,
+)
 
 BUFFERED, DUPLEX = 2, 4
 UNKNOWN_KIND = b"\x9a\x06\x02hi"

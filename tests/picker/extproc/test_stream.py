@@ -7,7 +7,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from stream_ways import BUFFERED_HEADERS, DECISION, HEADERS, REFUSAL, WAY_TO, feed
 
 from picker.errors import DropReason, eviction_headers
 from picker.extproc.machine import messages as m
@@ -15,6 +14,14 @@ from picker.extproc.machine.messages import BodyMode, Ending, Finish
 from picker.extproc.machine.request_phase import Limits
 from picker.extproc.machine.stream import RemoteProtocolError, State, StreamMachine
 from picker.types import FinishCause, RawRequest, RouteDecision
+from tests.support.picker.stream_ways import (
+    BUFFERED_HEADERS,
+    DECISION,
+    HEADERS,
+    REFUSAL,
+    WAY_TO,
+    feed,
+)
 
 MARK = m.SendResponseHeaders((("x-went-into-resp-headers", "true"),))
 BEGUN, KEPT = m.RequestHeaders(HEADERS), BUFFERED_HEADERS

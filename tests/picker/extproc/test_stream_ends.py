@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from random_taps import HoldingTap
-from stream_ways import BUFFERED_HEADERS, DECISION, HEADERS, SKIPPING, WAY_TO, WAY_TO_BUFFERED, feed
 
 from picker.errors import DropReason
 from picker.extproc.machine import messages as m
@@ -14,6 +12,16 @@ from picker.extproc.machine.request_phase import Limits
 from picker.extproc.machine.response_phase import RESPONSE_MARK
 from picker.extproc.machine.stream import SAID_EVERYTHING, RemoteProtocolError, State, StreamMachine
 from picker.types import FinishCause
+from tests.support.picker.random_taps import HoldingTap
+from tests.support.picker.stream_ways import (
+    BUFFERED_HEADERS,
+    DECISION,
+    HEADERS,
+    SKIPPING,
+    WAY_TO,
+    WAY_TO_BUFFERED,
+    feed,
+)
 
 BODY = m.RequestBody(b"{}", end_of_stream=True)
 UNSEEN = m.RequestHeaders(HEADERS, response_body=BodyMode.ABSENT)

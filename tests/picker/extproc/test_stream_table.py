@@ -5,16 +5,6 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from stream_ways import (
-    BUFFERED_HEADERS,
-    DECISION,
-    HEADERS,
-    REFUSAL,
-    WAY_TO,
-    WAY_TO_BUFFERED,
-    WAY_WITHOUT_REQUEST,
-    feed,
-)
 
 from picker.errors import DropReason
 from picker.extproc.machine import messages as m
@@ -24,6 +14,16 @@ from picker.extproc.machine.stream import (
     RemoteProtocolError,
     State,
     StreamMachine,
+)
+from tests.support.picker.stream_ways import (
+    BUFFERED_HEADERS,
+    DECISION,
+    HEADERS,
+    REFUSAL,
+    WAY_TO,
+    WAY_TO_BUFFERED,
+    WAY_WITHOUT_REQUEST,
+    feed,
 )
 
 EVENTS = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from random_taps import HoldingTap, taps
 
 from picker.errors import Code, DropReason, RefusedError
 from picker.extproc.machine import messages as m
@@ -14,6 +13,7 @@ from picker.extproc.machine.stream import ProtocolError, State, StreamMachine
 from picker.rpc.budget import ByteBudget
 from picker.types import RouteDecision
 from tests.depth import examples
+from tests.support.picker.random_taps import HoldingTap, taps
 
 MAX_BODY_BYTES = 200_000
 REFUSAL = RefusedError(Code.RESOURCE_EXHAUSTED, "full")

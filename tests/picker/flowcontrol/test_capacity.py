@@ -6,7 +6,6 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from flow_scene import Scene, Sharing, Slots, band, flow_settings, inference_request, settle
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +13,15 @@ from picker.flowcontrol.capacity import MOST_DISPLACED
 from picker.flowcontrol.queue import FlowQueue
 from picker.framework.flow import QueuedRequest
 from tests.depth import examples
+from tests.support.picker.flow_scene import (
+    Scene,
+    Sharing,
+    Slots,
+    band,
+    flow_settings,
+    inference_request,
+    settle,
+)
 
 CAP = 12
 

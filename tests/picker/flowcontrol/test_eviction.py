@@ -5,10 +5,19 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from flow_scene import Ceilings, Client, Pool, Scene, Slots, band, settle, with_settings
 
 from picker.errors import DropReason
 from picker.framework.flow import QueuedRequest, Rank
+from tests.support.picker.flow_scene import (
+    Ceilings,
+    Client,
+    Pool,
+    Scene,
+    Slots,
+    band,
+    settle,
+    with_settings,
+)
 
 pytestmark = pytest.mark.looptime
 

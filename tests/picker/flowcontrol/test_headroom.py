@@ -6,7 +6,6 @@ import asyncio
 from itertools import count
 
 import pytest
-from flow_scene import Ceilings, Client, Pool, Scene, Slots, band, settle, with_settings
 
 from picker.flowcontrol.shell.controller import FlowController
 from picker.metrics.picker_metrics import PickerMetrics
@@ -15,6 +14,16 @@ from picker.plugins.fairness_policies.deficit_round_robin_fairness_policy import
     DeficitRoundRobinFairnessPolicyParameters,
 )
 from picker.types import Usage
+from tests.support.picker.flow_scene import (
+    Ceilings,
+    Client,
+    Pool,
+    Scene,
+    Slots,
+    band,
+    settle,
+    with_settings,
+)
 
 pytestmark = pytest.mark.looptime
 SLOTS, KEPT = 10, 3

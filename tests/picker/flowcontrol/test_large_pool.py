@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from flow_scene import Pool, Scene, Slots, inference_request
+
+from tests.support.picker.flow_scene import Pool, Scene, Slots, inference_request
 
 pytestmark = pytest.mark.looptime
 

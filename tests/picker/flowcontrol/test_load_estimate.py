@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from random import Random
 
 import pytest
-from flow_scene import Pool, Slots
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from picker.framework.attributes import Attributes
 from picker.framework.disaggregation import ROLE_LABEL
 from picker.types import Candidate
 from tests.depth import examples
+from tests.support.picker.flow_scene import Pool, Slots
 
 
 class Steps(Slots):

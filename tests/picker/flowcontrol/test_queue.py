@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from flow_scene import Fcfs, FirstOfAll, GlobalStrict, band, flow_settings, inference_request
-
 from picker.flowcontrol import queue as queues
 from picker.flowcontrol.queue import FlowQueue
 from picker.framework.flow import QueuedRequest, Rank
@@ -12,6 +10,14 @@ from picker.plugins.fairness_policies.deficit_round_robin_fairness_policy import
     DeficitRoundRobinFairnessPolicyParameters,
 )
 from picker.types import Usage
+from tests.support.picker.flow_scene import (
+    Fcfs,
+    FirstOfAll,
+    GlobalStrict,
+    band,
+    flow_settings,
+    inference_request,
+)
 
 
 def item(sequence: int, flow: str = "t", priority: int = 0, size_bytes: int = 10) -> QueuedRequest:

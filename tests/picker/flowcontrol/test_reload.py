@@ -6,9 +6,9 @@ import asyncio
 from itertools import pairwise
 
 import pytest
-from flow_scene import Scene, Slots, band, settle, with_settings
 
 from picker.flowcontrol.core import MOST_PER_LOOK
+from tests.support.picker.flow_scene import Scene, Slots, band, settle, with_settings
 
 LABELS = {
     "fairness_id": "t",

@@ -5,12 +5,19 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from flow_scene import Pool, Scene, Slots, band, inference_request, with_settings
 
 from picker.framework.disaggregation import ROLE_LABEL
 from picker.metrics.label_caps import OVERFLOW
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.types import Candidate
+from tests.support.picker.flow_scene import (
+    Pool,
+    Scene,
+    Slots,
+    band,
+    inference_request,
+    with_settings,
+)
 
 POOL = "inference_pool"
 WAITING = ("fairness_id", "priority", POOL, "model_name", "target_model_name")

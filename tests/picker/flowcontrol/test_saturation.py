@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from flow_scene import Slots, endpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from picker.framework.attributes import EndpointLoad
 from picker.framework.disaggregation import ROLE_LABEL
 from picker.types import Candidate, EndpointMetrics
 from tests.depth import examples
+from tests.support.picker.flow_scene import Slots, endpoint
 
 
 def pool(*roles: tuple[str | None, int]) -> list[Candidate]:

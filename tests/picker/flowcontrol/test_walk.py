@@ -13,7 +13,6 @@ from typing import Any
 
 import looptime
 import pytest
-from flow_scene import Ceilings, Client, Pool, Scene, Sharing, Slots, band, flow_settings, settle
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +21,17 @@ from picker.flowcontrol.queue import FLOW_MEMORY_SECONDS
 from picker.flowcontrol.settings import BandSettings, FlowControlSettings
 from picker.framework.flow import QueuedRequest, Rank, SharesCapacity
 from tests.depth import examples
+from tests.support.picker.flow_scene import (
+    Ceilings,
+    Client,
+    Pool,
+    Scene,
+    Sharing,
+    Slots,
+    band,
+    flow_settings,
+    settle,
+)
 
 MOST = 64
 CAPS = (

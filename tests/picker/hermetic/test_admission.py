@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from ext_proc_stream import completion, refused
-from metrics_pages import page, pods
-from whole_picker import whole_picker
+
+from tests.support.picker.ext_proc_stream import completion, refused
+from tests.support.picker.metrics_pages import page, pods
+from tests.support.picker.whole_picker import whole_picker
 
 SHED = refused(
     429, "ResourceExhausted - system saturated, sheddable request dropped", retry_after=1

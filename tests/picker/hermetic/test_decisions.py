@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ext_proc_stream import REQUEST_ID, completion, response_head
-from metrics_pages import page, pods
-from waiting import until
-from whole_picker import WholePicker, whole_picker
 
 from picker.cli.options import ExplainFlags
+from tests.support.picker.ext_proc_stream import REQUEST_ID, completion, response_head
+from tests.support.picker.metrics_pages import page, pods
+from tests.support.picker.whole_picker import WholePicker, whole_picker
+from tests.support.waiting import until
 
 USAGE = {"prompt_tokens": 7, "total_tokens": 17, "completion_tokens": 10}
 ANSWER = json.dumps({"id": "cmpl-1", "model": "my-model", "usage": USAGE}).encode()

@@ -9,10 +9,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from ext_proc_stream import GatewayStream, completion
-from metrics_pages import page, pods
-from waiting import until
-from whole_picker import HEAD, WholePicker, whole_picker
+
+from tests.support.picker.ext_proc_stream import GatewayStream, completion
+from tests.support.picker.metrics_pages import page, pods
+from tests.support.picker.whole_picker import HEAD, WholePicker, whole_picker
+from tests.support.waiting import until
 
 # Everything that holds something for a request while it is under way.
 HOLDING = (

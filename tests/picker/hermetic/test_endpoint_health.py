@@ -6,9 +6,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from ext_proc_stream import completion, destination_of
-from metrics_pages import Pod, page, pods
-from whole_picker import FOUR_SCORERS, WholePicker, whole_picker
+
+from tests.support.picker.ext_proc_stream import completion, destination_of
+from tests.support.picker.metrics_pages import Pod, page, pods
+from tests.support.picker.whole_picker import FOUR_SCORERS, WholePicker, whole_picker
 
 EJECTIONS = "pointsman_endpoint_ejections_total"
 PROBES = "pointsman_endpoint_probes_total"

@@ -10,10 +10,19 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from ext_proc_stream import DESTINATION, completion, destination_of
-from metrics_pages import SGLANG, START_SECONDS, Pod, load_page, page, pods, serving
-from waiting import until
-from whole_picker import HEAD, WholePicker, whole_picker, write_endpoints
+
+from tests.support.picker.ext_proc_stream import DESTINATION, completion, destination_of
+from tests.support.picker.metrics_pages import (
+    SGLANG,
+    START_SECONDS,
+    Pod,
+    load_page,
+    page,
+    pods,
+    serving,
+)
+from tests.support.picker.whole_picker import HEAD, WholePicker, whole_picker, write_endpoints
+from tests.support.waiting import until
 
 QUEUES = HEAD + "plugins: [{type: queue-scorer}, {type: max-score-picker}]"
 

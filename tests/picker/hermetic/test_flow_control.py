@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from metrics_pages import page, pods, serving
-from waiting_requests import config, waiting_scene
+
+from tests.support.picker.metrics_pages import page, pods, serving
+from tests.support.picker.waiting_requests import config, waiting_scene
 
 PRIORITIES = {"critical": 10, "standard": 0, "sheddable": -5}
 

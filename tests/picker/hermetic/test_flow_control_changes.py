@@ -5,8 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from waiting import until
-from waiting_requests import FAIRNESS, OBJECTIVE, config, headers_of, status_of, waiting_scene
+
+from tests.support.picker.waiting_requests import (
+    FAIRNESS,
+    OBJECTIVE,
+    config,
+    headers_of,
+    status_of,
+    waiting_scene,
+)
+from tests.support.waiting import until
 
 PRIORITIES = {"critical": 10, "sheddable": -5}
 REASON = "x-llm-d-request-dropped-reason"

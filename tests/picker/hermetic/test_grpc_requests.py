@@ -11,9 +11,15 @@ from pathlib import Path
 from struct import pack
 
 import pytest
-from ext_proc_stream import RESPONSE_TRAILERS, directed, response_head, response_pieces
-from metrics_pages import page, pods
-from whole_picker import FOUR_SCORERS, WholePicker, whole_picker
+
+from tests.support.picker.ext_proc_stream import (
+    RESPONSE_TRAILERS,
+    directed,
+    response_head,
+    response_pieces,
+)
+from tests.support.picker.metrics_pages import page, pods
+from tests.support.picker.whole_picker import FOUR_SCORERS, WholePicker, whole_picker
 
 GENERATE = "/vllm.grpc.engine.VllmEngine/Generate"
 EMBED = "/vllm.grpc.engine.VllmEngine/Embed"

@@ -10,9 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ext_proc_stream import body_of, completion, destination_of
-from metrics_pages import page, pods
-from whole_picker import whole_picker
+
+from tests.support.picker.ext_proc_stream import body_of, completion, destination_of
+from tests.support.picker.metrics_pages import page, pods
+from tests.support.picker.whole_picker import whole_picker
 
 GOLDEN = Path(__file__).parents[2] / "golden/config"
 PUBLISHED = (

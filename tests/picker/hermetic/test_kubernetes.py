@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kube_api.kubelet import Kubelet
-from kube_api.server import KubeApi, running_kube_api
-from kubernetes_objects import CRDS, pool
-from steady_requests import Traffic
-from waiting import until
-from whole_picker import FOUR_SCORERS, WholePicker, whole_picker
-
 from picker.cli.options import KubernetesFlags
+from tests.fakes.kube_api.kubelet import Kubelet
+from tests.fakes.kube_api.server import KubeApi, running_kube_api
+from tests.support.kube.kubernetes_objects import CRDS, pool
+from tests.support.picker.steady_requests import Traffic
+from tests.support.picker.whole_picker import FOUR_SCORERS, WholePicker, whole_picker
+from tests.support.waiting import until
 
 APP = {"app": "vllm"}
 POOL = "inferencepools"

@@ -7,10 +7,10 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from ext_proc_stream import Message, completion, destination_of
-from metrics_pages import page, pods
-from waiting import until
-from whole_picker import objective, rewrite, rule, whole_picker
+from tests.support.picker.ext_proc_stream import Message, completion, destination_of
+from tests.support.picker.metrics_pages import page, pods
+from tests.support.picker.whole_picker import objective, rewrite, rule, whole_picker
+from tests.support.waiting import until
 
 OBJECTIVE = "x-llm-d-inference-objective"
 

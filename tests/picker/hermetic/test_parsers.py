@@ -9,13 +9,13 @@ from typing import Any
 import grpc
 import pytest
 from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
-from ext_proc_stream import GatewayStream, directed
-from metrics_pages import page, pods
-from waiting import until
-from whole_picker import HEAD, whole_picker
 
 from fleet.cli import main
 from picker.cli.options import RecordFlags
+from tests.support.picker.ext_proc_stream import GatewayStream, directed
+from tests.support.picker.metrics_pages import page, pods
+from tests.support.picker.whole_picker import HEAD, whole_picker
+from tests.support.waiting import until
 
 EVERY_PARSER = (
     HEAD

@@ -7,19 +7,19 @@ from random import Random
 from typing import Any
 
 import pytest
-from kube_api.kubelet import Kubelet
-from kube_api.server import running_kube_api
-from kubernetes_objects import CRDS, pool
-from replica_mesh import node
-from replicas_scene import LOOPBACK
-from waiting import until
-from whole_picker import FOUR_SCORERS, whole_picker
 
 from picker.cli.options import KubernetesFlags, PeerFlags
 from picker.errors import ConfigError
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.peers.discovery import PeerName
 from picker.peers.server import PeerServer, PoolReports, peer_port
+from tests.fakes.kube_api.kubelet import Kubelet
+from tests.fakes.kube_api.server import running_kube_api
+from tests.support.kube.kubernetes_objects import CRDS, pool
+from tests.support.picker.replica_mesh import node
+from tests.support.picker.replicas_scene import LOOPBACK
+from tests.support.picker.whole_picker import FOUR_SCORERS, whole_picker
+from tests.support.waiting import until
 
 
 def peers_slice(*addresses: str) -> dict[str, Any]:

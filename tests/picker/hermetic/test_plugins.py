@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from ext_proc_stream import (
+
+from tests.support.picker.ext_proc_stream import (
     DESTINATION,
     GatewayStream,
     completion,
@@ -16,8 +17,8 @@ from ext_proc_stream import (
     response_head,
     response_pieces,
 )
-from metrics_pages import Pod, page, pods
-from whole_picker import HEAD, whole_picker
+from tests.support.picker.metrics_pages import Pod, page, pods
+from tests.support.picker.whole_picker import HEAD, whole_picker
 
 USAGE = {"prompt_tokens": 7, "total_tokens": 17, "completion_tokens": 10}
 ANSWER = json.dumps({"usage": USAGE}).encode()

@@ -9,15 +9,15 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from ext_proc_stream import GatewayStream, completion
-from metrics_pages import START_SECONDS, Pod, page, pods
-from waiting import until
-from whole_picker import HEAD, WholePicker, whole_picker
 
 from fleet.cli import main
 from picker.cli.options import RecordFlags
 from picker.recording.reading import read_recording
 from picker.recording.replay import Redecided, Replay
+from tests.support.picker.ext_proc_stream import GatewayStream, completion
+from tests.support.picker.metrics_pages import START_SECONDS, Pod, page, pods
+from tests.support.picker.whole_picker import HEAD, WholePicker, whole_picker
+from tests.support.waiting import until
 
 SECRET = "canary-of-a-client"
 CONFIG = f"""{HEAD}

@@ -12,9 +12,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ext_proc_stream import completion, directed, refused, response_head, response_pieces
-from metrics_pages import page, pods
-from whole_picker import WholePicker, whole_picker
+from tests.support.picker.ext_proc_stream import (
+    completion,
+    directed,
+    refused,
+    response_head,
+    response_pieces,
+)
+from tests.support.picker.metrics_pages import page, pods
+from tests.support.picker.whole_picker import WholePicker, whole_picker
 
 DROPPED = "failed to find endpoint candidates for serving the request"
 

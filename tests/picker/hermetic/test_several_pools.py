@@ -11,17 +11,17 @@ from pathlib import Path
 
 import grpc
 import pytest
-from ext_proc_stream import completion, destination_of
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from metrics_pages import Pod, page, pods
-from pools_scene import of_pool, pool_flags, pools_picker, several_pools
-from waiting import until
-from waiting_requests import Scene, config, status_of
-from whole_picker import HEAD, WholePicker, objective, rewrite, rule
 
 from picker.app.picker import QUIET_SECONDS, StartError
 from picker.cli.options import PoolFlags
 from picker.errors import ConfigError
+from tests.support.picker.ext_proc_stream import completion, destination_of
+from tests.support.picker.metrics_pages import Pod, page, pods
+from tests.support.picker.pools_scene import of_pool, pool_flags, pools_picker, several_pools
+from tests.support.picker.waiting_requests import Scene, config, status_of
+from tests.support.picker.whole_picker import HEAD, WholePicker, objective, rewrite, rule
+from tests.support.waiting import until
 
 READY = "ready\n"
 PREFIXES = "llm_d_epp_prefix_indexer_size"

@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ext_proc_stream import completion
-from kube_api.access import Rule
-from kube_api.kubelet import Kubelet
-from kube_api.server import KubeApi, running_kube_api
-from kubernetes_objects import CRDS, pool
-from metrics_pages import Pod
-from pools_scene import SeveralPools, file_of, pool_flags, pools_picker
-from steady_requests import Traffic
-from waiting import until
-from whole_picker import FOUR_SCORERS, WholePicker, write_endpoints
 
 from picker.cli.options import ElectionFlags, KubernetesFlags, PoolFlags
 from picker.k8s.elector import LeaseName, Timings
+from tests.fakes.kube_api.access import Rule
+from tests.fakes.kube_api.kubelet import Kubelet
+from tests.fakes.kube_api.server import KubeApi, running_kube_api
+from tests.support.kube.kubernetes_objects import CRDS, pool
+from tests.support.picker.ext_proc_stream import completion
+from tests.support.picker.metrics_pages import Pod
+from tests.support.picker.pools_scene import SeveralPools, file_of, pool_flags, pools_picker
+from tests.support.picker.steady_requests import Traffic
+from tests.support.picker.whole_picker import FOUR_SCORERS, WholePicker, write_endpoints
+from tests.support.waiting import until
 
 POOLS = "inferencepools"
 KEYS = ("llama", "x/qwen", "y/qwen")

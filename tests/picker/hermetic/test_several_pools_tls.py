@@ -8,13 +8,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from pools_scene import SeveralPools, file_of, pool_flags, pools_picker
-from waiting import until
-from whole_picker import FOUR_SCORERS, write_endpoints
-
 from picker.cli.options import TlsFlags
 from picker.rpc.options import TlsMaterial
 from picker.rpc.self_signed import self_signed
+from tests.support.picker.pools_scene import SeveralPools, file_of, pool_flags, pools_picker
+from tests.support.picker.whole_picker import FOUR_SCORERS, write_endpoints
+from tests.support.waiting import until
 
 
 @asynccontextmanager

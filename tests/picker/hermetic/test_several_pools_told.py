@@ -9,17 +9,17 @@ from typing import Any
 
 import grpc
 from envoy.service.discovery.v3 import discovery_pb2
-from ext_proc_stream import completion
-from local_ports import free_ports
-from metrics_pages import Pod, page, pods, serving
-from pools_scene import SeveralPools, file_of, pool_flags, pools_picker
-from replicas_scene import CONFIG, LOOPBACK, peer_flags, until_connected
-from waiting import until
-from whole_picker import WholePicker, write_endpoints
-from xds_call import assignments
 
 from picker.cli.options import PoolFlags, XdsFlags
 from picker.xds import wire
+from tests.support.local_ports import free_ports
+from tests.support.picker.ext_proc_stream import completion
+from tests.support.picker.metrics_pages import Pod, page, pods, serving
+from tests.support.picker.pools_scene import SeveralPools, file_of, pool_flags, pools_picker
+from tests.support.picker.replicas_scene import CONFIG, LOOPBACK, peer_flags, until_connected
+from tests.support.picker.whole_picker import WholePicker, write_endpoints
+from tests.support.picker.xds_call import assignments
+from tests.support.waiting import until
 
 PROMPT = "the same beginning " * 100
 DeltaRequest = discovery_pb2.DeltaDiscoveryRequest

@@ -6,16 +6,16 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from ext_proc_stream import completion
-from metrics_pages import page, pods
-from pools_scene import several_pools
-from waiting import until
 
 from fleet.cli import main
 from picker.cli.options import RecordFlags
 from picker.recording.lines import Header
 from picker.recording.reading import read_recording
 from picker.recording.replay import Replay
+from tests.support.picker.ext_proc_stream import completion
+from tests.support.picker.metrics_pages import page, pods
+from tests.support.picker.pools_scene import several_pools
+from tests.support.waiting import until
 
 REQUESTS = {"llama": 40, "x/qwen": 25, "y/qwen": 15}
 

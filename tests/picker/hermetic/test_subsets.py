@@ -8,10 +8,11 @@ from random import Random
 from typing import Any
 
 import pytest
-from ext_proc_stream import completion, destination_of, directed, refused
-from metrics_pages import Pod, page, pods
-from waiting import until
-from whole_picker import FOUR_SCORERS, whole_picker
+
+from tests.support.picker.ext_proc_stream import completion, destination_of, directed, refused
+from tests.support.picker.metrics_pages import Pod, page, pods
+from tests.support.picker.whole_picker import FOUR_SCORERS, whole_picker
+from tests.support.waiting import until
 
 PREFIX = "  - {pluginRef: prefix-cache-scorer}\n"
 

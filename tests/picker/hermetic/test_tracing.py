@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ext_proc_stream import completion
-from metrics_pages import page, pods
-from whole_picker import whole_picker
+
+from tests.support.picker.ext_proc_stream import completion
+from tests.support.picker.metrics_pages import page, pods
+from tests.support.picker.whole_picker import whole_picker
 
 pytest.importorskip("picker.telemetry.otel")
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -16,11 +16,11 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.settings import SettingCodes
-from waiting import until
-from waiting_requests import Scene, config, waiting_scene
 
 from picker.requestcontrol.bodies import REQUEST_BYTES
 from picker.rpc.framing import prefix
+from tests.support.picker.waiting_requests import Scene, config, waiting_scene
+from tests.support.waiting import until
 
 WINDOW = 2**31 - 1
 FRAME_BYTES = 16_384

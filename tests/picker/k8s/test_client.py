@@ -16,16 +16,6 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
-from certificates import certificates
-from kube_api import statuses
-from kube_api.access import Rule
-from kube_api.faults import Fault
-from kube_api.kubelet import pod
-from kube_api.server import KubeApi, running_kube_api
-from kube_api.target import Target
-from local_ports import free_port
-from reflector_scene import CONFIGS, SELECTION, config, decode
-from wired_client import answering, client_of
 
 from picker.k8s.api import (
     LEASES,
@@ -40,6 +30,16 @@ from picker.k8s.api import (
 from picker.k8s.client import ClientLimits, KubernetesClient
 from picker.k8s.credentials import Access
 from picker.k8s.reflector import Reflector, Subject
+from tests.fakes.kube_api import statuses
+from tests.fakes.kube_api.access import Rule
+from tests.fakes.kube_api.faults import Fault
+from tests.fakes.kube_api.kubelet import pod
+from tests.fakes.kube_api.server import KubeApi, running_kube_api
+from tests.fakes.kube_api.target import Target
+from tests.support.certificates import certificates
+from tests.support.kube.reflector_scene import CONFIGS, SELECTION, config, decode
+from tests.support.kube.wired_client import answering, client_of
+from tests.support.local_ports import free_port
 
 POOL_CRD = Path(__file__).parents[3] / "crds"
 ALL = Selection("default")

@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 import yaml
-from certificates import Authority
-from kube_api.access import Rule
-from kube_api.server import KubeApi
-from wired_client import Accesses
 
 from picker.errors import ConfigError
 from picker.k8s.api import PODS, ApiError, Selection, UnreachableError
 from picker.k8s.client import KubernetesClient
 from picker.k8s.credentials import Access, Credentials, Places, find_credentials
+from tests.fakes.kube_api.access import Rule
+from tests.fakes.kube_api.server import KubeApi
+from tests.support.certificates import Authority
+from tests.support.kube.wired_client import Accesses
 
 
 class Clock:

@@ -11,10 +11,16 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
-from crd_rules import CrdRules
 from hypothesis import given
 from hypothesis import strategies as st
-from kubernetes_objects import (
+from msgspec import inspect
+
+from picker.k8s.objects import InferencePoolSpec, read_policy, read_pool
+from picker.pool.object_parts import END
+from picker.pool.policies import ObjectiveSpec, RewriteSpec
+from tests.depth import examples
+from tests.support.kube.crd_rules import CrdRules
+from tests.support.kube.kubernetes_objects import (
     CRDS,
     IMPORT_RULES,
     LEFT_OUT,
@@ -26,13 +32,7 @@ from kubernetes_objects import (
     pool,
     rewrite,
 )
-from msgspec import inspect
-from nearly_valid_objects import OBJECTIVES, POOLS, REWRITES, nearly
-
-from picker.k8s.objects import InferencePoolSpec, read_policy, read_pool
-from picker.pool.object_parts import END
-from picker.pool.policies import ObjectiveSpec, RewriteSpec
-from tests.depth import examples
+from tests.support.kube.nearly_valid_objects import OBJECTIVES, POOLS, REWRITES, nearly
 
 # What a schema calls the limits of each kind of types.
 LIMITS: dict[type[inspect.Type], dict[str, str]] = {

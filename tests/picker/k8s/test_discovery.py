@@ -7,9 +7,9 @@ import logging
 from typing import Any
 
 import pytest
-from followed_pool import APP, POOL, following, pool_object, ready
 
 from picker.k8s.discovery import selected_pods
+from tests.support.kube.followed_pool import APP, POOL, following, pool_object, ready
 
 MINUTE = 60.0
 

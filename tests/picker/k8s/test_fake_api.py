@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kube_api.access import Rule
-from kube_api.cluster import Cluster, address_in, open_cluster
-from kube_api.resources import BUILT_IN
-from kube_api.selectors import parse_selector
-from kube_api.statuses import ApiError
-from kube_api.store import Store, key_of
-from kube_api.watch import Feed, WatchRequest
 
 from tests.depth import examples
+from tests.fakes.kube_api.access import Rule
+from tests.fakes.kube_api.cluster import Cluster, address_in, open_cluster
+from tests.fakes.kube_api.resources import BUILT_IN
+from tests.fakes.kube_api.selectors import parse_selector
+from tests.fakes.kube_api.statuses import ApiError
+from tests.fakes.kube_api.store import Store, key_of
+from tests.fakes.kube_api.watch import Feed, WatchRequest
 
 CRDS = sorted((Path(__file__).parents[3] / "crds").glob("*.yaml"))
 CONFIGS = next(resource for resource in BUILT_IN if resource.plural == "configmaps")

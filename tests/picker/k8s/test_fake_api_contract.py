@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from kube_api.cluster import Answer, Cluster, open_cluster
-from kube_api.server import running_kube_api
+
+from tests.fakes.kube_api.cluster import Answer, Cluster, open_cluster
+from tests.fakes.kube_api.server import running_kube_api
 
 ROOT = Path(__file__).parents[3]
 CRDS = sorted((ROOT / "crds").glob("*.yaml"))

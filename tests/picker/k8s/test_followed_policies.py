@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pytest
 import yaml
-from followed_pool import APP, POOL, following, new_server, ready
-from kube_api.statuses import ApiError
-from kubernetes_objects import CRDS
 
 from picker.k8s.api import ApiResource, KubernetesApi
 from picker.k8s.discovery import OBJECTIVE_KIND, KindFollower
 from picker.k8s.reflector import Reflector
+from tests.fakes.kube_api.statuses import ApiError
+from tests.support.kube.followed_pool import APP, POOL, following, new_server, ready
+from tests.support.kube.kubernetes_objects import CRDS
 
 LEGACY = "inference.networking.x-k8s.io/v1alpha2"
 MINUTE = 60.0

@@ -12,15 +12,15 @@ from random import Random
 from typing import Any
 
 import pytest
-from in_process_kube_api import InProcessKubeApi
-from kube_api import statuses
-from kube_api.clock import LoopClock
-from kube_api.faults import Fault
-from kube_api.server import KubeApi
 
 from picker.k8s.elector import LeaseName, Timings
 from picker.k8s.lease import Clocks, LeaseKeeper, record_of
 from picker.metrics.picker_metrics import PickerMetrics
+from tests.fakes.kube_api import statuses
+from tests.fakes.kube_api.clock import LoopClock
+from tests.fakes.kube_api.faults import Fault
+from tests.fakes.kube_api.server import KubeApi
+from tests.support.kube.in_process_kube_api import InProcessKubeApi
 
 LEASE = LeaseName("default", "epp-default-pool.llm-d.ai")
 TIMINGS = Timings()

@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from kubernetes_objects import legacy_pool, objective, pool, rewrite
 
 from picker.k8s.object_check import ObjectProblem
 from picker.k8s.object_map import MalformedObjectError
 from picker.k8s.objects import MAX_PROBLEMS, ObjectReader, Pool, PoolName, read_policy, read_pool
 from picker.pool.policies import InferenceModelRewrite, InferenceObjective, RewriteTarget, rules_of
+from tests.support.kube.kubernetes_objects import legacy_pool, objective, pool, rewrite
 
 
 def referred(found: Pool) -> tuple[Any, ...]:

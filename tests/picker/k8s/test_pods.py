@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pod_records import pod_document, record
 
 from picker.k8s.pods import ACTIVE_PORTS, LEGACY_ACTIVE_PORTS, Phase, PodError, read_pod
+from tests.support.kube.pod_records import pod_document, record
 
 FOLDER = Path(__file__).parents[3] / "tests/data/kubernetes"
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from pod_records import LABELS, record
 
 from picker.k8s.pods import ACTIVE_PORTS
 from picker.k8s.pool_view import GATHER_SECONDS, HOLD_SECONDS, PoolShape, PoolView
 from picker.types import Endpoint
+from tests.support.kube.pod_records import LABELS, record
 
 
 def selects(labels: Mapping[str, str]) -> bool:

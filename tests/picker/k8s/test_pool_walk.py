@@ -10,13 +10,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from pod_records import record
 
 from picker.k8s.pods import ACTIVE_PORTS, Phase, PodRecord
 from picker.k8s.pool_view import HOLD_SECONDS, PoolShape, PoolView, View
 from picker.pool.datastore import Datastore
 from picker.types import Endpoint
 from tests.depth import examples
+from tests.support.kube.pod_records import record
 
 NAMES = st.sampled_from("abcdef")
 IPS = st.sampled_from(["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5", None])

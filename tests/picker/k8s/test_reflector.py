@@ -6,7 +6,8 @@ import asyncio
 import logging
 
 import pytest
-from reflector_scene import following
+
+from tests.support.kube.reflector_scene import following
 
 pytestmark = pytest.mark.looptime
 

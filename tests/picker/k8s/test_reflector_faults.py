@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from random import Random
 
 import pytest
-from kube_api import statuses
-from kube_api.access import Rule
-from kube_api.faults import Fault
-from kube_api.resources import Resource
-from reflector_scene import Scene, following
 
 from picker.k8s.api import WatchEvent
+from tests.fakes.kube_api import statuses
+from tests.fakes.kube_api.access import Rule
+from tests.fakes.kube_api.faults import Fault
+from tests.fakes.kube_api.resources import Resource
+from tests.support.kube.reflector_scene import Scene, following
 
 pytestmark = pytest.mark.looptime
 

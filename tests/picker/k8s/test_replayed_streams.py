@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from followed_pool import FollowedPool, following, new_server
-from kube_api.replay import Recording, Step, replay
-from kube_api.resources import Object
-from kube_api.store import Type
 
 from picker.pool.datastore import EndpointChanges
+from tests.fakes.kube_api.replay import Recording, Step, replay
+from tests.fakes.kube_api.resources import Object
+from tests.fakes.kube_api.store import Type
+from tests.support.kube.followed_pool import FollowedPool, following, new_server
 
 FOLDER = Path(__file__).parents[3] / "tests/data/kubernetes"
 APP = {"app": "vllm"}

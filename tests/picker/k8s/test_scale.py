@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from kube_api import statuses
-from kube_api.access import Rule
-from kube_api.server import KubeApi, running_kube_api
-from wired_client import client_of
 
 from picker.k8s.client import KubernetesClient
 from picker.k8s.credentials import Access
 from picker.k8s.scale import DeploymentScale, ScaleError, replicas_of
+from tests.fakes.kube_api import statuses
+from tests.fakes.kube_api.access import Rule
+from tests.fakes.kube_api.server import KubeApi, running_kube_api
+from tests.support.kube.wired_client import client_of
 
 PATIENCE_SECONDS = 60
 SCALE = DeploymentScale("default", "workers")

@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from in_process_kube_api import InProcessKubeApi
-from kube_api.clock import LoopClock
-from kube_api.server import KubeApi
 
 from picker.k8s.api import ENDPOINT_SLICES
 from picker.k8s.service_addresses import SERVICE_LABEL, follow_service, of_service, slice_addresses
+from tests.fakes.kube_api.clock import LoopClock
+from tests.fakes.kube_api.server import KubeApi
+from tests.support.kube.in_process_kube_api import InProcessKubeApi
 
 pytestmark = pytest.mark.looptime
 SLICES = ENDPOINT_SLICES.path("default")

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 import pytest
 import zmq
 import zmq.asyncio
-from kv_scene import FakeEngine, Notebook, connected, stage
 
 from picker.framework.interfaces import KvEventFeed, KvEventSource
 from picker.kvevents.listener import KvEventListener
 from picker.pool.datastore import Datastore
 from picker.types import Endpoint
+from tests.support.picker.kv_scene import FakeEngine, Notebook, connected, stage
 
 
 async def test_engines_that_connect_leave_nothing_behind_when_their_endpoints_go(

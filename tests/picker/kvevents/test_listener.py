@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import zmq
 import zmq.asyncio
-from kv_scene import TOPIC, FakeEngine, Notebook, connected, stage
 
 from picker.errors import PickerError
 from picker.framework.interfaces import KvEventFeed, KvEventSource
 from picker.kvevents.listener import KvEventListener
 from picker.pool.datastore import Datastore
 from picker.types import Endpoint
+from tests.support.picker.kv_scene import TOPIC, FakeEngine, Notebook, connected, stage
 
 
 async def test_messages_are_handed_on_in_order() -> None:

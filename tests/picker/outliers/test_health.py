@@ -5,12 +5,12 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from health_scene import Scene, endpoint
 
 from picker.outliers.breaker import Answer, EndpointState, OutlierSettings
 from picker.outliers.detector import UNSEEN_ATTEMPTS, ProbeResult
 from picker.pool.datastore import EndpointChanges
 from picker.types import Candidate, FinishCause
+from tests.support.picker.health_scene import Scene, endpoint
 
 EJECTED, HEALTHY = EndpointState.EJECTED, EndpointState.HEALTHY
 ON_TRIAL, SUSPECT = EndpointState.ON_TRIAL, EndpointState.SUSPECT

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from health_scene import Scene
 
 from picker.outliers.breaker import Answer, EndpointState
 from picker.outliers.detector import OutlierDetector
 from picker.pool.datastore import EndpointChanges
 from picker.types import FinishCause
+from tests.support.picker.health_scene import Scene
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from health_scene import Scene
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from picker.outliers.breaker import Answer, EndpointState, OutlierSettings
 from picker.outliers.detector import Attempt
 from picker.types import FinishCause
 from tests.depth import examples
+from tests.support.picker.health_scene import Scene
 
 Status = Callable[[int, float], int]  # of an endpoint's answers, by its number and the time
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from health_scene import Scene
 
 from picker.outliers.breaker import Answer, EndpointState
+from tests.support.picker.health_scene import Scene
 
 EJECTED, HEALTHY, SUSPECT = EndpointState.EJECTED, EndpointState.HEALTHY, EndpointState.SUSPECT
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from health_scene import Scene
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from picker.outliers.detector import Attempt
 from picker.pool.datastore import EndpointChanges
 from picker.types import FinishCause
 from tests.depth import examples
+from tests.support.picker.health_scene import Scene
 
 STATUSES = (200, 200, 404, 500, 500, 503, None)
 STEPS = ("decide", "decide", "decide", "answer", "answer", "end", "wait", "long", "forget", "leave")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from certificates import certificates
 
 from picker.errors import ConfigError
 from picker.peers.credentials import PeerCredentials
+from tests.support.certificates import certificates
 
 
 @pytest.mark.parametrize("name", ["tls.crt", "tls.key", "ca.crt"])

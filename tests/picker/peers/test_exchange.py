@@ -7,7 +7,6 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from replica_mesh import KEYS, Node, call, node, round_of, told
 
 from picker.framework.attributes import EndpointLoad
 from picker.peers.exchange import FEW_LOADS, OneselfError, PeerRefusedError
@@ -16,6 +15,7 @@ from picker.peers.outbox import OutboxLimits
 from picker.peers.wire import Hello, PeerMessageError, PeerReport, Seed, encoded_report
 from picker.types import Endpoint
 from tests.depth import examples
+from tests.support.picker.replica_mesh import KEYS, Node, call, node, round_of, told
 
 SILENCE = InboxLimits().silence_seconds
 

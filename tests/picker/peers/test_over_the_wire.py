@@ -8,15 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from certificates import certificates
-from ext_proc_stream import completion, destination_of
-from local_ports import free_ports
-from metrics_pages import page, pods, serving
-from replicas_scene import LOOPBACK, peer_flags, replica, two_replicas, until_connected
-from waiting import until
-from whole_picker import WholePicker
 
 from picker.peers.wire import REPORT_METHOD, Hello, PeerReport, Seed, encoded_report
+from tests.support.certificates import certificates
+from tests.support.local_ports import free_ports
+from tests.support.picker.ext_proc_stream import completion, destination_of
+from tests.support.picker.metrics_pages import page, pods, serving
+from tests.support.picker.replicas_scene import (
+    LOOPBACK,
+    peer_flags,
+    replica,
+    two_replicas,
+    until_connected,
+)
+from tests.support.picker.whole_picker import WholePicker
+from tests.support.waiting import until
 
 PROMPT = "the same beginning " * 100
 PAGES = [page() for _ in range(4)]

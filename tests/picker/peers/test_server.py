@@ -8,9 +8,6 @@ from contextlib import asynccontextmanager
 from random import Random
 
 import grpc
-from replica_mesh import KEYS, Node, node
-from replicas_scene import LOOPBACK
-from waiting import until
 
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.peers.discovery import PeerAddress
@@ -18,6 +15,9 @@ from picker.peers.inbox import InboxLimits
 from picker.peers.mesh import Mesh
 from picker.peers.server import PeerServer, PoolReports, peer_port
 from picker.peers.wire import REPORT_METHOD
+from tests.support.picker.replica_mesh import KEYS, Node, node
+from tests.support.picker.replicas_scene import LOOPBACK
+from tests.support.waiting import until
 
 
 class Clock:

@@ -11,13 +11,13 @@ from typing import Any
 
 import grpc
 import pytest
-from replica_mesh import KEYS, Node, node
-from replicas_scene import LOOPBACK
-from waiting import until
 
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.peers.server import MAX_CALLS, PeerServer, PoolReports, peer_port
 from picker.peers.wire import REPORT_METHOD
+from tests.support.picker.replica_mesh import KEYS, Node, node
+from tests.support.picker.replicas_scene import LOOPBACK
+from tests.support.waiting import until
 
 
 @dataclass

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from queueing_fleet import Ask, QueueingFleet
 
 from picker.planner.capacity import (
     LatencyObjective,
@@ -22,6 +21,7 @@ from picker.planner.capacity import (
     replicas_for,
 )
 from tests.depth import examples
+from tests.support.picker.queueing_fleet import Ask, QueueingFleet
 
 WORKER = WorkerCapacity(
     prefill_tokens_per_second=8000, decode_base_seconds=0.020, decode_per_sequence_seconds=0.001

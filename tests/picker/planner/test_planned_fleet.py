@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from random import Random
 
 import pytest
-from queueing_fleet import Ask, QueueingFleet
 
 from picker.planner.capacity import LatencyObjective, Stage, WorkerCapacity
 from picker.planner.planner import Mode, Observation, Planner, Scaling, Sums
+from tests.support.picker.queueing_fleet import Ask, QueueingFleet
 
 WORKER = WorkerCapacity(
     prefill_tokens_per_second=5000, decode_base_seconds=0.020, decode_per_sequence_seconds=0.0015

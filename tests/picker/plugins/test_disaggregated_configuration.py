@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from plugin_scenes import placed, request_for
 
 from picker.config.build import Assembly, BuildOptions, build
 from picker.config.catalog import builtin_plugins
@@ -17,6 +16,7 @@ from picker.framework.attributes import Attributes, Topology
 from picker.framework.interfaces import DataProducer
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.types import Api, InferenceRequest, SchedulingResult
+from tests.support.picker.plugin_scenes import placed, request_for
 
 CONFIG = b"""\
 apiVersion: llm-d.ai/v1alpha1

@@ -7,12 +7,12 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scrape_scene import PAGE, Pages, scraping, source
 
 from picker.pool.datastore import Datastore, EndpointChanges, Snapshot
 from picker.scrape.sources import PageLocation
 from picker.types import Endpoint, EndpointMetrics
 from tests.depth import examples
+from tests.support.picker.scrape_scene import PAGE, Pages, scraping, source
 
 ENDPOINTS = st.builds(
     Endpoint,

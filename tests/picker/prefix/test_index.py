@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from reference_prefix_index import ReferenceIndex
 
 from picker.prefix.block_hash import BlockHashes, block_hashes
 from picker.prefix.index import PrefixIndex
 from tests.depth import examples
+from tests.support.picker.reference_prefix_index import ReferenceIndex
 
 KEYS = [f"default/w{i}" for i in range(5)]
 LONG = 40  # blocks that short prompts repeat, to have long ones

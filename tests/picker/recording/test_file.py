@@ -11,7 +11,6 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
-from waiting import until
 
 from picker.errors import ConfigError
 from picker.metrics.families import RecordingSeries
@@ -21,6 +20,7 @@ from picker.recording.disk import DiskWriter, LineBatch, Progress
 from picker.recording.file import RecordingFile
 from picker.recording.lines import AnyLine, Header, Stop, decoded, encoded
 from picker.recording.reading import read_recording
+from tests.support.waiting import until
 
 HEADER = Header(1, "0", "pool", "c.yaml", "kind: x", 7, True, 1.0, 2.0)
 LINE = encoded(Stop("filler", 1.0))

@@ -6,7 +6,6 @@ import logging
 from typing import Any
 
 import pytest
-from recorded_traffic import ListSink, Traffic
 
 from picker.app.in_use import pipeline_of
 from picker.config.build import DEFAULT_CONFIG
@@ -26,6 +25,7 @@ from picker.recording.lines import (
 )
 from picker.requestcontrol.pipeline import RequestPipeline
 from picker.types import Candidate, InferenceRequest, SchedulingResult
+from tests.support.picker.recorded_traffic import ListSink, Traffic
 
 CONFIG = DEFAULT_CONFIG.decode()
 # With a plugin that hears of responses.

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import yaml
-from recorded_traffic import MoodyHealth, Traffic, record, replayed
 
 from picker.config.build import DEFAULT_CONFIG
 from picker.errors import ConfigError
@@ -19,6 +18,7 @@ from picker.recording.comparison import REFUSED, Tally
 from picker.recording.lines import DecisionLine, EndpointChange, ResultLine, decoded, encoded
 from picker.recording.reading import RecordingError
 from picker.types import EndpointMetrics
+from tests.support.picker.recorded_traffic import MoodyHealth, Traffic, record, replayed
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "config"
 BUILT_IN = DEFAULT_CONFIG.decode()

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from recorded_traffic import Traffic, record, replayed
-
 from picker.config.build import DEFAULT_CONFIG
 from picker.recording.lines import Config, DecisionLine, Lost, decoded, encoded
+from tests.support.picker.recorded_traffic import Traffic, record, replayed
 
 BUILT_IN = DEFAULT_CONFIG.decode()
 OTHER = BUILT_IN.replace("weight: 3", "weight: 30")

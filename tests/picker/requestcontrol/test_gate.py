@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from held_gate import HeldGate, Pass
 
 from picker.errors import Code, DropReason, RefusedError
 from picker.types import Candidate, Endpoint, FinishCause, RawRequest
+from tests.support.picker.held_gate import HeldGate, Pass
 
 PATH = {":path": "/v1/completions", "x-request-id": "id-1"}
 BODY = b'{"model":"m","prompt":"p"}'

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from held_gate import HeldGate, Pass
 from msgspec.structs import replace
 
 from picker.errors import RefusedError
@@ -23,6 +22,7 @@ from picker.types import (
     ParsedBody,
     RawRequest,
 )
+from tests.support.picker.held_gate import HeldGate, Pass
 
 PATH = {":path": "/v1/completions", "x-request-id": "id-1"}
 BODY = b'{"model":"m","prompt":"p","max_tokens":7}'

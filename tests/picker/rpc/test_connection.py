@@ -10,7 +10,6 @@ import pytest
 from h2 import events
 from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
-from http2_peer import PATH, REQUEST, Held, Peer, connected, echo, holding
 from hyperframe.frame import GoAwayFrame, SettingsFrame
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +18,7 @@ from picker.rpc import connection as grpc_connection
 from picker.rpc.calls import Read, RpcError, Status, Write
 from picker.rpc.framing import prefix
 from tests.depth import examples
+from tests.support.picker.http2_peer import PATH, REQUEST, Held, Peer, connected, echo, holding
 
 DAMAGE = b"\0\0\1" + bytes(6) + b"x"  # DATA on stream 0
 

@@ -7,13 +7,13 @@ import asyncio
 import pytest
 from h2 import events
 from h2.settings import SettingCodes
-from http2_peer import PATH, REQUEST, Peer, connected, echo
 from hyperframe.frame import PingFrame
 
 from picker.rpc import call as grpc_call
 from picker.rpc import connection as grpc_connection
 from picker.rpc.calls import Read, Write
 from picker.rpc.framing import prefix
+from tests.support.picker.http2_peer import PATH, REQUEST, Peer, connected, echo
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from h2 import events
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.settings import SettingCodes, Settings
-from http2_peer import REQUEST
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,6 +39,7 @@ from picker.rpc.http2.frames import (
 )
 from picker.rpc.http2.headers import encode_fields
 from tests.depth import examples
+from tests.support.picker.http2_peer import REQUEST
 
 
 class LibraryTwin:

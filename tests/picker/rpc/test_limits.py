@@ -8,7 +8,6 @@ import struct
 import pytest
 from h2 import events
 from h2.errors import ErrorCodes
-from http2_peer import PATH, REQUEST, Held, Peer, connected, echo
 from hyperframe.frame import GoAwayFrame
 
 from picker.rpc.connection import DRAIN_SECONDS, KEEPALIVE_SECONDS, WASTE_BURST, WASTE_PER_SECOND
@@ -17,6 +16,7 @@ from picker.rpc.http2.headers import encode_fields
 from picker.rpc.options import ServerOptions, TlsOptions
 from picker.rpc.self_signed import self_signed
 from picker.rpc.server import GrpcServer
+from tests.support.picker.http2_peer import PATH, REQUEST, Held, Peer, connected, echo
 
 BLOCK = encode_fields([(name.encode(), value.encode()) for name, value in REQUEST])
 HANDSHAKE_SECONDS, IDLE_SECONDS = 20.0, 900.0

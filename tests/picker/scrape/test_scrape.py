@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from scrape_scene import HOST, PAGE, Core, Length, Pages, endpoint, scraping, source
 
 from picker.errors import ConfigError
 from picker.pool.datastore import Datastore
@@ -15,6 +14,16 @@ from picker.scrape.http_client import HttpPages
 from picker.scrape.scrape import polled
 from picker.scrape.sources import PageLocation, SourceBinding, TlsFiles, describers
 from picker.types import Endpoint
+from tests.support.picker.scrape_scene import (
+    HOST,
+    PAGE,
+    Core,
+    Length,
+    Pages,
+    endpoint,
+    scraping,
+    source,
+)
 
 
 @pytest.mark.looptime

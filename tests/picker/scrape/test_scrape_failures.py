@@ -7,9 +7,9 @@ import logging
 from contextlib import suppress
 
 import pytest
-from scrape_scene import PAGE, Core, Length, Pages, endpoint, scraping, source
 
 from picker.scrape.sources import Extraction, PageLocation, Scrape
+from tests.support.picker.scrape_scene import PAGE, Core, Length, Pages, endpoint, scraping, source
 
 
 @pytest.mark.looptime

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from admin_scene import decision
 from msgspec.structs import replace
 
 from picker.decisions.decision import ResponseTimes
@@ -10,6 +9,7 @@ from picker.errors import Code, RefusedError
 from picker.planner.planner import NO_SUMS, Sums
 from picker.telemetry.load_window import LoadWindow
 from picker.types import Usage
+from tests.support.picker.admin_scene import decision
 
 
 def test_prompts_count_by_what_is_expected_in_a_cache() -> None:

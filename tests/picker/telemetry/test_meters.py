@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from configured_requests import PROMPT, routing
-from fake_latency_predictor import FakeLatencyPredictor
 
 from picker.errors import RefusedError
 from picker.framework.services import Services
 from picker.scheduling.latency_model import MIN_SAMPLES
 from picker.types import Endpoint, FinishCause
+from tests.support.picker.configured_requests import PROMPT, routing
+from tests.support.picker.fake_latency_predictor import FakeLatencyPredictor
 
 STAGES = """
 plugins:

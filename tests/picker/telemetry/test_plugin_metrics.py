@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from configured_requests import PROMPT, routing
-
 from picker.framework.flow import QueuedRequest
 from picker.metrics.label_caps import MAX_NAMES
 from picker.types import Api, Endpoint, FinishCause, InferenceRequest, ParsedBody, Usage
+from tests.support.picker.configured_requests import PROMPT, routing
 
 REQUESTS, TOKENS = "llm_d_epp_inflight_requests", "llm_d_epp_inflight_tokens"
 ONE = [Endpoint("a", "10.0.0.1", 8000, "ns")]

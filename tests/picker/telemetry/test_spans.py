@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from configured_requests import routing
-from span_notes import Noted, Notes
 
 from picker.errors import RefusedError
 from picker.types import Endpoint, FinishCause
+from tests.support.picker.configured_requests import routing
+from tests.support.picker.span_notes import Noted, Notes
 
 CONFIG = """
 plugins:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from admin_scene import decision
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -23,6 +22,7 @@ from picker.telemetry.traffic import (
     percentiles,
 )
 from picker.types import FinishCause, ServedTotals
+from tests.support.picker.admin_scene import decision
 
 
 def test_rates_and_hits_are_those_of_the_last_ten_seconds() -> None:

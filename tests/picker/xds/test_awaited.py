@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from envoy.service.discovery.v3 import discovery_pb2
-from xds_call import assignments, calling
 
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.rpc.calls import Status
@@ -17,6 +16,7 @@ from picker.xds.state import delta, sotw
 from picker.xds.state.cache import Cache, ResourceSet, XdsResource, resource_of
 from picker.xds.state.delta import DeltaSession
 from picker.xds.state.sotw import SotwSession
+from tests.support.picker.xds_call import assignments, calling
 
 
 def resource(name: str, text: str) -> XdsResource:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from envoy.service.discovery.v3 import discovery_pb2
-from xds_call import assignments, calling
 
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.rpc.calls import Status
@@ -15,6 +14,7 @@ from picker.types import Endpoint
 from picker.xds import wire
 from picker.xds.server import MAX_LINES, MAX_NAMES, EndpointDiscovery
 from picker.xds.state.cache import Cache
+from tests.support.picker.xds_call import assignments, calling
 
 Request, Response = discovery_pb2.DiscoveryRequest, discovery_pb2.DiscoveryResponse
 DeltaRequest = discovery_pb2.DeltaDiscoveryRequest

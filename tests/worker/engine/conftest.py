@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
-from paged_executor import PagedExecutor, next_token
 
+from tests.support.worker.paged_executor import PagedExecutor, next_token
 from worker.engine.messages import AddRequest
 from worker.types import SamplingParams
 

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from step_driver import advance, result_of
 
+from tests.support.worker.step_driver import advance, result_of
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine.adapters import Access, AdapterSlots
 from worker.engine.messages import AddRequest

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from step_driver import advance, plan, scheduler
 
+from tests.support.worker.step_driver import advance, plan, scheduler
 from worker.engine.admission import PauseState
 from worker.engine.messages import AddRequest
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from kv_blocks import SIZE, end, find, manager, run, tail_of
 
+from tests.support.worker.kv_blocks import SIZE, end, find, manager, run, tail_of
 from worker.engine.block_manager import NO_HIT, PrefixHit
 
 

@@ -4,8 +4,7 @@ pool and of shared prefills are in test_free_queue and test_block_manager.
 
 from __future__ import annotations
 
-from kv_blocks import SIZE, find, hashes_of, manager, run
-
+from tests.support.worker.kv_blocks import SIZE, find, hashes_of, manager, run
 from worker.engine.block_manager import NO_HIT
 
 

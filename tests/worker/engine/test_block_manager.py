@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from kv_blocks import end, find, hashes_of, manager, run, tail_of
 
+from tests.support.worker.kv_blocks import end, find, hashes_of, manager, run, tail_of
 from worker.engine.block_hash import BlockHash, PartialBlock
 from worker.engine.block_manager import NO_HIT
 from worker.engine.cache_events import BlockRemoved, BlocksStored, CacheCleared, CacheEvent

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
-from busy_loops import busy_loops, counts_waits, crowded_core, run_for
 
+from tests.support.busy_loops import busy_loops, counts_waits, crowded_core, run_for
 from worker.config import EngineConfig
 from worker.engine.child import EngineChild
 from worker.engine.client import EngineClient

@@ -7,9 +7,9 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from grammar_bench import END, MARK, NGRAM, OTHER_END, PIECES, SIZE, VOCABULARY
-from step_driver import advance, plan, result_of, scheduler
 
+from tests.support.worker.grammar_bench import END, MARK, NGRAM, OTHER_END, PIECES, SIZE, VOCABULARY
+from tests.support.worker.step_driver import advance, plan, result_of, scheduler
 from worker.engine.drafters.interface import DraftContext
 from worker.engine.grammar import GrammarCompiler, Matcher, allows
 from worker.engine.messages import AddRequest

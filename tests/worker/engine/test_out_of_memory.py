@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import engine_walk as walks
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paged_executor import TOKEN_BYTES, PagedExecutor
 
 from tests.depth import examples
+from tests.support.worker import engine_walk as walks
+from tests.support.worker.paged_executor import TOKEN_BYTES, PagedExecutor
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest, Command, RequestOutput

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import engine_walk as walks
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from moving_kv import MadeUpConnector
-from paged_executor import TOKEN_BYTES, PagedExecutor, kv_of
 
 from tests.depth import examples
+from tests.support.worker import engine_walk as walks
+from tests.support.worker.moving_kv import MadeUpConnector
+from tests.support.worker.paged_executor import TOKEN_BYTES, PagedExecutor, kv_of
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest, Command, Pause, RequestOutput

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from grammar_bench import BIAS, DEVICE, END, MARK, NGRAM, SUFFIX, GrammarBench
 
+from tests.support.worker.grammar_bench import BIAS, DEVICE, END, MARK, NGRAM, SUFFIX, GrammarBench
 from worker.api.schema.constraints import Constraint, grammar_of
 from worker.api.schema.requests import StructuredOutputs
 from worker.engine.messages import AddRequest, RequestOutput

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from step_driver import advance, drawn, result_of, scheduler
 
+from tests.support.worker.step_driver import advance, drawn, result_of, scheduler
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine.messages import AddRequest
 from worker.engine.scheduler import Scheduler

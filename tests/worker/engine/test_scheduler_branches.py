@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from step_driver import advance, drawn, plan, scheduler
 
+from tests.support.worker.step_driver import advance, drawn, plan, scheduler
 from worker.engine.messages import AddRequest
 from worker.types import FinishReason
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from step_driver import advance, plan, scheduler
 
+from tests.support.worker.step_driver import advance, plan, scheduler
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SimConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
-from step_driver import advance, plan, result_of, scheduler
 
+from tests.support.worker.step_driver import advance, plan, result_of, scheduler
 from worker.engine import policies
 from worker.engine.messages import AddRequest
 from worker.engine.policies import VICTIM_POLICIES

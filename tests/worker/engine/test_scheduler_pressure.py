@@ -9,9 +9,9 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from step_driver import END
 
 from tests.depth import examples
+from tests.support.worker.step_driver import END
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine import policies
 from worker.engine.messages import AddRequest

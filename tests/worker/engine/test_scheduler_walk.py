@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import engine_walk as walks
 import pytest
 from hypothesis import HealthCheck, given
 
 from tests.depth import examples
+from tests.support.worker import engine_walk as walks
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine import policies
 from worker.engine.core import EngineCore

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from guesses import Says, by, scheduled, share_of, take_in
-from step_driver import advance, drawn, scheduler
 
+from tests.support.worker.guesses import Says, by, scheduled, share_of, take_in
+from tests.support.worker.step_driver import advance, drawn, scheduler
 from worker.engine.messages import AddRequest
 from worker.errors import IntegrityError
 from worker.types import FinishReason

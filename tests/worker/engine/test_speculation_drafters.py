@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable, Sequence
 
 import pytest
-from guesses import Raises, Says, by, scheduled, share_of, take_in
-from step_driver import advance, drawn, scheduler
 
+from tests.support.worker.guesses import Raises, Says, by, scheduled, share_of, take_in
+from tests.support.worker.step_driver import advance, drawn, scheduler
 from worker.config import CacheConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.drafters.interface import DraftContext
 from worker.engine.messages import AddRequest, SpeculationFigures

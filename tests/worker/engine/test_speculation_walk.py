@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import engine_walk as walks
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paged_executor import VOCABULARY, PagedExecutor, next_token
 
 from tests.depth import examples
+from tests.support.worker import engine_walk as walks
+from tests.support.worker.paged_executor import VOCABULARY, PagedExecutor, next_token
 from worker.config import CacheConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine import policies
 from worker.engine.core import EngineCore

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from busy_loops import busy_loops, counts_waits, run_for
 
+from tests.support.busy_loops import busy_loops, counts_waits, run_for
 from worker.engine.heartbeat import Threads, ThreadTimes, read_threads, starved_seconds
 
 ASLEEP, READY = (0.0, 0.0, False), (0.0, 0.0, True)

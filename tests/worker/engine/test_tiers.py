@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import engine_walk as walks
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up_disk import MadeUpDisk
-from paged_executor import TOKEN_BYTES
-from tier_house import SIZE, House, prompt
 
 from tests.depth import examples
+from tests.support.worker import engine_walk as walks
+from tests.support.worker.made_up_disk import MadeUpDisk
+from tests.support.worker.paged_executor import TOKEN_BYTES
+from tests.support.worker.tier_house import SIZE, House, prompt
 from worker.config import OFFLOADING_POLICIES, CacheConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.block_hash import BlockHash
 from worker.engine.block_manager import Evicted

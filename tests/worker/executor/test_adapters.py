@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from lora_files import ALL, merge, weight_shapes, write_adapter
 from safetensors.torch import load_file, save_file
 
+from tests.support.model.lora_files import ALL, merge, weight_shapes, write_adapter
 from worker.config import EngineConfig, LoraConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest, RequestOutput

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference_ops as reference
 import torch
 
+from tests.support.model import reference_ops as reference
 from worker.executor.answers import PendingAnswers
 from worker.ops.sample import ALL_MASKED, NOT_NUMBERS
 from worker.types import ModelOutput, SampleSpec, SamplingParams, ScheduledSequence

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_llama import TINY, tiny_llama
 from torch import Tensor
 
+from tests.support.model.tiny_llama import TINY, tiny_llama
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
 from worker.engine.drafters.registry import build_drafter

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from poisoned_graphs import PoisonedGraphs
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.support.worker.poisoned_graphs import PoisonedGraphs
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
 from worker.engine.drafters.interface import DraftContext, Drafter

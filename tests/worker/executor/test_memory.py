@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from poisoned_graphs import PoisonedGraphs
-from tiny_llama import TINY, tiny_llama
 
+from tests.support.model.tiny_llama import TINY, tiny_llama
+from tests.support.worker.poisoned_graphs import PoisonedGraphs
 from worker.config import EngineConfig, SchedulerConfig
 from worker.errors import ConfigError
 from worker.executor.graphs import DecodeGraphs

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import reference_ops as reference
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.support.model import reference_ops as reference
 from worker.config import EngineConfig, SchedulerConfig
 from worker.errors import ConfigError, ModelError
 from worker.executor.interface import Executor, execute

@@ -16,8 +16,8 @@ import gguf
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_llama import BLOCK_SIZE, step_of
 
+from tests.support.model.tiny_llama import BLOCK_SIZE, step_of
 from worker.config import EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.messages import AddRequest
 from worker.engine.process import build_core

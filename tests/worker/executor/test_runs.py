@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from single_draws import sample, verify
 
+from tests.support.model.single_draws import sample, verify
 from worker.executor.answers import PendingAnswers, Verification
 from worker.ops.rejection import METHODS
 from worker.ops.sample import ALL_MASKED, NOT_NUMBERS, scores

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from model_variants import GEMMA2, PARTLY, PHI3
-from tiny_checkpoint import save_checkpoint
 
+from tests.support.model.model_variants import GEMMA2, PARTLY, PHI3
+from tests.support.model.tiny_checkpoint import save_checkpoint
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
 from worker.engine.drafters.registry import build_drafter

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from kv_engines import NATIVE, Engine
-from tiny_checkpoint import save_checkpoint
 
+from tests.support.model.tiny_checkpoint import save_checkpoint
+from tests.support.worker.kv_engines import NATIVE, Engine
 from worker.models.llama import LlamaModel
 from worker.models.loader import load_model
 from worker.ops.cpu.native import open_kernels

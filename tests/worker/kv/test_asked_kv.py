@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from kv_engines import NGRAM, Engine, requests, tokens, until
 
+from tests.support.worker.kv_engines import NGRAM, Engine, requests, tokens, until
 from worker.engine.messages import AddRequest
 from worker.types import KvPeer
 

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from kv_engines import NATIVE, NGRAM, NUM_BLOCKS, Engine, requests, tokens
-from tiny_checkpoint import save_checkpoint
 
+from tests.support.model.tiny_checkpoint import save_checkpoint
+from tests.support.worker.kv_engines import NATIVE, NGRAM, NUM_BLOCKS, Engine, requests, tokens
 from worker.config import EngineConfig, SchedulerConfig, SimConfig
 from worker.engine.messages import AddRequest, RequestOutput
 from worker.executor.sim.runner import SimExecutor, SimLimits

@@ -10,8 +10,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from kv_engines import until
 
+from tests.support.worker.kv_engines import until
 from worker.errors import ConfigError
 from worker.kv.disk import (
     READ_SECONDS,

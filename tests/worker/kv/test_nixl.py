@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from kv_engines import PATIENT, until
 
+from tests.support.worker.kv_engines import PATIENT, until
 from worker.config import KvTransferConfig
 from worker.errors import ConfigError
 from worker.kv.content import KvShape

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from kv_engines import NATIVE, NGRAM, Engine, requests, tokens
-from tiny_checkpoint import save_checkpoint
 
+from tests.support.model.tiny_checkpoint import save_checkpoint
+from tests.support.worker.kv_engines import NATIVE, NGRAM, Engine, requests, tokens
 from worker.config import EngineConfig, KvOffloadingConfig, KvTransferConfig, SchedulerConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest

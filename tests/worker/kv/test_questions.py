@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from kv_engines import PATIENT, send_bytes, until
 
+from tests.support.worker.kv_engines import PATIENT, send_bytes, until
 from worker.config import KvTransferConfig
 from worker.kv.asked import KvQuestion, WantedKv
 from worker.kv.content import KvShape

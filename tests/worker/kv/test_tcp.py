@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from kv_engines import PATIENT, send_bytes, until
-from waiting import pass_time
 
+from tests.support.waiting import pass_time
+from tests.support.worker.kv_engines import PATIENT, send_bytes, until
 from worker.config import KvTransferConfig
 from worker.errors import ConfigError, KvTransferError
 from worker.kv.access import read_key

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny_llama import TINY, empty_cache, states_of, step_of, tiny_llama
 
+from tests.support.model.tiny_llama import TINY, empty_cache, states_of, step_of, tiny_llama
 from worker.errors import ModelError
 from worker.models.draft_head import (
     HEAD_FILE,

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from model_variants import HF_VARIANTS, VARIANTS
-from quantized_checkpoints import FORMATS, quantize
 from transformers import AutoModelForCausalLM
 
+from tests.support.model.model_variants import HF_VARIANTS, VARIANTS
+from tests.support.model.quantized_checkpoints import FORMATS, quantize
 from worker.executor.kv_cache import allocate
 from worker.executor.state import DeviceState
 from worker.executor.step_batch import StepBatch

@@ -10,7 +10,9 @@ from typing import Any
 import gguf
 import pytest
 import torch
-from model_variants import (
+from safetensors.torch import load_file, save_file
+
+from tests.support.model.model_variants import (
     DYNAMIC,
     HF_VARIANTS,
     LINEAR,
@@ -20,8 +22,6 @@ from model_variants import (
     VARIANTS,
     YARN,
 )
-from safetensors.torch import load_file, save_file
-
 from worker.errors import ModelError
 from worker.executor.kv_cache import allocate
 from worker.executor.state import DeviceState

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from model_variants import VARIANTS
-from quantized_checkpoints import AWQ, FORMATS, GPTQ, compressed, quantize
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.support.model.model_variants import VARIANTS
+from tests.support.model.quantized_checkpoints import AWQ, FORMATS, GPTQ, compressed, quantize
 from worker.errors import ConfigError, ModelError
 from worker.models.checkpoints import SafetensorsCheckpoint, read
 from worker.models.loader import load_model

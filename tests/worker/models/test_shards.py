@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import model_variants
 import pytest
 import torch
-from quantized_checkpoints import FORMATS, quantize
 from torch import Tensor
 
+from tests.support.model import model_variants
+from tests.support.model.quantized_checkpoints import FORMATS, quantize
 from worker.errors import ConfigError
 from worker.models.checkpoints import GgufCheckpoint, SafetensorsCheckpoint, WeightFile, read
 from worker.models.llama import LlamaModel

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_llama import BLOCK_SIZE, empty_cache, step_of
 
+from tests.support.model.tiny_llama import BLOCK_SIZE, empty_cache, step_of
 from worker.models.draft_head import load_draft_head, shipped_head
 from worker.models.loader import load_model
 from worker.tokenizer.checkpoint import read_checkpoint

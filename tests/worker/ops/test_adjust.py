@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
-import reference_ops as reference
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.depth import examples
+from tests.support.model import reference_ops as reference
 from worker.ops.sample import adjust, adjusts
 from worker.types import SampleSpec, SamplingParams
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference_ops as reference
-import row_draws
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.depth import examples
+from tests.support.model import reference_ops as reference
+from tests.support.model import row_draws
 from worker.ops import sample
 from worker.ops.cpu.native import open_kernels
 from worker.ops.cpu.sampling import NativeDraws

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from single_draws import sample
 
+from tests.support.model.single_draws import sample
 from worker.ops.draft import choose_drafts
 from worker.types import Draw, SampleSpec, SamplingParams
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from measured_sums import assert_alike
 from torch import Tensor
 from torch.nn import functional
 
+from tests.support.model.measured_sums import assert_alike
 from worker.ops.backends import TORCH
 from worker.ops.experts import Experts
 from worker.ops.linear import make_linear

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 import torch
-from measured_sums import assert_alike
 
+from tests.support.model.measured_sums import assert_alike
 from worker.ops.linear import (
     DenseLinear,
     make_linear,

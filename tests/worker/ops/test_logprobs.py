@@ -3,12 +3,12 @@
 from collections.abc import Callable
 
 import pytest
-import reference_ops as reference
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.depth import examples
+from tests.support.model import reference_ops as reference
 from worker.ops.logprobs import LogprobQuery, token_logprobs
 from worker.types import TokenLogprobs
 

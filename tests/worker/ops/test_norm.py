@@ -1,9 +1,9 @@
 """Root-mean-square normalisation against its twin."""
 
 import pytest
-import reference_ops as reference
 import torch
 
+from tests.support.model import reference_ops as reference
 from worker.ops.norm import rms_norm
 
 

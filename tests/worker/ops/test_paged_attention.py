@@ -4,13 +4,13 @@ import random
 from dataclasses import dataclass
 
 import pytest
-import reference_ops as reference
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from measured_sums import assert_alike
 
 from tests.depth import examples
+from tests.support.model import reference_ops as reference
+from tests.support.model.measured_sums import assert_alike
 from worker.executor.state import DeviceState
 from worker.executor.step_batch import StepBatch
 from worker.ops.paged_attention import padded_context, paged_attention, write_kv

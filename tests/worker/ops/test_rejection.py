@@ -8,13 +8,13 @@ import random
 from collections.abc import Callable
 
 import pytest
-import reference_ops as reference
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from single_draws import sample, verify
 
 from tests.depth import examples
+from tests.support.model import reference_ops as reference
+from tests.support.model.single_draws import sample, verify
 from worker.ops.drafted import AcceptedPrefixes, DraftBatch
 from worker.ops.rejection import (
     BLOCK,

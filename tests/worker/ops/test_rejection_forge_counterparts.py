@@ -14,9 +14,9 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from reference_ops import coupled_run
-from single_draws import verify
 
+from tests.support.model.reference_ops import coupled_run
+from tests.support.model.single_draws import verify
 from worker.ops.noise import Purpose, gumbel_noise
 from worker.ops.rejection import DraftVerdict
 from worker.ops.sample import TORCH_SAMPLER, scores

@@ -1,9 +1,9 @@
 """Rotary embedding against its twin."""
 
 import pytest
-import reference_ops as reference
 import torch
 
+from tests.support.model import reference_ops as reference
 from worker.ops.rope import apply_rope_, make_rope_table
 
 FREQUENCIES = 1.0 / 10000.0 ** (torch.arange(0, 16, 2).float() / 16)

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-import reference_ops as reference
 import torch
-from single_draws import sample
 
+from tests.support.model import reference_ops as reference
+from tests.support.model.single_draws import sample
 from worker.ops.sample import ALL_MASKED, NOT_NUMBERS, Undrawable, largest, scores
 from worker.types import Draw, SampleSpec, SamplingParams
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny_llama import states_of, tiny_llama
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from tests.support.model.tiny_llama import states_of, tiny_llama
 from worker.models.llama import LlamaModel
 from worker.training.store import TrainingSample
 

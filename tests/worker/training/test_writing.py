@@ -6,8 +6,8 @@ import random
 from pathlib import Path
 
 import torch
-from tiny_llama import states_of
 
+from tests.support.model.tiny_llama import states_of
 from worker.models.llama import LlamaModel
 from worker.training.conversations import Continuation, Conversation, Given
 from worker.training.store import TrainingSample, read_samples, shard_indices, shard_path

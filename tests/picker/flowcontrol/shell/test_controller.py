@@ -5,11 +5,20 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from flow_scene import Ceilings, GlobalStrict, Pool, Scene, Slots, band, inference_request, settle
 
 from picker.errors import RefusedError
 from picker.flowcontrol.core import MOST_PER_LOOK
 from picker.types import DEFAULT_FAIRNESS_ID, FinishCause, Usage
+from tests.support.picker.flow_scene import (
+    Ceilings,
+    GlobalStrict,
+    Pool,
+    Scene,
+    Slots,
+    band,
+    inference_request,
+    settle,
+)
 
 pytestmark = pytest.mark.looptime
 

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plugin_scenes import decided
 
 from picker.framework.attributes import Attributes, DataKey, agent_identity_key, session_id_key
 from picker.framework.interfaces import Flight
@@ -33,6 +32,7 @@ from picker.types import (
     SchedulingResult,
 )
 from tests.depth import examples
+from tests.support.picker.plugin_scenes import decided
 
 A, B, C = (Candidate(Endpoint(name, "10.0.0.1", 8000)) for name in "abc")
 

@@ -6,7 +6,6 @@ from random import Random
 
 import pytest
 from msgspec.structs import replace
-from plugin_scenes import candidate, request_for
 
 from picker.errors import RefusedError
 from picker.framework.attributes import Attributes, LatencyPrediction, latency_predictions_key
@@ -14,6 +13,7 @@ from picker.plugins.admitters.latency_slo_admitter import (
     LatencySloAdmitter,
     LatencySloAdmitterParameters,
 )
+from tests.support.picker.plugin_scenes import candidate, request_for
 
 OBJECTIVE = {"x-llm-d-slo-ttft-ms": "100"}
 

@@ -6,7 +6,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from plugin_scenes import candidate, request_for
 
 from picker.errors import RefusedError
 from picker.framework.attributes import Attributes
@@ -14,6 +13,7 @@ from picker.plugins.admitters.probabilistic_admitter import (
     ProbabilisticAdmitter,
     ProbabilisticAdmitterParameters,
 )
+from tests.support.picker.plugin_scenes import candidate, request_for
 
 
 def _admitter(**parameters: Any) -> ProbabilisticAdmitter:

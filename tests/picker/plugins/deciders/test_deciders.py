@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from plugin_scenes import configured, placed, request_for
 
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Decider
@@ -15,6 +14,7 @@ from picker.plugins.deciders import (
 )
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import MultiModalFeature
+from tests.support.picker.plugin_scenes import configured, placed, request_for
 
 IMAGE = MultiModalFeature("image", "hash", 0, 10)
 APPROXIMATE = "approx-prefix-cache-producer"

@@ -7,7 +7,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from plugin_scenes import candidate, request_for
 
 from picker.framework.attributes import (
     LET_IN_LOAD_KEY,
@@ -21,6 +20,7 @@ from picker.plugins.detectors.concurrency_detector import (
     ConcurrencyDetector,
     ConcurrencyDetectorParameters,
 )
+from tests.support.picker.plugin_scenes import candidate, request_for
 
 NAME = "inflight-load-producer"
 

@@ -6,7 +6,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from plugin_scenes import candidate, request_for
 
 from picker.framework.attributes import Attributes
 from picker.framework.flow import JudgesStaleness, SettlesLate
@@ -18,6 +17,7 @@ from picker.plugins.detectors.utilization_detector import (
     UtilizationDetectorParameters,
 )
 from picker.types import Candidate, Endpoint, EndpointMetrics
+from tests.support.picker.plugin_scenes import candidate, request_for
 
 NOW = 50.0
 STALE = NOW - 0.11

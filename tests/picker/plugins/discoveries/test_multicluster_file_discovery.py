@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from plugin_scenes import configured
 
 from picker.app.pool import KnownPool
 from picker.cli.options import Options
@@ -17,6 +16,7 @@ from picker.metrics.picker_metrics import PickerMetrics
 from picker.plugins.discoveries.file_discovery import PLUGIN as FILE_DISCOVERY
 from picker.plugins.discoveries.multicluster_file_discovery import PLUGIN
 from picker.pool.inflight import InflightLoad
+from tests.support.picker.plugin_scenes import configured
 
 CONFIG = """\
 apiVersion: llm-d.ai/v1alpha1

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from plugin_scenes import configured, queued
 
 from picker.framework.flow import EvictionFilter, EvictionOrder
 from picker.plugins.eviction_policies import (
     priority_then_time_eviction_order_policy,
     sheddable_eviction_filter,
 )
+from tests.support.picker.plugin_scenes import configured, queued
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from plugin_scenes import configured, request_for
 
 from picker.framework.attributes import Attributes
 from picker.metrics.picker_metrics import PickerMetrics
@@ -17,6 +16,7 @@ from picker.pool.datastore import Datastore
 from picker.scrape.sources import ExtractError, Extraction, Scrape
 from picker.telemetry.pool_metrics import PoolCollector
 from picker.types import Candidate, Endpoint, EndpointMetrics
+from tests.support.picker.plugin_scenes import configured, request_for
 
 QUEUE = "llm-d.ai/multicluster-queue-size/multicluster-metrics-extractor"
 USAGE = "llm-d.ai/multicluster-kv-cache-utilization/multicluster-metrics-extractor"

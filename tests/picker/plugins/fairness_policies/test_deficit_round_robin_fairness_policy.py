@@ -10,7 +10,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from band_queue import Queue
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from picker.plugins.fairness_policies.deficit_round_robin_fairness_policy import
 )
 from picker.types import Usage
 from tests.depth import examples
+from tests.support.picker.band_queue import Queue
 
 QUANTUM = 512
 

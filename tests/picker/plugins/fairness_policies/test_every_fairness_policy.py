@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from band_queue import Queue
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from picker.plugins.fairness_policies import (
 )
 from picker.types import Usage
 from tests.depth import examples
+from tests.support.picker.band_queue import Queue
 
 POLICIES: list[PluginType[Any]] = [
     deficit_round_robin_fairness_policy.PLUGIN,

@@ -6,10 +6,10 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from plugin_scenes import queued
 
 from picker.plugins.fairness_policies.global_strict_fairness_policy import GlobalStrictBand
 from tests.depth import examples
+from tests.support.picker.plugin_scenes import queued
 
 
 def test_of_equal_ranks_the_one_that_came_first_goes() -> None:

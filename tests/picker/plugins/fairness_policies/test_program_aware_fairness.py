@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from band_queue import Queue
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from picker.plugins.fairness_policies.program_aware_fairness import (
 )
 from picker.types import DEFAULT_FAIRNESS_ID, Api, InferenceRequest, ParsedBody, Usage
 from tests.depth import examples
+from tests.support.picker.band_queue import Queue
 
 HALF_LIFE = 60.0
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from band_queue import Queue
 
 from picker.plugins.fairness_policies.round_robin_fairness_policy import (
     RoundRobinBand,
     RoundRobinFairnessPolicy,
 )
+from tests.support.picker.band_queue import Queue
 
 
 @pytest.fixture

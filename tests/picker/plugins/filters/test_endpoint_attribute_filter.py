@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 import pytest
-from plugin_scenes import configured, kept, placed
 
 from picker.plugins.filters.endpoint_attribute_filter import PLUGIN
 from picker.types import Candidate, EndpointMetrics
+from tests.support.picker.plugin_scenes import configured, kept, placed
 
 
 def threshold(operator: str = "LessThan", value: float = 0.5, **more: Any) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from plugin_scenes import configured, kept, placed, request_for
 
 from picker.plugins.filters.header_based_testing_filter import PLUGIN
+from tests.support.picker.plugin_scenes import configured, kept, placed, request_for
 
 
 @pytest.mark.parametrize(

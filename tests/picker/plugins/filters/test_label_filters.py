@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from plugin_scenes import configured, kept, placed
 
 from picker.framework.registry import PluginType, Stability
 from picker.plugins.filters import (
@@ -16,6 +15,7 @@ from picker.plugins.filters import (
     label_selector_filter,
     prefill_filter,
 )
+from tests.support.picker.plugin_scenes import configured, kept, placed
 
 ROLES = (
     "encode",

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from random import Random
 
 import pytest
-from plugin_scenes import configured, kept, placed
 
 from picker.framework.attributes import (
     Attributes,
@@ -18,6 +17,7 @@ from picker.framework.attributes import (
 )
 from picker.plugins.filters.prefix_cache_affinity_filter import PLUGIN
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
+from tests.support.picker.plugin_scenes import configured, kept, placed
 
 MATCH_KEY = match_info_key("approx-prefix-cache-producer")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from plugin_scenes import configured, kept, placed
 
 from picker.framework.attributes import Attributes, LatencyPrediction, latency_predictions_key
 from picker.plugins.filters.slo_headroom_tier_filter import PLUGIN
+from tests.support.picker.plugin_scenes import configured, kept, placed
 
 Headrooms = dict[str, tuple[float, float]]
 

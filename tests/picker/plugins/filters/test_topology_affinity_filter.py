@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from plugin_scenes import configured, kept, placed
 
 from picker.framework.attributes import PEER_ENDPOINT_KEY, Attributes, Topology
 from picker.plugins.filters.topology_affinity_filter import PLUGIN
 from picker.types import Candidate
+from tests.support.picker.plugin_scenes import configured, kept, placed
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from plugin_scenes import configured, kept, placed
 
 from picker.framework.attributes import Attributes, EndpointLoad, InFlightLoad, inflight_load_key
 from picker.plugins.filters.utilization_filter import PLUGIN
 from picker.types import EndpointMetrics
+from tests.support.picker.plugin_scenes import configured, kept, placed
 
 
 def limits(fallback: bool = False, **limits: float) -> dict[str, Any]:

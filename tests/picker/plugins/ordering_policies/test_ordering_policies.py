@@ -6,7 +6,6 @@ from math import inf
 from typing import Any
 
 import pytest
-from plugin_scenes import configured, queued
 
 from picker.framework.flow import OrderingPolicy, Rank
 from picker.framework.registry import PluginType
@@ -15,6 +14,7 @@ from picker.plugins.ordering_policies import (
     fcfs_ordering_policy,
     slo_deadline_ordering_policy,
 )
+from tests.support.picker.plugin_scenes import configured, queued
 
 FCFS, EDF = fcfs_ordering_policy.PLUGIN, edf_ordering_policy.PLUGIN
 SLO = slo_deadline_ordering_policy.PLUGIN

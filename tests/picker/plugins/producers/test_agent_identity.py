@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from plugin_scenes import configured, request_for
 
 from picker.framework.attributes import Attributes, agent_identity_key
 from picker.framework.interfaces import DataProducer, RequestProcessor
 from picker.plugins.producers.agent_identity import PLUGIN
+from tests.support.picker.plugin_scenes import configured, request_for
 
 CLAUDE, OPENCODE, CODEX, OLD_CODEX = (
     "x-claude-code-session-id",

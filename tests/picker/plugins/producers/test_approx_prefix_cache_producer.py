@@ -6,7 +6,6 @@ from struct import pack
 from typing import Any
 
 import pytest
-from plugin_scenes import candidate, decided, request_for
 
 from picker.framework.attributes import Attributes, DataKey
 from picker.framework.services import NoHttp, Services
@@ -20,6 +19,7 @@ from picker.plugins.producers.approx_prefix_cache_producer import (
 from picker.prefix.block_hash import block_hashes, root_hash
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import Candidate, Candidates
+from tests.support.picker.plugin_scenes import candidate, decided, request_for
 
 B = 64
 

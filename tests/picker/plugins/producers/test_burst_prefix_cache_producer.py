@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from plugin_scenes import candidate, request_for
 
 from picker.app.in_use import LoopClock
 from picker.framework.attributes import Attributes
@@ -16,6 +15,7 @@ from picker.framework.interfaces import AsyncDataProducer
 from picker.framework.services import NoHttp, Services
 from picker.plugins.producers.burst_prefix_cache_producer import PLUGIN, BurstPrefixCacheProducer
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
+from tests.support.picker.plugin_scenes import candidate, request_for
 
 NAME = "burst-prefix-cache-producer"
 BLOCK = 64 * 4  # bytes

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plugin_scenes import candidate, decided
 
 from picker.framework.attributes import Attributes, EndpointLoad, inflight_load_key
 from picker.framework.interfaces import Flight
@@ -28,6 +27,7 @@ from picker.types import (
     SchedulingResult,
 )
 from tests.depth import examples
+from tests.support.picker.plugin_scenes import candidate, decided
 
 NAME = "inflight-load-producer"
 FIRST = ResponseProgress(1.0, 10, is_first=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import msgspec
-from plugin_scenes import candidate, decided, request_for
 
 from picker.framework.attributes import Attributes, EncoderMatch, encoder_matches_key
 from picker.framework.registry import PluginType
@@ -13,6 +12,7 @@ from picker.plugins.producers.mm_embeddings_cache_producer import (
     MmEmbeddingsCacheProducer,
 )
 from picker.types import Candidate, InferenceRequest, MultiModalFeature
+from tests.support.picker.plugin_scenes import candidate, decided, request_for
 
 NAME = "mm-embeddings-cache-producer"
 

@@ -7,7 +7,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from plugin_scenes import request_for
 
 from picker.framework.attributes import Attributes
 from picker.framework.registry import Stability
@@ -28,6 +27,7 @@ from picker.types import (
     SchedulingResult,
     ScoredEndpoint,
 )
+from tests.support.picker.plugin_scenes import request_for
 
 
 def endpoint(name: str, queue: int | None = 0) -> Candidate:

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from plugin_scenes import candidate, decided, request_for
 
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import KvEventConsumer, KvEventFeed, KvEventSource
@@ -20,6 +19,7 @@ from picker.plugins.producers.precise_prefix_cache_producer import (
 from picker.prefix.kv_event_codec import BlocksStored, KvEventError, decode_events
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import Endpoint, InferenceRequest, MultiModalFeature
+from tests.support.picker.plugin_scenes import candidate, decided, request_for
 
 REAL_BATCH = Path(__file__).parents[3] / "data/vllm_0.32_kv_event.msgpack"
 TOPIC = "kv@10.0.0.1:8000@m"

@@ -8,9 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from fake_latency_predictor import FakeLatencyPredictor
 from msgspec.structs import replace
-from plugin_scenes import candidate, decided, request_for
 
 from picker.framework.attributes import (
     Attributes,
@@ -41,6 +39,8 @@ from picker.types import (
     ServedTotals,
     Usage,
 )
+from tests.support.picker.fake_latency_predictor import FakeLatencyPredictor
+from tests.support.picker.plugin_scenes import candidate, decided, request_for
 
 ENVIRONMENT = {
     "PREDICTION_SERVER_URL": "http://p1,http://p2",

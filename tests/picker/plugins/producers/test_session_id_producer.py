@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from plugin_scenes import configured, request_for
 
 from picker.framework.attributes import Attributes, session_id_key
 from picker.framework.interfaces import DataProducer, ProducesData
 from picker.plugins.producers.session_id_producer import PLUGIN
+from tests.support.picker.plugin_scenes import configured, request_for
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from plugin_scenes import request_for
 
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import AsyncDataProducer, DataProducer, ProducesData
 from picker.framework.services import HttpError, Services
 from picker.plugins.producers.token_producer import PLUGIN, TOKENIZED_PROMPT
 from picker.types import Api, InferenceRequest, MultiModalFeature, ParsedBody
+from tests.support.picker.plugin_scenes import request_for
 
 RequestFor = Callable[..., InferenceRequest]
 HELLO = pack("<3I", 1819043176, 1870078063, 6581362)

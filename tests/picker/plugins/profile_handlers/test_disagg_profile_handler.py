@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from plugin_scenes import SetDecider, configured, placed, pool_of, request_for, schedule
 
 from picker.errors import Code, DropReason, RefusedError
 from picker.framework.attributes import Attributes
@@ -14,6 +13,14 @@ from picker.framework.disaggregation import DISAGGREGATION_DECISION_KEY
 from picker.framework.interfaces import PreRequest, ProfileHandler, UsesPlugins
 from picker.plugins.profile_handlers.disagg_profile_handler import PLUGIN
 from picker.types import InferenceRequest, ProfileResult
+from tests.support.picker.plugin_scenes import (
+    SetDecider,
+    configured,
+    placed,
+    pool_of,
+    request_for,
+    schedule,
+)
 
 Make = Callable[..., Any]
 PROFILES = ("decode", "prefill", "encode")

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from plugin_scenes import SetDecider, configured, pool_of, request_for, schedule
 
 from picker.errors import Code, RefusedError
 from picker.framework.attributes import Attributes
 from picker.framework.disaggregation import DISAGGREGATION_DECISION_KEY, DisaggregationDecision
 from picker.plugins.profile_handlers.pd_profile_handler import PLUGIN
+from tests.support.picker.plugin_scenes import (
+    SetDecider,
+    configured,
+    pool_of,
+    request_for,
+    schedule,
+)
 
 NAME = "prefix-based-pd-decider"
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from plugin_scenes import configured, decided, placed, pool_of, request_for, schedule
 
 from picker.errors import Code, RefusedError
 from picker.framework.attributes import Attributes
@@ -19,6 +18,14 @@ from picker.plugins.profile_handlers import (
     single_profile_handler,
 )
 from picker.types import ProfileResult
+from tests.support.picker.plugin_scenes import (
+    configured,
+    decided,
+    placed,
+    pool_of,
+    request_for,
+    schedule,
+)
 
 SINGLE, HEADER = single_profile_handler.PLUGIN, header_profile_handler.PLUGIN
 DATA_PARALLEL, HEADERS = data_parallel_profile_handler.PLUGIN, disagg_headers_handler.PLUGIN

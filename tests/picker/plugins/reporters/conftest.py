@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from plugin_scenes import placed, request_for
 
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Flight
 from picker.types import SchedulingResult
+from tests.support.picker.plugin_scenes import placed, request_for
 
 
 @pytest.fixture

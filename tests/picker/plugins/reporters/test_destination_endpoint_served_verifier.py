@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from plugin_scenes import configured
 
 from picker.framework.interfaces import Flight, ResponseHeadHook
 from picker.plugins.reporters.destination_endpoint_served_verifier import PLUGIN
 from picker.types import ResponseHead
+from tests.support.picker.plugin_scenes import configured
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ import sys
 from typing import Any
 
 import pytest
-from plugin_scenes import configured
 
 from picker.framework.interfaces import Flight, ResponseProgressHook
 from picker.plugins.reporters.request_attribute_reporter import PLUGIN
 from picker.types import ResponseProgress, Usage
+from tests.support.picker.plugin_scenes import configured
 
 COST = "x-gateway-inference-request-cost"
 

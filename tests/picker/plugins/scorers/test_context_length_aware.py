@@ -5,7 +5,6 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from plugin_scenes import request_for
 
 from picker.framework.attributes import Attributes
 from picker.plugins.scorers.context_length_aware import (
@@ -14,6 +13,7 @@ from picker.plugins.scorers.context_length_aware import (
     parse_range,
 )
 from picker.types import Candidate, Endpoint, EndpointMetrics, InferenceRequest
+from tests.support.picker.plugin_scenes import request_for
 
 LABEL = "llm-d.ai/context-length-range"
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plugin_scenes import candidate, request_for
-
 from picker.framework.attributes import Attributes, LatencyPrediction, latency_predictions_key
 from picker.plugins.scorers.latency_cost_scorer import (
     LatencyCostScorer,
     LatencyCostScorerParameters,
 )
+from tests.support.picker.plugin_scenes import candidate, request_for
 
 
 def _scores(costs: Mapping[str, float | None], *, producer: str = "learned") -> list[float]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from plugin_scenes import candidate, request_for
 
 from picker.framework.attributes import Attributes, LatencyPrediction, latency_predictions_key
 from picker.plugins.scorers.latency_scorer import LatencyScorer, LatencyScorerParameters
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
+from tests.support.picker.plugin_scenes import candidate, request_for
 
 Score = Callable[..., list[float]]
 

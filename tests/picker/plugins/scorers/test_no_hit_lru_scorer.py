@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from plugin_scenes import candidate, request_for
-
 from picker.framework.attributes import Attributes
 from picker.plugins.scorers.no_hit_lru_scorer import NoHitLruParameters, NoHitLruScorer
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import Candidate, ProfileResult, SchedulingResult, ScoredEndpoint
+from tests.support.picker.plugin_scenes import candidate, request_for
 
 MATCH = match_info_key("approx-prefix-cache-producer")
 

@@ -9,7 +9,6 @@ from struct import pack
 from typing import Any
 
 import pytest
-from plugin_scenes import candidate, configured, request_for
 
 from picker.framework.attributes import Attributes, EndpointLoad, InFlightLoad, inflight_load_key
 from picker.plugins.scorers import (
@@ -19,6 +18,7 @@ from picker.plugins.scorers import (
 )
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import Candidate, InferenceRequest
+from tests.support.picker.plugin_scenes import candidate, configured, request_for
 
 APPROX = match_info_key("approx-prefix-cache-producer")
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from plugin_scenes import configured, placed, request_for
 
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Flight, ResponseHeadHook, Screener
 from picker.plugins.screeners.disaggregatedset_rollout_screener import PLUGIN
 from picker.types import Candidate, ResponseHead, SchedulingResult
+from tests.support.picker.plugin_scenes import configured, placed, request_for
 
 Make = Callable[..., Any]
 NAME, REVISION, ROLE, SLICE = (

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plugin_scenes import configured
 
 from picker.framework.flow import UsageLimitPolicy
 from picker.framework.registry import PluginType
 from picker.plugins.usage_limits import priority_holdback_policy, static_usage_limit_policy
 from picker.plugins.usage_limits.soft_reflective_ceiling_policy import SoftReflectiveCeilingPolicy
 from tests.depth import examples
+from tests.support.picker.plugin_scenes import configured
 
 STATIC = static_usage_limit_policy.PLUGIN
 HOLDBACK = priority_holdback_policy.PLUGIN

@@ -8,8 +8,8 @@ from typing import Any
 
 import anthropic
 import pytest
-from scripted_talk import TEMPLATE, ByteTokenizer, prompt_of, says
 
+from tests.support.worker.scripted_talk import TEMPLATE, ByteTokenizer, prompt_of, says
 from worker.errors import EngineDeadError
 from worker.types import FinishReason
 

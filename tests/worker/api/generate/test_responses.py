@@ -11,8 +11,8 @@ from typing import Any
 import openai
 import pydantic
 import pytest
-from scripted_talk import TEMPLATE, ByteTokenizer, prompt_of, says
 
+from tests.support.worker.scripted_talk import TEMPLATE, ByteTokenizer, prompt_of, says
 from worker.types import FinishReason
 
 TOOL: Any = {

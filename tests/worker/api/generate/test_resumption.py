@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
-from scripted_talk import TEMPLATE
 
+from tests.support.worker.scripted_talk import TEMPLATE
 from worker.engine.messages import AddRequest
 from worker.types import FinishReason
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from step_driver import advance, scheduler
 
+from tests.support.worker.step_driver import advance, scheduler
 from worker.config import SpeculativeConfig
 from worker.engine.drafters.interface import DraftContext
 from worker.engine.drafters.registry import build_drafter

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from scripted_talk import TEMPLATE, says
 
+from tests.support.worker.scripted_talk import TEMPLATE, says
 from worker.tokenizer import sim
 from worker.types import FinishReason
 

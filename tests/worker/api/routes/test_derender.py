@@ -7,8 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
-from echo_model import ANSWER, TOOLS, write_echo_model
-from sim_worker import sim_worker
+
+from tests.support.model.echo_model import ANSWER, TOOLS, write_echo_model
+from tests.support.worker.sim_worker import sim_worker
 
 TEXT, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/inference/v1/generate"
 

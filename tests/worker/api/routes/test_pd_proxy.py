@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 from aiohttp import web
-from noting_server import Server
-from waiting import pass_time
 
+from tests.support.fleet.noting_server import Server
+from tests.support.waiting import pass_time
 from worker.types import KvSource
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

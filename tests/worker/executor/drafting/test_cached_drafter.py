@@ -6,12 +6,18 @@ import dataclasses
 import functools
 import random
 
-from draft_bench import Walk, drafts_of_head, drafts_of_model, make_bench, tiny_head
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_llama import TINY, tiny_llama
 
 from tests.depth import examples
+from tests.support.model.tiny_llama import TINY, tiny_llama
+from tests.support.worker.draft_bench import (
+    Walk,
+    drafts_of_head,
+    drafts_of_model,
+    make_bench,
+    tiny_head,
+)
 from worker.executor.drafting.loading import HeadNetwork, ModelNetwork
 
 # A head of its own, or the likeliest token would be the last one again.

@@ -9,9 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from draft_bench import GREEDY, VOCABULARY, Bench, Walker, drafts_of_model, make_bench, share_of
-from tiny_llama import BLOCK_SIZE, NUM_BLOCKS, TINY, tiny_llama
 
+from tests.support.model.tiny_llama import BLOCK_SIZE, NUM_BLOCKS, TINY, tiny_llama
+from tests.support.worker.draft_bench import (
+    GREEDY,
+    VOCABULARY,
+    Bench,
+    Walker,
+    drafts_of_model,
+    make_bench,
+    share_of,
+)
 from worker.executor.drafting.draft_cache import DraftCache
 from worker.executor.drafting.interface import DraftNetwork, DraftRequest
 from worker.executor.drafting.loading import ModelNetwork

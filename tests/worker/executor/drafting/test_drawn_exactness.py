@@ -6,11 +6,19 @@ import random
 
 import pytest
 import torch
-from draft_bench import Walker, share_of
-from drawn_bench import DRAFT, FIVE, PARAMS, TARGET, BreaksLate, DrawnBench, exact
-from tiny_llama import BLOCK_SIZE, states_of
-from toy_speculation import PROMPT, VOCAB, fit
 
+from tests.support.model.tiny_llama import BLOCK_SIZE, states_of
+from tests.support.model.toy_speculation import PROMPT, VOCAB, fit
+from tests.support.worker.draft_bench import Walker, share_of
+from tests.support.worker.drawn_bench import (
+    DRAFT,
+    FIVE,
+    PARAMS,
+    TARGET,
+    BreaksLate,
+    DrawnBench,
+    exact,
+)
 from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.interface import DraftNetwork
 from worker.executor.drafting.loading import ModelNetwork

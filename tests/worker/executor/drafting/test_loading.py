@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from draft_bench import tiny_head
 
+from tests.support.worker.draft_bench import tiny_head
 from worker.config import EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.errors import ConfigError, ModelError
 from worker.executor.drafting.loading import (

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from draft_bench import Walker, share_of
-from drawn_bench import PARAMS, TARGET
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_llama import BLOCK_SIZE
-from toy_speculation import VOCAB
 
+from tests.support.model.tiny_llama import BLOCK_SIZE
+from tests.support.model.toy_speculation import VOCAB
+from tests.support.worker.draft_bench import Walker, share_of
+from tests.support.worker.drawn_bench import PARAMS, TARGET
 from worker.executor.drafting.cached_drafter import MAX_PROPOSAL_BYTES, CachedDrafter, bound_drawn
 from worker.executor.drafting.interface import DraftRequest
 from worker.executor.drafting.loading import ModelNetwork

@@ -11,9 +11,9 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from tiny_llama import TINY, tiny_llama
 from torch import Tensor
 
+from tests.support.model.tiny_llama import TINY, tiny_llama
 from worker.models.config import ModelConfig
 from worker.models.llama import LayerWeights, LlamaModel, native_layers
 from worker.models.loader import model_rope_table

@@ -9,10 +9,10 @@ from random import Random
 
 import pytest
 import torch
-from poisoned_graphs import PoisonedGraphs
 from safetensors.torch import load_file, save_file
-from tiny_checkpoint import save_checkpoint
 
+from tests.support.model.tiny_checkpoint import save_checkpoint
+from tests.support.worker.poisoned_graphs import PoisonedGraphs
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
 from worker.engine.drafters.registry import build_drafter

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from model_variants import GEMMA2, GEMMA3, QWEN3_MOE
-from tiny_checkpoint import save_checkpoint
 
+from tests.support.model.model_variants import GEMMA2, GEMMA3, QWEN3_MOE
+from tests.support.model.tiny_checkpoint import save_checkpoint
 from worker.executor.kv_cache import allocate
 from worker.executor.state import DeviceState
 from worker.executor.step_batch import StepBatch

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from model_variants import QWEN3_MOE
-from quantized_checkpoints import quantize
-from tiny_checkpoint import save_checkpoint
 from torch import Tensor
 
+from tests.support.model.model_variants import QWEN3_MOE
+from tests.support.model.quantized_checkpoints import quantize
+from tests.support.model.tiny_checkpoint import save_checkpoint
 from worker.executor.kv_cache import allocate
 from worker.executor.state import DeviceState
 from worker.executor.step_batch import StepBatch

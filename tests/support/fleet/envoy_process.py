@@ -1,0 +1,76 @@
+"""A real Envoy as a process of its own, and what its port of administration says."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import aiohttp
+
+from fleet.envoy.binary import find_envoy
+from tests.support.waiting import until
+
+
+class EnvoyProcess:
+    """One Envoy, whose bootstrap has its administration at the port `admin`."""
+
+    def __init__(self, folder: Path, admin: int) -> None:
+        self._folder, self._admin = folder, f"http://127.0.0.1:{admin}"
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self, bootstrap: str, threads: int = 1) -> None:
+        """Begin, with a bootstrap in YAML or JSON."""
+        path = self._folder / "bootstrap.yaml"
+        path.write_text(bootstrap)
+        self._process = await asyncio.create_subprocess_exec(
+            str(find_envoy()),
+            *("-c", str(path), "--disable-hot-restart", "--concurrency", str(threads)),
+            *("--log-level", "warn", "--log-path", str(self._folder / "envoy.log")),
+            *("--file-flush-interval-msec", "50"),
+        )
+
+    async def until_ready(self) -> None:
+        """Return once its listeners are up."""
+        await until(self._is_ready, what="Envoy listens")
+
+    async def _is_ready(self) -> bool:
+        assert self._process.returncode is None, (self._folder / "envoy.log").read_text()[-2000:]
+        try:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(f"{self._admin}/ready") as reply,
+            ):
+                return reply.status == 200
+        except aiohttp.ClientError:
+            return False
+
+    async def stop(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+    async def stats(self, pattern: str) -> dict[str, int]:
+        """Counters and gauges whose name matches; none while it does not say."""
+        wanted = {"filter": pattern, "format": "json"}
+        try:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(f"{self._admin}/stats", params=wanted) as reply,
+            ):
+                found = (await reply.json())["stats"]
+        except aiohttp.ClientError:
+            return {}
+        return {one["name"]: one["value"] for one in found if "value" in one}
+
+    async def healthy(self, cluster: str) -> int | None:
+        """How many members of a cluster it uses."""
+        name = f"cluster.{cluster}.membership_healthy"
+        return (await self.stats(f"^{name}$")).get(name)
+
+    async def until_healthy(self, cluster: str, count: int) -> None:
+        """Return once it uses exactly so many members of a cluster."""
+        await until(
+            lambda: self.healthy(cluster),
+            lambda found: found == count,
+            what=f"{count} members of {cluster}",
+        )

@@ -1,0 +1,117 @@
+"""A running `pointsman up`, for tests that use it as a person would."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.support.waiting import until
+
+LIMIT_SECONDS = 120
+
+
+def children(pid: int) -> Iterator[int]:
+    """All descendants of a process."""
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                yield int(child)
+                yield from children(int(child))
+
+
+def command(pid: int) -> str:
+    """Its command line; empty when there is no such process."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return ""
+
+
+class Fleet:
+    """A running `pointsman up`."""
+
+    def __init__(self, process: asyncio.subprocess.Process, port: int) -> None:
+        self.process = process
+        self.port = port
+        self.output = ""
+        self.url = f"http://127.0.0.1:{port}"
+        self.openai = openai.AsyncOpenAI(
+            base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=LIMIT_SECONDS
+        )
+
+    async def read(self) -> None:
+        """Follow its output to the end."""
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            self.output += line.decode()
+
+    async def ready(self) -> None:
+        """Wait for the invitation, or the end."""
+        await until(
+            lambda: "curl -N" in self.output or self.process.returncode is not None, what="ready"
+        )
+
+    @property
+    def worker_urls(self) -> list[str]:
+        """Where each worker itself listens, by its number."""
+        listed = re.search(r"workers  127\.0\.0\.1:([\d, ]+?)  ", self.output)
+        assert listed is not None, self.output
+        return [f"http://127.0.0.1:{port}" for port in listed[1].split(", ")]
+
+    @property
+    def picker_url(self) -> str:
+        listed = re.search(r"metrics (\d+)", self.output)
+        assert listed is not None, self.output
+        return f"http://127.0.0.1:{listed[1]}"
+
+    def descendants(self) -> dict[int, str]:
+        """Process id → command line of everything it started."""
+        return {pid: command(pid) for pid in children(self.process.pid)}
+
+    async def say_hello(self) -> int:
+        """One chat completion of four tokens; how many came."""
+        answer = await self.openai.chat.completions.create(
+            model="sim",
+            max_tokens=4,
+            messages=[{"role": "user", "content": "hello"}],
+            extra_body={"ignore_eos": True},
+        )
+        return answer.usage.completion_tokens
+
+
+@contextlib.asynccontextmanager
+async def running_fleet(port: int, *flags: str) -> AsyncIterator[Fleet]:
+    """`pointsman up` on `port`, with simulated workers unless `flags` say otherwise."""
+    argv = ["up", "--engine", "sim", "--port", str(port), *flags]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "fleet.cli", *argv),  # as the installed script imports
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    fleet = Fleet(process, port)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(fleet.read())
+        try:
+            yield fleet
+        finally:
+            await fleet.openai.close()
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+def free_base_port() -> int:
+    """A port between those of `local_ports` and those of outgoing connections."""
+    for candidate in range(30_000 + os.getpid() % 100 * 20, 32_500, 20):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", candidate))
+            return candidate
+    pytest.fail("no free port")

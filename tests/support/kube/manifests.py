@@ -1,0 +1,92 @@
+"""Kubernetes objects as kustomize and Helm render them from deploy/."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import yaml
+
+from tests.support.kube.kube_tools import NEWEST, tool
+
+Object: TypeAlias = dict[str, Any]
+
+ROOT = Path(__file__).parents[3]
+DEPLOY = ROOT / "deploy"
+K8S = DEPLOY / "k8s"
+CHART = DEPLOY / "helm" / "pointsman"
+NAMESPACE = "pointsman"
+BUILDS = tuple(
+    str(path.parent.relative_to(ROOT))
+    for path in sorted((*K8S.rglob("kustomization.yaml"), ROOT / "crds" / "Kustomization"))
+    if "kind: Component" not in path.read_text()
+)
+
+
+def kustomized(folder: str, version: str = NEWEST) -> list[Object]:
+    """What `kubectl kustomize FOLDER` renders; the folder is told from the repository's root.
+
+    Raises MissingToolError without kubectl, AssertionError for a folder that does not build.
+    """
+    words = ("kustomize", str(ROOT / folder))
+    return list(yaml.safe_load_all(_output(tool("kubectl", version), *words)))
+
+
+def charted(*settings: str, release: str = "pointsman", namespace: str = NAMESPACE) -> list[Object]:
+    """What `helm template` renders with these `key=value`. Raises as `kustomized`."""
+    flags = [word for setting in settings for word in ("--set", setting)]
+    command = ("template", release, str(CHART), "--namespace", namespace, *flags)
+    return [one for one in yaml.safe_load_all(_output(tool("helm"), *command)) if one]
+
+
+@cache
+def _output(program: Path, *words: str) -> str:
+    done = subprocess.run(
+        [str(program), *words], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def name_of(obj: Object) -> tuple[str, str]:
+    """Kind and name, which tell an object from all others of a rendering."""
+    return obj["kind"], obj["metadata"]["name"]
+
+
+def of_kind(objects: Sequence[Object], kind: str) -> list[Object]:
+    return [one for one in objects if one["kind"] == kind]
+
+
+def workloads(objects: Sequence[Object]) -> list[Object]:
+    return [one for one in objects if "template" in one.get("spec", {})]
+
+
+def pod_of(workload: Object) -> Object:
+    """The specification of a workload's Pods."""
+    return workload["spec"]["template"]["spec"]
+
+
+def containers(pod: Object) -> Iterator[Object]:
+    """All containers of a Pod, those of its start included."""
+    for field in ("initContainers", "containers", "ephemeralContainers"):
+        yield from pod.get(field, ())
+
+
+def takes(selector: Object, labels: Object) -> bool:
+    """Whether a label selector takes what has these labels."""
+    if any(labels.get(key) != value for key, value in selector.get("matchLabels", {}).items()):
+        return False
+    return all(_meets(one, labels) for one in selector.get("matchExpressions", ()))
+
+
+def _meets(expression: Object, labels: Object) -> bool:
+    value, values = labels.get(expression["key"]), expression.get("values", ())
+    return {
+        "In": value in values,
+        "NotIn": value not in values,
+        "Exists": value is not None,
+        "DoesNotExist": value is None,
+    }[expression["operator"]]

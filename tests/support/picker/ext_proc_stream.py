@@ -1,0 +1,330 @@
+"""An ext_proc stream as a gateway in full-duplex mode opens it, and the messages it may expect."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import grpc
+from envoy.config.core.v3 import base_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as pb_grpc
+from google.protobuf.struct_pb2 import Struct
+
+PATIENCE_SECONDS = 120.0
+CHUNK_BYTES = 62_000
+DESTINATION = "x-gateway-destination-endpoint"
+REQUEST_ID = "test-request-id"
+BASE_HEADERS = {"hi": "mom", "x-request-id": REQUEST_ID, ":method": "POST", ":authority": "gw"}
+BOTH_WAYS_REMOVED = (
+    "x-gateway-destination-endpoint-scores",
+    "x-gateway-destination-endpoint-served",
+    "x-gateway-destination-endpoint-subset",
+    "x-gateway-inference-fairness-id",
+    "x-gateway-inference-objective",
+    "x-gateway-model-name-rewrite",
+    "x-llm-d-inference-fairness-id",
+    "x-llm-d-inference-objective",
+    "x-llm-d-model-name-rewrite",
+    "x-llm-d-request-dropped-reason",
+    "x-llm-d-slo-tpot-ms",
+    "x-llm-d-slo-ttft-ms",
+    "x-llm-d-video-duration-seconds",
+    "x-llm-d-video-fps",
+    "x-llm-d-video-resolution",
+    "x-slo-tpot-ms",
+    "x-slo-ttft-ms",
+)
+DISAGGREGATION = (
+    "x-data-parallel-host-port",
+    "x-encoder-hosts-ports",
+    "x-kv-cache-source-host-port",
+    "x-prefiller-host-port",
+)
+_OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+Message = Any  # the wheel with Envoy's messages carries no types
+
+
+def completion(model: str = "my-model", prompt: str = "test", **more: Any) -> bytes:
+    """The body that the reference's hermetic tests send."""
+    return json.dumps(
+        {"model": model, "prompt": prompt, "max_tokens": 100, "temperature": 0} | more
+    ).encode()
+
+
+# What the picker is expected to say
+
+
+def _set(mutation: Message, headers: Iterable[tuple[str, str]]) -> None:
+    for key, value in sorted(headers):
+        option = mutation.set_headers.add(append_action=_OVERWRITE)
+        option.header.key, option.header.raw_value = key, value.encode()
+
+
+def _struct(values: Mapping[str, Any]) -> Struct:
+    struct = Struct()
+    struct.update(values)
+    return struct
+
+
+def directed(
+    destination: str,
+    body: bytes | None = None,
+    *,
+    headers: Mapping[str, str] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    has_length: bool = True,
+) -> list[Message]:
+    """A request that goes to `destination`, with `body` in pieces (None: it has none)."""
+    message = pb.ProcessingResponse()
+    response = message.request_headers.response
+    response.clear_route_cache = True
+    own = {DESTINATION: destination, **(headers or {})}
+    if body and has_length:
+        own["content-length"] = str(len(body))
+    _set(response.header_mutation, own.items())
+    removed = sorted({*BOTH_WAYS_REMOVED, *DISAGGREGATION} - own.keys())
+    response.header_mutation.remove_headers.extend(removed)
+    told = {DESTINATION: destination, **(metadata or {})}
+    message.dynamic_metadata.CopyFrom(_struct({"envoy.lb": told}))
+    return [message] if body is None else [message, *request_pieces(body)]
+
+
+def request_pieces(body: bytes, ends: bool = True) -> list[Message]:
+    """The body of a request on its way on."""
+    return [
+        pb.ProcessingResponse(request_body=_streamed(piece, ends and is_last))
+        for piece, is_last in _cut(body)
+    ]
+
+
+def response_pieces(
+    body: bytes, ends: bool = True, metadata: Mapping[str, Any] | None = None
+) -> list[Message]:
+    """The body of a response on its way on; `metadata` is beside the last piece."""
+    messages = [
+        pb.ProcessingResponse(response_body=_streamed(piece, ends and is_last))
+        for piece, is_last in _cut(body)
+    ]
+    if metadata is not None:
+        messages[-1].dynamic_metadata.CopyFrom(_struct(metadata))
+    return messages
+
+
+def _cut(body: bytes) -> list[tuple[bytes, bool]]:
+    starts = range(0, max(len(body), 1), CHUNK_BYTES)
+    return [(body[at : at + CHUNK_BYTES], at == starts[-1]) for at in starts]
+
+
+def _streamed(piece: bytes, ends: bool) -> Message:
+    body = pb.BodyResponse()
+    body.response.body_mutation.streamed_response.body = piece
+    body.response.body_mutation.streamed_response.end_of_stream = ends
+    return body
+
+
+def response_head(
+    headers: Mapping[str, str] | None = None, removed: Iterable[str] = ()
+) -> list[Message]:
+    """The answer to the headers of a response."""
+    message = pb.ProcessingResponse()
+    mutation = message.response_headers.response.header_mutation
+    _set(mutation, {"x-went-into-resp-headers": "true", **(headers or {})}.items())
+    mutation.remove_headers.extend(sorted(removed))
+    return [message]
+
+
+RESPONSE_TRAILERS = pb.ProcessingResponse(response_trailers=pb.TrailersResponse())
+
+
+def refused(
+    status: int, error: str, drop_reason: str | None = None, retry_after: int | None = None
+) -> list[Message]:
+    """An answer of the picker's own; `error` is `<Code> - <message>`."""
+    message = pb.ProcessingResponse()
+    message.immediate_response.status.code = status
+    message.immediate_response.body = f"inference error: {error}".encode()
+    headers = []
+    if drop_reason is not None:
+        headers.append(("x-llm-d-request-dropped-reason", drop_reason))
+    if retry_after is not None:
+        headers.append(("retry-after", str(retry_after)))
+    if headers:
+        _set(message.immediate_response.headers, headers)
+    return [message]
+
+
+def in_order(message: Message) -> Message:
+    """The message with its headers sorted by key; bodies and all else as they are."""
+    kind = message.WhichOneof("response")
+    mutations = []
+    if kind == "immediate_response":
+        mutations = [message.immediate_response.headers]
+    elif kind in ("request_headers", "request_body", "response_headers", "response_body"):
+        response = getattr(message, kind).response
+        mutations = [response.header_mutation] if response.HasField("header_mutation") else []
+    for mutation in mutations:
+        mutation.set_headers.sort(key=lambda option: option.header.key)
+        mutation.remove_headers.sort()
+    return message
+
+
+# What the gateway says
+
+
+class GatewayStream:
+    """One stream. Whatever is read of it comes with its headers in order."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.call = pb_grpc.ExternalProcessorStub(channel).Process()
+
+    async def send(self, metadata: Mapping[str, Any] | None = None, **message: Message) -> None:
+        """One message of the kind that the keyword names, with metadata by namespace."""
+        sent = pb.ProcessingRequest(**message)
+        for namespace, values in (metadata or {}).items():
+            sent.metadata_context.filter_metadata[namespace].CopyFrom(_struct(values))
+        await self.call.write(sent)
+
+    async def request_headers(
+        self,
+        headers: Mapping[str, str] | None = None,
+        *,
+        path: str = "/v1/completions",
+        ends: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+        modes: tuple[int, int] | None = None,
+    ) -> None:
+        """The head of a request; `modes` are those of its and of the response's bodies."""
+        message = pb.HttpHeaders(end_of_stream=ends)
+        for key, value in {":path": path, **BASE_HEADERS, **(headers or {})}.items():
+            message.headers.headers.add(key=key, raw_value=value.encode())
+        more = {}
+        if modes is not None:
+            request, response = modes
+            more["protocol_config"] = pb.ProtocolConfiguration(
+                request_body_mode=request, response_body_mode=response
+            )
+        await self.send(metadata, request_headers=message, **more)
+
+    async def request_body(
+        self, body: bytes, ends: bool = True, metadata: Mapping[str, Any] | None = None
+    ) -> None:
+        """A piece of the body of a request."""
+        await self.send(metadata, request_body=pb.HttpBody(body=body, end_of_stream=ends))
+
+    async def response_headers(
+        self,
+        headers: Mapping[str, str] | None = None,
+        *,
+        ends: bool = False,
+        served: str | None = None,
+    ) -> list[Message]:
+        """The head of a response, and what the picker answers; `served` is who has answered."""
+        message = pb.HttpHeaders(end_of_stream=ends)
+        shown = {":status": "200", "content-type": "application/json", **(headers or {})}
+        for key, value in shown.items():
+            message.headers.headers.add(key=key, raw_value=value.encode())
+        metadata = {"envoy.lb": {f"{DESTINATION}-served": served}} if served else None
+        await self.send(metadata, response_headers=message)
+        return await self.read(1)
+
+    async def response_body(self, body: bytes, ends: bool = False) -> None:
+        """A piece of the body of a response."""
+        await self.send(response_body=pb.HttpBody(body=body, end_of_stream=ends))
+
+    async def response_trailers(self) -> None:
+        """The end of a response."""
+        await self.send(response_trailers=pb.HttpTrailers())
+
+    async def read(self, number: int) -> list[Message]:
+        """The next messages, fewer where the stream ends before."""
+        found: list[Message] = []
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while len(found) < number:
+                message = await self.call.read()
+                if message is grpc.aio.EOF:
+                    break
+                found.append(in_order(message))
+        return found
+
+    async def read_request(self) -> list[Message]:
+        """Everything up to the end of the request, or up to the picker's own answer."""
+        found: list[Message] = []
+        while True:
+            messages = await self.read(1)
+            found += messages
+            if not messages or _ends_request(messages[0]):
+                return found
+
+    async def read_response(self) -> list[Message]:
+        """Everything up to the last piece of the response."""
+        found: list[Message] = []
+        while True:
+            messages = await self.read(1)
+            found += messages
+            if not messages or _ends_response(messages[0]):
+                return found
+
+    async def rest(self) -> list[Message]:
+        """The gateway says nothing more: everything that the picker still has to say."""
+        await self.call.done_writing()
+        return await self.read(10_000)
+
+    async def ask(
+        self,
+        body: bytes,
+        headers: Mapping[str, str] | None = None,
+        *,
+        path: str = "/v1/completions",
+        metadata: Mapping[str, Any] | None = None,
+    ) -> list[Message]:
+        """A whole request in one piece, and everything that is said to it."""
+        await self.request_headers(headers, path=path)
+        await self.request_body(body, metadata=metadata)
+        return await self.read_request()
+
+    async def respond(
+        self, pieces: Sequence[bytes], headers: Mapping[str, str] | None = None
+    ) -> bytes:
+        """A whole response, the last piece of which ends it; what reaches the client of it."""
+        await self.response_headers(headers)
+        for index, piece in enumerate(pieces):
+            await self.response_body(piece, ends=index == len(pieces) - 1)
+        return body_of(await self.read_response())
+
+
+def _ends_request(message: Message) -> bool:
+    kind = message.WhichOneof("response")
+    if kind == "request_body":
+        return bool(message.request_body.response.body_mutation.streamed_response.end_of_stream)
+    return bool(kind == "immediate_response")
+
+
+def _ends_response(message: Message) -> bool:
+    if message.WhichOneof("response") != "response_body":
+        return True
+    return bool(message.response_body.response.body_mutation.streamed_response.end_of_stream)
+
+
+def body_of(messages: Iterable[Message]) -> bytes:
+    """The bytes of all pieces of body among the messages."""
+    pieces = []
+    for message in messages:
+        kind = message.WhichOneof("response")
+        if kind in ("request_body", "response_body"):
+            mutation = getattr(message, kind).response.body_mutation
+            pieces.append(mutation.streamed_response.body)
+    return b"".join(pieces)
+
+
+def destination_of(messages: Sequence[Message]) -> str:
+    """The destination in the first message, which is said twice and alike."""
+    head = messages[0]
+    options = head.request_headers.response.header_mutation.set_headers
+    values = [one.header.raw_value.decode() for one in options if one.header.key == DESTINATION]
+    fields = head.dynamic_metadata.fields["envoy.lb"].struct_value.fields
+    told = str(fields[DESTINATION].string_value)
+    assert values == [told], head
+    return told

@@ -1,0 +1,123 @@
+"""A whole picker whose pool takes few requests at once, and requests that wait before it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from picker.config.load import load_config
+from tests.support.picker.ext_proc_stream import GatewayStream, Message, completion, destination_of
+from tests.support.picker.metrics_pages import Pod, page, pods
+from tests.support.picker.whole_picker import HEAD, WholePicker, whole_picker
+from tests.support.waiting import until
+
+FAIRNESS, OBJECTIVE = "x-llm-d-inference-fairness-id", "x-llm-d-inference-objective"
+WAITING = "llm_d_epp_flow_control_queue_size"
+BYTES_WAITING = "llm_d_epp_flow_control_queue_bytes"
+
+
+def config(section: str = "", plugins: str = "", at_once: int = 1, gate: bool = True) -> str:
+    """Flow control over endpoints that take `at_once` requests each; `section` is its own."""
+    gates = "featureGates: [flowControl]\n" if gate else ""
+    return f"""{HEAD}{gates}
+plugins:
+- {{type: queue-scorer}}
+- {{type: concurrency-detector, parameters: {{maxConcurrency: {at_once}}}}}
+{plugins}
+schedulingProfiles: [{{name: default, plugins: [{{pluginRef: queue-scorer}}]}}]
+flowControl:
+  saturationDetector: {{pluginRef: concurrency-detector}}
+{section}
+"""
+
+
+@dataclass
+class Waiter:
+    """A request whose fate nobody knows yet."""
+
+    stream: GatewayStream
+    said: asyncio.Task[list[Message]]
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has been told nothing so far."""
+        return not self.said.done()
+
+    async def answer(self) -> list[Message]:
+        return await self.said
+
+    async def destination(self) -> str:
+        return destination_of(await self.said)
+
+    async def end(self) -> None:
+        await self.stream.respond([b"{}"])
+        assert await self.stream.rest() == []
+
+
+@dataclass
+class Scene:
+    """The picker, and requests to it."""
+
+    picker: WholePicker
+
+    async def ask(self, headers: Mapping[str, str] | None = None, **more: Any) -> Waiter:
+        """A request has been sent, and may have been answered."""
+        stream = GatewayStream(self.picker.channel)
+        said = asyncio.ensure_future(stream.ask(completion(), headers, **more))
+        return Waiter(stream, said)
+
+    async def serve(self, headers: Mapping[str, str] | None = None, **more: Any) -> Waiter:
+        """A request that is under way."""
+        waiter = await self.ask(headers, **more)
+        await waiter.destination()
+        return waiter
+
+    async def wait(
+        self, number: int, headers: Mapping[str, str] | None = None, **more: Any
+    ) -> Waiter:
+        """A request that waits now, as the last of `number`."""
+        waiter = await self.ask(headers, **more)
+        await self.has_waiting(number)
+        return waiter
+
+    async def waiting(self) -> int:
+        return int(await self.picker.series(WAITING) or 0)
+
+    async def has_waiting(self, number: int) -> None:
+        """Return once so many wait."""
+        await until(self.waiting, lambda found: found == number)
+
+    async def is_at_rest(self) -> None:
+        """Return once nothing waits and nothing is held, as it has to be in the end."""
+        await self.has_waiting(0)
+        await until(self.picker.is_idle)
+        assert not await self.picker.series(BYTES_WAITING)
+
+    def use(self, text: str) -> None:
+        """Put another configuration to use."""
+        self.picker.pool.config.apply(load_config(text.encode(), "changed.yaml"))
+
+
+@asynccontextmanager
+async def waiting_scene(
+    folder: Path, text: str, endpoints: Sequence[Pod] | None = None, **changes: Any
+) -> AsyncIterator[Scene]:
+    """A picker with flow control, in front of one idle endpoint unless told otherwise."""
+    found = pods(page()) if endpoints is None else endpoints
+    async with whole_picker(folder, found, text, **changes) as picker:
+        yield Scene(picker)
+
+
+def headers_of(messages: Sequence[Message]) -> dict[str, str]:
+    """The headers of an answer of the picker's own."""
+    options = messages[0].immediate_response.headers.set_headers
+    return {one.header.key: one.header.raw_value.decode() for one in options}
+
+
+def status_of(messages: Sequence[Message]) -> int:
+    """Its status; 0: it is none."""
+    return int(messages[0].immediate_response.status.code)
