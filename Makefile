@@ -11,6 +11,8 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 JOBS   ?= 2
 FUZZ_SECONDS ?= 60
+# Where Python must not write .pyc files, each of the hundreds of processes that the tests start compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 # Those whose results depend on what the CPU computes; Triton's interpreter computes the same on any.
 ARITHMETIC_TESTS := $(addprefix tests/worker/,ops models executor training test_exactness.py test_speculation_equality.py) \
 	--ignore tests/worker/ops/triton
