@@ -17,7 +17,7 @@ import pytest
 from tests.support.fleet.running_fleet import Fleet, free_base_port, running_fleet
 from tests.support.model.echo_model import TOOLS, write_echo_model
 
-pytestmark = pytest.mark.envoy
+pytestmark = [pytest.mark.envoy, pytest.mark.full]
 
 CITIES = [f"City {n} 🙂" for n in range(10)]
 NAME = "get_weather"

@@ -19,7 +19,7 @@ from fleet.doctor.command import FINE, WRONG
 from tests.support.fleet.running_fleet import Fleet, free_base_port, running_fleet
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.envoy
+pytestmark = [pytest.mark.envoy, pytest.mark.full]
 
 
 async def pointsman(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 280
 

@@ -18,7 +18,7 @@ from tests.support.local_ports import free_port
 from tests.support.worker.running_worker import Worker, running_worker
 from worker.api.routes.prefill_leg import KEEP_KV
 
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.soak, pytest.mark.full]
 
 PATH = "/v1/completions"
 PROMPTS = [f"{n}: " + " ".join(f"{i} and {i + n}," for i in range(40)) for n in range(1, 9)]

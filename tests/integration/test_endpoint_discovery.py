@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.fleet.eds_scene import discovery_scene
 
-pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("patient_envoy")]
+pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("patient_envoy"), pytest.mark.full]
 VARIANTS = pytest.mark.parametrize("is_delta", [False, True], ids=["sotw", "delta"])
 
 

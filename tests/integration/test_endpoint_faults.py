@@ -109,7 +109,7 @@ class FailingFleet:
         await until(lambda: self.series(name, **labels), lambda found: found >= value)
 
 
-pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("patient_envoy")]
+pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("patient_envoy"), pytest.mark.full]
 CLIENTS = 32
 EJECTIONS = "pointsman_endpoint_ejections_total"
 PROBES = "pointsman_endpoint_probes_total"

@@ -16,6 +16,8 @@ import pytest
 from tests.support.busy_loops import busy_loops, counts_waits, crowd
 from tests.support.worker.running_worker import Ended, Worker, running_worker
 
+pytestmark = pytest.mark.full
+
 SIM = ("--engine", "sim", "--sim-decode-base-ms", "20")
 STREAMS = 24
 

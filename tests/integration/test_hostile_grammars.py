@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.worker.sim_worker import SimWorker, read_reply, sim_worker
 
+pytestmark = pytest.mark.full
+
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 MIB = 1 << 20
 LOOP = {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}

@@ -16,6 +16,8 @@ from tests.support.worker.running_worker import Worker, running_worker
 from tests.support.worker.tier_house import SIZE, House, prompt
 from worker.engine.kv_events import EventEncoder
 
+pytestmark = pytest.mark.full
+
 MAKER = BlockKeys(SIZE)
 
 

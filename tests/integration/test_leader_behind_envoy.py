@@ -18,7 +18,7 @@ from tests.support.kube.elected_pickers import ElectedPicker, elected_pickers, u
 from tests.support.local_ports import free_port
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.envoy
+pytestmark = [pytest.mark.envoy, pytest.mark.full]
 LOOPBACK = "127.0.0.1"
 BODY = {"model": "sim", "prompt": "hello"}
 

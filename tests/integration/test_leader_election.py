@@ -6,6 +6,8 @@ import asyncio
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.support.kube.elected_pickers import (
     LIMIT_SECONDS,
     elected_pickers,
@@ -13,6 +15,8 @@ from tests.support.kube.elected_pickers import (
     until_ready,
 )
 from tests.support.waiting import until
+
+pytestmark = pytest.mark.full
 
 READY = ("", "readiness", "inference-extension", "envoy.service.ext_proc.v3.ExternalProcessor")
 

@@ -9,6 +9,8 @@ import pytest
 from tests.support.worker.installed_processors import install_processors
 from tests.support.worker.running_worker import running_worker
 
+pytestmark = pytest.mark.full
+
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}'
 
 

@@ -16,6 +16,8 @@ from tests.support.worker.running_worker import Worker, running_worker
 from worker.models.checkpoints import open_checkpoint
 from worker.models.loader import expected_shapes
 
+pytestmark = pytest.mark.full
+
 CONFIG = """\
 apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig

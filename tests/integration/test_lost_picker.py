@@ -14,7 +14,7 @@ import pytest
 from tests.support.fleet.running_fleet import LIMIT_SECONDS, Fleet, free_base_port, running_fleet
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.envoy
+pytestmark = [pytest.mark.envoy, pytest.mark.full]
 STREAM_TOKENS = 1500  # a minute and a half while the workers are slow
 
 

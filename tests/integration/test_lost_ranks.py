@@ -23,6 +23,8 @@ from worker.engine.messages import AddRequest
 from worker.errors import EngineDeadError
 from worker.types import SamplingParams
 
+pytestmark = pytest.mark.full
+
 STREAMS = 8
 HIDDEN, INNER, KEYS = 32, 48, 16
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.fleet.running_fleet import Fleet, free_base_port, running_fleet
 
-pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("patient_envoy")]
+pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("patient_envoy"), pytest.mark.full]
 
 WORKERS, WAITING, SENT = 2, 6, 40
 CONFIG = f"""\

@@ -23,6 +23,8 @@ from picker.types import Api, Endpoint, InferenceRequest, ParsedBody
 from tests.support.local_ports import free_ports
 from tests.support.worker.sim_worker import SimWorker, sim_worker
 
+pytestmark = pytest.mark.full
+
 MODEL = "tiny"
 PATIENCE_SECONDS = 120.0
 PROMPT = list(range(100, 200))  # six full blocks of 16 tokens

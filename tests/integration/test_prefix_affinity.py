@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.fleet.running_fleet import Fleet, free_base_port, running_fleet
 
-pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("patient_envoy")]
+pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("patient_envoy"), pytest.mark.full]
 
 NUM_GROUPS = 8
 LATER_REQUESTS = 12

@@ -19,7 +19,7 @@ from picker.plugins.producers.token_producer import PLUGIN
 from picker.types import InferenceRequest
 from tests.support.worker.sim_worker import SimWorker, sim_worker
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.full]
 SYSTEM, QUESTION = "Be kind.", "What is the capital of France?"
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.fleet.running_fleet import LIMIT_SECONDS, Fleet, free_base_port, running_fleet
 
-pytestmark = pytest.mark.envoy
+pytestmark = [pytest.mark.envoy, pytest.mark.full]
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "resume.py"
 SLOW = "--worker-args=--sim-decode-base-ms 30ms"

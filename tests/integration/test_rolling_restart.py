@@ -280,7 +280,7 @@ async def steady_load(port: int) -> AsyncIterator[Load]:
         shared.close()
 
 
-pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("patient_envoy")]
+pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("patient_envoy"), pytest.mark.full]
 FLAGS = ("--decision-header", "--drain-timeout", "5")
 QUEUE = """\
 apiVersion: llm-d.ai/v1alpha1

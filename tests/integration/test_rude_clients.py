@@ -7,7 +7,11 @@ import json
 import re
 from contextlib import suppress
 
+import pytest
+
 from tests.support.worker.running_worker import CHAT, PATIENCE_SECONDS, Worker, running_worker
+
+pytestmark = pytest.mark.full
 
 SIM = ("--engine", "sim", "--sim-decode-base-ms", "10", "--max-num-seqs", "256")
 LEAVERS = 200

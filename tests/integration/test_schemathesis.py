@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.worker.sim_worker import sim_worker
 
+pytestmark = pytest.mark.full
+
 CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,"
     "response_schema_conformance,negative_data_rejection"

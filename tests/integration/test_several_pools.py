@@ -37,7 +37,7 @@ from tests.support.local_ports import free_port
 from tests.support.waiting import until
 from tests.support.worker.sim_worker import sim_worker
 
-pytestmark = pytest.mark.envoy
+pytestmark = [pytest.mark.envoy, pytest.mark.full]
 ROOT = Path(__file__).parents[2]
 A, B, C = POOLS = ("a", "b", "c")
 SIGMAS = 4.5  # of a share: missed by chance once in 150,000 runs

@@ -11,6 +11,8 @@ import pytest
 from tests.support.worker.running_worker import CHAT, Worker, running_worker
 from worker.tokenizer.sim import WORDS
 
+pytestmark = pytest.mark.full
+
 SIM = ("--engine", "sim", "--sim-decode-base-ms", "5")
 
 

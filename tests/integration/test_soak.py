@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "worker_soak.py"
 
 

@@ -18,6 +18,8 @@ import pytest
 from tests.support.fleet.running_fleet import free_base_port, running_fleet
 from tests.support.worker.running_worker import Worker, running_worker
 
+pytestmark = pytest.mark.full
+
 # How long the drafts are must not depend on how busy the machine is that runs the tests.
 NGRAM = {
     "method": "ngram",

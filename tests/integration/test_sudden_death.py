@@ -16,6 +16,8 @@ from tests.support.fleet.running_fleet import LIMIT_SECONDS, children, free_base
 from tests.support.waiting import until
 from tests.support.worker.running_worker import running_worker
 
+pytestmark = pytest.mark.full
+
 SIM = ("--engine", "sim")
 
 

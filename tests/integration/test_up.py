@@ -72,6 +72,7 @@ def _remaining(before: dict[int, str]) -> dict[int, str]:
     return {pid: line for pid, line in before.items() if line and command(pid) == line}
 
 
+@pytest.mark.full
 async def test_folders_named_like_our_packages_are_not_run(
     port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +91,7 @@ async def test_folders_named_like_our_packages_are_not_run(
     assert not ran.exists(), ran.read_text()
 
 
+@pytest.mark.full
 async def test_a_second_signal_stops_at_once(port: int) -> None:
     """While a long answer drains, a second Ctrl-C ends everything, with status 0."""
     async with running_fleet(port, "--workers", "1", "--drain-timeout", "600") as fleet:
@@ -113,6 +115,7 @@ async def test_a_second_signal_stops_at_once(port: int) -> None:
         await until(lambda: not _remaining(before), what=f"all gone: {_remaining(before)}")
 
 
+@pytest.mark.full
 async def test_a_signal_during_the_start_stops_it(port: int) -> None:
     """Ctrl-C before everything is ready leaves nothing behind either."""
     async with running_fleet(port, "--workers", "2") as fleet:
@@ -122,6 +125,7 @@ async def test_a_signal_during_the_start_stops_it(port: int) -> None:
         assert "curl" not in fleet.output
 
 
+@pytest.mark.full
 async def test_a_start_that_fails_leaves_no_folder_behind(
     port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +138,7 @@ async def test_a_start_that_fails_leaves_no_folder_behind(
     assert not os.listdir(tmp_path)
 
 
+@pytest.mark.full
 async def test_a_busy_port_is_one_sentence(port: int) -> None:
     """Nothing is started when the port is taken."""
     with socket.create_server(("127.0.0.1", port)):

@@ -35,6 +35,7 @@ pytestmark = [
     pytest.mark.skipif(not (VLLM and MODEL), reason="POINTSMAN_VLLM names no vllm command"),
     pytest.mark.model,
     pytest.mark.envoy,
+    pytest.mark.full,
 ]
 
 

@@ -12,7 +12,7 @@ from tests.support.fleet.browser import Browser, browser
 from tests.support.fleet.running_fleet import LIMIT_SECONDS, Fleet, free_base_port, running_fleet
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.envoy
+pytestmark = [pytest.mark.envoy, pytest.mark.full]
 WORKERS = 10
 AT_ONCE = 6
 
