@@ -9,14 +9,17 @@ from tests.depth import FULL
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the last case of each parity test: tables go from the simplest case to the hardest."""
+    """Leave the last case of each parity test, and none of a test that is marked `full`; tables go
+    from the simplest case to the hardest.
+    """
     if FULL:
         return
-    last = {item.nodeid.partition("[")[0]: item for item in items if _is_parity(item)}
-    left_out = [item for item in items if _is_parity(item) and item not in last.values()]
+    parities = [item for item in items if item.path.name.startswith("parity_")]
+    last = {item.nodeid.partition("[")[0]: item for item in parities}
+    left_out = [
+        item
+        for item in parities
+        if item not in last.values() or item.get_closest_marker("full") is not None
+    ]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
-
-
-def _is_parity(item: pytest.Item) -> bool:
-    return item.path.name.startswith("parity_")

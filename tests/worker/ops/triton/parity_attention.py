@@ -226,6 +226,7 @@ def test_splits_are_merged() -> None:
         assert torch.equal(attend(queries, cache, step, num_sms=num_sms), found)
 
 
+@pytest.mark.full
 def test_a_long_context_has_longer_splits() -> None:
     """As many as there is room for; beside it are contexts that have as many, and one."""
     most = attention.SPLIT_TOKENS * attention.MAX_SPLITS
@@ -235,6 +236,7 @@ def test_a_long_context_has_longer_splits() -> None:
     assert_close(attend(queries, cache, step), expected(queries, cache, step))
 
 
+@pytest.mark.full
 def test_a_row_alone_is_the_row_in_a_batch() -> None:
     """Bit for bit, of both paths: neither neighbours nor the width of tables nor the device's size
     change it.
@@ -268,6 +270,7 @@ def test_windows(window: int, first_position: int) -> None:
     assert_close(found, wanted)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("first_position", [1, 17, 270])
 def test_no_row_sees_below_the_first_position(first_position: int) -> None:
     """In either path; what is there may be nan. A row whose context ends below it is zero."""
@@ -281,6 +284,7 @@ def test_no_row_sees_below_the_first_position(first_position: int) -> None:
     assert_close(attend(queries, cache, step), wanted)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("span", [(40, 6), (90, 40), (300, 3)])
 @pytest.mark.parametrize("plane", [0, 1])
 def test_a_row_that_is_nan_spoils_none_before_it(span: tuple[int, int], plane: int) -> None:
@@ -300,6 +304,7 @@ def test_a_row_that_is_nan_spoils_none_before_it(span: tuple[int, int], plane: i
     assert torch.equal(found.isnan(), twin.isnan())
 
 
+@pytest.mark.full
 def test_many_query_heads_of_one_kv_head() -> None:
     """More than a tile of the short path has rows."""
     step, num_blocks = make_step(MIXED)
@@ -347,6 +352,7 @@ class NoReads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.full
 def test_the_host_reads_nothing() -> None:
     """Neither to plan a step nor to run a layer: a graph may hold it."""
     step, num_blocks = make_step([*MIXED, *DECODE])

@@ -52,9 +52,9 @@ class ExactLinear(DenseLinear):
     [
         (0, 4, 64, 32, 2),
         (1, 4, 64, 32, 1),
-        (5, 3, 96, 40, 3),
         (200, 3, 65, 24, 2),
         (70, 40, 128, 130, 4),
+        (5, 3, 96, 40, 3),
     ],
 )
 def test_the_torch_twin(
@@ -72,6 +72,7 @@ def test_the_torch_twin(
     torch.testing.assert_close(found.float(), wanted.float(), rtol=0, atol=allowed)
 
 
+@pytest.mark.full
 def test_a_row_alone_is_the_row_in_a_batch() -> None:
     """Wherever in its expert's tiles it lies: bit for bit on a GPU, and to rounding in the
     interpreter, whose products sum the rows of a tile in different orders.

@@ -131,6 +131,7 @@ def greedy(model: LlamaModel, count: int = 6) -> list[int]:
     return tokens
 
 
+@pytest.mark.full
 @on_the_interpreter
 @pytest.mark.parametrize("form", FORMS)
 def test_a_model_answers_as_with_decoded_weights(
@@ -154,6 +155,7 @@ def test_a_model_answers_as_with_decoded_weights(
     assert greedy(model) == greedy(load_model(beside, torch.float32, CPU))
 
 
+@pytest.mark.full
 @on_the_interpreter
 def test_what_fits_no_kernel_is_decoded_and_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -198,6 +200,7 @@ def test_shards_stay_quantised(
         assert torch.equal(rows, layer.gate_up.rows(torch.arange(128) + 2 * first))
 
 
+@pytest.mark.full
 @on_the_interpreter
 def test_experts_are_decoded_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Their grouped products take dense weights; attention stays quantised."""

@@ -11,36 +11,41 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.depth import by_depth
+
 HERE = Path(__file__).parent
 PYTEST = ("-m", "pytest", "-p", "no:cacheprovider")
 # Files, and which of their tests: none of the runs is long.
 MERGING = "split or share or long or alone"
-RUNS = [
-    ("parity_attention.py", "mixture"),
-    ("parity_attention.py", MERGING),
-    ("parity_attention.py", f"not (mixture or {MERGING})"),
-    ("parity_draws.py", ""),
-    ("parity_experts.py", ""),
-    ("parity_fused.py", ""),
-    ("parity_lora.py", ""),
-    ("parity_models.py", ""),
+ALL_RUNS = [
+    (["parity_attention.py"], "mixture"),
+    (["parity_attention.py"], MERGING),
+    (["parity_attention.py"], f"not (mixture or {MERGING})"),
+    (["parity_draws.py"], ""),
+    (["parity_experts.py"], ""),
+    (["parity_fused.py"], ""),
+    (["parity_lora.py"], ""),
+    (["parity_models.py"], ""),
     *(
-        ("parity_engine.py", way)
+        (["parity_engine.py"], way)
         for way in ("alone", "batched", "chunked", "drafts", "graphs", "eight")
     ),
-    ("parity_quantized.py", "twin"),
-    ("parity_quantized.py", "not twin"),
+    (["parity_quantized.py"], "twin"),
+    (["parity_quantized.py"], "not twin"),
 ]
+# Models and engines run the same kernels again.
+KERNELS = [f"parity_{name}.py" for name in ("draws", "experts", "fused", "lora", "quantized")]
+RUNS = by_depth([(["parity_attention.py"], ""), (KERNELS, "")], ALL_RUNS)
 
 
 @pytest.mark.timeout(1800)  # minutes of interpreted kernels, on a core that others may use
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-@pytest.mark.parametrize(("parity", "expression"), RUNS)
-def test_kernels_agree_with_torch(parity: str, expression: str) -> None:
+@pytest.mark.parametrize(("parities", "expression"), RUNS)
+def test_kernels_agree_with_torch(parities: list[str], expression: str) -> None:
     """The parity tests pass in a process of their own, where the interpreter can be chosen."""
     interpret = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
     done = subprocess.run(
-        [sys.executable, *PYTEST, "-k", expression, str(HERE / parity)],
+        [sys.executable, *PYTEST, "-k", expression, *(str(HERE / name) for name in parities)],
         env={**os.environ, **interpret, "OMP_NUM_THREADS": "1"},
         cwd=HERE.parents[3],
         capture_output=True,
@@ -51,6 +56,7 @@ def test_kernels_agree_with_torch(parity: str, expression: str) -> None:
     assert "passed" in done.stdout
 
 
-def test_every_file_is_run() -> None:
-    """None is forgotten."""
-    assert {path.name for path in HERE.glob("parity_*.py")} == {parity for parity, _ in RUNS}
+def test_every_parity_file_is_run() -> None:
+    """At full depth."""
+    files = {path.name for path in HERE.glob("parity_*.py")}
+    assert files == {name for parities, _ in ALL_RUNS for name in parities}
