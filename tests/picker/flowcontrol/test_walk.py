@@ -20,7 +20,7 @@ from picker.errors import DropReason
 from picker.flowcontrol.queue import FLOW_MEMORY_SECONDS
 from picker.flowcontrol.settings import BandSettings, FlowControlSettings
 from picker.framework.flow import QueuedRequest, Rank, SharesCapacity
-from tests.depth import examples
+from tests.depth import by_depth, examples
 from tests.support.picker.flow_scene import (
     Ceilings,
     Client,
@@ -473,7 +473,7 @@ def crowded(rng: Random) -> list[tuple[str, tuple[Any, ...]]]:
     return [(name, () if name == "leaves" else arguments) for name, arguments in steps]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(by_depth(2, 12)))
 def test_a_full_queue_turns_away_exactly_whom_it_should(seed: int) -> None:
     """The newcomer, or those in whose place it may wait, and nobody else."""
     with closing(looptime.new_event_loop()) as loop:

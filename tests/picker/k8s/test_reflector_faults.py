@@ -10,6 +10,7 @@ from random import Random
 import pytest
 
 from picker.k8s.api import WatchEvent
+from tests.depth import worlds
 from tests.fakes.kube_api import statuses
 from tests.fakes.kube_api.access import Rule
 from tests.fakes.kube_api.faults import Fault
@@ -313,7 +314,7 @@ def _configs(scene: Scene) -> Resource:
     return scene.server.resource("configmaps")
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(worlds(40)))
 async def test_whatever_happens_the_view_ends_up_right(seed: int) -> None:
     """Within half a minute of quiet, with listeners told of it, and without a flood."""
     rng = Random(seed)

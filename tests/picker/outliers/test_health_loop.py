@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from picker.outliers.breaker import Answer, EndpointState, OutlierSettings
 from picker.outliers.detector import Attempt
 from picker.types import FinishCause
-from tests.depth import examples
+from tests.depth import examples, worlds
 from tests.support.picker.health_scene import Scene
 
 Status = Callable[[int, float], int]  # of an endpoint's answers, by its number and the time
@@ -130,7 +130,7 @@ def test_an_endpoint_that_turns_bad_gets_no_more_than_it_had(rng: Any) -> None:
     assert len(later) <= 3 + 2  # as many as eject it, and its probes
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(worlds(4)))
 def test_random_errors_do_not_eject(seed: int) -> None:
     """An endpoint that fails a few requests in a hundred keeps nearly all of its share."""
     draws = Random(seed)

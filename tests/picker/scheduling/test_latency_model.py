@@ -21,6 +21,7 @@ from picker.scheduling.latency_model import (
     costs_ms,
     mean_load,
 )
+from tests.depth import worlds
 
 Sample = tuple[Request, LoadFeatures]
 Law = Callable[[Sample], float]
@@ -95,7 +96,7 @@ class Trial:
         return sum(self.held[-last:]) / last
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(worlds(4)))
 def test_it_is_as_good_as_the_noise_allows(seed: int) -> None:
     """On the half that comes after what it has learned; nine of ten stay below the p90."""
     trial = Trial(seed)

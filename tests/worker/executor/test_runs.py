@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.depth import worlds
 from tests.support.model.single_draws import sample, verify
 from worker.executor.answers import PendingAnswers, Verification
 from worker.ops.rejection import METHODS
@@ -100,7 +101,7 @@ def drafts_for(
 
 
 @pytest.mark.parametrize("tile_rows", [1, 7, 256])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(worlds(4)))
 def test_runs_are_what_plain_decoding_draws(seed: int, tile_rows: int) -> None:
     """Token for token and log probability for log probability, every parameter, drafted or not,
     greedy or not, in one batch.

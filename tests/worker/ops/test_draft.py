@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.depth import worlds
 from tests.support.model.single_draws import sample
 from worker.ops.draft import choose_drafts
 from worker.types import Draw, SampleSpec, SamplingParams
@@ -41,7 +42,7 @@ def test_greedy_drafts_are_the_likeliest_tokens(draw_logits: Logits) -> None:
     assert proposals is None
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(worlds(10)))
 def test_gumbel_drafts_are_what_the_target_draws_from_equal_logits(
     draw_logits: Logits, seed: int
 ) -> None:

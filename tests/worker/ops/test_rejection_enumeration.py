@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from tests.depth import worlds
 from worker.ops.drafted import DraftBatch
 from worker.ops.rejection import BLOCK, METHODS, STANDARD, thresholds
 from worker.ops.rejection_torch import residuals
@@ -98,7 +99,7 @@ def shares(limits: Sequence[float], method: str) -> list[float]:
 @pytest.mark.parametrize(
     ("size", "depth", "zeros"), [(2, 1, 0), (4, 1, 1), (3, 2, 0), (3, 2, 1), (2, 4, 0), (3, 3, 1)]
 )
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(worlds(3)))
 def test_a_step_has_the_targets_joint_distribution_exactly(
     seed: int, size: int, depth: int, zeros: int, method: str
 ) -> None:
@@ -127,7 +128,7 @@ def expected_length(target: Tree, draft: Tree, depth: int, method: str) -> float
     )
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(worlds(5)))
 def test_block_verification_accepts_at_least_as_many(seed: int) -> None:
     """And more where one draft makes up for another; the same for a single draft."""
     target, draft = (Tree(seed * 2 + i, 3, 4, 0) for i in range(2))

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.depth import worlds
 from tests.support.model import reference_ops as reference
 from tests.support.model.single_draws import sample
 from worker.ops.sample import ALL_MASKED, NOT_NUMBERS, Undrawable, largest, scores
@@ -90,7 +91,7 @@ def test_frequencies_follow_the_twins_distribution(
     assert excess_chi_square(counts, expected) < 5
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(worlds(8)))
 def test_scores_have_the_twins_distribution(draw_logits: Logits, seed: int) -> None:
     """The softmax of the scores is what a draw follows, to float32."""
     logits = draw_logits(300, seed=seed)

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.depth import worlds
 from worker.tokenizer.chat import ChatTemplate
 from worker.tokenizer.sim import CHAT_TEMPLATE, IM_END
 from worker.tokenizer.tokenizer import Tokenizer
@@ -148,7 +149,7 @@ def test_a_model_that_does_not_chat_writes_plain_text() -> None:
     assert (actions[-1].is_target, is_kept) == (True, True)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(worlds(3)))
 def test_prompts_differ_and_have_no_holes(seed: int) -> None:
     """Thousands of them, without a placeholder left in."""
     rng = random.Random(seed)
