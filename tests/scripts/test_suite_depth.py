@@ -1,0 +1,106 @@
+"""The options of the suite itself: which tests `make test-all` adds, and which are too slow."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import durations
+from tests.durations import Duration, Record, encoded, read, too_slow
+
+ROOT = Path(__file__).parents[2]
+SUITE = """
+import pytest, subprocess, sys
+from hypothesis import given, strategies as st
+from tests.depth import worlds
+
+@pytest.mark.full
+def test_marked(): pass
+
+@given(st.integers())
+def test_property(number): pass
+
+@pytest.mark.parametrize("seed", range(worlds(30)))
+def test_walk(seed): pass
+"""
+PLAIN = """
+import subprocess, sys
+
+def test_plain(): pass
+
+def test_child():
+    subprocess.run([sys.executable, "-c", "sum(range(10_000_000))"], check=True)
+"""
+
+
+def run_suite(folder: Path, *options: str, depth: str = "") -> str:
+    """Run two files of tests with the plugins of this suite; returns what pytest prints."""
+    (folder / "test_deep.py").write_text(SUITE)
+    (folder / "test_plain.py").write_text(PLAIN)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "DEPTH": depth}
+    environment.pop("PYTEST_ADDOPTS", None)
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider"]
+    command += ["-c", "/dev/null", "--rootdir", str(folder), "-v", *options, str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_rest_of_the_suite_is_what_is_marked_and_what_depends_on_depth(tmp_path: Path) -> None:
+    """An item that runs the same way by default is left out."""
+    printed = run_suite(tmp_path, "--beyond-default", depth="full")
+    assert "test_plain.py" not in printed
+    assert "32 passed, 2 deselected" in printed
+
+
+def test_a_tenth_of_the_seeds_runs_by_default(tmp_path: Path) -> None:
+    """Three of thirty, beside a property test and the plain tests."""
+    assert "6 passed, 1 deselected" in run_suite(tmp_path, "-m", "not full")
+
+
+@pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["one-process", "two-processes"])
+def test_a_record_has_every_item_with_the_time_of_its_children(
+    processes: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The child's loop takes a tenth of a second of CPU time, its parent next to nothing."""
+    path = tmp_path / "records" / "test.jsonl"
+    run_suite(tmp_path, "-m", "not full", "--record-durations", str(path), *processes)
+    record = read(path)
+    found = {each.item.partition("::")[2]: each for each in record.durations}
+    assert len(found) == 6
+    assert found["test_child"].cpu_seconds > 10 * found["test_plain"].cpu_seconds
+    assert record.loop_seconds > 0
+
+
+def test_the_bound_grows_with_the_time_of_the_calibration_loop() -> None:
+    """On a machine of half the speed an item may use twice the CPU seconds."""
+    items = (Duration("tests/a.py::test_a", 9.0, 3.0), Duration("tests/b.py::test_b[1]", 9.0, 5.0))
+    usual = durations.REFERENCE_LOOP_SECONDS
+    assert [each.cpu_seconds for each in too_slow(Record(usual / 3, items), {})] == [5.0, 3.0]
+    assert [each.cpu_seconds for each in too_slow(Record(usual * 2, items), {})] == [5.0]
+    assert too_slow(Record(usual * 3, items), {}) == []
+
+
+@pytest.mark.parametrize("name", ["tests/b.py", "tests/b.py::test_b", "tests/b.py::test_b[1]"])
+def test_an_exempt_name_covers_its_items_and_no_others(name: str) -> None:
+    """A file, a function or one case of it; not a name that begins alike."""
+    items = (Duration("tests/b.py::test_b[1]", 9.0, 5.0), Duration("tests/b.py_::x", 9.0, 5.0))
+    found = too_slow(Record(durations.REFERENCE_LOOP_SECONDS, items), {name: "a reason"})
+    assert [each.item for each in found] == ["tests/b.py_::x"]
+
+
+def test_the_check_fails_on_an_item_above_the_bound(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message names the item, what it used and where an exemption goes."""
+    path = tmp_path / "test.jsonl"
+    path.write_text(encoded(Record(0.01, (Duration("tests/a.py::test_a", 4.0, 2.5),))))
+    assert durations.main(["check", str(path)]) == 1
+    printed = capsys.readouterr().out
+    assert "tests/a.py::test_a: 2.5 CPU seconds, above 2.0" in printed
+    assert "slow.toml" in printed
+    assert durations.main(["check", str(tmp_path / "absent.jsonl")]) == 2
