@@ -19,6 +19,7 @@ import jsonschema
 import jsonschema_rs
 import pytest
 
+from tests.depth import by_depth
 from tests.support.worker.grammar_bench import (
     BIAS,
     END,
@@ -35,7 +36,7 @@ from worker.errors import RequestError
 from worker.types import FinishReason
 
 SUITE = Path(__file__).parents[1] / "data" / "json_schema_test_suite.jsonl"
-NUM_ANSWERS = 5
+NUM_ANSWERS = by_depth(2, 5)
 LIKELY = 1.5
 REFUSED_FILES = {
     *("contains", "dependentRequired", "dependentSchemas", "dynamicRef", "if-then-else"),

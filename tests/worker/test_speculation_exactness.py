@@ -1,9 +1,9 @@
-"""Speculation changes no distribution: 200,000 requests against the enumeration of all outcomes.
+"""Speculation changes no distribution: requests against the enumeration of all outcomes.
 
 A toy language of five tokens, three tokens of output, 125 outcomes whose exact probabilities come
 from production's own `scores`. The requests' random numbers are the production ones, and single
 requests are repeated through `answer` to the token. By coupling, output is that of plain decoding
-token for token, for all 200,000; by rejection it has the same distribution. Mistakes that have been
+token for token, for all of them; by rejection it has the same distribution. Mistakes that have been
 made elsewhere are caught by the same statistic.
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.depth import by_depth
 from tests.support.model.reference_ops import probabilities
 from tests.support.model.toy_speculation import VOCAB, Chance, Drafting, Rules, Toy, fit
 from worker.ops.drafted import AcceptedPrefixes, DraftBatch
@@ -22,8 +23,8 @@ from worker.ops.rejection import BLOCK, METHODS, STANDARD, accept, last_tokens, 
 from worker.ops.rejection_torch import log_normalizers, residuals
 from worker.types import SamplingParams
 
-REQUESTS = 200_000
-REPLAYED = 30
+REQUESTS = by_depth(20_000, 200_000)
+REPLAYED = by_depth(3, 30)
 WISHES: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 0.8},
     "top_k": {"top_k": 3},
@@ -182,7 +183,7 @@ def test_wrong_rules_are_caught(toys: dict[str, Toy], rules: Rules, method: str)
     toy = toys["temperature"]
     found = fit(toy.simulate(Drafting("probabilistic", method), rules), toy.exact())
     assert found.p_value < 1e-9
-    assert found.variation > 2 * found.bound
+    assert found.variation > by_depth(1, 2) * found.bound
 
 
 def test_block_verification_needs_fresh_noise_for_every_run(toys: dict[str, Toy]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from tests.depth import by_depth
 from tests.support.worker.grammar_bench import (
     BIAS,
     DEVICE,
@@ -35,7 +36,7 @@ from worker.engine.speculation import JUMP_FORWARD
 from worker.errors import RequestError
 from worker.types import FinishReason
 
-NUM_ANSWERS = 5
+NUM_ANSWERS = by_depth(2, 5)
 NAMED = {"type": "object", "additionalProperties": False}
 POINT = {
     **NAMED,

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import pytest
 
+from tests.depth import by_depth
 from worker.config import SpeculativeConfig
 from worker.engine.lengths.acceptance import Offer
 from worker.engine.lengths.costs import StepCosts
@@ -402,6 +403,10 @@ NEAR_THE_BEST = [
 ]
 
 
+# Both tables in steps that are coprime to the sizes of their products.
+SOME = slice(None, None, by_depth(11, 1))
+
+
 def engine(hardware: Hardware, text: str, batch: int) -> VirtualEngine:
     """An engine that decodes so many such sequences at a time."""
     texts, on_device = TEXTS[text]
@@ -415,7 +420,7 @@ def run_adaptive(chosen: VirtualEngine, num_tokens: int) -> tuple[Run, DraftLeng
     return chosen.run(lengths, num_tokens), lengths
 
 
-@pytest.mark.parametrize(("hardware", "text", "batch"), NEVER_SLOWER)
+@pytest.mark.parametrize(("hardware", "text", "batch"), NEVER_SLOWER[SOME])
 def test_adaptive_lengths_are_never_slower_than_plain_decoding(
     hardware: str, text: str, batch: int
 ) -> None:
@@ -428,7 +433,7 @@ def test_adaptive_lengths_are_never_slower_than_plain_decoding(
     assert adaptive.true_rate >= 0.97 * plain.true_rate
 
 
-@pytest.mark.parametrize(("hardware", "text", "batch"), NEAR_THE_BEST)
+@pytest.mark.parametrize(("hardware", "text", "batch"), NEAR_THE_BEST[SOME])
 def test_adaptive_lengths_are_near_the_best_fixed_length(
     hardware: str, text: str, batch: int
 ) -> None:
