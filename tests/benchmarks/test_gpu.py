@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 def test_its_checks_pass() -> None:

@@ -28,7 +28,7 @@ from tests.support.kube.manifests import (
 )
 from tests.support.kube.pod_security import violations, wishes
 
-pytestmark = pytest.mark.usefixtures("kubectl", "helm")
+pytestmark = [pytest.mark.usefixtures("kubectl", "helm"), pytest.mark.full]
 OF_HELM = ("app.kubernetes.io/managed-by", "helm.sh/chart")
 HASH = re.compile(r"(pointsman-envoy)-[a-z0-9]{10}\b")
 QUIET = ("gateway.create=false", "route.create=false", "pool.create=false", "objectives=null")

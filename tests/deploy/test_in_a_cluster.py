@@ -35,7 +35,7 @@ from tests.support.kube.manifests import (
 )
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.usefixtures("kubectl"), pytest.mark.envoy]
+pytestmark = [pytest.mark.usefixtures("kubectl"), pytest.mark.envoy, pytest.mark.full]
 FOLDER = "deploy/k8s/overlays/standalone"
 LABELS = {"app.kubernetes.io/name": "pointsman-worker"}
 

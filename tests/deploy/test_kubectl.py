@@ -16,6 +16,8 @@ from tests.fakes.kube_api.resources import Resource
 from tests.fakes.kube_api.server import KubeApi, running_kube_api
 from tests.support.kube.manifests import BUILDS, ROOT, Object, kustomized, name_of
 
+pytestmark = pytest.mark.full
+
 KINDS = {
     "v1": ("ServiceAccount", "Secret"),
     "apps/v1": ("Deployment",),

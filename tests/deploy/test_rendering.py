@@ -72,12 +72,14 @@ def test_every_object_is_there_once_and_in_its_namespace(folder: str) -> None:
         assert one["metadata"].get("namespace") == expected, name_of(one)
 
 
+@pytest.mark.full
 def test_every_folder_renders_the_same_with_an_older_kubectl(older_kubectl: str) -> None:
     """Each has a kustomize of its own, and those before 5.7 fail on what newer ones accept."""
     for folder in BUILDS:
         assert kustomized(folder, older_kubectl) == kustomized(folder), folder
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("folder", BUILDS)
 def test_objects_have_no_field_that_their_schema_lacks(folder: str) -> None:
     """Kubernetes' own kinds by its OpenAPI, ours by their definitions."""

@@ -16,7 +16,7 @@ from tests.support.kube.deployed_picker import account, picker_command, running,
 from tests.support.kube.manifests import ROOT, kustomized, of_kind
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.usefixtures("kubectl")
+pytestmark = [pytest.mark.usefixtures("kubectl"), pytest.mark.full]
 OVERLAYS = ["gateway", "active-active", "ha", "several-pools", "several-namespaces"]
 Use = tuple[str, str, str]  # namespace, resource, verb
 

@@ -174,6 +174,7 @@ def plain(taken: list[Group]) -> list[Answer]:
     return answers(taken, num_blocks=30_000)
 
 
+@pytest.mark.full
 def test_sampled_answers_validate(taken: list[Group], plain: list[Answer]) -> None:
     """By two validators; the second looks at formats, and knows expressions of ECMA-262."""
     num_ended = 0

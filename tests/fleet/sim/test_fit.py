@@ -43,6 +43,7 @@ def simulated(path: Path, worker: Path, *flags: str) -> dict[str, float]:
             for metric in ("ttft", "itl", "e2e") for name in ("p50", "p95")}  # fmt: skip
 
 
+@pytest.mark.full
 def test_a_fitted_worker_takes_what_the_measured_one_took(tmp_path: Path) -> None:
     """At a rate that was not measured, too; the error of the fit is told."""
     measured, fitted, run = (tmp_path / name for name in ("measured", "fitted", "run"))

@@ -215,6 +215,7 @@ def test_scenarios_are_command_lines_with_known_policies(name: str) -> None:
     assert set(one.policies) <= set(POLICIES)
 
 
+@pytest.mark.full
 def test_a_load_term_keeps_shared_prompts_apart(tmp_path: Path) -> None:
     """S6, which validates the simulator: prefixes alone pile requests up on few workers."""
     path = tmp_path / "result.json"
@@ -258,6 +259,7 @@ def test_flags_complete_those_of_a_scenario_before_they_contradict() -> None:
         run(*load[:4], "--warmup", "60")
 
 
+@pytest.mark.full
 def test_scenarios_with_several_seeds_are_one_page_with_a_verdict(tmp_path: Path) -> None:
     """A row is the mean of all seeds, each of which is in the JSON."""
     path, html = tmp_path / "result.json", tmp_path / "page.html"

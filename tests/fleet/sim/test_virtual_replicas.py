@@ -114,6 +114,7 @@ def restart_one(fleet: VirtualReplicas) -> None:
     fleet.restart(1)
 
 
+@pytest.mark.full
 def test_two_replicas_find_as_much_cached_as_one(one: Seen) -> None:
     """Although one message in twenty is lost; those that tell each other nothing do not."""
     lossy = run(replace(TWO, loss=0.05), LOAD)
@@ -132,6 +133,7 @@ def test_a_replica_that_begins_anew_knows_soon_what_the_other_one_does(one: Seen
     assert seen.left == [{}, {}]
 
 
+@pytest.mark.full
 def test_replicas_that_do_not_hear_each_other_for_a_while_catch_up() -> None:
     """After half a minute of it, everything is as with one."""
     load = replace(LOAD, seconds=60.0, rate=10.0)

@@ -19,6 +19,8 @@ from picker.metrics.picker_metrics import Collector, PickerMetrics, gauge_family
 from tests.depth import examples
 from tests.support.picker.pools_port import asked, whole_pools
 
+pytestmark = pytest.mark.full
+
 Sample = tuple[str, frozenset[tuple[str, str]], float]
 KEYS = ("llama", "research/mixtral", "sales/mixtral")
 ODD = (

@@ -12,7 +12,7 @@ from tests.support.fleet.browser import Browser, browser
 from tests.support.picker.admin_scene import Scene, busy_scene, summary
 from tests.support.picker.pools_port import PoolsPort, serving_pools
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.full]
 
 LIVE = "document.querySelector('#status').dataset.state === 'live'"
 GONE = "document.querySelector('#status').dataset.state === 'gone'"

@@ -135,6 +135,7 @@ def foreseen(asks: list[Ask], seconds: float) -> Outcome:
     return Outcome(share_within(every + fleet.served), paid / 3600)
 
 
+@pytest.mark.full
 def test_a_day_keeps_its_objective_at_little_more_than_what_an_oracle_pays(
     record_property: Callable[[str, object], None],
 ) -> None:
