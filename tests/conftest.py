@@ -103,5 +103,5 @@ def _goes_beyond_default(item: pytest.Item) -> bool:
         return True
     if getattr(getattr(item, "function", None), "is_hypothesis_test", False):
         return True
-    depths = (depth.examples, depth.worlds, depth.by_depth)
+    depths = (depth.examples, depth.worlds, depth.some, depth.by_depth)
     return any(value in depths for value in vars(item.module).values() if callable(value))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.depth import by_depth
 from tests.support.worker.poisoned_graphs import PoisonedGraphs
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
@@ -193,11 +194,15 @@ def answers(
     return {name: own + logprobs[name] for name, own in found.items()}
 
 
+PREEMPTED = pytest.param(17, id="preempted")
+ROOMS = by_depth([PREEMPTED], [pytest.param(64, id="roomy"), PREEMPTED])
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(
     "wishes", [WISHES, WISHES + ADJUSTED, BANS], ids=["plain", "adjusted", "banned"]
 )
-@pytest.mark.parametrize("num_blocks", [64, 17], ids=["roomy", "preempted"])
+@pytest.mark.parametrize("num_blocks", ROOMS)
 def test_an_engine_on_graphs_answers_the_same(
     wishes: list[dict[str, Any]], overlap: bool, num_blocks: int
 ) -> None:
@@ -211,7 +216,7 @@ def test_an_engine_on_graphs_answers_the_same(
     assert device.calls.count("send") > 10
 
 
-@pytest.mark.parametrize("num_blocks", [64, 17], ids=["roomy", "preempted"])
+@pytest.mark.parametrize("num_blocks", ROOMS)
 @pytest.mark.parametrize("wishes", ["plain", "stopped", "adjusted", "banned", "constrained"])
 def test_steps_with_drafts_are_replayed(wishes: str, num_blocks: int) -> None:
     """Drafts that stand and fall, tokens among them that end an answer, and sequences without."""

@@ -147,6 +147,7 @@ def test_answers_a_question(float32_executor: Executor) -> None:
     assert generate(float32_executor, [Generation(CAPITAL, 7)])[0] == PARIS
 
 
+@pytest.mark.full
 @pytest.mark.model
 def test_a_mixed_batch_in_chunks_is_token_identical_to_transformers(
     float32_executor: Executor, transformers_model: Any

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.depth import by_depth
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
 from worker.engine.drafters.registry import build_drafter
@@ -102,7 +103,7 @@ def run(checkpoint: Path, faults: set[int], overlap: bool, method: str | None) -
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("method", [None, "ngram", "draft_model"])
+@pytest.mark.parametrize("method", by_depth(["ngram"], [None, "ngram", "draft_model"]))
 def test_no_pass_that_fails_changes_an_answer(
     tiny_checkpoint: Path, method: str | None, overlap: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

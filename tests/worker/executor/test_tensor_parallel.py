@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.depth import some
 from tests.support.model.model_variants import GEMMA2, PARTLY, PHI3
 from tests.support.model.tiny_checkpoint import save_checkpoint
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
@@ -204,7 +205,7 @@ def run(executor: Executor, way: Way, asked: list[AddRequest] | None = None) -> 
 
 
 # A process is in one group at a time: before `two_ranks` is.
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", some(LAYOUTS))
 def test_other_layouts_answer_as_one_process(name: str, tmp_path: Path) -> None:
     """Fused products and norms after branches; and both ranks have the one KV head there is."""
     save_checkpoint(tmp_path, {**TINY, **LAYOUTS[name]})
@@ -222,7 +223,7 @@ def test_other_layouts_answer_as_one_process(name: str, tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", some(WAYS))
 def test_two_ranks_answer_as_one_process(alone: Executor, two_ranks: Executor, name: str) -> None:
     """Token for token; log probabilities but for the order of sums."""
     expected, answers = run(alone, WAYS[name]), run(two_ranks, WAYS[name])

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import torch
 
+from tests.depth import some
 from tests.support.model.tiny_checkpoint import save_checkpoint
 from tests.support.worker.kv_engines import NATIVE, NGRAM, NUM_BLOCKS, Engine, requests, tokens
 from worker.config import EngineConfig, SchedulerConfig, SimConfig
@@ -116,7 +117,7 @@ def test_decodes_wait_for_their_prefills(engines: Callable[..., Engine]) -> None
     assert stats.prompt_tokens - stats.prompt_tokens_cached <= len(asked) * 4
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", some([torch.float32, torch.bfloat16]))
 def test_native_engines_answer_as_one(
     engines: Callable[..., Engine], native_model: LlamaModel, dtype: torch.dtype
 ) -> None:
@@ -148,7 +149,7 @@ def test_simulators_answer_as_one(engines: Callable[..., Engine], mode: str) -> 
 
 
 @pytest.mark.timeout(900)  # ranks that share a core wait for each other at every layer
-@pytest.mark.parametrize("sizes", [(2, 1), (1, 2)])
+@pytest.mark.parametrize("sizes", some([(2, 1), (1, 2)]))
 def test_ranks_and_one_process_answer_as_one(
     engines: Callable[..., Engine], sizes: tuple[int, int], tmp_path: Path
 ) -> None:

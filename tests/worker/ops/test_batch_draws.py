@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.depth import examples
+from tests.depth import by_depth, examples
 from tests.support.model import reference_ops as reference
 from tests.support.model import row_draws
 from worker.ops import sample
@@ -59,7 +59,7 @@ def spec(position: int, seed: int = 7, banned: tuple[int, ...] = (), **changes: 
 
 
 @pytest.mark.parametrize("adjustment", ADJUSTMENTS)
-@pytest.mark.parametrize("vocab_size", [90, 1003, 4096])
+@pytest.mark.parametrize("vocab_size", by_depth([1003], [90, 1003, 4096]))
 def test_a_batch_draws_what_rows_draw(
     sampler: Sampler, draw_logits: Logits, vocab_size: int, adjustment: dict[str, Any]
 ) -> None:

@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from tests.depth import by_depth
 from tests.support.model.tiny_llama import BLOCK_SIZE, states_of
 from tests.support.model.toy_speculation import PROMPT, VOCAB, fit
 from tests.support.worker.draft_bench import Walker, share_of
@@ -27,7 +28,7 @@ from worker.executor.model_runner import ModelRunner
 from worker.ops.rejection import METHODS
 from worker.types import SchedulerOutput
 
-REQUESTS = 1440
+REQUESTS = by_depth(240, 1440)
 
 
 @pytest.mark.parametrize("method", METHODS)
