@@ -333,33 +333,6 @@ def _readable(connection: socket.socket) -> bool:
         return False
 
 
-@pytest.mark.parametrize(
-    "half",
-    [
-        b"",
-        b"P",
-        b"POST /v1/completions HTTP/1.1\r\nHo",
-        post(TEXT, GOOD)[:-5],
-        post(TEXT, GOOD),
-        post(TEXT, b'{"prompt": "a", "max_tokens": 4000, "stream": true}'),
-        post(TEXT, GOOD) * 50,
-    ],
-)
-def test_clients_that_leave_cost_nothing(worker: SimWorker, half: bytes) -> None:
-    """Early closes and half requests leave nothing behind."""
-    for _ in range(20):
-        with worker.connect() as connection:
-            connection.sendall(half)
-    assert_serves(worker)
-    while _load(worker):
-        pass
-
-
-def _load(worker: SimWorker) -> int:
-    _, body = ask(worker, b"GET /load HTTP/1.1\r\n" + HOST + b"\r\n")
-    return json.loads(body)["server_load"]
-
-
 def test_junk_after_a_request_does_not_hurt_it(worker: SimWorker) -> None:
     """The request is answered, then the connection ends."""
     with worker.connect() as connection:

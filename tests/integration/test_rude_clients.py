@@ -1,4 +1,4 @@
-"""Clients that leave without a word or do not read: they cost nobody else anything."""
+"""Clients that disconnect or do not read: other clients are served as before."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ LEAVERS = 200
 
 
 async def connect(
-    worker: Worker, **fields: object
+    worker: Worker, num_sent: int | None = None, **fields: object
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection of our own that has asked for a long stream."""
+    """A connection of our own that has asked for a long stream, or sent so many bytes of that."""
     body = {
         "messages": [{"role": "user", "content": "hello"}],
         "max_tokens": 4000,
@@ -32,7 +32,8 @@ async def connect(
     host, port = worker.http.base_url.host, worker.http.base_url.port
     reader, writer = await asyncio.open_connection(host, port, limit=1 << 12)
     head = f"POST {CHAT} HTTP/1.1\r\nhost: w\r\ncontent-type: application/json\r\n"
-    writer.write(f"{head}content-length: {len(payload)}\r\n\r\n".encode() + payload)
+    request = f"{head}content-length: {len(payload)}\r\n\r\n".encode() + payload
+    writer.write(request[:num_sent])
     await writer.drain()
     return reader, writer
 
@@ -54,10 +55,15 @@ async def until_idle(worker: Worker) -> None:
 
 
 async def test_a_storm_of_disconnects_leaves_nothing_behind() -> None:
-    """Everybody leaves at once, in every phase: blocks and slots come back, others go on."""
+    """Clients leave at once, in every phase and with half a request sent: blocks and slots come
+    back, and another client's answer goes on.
+    """
     async with running_worker(*SIM) as worker:
         patient = asyncio.create_task(worker.ask(max_tokens=200, ignore_eos=True))
-        connections = await asyncio.gather(*(connect(worker) for _ in range(LEAVERS)))
+        connections = await asyncio.gather(
+            *(connect(worker) for _ in range(LEAVERS)),
+            *(connect(worker, num_sent=n) for n in (0, 1, 30, -5) for _ in range(20)),
+        )
         for reader, _ in connections[: LEAVERS // 2]:
             await reader.readline()  # the others leave before their answer has begun
         for _, writer in connections:

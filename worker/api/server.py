@@ -7,12 +7,13 @@ proxy takes half an answer for a whole one.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
 import msgspec
@@ -95,8 +96,7 @@ class WorkerApi:
             **ControlRoutes(config, engine, sequences, engine_config).handlers(),
         }
         routes = [route for route in ROUTES if route.is_served(config)]
-        document = document_bytes(routes, has_keys=bool(self._keys))
-        handlers["openapi"] = lambda exchange: exchange.reply(document)
+        handlers["openapi"] = _OpenApiDocument(routes, has_keys=bool(self._keys)).reply
         self._routes: dict[str, dict[str, tuple[Route, Handler]]] = {}
         for route in routes:
             methods = self._routes.setdefault(route.path, {})
@@ -221,6 +221,29 @@ class WorkerApi:
             exchange.add_header(b"retry-after", "1")
         await exchange.discard_body()
         await exchange.reply(error_body(error, exchange.errors), error.status)
+
+
+class _OpenApiDocument:
+    """The description of the routes, built when a client first requests it, then reused.
+
+    The build takes about 0.1 s of CPU, and few clients request it: it runs in a thread, once, while
+    other requests for the document wait for it.
+    """
+
+    def __init__(self, routes: Sequence[Route], *, has_keys: bool) -> None:
+        self._routes = routes
+        self._has_keys = has_keys
+        self._body: bytes | None = None
+        self._building = asyncio.Lock()
+
+    async def reply(self, exchange: Exchange) -> None:
+        """Send the document as JSON."""
+        async with self._building:
+            if self._body is None:
+                self._body = await asyncio.to_thread(
+                    document_bytes, self._routes, has_keys=self._has_keys
+                )
+        await exchange.reply(self._body)
 
 
 def _lost(error: EngineDeadError) -> RequestError:

@@ -78,7 +78,7 @@ def test_a_value_that_does_not_fit_its_tag_is_refused(value: str) -> None:
         built(f"plugins: {value}\n")
 
 
-@pytest.mark.parametrize("depth", range(50, 1000, 50))
+@pytest.mark.parametrize("depth", [50, 100, 300, 950])
 @pytest.mark.parametrize("brackets", ["[]", "{}"])
 def test_nesting_of_any_depth_is_refused(depth: int, brackets: str) -> None:
     """Wherever the program finds it too deep."""
@@ -187,10 +187,10 @@ def test_a_gate_with_half_a_setting_is_refused(gate: str) -> None:
         built(f"featureGates: [{gate}]\n")
 
 
-def test_of_very_many_findings_some_are_told() -> None:
-    """A wrong file of a megabyte would otherwise keep a running picker busy for minutes."""
+def test_findings_beyond_the_limit_are_counted_and_not_listed() -> None:
+    """A wrong file of a megabyte would otherwise occupy a running picker for minutes."""
     with pytest.raises(InvalidConfigError) as caught:
-        built("".join(f"k{index}: 1\n" for index in range(50_000)))
+        built("".join(f"k{index}: 1\n" for index in range(MAX_FINDINGS * 5)))
     findings = caught.value.findings
     assert len(findings) == MAX_FINDINGS + 1
     assert (findings[-1].severity, findings[-1].line) == (Severity.ERROR, None)

@@ -337,17 +337,16 @@ def test_a_proxy_that_does_not_wait_for_the_decision_cancels_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ending", "cause"),
+    ("events", "ending", "cause"),
     [
-        (Ending.END_OF_STREAM, FinishCause.CLIENT_GONE),
-        (Ending.CANCELLED, FinishCause.CLIENT_GONE),
-        (Ending.ERROR, FinishCause.RESET),
-        (Ending.SHUTDOWN, FinishCause.SHUTDOWN),
+        *(
+            (WAY_TO[state], Ending.CANCELLED, FinishCause.CLIENT_GONE)
+            for state in (State.START, State.RECEIVING, State.RESPONDING)
+        ),
+        (WAY_TO[State.ROUTING], Ending.END_OF_STREAM, FinishCause.CLIENT_GONE),
+        (WAY_TO[State.ROUTING], Ending.ERROR, FinishCause.RESET),
+        ((KEPT,), Ending.SHUTDOWN, FinishCause.SHUTDOWN),
     ],
-)
-@pytest.mark.parametrize(
-    "events",
-    [*(WAY_TO[State[name]] for name in ("START", "RECEIVING", "ROUTING", "RESPONDING")), (KEPT,)],
 )
 def test_an_early_end_finishes_with_its_cause(
     events: tuple[Any, ...], ending: Ending, cause: FinishCause

@@ -117,38 +117,37 @@ def test_a_stream_that_begins_with_a_response_passes_it_unchanged(
 
 
 @pytest.mark.parametrize(
-    ("ending", "cause"),
+    ("only_observes", "ending", "finish"),
     [
-        (Ending.END_OF_STREAM, FinishCause.SKIPPED),
-        (Ending.CANCELLED, FinishCause.SKIPPED),
-        (Ending.ERROR, FinishCause.RESET),
-        (Ending.SHUTDOWN, FinishCause.SHUTDOWN),
+        (False, Ending.CANCELLED, Finish(FinishCause.SKIPPED, 401)),
+        (True, Ending.CANCELLED, Finish(FinishCause.SKIPPED)),
+        (False, Ending.ERROR, Finish(FinishCause.RESET, 401)),
     ],
 )
-@pytest.mark.parametrize("only_observes", [False, True])
 def test_a_client_that_leaves_an_answer_of_the_proxys_own_is_not_blamed(
-    only_observes: bool, ending: Ending, cause: FinishCause
+    only_observes: bool, ending: Ending, finish: Finish
 ) -> None:
     """It had no request here, whatever it has read of the answer."""
     machine = StreamMachine()
     feed(machine, m.ResponseHeaders(401, only_observes=only_observes))
-    assert feed(machine, m.Closed(ending)) == [Finish(cause, None if only_observes else 401)]
+    assert feed(machine, m.Closed(ending)) == [finish]
 
 
 # Eviction
 
 
-@pytest.mark.parametrize("reason", list(DropReason))
 @pytest.mark.parametrize(
-    ("state", "status"),
+    ("state", "status", "reason"),
     [
-        (State.START, 429),
-        (State.RECEIVING, 429),
-        (State.ROUTED, 429),
-        (State.RESPONDING, 200),  # what the client has been sent already
+        (State.START, 429, DropReason.EVICTED),
+        (State.RECEIVING, 429, DropReason.EVICTED),
+        *((State.ROUTED, 429, reason) for reason in DropReason),
+        (State.RESPONDING, 200, DropReason.EVICTED),  # what the client has been sent already
     ],
 )
-def test_an_evicted_request_is_told_why(state: State, status: int, reason: DropReason) -> None:
+def test_an_evicted_request_is_answered_with_the_reason(
+    state: State, status: int, reason: DropReason
+) -> None:
     """Status, text and header are those that clients of the reference picker know."""
     machine = StreamMachine()
     feed(machine, *WAY_TO[state])

@@ -43,22 +43,6 @@ async def test_an_empty_pool_is_waited_for(tmp_path: Path) -> None:
             await scene.is_at_rest()
 
 
-async def test_a_request_without_a_body_does_not_wait(tmp_path: Path) -> None:
-    """And the slot that it frees is not lost to those that do."""
-    async with waiting_scene(tmp_path, config()) as scene:
-        running = await scene.serve()
-        async with scene.picker.stream() as listing:
-            await listing.request_headers(path="/v1/models", ends=True)
-            assert len(await listing.read(1)) == 1
-            waiter = await scene.wait(1)
-            await running.end()
-            assert waiter.waits
-            await listing.response_headers(ends=True)
-            await waiter.destination()
-        await waiter.end()
-        await scene.is_at_rest()
-
-
 @pytest.mark.parametrize("is_known", [True, False])
 async def test_metrics_that_nobody_can_read_do_not_stop_a_pool(
     tmp_path: Path, is_known: bool

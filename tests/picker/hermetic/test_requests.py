@@ -15,14 +15,11 @@ from pathlib import Path
 from tests.support.picker.ext_proc_stream import (
     completion,
     directed,
-    refused,
     response_head,
     response_pieces,
 )
 from tests.support.picker.metrics_pages import page, pods
 from tests.support.picker.whole_picker import WholePicker, whole_picker
-
-DROPPED = "failed to find endpoint candidates for serving the request"
 
 
 def sorted_body(model: str) -> bytes:
@@ -52,15 +49,6 @@ async def test_the_adapter_of_a_rewrite_decides(tmp_path: Path) -> None:
         said = await picker.ask(completion(), {"x-llm-d-model-name-rewrite": "T"})
         assert said == directed(two[0].host_port, sorted_body("T"))
         assert await picker.ask(completion()) == directed(two[1].host_port, completion())
-
-
-async def test_a_request_without_body_needs_an_endpoint(tmp_path: Path) -> None:
-    """H5, with the status that the protocol names: 503 instead of the reference's 500."""
-    async with whole_picker(tmp_path) as picker, picker.stream() as stream:
-        await stream.request_headers(path="/v1/models", ends=True)
-        expected = refused(503, f"ServiceUnavailable - {DROPPED}", "rejected-no-endpoints")
-        assert await stream.rest() == expected
-        assert await picker.series("llm_d_epp_request_error_total") == 1
 
 
 async def test_a_list_of_fallbacks(tmp_path: Path) -> None:
@@ -112,11 +100,3 @@ async def test_a_stream_of_events(tmp_path: Path) -> None:
         assert await tokens_of(picker) == (7, 10)
         assert await picker.series("llm_d_epp_request_ttft_seconds_count", streaming="true") == 1
         assert await picker.series("llm_d_epp_request_streaming_tpot_seconds_count") == 1
-
-
-async def test_names_that_clients_invent_do_no_harm(tmp_path: Path) -> None:
-    """The page of metrics stays readable."""
-    model, who = 'm"\n\\{}', 'a"b\\'
-    async with whole_picker(tmp_path, pods(page())) as picker:
-        await picker.ask(completion(model), {"x-llm-d-inference-fairness-id": who})
-        assert await picker.requests(model_name=model, fairness_id=who) == 1

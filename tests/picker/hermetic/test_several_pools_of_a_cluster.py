@@ -213,6 +213,8 @@ async def test_a_namespace_without_a_role_is_that_pools_problem(tmp_path: Path) 
         assert not several["x/qwen"].pool.known.is_absent()
         assert await status_of(several["x/qwen"]) == 503
         scene.api.access.grant("token", "picker", [Rule(["*"], ["*"], ["*"])])
+        pass_time(asyncio.get_running_loop())  # what was refused is asked again after 12 s
+        await asyncio.sleep(0)
         await until(lambda: is_ready(several["x/qwen"]))
         await until(lambda: is_ready(several.common))
         assert await several["x/qwen"].destination(completion()) == PLACES["x/qwen"]

@@ -163,12 +163,12 @@ async def fill(scene: Scene, gateway: Gateway, first: int, last: int) -> None:
     ("kind", "size", "number", "buffered"),
     [
         (ONE_TEXT, 500, 300, True),
-        (ONE_TEXT, 16_000, 300, False),
-        (ONE_TEXT, 256_000, 40, True),
-        (CONVERSATION, 16_000, 100, True),
-        (CONVERSATION, 256_000, 20, False),
-        (COSTLY, 16_000, 50, True),
-        (TOKENS, 16_000, 100, False),
+        (ONE_TEXT, 16_000, 100, False),
+        (ONE_TEXT, 256_000, 20, True),
+        (CONVERSATION, 16_000, 50, True),
+        (CONVERSATION, 64_000, 20, False),
+        (COSTLY, 16_000, 20, True),
+        (TOKENS, 16_000, 50, False),
     ],
 )
 async def test_the_queue_counts_no_less_than_is_held(

@@ -103,23 +103,6 @@ async def test_a_refusal_of_the_gate_is_the_answer(house: Any, gate: HeldGate) -
     assert gate.passes == []
 
 
-async def test_a_client_that_leaves_while_it_waits_waits_no_more(
-    house: Any, gate: HeldGate
-) -> None:
-    """Its request ends as such, holding nothing."""
-    async with held(house, gate) as (exchange, routing):
-        routing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await routing
-        exchange.finish(FinishCause.CLIENT_GONE)
-    assert gate.waiting == {}
-    (outcome,) = house.recorder.outcomes
-    assert (outcome.cause, outcome.refusal) == (FinishCause.CLIENT_GONE, None)
-    assert outcome.queue_seconds > 0
-    assert house.inflight.total == 0
-    assert house.recorder.decisions == []
-
-
 async def test_a_request_without_a_body_passes_the_gate_by(house: Any, gate: HeldGate) -> None:
     """Nobody knows what it would cost."""
     house.use(gate=gate)

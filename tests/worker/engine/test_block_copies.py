@@ -154,3 +154,18 @@ def test_a_fork_from_inside_a_sealed_block_never_writes_into_it() -> None:
     assert blocks.take_copies() == ((second, blocks.table(2)[1]),)
     blocks.check_integrity()
     assert find(blocks, [*range(8), 50]).blocks == (first, second)
+
+
+def test_a_tail_that_only_one_sequence_holds_is_not_copied() -> None:
+    """Of two holders the first to go on gets the copy; the one that is left writes in place."""
+    blocks = manager(8)
+    run(blocks, 1, list(range(6)))
+    for child_id in (2, 3):
+        blocks.fork(1, child_id, 6)
+    blocks.free(1)
+    tail = blocks.table(3)[1]
+    assert blocks.allocate(2, 6, 9)
+    assert blocks.take_copies() == ((tail, blocks.table(2)[1]),)
+    assert blocks.allocate(3, 6, 9)
+    assert blocks.take_copies() == ()
+    assert blocks.table(3)[1] == tail

@@ -2,21 +2,88 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from tests.support.worker.kv_blocks import end, find, hashes_of, manager, run, tail_of
 from worker.engine.block_hash import BlockHash, PartialBlock
 from worker.engine.block_manager import NO_HIT
 from worker.engine.cache_events import BlockRemoved, BlocksStored, CacheCleared, CacheEvent
-from worker.errors import IntegrityError
+from worker.errors import IntegrityError, UnknownSequenceError
 
 
-@pytest.mark.parametrize(("num_tokens", "num_hit"), [(12, 8), (13, 12)])
-def test_whole_block_hits_stop_one_token_short(num_tokens: int, num_hit: int) -> None:
-    """An exactly known multiple re-runs its last block; one token more re-runs one token."""
+def test_a_sequence_holds_the_blocks_that_its_tokens_fill() -> None:
+    """A block is taken when the one before it is full; all come back, once, when it is freed."""
+    blocks = manager(8)
+    assert blocks.admit(1, 10, NO_HIT)
+    assert (len(blocks.table(1)), blocks.usage) == (3, 0.375)
+    assert [blocks.num_blocks_needed(1, upto) for upto in (10, 12, 13, 16, 17)] == [0, 0, 1, 1, 2]
+    for start, upto, num_held in ((10, 12, 3), (12, 13, 4)):
+        assert blocks.allocate(1, start, upto)
+        assert len(blocks.table(1)) == num_held
+    for _ in range(2):
+        blocks.free(1)
+        blocks.check_integrity()
+        assert (blocks.num_free, blocks.usage, blocks.max_num_used) == (8, 0.0, 4)
+
+
+def test_a_request_for_too_many_blocks_changes_nothing() -> None:
+    """Blocks that were freed between others serve anyone; one block too many is refused."""
+    blocks = manager(6)
+    for seq_id in (1, 2, 3):
+        assert blocks.admit(seq_id, 4, NO_HIT)
+    blocks.free(2)
+    assert blocks.admit(4, 8, NO_HIT)
+    assert not blocks.admit(5, 9, NO_HIT)
+    assert not blocks.allocate(4, 8, 17)
+    assert (len(blocks.table(4)), blocks.num_free) == (2, 2)
+    blocks.check_integrity()
+    assert blocks.allocate(4, 8, 16)
+
+
+def test_a_sequence_without_blocks_cannot_grow() -> None:
+    """Neither one that was never admitted nor one that was freed; the error names it."""
+    blocks = manager(2)
+    assert blocks.admit(1, 1, NO_HIT)
+    blocks.free(1)
+    for seq_id in (1, 99):
+        with pytest.raises(UnknownSequenceError, match=str(seq_id)):
+            blocks.allocate(seq_id, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "num_hit"),
+    [
+        (range(12), 8),
+        (range(13), 12),
+        ([*range(4), 99, 99, 99, 99, *range(8, 12), 0], 4),
+        ([99, *range(1, 12)], 0),
+    ],
+)
+def test_whole_block_hits_end_at_a_miss_or_one_token_short(
+    tokens: Iterable[int], num_hit: int
+) -> None:
+    """A cached block after a miss does not count, nor one that leaves no token to run."""
     blocks = manager(16, enable_partial_hits=False)
     run(blocks, 1, list(range(12)))
-    assert run(blocks, 2, list(range(num_tokens))) == num_hit
+    assert run(blocks, 2, list(tokens)) == num_hit
+
+
+def test_a_hit_protects_contents_from_the_next_eviction() -> None:
+    """The contents used longest ago go first; no block of a running sequence goes."""
+    blocks = manager(3)
+    old, young = list(range(4)), list(range(100, 104))
+    for seq_id, tokens in enumerate((old, young)):
+        run(blocks, seq_id, tokens)
+        blocks.free(seq_id)
+    run(blocks, 2, [*old, 50])
+    blocks.free(2)
+    assert blocks.admit(3, 8, NO_HIT)
+    assert find(blocks, [*old, 51]).num_tokens == 4
+    assert find(blocks, [*young, 51]).num_tokens == 0
+    assert not blocks.admit(4, 8, NO_HIT)
+    blocks.check_integrity()
 
 
 def test_blocks_are_shared_while_their_sequence_still_runs() -> None:
@@ -29,7 +96,7 @@ def test_blocks_are_shared_while_their_sequence_still_runs() -> None:
     assert blocks.num_free == 16 - 4
     assert blocks.num_shared_tokens(1) == blocks.num_shared_tokens(2) == 8
     blocks.free(2)
-    assert blocks.num_shared_tokens(1) == 0
+    assert (blocks.num_shared_tokens(1), blocks.num_free) == (0, 16 - 3)
 
 
 def test_equal_prompts_in_one_step_share_nothing_and_outlive_each_other() -> None:

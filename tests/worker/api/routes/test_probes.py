@@ -28,7 +28,9 @@ async def test_health_follows_the_engine(bench: Any, alive: bool) -> None:
             await client.get("/ping"),
             await client.post("/ping"),
         ]
+        named = await client.get("/healthz")
     assert {(p.status_code, p.content) for p in probes} == {(200 if alive else 503, b"")}
+    assert (named.status_code, named.json() == {"status": "ok"}) == (200 if alive else 503, alive)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,8 @@ import msgspec
 import pytest
 import schemathesis
 
-from worker.api.schema.openapi import document
-from worker.api.schema.routes import ROUTES
+from worker.api.schema.openapi import document, document_bytes
+from worker.api.schema.routes import ROUTES, Route
 
 DOCUMENT = document(ROUTES, has_keys=True)
 
@@ -108,6 +111,26 @@ async def test_the_served_document_is_of_this_server(bench: Any) -> None:
     assert "securitySchemes" not in plain["components"]
     assert full["paths"]["/sleep"]["post"]["security"] == [{"bearer": []}]
     assert "/openapi.json" in plain["paths"]
+
+
+async def test_the_document_is_built_once_when_it_is_first_requested(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that no client asks builds none, and requests at the same time share one."""
+    builds: list[int] = []
+
+    def counted(routes: Iterable[Route], *, has_keys: bool) -> bytes:
+        builds.append(threading.get_ident())
+        return document_bytes(routes, has_keys=has_keys)
+
+    monkeypatch.setattr("worker.api.server.document_bytes", counted)
+    async with bench.client() as client:
+        assert builds == []
+        together = await asyncio.gather(*(client.get("/openapi.json") for _ in range(2)))
+        answers = [*together, await client.get("/openapi.json")]
+    assert len(builds) == 1
+    assert builds[0] != threading.get_ident()  # the event loop goes on meanwhile
+    assert len({answer.content for answer in answers}) == 1
 
 
 def test_the_document_can_be_printed() -> None:
