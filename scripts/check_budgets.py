@@ -109,7 +109,7 @@ def misnamed(program: str) -> Iterator[str]:
         # The tests of a folder that `tests` does not mirror are in the one above it.
         modules = [
             one
-            for one in room.rglob("*.py")
+            for one in room.rglob("*.*")
             if one.parent == room or not Path("tests", one.parent).is_dir()
         ]
         names = {one.stem.strip("_") for one in modules} | {one.parent.name for one in modules}
