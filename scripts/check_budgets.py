@@ -4,7 +4,9 @@ Run from the repository root: `python scripts/check_budgets.py`. A file has at m
 function 60 (kernels, `worker/ops`, are exempt from the second). A module that one other module of
 its own room imports, and nothing else does, is a section of that module, unless its first line says
 why it stands apart (`# Apart: pure, so that walks can run it.`). A public class name occurs once in
-a program. Complexity and parameter counts are ruff's (C901, PLR0913).
+a program. A test file has the name of a module of the room that its folder mirrors, with or without
+an aspect behind it, or says a claim, in three words at least. Complexity and parameter counts are
+ruff's (C901, PLR0913).
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ ROOTS = ("pointsman", "picker", "worker", "fleet", "conformance", "scripts", "te
 PROGRAMS = ("picker", "worker", "fleet")
 KERNELS = ("worker/ops/",)
 APART = "# Apart: "
+CLAIM_WORDS = 3
+NAMED_BY_FOLDER = {"test_kernels", "test_forge_counterparts"}
 FORBIDDEN_STEMS = {"utils", "util", "helpers", "helper", "common", "manager", "handler", "misc"}
 
 
@@ -95,6 +99,24 @@ def scattered(program: str) -> Iterator[str]:
             yield f"{paths[1]}:1: class {class_name} is also in {paths[0]}: one word, one meaning"
 
 
+def misnamed(program: str) -> Iterator[str]:
+    """Test files of one program's rooms whose name is neither that of a source nor a claim."""
+    for path in sorted(Path("tests", program).glob("*/**/test_*.py")):
+        room = path.parent.relative_to("tests")
+        words = path.stem.split("_")[1:]
+        if not room.is_dir() or len(words) >= CLAIM_WORDS or path.stem in NAMED_BY_FOLDER:
+            continue
+        # The tests of a folder that `tests` does not mirror are in the one above it.
+        modules = [
+            one
+            for one in room.rglob("*.*")
+            if one.parent == room or not Path("tests", one.parent).is_dir()
+        ]
+        names = {one.stem.strip("_") for one in modules} | {one.parent.name for one in modules}
+        if not any("_".join(words[:count]) in names for count in range(1, CLAIM_WORDS)):
+            yield f"{path}:1: no module of {room} has its name: name the source, or say a claim"
+
+
 def main() -> int:
     """Print every finding; exit 1 when there is one."""
     found = [
@@ -104,6 +126,7 @@ def main() -> int:
         for line in findings(path)
     ]
     found += [line for program in PROGRAMS for line in scattered(program)]
+    found += [line for program in PROGRAMS for line in misnamed(program)]
     for line in found:
         print(line)
     print(f"budgets: {len(found)} finding(s)")

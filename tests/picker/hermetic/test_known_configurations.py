@@ -1,6 +1,7 @@
 """The reference's own published and smoke configurations boot and serve (cases H44 and H46).
 
-That those of its guides and charts route as well is shown by `tests/picker/test_configurations.py`.
+`tests/picker/test_every_golden_configuration_starts.py` shows that those of its guides and charts
+route as well.
 Those that need flow control wait for it; what each makes of its plugins is shown by the golden
 files of `tests/picker/config`.
 """

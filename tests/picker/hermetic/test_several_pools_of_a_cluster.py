@@ -22,7 +22,7 @@ from tests.support.picker.metrics_pages import Pod
 from tests.support.picker.pools_scene import SeveralPools, file_of, pool_flags, pools_picker
 from tests.support.picker.steady_requests import Traffic
 from tests.support.picker.whole_picker import FOUR_SCORERS, WholePicker, write_endpoints
-from tests.support.waiting import until
+from tests.support.waiting import pass_time, until
 
 POOLS = "inferencepools"
 KEYS = ("llama", "x/qwen", "y/qwen")

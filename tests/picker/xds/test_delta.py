@@ -1,4 +1,4 @@
-"""The incremental variant, case by case; the walk is in `test_walk`."""
+"""The incremental variant, case by case; the walk is in `test_state_walk`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state-of-the-world variant, case by case; the walk is in `test_walk`."""
+"""The state-of-the-world variant, case by case; the walk is in `test_state_walk`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What recordings, `explain`, traces and series said of requests before stays what they say.
 
 The files in `tests/golden/decisions` were made by an earlier version:
-`python tests/picker/decisions/test_golden.py` makes them anew.
+`python tests/picker/decisions/test_decisions_match_golden_files.py` makes them anew.
 """
 
 from __future__ import annotations
