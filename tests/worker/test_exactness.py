@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.depth import by_depth
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest
@@ -26,7 +27,8 @@ pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
 BLOCK_SIZE = 16
 Requests = dict[str, tuple[list[int], SamplingParams]]
-GREEDY = SamplingParams(max_tokens=32, temperature=0.0, ignore_eos=True)
+NUM_TOKENS = by_depth(8, 32)
+GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -135,8 +137,8 @@ def prompts_with_shared_prefixes(rng: Random, count: int) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def requests() -> Requests:
-    """Sixteen greedy requests of 32 tokens."""
-    prompts = prompts_with_shared_prefixes(Random(20261121), 16)
+    """Greedy requests, sixteen of 32 tokens at full depth."""
+    prompts = prompts_with_shared_prefixes(Random(20261121), by_depth(4, 16))
     return {f"r{index}": (prompt, GREEDY) for index, prompt in enumerate(prompts)}
 
 
@@ -148,46 +150,48 @@ def together(executor: Any, requests: Requests) -> dict[str, list[int]]:
     return answers
 
 
-def test_sixteen_together_are_continued_as_transformers_does(
+def test_a_batch_is_continued_as_transformers_does(
     oracle: Any, requests: Requests, together: dict[str, list[int]]
 ) -> None:
     """Every token is the one an independent implementation puts there."""
     for name, (prompt, _) in requests.items():
-        assert len(together[name]) == 32
+        assert len(together[name]) == NUM_TOKENS
         assert together[name] == follow_up_by_oracle(oracle, prompt, together[name]), name
 
 
 def test_a_seeded_request_gets_the_same_tokens_in_any_company(
     executor: Any, requests: Requests
 ) -> None:
-    """Same request, same seed: alone, among sixteen, chunked, and after preemption."""
+    """Same request, same seed: alone, among others, chunked, and after preemption."""
     sampled = SamplingParams(
-        max_tokens=32, temperature=0.9, top_p=0.95, top_k=50, seed=7, ignore_eos=True
+        max_tokens=NUM_TOKENS, temperature=0.9, top_p=0.95, top_k=50, seed=7, ignore_eos=True
     )
     drawn = {
         name: (prompt, replace(sampled, seed=index))
         for index, (name, (prompt, _)) in enumerate(requests.items())
     }
     roomy, _ = run(executor, drawn)
-    squeezed, stats = run(executor, drawn, Way(num_blocks=48, budget=64))
+    squeezed, stats = run(executor, drawn, Way(num_blocks=by_depth(16, 48), budget=64))
     assert stats.num_preemptions > 0
     assert squeezed == roomy
-    for name in ("r0", "r3", "r9"):
+    for name in by_depth(("r0", "r3"), ("r0", "r3", "r9")):
         alone, _ = run(executor, {name: drawn[name]})
         assert alone[name] == roomy[name]
 
 
-# ---- two hundred, every way ------------------------------------------------------------------
+# ---- many answers, every way -------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def two_hundred() -> Requests:
-    """Greedy requests of 6 tokens: prompts of 10 to 60, half of them with one of four stems."""
+def many() -> Requests:
+    """Greedy requests of 6 tokens, two hundred at full depth: prompts of 10 to 60 tokens, half of
+    them with one of four stems.
+    """
     rng = Random(20261122)
     stems = [[rng.randrange(17, 49152) for _ in range(length)] for length in (16, 23, 32, 41)]
     greedy = replace(GREEDY, max_tokens=6)
     requests = {}
-    for index in range(200):
+    for index in range(by_depth(16, 200)):
         stem = rng.choice(stems) if rng.random() < 0.5 else []
         length = rng.randrange(max(10, len(stem) + 1), 61)
         own = [rng.randrange(17, 49152) for _ in range(length - len(stem))]
@@ -196,9 +200,9 @@ def two_hundred() -> Requests:
 
 
 @pytest.fixture(scope="module")
-def alone(executor: Any, two_hundred: Requests) -> dict[str, list[int]]:
+def alone(executor: Any, many: Requests) -> dict[str, list[int]]:
     """Their answers one after the other, each prompt whole and from nothing: the definition."""
-    answers, stats = run(executor, two_hundred, Way(batch=1, caching=False))
+    answers, stats = run(executor, many, Way(batch=1, caching=False))
     assert stats.prefix_cache_hits == stats.num_preemptions == 0
     return answers
 
@@ -212,17 +216,17 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("name", WAYS)
-def test_two_hundred_answers_are_the_same_every_way(
-    executor: Any, two_hundred: Requests, alone: dict[str, list[int]], name: str
+@pytest.mark.parametrize("name", by_depth(["overlapped, and all of that"], list(WAYS)))
+def test_answers_are_the_same_every_way(
+    executor: Any, many: Requests, alone: dict[str, list[int]], name: str
 ) -> None:
     """No token depends on the company, the cache, the chunks, the pool, the timing or the fork."""
     way = WAYS[name]
-    answers, stats = run(executor, two_hundred, way)
-    assert len(answers) == 200 * way.num_answers
+    answers, stats = run(executor, many, way)
+    assert len(answers) == len(many) * way.num_answers
     for answered, tokens in answers.items():
         assert tokens == alone[answered.partition("/")[0]], answered
     assert (stats.num_preemptions > 0) == (way.num_blocks < ROOMY.num_blocks)
     assert stats.prefix_cache_hits > 0
     if way.rounds == 2:
-        assert stats.prefix_cache_hits > sum(len(p) - 1 for p, _ in two_hundred.values()) * 0.9
+        assert stats.prefix_cache_hits > sum(len(p) - 1 for p, _ in many.values()) * 0.9
