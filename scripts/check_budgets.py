@@ -24,7 +24,7 @@ PROGRAMS = ("picker", "worker", "fleet")
 KERNELS = ("worker/ops/",)
 APART = "# Apart: "
 CLAIM_WORDS = 3
-NAMED_BY_FOLDER = {"test_kernels", "test_forge_counterparts"}
+NAMED_BY_FOLDER = {"test_kernels"}
 FORBIDDEN_STEMS = {"utils", "util", "helpers", "helper", "common", "manager", "handler", "misc"}
 
 
