@@ -19,7 +19,7 @@ import jsonschema
 import jsonschema_rs
 import pytest
 
-from tests.depth import by_depth
+from tests.depth import by_depth, some
 from tests.support.worker.grammar_bench import (
     BIAS,
     END,
@@ -192,8 +192,11 @@ def test_sampled_answers_validate(taken: list[Group], plain: list[Answer]) -> No
     assert num_ended > 0.9 * len(plain)
 
 
-@pytest.mark.parametrize("num_blocks", [30_000, 200], ids=["room", "preempted"])
-@pytest.mark.parametrize("speculative", [None, NGRAM], ids=["plain", "speculative"])
+@pytest.mark.parametrize("num_blocks", by_depth([90], [30_000, 200]))
+@pytest.mark.parametrize(
+    "speculative",
+    some([pytest.param(NGRAM, id="speculative"), pytest.param(None, id="plain")]),
+)
 def test_the_same_seed_gives_the_same_answers(
     taken: list[Group], plain: list[Answer], num_blocks: int, speculative: Any
 ) -> None:

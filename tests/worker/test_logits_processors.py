@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.depth import by_depth
 from tests.support.worker.grammar_bench import DEVICE, END, NGRAM, SUFFIX, GrammarBench
 from tests.support.worker.installed_processors import install_processors
 from worker.api.schema.constraints import Constraint, grammar_of
@@ -60,22 +61,20 @@ def plain(_installed: None) -> list[list[int]]:
         return [a.token_ids for r in mixed(bench) for a in bench.run(r).values()]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"speculative": NGRAM},
-        {"speculative": SUFFIX},
-        {"speculative": DEVICE},
-        {"num_blocks": 50},
-        {"num_blocks": 50, "speculative": NGRAM},
-    ],
-    ids=["overlapped", "ngram", "suffix", "draft model", "preempted", "preempted, drafts"],
-)
-def test_the_same_seed_gives_the_same_tokens(
-    plain: list[list[int]], settings: dict[str, Any]
-) -> None:
+SETTINGS: dict[str, dict[str, Any]] = {
+    "overlapped": {},
+    "ngram": {"speculative": NGRAM},
+    "suffix": {"speculative": SUFFIX},
+    "draft model": {"speculative": DEVICE},
+    "preempted": {"num_blocks": 50},
+    "preempted, drafts": {"num_blocks": 50, "speculative": NGRAM},
+}
+
+
+@pytest.mark.parametrize("name", by_depth(["preempted, drafts"], list(SETTINGS)))
+def test_the_same_seed_gives_the_same_tokens(plain: list[list[int]], name: str) -> None:
     """In a batch with overlapping steps, with drafts, and after preemption."""
+    settings = SETTINGS[name]
     with GrammarBench(**settings) as bench:
         found = [answer.token_ids for answer in bench.run(*mixed(bench)).values()]
         stats = bench.scheduler.stats()

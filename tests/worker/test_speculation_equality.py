@@ -182,9 +182,9 @@ pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 512
 EOS = 2
-NUM_GREEDY, NUM_MIXED, NUM_ADAPTIVE, NUM_FEW = by_depth((42, 27, 30, 10), (300, 90, 150, 40))
+NUM_GREEDY, NUM_MIXED, NUM_ADAPTIVE, NUM_FEW = by_depth((21, 18, 16, 8), (300, 90, 150, 40))
 # Below these an equality would say little.
-MIN_DRAFTS, MIN_EVENTS, MIN_FAILURES = by_depth((4, 2, 4), (40, 20, 30))
+MIN_DRAFTS, MIN_EVENTS, MIN_FAILURES = by_depth((2, 1, 2), (40, 20, 30))
 GREEDY = SamplingParams(max_tokens=10, temperature=0.0)
 SPECULATIVE = SpeculativeConfig(
     "ngram",

@@ -186,6 +186,7 @@ def test_wrong_rules_are_caught(toys: dict[str, Toy], rules: Rules, method: str)
     assert found.variation > by_depth(1, 2) * found.bound
 
 
+@pytest.mark.full
 def test_block_verification_needs_fresh_noise_for_every_run(toys: dict[str, Toy]) -> None:
     """What became of a run depended on the noise of all its positions, so a later run that draws
     them again by the same noise is caught; judged one by one, positions may be drawn again.

@@ -474,23 +474,21 @@ def plain() -> list[list[int]]:
         return [a.token_ids for r in mixed(bench) for a in bench.run(r).values()]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"speculative": NGRAM},
-        {"speculative": SUFFIX},
-        {"speculative": DEVICE},
-        {"speculative": JUMP_FORWARD},
-        {"num_blocks": 50},
-        {"num_blocks": 50, "speculative": NGRAM},
-    ],
-    ids=["batched", "ngram", "suffix", "draft model", "forced", "preempted", "preempted, drafts"],
-)
-def test_the_same_seed_gives_the_same_tokens(
-    plain: list[list[int]], settings: dict[str, Any]
-) -> None:
+SETTINGS: dict[str, dict[str, Any]] = {
+    "batched": {},
+    "ngram": {"speculative": NGRAM},
+    "suffix": {"speculative": SUFFIX},
+    "draft model": {"speculative": DEVICE},
+    "forced": {"speculative": JUMP_FORWARD},
+    "preempted": {"num_blocks": 50},
+    "preempted, drafts": {"num_blocks": 50, "speculative": NGRAM},
+}
+
+
+@pytest.mark.parametrize("name", by_depth(["preempted, drafts"], list(SETTINGS)))
+def test_the_same_seed_gives_the_same_tokens(plain: list[list[int]], name: str) -> None:
     """In a batch, with drafts, and after preemption."""
+    settings = SETTINGS[name]
     with GrammarBench(**settings) as bench:
         found = [answer.token_ids for answer in bench.run(*mixed(bench)).values()]
         stats = bench.scheduler.stats()

@@ -14,6 +14,7 @@ from fleet.cli import main
 from picker.cli.options import RecordFlags
 from picker.recording.reading import read_recording
 from picker.recording.replay import Redecided, Replay
+from tests.depth import by_depth
 from tests.support.picker.ext_proc_stream import GatewayStream, completion
 from tests.support.picker.metrics_pages import START_SECONDS, Pod, page, pods
 from tests.support.picker.whole_picker import HEAD, WholePicker, whole_picker
@@ -56,7 +57,7 @@ schedulingProfiles:
   plugins:
   - {{pluginRef: noble}}
 """
-REQUESTS = 1000
+REQUESTS = by_depth(300, 1000)
 AT_ONCE = 12
 ANSWER = json.dumps({"model": "m", "usage": {"prompt_tokens": 4, "completion_tokens": 2}}).encode()
 
@@ -156,7 +157,7 @@ def decided(path: Path) -> list[Redecided]:
     return list(Replay(str(path)).decisions(read_recording(path)))
 
 
-async def test_a_thousand_mixed_requests_are_decided_again_as_they_were(
+async def test_mixed_requests_are_decided_again_as_they_were(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With all that may happen between; and the file is private and holds no secrets."""

@@ -88,6 +88,7 @@ def test_a_tiny_models_embeddings(
     check(tiny_executor, model.model, prompts(96), overlap=overlap)
 
 
+@pytest.mark.full
 @pytest.mark.model
 def test_the_default_models_embeddings(float32_executor: Executor, transformers_model: Any) -> None:
     """The model that a worker starts with, its weights dequantised."""

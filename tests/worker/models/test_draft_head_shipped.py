@@ -19,6 +19,7 @@ ANSWER_TOKENS = 64
 PROMPT = "<|im_start|>user\nWrite a short letter to my aunt.<|im_end|>\n<|im_start|>assistant\n"
 
 
+@pytest.mark.full
 @pytest.mark.model
 @torch.inference_mode()
 def test_the_shipped_head_foresees_the_default_model(model_path: Path, tmp_path: Path) -> None:

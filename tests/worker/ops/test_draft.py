@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.depth import worlds
+from tests.depth import by_depth, worlds
 from tests.support.model.single_draws import sample
 from worker.ops.draft import choose_drafts
 from worker.types import Draw, SampleSpec, SamplingParams
@@ -64,7 +64,7 @@ def test_probabilistic_drafts_follow_the_proposals_they_come_with(
     """By a chi-square test for each kind of truncation; greedy drafts have all of q."""
     logits = draw_logits(5, 12, scale=1.0)
     counts = torch.zeros(5, 12)
-    for place in range(2500):
+    for place in range(by_depth(600, 2500)):
         choice = choose_drafts(logits, MANY, [place] * 5, "probabilistic", place % 3)
         counts[range(5), choice.token_ids] += 1
     assert choice.proposals is not None

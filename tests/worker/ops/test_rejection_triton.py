@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.depth import by_depth
+
 ROOT = Path(__file__).parents[3]
 PARITY = Path(__file__).with_name("parity_rejection_triton.py")
+SOME = by_depth(("-k", "(verification and 1024) or fall_back"), ())
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
@@ -20,7 +23,7 @@ def test_kernels_agree_with_their_twins() -> None:
     """The parity tests pass in a process of their own, where the interpreter can be chosen."""
     interpret = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(PARITY)],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *SOME, str(PARITY)],
         env={**os.environ, **interpret, "OMP_NUM_THREADS": "1"},
         cwd=ROOT,
         capture_output=True,

@@ -9,7 +9,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.depth import examples
+from tests.depth import by_depth, examples
 from tests.support.model.tiny_llama import TINY, tiny_llama
 from tests.support.worker.draft_bench import (
     Walk,
@@ -35,7 +35,7 @@ walks = given(st.integers(0, 2**32))
 
 
 @walks
-@examples(6)
+@examples(by_depth(1, 6))
 def test_a_draft_model_drafts_as_if_it_read_everything_anew(seed: int) -> None:
     """Through chunks, hits, copies, preemption, blocks used again, drafts that fell, and steps
     without any: greedy drafts are those of a run over all known tokens.
@@ -45,7 +45,7 @@ def test_a_draft_model_drafts_as_if_it_read_everything_anew(seed: int) -> None:
 
 
 @walks
-@examples(6)
+@examples(by_depth(1, 6))
 def test_a_head_drafts_as_if_it_read_everything_anew(seed: int) -> None:
     """Likewise, over the target's states; and at the head's own positions, which are one less."""
     bench = make_bench(TARGET, HeadNetwork(HEAD))
@@ -54,7 +54,7 @@ def test_a_head_drafts_as_if_it_read_everything_anew(seed: int) -> None:
 
 
 @walks
-@examples(4)
+@examples(by_depth(1, 4))
 def test_every_draft_of_the_target_itself_stands(seed: int) -> None:
     """As its own draft model it foresees its greedy tokens, all of them."""
     bench = make_bench(TARGET, ModelNetwork(TARGET))
