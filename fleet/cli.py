@@ -7,13 +7,11 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from fleet.broken_pipe import status_of
 from fleet.command_line import Parser, count, near, port, url
 from fleet.errors import FleetError, UsageError
-from fleet.extras import install_command, require_extra
 
 if TYPE_CHECKING:
     from fleet.models import Progress
@@ -51,6 +49,8 @@ def _run(arguments: list[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in _OURS:
             raise
+        from fleet.extras import install_command
+
         extra = _EXTRAS.get(name, "")
         text = f"`pointsman {name}` needs {error.name}: {install_command(extra)}"
         print(f"pointsman: {text}", file=sys.stderr)
@@ -75,6 +75,13 @@ def parser_of(name: str) -> Parser:
     if isinstance(found, Parser):
         return found
     return Parser(prog=found.prog, description=found.description, parents=[found], add_help=False)
+
+
+def _require(name: str, extra: str) -> None:
+    """Raise `FleetError` where the command needs packages of an extra that are not installed."""
+    from fleet.extras import require_extra
+
+    require_extra(f"pointsman {name}", extra)
 
 
 def _add_chat(parser: Parser) -> None:
@@ -142,7 +149,7 @@ def _add_picker(parser: Parser) -> None:
 
 def _up(argv: list[str]) -> int:
     arguments = parser_of("up").parse_args(_joined(argv, "--worker-args"))
-    require_extra("pointsman up", "fleet" if arguments.engine == "torch" else "sim")
+    _require("up", "fleet" if arguments.engine == "torch" else "sim")
     from fleet.envoy.settings import Mechanism
     from fleet.plan import FleetOptions
     from fleet.up import read_objectives, up
@@ -238,13 +245,15 @@ def _explain(argv: list[str]) -> int:
 
 def _version(argv: list[str]) -> int:
     parser_of("version").parse_args(argv)
+    from importlib.metadata import version
+
     print(f"pointsman {version('pointsman')}")
     return 0
 
 
 def _worker(argv: list[str]) -> int:
     arguments = parser_of("worker").parse_args(argv)
-    require_extra("pointsman worker", "worker" if arguments.engine == "torch" else "sim")
+    _require("worker", "worker" if arguments.engine == "torch" else "sim")
     argv = with_default_model(argv)
     from worker.__main__ import main as worker_main
 
@@ -312,7 +321,7 @@ def _plan(argv: list[str]) -> int:
 
 def _simulate(argv: list[str]) -> int:
     parser_of("simulate").parse_args(argv)
-    require_extra("pointsman simulate", "sim")
+    _require("simulate", "sim")
     from fleet.sim.command import simulate_command
 
     def note(line: str) -> None:
@@ -323,7 +332,7 @@ def _simulate(argv: list[str]) -> int:
 
 def _fit(argv: list[str]) -> int:
     parser_of("fit").parse_args(argv)
-    require_extra("pointsman fit", "sim")
+    _require("fit", "sim")
     from fleet.sim.fit import fit_command
 
     return fit_command(argv, print)
@@ -391,7 +400,7 @@ def _doctor(argv: list[str]) -> int:
 
 def _train_draft(argv: list[str]) -> int:
     parser_of("train-draft").parse_args(argv)
-    require_extra("pointsman train-draft", "worker")
+    _require("train-draft", "worker")
     argv = with_default_model(argv, is_training=True)
     from worker.training.__main__ import main as training_main
 
