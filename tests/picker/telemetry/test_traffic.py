@@ -14,7 +14,6 @@ from picker.telemetry.traffic import (
     SERVED_SAMPLES,
     WINDOW_SAMPLES,
     EndpointTraffic,
-    Percentiles,
     PoolRecent,
     Recent,
     Served,
@@ -22,7 +21,7 @@ from picker.telemetry.traffic import (
     expected_hits,
     percentiles,
 )
-from picker.types import FinishCause, ServedTotals
+from picker.types import FinishCause, Percentiles, ServedTotals
 
 
 def test_rates_and_hits_are_those_of_the_last_ten_seconds() -> None:
