@@ -98,7 +98,9 @@ def bench_command(argv: Sequence[str], out: Callable[[str], None], screen: Conso
     settings.check()
     _allow_many_connections()
     bench = Bench(settings, screen)
-    uvloop.run(bench.run())
+    base = settings.url.rstrip("/").removesuffix("/v1")
+    model = settings.model or first_model(base, dict(settings.header), settings.timeout)
+    uvloop.run(bench.run(model))
     report = bench.report()
     out(report)
     document = {
@@ -156,14 +158,12 @@ class Bench:
     def summaries(self) -> list[Summary]:
         return [summary(stage, self.settings.objective) for stage in self.stages]
 
-    async def run(self) -> None:
+    async def run(self, model: str) -> None:
         """All stages, until Ctrl-C. Raises `FleetError` where there are no stages to report yet."""
         settings = self.settings
         is_chat = settings.api == "chat"
         urls = [settings.url, *([settings.compare_url] if settings.compare_url else [])]
         endpoints = [endpoint_of(url, is_chat, settings.header) for url in urls]
-        base = settings.url.rstrip("/").removesuffix("/v1")
-        model = settings.model or await first_model(base, settings.header, settings.timeout)
         form = RequestForm(model, is_chat, not settings.respect_eos)
         ratios = [await self._tokens_per_word(one, form) for one in endpoints]
         task = asyncio.current_task()
@@ -191,7 +191,7 @@ class Bench:
             return
         named, url = self.settings.picker, self.settings.url
         picker = picker_url(named, os.environ) if named else picker_behind(url, os.environ)
-        with PickerViews(picker) as views, FollowedConfig(views.config) as followed:
+        with FollowedConfig(PickerViews(picker).config) as followed:
             yield followed
 
     def _turns(self, endpoints: Sequence[Endpoint]) -> Iterator[Turn]:
