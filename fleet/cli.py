@@ -149,10 +149,12 @@ def _add_picker(parser: Parser) -> None:
 
 def _up(argv: list[str]) -> int:
     arguments = parser_of("up").parse_args(_joined(argv, "--worker-args"))
+    if (arguments.prefill is None) is not (arguments.decode is None):
+        raise UsageError("--prefill and --decode go together: give both, or neither")
     _require("up", "fleet" if arguments.engine == "torch" else "sim")
     from fleet.envoy.settings import Mechanism
     from fleet.plan import FleetOptions
-    from fleet.up import read_objectives, up
+    from fleet.preflight import check_options, read_objectives
 
     def say(line: str) -> None:
         print(line, flush=True)
@@ -167,13 +169,14 @@ def _up(argv: list[str]) -> int:
         "drain_seconds": given.pop("drain_timeout"),
     }
     prefill, decode = given.pop("prefill"), given.pop("decode")
-    if (prefill is None) is not (decode is None):
-        raise UsageError("--prefill and --decode go together: give both, or neither")
     if prefill is not None:
         given |= {"prefill": prefill, "workers": prefill + decode}
     options = FleetOptions(**given)
+    gpus = check_options(options)
+    from fleet.up import up
+
     with _progress() as progress:
-        return up(options, say, progress)
+        return up(options, gpus, say, progress)
 
 
 def _joined(argv: list[str], flag: str) -> list[str]:
