@@ -308,7 +308,9 @@ def _replay(argv: list[str]) -> int:
 
 
 def _bench(argv: list[str]) -> int:
-    parser_of("bench").parse_args(argv)
+    from fleet.bench.flags import read_settings
+
+    read_settings(argv)
     from rich.console import Console
 
     from fleet.bench.command import bench_command
@@ -323,7 +325,9 @@ def _plan(argv: list[str]) -> int:
 
 
 def _simulate(argv: list[str]) -> int:
-    parser_of("simulate").parse_args(argv)
+    from fleet.sim.flags import read_settings
+
+    read_settings(argv)
     _require("simulate", "sim")
     from fleet.sim.command import simulate_command
 
