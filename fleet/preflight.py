@@ -20,8 +20,6 @@ from fleet.plan import FleetOptions, Plan
 from fleet.ports import require_free
 from picker.cli import flags as picker_flags
 from picker.config.findings import InvalidConfigError, Severity
-from picker.config.pool_file import read_policies
-from picker.config.watch import read_config_file
 from picker.errors import ConfigError, PickerError
 from worker import flags as worker_flags
 from worker.errors import WorkerError
@@ -83,6 +81,8 @@ def read_objectives(path: Path, say: Callable[[str], None], *, clients_may_name:
     `say` gets what the user should know of them, also where clients may not name objectives. Raises
     `FleetError` when the file cannot be read or anything in it would be skipped.
     """
+    from picker.config.pool_file import read_policies  # noqa: PLC0415 (slow, as in _check_config)
+
     try:
         content = path.read_bytes()
         read = read_policies(content, str(path), POOL_NAME)
@@ -157,10 +157,11 @@ def _check_record(path: Path) -> None:
 
 
 def _check_config(path: Path, *, allow_experimental: bool) -> None:
-    # Not needed without --config, and these make up most of what would be imported here.
+    # Not needed without --config, and slow to import.
     from picker.config.build import BuildOptions  # noqa: PLC0415
     from picker.config.catalog import builtin_plugins  # noqa: PLC0415
     from picker.config.check import check_config  # noqa: PLC0415
+    from picker.config.watch import read_config_file  # noqa: PLC0415
 
     if not path.is_file():
         raise UsageError(f"--config: there is no configuration file at {path}")
