@@ -154,8 +154,7 @@ def _load(given: argparse.Namespace) -> Load:
     if given.bench is not None:
         load = load_of_bench(given.bench)
     elif given.picker is not None:
-        with PickerViews(given.picker) as views:
-            load = load_of_picker(views)
+        load = load_of_picker(PickerViews(given.picker))
     share = load.cached_tokens / load.prompt_tokens if load.prompt_tokens else 0.0
     share = share if given.cached_share is None else given.cached_share
     flags = (given.rate, given.input_tokens, given.output_tokens)

@@ -3,21 +3,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import re
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import Any
 
-import httpx
-
-from fleet.bench.client import reason_in
 from fleet.command_line import near
 from fleet.errors import FleetError
+from fleet.http_client import HTTP_ERRORS, ConnectError, get, opened, reason_in, why
 
 Write = Callable[[str], None]
 ReadLine = Callable[[str], str]
@@ -123,29 +121,30 @@ class _Facts:
 def chat(options: ChatOptions, terminal: Terminal) -> int:
     """Answer one prompt, or talk until `read_line` raises EOFError; returns the exit status.
 
-    Ctrl-C cancels the answer being written. Raises `FleetError` when the server cannot be reached
+    Ctrl-C stops the answer being written. Raises `FleetError` when the server cannot be reached
     or refuses; in a conversation with a user only at its beginning.
     """
-    with asyncio.Runner() as runner:
-        model = options.model or runner.run(first_model(options.url))
-        talk = _Talk(options, model, terminal, runner)
+    model = options.model or first_model(options.url)
+    talk = _Talk(options, model, terminal)
+    # Also where the parent process ignores it, as shells do for what runs in the background.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
         if options.prompt is not None:
             return 0 if talk.turn(options.prompt) else 130
         talk.note(f"{model} at {options.url}; /help lists commands, Ctrl-D leaves")
         talk.run()
+    finally:
+        signal.signal(signal.SIGINT, before)
     return 0
 
 
 class _Talk:
     """Owns a conversation and its end."""
 
-    def __init__(
-        self, options: ChatOptions, model: str, terminal: Terminal, runner: asyncio.Runner
-    ) -> None:
+    def __init__(self, options: ChatOptions, model: str, terminal: Terminal) -> None:
         self._options = options
         self._model = model
         self._terminal = terminal
-        self._runner = runner
         self._conversation = Conversation(options.system)
 
     def note(self, line: str) -> None:
@@ -195,37 +194,28 @@ class _Talk:
 
     def turn(self, text: str) -> bool:
         """Ask, and write the answer as it comes; False when Ctrl-C ended it early."""
-        return self._runner.run(self._turn(text))
-
-    async def _turn(self, text: str) -> bool:
         self._conversation.ask(text)
         said: list[str] = []
         facts = _Facts()
-        answering = asyncio.current_task()
-        loop = asyncio.get_running_loop()
-        if answering is not None:
-            loop.add_signal_handler(signal.SIGINT, answering.cancel)
         finished = False
         try:
-            async for piece in self._stream(facts):
-                said.append(piece)
-                self._terminal.write(piece)
+            with contextlib.closing(self._stream(facts)) as pieces:
+                for piece in pieces:
+                    said.append(piece)
+                    self._terminal.write(piece)
             finished = True
-        except asyncio.CancelledError:
+        except KeyboardInterrupt:
             self._terminal.write(" …")
-            if answering is not None:
-                answering.uncancel()
         finally:
-            loop.remove_signal_handler(signal.SIGINT)
             self._conversation.answer("".join(said))
         self._terminal.write("\n")
         if self._terminal.note is not None:
-            await self._look_up(facts)
-            if text := str(facts):
-                self.note(text)
+            self._look_up(facts)
+            if line := str(facts):
+                self.note(line)
         return finished
 
-    async def _stream(self, facts: _Facts) -> AsyncIterator[str]:
+    def _stream(self, facts: _Facts) -> Generator[str, None, None]:
         options = self._options
         messages = self._conversation.messages
         body: dict[str, Any] = {"model": self._model, "messages": messages, "stream": True}
@@ -234,52 +224,57 @@ class _Talk:
             body["max_tokens"] = options.max_tokens
         if options.temperature is not None:
             body["temperature"] = options.temperature
-        async with _client(options.url) as client, _explained(options.url):  # noqa: SIM117
-            async with client.stream("POST", "/v1/chat/completions", json=body) as response:
-                if response.status_code != 200:
-                    text = (await response.aread()).decode("utf-8", "replace")
-                    raise FleetError(_refusal(response.status_code, text))
-                facts.request_id = response.headers.get("x-request-id")
-                facts.endpoint = response.headers.get("x-pointsman-endpoint")
-                async for line in response.aiter_lines():
-                    if line.startswith("data:"):
-                        data = line.removeprefix("data:").strip()
-                        if data == "[DONE]":
-                            return
-                        event = json.loads(data)
-                        piece = _content(event)
-                        if piece:
-                            facts.piece_came()
-                        facts.usage = event.get("usage") or facts.usage
-                        yield piece
-                        if options.max_tokens is None and facts.num_pieces == _MOST_PIECES:
-                            yield " …"
-                            return
+        url, headers = options.url.rstrip("/"), {"content-type": "application/json"}
+        with (
+            _explained(url),
+            opened(
+                f"{url}/v1/chat/completions", SILENCE_SECONDS, headers, json.dumps(body).encode()
+            ) as response,
+        ):
+            if response.status != 200:
+                raise FleetError(_refusal(response.status, response.read()))
+            facts.request_id = response.headers.get("x-request-id")
+            facts.endpoint = response.headers.get("x-pointsman-endpoint")
+            for line in response:
+                if line.startswith(b"data:"):
+                    data = line.removeprefix(b"data:").strip()
+                    if data == b"[DONE]":
+                        return
+                    event = json.loads(data)
+                    piece = _content(event)
+                    if piece:
+                        facts.piece_came()
+                    facts.usage = event.get("usage") or facts.usage
+                    yield piece
+                    if options.max_tokens is None and facts.num_pieces == _MOST_PIECES:
+                        yield " …"
+                        return
         raise FleetError("the answer broke off: the worker behind it is gone")
 
-    async def _look_up(self, facts: _Facts) -> None:
+    def _look_up(self, facts: _Facts) -> None:
         """Which worker answered, by the picker's records; what fails there costs a word."""
         picker, request_id = self._options.picker, facts.request_id
         if facts.endpoint is not None or picker is None or request_id is None:
             return
-        with contextlib.suppress(httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError):
-            async with httpx.AsyncClient(timeout=_LOOK_UP_SECONDS, trust_env=False) as client:
-                answer = await client.get(f"{picker}/decisions/{request_id}")
-            if answer.status_code == 200:
-                facts.endpoint = answer.json()["summary"]["endpoint"]
+        with contextlib.suppress(*HTTP_ERRORS, LookupError):
+            answer = get(f"{picker}/decisions/{request_id}", _LOOK_UP_SECONDS)
+            if answer.status == 200:
+                facts.endpoint = json.loads(answer.content)["summary"]["endpoint"]
 
 
-async def first_model(
-    url: str, headers: Sequence[tuple[str, str]] = (), timeout_seconds: float = SILENCE_SECONDS
+def first_model(
+    url: str,
+    headers: Mapping[str, str] | None = None,
+    timeout_seconds: float = SILENCE_SECONDS,
 ) -> str:
     """The id of the first model that is served. Raises `FleetError`."""
-    async with _client(url, timeout_seconds) as client, _explained(url):
-        response = await client.get("/v1/models", headers=list(headers))
-    status, text = response.status_code, response.text
+    url = url.rstrip("/")
+    with _explained(url), opened(f"{url}/v1/models", timeout_seconds, headers) as response:
+        status, content = response.status, response.read()
     if status != 200:
-        raise FleetError(f"{url}/v1/models: {_refusal(status, text)}")
+        raise FleetError(f"{url}/v1/models: {_refusal(status, content)}")
     try:
-        return str(json.loads(text)["data"][0]["id"])
+        return str(json.loads(content)["data"][0]["id"])
     except (ValueError, LookupError, TypeError) as error:
         raise FleetError(f"{url}/v1/models lists no model: name one with --model") from error
 
@@ -292,32 +287,25 @@ def _content(event: dict[str, Any]) -> str:
     return choices[0].get("delta", {}).get("content") or ""
 
 
-def _client(url: str, timeout_seconds: float = SILENCE_SECONDS) -> httpx.AsyncClient:
-    timeout = httpx.Timeout(timeout_seconds, connect=min(5.0, timeout_seconds))
-    return httpx.AsyncClient(base_url=url, timeout=timeout)
-
-
-@contextlib.asynccontextmanager
-async def _explained(url: str) -> AsyncIterator[None]:
+@contextlib.contextmanager
+def _explained(url: str) -> Iterator[None]:
     """What went wrong on the way, as one sentence."""
     try:
         yield
-    except httpx.ConnectError as error:
+    except ConnectError as error:
         if "CERTIFICATE" in str(error):
             raise FleetError(
                 f"{url} has no certificate that is trusted: {error}; name its issuer's in "
                 "SSL_CERT_FILE"
             ) from error
-        why = str(error) or type(error).__name__
         raise FleetError(
-            f"nothing answers at {url} ({why}): start a fleet with `pointsman up`, or give --url"
+            f"nothing answers at {url} ({error}): start a fleet with `pointsman up`, or give --url"
         ) from error
-    except httpx.RemoteProtocolError as error:
+    except (HTTPException, ConnectionError) as error:
         raise FleetError("the answer broke off: the connection was lost") from error
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError) as error:
-        text = str(error) or type(error).__name__
-        raise FleetError(f"no useful answer from {url}: {text}") from error
+    except (*HTTP_ERRORS, LookupError) as error:
+        raise FleetError(f"no useful answer from {url}: {why(error)}") from error
 
 
-def _refusal(status: int, text: str) -> str:
-    return f"the server refuses ({status}): {reason_in(text.encode())}"
+def _refusal(status: int, content: bytes) -> str:
+    return f"the server refuses ({status}): {reason_in(content)}"

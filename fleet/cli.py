@@ -7,13 +7,11 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from fleet.broken_pipe import status_of
 from fleet.command_line import Parser, count, near, port, url
 from fleet.errors import FleetError, UsageError
-from fleet.extras import install_command, require_extra
 
 if TYPE_CHECKING:
     from fleet.models import Progress
@@ -51,6 +49,8 @@ def _run(arguments: list[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in _OURS:
             raise
+        from fleet.extras import install_command
+
         extra = _EXTRAS.get(name, "")
         text = f"`pointsman {name}` needs {error.name}: {install_command(extra)}"
         print(f"pointsman: {text}", file=sys.stderr)
@@ -75,6 +75,13 @@ def parser_of(name: str) -> Parser:
     if isinstance(found, Parser):
         return found
     return Parser(prog=found.prog, description=found.description, parents=[found], add_help=False)
+
+
+def _require(name: str, extra: str) -> None:
+    """Raise `FleetError` where the command needs packages of an extra that are not installed."""
+    from fleet.extras import require_extra
+
+    require_extra(f"pointsman {name}", extra)
 
 
 def _add_chat(parser: Parser) -> None:
@@ -142,10 +149,12 @@ def _add_picker(parser: Parser) -> None:
 
 def _up(argv: list[str]) -> int:
     arguments = parser_of("up").parse_args(_joined(argv, "--worker-args"))
-    require_extra("pointsman up", "fleet" if arguments.engine == "torch" else "sim")
+    if (arguments.prefill is None) is not (arguments.decode is None):
+        raise UsageError("--prefill and --decode go together: give both, or neither")
+    _require("up", "fleet" if arguments.engine == "torch" else "sim")
     from fleet.envoy.settings import Mechanism
     from fleet.plan import FleetOptions
-    from fleet.up import read_objectives, up
+    from fleet.preflight import check_options, read_objectives
 
     def say(line: str) -> None:
         print(line, flush=True)
@@ -160,13 +169,14 @@ def _up(argv: list[str]) -> int:
         "drain_seconds": given.pop("drain_timeout"),
     }
     prefill, decode = given.pop("prefill"), given.pop("decode")
-    if (prefill is None) is not (decode is None):
-        raise UsageError("--prefill and --decode go together: give both, or neither")
     if prefill is not None:
         given |= {"prefill": prefill, "workers": prefill + decode}
     options = FleetOptions(**given)
+    gpus = check_options(options)
+    from fleet.up import up
+
     with _progress() as progress:
-        return up(options, say, progress)
+        return up(options, gpus, say, progress)
 
 
 def _joined(argv: list[str], flag: str) -> list[str]:
@@ -238,13 +248,15 @@ def _explain(argv: list[str]) -> int:
 
 def _version(argv: list[str]) -> int:
     parser_of("version").parse_args(argv)
+    from importlib.metadata import version
+
     print(f"pointsman {version('pointsman')}")
     return 0
 
 
 def _worker(argv: list[str]) -> int:
     arguments = parser_of("worker").parse_args(argv)
-    require_extra("pointsman worker", "worker" if arguments.engine == "torch" else "sim")
+    _require("worker", "worker" if arguments.engine == "torch" else "sim")
     argv = with_default_model(argv)
     from worker.__main__ import main as worker_main
 
@@ -296,7 +308,9 @@ def _replay(argv: list[str]) -> int:
 
 
 def _bench(argv: list[str]) -> int:
-    parser_of("bench").parse_args(argv)
+    from fleet.bench.flags import read_settings
+
+    read_settings(argv)
     from rich.console import Console
 
     from fleet.bench.command import bench_command
@@ -311,8 +325,10 @@ def _plan(argv: list[str]) -> int:
 
 
 def _simulate(argv: list[str]) -> int:
-    parser_of("simulate").parse_args(argv)
-    require_extra("pointsman simulate", "sim")
+    from fleet.sim.flags import read_settings
+
+    read_settings(argv)
+    _require("simulate", "sim")
     from fleet.sim.command import simulate_command
 
     def note(line: str) -> None:
@@ -323,7 +339,7 @@ def _simulate(argv: list[str]) -> int:
 
 def _fit(argv: list[str]) -> int:
     parser_of("fit").parse_args(argv)
-    require_extra("pointsman fit", "sim")
+    _require("fit", "sim")
     from fleet.sim.fit import fit_command
 
     return fit_command(argv, print)
@@ -391,7 +407,7 @@ def _doctor(argv: list[str]) -> int:
 
 def _train_draft(argv: list[str]) -> int:
     parser_of("train-draft").parse_args(argv)
-    require_extra("pointsman train-draft", "worker")
+    _require("train-draft", "worker")
     argv = with_default_model(argv, is_training=True)
     from worker.training.__main__ import main as training_main
 

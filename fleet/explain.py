@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
 from dataclasses import dataclass
 
-import httpx
 import msgspec
 from rich.console import Console
 
 from fleet.errors import FleetError
 from fleet.explain_text import SHOWN_CANDIDATES, Layout, explained
+from fleet.http_client import HTTP_ERRORS, Answer, Fetch, get, why
 from fleet.picker_views import part_of_path
 from fleet.several_pools import PoolAddress, is_of_all, list_of, pools_of, which_to_name
 from fleet.top_text import ASCII, Glyphs
@@ -40,16 +40,16 @@ class _Found:
     pools: tuple[PoolAddress, ...] = ()
 
 
-def explain(
-    options: Options, console: Console, transport: httpx.BaseTransport | None = None
-) -> int:
+def _fetch(url: str) -> Answer:
+    return get(url, TIMEOUT_SECONDS)
+
+
+def explain(options: Options, console: Console, fetch: Fetch = _fetch) -> int:
     """Print the record; returns the exit status 0.
 
-    `transport` is how to get to the picker, by TCP when None. Raises `FleetError` when nobody
-    answers, or nothing is known of the request.
+    Raises `FleetError` when nothing answers, or nothing is known of the request.
     """
-    with httpx.Client(transport=transport, timeout=TIMEOUT_SECONDS, trust_env=False) as client:
-        found = _Search(options, client.get).run()
+    found = _Search(options, fetch).run()
     if options.as_json:
         console.file.write(msgspec.json.format(found.content, indent=2).decode() + "\n")
         return 0
@@ -68,8 +68,8 @@ def explain(
 class _Search:
     """Looks for the request at the address that was named, and in all pools that are below it."""
 
-    def __init__(self, options: Options, get: Callable[[str], httpx.Response]) -> None:
-        self._options, self._get_page = options, get
+    def __init__(self, options: Options, fetch: Fetch) -> None:
+        self._options, self._fetch = options, fetch
         wanted = "last" if options.request_id is None else part_of_path(options.request_id)
         self._path = f"/decisions/{wanted}"
 
@@ -77,10 +77,10 @@ class _Search:
         """Raises `FleetError` for what is not found."""
         url = self._options.url
         answer = self._get(url + self._path)
-        if answer.status_code != 404:
-            return _Found(self._content(answer))
+        if answer.status != 404:
+            return _Found(self._content(answer, url))
         listed = self._get(list_of(url))
-        pools = pools_of(url, listed.content) if listed.status_code == 200 else ()
+        pools = pools_of(url, listed.content) if listed.status == 200 else ()
         if pools and is_of_all(url):
             return self._in_any(pools)
         told = which_to_name(url, pools)
@@ -93,13 +93,13 @@ class _Search:
         found, failed = [], []
         for pool in pools:
             answer = self._get(pool.url + self._path)
-            if answer.status_code == 200:
+            if answer.status == 200:
                 record = _decoded(pool.url, answer.content)
                 found.append((record.summary.received_unix_seconds, answer.content, pool))
-            elif answer.status_code != 404:
-                failed.append(answer)
+            elif answer.status != 404:
+                failed.append((answer, pool.url))
         if not found and failed:
-            self._content(failed[0])
+            self._content(*failed[0])
         if not found:
             names = ", ".join(pool.name for pool in pools)
             wanted = self._options.request_id
@@ -113,18 +113,18 @@ class _Search:
         is_last = self._options.request_id is None
         return _Found(found[0][1], (found[0][2],) if is_last else tuple(known))
 
-    def _content(self, answer: httpx.Response) -> bytes:
-        if answer.status_code != 200:
-            raise FleetError(_said(answer, f"{answer.request.url} answers {answer.status_code}"))
+    def _content(self, answer: Answer, url: str) -> bytes:
+        if answer.status != 200:
+            raise FleetError(_said(answer, f"{url}{self._path} answers {answer.status}"))
         return answer.content
 
-    def _get(self, address: str) -> httpx.Response:
+    def _get(self, address: str) -> Answer:
         try:
-            return self._get_page(address)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return self._fetch(address)
+        except HTTP_ERRORS as error:
             hint = "name it with --picker URL, or start a fleet with `pointsman up`"
             raise FleetError(
-                f"no picker answers at {self._options.url}: {error}; {hint}"
+                f"no picker answers at {self._options.url}: {why(error)}; {hint}"
             ) from error
 
 
@@ -135,10 +135,10 @@ def _decoded(url: str, content: bytes) -> RecordView:
         raise FleetError(f"what answers at {url} is not this picker: {error}") from error
 
 
-def _said(answer: httpx.Response, otherwise: str) -> str:
+def _said(answer: Answer, otherwise: str) -> str:
     """The picker's own words, where it said any."""
     try:
-        body = answer.json()
+        body = json.loads(answer.content)
     except ValueError:
         return otherwise
     return str(body["error"]) if isinstance(body, dict) and "error" in body else otherwise

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import quote
 
-import httpx
 import msgspec
 
 from fleet.errors import FleetError
+from fleet.http_client import HTTP_ERRORS, Answer, Fetch, get, why
 from fleet.several_pools import refuse_several
 from picker.admin.views import ConfigView, EndpointsView
 from picker.decisions.views import RecordSummary, RecordView
@@ -37,19 +37,15 @@ class _Decisions(msgspec.Struct, frozen=True):
     decisions: tuple[RecordSummary, ...]
 
 
+def _fetch(url: str) -> Answer:
+    return get(url, TIMEOUT_SECONDS)
+
+
 class PickerViews:
-    """Asks the picker at `url`. A context manager that keeps its connection."""
+    """Asks the picker at `url`, each time on a connection of its own."""
 
-    def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
-        """`transport` is how to get there, by TCP when None."""
-        self._url = url
-        self._http = httpx.Client(transport=transport, timeout=TIMEOUT_SECONDS, trust_env=False)
-
-    def __enter__(self) -> PickerViews:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.close()
+    def __init__(self, url: str, fetch: Fetch = _fetch) -> None:
+        self._url, self._fetch = url, fetch
 
     def look(self, samples: int, decisions: int) -> Seen:
         """Everything there is, with the last `samples` of the pool's history and so many decisions.
@@ -72,10 +68,10 @@ class PickerViews:
 
     def _ask(self, path: str, decode: Callable[[bytes], T]) -> T:
         answer = self._get(self._url + path)
-        if answer.status_code == 404:
+        if answer.status == 404:
             refuse_several(self._url, self._content)
-        if answer.status_code != 200:
-            raise NoPickerError(f"{self._url}{path} answers {answer.status_code}")
+        if answer.status != 200:
+            raise NoPickerError(f"{self._url}{path} answers {answer.status}")
         try:
             return decode(answer.content)
         except msgspec.MsgspecError as error:
@@ -83,13 +79,13 @@ class PickerViews:
 
     def _content(self, address: str) -> bytes | None:
         answer = self._get(address)
-        return answer.content if answer.status_code == 200 else None
+        return answer.content if answer.status == 200 else None
 
-    def _get(self, address: str) -> httpx.Response:
+    def _get(self, address: str) -> Answer:
         try:
-            return self._http.get(address)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise NoPickerError(f"no picker answers at {self._url}: {error}") from error
+            return self._fetch(address)
+        except HTTP_ERRORS as error:
+            raise NoPickerError(f"no picker answers at {self._url}: {why(error)}") from error
 
 
 def part_of_path(request_id: str) -> str:

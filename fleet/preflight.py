@@ -1,4 +1,4 @@
-# Apart: `up` begins with it, and has no room for more.
+# Apart: refuses flags before what runs a fleet is imported.
 """What is looked at before `pointsman up` starts, or fetches, anything: every flag, its own as well
 as those it hands on, read as the program reads them that gets them.
 """
@@ -10,25 +10,23 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from fleet import devices
 from fleet.command_line import LAST_PORT, Parser
 from fleet.errors import FleetError, UsageError
 from fleet.plan import FleetOptions, Plan
 from fleet.ports import require_free
 from picker.cli import flags as picker_flags
-from picker.config.build import BuildOptions
-from picker.config.catalog import builtin_plugins
-from picker.config.check import check_config
 from picker.config.findings import InvalidConfigError, Severity
-from picker.config.watch import read_config_file
 from picker.errors import ConfigError, PickerError
 from worker import flags as worker_flags
 from worker.errors import WorkerError
 from worker.server_flags import read_chat_template
 from worker.tokenizer.checkpoint import read_checkpoint
 
+POOL_NAME = "default"  # of a fleet's picker
 MOST_WORKERS = 256  # 13 GB of simulators; a larger number is more likely a typing error
 _FREE_BYTES_NEEDED = 50_000_000  # logs
 # Of a worker's flags: what `up` decides itself, or what its Envoy and picker could not follow.
@@ -37,9 +35,9 @@ _OWN = re.compile(
 )
 
 
-def check_options(options: FleetOptions) -> None:
-    """Raise `UsageError` for flags of `up` that cannot be, `FleetError` where the machine is not
-    ready for them.
+def check_options(options: FleetOptions) -> list[devices.Gpu]:
+    """Look at the flags of `up`; returns the GPUs to use. Raises `UsageError` for flags that cannot
+    be, `FleetError` where the machine is not ready for them.
     """
     if not 1 <= options.workers <= MOST_WORKERS:
         flags = "--prefill and --decode together are" if options.prefill else "--workers is"
@@ -72,6 +70,35 @@ def check_options(options: FleetOptions) -> None:
     temporary = tempfile.gettempdir()
     if shutil.disk_usage(temporary).free < _FREE_BYTES_NEEDED:
         raise FleetError(f"{temporary} is full: {_FREE_BYTES_NEEDED / 1e6:.0f} MB are needed there")
+    if options.engine != "torch":
+        return []
+    return devices.choose(options.devices, devices.find(os.environ))
+
+
+def read_objectives(path: Path, say: Callable[[str], None], *, clients_may_name: bool) -> str:
+    """The documents of a file, to be put behind the fleet's endpoints.
+
+    `say` gets what the user should know of them, also where clients may not name objectives. Raises
+    `FleetError` when the file cannot be read or anything in it would be skipped.
+    """
+    from picker.config.pool_file import read_policies  # noqa: PLC0415 (slow, as in _check_config)
+
+    try:
+        content = path.read_bytes()
+        read = read_policies(content, str(path), POOL_NAME)
+    except OSError as error:
+        text = f"--objectives: cannot read {path}: {error.strerror or error}"
+        raise UsageError(text) from error
+    except ConfigError as error:
+        raise UsageError(f"--objectives: {error}") from error
+    errors = [str(one) for one in read.findings if one.severity is Severity.ERROR]
+    if errors:
+        raise UsageError("\n".join(errors))
+    for finding in read.findings:
+        say(f"warning: {finding}")
+    if read.contents.rules.objectives and not clients_may_name:
+        say("warning: Envoy strips the header that names an objective; see --trust-control-headers")
+    return content.decode("utf-8-sig")
 
 
 def check_programs(layout: Plan) -> None:
@@ -130,6 +157,12 @@ def _check_record(path: Path) -> None:
 
 
 def _check_config(path: Path, *, allow_experimental: bool) -> None:
+    # Not needed without --config, and slow to import.
+    from picker.config.build import BuildOptions  # noqa: PLC0415
+    from picker.config.catalog import builtin_plugins  # noqa: PLC0415
+    from picker.config.check import check_config  # noqa: PLC0415
+    from picker.config.watch import read_config_file  # noqa: PLC0415
+
     if not path.is_file():
         raise UsageError(f"--config: there is no configuration file at {path}")
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -30,39 +32,56 @@ async def request(
     address: Address, path: str, method: str = "GET", timeout_seconds: float = 2.0
 ) -> Reply:
     """Send one request on a connection of its own. Raises `NoReplyError`."""
+    headers = [("host", "localhost"), ("connection", "close"), ("content-length", "0")]
+    asked = h11.Request(method=method, target=path, headers=headers)
     try:
         async with asyncio.timeout(timeout_seconds):
-            return await _exchange(address, path, method)
+            response, body = await exchange(address, asked)
     except (OSError, TimeoutError, h11.ProtocolError) as error:
         raise NoReplyError(str(error) or type(error).__name__) from error
+    return Reply(response.status_code, body)
 
 
-async def _exchange(address: Address, path: str, method: str) -> Reply:
+async def exchange(
+    address: Address,
+    asked: h11.Request,
+    *,
+    tls: ssl.SSLContext | None = None,
+    max_bytes: float = math.inf,
+) -> tuple[h11.Response, bytes]:
+    """Send a request without a body on a connection of its own; returns the head and the body of
+    the answer. The caller limits the time. Raises `OSError` and `h11.ProtocolError`, the latter
+    also for a body of more than `max_bytes`.
+    """
     if isinstance(address, SocketAddress):
-        reader, writer = await asyncio.open_connection(address.host, address.port)
+        reader, writer = await asyncio.open_connection(address.host, address.port, ssl=tls)
     else:
         reader, writer = await asyncio.open_unix_connection(address.path)
     try:
         http = h11.Connection(h11.CLIENT)
-        headers = [("host", "localhost"), ("connection", "close"), ("content-length", "0")]
-        asked = h11.Request(method=method, target=path, headers=headers)
         writer.write((http.send(asked) or b"") + (http.send(h11.EndOfMessage()) or b""))
         await writer.drain()
-        return await _reply(http, reader)
+        return await _answer(http, reader, max_bytes)
     finally:
         writer.close()
 
 
-async def _reply(http: h11.Connection, reader: asyncio.StreamReader) -> Reply:
-    status, body = 0, bytearray()
+async def _answer(
+    http: h11.Connection, reader: asyncio.StreamReader, max_bytes: float
+) -> tuple[h11.Response, bytes]:
+    response, body = None, bytearray()
     while not isinstance(event := http.next_event(), h11.EndOfMessage | h11.ConnectionClosed):
         if event is h11.NEED_DATA:
             http.receive_data(await reader.read(65_536))
         elif isinstance(event, h11.Response):
-            status = event.status_code
+            response = event
         elif isinstance(event, h11.Data):
             body += event.data
-    return Reply(status, bytes(body))
+            if len(body) > max_bytes:
+                raise h11.RemoteProtocolError(f"an answer of more than {max_bytes} bytes")
+    if response is None:
+        raise h11.RemoteProtocolError("the connection was closed without an answer")
+    return response, bytes(body)
 
 
 async def until(

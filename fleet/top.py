@@ -54,15 +54,15 @@ def top(url: str, console: Console, keyboard: TextIO, *, once: bool = False) -> 
     `NoPickerError` when there is nothing to be printed, and `SeveralPoolsError` where a pool has to
     be named.
     """
-    with PickerViews(url) as views:
-        if once or not console.is_terminal:
-            seen = views.look(SAMPLES, DECISIONS)
-            room = Room(console.width, None, _glyphs(console))
-            for line in frame(seen, Title(url), room):
-                console.print(Text(line.plain.rstrip()), soft_wrap=True)
-            return 0
-        with contextlib.suppress(KeyboardInterrupt), _ending_by_signals(), _keys(keyboard) as keys:
-            _Screen(url, views, console).run(keys)
+    views = PickerViews(url)
+    if once or not console.is_terminal:
+        seen = views.look(SAMPLES, DECISIONS)
+        room = Room(console.width, None, _glyphs(console))
+        for line in frame(seen, Title(url), room):
+            console.print(Text(line.plain.rstrip()), soft_wrap=True)
+        return 0
+    with contextlib.suppress(KeyboardInterrupt), _ending_by_signals(), _keys(keyboard) as keys:
+        _Screen(url, views, console).run(keys)
     return 0
 
 

@@ -18,44 +18,45 @@ import secrets
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fleet import devices, models, probe
+from fleet import models, probe
 from fleet.control import Control, Order
+from fleet.devices import Gpu, described
 from fleet.envoy import admin
 from fleet.envoy.binary import envoy_version, find_envoy, require_supported
 from fleet.envoy.clusters import PICKER, POOL
 from fleet.envoy.settings import Mechanism, SocketAddress
-from fleet.errors import FleetError, UsageError
+from fleet.errors import FleetError
 from fleet.members import Members, Rotation, Say, write_bootstrap
 from fleet.plan import PORTS_OF_A_PICKER, FleetOptions, PickerPlan, Plan, Site
 from fleet.ports import free_ports
-from fleet.preflight import check_options, check_programs
+from fleet.preflight import check_programs
 from fleet.process import Child, Reaper
 from fleet.rolling import RollingRestart, Scene
 from fleet.running_picker import RunningFleet, Shown
-from picker.config.findings import Severity
-from picker.config.pool_file import read_policies
-from picker.errors import ConfigError
 
-POOL_NAME = "default"  # of a fleet's picker
 _STOP_SECONDS = 5.0
 _TELL_SECONDS = 2.0  # between lines of what a stop waits for
 _SHARED_MEMORY = Path("/dev/shm")
 _HOT_RESTART_BITS = 27  # ten times as much has to fit 31 bits
 
 
-def up(options: FleetOptions, say: Say, progress: models.Progress | None = None) -> int:
+def up(
+    options: FleetOptions,
+    gpus: Sequence[Gpu],
+    say: Say,
+    progress: models.Progress | None = None,
+) -> int:
     """Run a fleet until SIGINT or SIGTERM; returns the exit status 0.
 
-    `say` gets every line for the user, `progress` the state of a download. Raises `FleetError` when
-    the fleet cannot start; nothing is left running then.
+    `preflight.check_options` has passed the options and chosen the GPUs. `say` gets every line for
+    the user, `progress` the state of a download. Raises `FleetError` when the fleet cannot start;
+    nothing is left running then.
     """
-    check_options(options)
     is_torch = options.engine == "torch"
-    gpus = devices.choose(options.devices, devices.find(os.environ)) if is_torch else []
     model = None
     if is_torch or options.model is not None:
         named = options.model or os.environ.get("POINTSMAN_MODEL")
@@ -78,30 +79,6 @@ def up(options: FleetOptions, say: Say, progress: models.Progress | None = None)
     return 0
 
 
-def read_objectives(path: Path, say: Callable[[str], None], *, clients_may_name: bool) -> str:
-    """The documents of a file, to be put behind the fleet's endpoints.
-
-    `say` gets what the user should know of them, also where clients may not name objectives. Raises
-    `FleetError` when the file cannot be read or anything in it would be skipped.
-    """
-    try:
-        content = path.read_bytes()
-        read = read_policies(content, str(path), POOL_NAME)
-    except OSError as error:
-        text = f"--objectives: cannot read {path}: {error.strerror or error}"
-        raise UsageError(text) from error
-    except ConfigError as error:
-        raise UsageError(f"--objectives: {error}") from error
-    errors = [str(one) for one in read.findings if one.severity is Severity.ERROR]
-    if errors:
-        raise UsageError("\n".join(errors))
-    for finding in read.findings:
-        say(f"warning: {finding}")
-    if read.contents.rules.objectives and not clients_may_name:
-        say("warning: Envoy strips the header that names an objective; see --trust-control-headers")
-    return content.decode("utf-8-sig")
-
-
 @contextlib.contextmanager
 def _folder(say: Say) -> Iterator[Path]:
     """A private folder for sockets, settings and logs. It stays after what should not happen; what
@@ -122,7 +99,7 @@ def _folder(say: Say) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _site(options: FleetOptions, folder: Path, gpus: Iterable[devices.Gpu]) -> Site:
+def _site(options: FleetOptions, folder: Path, gpus: Sequence[Gpu]) -> Site:
     ports = free_ports("127.0.0.1", options.num_ports, options.port + 1)
     first_decoder = PORTS_OF_A_PICKER + options.workers
     last = None if not options.front else ports.pop()
@@ -217,7 +194,7 @@ class _Fleet:
             workers += f", {options.prefill} of them for prefills"
         parts = f"{workers} ({options.engine}), a picker and Envoy ({options.routing.value})"
         self._say(f"starting {parts} …")
-        for line in devices.described(self._plan.placements):
+        for line in described(self._plan.placements):
             self._say(f"  {line}")
         await _unless(self._stop, self._wait_in_time())
 

@@ -66,6 +66,16 @@ class ServedTotals(msgspec.Struct, frozen=True, gc=False):
     ttft_counts: tuple[float, ...] = ()
 
 
+class Percentiles(msgspec.Struct, frozen=True):
+    """Of times, in seconds, by the edges of a histogram: linear between two of them, and the
+    highest edge for what is beyond it.
+    """
+
+    p50: float
+    p95: float
+    p99: float
+
+
 class EndpointMetrics(msgspec.Struct, frozen=True):
     """What one scrape of an endpoint said. `updated_at_seconds` is on the monotonic clock of the
     caller.

@@ -91,8 +91,7 @@ async def page(url: str) -> bytes:
 
 def top(url: str) -> str:
     """What `pointsman top` draws, as SVG."""
-    with PickerViews(url) as views:
-        seen = views.look(SAMPLES, DECISIONS)
+    seen = PickerViews(url).look(SAMPLES, DECISIONS)
     console = Console(
         record=True, width=COLUMNS, height=LINES, file=io.StringIO(), force_terminal=True
     )

@@ -13,6 +13,8 @@ from typing import Annotated, Any, cast
 import httptools
 import msgspec
 
+from fleet.http_client import reason_in
+
 Clock = Callable[[], float]
 Connect = Callable[[Callable[[], asyncio.Protocol]], Awaitable[object]]
 _MAX_REFUSAL_BYTES = 400
@@ -286,14 +288,3 @@ class Client:
         """Close what is free: what is under way is its request's to end."""
         for connection in list(self._free):
             connection.abort()
-
-
-def reason_in(body: bytes) -> str:
-    """The message of an error object, or the beginning of whatever it is, on one line."""
-    try:
-        error = msgspec.json.decode(body)["error"]
-        text = str(error["message"] if isinstance(error, dict) else error)
-    except (msgspec.DecodeError, KeyError, TypeError, UnicodeDecodeError):
-        text = body.decode(errors="replace")
-    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return line[:200] or "(no reason)"

@@ -21,10 +21,9 @@ from rich.text import Text
 from fleet.bench.client import Record
 from fleet.bench.comparison import Comparison, compare, comparison_lines
 from fleet.bench.driver import RequestForm
-from fleet.bench.flags import build_parser
+from fleet.bench.flags import LoadSettings, Settings, read_settings
 from fleet.bench.load import (
     Load,
-    LoadSettings,
     loads_of,
     sessions_of,
     write_results,
@@ -35,7 +34,7 @@ from fleet.bench.share import Endpoint, Share, endpoint_of, follow, started
 from fleet.bench.summary import Observed, Stage, Summary, stage_of, summary
 from fleet.bench.workload import WordRing
 from fleet.chat import first_model
-from fleet.errors import FleetError, UsageError
+from fleet.errors import FleetError
 from fleet.picker_views import PickerViews
 from fleet.running_picker import picker_behind, picker_url
 
@@ -43,62 +42,20 @@ INTERRUPTED = 130
 LIVE_SECONDS = 1.0
 RECENT_SECONDS = 10.0
 BEGIN_SECONDS = 0.05
-MOST_PROCESSES = 256
 DEFAULT_ROUNDS = 6
 _PROBE_WORDS = (8, 264)
-
-
-@dataclass(frozen=True, slots=True)
-class Settings(LoadSettings):
-    """The flags as they were read; see `flags`."""
-
-    url: str
-    model: str | None
-    api: str
-    header: list[tuple[str, str]]
-    timeout: float
-    compare_url: str | None
-    compare: list[str] | None
-    picker: str | None
-    rounds: int | None
-    processes: int
-    respect_eos: bool
-
-    @property
-    def compared(self) -> tuple[str, str] | None:
-        """The names of what is compared."""
-        if self.compare is not None:
-            return self.compare[0], self.compare[1]
-        return None if self.compare_url is None else (self.url, self.compare_url)
-
-    def check(self) -> None:
-        LoadSettings.check(self)
-        if self.compared is not None and len(self.rate or self.concurrency or ()) > 1:
-            name = "--rate a single rate or ramp" if self.rate else "--concurrency one number"
-            raise UsageError(f"a comparison has one stage: give {name}")
-        if self.concurrency is not None and min(self.concurrency) < self.processes:
-            raise UsageError("--processes must not be more than --concurrency")
-        if self.processes > MOST_PROCESSES:
-            raise UsageError(f"--processes must not be more than {MOST_PROCESSES}")
-        if self.picker is not None and self.compare is None:
-            raise UsageError("--picker is for --compare")
-        if self.rounds is not None and self.compared is None:
-            raise UsageError("--rounds is for --compare and --compare-url")
-
-    def public(self) -> dict[str, object]:
-        """Without headers, which may be credentials."""
-        return {k: v for k, v in LoadSettings.public(self).items() if k != "header"}
 
 
 def bench_command(argv: Sequence[str], out: Callable[[str], None], screen: Console) -> int:
     """Run `pointsman bench …`; returns the exit status. `screen` shows the run while it lasts, if
     it is a terminal. Raises `FleetError`.
     """
-    settings = Settings(**vars(build_parser().parse_args(argv)))
-    settings.check()
+    settings = read_settings(argv)
     _allow_many_connections()
     bench = Bench(settings, screen)
-    uvloop.run(bench.run())
+    base = settings.url.rstrip("/").removesuffix("/v1")
+    model = settings.model or first_model(base, dict(settings.header), settings.timeout)
+    uvloop.run(bench.run(model))
     report = bench.report()
     out(report)
     document = {
@@ -156,14 +113,12 @@ class Bench:
     def summaries(self) -> list[Summary]:
         return [summary(stage, self.settings.objective) for stage in self.stages]
 
-    async def run(self) -> None:
+    async def run(self, model: str) -> None:
         """All stages, until Ctrl-C. Raises `FleetError` where there are no stages to report yet."""
         settings = self.settings
         is_chat = settings.api == "chat"
         urls = [settings.url, *([settings.compare_url] if settings.compare_url else [])]
         endpoints = [endpoint_of(url, is_chat, settings.header) for url in urls]
-        base = settings.url.rstrip("/").removesuffix("/v1")
-        model = settings.model or await first_model(base, settings.header, settings.timeout)
         form = RequestForm(model, is_chat, not settings.respect_eos)
         ratios = [await self._tokens_per_word(one, form) for one in endpoints]
         task = asyncio.current_task()
@@ -191,7 +146,7 @@ class Bench:
             return
         named, url = self.settings.picker, self.settings.url
         picker = picker_url(named, os.environ) if named else picker_behind(url, os.environ)
-        with PickerViews(picker) as views, FollowedConfig(views.config) as followed:
+        with FollowedConfig(PickerViews(picker).config) as followed:
             yield followed
 
     def _turns(self, endpoints: Sequence[Endpoint]) -> Iterator[Turn]:

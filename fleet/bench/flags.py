@@ -1,18 +1,23 @@
 # Apart: read by the help of the command line, without what runs the command.
-"""The flags of `pointsman bench`."""
+"""The flags of `pointsman bench`, and what they come to."""
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from fleet.bench.arrivals import Ramp
-from fleet.bench.slo import Bound, read_bounds
+from fleet.bench.slo import Bound, Slo, read_bounds
 from fleet.bench.workload import Span
 from fleet.command_line import Parser, count, seconds, url
+from fleet.errors import UsageError
 
+MOST_PROCESSES = 256
 _HEADER = re.compile(r"([A-Za-z0-9!#$%&'*+.^_`|~-]+):[ \t]*([ -~]*)")
 _OURS = ("content-length", "content-type", "host", "transfer-encoding")
 
@@ -176,3 +181,147 @@ def _header(text: str) -> tuple[str, str]:
     if found is None or found[1].lower() in _OURS:
         raise argparse.ArgumentTypeError(f"takes 'name: value' ({', '.join(_OURS)} are ours)")
     return found[1].lower(), found[2]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSettings:
+    """The flags that are not about where requests go; see `flags`."""
+
+    rate: tuple[Ramp, ...] | None
+    concurrency: tuple[int, ...] | None
+    burstiness: float
+    duration: float | None
+    requests: int | None
+    warmup: float
+    seed: int
+    input_tokens: Span
+    output_tokens: Span
+    prefix_groups: int | None
+    prefix_tokens: Span | None
+    prefix_prompts: int | None
+    turns: Span
+    think: float
+    trace: Path | None
+    speed: float | None
+    slo: tuple[Bound, ...] | None
+    slo_share: float
+    json: Path | None
+    csv: Path | None
+    html: Path | None
+
+    @property
+    def objective(self) -> Slo | None:
+        return None if self.slo is None else Slo(self.slo, self.slo_share)
+
+    @property
+    def seconds(self) -> float:
+        """Of a stage; with a number of requests alone it lasts until they are sent."""
+        if self.duration is not None:
+            return self.duration
+        return 30.0 if self.requests is None else 1e7
+
+    def check(self) -> None:
+        """Raises `UsageError` for flags that contradict each other."""
+        if self.speed is not None and self.trace is None:
+            raise UsageError("--speed is for a --trace")
+        if self.prefix_prompts is not None and self.prefix_groups is None:
+            raise UsageError("--prefix-prompts needs --prefix-groups")
+        if self.trace is not None and (self.prefix_groups or self.prefix_tokens):
+            name = "--prefix-groups" if self.prefix_groups else "--prefix-tokens"
+            raise UsageError(f"{name} is not for a --trace, whose beginnings are its own")
+        if self.trace is not None and self.turns != Span(1, 1):
+            raise UsageError("--turns is not for a --trace")
+        if self.speed is not None and (self.rate or self.concurrency):
+            raise UsageError("--speed is for a trace's own times, not for --rate or --concurrency")
+        if self.think and self.turns.high == 1:
+            raise UsageError("--think is between requests of a session: give --turns 2 or more")
+        is_own_times = self.trace is not None and not (self.rate or self.concurrency)
+        if self.burstiness != 1 and (self.concurrency is not None or is_own_times):
+            raise UsageError("--burstiness is for --rate")
+        if self.warmup >= self.seconds and not (is_own_times and self.duration is None):
+            raise UsageError(
+                f"--warmup must be shorter than --duration, {self.seconds:g} s, "
+                "or nothing is counted"
+            )
+        results = [one for one in (self.json, self.csv, self.html) if one is not None]
+        for path in results:
+            refuse_unwritable(path)
+            if results.count(path) > 1:
+                raise UsageError(f"two of --json, --csv and --html name {path}")
+
+    def public(self) -> dict[str, object]:
+        """For reports."""
+        every = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {k: None if v is None else _plain(v) for k, v in every.items()}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, int | float | str):
+        return value
+    return [str(one) for one in value] if isinstance(value, tuple | list) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings(LoadSettings):
+    """The flags as they were read; see `flags`."""
+
+    url: str
+    model: str | None
+    api: str
+    header: list[tuple[str, str]]
+    timeout: float
+    compare_url: str | None
+    compare: list[str] | None
+    picker: str | None
+    rounds: int | None
+    processes: int
+    respect_eos: bool
+
+    @property
+    def compared(self) -> tuple[str, str] | None:
+        """The names of what is compared."""
+        if self.compare is not None:
+            return self.compare[0], self.compare[1]
+        return None if self.compare_url is None else (self.url, self.compare_url)
+
+    def check(self) -> None:
+        LoadSettings.check(self)
+        if self.compared is not None and len(self.rate or self.concurrency or ()) > 1:
+            name = "--rate a single rate or ramp" if self.rate else "--concurrency one number"
+            raise UsageError(f"a comparison has one stage: give {name}")
+        if self.concurrency is not None and min(self.concurrency) < self.processes:
+            raise UsageError("--processes must not be more than --concurrency")
+        if self.processes > MOST_PROCESSES:
+            raise UsageError(f"--processes must not be more than {MOST_PROCESSES}")
+        if self.picker is not None and self.compare is None:
+            raise UsageError("--picker is for --compare")
+        if self.rounds is not None and self.compared is None:
+            raise UsageError("--rounds is for --compare and --compare-url")
+
+    def public(self) -> dict[str, object]:
+        """Without headers, which may be credentials."""
+        return {k: v for k, v in LoadSettings.public(self).items() if k != "header"}
+
+
+def read_settings(argv: Sequence[str]) -> Settings:
+    """Of a command line. Raises `UsageError` for flags that contradict each other."""
+    settings = Settings(**vars(build_parser().parse_args(argv)))
+    settings.check()
+    return settings
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Before a run whose result `write_text` could not write. Raises `UsageError`."""
+    why = None
+    if path.is_dir():
+        why = "it is a folder; the result needs the name of a file"
+    elif path.exists():
+        why = None if os.access(path, os.W_OK) else "it is read-only for this user"
+    else:
+        folder = next(one for one in path.absolute().parents if one.exists())
+        if not folder.is_dir():
+            why = f"{folder} is no folder"
+        elif not os.access(folder, os.W_OK | os.X_OK):
+            why = f"{folder} is read-only for this user"
+    if why is not None:
+        raise UsageError(f"cannot write {path}: {why}")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -13,91 +12,12 @@ import msgspec
 
 from fleet.bench.arrivals import Ramp, intended_times
 from fleet.bench.driver import Driver
+from fleet.bench.flags import LoadSettings
 from fleet.bench.page import page
-from fleet.bench.report import refuse_unwritable, write_csv, write_text
-from fleet.bench.slo import Bound, Slo
+from fleet.bench.report import write_csv, write_text
 from fleet.bench.summary import Stage
 from fleet.bench.traces import read_trace
 from fleet.bench.workload import Session, Sessions, Span, Synthetic, traced_sessions
-from fleet.errors import UsageError
-
-
-@dataclass(frozen=True, slots=True)
-class LoadSettings:
-    """The flags that are not about where requests go; see `flags`."""
-
-    rate: tuple[Ramp, ...] | None
-    concurrency: tuple[int, ...] | None
-    burstiness: float
-    duration: float | None
-    requests: int | None
-    warmup: float
-    seed: int
-    input_tokens: Span
-    output_tokens: Span
-    prefix_groups: int | None
-    prefix_tokens: Span | None
-    prefix_prompts: int | None
-    turns: Span
-    think: float
-    trace: Path | None
-    speed: float | None
-    slo: tuple[Bound, ...] | None
-    slo_share: float
-    json: Path | None
-    csv: Path | None
-    html: Path | None
-
-    @property
-    def objective(self) -> Slo | None:
-        return None if self.slo is None else Slo(self.slo, self.slo_share)
-
-    @property
-    def seconds(self) -> float:
-        """Of a stage; with a number of requests alone it lasts until they are sent."""
-        if self.duration is not None:
-            return self.duration
-        return 30.0 if self.requests is None else 1e7
-
-    def check(self) -> None:
-        """Raises `UsageError` for flags that contradict each other."""
-        if self.speed is not None and self.trace is None:
-            raise UsageError("--speed is for a --trace")
-        if self.prefix_prompts is not None and self.prefix_groups is None:
-            raise UsageError("--prefix-prompts needs --prefix-groups")
-        if self.trace is not None and (self.prefix_groups or self.prefix_tokens):
-            name = "--prefix-groups" if self.prefix_groups else "--prefix-tokens"
-            raise UsageError(f"{name} is not for a --trace, whose beginnings are its own")
-        if self.trace is not None and self.turns != Span(1, 1):
-            raise UsageError("--turns is not for a --trace")
-        if self.speed is not None and (self.rate or self.concurrency):
-            raise UsageError("--speed is for a trace's own times, not for --rate or --concurrency")
-        if self.think and self.turns.high == 1:
-            raise UsageError("--think is between requests of a session: give --turns 2 or more")
-        is_own_times = self.trace is not None and not (self.rate or self.concurrency)
-        if self.burstiness != 1 and (self.concurrency is not None or is_own_times):
-            raise UsageError("--burstiness is for --rate")
-        if self.warmup >= self.seconds and not (is_own_times and self.duration is None):
-            raise UsageError(
-                f"--warmup must be shorter than --duration, {self.seconds:g} s, "
-                "or nothing is counted"
-            )
-        results = [one for one in (self.json, self.csv, self.html) if one is not None]
-        for path in results:
-            refuse_unwritable(path)
-            if results.count(path) > 1:
-                raise UsageError(f"two of --json, --csv and --html name {path}")
-
-    def public(self) -> dict[str, object]:
-        """For reports."""
-        every = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {k: None if v is None else _plain(v) for k, v in every.items()}
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, int | float | str):
-        return value
-    return [str(one) for one in value] if isinstance(value, tuple | list) else str(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -12,7 +11,7 @@ from typing import TextIO
 
 from fleet.bench.slo import Slo
 from fleet.bench.summary import Spread, Stage, Summary
-from fleet.errors import FleetError, UsageError
+from fleet.errors import FleetError
 
 _COLUMNS = (
     "stage", "at_seconds", "late_seconds", "ttft_seconds", "itl_seconds", "e2e_seconds",
@@ -125,23 +124,6 @@ def write_csv(file: TextIO, stages: Iterable[Stage]) -> None:
             cells = ["" if value is None else f"{value:.6f}" for value in seconds]
             tokens = (one.prompt_tokens, one.cached_tokens, one.output_tokens)
             writer.writerow((stage.name, *cells, *tokens, one.status, one.error))
-
-
-def refuse_unwritable(path: Path) -> None:
-    """Before a run whose result `write_text` could not write. Raises `UsageError`."""
-    why = None
-    if path.is_dir():
-        why = "it is a folder; the result needs the name of a file"
-    elif path.exists():
-        why = None if os.access(path, os.W_OK) else "it is read-only for this user"
-    else:
-        folder = next(one for one in path.absolute().parents if one.exists())
-        if not folder.is_dir():
-            why = f"{folder} is no folder"
-        elif not os.access(folder, os.W_OK | os.X_OK):
-            why = f"{folder} is read-only for this user"
-    if why is not None:
-        raise UsageError(f"cannot write {path}: {why}")
 
 
 def write_text(path: Path, text: str) -> None:

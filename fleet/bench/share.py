@@ -32,7 +32,8 @@ import uvloop
 
 from fleet.bench.client import Client, Clock
 from fleet.bench.driver import Driver, RequestForm, Sender
-from fleet.bench.load import Load, LoadSettings, draws_of, drive, sessions_of
+from fleet.bench.flags import LoadSettings
+from fleet.bench.load import Load, draws_of, drive, sessions_of
 from fleet.bench.summary import Observed
 from fleet.bench.workload import Session, Sessions, WordRing
 from fleet.errors import FleetError

@@ -20,7 +20,6 @@ from fleet.doctor.envoy_look import EnvoyFacts, ask_envoy, read_envoy_file
 from fleet.doctor.flags import build_parser
 from fleet.doctor.picker_look import PickerFacts, ask_certificate, ask_picker, ask_workers
 from fleet.running_picker import picker_url, running_fleets
-from picker.app.cluster import ClusterAccess
 from picker.cli.options import KubernetesFlags
 from picker.config.findings import Severity
 from picker.errors import ConfigError
@@ -143,6 +142,9 @@ async def _cluster(options: argparse.Namespace) -> ClusterFacts | None:
         kubeconfig=options.kubeconfig,
         context=options.kube_context,
     )
+    # The only part that needs the picker's client of API servers, half of all that is imported.
+    from picker.app.cluster import ClusterAccess  # noqa: PLC0415
+
     access = ClusterAccess(flags)
     try:
         await asyncio.to_thread(access.load)

@@ -319,18 +319,18 @@ def read_envoy_file(path: Path) -> EnvoyFacts:
 
 
 async def ask_envoy(url: str) -> EnvoyFacts:
-    async with HttpClient(url, _DUMP_SECONDS) as site:
-        try:
-            dump = _decoded(await site.page("/config_dump"), "/config_dump")
-            if not isinstance(at(dump, "configs"), list):
-                raise NoPageError("/config_dump answers no config dump: is that an admin port?")
-            info = _decoded(await site.page("/server_info"), "/server_info")
-            clusters = _decoded(await site.page("/clusters?format=json"), "/clusters")
-            setup = read_setup(dump, _version(at(info, "version")))
-        except NoPageError as error:
-            return EnvoyFacts(site.url, problem=f"its admin port does not answer ({error})")
-        except RecursionError:
-            return EnvoyFacts(site.url, problem=_TOO_DEEP)
+    site = HttpClient(url, _DUMP_SECONDS)
+    try:
+        dump = _decoded(await site.page("/config_dump"), "/config_dump")
+        if not isinstance(at(dump, "configs"), list):
+            raise NoPageError("/config_dump answers no config dump: is that an admin port?")
+        info = _decoded(await site.page("/server_info"), "/server_info")
+        clusters = _decoded(await site.page("/clusters?format=json"), "/clusters")
+        setup = read_setup(dump, _version(at(info, "version")))
+    except NoPageError as error:
+        return EnvoyFacts(site.url, problem=f"its admin port does not answer ({error})")
+    except RecursionError:
+        return EnvoyFacts(site.url, problem=_TOO_DEEP)
     return EnvoyFacts(site.url, setup, _hosts(clusters))
 
 

@@ -16,11 +16,16 @@ from fleet.doctor.cluster_look import (
     serving_of,
 )
 from fleet.doctor.diagnosis import Check, Diagnosis, Facts, each, error, warning
-from fleet.doctor.picker_look import PickerFacts, WorkerFacts
+from fleet.doctor.picker_look import (
+    ENDPOINTS,
+    PAGES_LACKING,
+    PEERS_CONNECTED,
+    PEERS_HEARD,
+    SCRAPES_FAILED,
+    PickerFacts,
+    WorkerFacts,
+)
 from picker.admin.views import EndpointView
-from picker.config.build import BuildOptions
-from picker.config.catalog import builtin_plugins
-from picker.config.check import check_config
 from picker.scrape.engines import ENGINES, PROCESS_START
 
 STALE_SECONDS = 5.0  # an idle pool is asked once a second
@@ -33,12 +38,7 @@ EXPIRY_WARNING_DAYS = 14.0
 _STANDS_BY = re.compile(r"stands by; the leader is (?!nobody yet)")
 # Told of by `_scrapes`, endpoint by endpoint.
 _SILENCE = re.compile(r"(; )?\d+ of \d+ endpoints do not answer: .*\s*$")
-_EXPERIMENTAL = "is experimental"
 _SHOWN = 5
-_ENDPOINTS = "llm_d_epp_ready_endpoints"
-_SCRAPES_FAILED = "llm_d_epp_datalayer_poll_errors_total"
-_CONNECTED, _HEARD = "pointsman_peers_connected", "pointsman_peers_heard"
-_PAGES_LACKING = "llm_d_epp_datalayer_extract_errors_total"
 
 
 def _pickers(facts: Facts) -> Iterator[PickerFacts]:
@@ -95,7 +95,7 @@ def _endpoints(picker: PickerFacts) -> Iterator[Diagnosis]:
 def _scrapes(picker: PickerFacts) -> Iterator[Diagnosis]:
     blind = [one for one in picker.endpoints if _is_blind(one)]
     if blind:
-        failed = picker.metrics.get(_SCRAPES_FAILED, 0.0)
+        failed = picker.metrics.get(SCRAPES_FAILED, 0.0)
         shown = ", ".join(_age(one) for one in blind[:_SHOWN])
         more = f" and {len(blind) - _SHOWN} more" if len(blind) > _SHOWN else ""
         yield (error if len(blind) == len(picker.endpoints) else warning)(
@@ -105,7 +105,7 @@ def _scrapes(picker: PickerFacts) -> Iterator[Diagnosis]:
             f"curl http://{blind[0].address}/metrics from where the picker runs; if another port "
             "or path answers, set it in the pool (targetPorts) or in the configuration's dataLayer",
         )
-    lacking = picker.metrics.get(_PAGES_LACKING, 0.0)
+    lacking = picker.metrics.get(PAGES_LACKING, 0.0)
     if lacking and not blind:
         yield warning(
             f"{lacking:g} metrics pages lacked a series or had an unusable value",
@@ -149,9 +149,9 @@ def _queues(picker: PickerFacts) -> Iterator[Diagnosis]:
 
 
 def _gauges(picker: PickerFacts) -> Iterator[Diagnosis]:
-    if _ENDPOINTS not in picker.metrics:
+    if ENDPOINTS not in picker.metrics:
         yield warning(
-            f"{picker.url}/metrics has no {_ENDPOINTS}",
+            f"{picker.url}/metrics has no {ENDPOINTS}",
             "dashboards, alerts and autoscalers of the pool see nothing",
             "is this a picker of ours? see `curl PICKER/metrics` and docs/metrics.md",
         )
@@ -179,15 +179,12 @@ def _config(picker: PickerFacts) -> Iterator[Diagnosis]:
 def _experimental(picker: PickerFacts) -> Iterator[Diagnosis]:
     if picker.config is None:
         return
-    content = picker.config.written.encode(errors="surrogatepass")
-    options = BuildOptions(allow_experimental=False)
-    for one in check_config(content, picker.config.source, builtin_plugins(), options):
-        if _EXPERIMENTAL in str(one):
-            yield warning(
-                str(one).partition(";")[0],
-                "its parameters and behaviour may change with any release",
-                "take it out, or pin the picker's version and read CHANGELOG.md before an update",
-            )
+    for name in picker.config.experimental:
+        yield warning(
+            f"{picker.config.source}: plugin '{name}' is experimental",
+            "its parameters and behaviour may change with any release",
+            "take it out, or pin the picker's version and read CHANGELOG.md before an update",
+        )
 
 
 def _files(picker: PickerFacts) -> Iterator[Diagnosis]:
@@ -241,7 +238,7 @@ def _peers(facts: Facts) -> Iterator[Diagnosis]:
     picker = facts.picker
     if picker is None or picker.problem is not None:
         return
-    connected, heard = picker.metrics.get(_CONNECTED), picker.metrics.get(_HEARD)
+    connected, heard = picker.metrics.get(PEERS_CONNECTED), picker.metrics.get(PEERS_HEARD)
     if connected is None or heard is None:
         return
     named = max(_named(picker), _replicas(facts.cluster))

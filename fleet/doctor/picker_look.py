@@ -12,10 +12,6 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
-from cryptography import x509
-from prometheus_client.metrics_core import Metric
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
 
 from fleet.doctor.paths import listed
 from fleet.doctor.web import NO_JSON, HttpClient, NoPageError, Page
@@ -24,6 +20,7 @@ from fleet.several_pools import list_of, pools_of, which_to_name
 from picker.admin.views import ConfigView, EndpointsView, EndpointView
 from picker.flowcontrol.views import QueuesView
 from picker.scrape.engines import PROCESS_START, EngineTable
+from picker.scrape.exposition import PageSample, scan
 
 _WORKER_SECONDS = 3.0
 _MOST_WORKERS = 200  # more show nothing that these do not
@@ -35,7 +32,12 @@ _METRICS_KINDS = ("text/plain", "application/openmetrics-text")
 _WANTS_TOKEN = (
     "it tells nobody without a token (--metrics-endpoint-auth); look at one without that flag"
 )
+ENDPOINTS = "llm_d_epp_ready_endpoints"
+SCRAPES_FAILED = "llm_d_epp_datalayer_poll_errors_total"
+PAGES_LACKING = "llm_d_epp_datalayer_extract_errors_total"
+PEERS_CONNECTED, PEERS_HEARD = "pointsman_peers_connected", "pointsman_peers_heard"
 _PEER_CALLS = "pointsman_peer_calls_total"
+_SERIES = (ENDPOINTS, SCRAPES_FAILED, PAGES_LACKING, PEERS_CONNECTED, PEERS_HEARD, _PEER_CALLS)
 T = TypeVar("T")
 Now = Callable[[], datetime]
 
@@ -45,7 +47,7 @@ class PickerFacts:
     """One picker. `problem` says why nothing else is known.
 
     `readiness` is the text of `/readyz`; `ahead_seconds` how far its clock is ahead of this one's;
-    `metrics` are the samples of its series without labels, and of those with labels their sum.
+    `metrics` are the sums of the series that checks look at, by name.
     `files` are those that it has open and the limit, `words` its command line, both known of one
     on this machine. `peer_calls` counts its calls to replicas by how they ended.
     """
@@ -97,39 +99,38 @@ def utc_now() -> datetime:
 
 
 async def ask_picker(url: str, now: Now = utc_now) -> PickerFacts:
-    async with HttpClient(url) as site:
-        try:
-            readiness = await site.page("/readyz")
-            endpoints = await site.page("/endpoints")
-            if endpoints.status == 404:
-                await _refuse_several(site.url)
-            if readiness.status not in (200, 503):
-                raise NoPageError(f"/readyz answers {readiness.status}: that is no picker")
-            pool = _decoded(endpoints, EndpointsView)
-            listener = _listener(site.url)
-            families = _families(await site.page("/metrics"))
-            return PickerFacts(
-                url=site.url,
-                is_ready=readiness.status == 200,
-                readiness=readiness.text,
-                endpoints=pool.endpoints,
-                queues=_decoded(await site.page("/queues"), QueuesView),
-                config=_decoded(await site.page("/config"), ConfigView),
-                metrics=_by(families, lambda one: one.name),
-                ahead_seconds=_ahead(readiness, now()),
-                files=None if listener is None else listener.files,
-                words=() if listener is None else listener.words,
-                peer_calls=_by(families, lambda one: one.labels.get("result", ""), _PEER_CALLS),
-            )
-        except NoPageError as error:
-            return PickerFacts(site.url, problem=str(error))
+    site = HttpClient(url)
+    try:
+        readiness = await site.page("/readyz")
+        endpoints = await site.page("/endpoints")
+        if endpoints.status == 404:
+            await _refuse_several(site.url)
+        if readiness.status not in (200, 503):
+            raise NoPageError(f"/readyz answers {readiness.status}: that is no picker")
+        pool = _decoded(endpoints, EndpointsView)
+        listener = _listener(site.url)
+        found = scan((await site.page("/metrics")).content, _SERIES)
+        return PickerFacts(
+            url=site.url,
+            is_ready=readiness.status == 200,
+            readiness=readiness.text,
+            endpoints=pool.endpoints,
+            queues=_decoded(await site.page("/queues"), QueuesView),
+            config=_decoded(await site.page("/config"), ConfigView),
+            metrics={name: sum(one.value for one in samples) for name, samples in found.items()},
+            ahead_seconds=_ahead(readiness, now()),
+            files=None if listener is None else listener.files,
+            words=() if listener is None else listener.words,
+            peer_calls=_by_result(found.get(_PEER_CALLS, ())),
+        )
+    except NoPageError as error:
+        return PickerFacts(site.url, problem=str(error))
 
 
 async def _refuse_several(url: str) -> None:
     """Raise `NoPageError` where `url` is of a picker of several pools, and of none of them."""
     try:
-        async with HttpClient(list_of(url)) as site:
-            page = await site.page("")
+        page = await HttpClient(list_of(url)).page("")
     except NoPageError:
         return
     problem = which_to_name(url, pools_of(url, page.content))
@@ -148,21 +149,11 @@ def _decoded(page: Page, kind: type[T]) -> T:
         raise NoPageError("what answers there is not this picker") from error
 
 
-def _families(page: Page) -> list[Metric]:
-    try:
-        return list(text_string_to_metric_families(page.content.decode(errors="replace")))
-    except (ValueError, LookupError) as error:
-        raise NoPageError(f"/metrics cannot be read: {error}") from error
-
-
-def _by(
-    families: Iterable[Metric], key: Callable[[Sample], str], only: str | None = None
-) -> dict[str, float]:
-    """Samples summed up by a key; `only` those of a series."""
+def _by_result(samples: Iterable[PageSample]) -> dict[str, float]:
     found: dict[str, float] = {}
-    for sample in (one for family in families for one in family.samples):
-        if only in (None, sample.name):
-            found[key(sample)] = found.get(key(sample), 0.0) + sample.value
+    for one in samples:
+        result = one.labels.get("result", "")
+        found[result] = found.get(result, 0.0) + one.value
     return found
 
 
@@ -200,14 +191,14 @@ def expected_names(labels: Mapping[str, str]) -> tuple[str, ...]:
 
 
 async def ask_worker(address: str, expected: Sequence[str] = ()) -> WorkerFacts:
-    async with HttpClient(address, _WORKER_SECONDS) as site:
-        try:
-            health = await site.page("/health")
-            metrics = await site.page("/metrics")
-            models = await site.page("/v1/models")
-            version = await site.page("/version")
-        except NoPageError as error:
-            return WorkerFacts(address, problem=str(error))
+    site = HttpClient(address, _WORKER_SECONDS)
+    try:
+        health = await site.page("/health")
+        metrics = await site.page("/metrics")
+        models = await site.page("/v1/models")
+        version = await site.page("/version")
+    except NoPageError as error:
+        return WorkerFacts(address, problem=str(error))
     return WorkerFacts(
         address,
         health_status=health.status,
@@ -246,6 +237,9 @@ def _json(page: Page) -> dict[str, Any]:
 
 async def ask_certificate(address: str, now: Now = utc_now) -> CertificateFacts:
     """What HOST:PORT (or an https URL) shows who connects; whether to trust it is not asked."""
+    # Most runs look at no certificate, and this takes as long to import as all else here.
+    from cryptography import x509  # noqa: PLC0415
+
     try:
         split = urlsplit(address if "://" in address else f"//{address}")
         host, port = split.hostname or "", split.port or 443

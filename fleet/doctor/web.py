@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-import httpx
+import h11
 import msgspec
+
+from fleet.envoy.settings import Address, PipeAddress, SocketAddress
+from fleet.probe import exchange
 
 TIMEOUT_SECONDS = 5.0
 MAX_BYTES = 128 * 2**20
 NO_JSON: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-_UNIX = "unix"
+_PORTS = {"http": 80, "https": 443}
 
 
 class NoPageError(Exception):
-    """Nobody answers, or not with HTTP, or it takes too long."""
+    """Nothing answers, or not with HTTP, or it takes too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ class Page:
 
 
 class HttpClient:
-    """Asks one server. An asynchronous context manager that keeps the connection."""
+    """Asks one server, each time on a connection of its own."""
 
     def __init__(self, url: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         """`url`: http://HOST:PORT, HOST:PORT or unix:///PATH. A page has to be there to its last
@@ -45,50 +49,38 @@ class HttpClient:
         """
         self.url = url if "://" in url else f"http://{url}"
         self.url = self.url.rstrip("/")
-        self._problem, path = None, None
-        try:
-            split = urlsplit(self.url)
-            path = unquote(split.path) if split.scheme == _UNIX else None
-            _ = split.port  # looked at only here
-        except ValueError as error:
-            self._problem = f"that is no address: {error}"
         self._seconds = timeout_seconds
-        self._base = self.url if path is None else "http://localhost"
-        transport = httpx.AsyncHTTPTransport(verify=False, uds=path)
-        self._http = httpx.AsyncClient(
-            transport=transport, timeout=timeout_seconds, trust_env=False, follow_redirects=False
-        )
-
-    async def __aenter__(self) -> HttpClient:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._http.aclose()
 
     async def page(self, path: str) -> Page:
         """The answer to GET. Raises `NoPageError`."""
-        if self._problem is not None:
-            raise NoPageError(self._problem)
         try:
-            async with (
-                asyncio.timeout(self._seconds),
-                self._http.stream("GET", self._base + path) as answer,
-            ):
-                content = await _bounded(answer)
-        except (TimeoutError, httpx.TimeoutException) as error:
+            address, base, host, tls = _place(self.url)
+            headers = [("host", host), ("connection", "close")]
+            asked = h11.Request(method="GET", target=base + path, headers=headers)
+            async with asyncio.timeout(self._seconds):
+                head, content = await exchange(address, asked, tls=tls, max_bytes=MAX_BYTES)
+        except TimeoutError as error:
             raise NoPageError(f"no answer within {self._seconds:g} s") from error
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        except (OSError, h11.ProtocolError, ValueError) as error:
             raise NoPageError(str(error) or type(error).__name__) from error
-        kind = answer.headers.get("content-type", "").partition(";")[0].strip()
-        return Page(answer.status_code, content, kind, answer.headers.get("date"))
+        fields = {name.decode(): value.decode("latin-1") for name, value in head.headers}
+        kind = fields.get("content-type", "").partition(";")[0].strip()
+        return Page(head.status_code, content, kind, fields.get("date"))
 
 
-async def _bounded(answer: httpx.Response) -> bytes:
-    pieces: list[bytes] = []
-    size = 0
-    async for piece in answer.aiter_bytes():
-        size += len(piece)
-        if size > MAX_BYTES:
-            raise NoPageError(f"an answer of more than {MAX_BYTES} bytes")
-        pieces.append(piece)
-    return b"".join(pieces)
+def _place(url: str) -> tuple[Address, str, str, ssl.SSLContext | None]:
+    """Where to connect to, what is before the paths of pages, the Host header, and TLS. Raises
+    `ValueError` for what is no address.
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        return PipeAddress(unquote(parts.path)), "", "localhost", None
+    if parts.scheme not in _PORTS or not parts.hostname:
+        raise ValueError("that is no address: it takes http://HOST:PORT or unix:///PATH")
+    tls = None
+    if parts.scheme == "https":
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    host = parts.netloc.rpartition("@")[2]
+    port = parts.port or _PORTS[parts.scheme]
+    return SocketAddress(parts.hostname, port), parts.path, host, tls

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, count, islice
 from math import inf
-from pathlib import Path
 from random import Random
 from statistics import fmean
 
 from fleet.bench.arrivals import Ramp
-from fleet.bench.load import Load, LoadSettings, loads_of, sessions_of, write_results
+from fleet.bench.load import Load, loads_of, sessions_of, write_results
 from fleet.bench.report import lines_of, stages_table
 from fleet.bench.slo import Slo
 from fleet.bench.summary import Stage, Summary, summary
@@ -20,7 +19,7 @@ from fleet.bench.workload import Sessions, traced_sessions
 from fleet.errors import UsageError
 from fleet.plan import DISAGGREGATED_CONFIG
 from fleet.sim.fast_worker import is_linear
-from fleet.sim.flags import Event, build_parser
+from fleet.sim.flags import Event, SimulateSettings, build_parser, read_settings
 from fleet.sim.latency import WorkerLimits, worker_settings
 from fleet.sim.policies import POLICIES, policy
 from fleet.sim.processes import Processes, cores
@@ -29,89 +28,11 @@ from fleet.sim.scenarios import ELSEWHERE, SCENARIOS
 from fleet.sim.simulation import Simulation, Tenant, simulate
 from picker.errors import ConfigError
 
-DEFAULT_WORKERS = 4
 _MOST_GAPS = 100_000
 MOST_WORKERS = 1024  # that are tried
-MOST_WORKERS_GIVEN = 10_000
 _EVENTS = "precise-prefix-cache"  # a configuration of it follows KV events
 Policy = tuple[str, str | None]
 Out = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class SimulateSettings(LoadSettings):
-    """The flags as they were read; see `flags`."""
-
-    workers: int | None
-    prefill: int | None
-    decode: int | None
-    sim_kv_cache_transfer_latency: float
-    sim_kv_cache_transfer_time_per_token: float
-    worker: str
-    kv_tokens: int | None
-    max_num_seqs: int | None
-    max_num_batched_tokens: int | None
-    fast: bool
-    policies: list[str] | None
-    event: list[Event]
-    seeds: int
-    processes: int | None
-    find: str | None
-    scenario: tuple[str, ...] | None
-    replay: Path | None
-
-    @property
-    def num_workers(self) -> int:
-        """At the beginning."""
-        if self.prefill is not None and self.decode is not None:
-            return self.prefill + self.decode
-        return self.workers or DEFAULT_WORKERS
-
-    def named_policies(self, names: Sequence[str]) -> list[Policy]:
-        """Raises `UsageError`."""
-        if self.prefill is None:
-            return [policy(name) for name in names]
-        for name in names:
-            if name in POLICIES and name != "default":
-                raise UsageError(
-                    f"--policies: {name} knows no prefill workers; with --prefill take default or "
-                    "a file"
-                )
-        return [(n, DISAGGREGATED_CONFIG) if n == "default" else policy(n) for n in names]
-
-    def check(self) -> None:
-        LoadSettings.check(self)
-        self.check_roles()
-        if self.find is not None and self.slo is None:
-            raise UsageError("--find needs --slo, such as ttft_p95<1s,itl_p95<50ms")
-        if self.find is not None and (self.json or self.csv or self.html):
-            raise UsageError("--json, --csv and --html are for runs: --find prints a number")
-        if self.num_workers > MOST_WORKERS_GIVEN:
-            raise UsageError(f"--workers must not be more than {MOST_WORKERS_GIVEN:,}")
-        if self.find is not None and self.event:
-            raise UsageError("--event is not for --find: its workers have no numbers")
-        if self.replay is not None and self.trace is not None:
-            raise UsageError("--replay has the requests; --trace is for a run without it")
-        most = self.num_workers
-        for event in sorted(self.event, key=lambda one: one.at_seconds):
-            if event.kind == "add":
-                most += event.number
-                if most > MOST_WORKERS_GIVEN:
-                    raise UsageError(f"--event {event}: there are at most {MOST_WORKERS_GIVEN:,}")
-            elif event.number > most:
-                raise UsageError(f"--event {event}: there is no worker {event.number} then")
-
-    def check_roles(self) -> None:
-        """Raises `UsageError` for flags of prefill and decode workers that have no use."""
-        if (self.prefill is None) is not (self.decode is None):
-            raise UsageError("--prefill and --decode go together: give both, or neither")
-        if self.prefill is not None:
-            for flag in ("find", "scenario", "replay"):
-                if getattr(self, flag) is not None:
-                    raise UsageError(f"--prefill is not for --{flag}, whose workers do both")
-        elif self.sim_kv_cache_transfer_latency or self.sim_kv_cache_transfer_time_per_token:
-            name = "latency" if self.sim_kv_cache_transfer_latency else "time-per-token"
-            raise UsageError(f"--sim-kv-cache-transfer-{name} is for --prefill")
 
 
 def simulate_command(argv: Sequence[str], out: Out, note: Out) -> int:
@@ -119,11 +40,7 @@ def simulate_command(argv: Sequence[str], out: Out, note: Out) -> int:
     that has ended, if there are several, and for each event that came too late to happen. Raises
     `FleetError`.
     """
-    settings = SimulateSettings(**vars(build_parser().parse_args(argv)))
-    if settings.scenario is None:
-        settings.check()
-    else:  # whose flags complete the line: see `_run_of`
-        settings.check_roles()
+    settings = read_settings(argv)
     ends: list[float] = []
     with Processes(_simulated, settings.processes or cores()) as processes:
 
@@ -158,9 +75,23 @@ def _too_late(events: Sequence[Event], ends: Sequence[float]) -> Iterator[str]:
             yield f"--event {event} never happened: {which} ended{last} at {max(before):.1f} s"
 
 
+def _named_policies(settings: SimulateSettings) -> list[Policy]:
+    """Raises `UsageError`."""
+    names = settings.policies or ["default"]
+    if settings.prefill is None:
+        return [policy(name) for name in names]
+    for name in names:
+        if name in POLICIES and name != "default":
+            raise UsageError(
+                f"--policies: {name} knows no prefill workers; with --prefill take default or "
+                "a file"
+            )
+    return [(n, DISAGGREGATED_CONFIG) if n == "default" else policy(n) for n in names]
+
+
 def _one_data_set(settings: SimulateSettings, results: Results, out: Out) -> int:
     notes: list[str] = []
-    policies = settings.named_policies(settings.policies or ["default"])
+    policies = _named_policies(settings)
     if settings.replay is not None:
         config, lacks = read_recorded(settings.replay)
         notes = [*lacks, ""]

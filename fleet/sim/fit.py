@@ -39,9 +39,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.bench.flags import add_data, add_load, add_results
-from fleet.bench.load import LoadSettings, loads_of, sessions_of
-from fleet.bench.report import refuse_unwritable, write_text
+from fleet.bench.flags import LoadSettings, add_data, add_load, add_results, refuse_unwritable
+from fleet.bench.load import loads_of, sessions_of
+from fleet.bench.report import write_text
 from fleet.bench.summary import Spread, Summary, summary
 from fleet.command_line import Parser
 from fleet.errors import FleetError, UsageError

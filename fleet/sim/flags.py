@@ -1,18 +1,22 @@
 # Apart: read by the help of the command line, without what runs the commands.
-"""The flags of `pointsman simulate`."""
+"""The flags of `pointsman simulate`, and what they come to."""
 
 from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet.bench.flags import add_data, add_load, add_results
+from fleet.bench.flags import LoadSettings, add_data, add_load, add_results
 from fleet.command_line import Parser, count
+from fleet.errors import UsageError
 from worker.errors import ConfigError
 from worker.faults.sim_settings import BY_NAME
 
+DEFAULT_WORKERS = 4
+MOST_WORKERS_GIVEN = 10_000
 _EVENT = re.compile(
     r"(?P<at>[0-9]+(?:\.[0-9]+)?):"
     r"(?:(?P<kind>kill|drain|add):(?P<number>[1-9][0-9]{0,5})"
@@ -120,3 +124,79 @@ def _event(text: str) -> Event:
     if found["slow"]:
         return Event(float(found["at"]), "slow", int(found["slow"]), float(found["factor"]))
     return Event(float(found["at"]), found["kind"], int(found["number"]))
+
+
+@dataclass(frozen=True, slots=True)
+class SimulateSettings(LoadSettings):
+    """The flags as they were read; see `flags`."""
+
+    workers: int | None
+    prefill: int | None
+    decode: int | None
+    sim_kv_cache_transfer_latency: float
+    sim_kv_cache_transfer_time_per_token: float
+    worker: str
+    kv_tokens: int | None
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    fast: bool
+    policies: list[str] | None
+    event: list[Event]
+    seeds: int
+    processes: int | None
+    find: str | None
+    scenario: tuple[str, ...] | None
+    replay: Path | None
+
+    @property
+    def num_workers(self) -> int:
+        """At the beginning."""
+        if self.prefill is not None and self.decode is not None:
+            return self.prefill + self.decode
+        return self.workers or DEFAULT_WORKERS
+
+    def check(self) -> None:
+        LoadSettings.check(self)
+        self.check_roles()
+        if self.find is not None and self.slo is None:
+            raise UsageError("--find needs --slo, such as ttft_p95<1s,itl_p95<50ms")
+        if self.find is not None and (self.json or self.csv or self.html):
+            raise UsageError("--json, --csv and --html are for runs: --find prints a number")
+        if self.num_workers > MOST_WORKERS_GIVEN:
+            raise UsageError(f"--workers must not be more than {MOST_WORKERS_GIVEN:,}")
+        if self.find is not None and self.event:
+            raise UsageError("--event is not for --find: its workers have no numbers")
+        if self.replay is not None and self.trace is not None:
+            raise UsageError("--replay has the requests; --trace is for a run without it")
+        most = self.num_workers
+        for event in sorted(self.event, key=lambda one: one.at_seconds):
+            if event.kind == "add":
+                most += event.number
+                if most > MOST_WORKERS_GIVEN:
+                    raise UsageError(f"--event {event}: there are at most {MOST_WORKERS_GIVEN:,}")
+            elif event.number > most:
+                raise UsageError(f"--event {event}: there is no worker {event.number} then")
+
+    def check_roles(self) -> None:
+        """Raises `UsageError` for flags of prefill and decode workers that have no use."""
+        if (self.prefill is None) is not (self.decode is None):
+            raise UsageError("--prefill and --decode go together: give both, or neither")
+        if self.prefill is not None:
+            for flag in ("find", "scenario", "replay"):
+                if getattr(self, flag) is not None:
+                    raise UsageError(f"--prefill is not for --{flag}, whose workers do both")
+        elif self.sim_kv_cache_transfer_latency or self.sim_kv_cache_transfer_time_per_token:
+            name = "latency" if self.sim_kv_cache_transfer_latency else "time-per-token"
+            raise UsageError(f"--sim-kv-cache-transfer-{name} is for --prefill")
+
+
+def read_settings(argv: Sequence[str]) -> SimulateSettings:
+    """Of a command line. Raises `UsageError` for flags that contradict each other; with
+    `--scenario`, whose flags complete the line, only for those that no scenario has.
+    """
+    settings = SimulateSettings(**vars(build_parser().parse_args(argv)))
+    if settings.scenario is None:
+        settings.check()
+    else:
+        settings.check_roles()
+    return settings

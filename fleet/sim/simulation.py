@@ -11,7 +11,8 @@ from random import Random
 from types import MappingProxyType
 
 from fleet.bench.driver import Driver
-from fleet.bench.load import Load, LoadSettings, draws_of, drive
+from fleet.bench.flags import LoadSettings
+from fleet.bench.load import Load, draws_of, drive
 from fleet.bench.summary import Stage
 from fleet.bench.workload import Sessions
 from fleet.sim.client import TokenForm, TokenTexts, VirtualClient

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
 from importlib.resources import files
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -24,9 +24,13 @@ from picker.admin.history import (
     series,
 )
 from picker.admin.metrics_page import of_pool
-from picker.admin.views import HEALTHY, AdminSource, EndpointView, HealthView, PoolRates
-from picker.metrics.picker_metrics import CONTENT_TYPE
-from picker.telemetry.traffic import Served, ServedWindow
+from picker.admin.views import HEALTHY, ConfigView, EndpointView, HealthView, PoolRates
+from picker.decisions.views import RecordSummary, RecordView
+from picker.flowcontrol.views import QueuesView
+from picker.metrics.picker_metrics import CONTENT_TYPE, PickerMetrics
+from picker.pool.datastore import Datastore
+from picker.pool.inflight import InflightLoad
+from picker.telemetry.traffic import Served, ServedWindow, Traffic
 from picker.types import Candidate, EndpointMetrics
 
 DEFAULT_LIMIT: Final = 50
@@ -42,6 +46,53 @@ _WHICH: Final = (
 )
 _NOTHING: Final = Served()
 T = TypeVar("T")
+
+
+class AdminSource(Protocol):
+    """What is behind the pages of one pool."""
+
+    @property
+    def metrics(self) -> PickerMetrics:
+        """Its series."""
+        ...
+
+    @property
+    def datastore(self) -> Datastore:
+        """Its endpoints."""
+        ...
+
+    @property
+    def inflight(self) -> InflightLoad:
+        """The requests that were sent somewhere and are not over."""
+        ...
+
+    def queues(self) -> QueuesView:
+        """Flow control now."""
+        ...
+
+    def decisions(self, limit: int) -> Sequence[RecordSummary]:
+        """The last requests, the newest first."""
+        ...
+
+    def decision(self, request_id: str | None) -> RecordView | None:
+        """One request, the last one for None; None when it is not known any more."""
+        ...
+
+    def health(self) -> Mapping[str, HealthView]:
+        """How endpoints have answered, by key; one that is absent has done nothing wrong."""
+        ...
+
+    def traffic(self) -> Traffic:
+        """What was sent where lately; to be asked once a second."""
+        ...
+
+    def configuration(self) -> ConfigView:
+        """The configuration in use."""
+        ...
+
+    def problem(self) -> str | None:
+        """What is wrong with the pool or with what is known of it; None: nothing is."""
+        ...
 
 
 class PoolPages:

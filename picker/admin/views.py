@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
 from picker.admin.history import HistoryView
-from picker.decisions.views import RecordSummary, RecordView
-from picker.flowcontrol.views import QueuesView
-from picker.metrics.picker_metrics import PickerMetrics
-from picker.pool.datastore import Datastore
-from picker.pool.inflight import InflightLoad
-from picker.telemetry.traffic import Percentiles, Traffic
-from picker.types import EndpointMetrics
+from picker.types import EndpointMetrics, Percentiles
 
 LIST: Final = "/pools"
 PREFIX: Final = "/pools/"
@@ -32,8 +26,8 @@ class HealthView(msgspec.Struct, frozen=True):
 
 
 class ConfigView(msgspec.Struct, frozen=True):
-    """The configuration in use: whence it came, as it was written, with its defaults, and since
-    when.
+    """The configuration in use: whence it came, as it was written, with its defaults, since when,
+    and the names of its plugins whose types are alpha.
     """
 
     source: str
@@ -42,6 +36,7 @@ class ConfigView(msgspec.Struct, frozen=True):
     loaded_unix_seconds: float
     warnings: tuple[str, ...] = ()
     last_error: str | None = None
+    experimental: tuple[str, ...] = ()
 
 
 HEALTHY: Final = HealthView("healthy")
@@ -110,50 +105,3 @@ class PoolsView(msgspec.Struct, frozen=True):
     """All of them."""
 
     pools: tuple[PoolSummary, ...]
-
-
-class AdminSource(Protocol):
-    """What is behind the pages of one pool."""
-
-    @property
-    def metrics(self) -> PickerMetrics:
-        """Its series."""
-        ...
-
-    @property
-    def datastore(self) -> Datastore:
-        """Its endpoints."""
-        ...
-
-    @property
-    def inflight(self) -> InflightLoad:
-        """The requests that were sent somewhere and are not over."""
-        ...
-
-    def queues(self) -> QueuesView:
-        """Flow control now."""
-        ...
-
-    def decisions(self, limit: int) -> Sequence[RecordSummary]:
-        """The last requests, the newest first."""
-        ...
-
-    def decision(self, request_id: str | None) -> RecordView | None:
-        """One request, the last one for None; None when it is not known any more."""
-        ...
-
-    def health(self) -> Mapping[str, HealthView]:
-        """How endpoints have answered, by key; one that is absent has done nothing wrong."""
-        ...
-
-    def traffic(self) -> Traffic:
-        """What was sent where lately; to be asked once a second."""
-        ...
-
-    def configuration(self) -> ConfigView:
-        """The configuration in use."""
-        ...
-
-    def problem(self) -> str | None:
-        """What is wrong with the pool or with what is known of it; None: nothing is."""
-        ...

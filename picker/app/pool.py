@@ -326,6 +326,7 @@ class ServedPool:
             loaded_unix_seconds=self.config.since_unix_seconds,
             warnings=tuple(str(warning) for warning in assembly.warnings),
             last_error=None if self._watch is None else self._watch.problem,
+            experimental=assembly.experimental,
         )
 
     def problem(self) -> str | None:

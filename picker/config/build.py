@@ -7,7 +7,7 @@ All mistakes are collected before any is reported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -102,7 +102,8 @@ class Assembly:
 
     `producers` are in the order in which they have to run, everything else in configured order.
     `instances` are all plugins by name, those that were added by default included; `plans` say
-    which of them each profile has. `loaded` is what all of it was made of.
+    which of them each profile has, `experimental` names those of alpha types. `loaded` is what all
+    of it was made of.
     """
 
     scheduler: BoundPlugin[Scheduler]
@@ -124,6 +125,7 @@ class Assembly:
     flushes: Mapping[str, BackgroundFlush]
     data_layer: DataLayerPlan
     instances: Mapping[str, Instance]
+    experimental: tuple[str, ...]
     warnings: tuple[Finding, ...]
     loaded: LoadedConfig
     flow_control: FlowControlSettings | None = None  # None: the gate 'flowControl' is off
@@ -200,10 +202,14 @@ class _Builder:
     def _check_stability(self) -> None:
         if self._options.allow_experimental:
             return
+        for instance in self._experimental():
+            text = f"'{instance.name}' is experimental; start with --allow-experimental-plugins"
+            self._findings.error(instance.path, text)
+
+    def _experimental(self) -> Iterator[Instance]:
         for instance in self._plugins:
             if self._registry.get(instance.type_name).stability is Stability.ALPHA:
-                text = f"'{instance.name}' is experimental; start with --allow-experimental-plugins"
-                self._findings.error(instance.path, text)
+                yield instance
 
     def _assembly(
         self,
@@ -241,6 +247,7 @@ class _Builder:
             },
             data_layer=data_layer,
             instances={one.name: one for one in self._plugins},
+            experimental=tuple(one.name for one in self._experimental()),
             warnings=tuple(self._findings),
             loaded=self._loaded,
         )

@@ -15,10 +15,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from picker.framework.attributes import DataKey
-from picker.scheduling.latency_model import LoadFeatures, LoadIntegral
+
+if TYPE_CHECKING:  # it imports numpy, which reading a configuration does not need
+    from picker.scheduling.latency_model import LoadFeatures, LoadIntegral
 
 PREDICT_PATH = "/predict/bulk/strict"
 TRAIN_PATH = "/add_training_data_bulk"

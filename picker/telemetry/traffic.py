@@ -18,7 +18,7 @@ import msgspec
 
 from picker.decisions.decision import Decision
 from picker.prefix.match import MATCH_INFO
-from picker.types import FinishCause, ServedTotals
+from picker.types import FinishCause, Percentiles, ServedTotals
 
 WINDOW_SAMPLES = 10
 SERVED_SAMPLES = 30  # percentiles want more requests than rates do
@@ -132,16 +132,6 @@ class EndpointTraffic:
             self._counts[key] = before.get(key) or _Counts()
         recent = {key: counts.sample(interval_seconds) for key, counts in self._counts.items()}
         return Traffic(recent, self._pool.pool_sample(interval_seconds))
-
-
-class Percentiles(msgspec.Struct, frozen=True):
-    """Of times, in seconds, by the edges of a histogram: linear between two of them, and the
-    highest edge for what is beyond it.
-    """
-
-    p50: float
-    p95: float
-    p99: float
 
 
 class Served(msgspec.Struct, frozen=True):

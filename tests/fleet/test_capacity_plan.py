@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-import httpx
 import msgspec
 import pytest
 
 from fleet.capacity_plan import load_of_bench, load_of_picker, objective_of, plan_command
 from fleet.errors import FleetError, UsageError
+from fleet.http_client import Answer
 from fleet.picker_views import PickerViews
 from picker.admin.views import EndpointsView, PoolRates
 from picker.decisions.views import RecordSummary, RecordView
@@ -93,21 +94,21 @@ def test_a_bench_gives_the_load_of_its_last_stage(file: str, tmp_path: Path) -> 
 def test_a_running_picker_gives_the_load_of_its_pool() -> None:
     """Its rate, what its last prompts were like, and what its workers generate."""
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        path = request.url.path
+    def fetch(url: str) -> Answer:
+        path = urlsplit(url).path
         if path == "/endpoints":
             view = EndpointsView((), PoolRates(requests_per_second=2.0, tokens_per_second=800.0))
-            return httpx.Response(200, content=msgspec.json.encode(view))
+            return Answer(200, msgspec.json.encode(view))
         if path == "/queues":
-            return httpx.Response(200, content=msgspec.json.encode(QueuesView()))
+            return Answer(200, msgspec.json.encode(QueuesView()))
         summary = RecordSummary("r", 0.0, "m", "", 0, "done")
         if path == "/decisions":
-            return httpx.Response(200, content=msgspec.json.encode({"decisions": [summary]}))
+            return Answer(200, msgspec.json.encode({"decisions": [summary]}))
         record = RecordView(summary, "m", "m", prompt_tokens=3000, matched_prefix_tokens=600)
-        return httpx.Response(200, content=msgspec.json.encode(record))
+        return Answer(200, msgspec.json.encode(record))
 
-    with PickerViews("http://127.0.0.1:9090", httpx.MockTransport(answer)) as views:
-        assert load_of_picker(views) == Load(2.0, 3000.0, 400.0, 600.0)
+    views = PickerViews("http://127.0.0.1:9090", fetch)
+    assert load_of_picker(views) == Load(2.0, 3000.0, 400.0, 600.0)
 
 
 @pytest.mark.parametrize(

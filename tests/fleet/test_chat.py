@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -159,15 +158,15 @@ def test_a_conversation_remembers(server: Canned) -> None:
 def test_a_server_that_names_no_model_is_one_sentence(server: Canned, answer: object) -> None:
     server.models = answer
     with pytest.raises(FleetError, match=rf"^{server.url}/v1/models lists no model: .*--model"):
-        asyncio.run(first_model(server.url))
+        first_model(server.url)
 
 
 def test_a_server_that_is_silent_is_not_waited_for_longer_than_asked() -> None:
     """It accepts connections and says nothing."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(FleetError, match=r"no useful answer from .*: ReadTimeout"):
-            asyncio.run(first_model(url, timeout_seconds=0.05))
+        with pytest.raises(FleetError, match=r"no useful answer from .*: timed out"):
+            first_model(url, timeout_seconds=0.05)
 
 
 def test_nobody_there_is_one_sentence_with_the_remedy() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -241,29 +240,3 @@ def test_a_worker_gets_the_model_it_was_asked_to_serve(tmp_path: Path) -> None:
 def test_no_model_is_fetched_that_nobody_needs(argv: list[str]) -> None:
     """The simulator and the help text do without."""
     assert with_default_model(argv) == argv
-
-
-def test_the_command_starts_light() -> None:
-    """No subcommand's room is imported before it runs."""
-    heavy = "{'torch', 'grpc', 'envoy', 'httpx', 'picker', 'worker'}"
-    code = f"import sys, fleet.cli; print(*{heavy} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
-
-
-def test_help_imports_nothing_that_only_a_run_needs() -> None:
-    """Of no command: these packages take longer to import than help may take to appear."""
-    code = """
-import contextlib, io, sys
-from fleet.cli import _COMMANDS, main
-
-heavy = {"aiohttp", "grpc", "numpy", "torch", "transformers"}
-for name in _COMMANDS:
-    text = io.StringIO()
-    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-        main([name, "--help"])
-    assert text.getvalue().startswith(f"usage: pointsman {name}"), name
-    assert not heavy & set(sys.modules), (name, heavy & set(sys.modules))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

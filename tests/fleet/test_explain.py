@@ -7,7 +7,6 @@ import json
 from datetime import UTC
 from pathlib import Path
 
-import httpx
 import msgspec
 import pytest
 from rich.console import Console
@@ -16,6 +15,7 @@ from fleet.cli import main
 from fleet.errors import FleetError
 from fleet.explain import Options, explain
 from fleet.explain_text import Layout, explained
+from fleet.http_client import Answer
 from fleet.top_text import ASCII
 from picker.decisions.reasons import reasons
 from picker.decisions.views import (
@@ -265,13 +265,13 @@ def asked(status: int, body: object, **wishes: object) -> tuple[str, str]:
     """What is printed when the picker answers so, and the path that it was asked for."""
     paths = []
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        paths.append(request.url.raw_path.decode())
-        return httpx.Response(status, content=msgspec.json.encode(body))
+    def fetch(url: str) -> Answer:
+        paths.append(url.removeprefix(URL))
+        return Answer(status, msgspec.json.encode(body))
 
     file = io.StringIO()
     console = Console(file=file, width=80)
-    explain(Options(URL, **wishes), console, httpx.MockTransport(answer))  # type: ignore[arg-type]
+    explain(Options(URL, **wishes), console, fetch)  # type: ignore[arg-type]
     return file.getvalue(), paths[0]
 
 

@@ -9,13 +9,13 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-import httpx
 import pytest
 from rich.console import Console
 
 from fleet.doctor.command import WRONG, doctor_command
 from fleet.errors import FleetError
 from fleet.explain import Options, explain
+from fleet.http_client import Answer, Fetch
 from fleet.picker_views import PickerViews
 from fleet.several_pools import (
     PoolAddress,
@@ -155,23 +155,23 @@ async def test_explain_says_that_there_was_no_request_yet(tmp_path: Path) -> Non
             await _explained(idle.url, None)
 
 
-def _answers(**of_pools: httpx.Response) -> httpx.MockTransport:
+def _answers(**of_pools: Answer) -> Fetch:
     """A picker of pools, of which each answers so for any request."""
     listed = [{"name": name, "path": f"/pools/{name}/", "ready": True} for name in of_pools]
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        path = request.url.path
+    def fetch(url: str) -> Answer:
+        path = url.removeprefix(ROOT)
         if path == "/pools":
-            return httpx.Response(200, json={"pools": listed})
+            return Answer(200, json.dumps({"pools": listed}).encode())
         parts = path.split("/")
-        return of_pools[parts[2]] if parts[1] == "pools" else httpx.Response(404, json={})
+        return of_pools[parts[2]] if parts[1] == "pools" else Answer(404, b"{}")
 
-    return httpx.MockTransport(answer)
+    return fetch
 
 
 def test_a_pool_that_cannot_tell_matters_where_no_other_knows() -> None:
-    lost = httpx.Response(404, json={"error": "nothing is known"})
-    broken = httpx.Response(500, json={"error": "the log says why"})
+    lost = Answer(404, b'{"error": "nothing is known"}')
+    broken = Answer(500, b'{"error": "the log says why"}')
     with pytest.raises(FleetError, match=r"^the log says why$"):
         explain(Options(ROOT, "x"), Console(file=io.StringIO()), _answers(a=broken, b=lost))
     with pytest.raises(FleetError, match=r"^none of the pools a, b knows"):
@@ -202,9 +202,6 @@ def test_a_pool_that_is_there_is_not_refused() -> None:
     refuse_several(f"{ROOT}/pools/a", lambda _: content)
     with pytest.raises(SeveralPoolsError):
         refuse_several(f"{ROOT}/pools/b", lambda _: content)
-    transport = _answers(a=httpx.Response(404))
-    with (
-        PickerViews(f"{ROOT}/pools/a", transport) as views,
-        pytest.raises(FleetError, match=r"answers 404$"),
-    ):
+    views = PickerViews(f"{ROOT}/pools/a", _answers(a=Answer(404, b"")))
+    with pytest.raises(FleetError, match=r"answers 404$"):
         views.look(1, 1)

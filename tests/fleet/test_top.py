@@ -6,11 +6,10 @@ import asyncio
 import signal
 import sys
 from collections.abc import AsyncIterator
-from typing import Any
 
-import httpx
 import pytest
 
+from fleet.http_client import Answer
 from fleet.picker_views import NoPickerError, PickerViews
 from tests.support.fleet.terminal import LIMIT_SECONDS, Terminal, terminal
 from tests.support.local_ports import free_port
@@ -134,17 +133,16 @@ async def test_the_whole_screen_is_drawn_and_no_more(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (httpx.Response(200, content=b"<html>"), "is not this picker"),
-        (httpx.Response(200, json={"endpoints": 7}), "is not this picker"),
-        (httpx.Response(404, content=b"nothing"), "/endpoints?history=5 answers 404"),
+        (Answer(200, b"<html>"), "is not this picker"),
+        (Answer(200, b'{"endpoints": 7}'), "is not this picker"),
+        (Answer(404, b"nothing"), "/endpoints?history=5 answers 404"),
     ],
 )
-def test_somebody_else_at_the_port_is_told_from_a_picker(answer: Any, words: str) -> None:
-    transport = httpx.MockTransport(lambda _: answer)
-    with PickerViews("http://127.0.0.1:9090", transport) as views:
-        with pytest.raises(NoPickerError) as caught:
-            views.look(5, 5)
-        assert words in str(caught.value)
+def test_somebody_else_at_the_port_is_told_from_a_picker(answer: Answer, words: str) -> None:
+    views = PickerViews("http://127.0.0.1:9090", lambda _: answer)
+    with pytest.raises(NoPickerError) as caught:
+        views.look(5, 5)
+    assert words in str(caught.value)
 
 
 async def test_a_request_is_explained_where_it_is_marked(scene: Scene) -> None:

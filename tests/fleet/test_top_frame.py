@@ -15,8 +15,7 @@ from picker.admin.history import EndpointSeries, HistoryView
 from picker.admin.views import EndpointsView, EndpointView, HealthView, PoolRates
 from picker.decisions.views import RecordSummary
 from picker.flowcontrol.views import QueuesView
-from picker.telemetry.traffic import Percentiles
-from picker.types import EndpointMetrics
+from picker.types import EndpointMetrics, Percentiles
 from tests.depth import examples
 from tests.support.picker.admin_scene import QUEUES, summary
 

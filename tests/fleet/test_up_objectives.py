@@ -10,7 +10,7 @@ from fleet.cli import main
 from fleet.envoy.settings import SocketAddress
 from fleet.errors import FleetError
 from fleet.plan import endpoints_yaml
-from fleet.up import POOL_NAME, read_objectives
+from fleet.preflight import POOL_NAME, read_objectives
 from picker.cli.options import Options as PickerOptions
 from picker.config.pool_file import read_pool_file
 from picker.pool.policies import Objective

@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import pytest
 
 from fleet.bench.picker_config import FollowedConfig
 from fleet.errors import FleetError
+from fleet.http_client import Answer, ConnectError
 from fleet.picker_views import PickerViews
 from picker.admin.views import ConfigView
 
@@ -98,13 +98,13 @@ def test_only_the_file_that_the_picker_has_is_written(content: str | None, tmp_p
 def test_what_is_no_picker_is_told_what_a_comparison_needs(content: bytes | None) -> None:
     """Nothing that answers, another server, another program's JSON."""
 
-    def answer(_: httpx.Request) -> httpx.Response:
+    def fetch(_: str) -> Answer:
         if content is None:
-            raise httpx.ConnectError("refused")
-        return httpx.Response(200 if content == b"{}" else 404, content=content)
+            raise ConnectError("refused")
+        return Answer(200 if content == b"{}" else 404, content)
 
-    views = PickerViews("http://127.0.0.1:1", httpx.MockTransport(answer))
-    with views, pytest.raises(FleetError) as caught:
+    views = PickerViews("http://127.0.0.1:1", fetch)
+    with pytest.raises(FleetError) as caught:
         FollowedConfig(views.config)
     assert "http://127.0.0.1:1" in str(caught.value)
     assert "`pointsman up --config /a/path.yaml`" in str(caught.value)

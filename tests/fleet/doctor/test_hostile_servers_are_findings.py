@@ -135,13 +135,9 @@ async def test_a_page_has_to_be_there_in_time(
 ) -> None:
     """To its last byte, and with an end to it."""
     monkeypatch.setattr(web, "MAX_BYTES", 2**20)
-    async with (
-        asyncio.timeout(120),
-        serving(answer) as address,
-        HttpClient(address, seconds) as site,
-    ):
+    async with asyncio.timeout(120), serving(answer) as address:
         with pytest.raises(NoPageError, match=text):
-            await site.page("/")
+            await HttpClient(address, seconds).page("/")
 
 
 async def test_an_api_server_has_a_limit_for_all_that_is_asked() -> None:

@@ -15,7 +15,6 @@ from picker.flowcontrol.views import QueuesView
 from picker.types import EndpointMetrics
 
 CONFIG = ConfigView("picker.yaml", "", "", 0.0)
-KIND = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
 VLLM = frozenset(expected_names({}))
 
 
@@ -158,11 +157,10 @@ def test_replicas_that_are_not_heard(
 
 def test_experimental_plugins_are_told_of() -> None:
     """Though the picker was allowed them."""
-    written = f"{KIND}plugins:\n- type: topology-affinity-scorer\n"
-    for plugins, expected in ((written, ["picker-experimental"]), (KIND, [])):
-        config = ConfigView("picker.yaml", plugins, "", 0.0)
-        found = diagnose(Facts(picker=dataclasses.replace(WELL, config=config)))
-        assert [one.check for one in found] == expected
+    config = ConfigView("picker.yaml", "", "", 0.0, experimental=("near",))
+    (found,) = diagnose(Facts(picker=dataclasses.replace(WELL, config=config)))
+    assert found.check == "picker-experimental"
+    assert found.seen == "picker.yaml: plugin 'near' is experimental"
 
 
 @pytest.mark.parametrize(

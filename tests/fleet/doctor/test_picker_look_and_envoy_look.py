@@ -48,7 +48,9 @@ CONFIG = {"source": "it", "written": "", "effective": "", "loaded_unix_seconds":
 
 
 @contextlib.asynccontextmanager
-async def site(pages: Pages, socket: Path | None = None) -> AsyncIterator[str]:
+async def site(
+    pages: Pages, socket: Path | None = None, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[str]:
     """A server with these pages (status, kind, text), others are 404; where it listens."""
 
     async def answer(request: web.Request) -> web.Response:
@@ -64,7 +66,7 @@ async def site(pages: Pages, socket: Path | None = None) -> AsyncIterator[str]:
             await web.UnixSite(runner, str(socket)).start()
             yield f"unix://{socket}"
         else:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
             yield f"127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
@@ -134,7 +136,6 @@ async def test_a_worker_that_is_well() -> None:
         {},
         {"/readyz": (200, HTML, "<html>")},
         {**picker_pages("a:1"), "/endpoints": (200, JSON, "[]")},
-        {**picker_pages("a:1"), "/metrics": (200, TEXT, "a{ 1")},
     ],
 )
 async def test_what_is_no_picker_is_one_finding(pages: Pages) -> None:
@@ -193,11 +194,23 @@ async def test_a_running_envoy_is_read(tmp_path: Path) -> None:
     assert "1.1.1.1:1: failed_outlier_check" in found[1].seen
 
 
-async def test_the_days_of_a_certificate_are_counted(tmp_path: Path) -> None:
+def self_signed_context(tmp_path: Path) -> ssl.SSLContext:
+    """A server's, with a certificate that no client has reason to trust."""
     material, pair = self_signed(), tmp_path / "pair.pem"
     pair.write_bytes(material.private_key + material.certificate_chain)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(pair)
+    return context
+
+
+async def test_a_picker_is_read_over_tls_whatever_its_certificate(tmp_path: Path) -> None:
+    """The check `tls-expiry` judges the certificate."""
+    async with site(picker_pages("a:1"), tls=self_signed_context(tmp_path)) as address:
+        assert (await ask_picker(f"https://{address}")).problem is None
+
+
+async def test_the_days_of_a_certificate_are_counted(tmp_path: Path) -> None:
+    context = self_signed_context(tmp_path)
     server = await asyncio.start_server(lambda _r, w: w.close(), "127.0.0.1", 0, ssl=context)
     async with server:
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"

@@ -227,3 +227,12 @@ def test_endpoints_are_asked_for_their_models_where_that_is_needed() -> None:
     assert models_sources(HEAD, lists_models=False) == []
     assert models_sources(HEAD) == [("models-data-source", extractor, "1s")]
     assert models_sources(OWN_MODELS) == [("own", extractor, "5s")]
+
+
+def test_plugins_of_alpha_types_are_named_where_they_are_allowed() -> None:
+    """By what the configuration calls them."""
+    plugins = "plugins: [{type: queue-scorer}, {type: topology-affinity-scorer, name: near}]\n"
+    options = BuildOptions(allow_experimental=True)
+    loaded = load_config(f"{HEAD}\n{plugins}".encode(), "f")
+    assembly = build(loaded, builtin_plugins(), PickerMetrics(), lambda: 0.0, options)
+    assert assembly.experimental == ("near",)

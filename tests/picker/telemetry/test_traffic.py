@@ -13,7 +13,6 @@ from picker.telemetry.traffic import (
     SERVED_SAMPLES,
     WINDOW_SAMPLES,
     EndpointTraffic,
-    Percentiles,
     PoolRecent,
     Recent,
     Served,
@@ -21,7 +20,7 @@ from picker.telemetry.traffic import (
     expected_hits,
     percentiles,
 )
-from picker.types import FinishCause, ServedTotals
+from picker.types import FinishCause, Percentiles, ServedTotals
 from tests.support.picker.admin_scene import decision
 
 

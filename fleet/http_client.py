@@ -1,0 +1,88 @@
+"""HTTP/1.1 for commands that ask a few questions, with the standard library alone: a client library
+takes longer to import than these commands run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from urllib.parse import unquote, urlsplit
+
+CONNECT_SECONDS = 5.0
+# Raised by `get`, by `opened` and while its response is read.
+HTTP_ERRORS = (OSError, HTTPException, ValueError)
+
+
+class ConnectError(OSError):
+    """The server is not reached, or its certificate is not trusted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole response, whatever its status."""
+
+    status: int
+    content: bytes
+
+
+Fetch = Callable[[str], Answer]
+"""Gets what is at a URL. Raises `HTTP_ERRORS`."""
+
+
+def get(url: str, timeout_seconds: float) -> Answer:
+    """The answer to GET. Raises as `opened` does."""
+    with opened(url, timeout_seconds) as response:
+        return Answer(response.status, response.read())
+
+
+@contextlib.contextmanager
+def opened(
+    url: str,
+    timeout_seconds: float,
+    headers: Mapping[str, str] | None = None,
+    body: bytes | None = None,
+) -> Iterator[HTTPResponse]:
+    """The response to GET, or with a `body` to POST, whose content is still to be read.
+
+    No byte may take longer than the timeout. Redirects are not followed, proxies not used. Raises
+    `ConnectError`, and other `HTTP_ERRORS` once there is a connection.
+    """
+    parts = urlsplit(url)
+    is_tls = parts.scheme == "https"
+    host, port = parts.hostname or "", parts.port or (443 if is_tls else 80)
+    seconds = min(CONNECT_SECONDS, timeout_seconds)
+    connection = (HTTPSConnection if is_tls else HTTPConnection)(host, port, timeout=seconds)
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    sent = dict(headers or {})
+    if parts.username is not None:
+        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        sent["authorization"] = f"Basic {b64encode(pair.encode()).decode()}"
+    with contextlib.closing(connection):
+        try:
+            connection.connect()
+        except OSError as error:
+            raise ConnectError(why(error)) from error
+        connection.sock.settimeout(timeout_seconds)
+        connection.request("GET" if body is None else "POST", path, body, sent)
+        with connection.getresponse() as response:
+            yield response
+
+
+def why(error: Exception) -> str:
+    """An error in words, also one that has none of its own."""
+    return str(error) or type(error).__name__
+
+
+def reason_in(body: bytes) -> str:
+    """The message of an error object, or the beginning of whatever it is, on one line."""
+    try:
+        error = json.loads(body)["error"]
+        text = str(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        text = body.decode(errors="replace")
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return line[:200] or "(no reason)"
