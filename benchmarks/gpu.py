@@ -1,6 +1,8 @@
-"""What the worker makes of a GPU: kernels, decoding and prompts, against what the GPU can do.
+"""The worker on a GPU: kernels, decoding and prompts, against the limits of the GPU.
 
-`python -m benchmarks.gpu`, from the repository root, on a machine with a GPU; under ten minutes.
+    python benchmarks/gpu.py [--shapes 1B 8B] [--tiles] [--check]
+
+On a machine with a GPU; under ten minutes.
 Weights are random, shapes are those of published models. First the GPU's own speed is measured: of
 copies, and of products of matrices. Then, for each shape:
 
@@ -76,7 +78,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def shape(name: str, *sizes: int) -> ModelConfig:
-    """Of a vocabulary, hidden and inner sizes, layers, heads, KV heads and numbers of a head."""
+    """A model of `sizes`: vocabulary, hidden and inner, layers, heads, KV heads, head."""
     return ModelConfig(name, *sizes, max_context=16384, rms_norm_eps=1e-5, rope_theta=500000.0)
 
 
@@ -185,7 +187,7 @@ class Kernel(NamedTuple):
 
 
 def kernels(model: LlamaModel, size: Size, prompt: int) -> Iterator[Kernel]:
-    """The kernels of a decode step of `size`, and attention of a prompt of so many tokens."""
+    """The kernels of a decode step of `size`, and attention of a prompt of `prompt` tokens."""
     config, device, dtype = model.config, model.device, model.dtype
     noise = torch.Generator(device).manual_seed(2)
     scale = config.head_dim**-0.5
