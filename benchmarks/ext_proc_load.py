@@ -1,4 +1,4 @@
-"""HTTP/1.1 load that costs its sender little: arrivals on a clock, or as fast as answers come."""
+"""HTTP/1.1 load at a small cost for its sender: arrivals on a clock, or as fast as answers come."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Shot:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of one request. Seconds from when it should have been sent to its last byte."""
+    """The outcome of one request. Seconds from its due time to the last byte."""
 
     status: int = 0
     seconds: float = 0.0
@@ -31,7 +31,7 @@ class Answer:
 
 
 class _Connection(asyncio.Protocol):
-    """One kept connection with at most one request on it; tells of each end."""
+    """One persistent connection with at most one request on it; reports each end."""
 
     def __init__(self, done: Callable[[_Connection, Answer], None]) -> None:
         self._done = done

@@ -1,4 +1,4 @@
-"""What `picker_ext_proc.py` measures: a pool, a picker, an Envoy with it and one without."""
+"""The processes of `picker_ext_proc.py`: a pool, a picker, an Envoy with it and one without."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Site:
     """Everything that runs; pids by name."""
 
     folder: Path
-    backends: list[int]
+    endpoints: list[int]
     pids: dict[str, int] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=dict)
 
@@ -66,7 +66,7 @@ def answering_envoy(ports: Sequence[int], admin: int) -> dict[str, Any]:
     name = "type.googleapis.com/envoy.extensions.filters"
     manager = {
         "@type": f"{name}.network.http_connection_manager.v3.HttpConnectionManager",
-        "stat_prefix": "backend",
+        "stat_prefix": "endpoint",
         "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": routes}]},
         "http_filters": [
             {
@@ -75,20 +75,19 @@ def answering_envoy(ports: Sequence[int], admin: int) -> dict[str, Any]:
             }
         ],
     }
+    chain = {
+        "filters": [
+            {
+                "name": "envoy.filters.network.http_connection_manager",
+                "typed_config": manager,
+            }
+        ]
+    }
     listeners = [
         {
-            "name": f"backend-{port}",
+            "name": f"endpoint-{port}",
             "address": {"socket_address": {"address": HOST, "port_value": port}},
-            "filter_chains": [
-                {
-                    "filters": [
-                        {
-                            "name": "envoy.filters.network.http_connection_manager",
-                            "typed_config": manager,
-                        }
-                    ]
-                }
-            ],
+            "filter_chains": [chain],
         }
         for port in ports
     ]
@@ -106,7 +105,7 @@ def front_envoy(site: Site, options: argparse.Namespace, bodies: bool, port: int
         admin=SocketAddress(HOST, admin),
         picker=SocketAddress(HOST, site.ports["picker"]),
         picker_health=SocketAddress(HOST, site.ports["health"]),
-        endpoints=tuple(SocketAddress(HOST, backend) for backend in site.backends),
+        endpoints=tuple(SocketAddress(HOST, port) for port in site.endpoints),
         buffer_request_body=options.request_body == "buffered",
         stream_response_body=bodies,
     )
@@ -156,33 +155,15 @@ async def envoy(name: str, site: Site, document: dict[str, Any], port: int) -> A
 
 
 @contextlib.asynccontextmanager
-async def backends(site: Site, kind: str) -> AsyncIterator[None]:
-    """The pool."""
-    async with contextlib.AsyncExitStack() as stack:
-        if kind == "envoy":
-            (admin,) = free_ports(HOST, 1, site.backends[-1] + 1)
-            document = answering_envoy(site.backends, admin)
-            await stack.enter_async_context(envoy("backends", site, document, site.backends[0]))
-        else:
-            for port in site.backends:
-                flags = ("--engine", "sim", "--host", HOST, "--port", str(port))
-                command = (sys.executable, "-m", "worker", *flags)
-                await stack.enter_async_context(running(f"worker-{port}", site, *command))
-            for port in site.backends:
-                await until(SocketAddress(HOST, port), "/health")
-        yield
-
-
-@contextlib.asynccontextmanager
 async def picker(site: Site, options: argparse.Namespace) -> AsyncIterator[None]:
     """The picker over the pool."""
     endpoints = site.folder / "endpoints.yaml"
     endpoints.write_text(
         "endpoints:\n"
-        + "".join(f'- {{name: w{p}, address: {HOST}, port: "{p}"}}\n' for p in site.backends)
+        + "".join(f'- {{name: w{p}, address: {HOST}, port: "{p}"}}\n' for p in site.endpoints)
     )
     names = ("picker", "health", "metrics")
-    site.ports |= dict(zip(names, free_ports(HOST, 3, site.backends[-1] + 10), strict=True))
+    site.ports |= dict(zip(names, free_ports(HOST, 3, site.endpoints[-1] + 10), strict=True))
     flags = ["--endpoints-file", str(endpoints), "--bind-address", HOST]
     flags += ["--grpc-port", str(site.ports["picker"])]
     flags += ["--grpc-health-port", str(site.ports["health"])]

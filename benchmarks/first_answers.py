@@ -1,18 +1,16 @@
-"""What a fleet answers to ten simple questions, as a table in Markdown.
+"""Answers of a fleet to ten simple questions, as a table in Markdown.
 
 Run it against `pointsman up`, with README's call and a fixed seed:
 
     python benchmarks/first_answers.py --url http://127.0.0.1:8080
 
-Sampling is the model's own (`pointsman models`), as a request that says nothing gets it. The same
+Sampling is the model's own (`pointsman models`), as a request without parameters gets it. The same
 model, quantisation and seed give the same answers on any CPU.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-
+from measuring import command_line, write_results
 from openai import OpenAI
 
 QUESTIONS = (
@@ -30,15 +28,17 @@ QUESTIONS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:8080", help="default %(default)s")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--questions", type=int, default=len(QUESTIONS), help="the first ones")
     options = parser.parse_args()
     client = OpenAI(base_url=f"{options.url}/v1", api_key="unused")
     model = client.models.list().data[0].id
-    sys.stdout.write(f"| question | {model} |\n|---|---|\n")
-    for question in QUESTIONS:
+    print(f"| question | {model} |\n|---|---|")
+    answers = {}
+    for question in QUESTIONS[: options.questions]:
         answer = client.chat.completions.create(
             model=model,
             messages=[{"role": "user", "content": question}],
@@ -48,8 +48,9 @@ def main() -> None:
         [choice] = answer.choices
         text = " ".join((choice.message.content or "").split()).replace("|", "\\|")
         cut = " …" if choice.finish_reason == "length" else ""
-        sys.stdout.write(f"| {question} | {text}{cut} |\n")
-        sys.stdout.flush()
+        answers[question] = text + cut
+        print(f"| {question} | {answers[question]} |", flush=True)
+    write_results(options, model=model, answers=answers)
 
 
 if __name__ == "__main__":

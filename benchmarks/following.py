@@ -1,135 +1,276 @@
-"""What a change of a Pod costs a whole picker that follows a cluster, by the size of the pool.
+"""CPU of one change of a Pod in a whole picker that follows a cluster, by the size of the pool.
 
-    python benchmarks/following.py [--pods 600 2000] [--rate 48] [--seconds 15] [--rounds 4]
+    python benchmarks/following.py [--pods 600,2000] [--rate 48] [--seconds 15] [--rounds 4]
 
-A child process plays the cluster (`following_cluster.py`): the API server of the tests over real
-sockets, with Pods of 12 KB that flap and are replaced as a kubelet was recorded to write it, and an
-engine with a metrics page at the address of each. The picker is the program itself with its own
-configuration and endpoint discovery for Envoy, which a client follows. So a change goes the whole
-way: reflector, Pods, endpoints, the datastore and all that listens to it (scraping, health, prefix
-index, endpoint discovery).
+A child process plays the cluster: the API server of the tests over real sockets, Pods of 12 KB, and
+an engine with a metrics page at the address of each. Pods go through what a kubelet was recorded to
+write (`tests/data/kubernetes`): half of the events belong to Pods that are replaced, from Pending
+until the predecessor is gone, half to Pods that lose their readiness for a while. The picker is the
+program itself with its own configuration and endpoint discovery for Envoy, which a client follows.
+So a change goes the whole way: reflector, Pods, endpoints, the datastore and its observers
+(scraping, health, prefix index, endpoint discovery).
 
-CPU seconds of the picker's processes are counted, by turns while nothing happens and while events
-come at the rate; the difference is the events'. Engines are asked every ten seconds only, so that
-what an idle pool costs does not hide it. Fixed seed. Prints a table, writes
-benchmarks/results/following.json, and fails where an event costs more than the limit.
+CPU seconds of the picker's processes are counted in turns, while nothing happens and while events
+come at the rate; the difference belongs to the events. Engines are asked every ten seconds only, so
+that the cost of an idle pool does not hide it. Fixed seed. Prints a table, writes
+benchmarks/results/following.json, and ends with status 1 where an event costs more than `--limit`
+milliseconds.
 """
 
 from __future__ import annotations
 
-import argparse
+import asyncio
 import json
-import multiprocessing
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
+from collections import deque
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
+from random import Random
 from threading import Thread
+from typing import Any, cast
 
 import grpc
+import uvloop
 from envoy.service.discovery.v3 import discovery_pb2
-from following_cluster import FIRST_PORT, HOST, Load, serve
-from result_files import RESULTS, write_results
+from measuring import Table, child, command_line, numbers, write_results
 
 from fleet.ports import free_ports
 from picker.xds.wire import ENDPOINT_TYPE, STREAM_ENDPOINTS
+from tests.fakes.kube_api.server import KubeApi, running_kube_api
 
 ROOT = Path(__file__).parents[1]
-LIMIT_MS = 0.5
-WARM_UP_SECONDS = 10
-PATIENCE_SECONDS = 120
+SEED = 7
+HOST = "127.0.0.1"
+FIRST_PORT = 18000  # the search for free ones begins here
+WARM_UP_SECONDS, PATIENCE_SECONDS = 10, 120
+PODS_OF_A_NODE = 8
+STORY_STEP_SECONDS = 2.0  # between two events of one Pod
+REPLACED = 1 / 6  # of stories, which makes half of the events
+RECORDING = ROOT / "tests" / "data" / "kubernetes" / "deployment_rollout.jsonl"
+BORN, ENDED = "vllm-5cd876f6cf-27b4j", "vllm-7bdfb47f6-jvp2g"
+MANAGED_FIELDS = [
+    {"manager": f"controller-{n}", "operation": "Update", "fieldsV1": {"f:status": {}}}
+    for n in range(150)
+]
+POOL: dict[str, Any] = {
+    "apiVersion": "inference.networking.k8s.io/v1",
+    "kind": "InferencePool",
+    "metadata": {"name": "pool", "namespace": "default"},
+}
+PAGE = (
+    b'vllm:num_requests_waiting{engine="0",model_name="m"} 0.0\n'
+    b'vllm:num_requests_running{engine="0",model_name="m"} 0.0\n'
+    b'vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.0\n'
+    b"process_start_time_seconds 1.7e+09\n"
+)
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n" % len(PAGE)
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """CPU milliseconds of an event, by round, and of a second in which nothing happens."""
+class Load:
+    """The number of Pods, their events a second, and the seconds of a round."""
 
     pods: int
-    event_cpu_ms: list[float]
-    quiet_cpu_ms: list[float]
-
-    @property
-    def median(self) -> float:
-        """Of the rounds, whose differences are the machine's."""
-        return statistics.median(self.event_cpu_ms)
+    rate: int
+    seconds: int
 
 
-class Picker:
-    """The program, and how to look at it."""
+# ---- the cluster, a process of its own ----------------------------------------------------------
 
-    def __init__(self, process: subprocess.Popen[bytes], metrics: int, xds: int) -> None:
-        self._process = process
-        self._metrics = metrics
-        self._channel = grpc.insecure_channel(
-            f"{HOST}:{xds}", options=[("grpc.max_receive_message_length", -1)]
-        )
 
-    def wait_for(self, pods: int) -> None:
-        """Until it knows these and has read their pages."""
-        until = time.monotonic() + PATIENCE_SECONDS
-        while time.monotonic() < until:
-            time.sleep(0.5)
-            with suppress(OSError):
-                url = f"http://{HOST}:{self._metrics}/endpoints"
-                with urllib.request.urlopen(url) as page:
-                    known = json.load(page)["endpoints"]
-                if len(known) == pods and all(one["metrics"] for one in known):
-                    return
-        sys.exit("the picker does not get to know its endpoints")
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The name, address and node of one Pod."""
 
-    def follow_endpoints(self) -> None:
-        """As an Envoy does."""
-        requests: SimpleQueue[discovery_pb2.DiscoveryRequest | None] = SimpleQueue()
+    name: str
+    address: str
+    node: str
 
-        def ask(**seen: str) -> None:
-            requests.put(
-                discovery_pb2.DiscoveryRequest(
-                    type_url=ENDPOINT_TYPE, resource_names=["pool"], **seen
-                )
-            )
 
-        call = self._channel.stream_stream(
+class Recorded:
+    """The recorded states of one Pod, for any Pod."""
+
+    def __init__(self) -> None:
+        events = [json.loads(line) for line in RECORDING.read_bytes().splitlines()]
+        pods = [one["object"] for one in events if one["type"] != "DELETED"]
+        self._birth = [pod for pod in pods if self._is_of(pod, BORN, ending=False)]
+        self._end = [pod for pod in pods if self._is_of(pod, ENDED, ending=True)]
+
+    @staticmethod
+    def _is_of(pod: dict[str, Any], name: str, *, ending: bool) -> bool:
+        metadata = pod["metadata"]
+        return metadata["name"] == name and ("deletionTimestamp" in metadata) == ending
+
+    def birth(self, place: Place) -> list[dict[str, Any]]:
+        """From Pending to ready."""
+        return [self._at(place, one) for one in self._birth]
+
+    def end(self, place: Place) -> list[dict[str, Any]]:
+        """From the deletion to the last state of the Pod."""
+        return [self._at(place, one) for one in self._end]
+
+    def running(self, place: Place, is_ready: bool = True) -> dict[str, Any]:
+        """The Pod while it runs."""
+        pod = self._at(place, self._birth[-1])
+        for condition in pod["status"]["conditions"]:
+            if condition["type"] in ("Ready", "ContainersReady"):
+                condition["status"] = str(is_ready)
+        return pod
+
+    def _at(self, place: Place, recorded: dict[str, Any]) -> dict[str, Any]:
+        pod: dict[str, Any] = json.loads(json.dumps(recorded))
+        pod["metadata"] |= {"name": place.name, "uid": f"uid-{place.name}"}
+        pod["metadata"]["labels"]["app"] = "vllm"
+        pod["metadata"]["managedFields"] = MANAGED_FIELDS
+        if "nodeName" in pod["spec"]:
+            pod["spec"]["nodeName"] = place.node
+        if "podIP" in pod["status"]:
+            pod["status"] |= {"podIP": place.address, "podIPs": [{"ip": place.address}]}
+        for container in pod["status"]["containerStatuses"]:
+            if "containerID" in container:
+                container["containerID"] = f"containerd://{place.name}"
+        return pod
+
+
+class Cluster:
+    """Writes the changes of Pods."""
+
+    def __init__(self, api: KubeApi, load: Load) -> None:
+        self._api, self._load = api, load
+        self._rng, self._recorded = Random(SEED), Recorded()
+        self._num_stories = min(int(load.rate * STORY_STEP_SECONDS), load.pods // 6)
+        spare = self._num_stories  # Pods that come before others are gone
+        self.addresses = [f"127.1.{n // 250}.{n % 250 + 1}" for n in range(load.pods + spare)]
+        self._free = deque(self.addresses)
+        self._stories: deque[Iterator[None]] = deque()
+        self._count = 0
+        self._idle = [self._new_place() for _ in range(load.pods)]
+        for place in self._idle:
+            api.write(self._recorded.running(place))
+
+    def _new_place(self) -> Place:
+        number, self._count = self._count, self._count + 1
+        return Place(f"vllm-{number}", self._free.popleft(), f"node{number // PODS_OF_A_NODE}")
+
+    async def change(self, events: int) -> None:
+        """Make events at the rate: the stories of several Pods, each advanced in turn."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        for number in range(events):
+            await asyncio.sleep(max(0.0, began + number / self._load.rate - loop.time()))
+            has_enough = len(self._stories) >= self._num_stories
+            story = self._stories.popleft() if has_enough else self._story()
+            if next(story, self) is self:
+                story = self._story()
+                next(story)
+            self._stories.append(story)
+
+    def _story(self) -> Iterator[None]:
+        place = self._idle.pop(self._rng.randrange(len(self._idle)))
+        write, recorded = self._api.write, self._recorded
+        if self._rng.random() >= REPLACED:
+            write(recorded.running(place, is_ready=False))
+            yield
+            write(recorded.running(place))
+            self._idle.append(place)
+            yield
+            return
+        successor = self._new_place()
+        for state in (*recorded.birth(successor), *recorded.end(place)):
+            write(state, even_if_same=True)
+            yield
+        self._api.erase("pods", place.name)
+        self._free.append(place.address)
+        self._idle.append(successor)
+        yield
+
+
+class Engine(asyncio.Protocol):
+    """Answers every request with the page."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Requests have no body."""
+        self._transport.write((ANSWER + PAGE) * data.count(b"\r\n\r\n"))
+
+
+def serve(pipe: Connection, load: Load, folder: Path) -> None:
+    """Report that the cluster is ready, then make events as the pipe asks for them."""
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        crds = sorted((ROOT / "crds").glob("*.yaml"))
+        async with running_kube_api(None, *crds, window=10_000) as api:
+            cluster = Cluster(api, load)
+            (port,) = free_ports(cluster.addresses[0], 1, FIRST_PORT)
+            await loop.create_server(Engine, cluster.addresses, port)
+            selector = {"matchLabels": {"app": "vllm"}}
+            api.write(POOL | {"spec": {"selector": selector, "targetPorts": [{"number": port}]}})
+            api.write_kubeconfig(folder / "kubeconfig")
+            pipe.send("ready")
+            while (events := await loop.run_in_executor(None, pipe.recv)) is not None:
+                await cluster.change(events)
+                pipe.send("done")
+
+    uvloop.run(run())
+
+
+# ---- the picker ---------------------------------------------------------------------------------
+
+
+def wait_for(pods: int, metrics_port: int) -> None:
+    """Return once the picker knows that many endpoints and has read their pages."""
+    until = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < until:
+        time.sleep(0.5)
+        with suppress(OSError):
+            with urllib.request.urlopen(f"http://{HOST}:{metrics_port}/endpoints") as page:
+                known = json.load(page)["endpoints"]
+            if len(known) == pods and all(one["metrics"] for one in known):
+                return
+    sys.exit("the picker does not get to know its endpoints")
+
+
+@contextmanager
+def followed_endpoints(xds_port: int) -> Iterator[None]:
+    """Follow the picker's endpoint discovery, as an Envoy does."""
+    requests: SimpleQueue[discovery_pb2.DiscoveryRequest | None] = SimpleQueue()
+    options = [("grpc.max_receive_message_length", -1)]
+    with grpc.insecure_channel(f"{HOST}:{xds_port}", options=options) as channel:
+        call = channel.stream_stream(
             STREAM_ENDPOINTS,
             request_serializer=discovery_pb2.DiscoveryRequest.SerializeToString,
             response_deserializer=discovery_pb2.DiscoveryResponse.FromString,
         )(iter(requests.get, None))
 
+        def ask(**seen: str) -> None:
+            names = {"type_url": ENDPOINT_TYPE, "resource_names": ["pool"]}
+            requests.put(discovery_pb2.DiscoveryRequest(**names, **seen))
+
         def acknowledge() -> None:
             with suppress(grpc.RpcError):
-                for told in call:
-                    ask(version_info=told.version_info, response_nonce=told.nonce)
+                for response in call:
+                    ask(version_info=response.version_info, response_nonce=response.nonce)
 
         ask()
         Thread(target=acknowledge, daemon=True).start()
-
-    def close(self) -> None:
-        """The end of what was followed."""
-        self._channel.close()
-
-    def cpu_seconds(self) -> float:
-        """Of all its processes so far."""
-        pid = self._process.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        threads = [
-            thread
-            for one in (str(pid), *children)
-            for thread in Path(f"/proc/{one}/task").iterdir()
-        ]
-        return sum(int((one / "schedstat").read_text().split()[0]) for one in threads) / 1e9
+        yield
 
 
 @contextmanager
-def running_picker(kubeconfig: Path) -> Iterator[Picker]:
-    """A picker that follows the cluster of this file."""
+def running_picker(kubeconfig: Path, pods: int) -> Iterator[int]:
+    """The process id of a picker that follows the cluster of this file."""
     metrics, xds = free_ports(HOST, 2, FIRST_PORT)
     command = [
         *(sys.executable, "-m", "picker", f"--kubeconfig={kubeconfig}", f"--bind-address={HOST}"),
@@ -140,84 +281,74 @@ def running_picker(kubeconfig: Path) -> Iterator[Picker]:
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, cwd=ROOT, stderr=log)
         try:
-            with closing(Picker(process, metrics, xds)) as picker:
-                yield picker
+            wait_for(pods, metrics)
+            with followed_endpoints(xds):
+                yield process.pid
         finally:
             process.terminate()
             process.wait(PATIENCE_SECONDS)
 
 
-@contextmanager
-def running_cluster(load: Load, folder: Path) -> Iterator[Connection]:
-    """The child: gives the pipe that asks it for events."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    crds = sorted((ROOT / "crds").glob("*.yaml"))
-    child = context.Process(target=serve, args=(there, load, folder, crds), daemon=True)
-    child.start()
-    try:
-        if not here.poll(PATIENCE_SECONDS):
-            sys.exit("the cluster does not start")
-        here.recv()
-        yield here
-    finally:
-        child.kill()
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process and its children until now."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    threads = [
+        thread for one in (str(pid), *children) for thread in Path(f"/proc/{one}/task").iterdir()
+    ]
+    return sum(int((one / "schedstat").read_text().split()[0]) for one in threads) / 1e9
 
 
-def measured(load: Load, rounds: int) -> Result:
-    """A pool of its own."""
-    result = Result(load.pods, [], [])
+def measured(load: Load, rounds: int, warm_up: int) -> dict[str, Any]:
+    """CPU milliseconds of an event, by round, and of a second without events."""
+    events: list[float] = []
+    quiets: list[float] = []
     with (
         tempfile.TemporaryDirectory() as folder,
-        running_cluster(load, Path(folder)) as cluster,
-        running_picker(Path(folder) / "kubeconfig") as picker,
+        child(serve, load, Path(folder)) as cluster,
     ):
+        assert cluster.recv() == "ready"
 
         def change(seconds: int) -> None:
             cluster.send(load.rate * seconds)
             cluster.recv()
-            time.sleep(0.5)
+            time.sleep(0.5)  # the last changes are applied together
 
-        picker.wait_for(load.pods)
-        picker.follow_endpoints()
-        change(WARM_UP_SECONDS)
-        for _ in range(rounds):
-            began, cpu = time.monotonic(), picker.cpu_seconds()
-            time.sleep(load.seconds)
-            quiet = (picker.cpu_seconds() - cpu) / (time.monotonic() - began)
-            began, cpu = time.monotonic(), picker.cpu_seconds()
-            change(load.seconds)
-            busy = picker.cpu_seconds() - cpu - quiet * (time.monotonic() - began)
-            result.event_cpu_ms.append(busy / (load.rate * load.seconds) * 1e3)
-            result.quiet_cpu_ms.append(quiet * 1e3)
-    return result
+        with running_picker(Path(folder) / "kubeconfig", load.pods) as pid:
+            change(warm_up)
+            for _ in range(rounds):
+                began, cpu = time.monotonic(), cpu_seconds(pid)
+                time.sleep(load.seconds)
+                quiet = (cpu_seconds(pid) - cpu) / (time.monotonic() - began)
+                began, cpu = time.monotonic(), cpu_seconds(pid)
+                change(load.seconds)
+                busy = cpu_seconds(pid) - cpu - quiet * (time.monotonic() - began)
+                events.append(busy / (load.rate * load.seconds) * 1e3)
+                quiets.append(quiet * 1e3)
+    return {
+        "pods": load.pods,
+        "event_cpu_ms": statistics.median(events),
+        "quiet_cpu_ms_per_second": statistics.median(quiets),
+        "by_round": [round(event, 2) for event in events],
+    }
 
 
 def main() -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--pods", type=int, nargs="+", default=[600, 2000])
+    """Measure each size of the pool."""
+    parser = command_line(__doc__)
+    parser.add_argument("--pods", type=numbers(int), default=[600, 2000])
     parser.add_argument("--rate", type=int, default=48)
     parser.add_argument("--seconds", type=int, default=15)
     parser.add_argument("--rounds", type=int, default=4)
-    given = parser.parse_args()
-    print(f"{'Pods':>6}{'event ms':>10}   by round{'':24}{'quiet ms/s':>12}{'limit ms':>10}")
-    results = []
-    for pods in given.pods:
-        one = measured(Load(pods, given.rate, given.seconds), given.rounds)
-        by_round = ", ".join(f"{event:.2f}" for event in one.event_cpu_ms)
-        quiet = statistics.median(one.quiet_cpu_ms)
-        print(f"{pods:6}{one.median:10.2f}   {by_round:32}{quiet:12.0f}{LIMIT_MS:10.1f}")
-        results.append(one)
-    written = {
-        "machine": platform.platform(),
-        "rate": given.rate,
-        "processes": given.processes,
-        "pools": [asdict(one) for one in results],
-    }
-    write_results(RESULTS / "following.json", written)
-    if any(one.median > LIMIT_MS for one in results):
-        sys.exit(f"an event costs more than {LIMIT_MS} ms")
+    parser.add_argument("--warm-up", type=int, default=WARM_UP_SECONDS, metavar="SECONDS")
+    parser.add_argument("--limit", type=float, default=0.5, metavar="MS", help="CPU of an event")
+    options = parser.parse_args()
+    table = Table("pods", "event_cpu_ms .2f", "quiet_cpu_ms_per_second .0f", "by_round <30")
+    for pods in options.pods:
+        load = Load(pods, options.rate, options.seconds)
+        table.add(**measured(load, options.rounds, options.warm_up))
+    write_results(options, pools=table.rows)
+    if any(row["event_cpu_ms"] > options.limit for row in table.rows):
+        sys.exit(f"an event costs more than {options.limit} ms")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""What the worker makes of a GPU: kernels, decoding and prompts, against what the GPU can do.
+"""The worker on a GPU: kernels, decoding and prompts, against the limits of the GPU.
 
-`python -m benchmarks.gpu`, from the repository root, on a machine with a GPU; under ten minutes.
+    python benchmarks/gpu.py [--shapes 1B 8B] [--tiles] [--check]
+
+On a machine with a GPU; under ten minutes.
 Weights are random, shapes are those of published models. First the GPU's own speed is measured: of
 copies, and of products of matrices. Then, for each shape:
 
@@ -20,13 +22,17 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+sys.path.append(str(Path(__file__).parents[1]))
 
 from tests.support.worker.poisoned_graphs import PoisonedGraphs
 from worker.executor.graphs import CudaGraphs, DecodeGraphs
@@ -71,7 +77,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def shape(name: str, *sizes: int) -> ModelConfig:
-    """Of a vocabulary, hidden and inner sizes, layers, heads, KV heads and numbers of a head."""
+    """A model of `sizes`: vocabulary, hidden and inner, layers, heads, KV heads, head."""
     return ModelConfig(name, *sizes, max_context=16384, rms_norm_eps=1e-5, rope_theta=500000.0)
 
 
@@ -180,7 +186,7 @@ class Kernel(NamedTuple):
 
 
 def kernels(model: LlamaModel, size: Size, prompt: int) -> Iterator[Kernel]:
-    """The kernels of a decode step of `size`, and attention of a prompt of so many tokens."""
+    """The kernels of a decode step of `size`, and attention of a prompt of `prompt` tokens."""
     config, device, dtype = model.config, model.device, model.dtype
     noise = torch.Generator(device).manual_seed(2)
     scale = config.head_dim**-0.5

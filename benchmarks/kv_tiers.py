@@ -1,8 +1,11 @@
-"""Prompts of which the device's cache holds a quarter: what host memory and a disk below it are
-worth, in hit rate, time to the first token and CPU.
+"""The worth of host memory and a disk below the device's cache: hit rate, time to the first token
+and CPU of prompts of which the device holds a quarter.
+
+    python benchmarks/kv_tiers.py [--documents 16] [--tokens 128] [--requests 24]
 
 Engines take each request in turns, so a busy machine slows all of them; one of them computes every
 prompt. In float32 the draws must not differ; other formats round differently in longer steps.
+Prints a table and writes benchmarks/results/kv_tiers.json.
 """
 
 from __future__ import annotations
@@ -15,9 +18,8 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
-from result_files import RESULTS, write_results
+from measuring import DEFAULT_MODEL, Table, command_line, write_results
 
-from worker import catalog
 from worker.config import EngineConfig, KvOffloadingConfig, SchedulerConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest
@@ -32,8 +34,8 @@ GIB = 1 << 30
 
 @dataclass
 class Arm:
-    """One engine, and what it has measured: seconds until the first token and of CPU, prompt tokens
-    and those that were not computed.
+    """One engine and its measurements: seconds until the first token and of CPU, prompt tokens and
+    those that were not computed.
     """
 
     name: str
@@ -49,27 +51,27 @@ class Arm:
         begun, cpu_begun = time.perf_counter(), time.process_time()
         self.core.add(AddRequest(name, prompt, SamplingParams(max_tokens=1, temperature=0.0), 0.0))
         while True:
-            told = self.core.step()
-            if told is not None and told.outputs:
+            step = self.core.step()
+            if step is not None and step.outputs:
                 break
             if self.core.is_compiling:  # it waits for the disk
                 time.sleep(0.0005)
         self.seconds.append(time.perf_counter() - begun)
         self.cpu_seconds.append(time.process_time() - cpu_begun)
-        (output,) = told.outputs
+        (output,) = step.outputs
         self.num_prompt += len(prompt)
         self.num_had += output.num_cached_tokens
-        self.stats = told.stats
+        self.stats = step.stats
         return output.token_ids[0]
 
     def forget(self) -> None:
-        """What was measured until now was to warm up."""
+        """Drop the measurements until now, which warmed up."""
         self.seconds, self.cpu_seconds = [], []
         self.num_prompt = self.num_had = 0
 
 
 def arms(model: Path, args: argparse.Namespace, folder: Path) -> list[Arm]:
-    """An engine that keeps nothing, one with a prefix cache, and two with tiers below it: host
+    """An engine without a prefix cache, one with it, and two with tiers below it: host
     memory for everything, or for a quarter of it and a disk for the rest.
     """
     blocks = -(-args.documents * (args.tokens + NUM_OWN) // BLOCK_SIZE)
@@ -121,10 +123,9 @@ def measure(args: argparse.Namespace) -> list[Arm]:
 
 
 def main() -> None:
-    """Print the table, and write it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    cached = Path.home() / ".cache/pointsman/models" / catalog.DEFAULT.file
-    parser.add_argument("--model", type=Path, default=cached)
+    """Measure, print the table, write the JSON."""
+    parser = command_line(__doc__)
+    parser.add_argument("--model", type=Path, default=DEFAULT_MODEL)
     parser.add_argument("--documents", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=128, help="of a document")
     parser.add_argument("--requests", type=int, default=24, help="after one for each document")
@@ -137,21 +138,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     args = parser.parse_args()
     found = measure(args)
-    recomputed, rows = found[0], []
-    print("| tier | hit rate | TTFT, median, of recompute | mean | CPU | from host | from disk |")
-    print("|---|---|---|---|---|---|---|")
+    recomputed = found[0]
+    ratios = ("ttft_median_ratio .2f", "ttft_mean_ratio .2f", "cpu_ratio .2f")
+    table = Table("tier <10", "hit_rate .0%", "ttft_seconds .3f", *ratios, "host_mib", "disk_mib")
     for arm in found:
-        mean = sum(arm.seconds) / sum(recomputed.seconds)
-        typical = median(arm.seconds) / median(recomputed.seconds)
-        cpu = sum(arm.cpu_seconds) / sum(recomputed.cpu_seconds)
-        hits = arm.num_had / arm.num_prompt
-        moved = [n / (1 << 20) for n in (arm.stats.host_bytes_loaded, arm.stats.disk_bytes_read)]
-        print(
-            f"| {arm.name} | {hits:.0%} | {typical:.2f} ({median(arm.seconds):.3f} s) |"
-            f" {mean:.2f} | {cpu:.2f} | {moved[0]:.0f} MiB | {moved[1]:.0f} MiB |"
+        table.add(
+            tier=arm.name,
+            hit_rate=arm.num_had / arm.num_prompt,
+            ttft_seconds=median(arm.seconds),
+            ttft_median_ratio=median(arm.seconds) / median(recomputed.seconds),
+            ttft_mean_ratio=sum(arm.seconds) / sum(recomputed.seconds),
+            cpu_ratio=sum(arm.cpu_seconds) / sum(recomputed.cpu_seconds),
+            host_mib=arm.stats.host_bytes_loaded >> 20,
+            disk_mib=arm.stats.disk_bytes_read >> 20,
         )
-        rows.append({"tier": arm.name, "hit_rate": hits, "ttft_seconds": arm.seconds})
-    write_results(RESULTS / "kv_tiers.json", rows)
+    write_results(args, rows=table.rows)
 
 
 if __name__ == "__main__":

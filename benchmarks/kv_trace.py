@@ -8,14 +8,14 @@ a time, every request steps once per step. Utilisation and internal fragmentatio
 steps, sampled after the finished ones have left.
 
 kv-cache-scheduler's accounting: hits are whole blocks of prompts, generated blocks are not cached,
-every token gets a slot, also the last one, whose KV nobody reads. The block manager is the same
-in both; only what it is told differs.
+every token gets a slot, also the last one, whose KV is never read. The block manager is the same
+in both; only the calls differ.
 
 ours: hits are counted to the token, generated blocks and idle tails are cached, contents stay until
 their block is needed, and the last token gets no slot.
 
 An eviction takes blocks from a running request, as there; `reused` counts idle contents that made
-room for others, which nobody had to wait for.
+room for others.
 
 Results go to benchmarks/results/kv_trace.json.
 """
@@ -25,13 +25,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from result_files import RESULTS, write_results
+from measuring import Table, command_line, write_results
 
 from worker.config import CacheConfig
 from worker.engine.block_hash import BlockHash, BlockHasher, PartialBlock
 from worker.engine.block_manager import BlockManager
 
-RESULTS_FILE = RESULTS / "kv_trace.json"
 NUM_REQUESTS = 300
 NUM_BLOCKS = 512
 BLOCK_SIZE = 16
@@ -50,7 +49,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What differs between the two accountings."""
+    """The differences of the two accountings."""
 
     name: str
     partial_hits: bool
@@ -64,7 +63,7 @@ OURS = Policy("ours", True, True, False)
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a trace comes to. Rates, utilisation and fragmentation are fractions."""
+    """The figures of a trace. Rates, utilisation and fragmentation are fractions."""
 
     policy: str
     trace: str
@@ -125,7 +124,7 @@ class Cell:
         self.hasher.extend(chain, ask.prompt, num_prompt // BLOCK_SIZE)
         hit = self.blocks.match(chain, ask.prompt)
         if not self.blocks.admit(seq_id, num_prompt, hit):
-            raise RuntimeError("the trace does not fit: somebody would have to be evicted")
+            raise RuntimeError("the trace does not fit without evictions")
         self.blocks.take_copies()
         self.blocks.seal(seq_id, chain, len(chain))
         self.allocations += len(self.blocks.table(seq_id)) - len(hit.blocks)
@@ -140,7 +139,7 @@ class Cell:
             if self.policy.slot_for_last_token or not is_last:
                 before = len(self.blocks.table(seq_id))
                 if not self.blocks.allocate(seq_id, end - 1, end):
-                    raise RuntimeError("the trace does not fit: somebody would have to be evicted")
+                    raise RuntimeError("the trace does not fit without evictions")
                 self.allocations += len(self.blocks.table(seq_id)) - before
             tokens.append(GENERATED_TOKEN)
             if self.policy.cache_generated and not is_last:
@@ -192,34 +191,22 @@ def run(policy: Policy, name: str, asks: list[Ask]) -> Result:
     )
 
 
-def measure() -> list[Result]:
-    """Both traces by both accountings."""
-    shared, unshared = traces()
-    return [
-        run(policy, name, asks)
-        for policy in (THEIRS, OURS)
-        for name, asks in (("shared", shared), ("no sharing", unshared))
-    ]
-
-
 def main() -> None:
-    """Print the table and write the results."""
-    results = measure()
-    print(f"{'accounting':<20}{'trace':<12}{'allocs':>8}{'hit':>9}{'util':>9}{'frag':>8}", end="")
-    print(f"{'steps':>7}{'evictions':>11}{'reused':>8}")
-    for r in results:
-        print(f"{r.policy:<20}{r.trace:<12}{r.allocations:>8,}{r.hit_rate:>9.3%}", end="")
-        print(
-            f"{r.utilisation:>9.3%}{r.fragmentation:>8.2%}{r.steps:>7,}{r.evictions:>11,}{r.reused:>8,}"
-        )
-    savings = {
-        one.policy: 1 - one.allocations / other.allocations
-        for one, other in zip(results[::2], results[1::2], strict=True)
-    }
-    for policy, saving in savings.items():
-        print(f"{policy}: sharing saves {saving:.1%} of the allocations")
-    document = {"results": [asdict(r) for r in results], "savings": savings}
-    write_results(RESULTS_FILE, document)
+    """Run both traces by both accountings."""
+    options = command_line(__doc__).parse_args()
+    rates = ("hit_rate .3%", "utilisation .3%", "fragmentation .2%")
+    columns = ("allocations", *rates, "steps", "evictions", "reused")
+    table = Table("policy <20", "trace <12", *columns)
+    shared, unshared = traces()
+    savings = {}
+    for policy in (THEIRS, OURS):
+        one, other = run(policy, "shared", shared), run(policy, "no sharing", unshared)
+        table.add(**asdict(one))
+        table.add(**asdict(other))
+        savings[policy.name] = 1 - one.allocations / other.allocations
+    for name, saving in savings.items():
+        print(f"{name}: sharing saves {saving:.1%} of the allocations")
+    write_results(options, results=table.rows, savings=savings)
 
 
 if __name__ == "__main__":

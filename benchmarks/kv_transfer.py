@@ -1,12 +1,17 @@
 """KV from one connector to another on this machine, sent and shared, against the limits of both.
 
-`python -m benchmarks.kv_transfer`, from the repository root. 64 MiB a transfer, in turns: a copy in
-memory, bare sockets (`sendall` to `recv_into` on loopback, two threads), the connector with bytes
-sent, the connector with memory shared; with `--nixl`, where that is installed, connectors that use
-it. Median and least of the wall times; all connectors run in this process, each on its own thread.
+    python benchmarks/kv_transfer.py [--mebibytes 64] [--rounds 15] [--nixl]
+    python benchmarks/kv_transfer.py --model PATH [--lengths 128,1024] [--rounds 5]
 
-With `--model PATH` instead: prompts that one engine runs and hands over, against the same engine
-that computes them itself, by length; both engines are in this process.
+In turns: a copy in memory, bare sockets (`sendall` to `recv_into` on loopback, two threads), the
+connector with bytes sent, the connector with memory shared; with `--nixl`, where that is installed,
+connectors that use it. Median and least of the wall times; all connectors run in this process, each
+on its own thread.
+
+With `--model` instead: prompts that one engine runs and hands over, against the same engine that
+computes them itself, by length; both engines are in this process.
+
+Prints a table and writes benchmarks/results/kv_transfer.json.
 """
 
 from __future__ import annotations
@@ -15,7 +20,6 @@ import argparse
 import os
 import socket
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +28,7 @@ from random import Random
 from unittest.mock import patch
 
 import numpy as np
+from measuring import Table, command_line, numbers, write_results
 
 from worker.config import EngineConfig, KvTransferConfig, SchedulerConfig
 from worker.engine.core import EngineCore
@@ -34,7 +39,7 @@ from worker.kv.nixl import NixlTransport
 from worker.kv.tcp import TcpConnector
 from worker.types import KvSource, SamplingParams
 
-SIZE, TOKEN_BYTES, TURNS = 1 << 26, 46_080, 15  # a token of the 135M model in float32
+TOKEN_BYTES = 46_080  # of the 135M model in float32
 DIGEST = b"d" * 32
 
 
@@ -44,7 +49,7 @@ def copied(data: memoryview) -> None:
 
 
 def through_sockets(data: memoryview) -> None:
-    """What a connection on loopback can do."""
+    """The limit of a connection on loopback."""
     sender, receiver = _pair()
     with sender, receiver, ThreadPoolExecutor(1) as threads:
         sending = threads.submit(sender.sendall, data)
@@ -91,23 +96,24 @@ def build(args: argparse.Namespace, name: str) -> EngineCore:
 def first_token(
     core: EngineCore, prompt: list[int], keeps_kv: bool = False, source: KvSource | None = None
 ) -> tuple[RequestOutput, float]:
-    """Of a prompt that is run or taken, and the seconds until it."""
+    """The first token after a prompt that is run or taken, and the seconds until it."""
     begun = time.perf_counter()
     params = SamplingParams(max_tokens=1, temperature=0.0)
     core.add(AddRequest("r", prompt, params, 0.0, keeps_kv=keeps_kv, kv_source=source))
     while True:
-        told = core.step()
-        if told is not None and told.outputs:
-            return told.outputs[0], time.perf_counter() - begun
+        step = core.step()
+        if step is not None and step.outputs:
+            return step.outputs[0], time.perf_counter() - begun
         if core.is_compiling:  # the KV is on its way
             time.sleep(0.0002)
 
 
-def hand_over(args: argparse.Namespace) -> None:
-    """Print the table of lengths."""
+def hand_over(args: argparse.Namespace) -> list[dict[str, float]]:
+    """Prompts of each length, computed and taken."""
     rng = Random(args.seed)
     first, second = build(args, "first"), build(args, "second")
-    sys.stdout.write("tokens  computed, ms  taken  both legs   of computed: taken, both\n")
+    ratios = ("taken_ratio .2f", "both_ratio .2f")
+    table = Table("tokens", "computed_ms .1f", "taken_ms .1f", "both_legs_ms .1f", *ratios)
     for length in args.lengths:
         times: list[tuple[float, float, float]] = []
         for _ in range(args.rounds + 1):
@@ -123,29 +129,23 @@ def hand_over(args: argparse.Namespace) -> None:
         computed, taken, both = (
             statistics.median(some) * 1e3 for some in zip(*times[1:], strict=True)
         )
-        sys.stdout.write(
-            f"{length:6} {computed:13.1f} {taken:6.1f} {both:10.1f}"
-            f" {taken / computed:19.2f} {both / computed:5.2f}\n"
+        table.add(
+            tokens=length,
+            computed_ms=computed,
+            taken_ms=taken,
+            both_legs_ms=both,
+            taken_ratio=taken / computed,
+            both_ratio=both / computed,
         )
     first.shutdown()
     second.shutdown()
+    return table.rows
 
 
-def main() -> None:
-    """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, help="engines on this checkpoint, instead of bytes")
-    parser.add_argument("--nixl", action="store_true", help="a turn of NIXL as well")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[128, 256, 512, 1024])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=7)
-    args = parser.parse_args()
-    if args.model is not None:
-        hand_over(args)
-        return
-    data = memoryview(bytearray(Random(7).randbytes(SIZE // TOKEN_BYTES * TOKEN_BYTES)))
+def move(args: argparse.Namespace) -> list[dict[str, float]]:
+    """Bytes by each way, in turns."""
+    num_tokens = (args.mebibytes << 20) // TOKEN_BYTES
+    data = memoryview(bytearray(Random(7).randbytes(num_tokens * TOKEN_BYTES)))
     shape = KvShape("m", "float32", 30, 3, 64)
     configs = [KvTransferConfig(kv_port=0, engine_id=name) for name in "ab"]
     key = os.urandom(32)
@@ -168,7 +168,7 @@ def main() -> None:
             connectors.append(TcpConnector(config, key, shape, TOKEN_BYTES, None, nixl))
         ways["read by NIXL"] = lambda data: transferred(*connectors[2:], data)
     times: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(TURNS + 1):
+    for turn in range(args.rounds + 1):
         for name, way in ways.items():
             start = time.perf_counter()
             way(data)
@@ -176,12 +176,29 @@ def main() -> None:
                 times[name].append((time.perf_counter() - start) * 1e3)
     for connector in connectors:
         connector.close()
+    table = Table("way <16", "median_ms .1f", "least_ms .1f", "gb_per_second .2f")
     for name, spent in times.items():
         median = statistics.median(spent)
         rate = len(data) / median / 1e6
-        sys.stdout.write(
-            f"{name:16} median {median:6.1f} ms  least {min(spent):6.1f}  {rate:5.2f} GB/s\n"
-        )
+        table.add(way=name, median_ms=median, least_ms=min(spent), gb_per_second=rate)
+    return table.rows
+
+
+def main() -> None:
+    """Move bytes, or prompts."""
+    parser = command_line(__doc__)
+    parser.add_argument("--model", type=Path, help="engines on this checkpoint, instead of bytes")
+    parser.add_argument("--nixl", action="store_true", help="a turn of NIXL as well")
+    parser.add_argument("--mebibytes", type=int, default=64)
+    parser.add_argument("--lengths", type=numbers(int), default=[128, 256, 512, 1024])
+    parser.add_argument("--rounds", type=int, help="default: 15; of prompts, 5")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=7)
+    args = parser.parse_args()
+    args.rounds = args.rounds or (5 if args.model else 15)
+    rows = hand_over(args) if args.model else move(args)
+    write_results(args, rows=rows)
 
 
 if __name__ == "__main__":

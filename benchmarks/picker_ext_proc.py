@@ -1,19 +1,18 @@
-"""What an endpoint picker costs: latency and CPU beside an Envoy that has none.
+"""The cost of an endpoint picker: latency and CPU beside an Envoy without one.
 
     python benchmarks/picker_ext_proc.py                       # rates and sizes, about ten minutes
     python benchmarks/picker_ext_proc.py --quick               # does it work?
     python benchmarks/picker_ext_proc.py --saturate            # the most requests a second
-    python benchmarks/picker_ext_proc.py --backend sim         # simulated workers, low rates only
 
 One real Envoy with the picker, one without that balances round robin, both in front of the same ten
-backends. Requests arrive at Poisson times and do not wait for each other; the same requests go
+endpoints. Requests arrive at Poisson times and do not wait for each other; the same requests go
 through both, in turns. `added` is the difference between the quantiles of the two. CPU is user and
-system time of each process over its requests. The picker's has its scrapes in it, two hundred a
-second while requests come, which weigh little at high rates; `beyond idle` has what the picker
-takes without requests subtracted, when it scrapes once a second.
+system time of each process over its requests. The picker's includes its scrapes, two hundred a
+second while requests come, which weigh little at high rates; `beyond_idle` leaves out the CPU of a
+picker without requests, which scrapes once a second.
 
-By default the backends are listeners of one more Envoy, which answers everything itself: at 2,000
-requests a second ten simulated workers would need several cores for themselves. Fixed seed. Writes
+The endpoints are listeners of one more Envoy, which answers everything itself: at 2,000 requests a
+second ten simulated workers would need several cores for themselves. Fixed seed. Writes
 benchmarks/results/picker_ext_proc.json.
 """
 
@@ -22,20 +21,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import uvloop
 from ext_proc_load import Shot, drive, saturate
-from ext_proc_site import HOST, Site, backends, envoy, front_envoy, picker, without_picker
-from result_files import RESULTS, write_results
+from ext_proc_site import HOST, Site, answering_envoy, envoy, front_envoy, picker, without_picker
+from measuring import Table, command_line, numbers, write_results
 
 from fleet.ports import free_ports
 
@@ -43,26 +40,11 @@ SEED = 20261121
 RATES = (10.0, 100.0, 500.0, 1000.0, 2000.0)
 BODY_BYTES = (1_000, 40_000, 400_000)
 MAX_BYTES_PER_SECOND = 60e6  # of bodies: beyond it the load generator is what is measured
-RESULTS_FILE = RESULTS / "picker_ext_proc.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One rate, one size: both ways. Milliseconds; CPU in milliseconds a request."""
-
-    rate: float
-    body_bytes: int
-    response_bodies: bool
-    sent: int
-    failed: dict[str, int]
-    answered_per_second: float
-    latency_ms: dict[str, float]
-    plain_latency_ms: dict[str, float]
-    added_ms: dict[str, float]
-    picker_cpu_ms: float
-    picker_cpu_beyond_idle_ms: float
-    envoy_cpu_ms: float
-    plain_envoy_cpu_ms: float
+COLUMNS = (
+    *("rate .0f", "body_bytes", "answers", "failed", "answered_per_second"),
+    *("p50_ms", "p95_ms", "p99_ms", "added_p50_ms", "added_p95_ms", "added_p99_ms"),
+    *("picker_cpu_ms", "beyond_idle", "envoy_cpu_ms", "plain_envoy_cpu_ms"),
+)
 
 
 def requests(rate: float, seconds: float, size: int, seed: int) -> list[Shot]:
@@ -105,17 +87,17 @@ async def idle_cpu(site: Site, seconds: float) -> float:
 
 async def measure(
     site: Site, options: argparse.Namespace, rate: float, size: int, bodies: bool
-) -> Row:
+) -> dict[str, Any]:
     """One row: the same requests in turns through the picker and past it."""
     share = options.seconds / options.turns
     idle = await idle_cpu(site, min(2.0, share))
     latencies: dict[str, list[float]] = {"front": [], "plain": []}
     cpu: Counter[str] = Counter()
     failed: Counter[str] = Counter()
-    counts: Counter[str] = Counter()
-    lasted = 0.0
+    number, lasted = 0, 0.0
     for turn in range(options.turns):
         shots = requests(rate, share, size, SEED + turn)
+        number += len(shots)
         for way in ("front", "plain"):
             before = {name: site.cpu_seconds(name) for name in ("picker", way)}
             begun = time.perf_counter()
@@ -123,56 +105,35 @@ async def measure(
             if way == "front":
                 lasted += time.perf_counter() - begun
                 cpu["picker"] += site.cpu_seconds("picker") - before["picker"]
-            cpu[way] += site.cpu_seconds(way) - before[way]
-            counts[way] += len(shots)
-            latencies[way] += [o.seconds for o in outcomes if o.status == 200]
-            if way == "front":
                 failed.update(o.error or str(o.status) for o in outcomes if o.status != 200)
+            cpu[way] += site.cpu_seconds(way) - before[way]
+            latencies[way] += [o.seconds for o in outcomes if o.status == 200]
     front, plain = quantiles(latencies["front"]), quantiles(latencies["plain"])
-    number = counts["front"]
-    return Row(
-        rate=rate,
-        body_bytes=size,
-        response_bodies=bodies,
-        sent=number,
-        failed=dict(failed),
-        answered_per_second=round(len(latencies["front"]) / lasted, 1),
-        latency_ms=front,
-        plain_latency_ms=plain,
-        added_ms={key: round(front[key] - plain[key], 2) for key in front},
-        picker_cpu_ms=round(1e3 * cpu["picker"] / number, 3),
-        picker_cpu_beyond_idle_ms=round(1e3 * (cpu["picker"] - idle * lasted) / number, 3),
-        envoy_cpu_ms=round(1e3 * cpu["front"] / number, 3),
-        plain_envoy_cpu_ms=round(1e3 * cpu["plain"] / counts["plain"], 3),
-    )
-
-
-HEADING = (
-    f"{'rate':>6}{'body':>8}{'answers':>9}{'failed':>7}{'got/s':>8}{'p50':>8}{'p95':>8}{'p99':>8}"
-    f"{'added p50':>10}{'p95':>8}{'p99':>8}{'picker ms':>10}{'-idle':>7}{'envoy ms':>9}{'plain':>7}"
-)
-
-
-def show(row: Row) -> None:
-    """One line of the table."""
-    quantity = "".join(f"{row.latency_ms[key]:8.2f}" for key in ("p50", "p95", "p99"))
-    added = "".join(f"{row.added_ms[key]:8.2f}" for key in ("p95", "p99"))
-    print(
-        f"{row.rate:6.0f}{row.body_bytes:8}{'seen' if row.response_bodies else 'unseen':>9}"
-        f"{sum(row.failed.values()):7}{row.answered_per_second:8.0f}{quantity}"
-        f"{row.added_ms['p50']:10.2f}{added}{row.picker_cpu_ms:10.3f}"
-        f"{row.picker_cpu_beyond_idle_ms:7.3f}{row.envoy_cpu_ms:9.3f}{row.plain_envoy_cpu_ms:7.3f}",
-        flush=True,
-    )
+    return {
+        "rate": rate,
+        "body_bytes": size,
+        "answers": "seen" if bodies else "unseen",
+        "sent": number,
+        "failed": sum(failed.values()),
+        "failures": failed,
+        "answered_per_second": round(len(latencies["front"]) / lasted, 1),
+        **{f"{name}_ms": value for name, value in front.items()},
+        **{f"added_{name}_ms": round(value - plain[name], 2) for name, value in front.items()},
+        "plain_latency_ms": plain,
+        "picker_cpu_ms": round(1e3 * cpu["picker"] / number, 3),
+        "beyond_idle": round(1e3 * (cpu["picker"] - idle * lasted) / number, 3),
+        "envoy_cpu_ms": round(1e3 * cpu["front"] / number, 3),
+        "plain_envoy_cpu_ms": round(1e3 * cpu["plain"] / number, 3),
+    }
 
 
 async def most(site: Site, options: argparse.Namespace) -> dict[str, Any]:
-    """As many requests as `--connections` clients get that ask again at once, both ways."""
+    """The requests a second of `--connections` clients that ask again at once, both ways."""
     shots = requests(1000.0, 1.0, 1_000, SEED)
     found: dict[str, Any] = {}
     for way in ("front", "plain"):
         await saturate(shots, HOST, site.ports[way], options.connections, 1.0)
-        before = {name: site.cpu_seconds(name) for name in ("picker", way, "backends")}
+        before = {name: site.cpu_seconds(name) for name in ("picker", way, "endpoints")}
         own = time.process_time()
         answered, latencies = await saturate(
             shots, HOST, site.ports[way], options.connections, options.seconds
@@ -190,11 +151,13 @@ async def most(site: Site, options: argparse.Namespace) -> dict[str, Any]:
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     """Start everything, measure, stop everything."""
-    rows: list[Row] = []
     extremes: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         site = Site(Path(folder), free_ports(HOST, options.endpoints, 24_000))
-        async with backends(site, options.backend), picker(site, options):
+        (admin,) = free_ports(HOST, 1, site.endpoints[-1] + 1)
+        pool = answering_envoy(site.endpoints, admin)
+        async with envoy("endpoints", site, pool, site.endpoints[0]), picker(site, options):
+            table = None if options.saturate else Table(*COLUMNS)
             for bodies in options.response_bodies:
                 front, plain = free_ports(HOST, 1, 26_000)[0], free_ports(HOST, 1, 26_500)[0]
                 document = front_envoy(site, options, bodies, front)
@@ -204,39 +167,25 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
                     envoy("plain", site, rival, plain),
                 ):
                     await drive(requests(50.0, 1.0, 1_000, 0), HOST, front)
-                    if options.saturate:
+                    if table is None:
                         extremes["seen" if bodies else "unseen"] = await most(site, options)
                         continue
-                    if not rows:
-                        print(HEADING)
                     for size in options.sizes:
                         for rate in options.rates:
                             if rate * size <= MAX_BYTES_PER_SECOND:
-                                rows.append(await measure(site, options, rate, size, bodies))
-                                show(rows[-1])
-    return {
-        "arguments": {key: str(value) for key, value in vars(options).items()},
-        "cores": len(os.sched_getaffinity(0)),
-        "rows": [asdict(row) for row in rows],
-        "saturation": extremes,
-    }
+                                table.add(**await measure(site, options, rate, size, bodies))
+    rows = [] if table is None else table.rows
+    return {"rows": rows, "saturation": extremes}
 
 
-def parse_arguments() -> argparse.Namespace:
-    """The command line."""
-
-    def numbers(kind: type) -> Any:
-        return lambda text: [kind(part) for part in text.split(",")]
-
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main() -> None:
+    """Measure, print the table and write the JSON."""
+    parser = command_line(__doc__)
     parser.add_argument("--rates", type=numbers(float), default=list(RATES))
     parser.add_argument("--sizes", type=numbers(int), default=list(BODY_BYTES))
     parser.add_argument("--seconds", type=float, default=12.0, help="of each row")
     parser.add_argument("--turns", type=int, default=3, help="picker and rival change places")
     parser.add_argument("--endpoints", type=int, default=10)
-    parser.add_argument("--backend", choices=("envoy", "sim"), default="envoy")
     parser.add_argument("--request-body", choices=("buffered", "full-duplex"), default="buffered")
     parser.add_argument(
         "--response-bodies",
@@ -247,20 +196,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--picker-args", default="", help="more flags for the picker")
     parser.add_argument("--saturate", action="store_true")
     parser.add_argument("--connections", type=int, default=64, help="with --saturate")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", type=Path, default=RESULTS_FILE)
+    parser.add_argument("--quick", action="store_true", help="one row of two seconds")
     options = parser.parse_args()
     if options.quick:
         options.rates, options.sizes, options.seconds = [50.0], [1_000], 2.0
         options.turns = 1
-    return options
-
-
-def main() -> None:
-    """Measure, print the table and write the JSON."""
-    options = parse_arguments()
-    document = uvloop.run(run(options))
-    write_results(options.json, document)
+    write_results(options, **uvloop.run(run(options)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""How fast the picker's prefix index is, and how much memory a block takes.
+"""The speed of the picker's prefix index, and the memory that a block takes.
 
-    python benchmarks/prefix_index.py [--rounds 3] [--pairs 1000000]
+    python benchmarks/prefix_index.py [--rounds 3] [--pairs 1000000] [--endpoints 1,10]
 
 Set against its slow twin, dicts and bit masks, in the same run and on the same prompts. A prompt
 shares four fifths of its blocks with one of eight system prompts; four of five prompts go to an
@@ -12,24 +12,18 @@ worst case. Fixed seed. Prints tables and writes benchmarks/results/prefix_index
 
 from __future__ import annotations
 
-import argparse
 import gc
-import platform
-import sys
 import time
 import tracemalloc
 from collections.abc import Callable
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
-from result_files import RESULTS, write_results
+from measuring import Table, command_line, numbers, write_results
 
 from picker.prefix.block_hash import BlockHashes, block_hashes, root_hash
 from picker.prefix.index import PrefixIndex
-
-sys.path.append(str(Path(__file__).parents[1]))
 from tests.support.picker.reference_prefix_index import ReferenceIndex
 
 SEED = 20261121
@@ -38,7 +32,6 @@ BLOCKS = (1, 4, 16, 40, 160, 1600)
 CAPACITY = 16_384  # blocks of 64 tokens: a KV cache of a million tokens
 WARM_BLOCKS = 60_000
 TIMED_PROMPTS = 400
-RESULTS_FILE = RESULTS / "prefix_index.json"
 
 
 def prompts(blocks: int, count: int, rng: np.random.Generator) -> list[BlockHashes]:
@@ -130,7 +123,7 @@ def memory(blocks: int, pairs: int, make: Callable[[], Any]) -> dict[str, float]
 
 
 def hashing() -> list[dict[str, float]]:
-    """Microseconds of CPU to hash a prompt of so many bytes into blocks of 64 tokens."""
+    """Microseconds of CPU to hash a prompt into blocks of 64 tokens, by its bytes."""
     rows = []
     root = root_hash("model", seed=SEED)
     for size in (1_024, 40_960, 409_600):
@@ -146,40 +139,26 @@ def hashing() -> list[dict[str, float]]:
 
 
 def main() -> None:
-    """Measure and write it all down."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    """Measure speed, memory and hashing."""
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--pairs", type=int, default=1_000_000)
-    arguments = parser.parse_args()
-    print(
-        f"{'endpoints':>9} {'blocks':>6} {'match µs':>9} {'record µs':>9}   "
-        "twin: match, record, ratio"
-    )
-    rows = []
-    for endpoints in ENDPOINTS:
+    parser.add_argument("--endpoints", type=numbers(int), default=ENDPOINTS)
+    options = parser.parse_args()
+    times = ("match_us", "record_us", "twin_match_us", "twin_record_us")
+    speeds = Table("endpoints", "blocks", *times, "ratio")
+    for endpoints in options.endpoints:
         for blocks in BLOCKS:
-            row = speed(endpoints, blocks, arguments.rounds)
-            rows.append(row)
-            print(
-                f"{endpoints:>9} {blocks:>6} {row['match_us']:>9} {row['record_us']:>9}   "
-                f"{row['twin_match_us']:>11} {row['twin_record_us']:>7} {row['ratio']:>6}",
-                flush=True,
-            )
-    held = []
-    print(f"\n{'blocks':>6} {'bytes a pair: least':>20} {'most':>6} {'last':>6}   twin: most")
+            speeds.add(**speed(endpoints, blocks, options.rounds))
+    print("\nbytes of a pair of block and endpoint")
+    held = Table("blocks", "least", "most", "last", "twin_most")
     for blocks in (1, 16, 160):
-        ours = memory(blocks, arguments.pairs, PrefixIndex)
-        twin = memory(blocks, arguments.pairs // 5, ReferenceIndex)
-        held.append({"blocks": blocks, "pairs": arguments.pairs, **ours, "twin_most": twin["most"]})
-        print(
-            f"{blocks:>6} {ours['least']:>20} {ours['most']:>6} {ours['last']:>6}   {twin['most']}",
-            flush=True,
-        )
+        ours = memory(blocks, options.pairs, PrefixIndex)
+        twin = memory(blocks, options.pairs // 5, ReferenceIndex)
+        held.add(blocks=blocks, pairs=options.pairs, **ours, twin_most=twin["most"])
     hashed = hashing()
     print("\nhashing: " + ", ".join(f"{r['prompt_bytes']} B {r['hash_us']} µs" for r in hashed))
-    machine = {"python": platform.python_version(), "machine": platform.machine()}
-    results = {"seed": SEED, **machine, "speed": rows, "memory": held, "hashing": hashed}
-    write_results(RESULTS_FILE, results)
+    write_results(options, speed=speeds.rows, memory=held.rows, hashing=hashed)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What the exchange between active replicas of the picker costs.
+"""The cost of the exchange between active replicas of the picker.
 
-    python benchmarks/replicas.py
+    python benchmarks/replicas.py [--rates 0,100,500,2000] [--seconds 4]
 
 Two exchanges of this process over real connections on loopback: CPU of a replica by the rate of its
 decisions (64 blocks each, 100 endpoints), of both directions, and bytes. Fixed seed. Prints a table
@@ -10,14 +10,13 @@ and writes benchmarks/results/replicas.json.
 from __future__ import annotations
 
 import asyncio
-import platform
 import time
 from random import Random
 from typing import Any
 
 import numpy as np
 import uvloop
-from result_files import RESULTS, write_results
+from measuring import Table, command_line, numbers, write_results
 
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.peers.discovery import PeerAddress
@@ -34,14 +33,12 @@ from picker.pool.inflight import InflightLoad
 from picker.types import Endpoint
 
 SEED = 7
-RESULTS_FILE = RESULTS / "replicas.json"
 ENDPOINTS, BLOCKS = 100, 64
 DECISION_RATES = (0, 100, 500, 2000)
-EXCHANGE_SECONDS = 4.0
 
 
 class Deciding:
-    """One replica that does nothing but tell what it decides."""
+    """One replica that does nothing but report its decisions."""
 
     def __init__(self, number: int) -> None:
         self.rng = Random(SEED + number)
@@ -76,15 +73,15 @@ class Deciding:
         await asyncio.sleep(1.2)
 
 
-async def spent_by(pair: list[Deciding], rate: float) -> float:
+async def spent_by(pair: list[Deciding], rate: float, seconds: float) -> float:
     """Cores that one of them takes, deciding included."""
     cpu = time.process_time()
-    await asyncio.gather(*(one.decide(rate, EXCHANGE_SECONDS) for one in pair))
-    return (time.process_time() - cpu) / (EXCHANGE_SECONDS + 1.2) / len(pair)
+    await asyncio.gather(*(one.decide(rate, seconds) for one in pair))
+    return (time.process_time() - cpu) / (seconds + 1.2) / len(pair)
 
 
-async def over_connections(rate: float) -> dict[str, Any]:
-    """Two replicas that decide so often each: CPU of one for both directions."""
+async def over_connections(rate: float, seconds: float) -> dict[str, Any]:
+    """CPU of one of two replicas for both directions, at a rate of decisions of each."""
     pair = [Deciding(number) for number in range(2)]
     ports = [await one.server.start(peer_port("127.0.0.1", 0)) for one in pair]
     tasks = []
@@ -92,7 +89,8 @@ async def over_connections(rate: float) -> dict[str, Any]:
         one.mesh.follow([PeerAddress(f"127.0.0.1:{ports[1 - index]}", "")])
         tasks += [asyncio.ensure_future(one.mesh.run()), asyncio.ensure_future(one.mesh.tick())]
     await asyncio.sleep(1.0)  # they meet
-    spent = await spent_by(pair, rate) - await spent_by([Deciding(9), Deciding(10)], rate)
+    spent = await spent_by(pair, rate, seconds)
+    spent -= await spent_by([Deciding(9), Deciding(10)], rate, seconds)
     sent = sum(dict(one.series.bytes_total.numbers())[("sent",)] for one in pair) / len(pair)
     learned = min(one.exchange.learned.placements for one in pair)
     for task in tasks:
@@ -104,26 +102,21 @@ async def over_connections(rate: float) -> dict[str, Any]:
         "decisions_per_second": rate,
         "cores": round(spent, 4),
         "us_per_decision": round(1e6 * spent / rate, 1) if rate else None,
-        "bytes_per_second": round(sent / EXCHANGE_SECONDS),
+        "bytes_per_second": round(sent / seconds),
         "learned": learned,
     }
 
 
 def main() -> None:
     """Measure each rate."""
-    print(f"{'decisions/s':>11} {'cores':>7} {'µs each':>8} {'bytes/s':>9}")
-    costs = []
-    for rate in DECISION_RATES:
-        cost = uvloop.run(over_connections(rate))
-        costs.append(cost)
-        each = cost["us_per_decision"]
-        print(
-            f"{rate:>11} {cost['cores']:>7} {'' if each is None else each:>8}"
-            f" {cost['bytes_per_second']:>9}"
-        )
-    machine = {"python": platform.python_version(), "machine": platform.machine()}
-    document = {"seed": SEED, **machine, "exchange": costs}
-    write_results(RESULTS_FILE, document)
+    parser = command_line(__doc__)
+    parser.add_argument("--rates", type=numbers(int), default=DECISION_RATES)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each rate, twice")
+    options = parser.parse_args()
+    table = Table("decisions_per_second", "cores", "us_per_decision", "bytes_per_second")
+    for rate in options.rates:
+        table.add(**uvloop.run(over_connections(rate, options.seconds)))
+    write_results(options, exchange=table.rows)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""What a draw costs: batches of the sampler, native and torch, against rows one by one.
+"""The cost of a draw: batches of the sampler, native and torch, against rows one by one.
 
-`python -m benchmarks.sampling`, from the repository root. The ways take turns in one run, on
-one thread; CPU time, the median of some rounds.
+    python benchmarks/sampling.py [--vocab 49152,151936] [--rows 1,16,64] [--rounds 5]
+
+The ways take turns in one run, on one thread. Prints milliseconds of CPU of a row, the median over
+rounds, and writes benchmarks/results/sampling.json.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from measuring import Table, command_line, numbers, write_results
 
 from tests.support.model import row_draws
 from worker.ops.cpu.native import open_kernels
@@ -19,7 +22,6 @@ from worker.ops.cpu.sampling import NativeDraws
 from worker.ops.sample import Sampler, draw_rows
 from worker.types import SampleSpec, SamplingParams
 
-ROUNDS = 5
 WISHES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "T": {"temperature": 0.7},
@@ -37,10 +39,10 @@ def native() -> Sampler:
     return Sampler(NativeDraws(kernels))
 
 
-def measure(ways: Sequence[Callable[[], object]]) -> list[float]:
+def measure(ways: Sequence[Callable[[], object]], rounds: int) -> list[float]:
     """Milliseconds of CPU time of each of `ways`, in turns."""
     spent: list[list[float]] = [[] for _ in ways]
-    for turn in range(ROUNDS + 1):
+    for turn in range(rounds + 1):
         for way, times in zip(ways, spent, strict=True):
             start = time.process_time()
             way()
@@ -49,15 +51,22 @@ def measure(ways: Sequence[Callable[[], object]]) -> list[float]:
     return [statistics.median(times) for times in spent]
 
 
+@torch.inference_mode()
 def main() -> None:
-    """Print a table of ms a row."""
+    """Measure each vocabulary, batch and kind of draw."""
+    parser = command_line(__doc__)
+    parser.add_argument("--vocab", type=numbers(int), default=[49152, 151936])
+    parser.add_argument("--rows", type=numbers(int), default=[1, 16, 64])
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
     torch.set_num_threads(1)
     samplers = [native(), Sampler(draw_rows)]
-    print("| V | rows | draw | native | torch | row by row |\n|---|---|---|---|---|---|")
-    for vocab_size in (49152, 151936):
-        for count in (1, 16, 64):
+    names = ("native", "torch", "row_by_row")
+    table = Table("vocabulary", "rows", "draw <12", *(f"{name} .3f" for name in names))
+    for vocab_size in options.vocab:
+        for count in options.rows:
             logits = torch.randn(count, vocab_size, generator=torch.Generator().manual_seed(1)) * 3
-            for name, wish in WISHES.items():
+            for draw, wish in WISHES.items():
                 specs = [
                     SampleSpec(
                         SamplingParams(max_tokens=1, seed=i, **wish), 600, (), range(600), 500
@@ -73,10 +82,11 @@ def main() -> None:
                         row_draws.choose(row, spec) for row, spec in zip(x, w, strict=True)
                     ]
                 )
-                cells = " | ".join(f"{spent / count:.3f}" for spent in measure(ways))
-                print(f"| {vocab_size} | {count} | {name} | {cells} |", flush=True)
+                spent = (each / count for each in measure(ways, options.rounds))
+                figures = dict(zip(names, spent, strict=True))
+                table.add(vocabulary=vocab_size, rows=count, draw=draw, **figures)
+    write_results(options, cpu_milliseconds_of_a_row=table.rows)
 
 
 if __name__ == "__main__":
-    with torch.inference_mode():
-        main()
+    main()

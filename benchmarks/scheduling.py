@@ -1,25 +1,23 @@
-"""How long one scheduling decision takes, with the production code and the built-in configuration.
+"""The time of one scheduling decision, with the production code and the built-in configuration.
 
     python benchmarks/scheduling.py [--decisions 2000]
 
-One decision is what happens between a parsed request and its destination: candidates with in-flight
-counts, data producers (tokens, prefix match), scorers, picker, and the hooks that learn from it;
-the clock's readings included, parsing and the end of the request not. Prompts share one of eight
-system prompts. Fixed seed. Prints a table and writes benchmarks/results/scheduling.json.
+One decision leads from a parsed request to its destination: candidates with in-flight counts, data
+producers (tokens, prefix match), scorers, picker, and the hooks that learn from it; the clock's
+readings included, parsing and the end of the request not. Prompts share one of eight system
+prompts. Fixed seed. Prints a table and writes benchmarks/results/scheduling.json.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
-import platform
 import time
 from collections import deque
 from collections.abc import Iterator
 from random import Random
 
-from result_files import RESULTS, write_results
+from measuring import Table, command_line, numbers, write_results
 
 from picker.config.build import Assembly, build, default_config
 from picker.config.catalog import builtin_plugins
@@ -46,7 +44,6 @@ SEED = 20260822
 ENDPOINTS = (10, 100, 1000, 5000)
 PROMPT_BYTES = (1_000, 40_000, 400_000)
 SYSTEM_PROMPTS = 8
-RESULTS_FILE = RESULTS / "scheduling.json"
 
 
 def pool(count: int, datastore: Datastore, rng: Random) -> None:
@@ -148,22 +145,16 @@ async def measure(endpoints: int, size: int, decisions: int) -> dict[str, float]
 
 def main() -> None:
     """Measure every combination."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser = command_line(__doc__)
     parser.add_argument("--decisions", type=int, default=2000)
-    decisions = parser.parse_args().decisions
-    rows = []
-    print(f"{'endpoints':>9} {'prompt':>8} {'p50 µs':>8} {'p99 µs':>8} {'mean µs':>8}")
-    for endpoints in ENDPOINTS:
+    parser.add_argument("--endpoints", type=numbers(int), default=ENDPOINTS)
+    options = parser.parse_args()
+    table = Table("endpoints", "prompt_bytes", "p50_us", "p99_us", "mean_us")
+    for endpoints in options.endpoints:
         for size in PROMPT_BYTES:
             gc.collect()
-            row = asyncio.run(measure(endpoints, size, decisions))
-            rows.append(row)
-            print(
-                f"{endpoints:>9} {size:>8} {row['p50_us']:>8} {row['p99_us']:>8} "
-                f"{row['mean_us']:>8}"
-            )
-    machine = {"python": platform.python_version(), "machine": platform.machine()}
-    write_results(RESULTS_FILE, {"seed": SEED, **machine, "rows": rows})
+            table.add(**asyncio.run(measure(endpoints, size, options.decisions)))
+    write_results(options, rows=table.rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What scraping costs the picker's event loop, with the production code.
+"""The cost of scraping for the picker's event loop, with the production code.
 
-    python benchmarks/scrape.py [--endpoints 100] [--seconds 10]
+    python benchmarks/scrape.py [--endpoints 100] [--seconds 10] [--idle-after 8]
 
 A child process plays that many workers, each with its own port and a vLLM page of 4 KB or 64 KB.
 First pages are fetched, read and stored as fast as they come, by a client made with aiohttp and by
@@ -12,21 +12,18 @@ benchmarks/results/scrape.json.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
-import multiprocessing
-import platform
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from random import Random
 from typing import cast
 
 import aiohttp
 import uvloop
-from result_files import RESULTS, write_results
+from measuring import Table, child, command_line, write_results
 
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.activity import Activity, WatchedSnapshots
@@ -43,14 +40,12 @@ from picker.types import Endpoint
 SEED = 5
 HOST = "127.0.0.1"
 PAGE_BYTES = (4 * 1024, 64 * 1024)
-SETTLE_SECONDS = 8.0  # until an idle pool is asked at its longest interval
-RESULTS_FILE = RESULTS / "scrape.json"
 
 Fetch = Callable[[str], Awaitable[bytes]]
 
 
 def page(size: int, rng: Random) -> bytes:
-    """A vLLM exposition: the series a picker reads among histograms that it does not."""
+    """A vLLM exposition: the series that a picker reads, among histograms that it does not."""
     labels = 'engine="0",model_name="meta-llama/Llama-3.1-8B-Instruct"'
     lines = [
         "# HELP vllm:num_requests_waiting Number of requests waiting to be processed.",
@@ -96,8 +91,8 @@ class Worker(asyncio.Protocol):
             self._transport.write(self._answer * asked)
 
 
-def play_workers(count: int, size: int, pipe: Connection) -> None:
-    """The child process: open ports, tell them, serve until it is ended."""
+def play_workers(pipe: Connection, count: int, size: int) -> None:
+    """The child process: open ports, send their numbers, serve until the end."""
 
     async def serve() -> None:
         rng = Random(SEED)
@@ -117,21 +112,6 @@ def play_workers(count: int, size: int, pipe: Connection) -> None:
         await asyncio.Event().wait()
 
     uvloop.run(serve())
-
-
-@asynccontextmanager
-async def workers(count: int, size: int) -> AsyncIterator[list[Endpoint]]:
-    """Endpoints that answer."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=play_workers, args=(count, size, there), daemon=True)
-    process.start()
-    try:
-        ports = await asyncio.to_thread(here.recv)
-        yield [Endpoint(f"w{index}", HOST, port) for index, port in enumerate(ports)]
-    finally:
-        process.terminate()
-        await asyncio.to_thread(process.join)
 
 
 class Core:
@@ -185,7 +165,9 @@ async def with_ours(endpoints: Sequence[Endpoint], seconds: float) -> float:
         return await per_scrape(pages.fetch, endpoints, seconds)
 
 
-async def as_a_whole(endpoints: Sequence[Endpoint], seconds: float) -> dict[str, float]:
+async def as_a_whole(
+    endpoints: Sequence[Endpoint], seconds: float, idle_after: float
+) -> dict[str, float]:
     """Cores and scrapes a second of the scraper, busy and idle."""
     store, inflight, core = Datastore(), InflightLoad(), Core()
     store.set_endpoints(endpoints)
@@ -210,7 +192,7 @@ async def as_a_whole(endpoints: Sequence[Endpoint], seconds: float) -> dict[str,
     inflight.acquire("x")
     await count("busy")
     inflight.release("x")
-    await asyncio.sleep(SETTLE_SECONDS)
+    await asyncio.sleep(idle_after)
     await count("idle")
     task.cancel()
     with suppress(asyncio.CancelledError):
@@ -218,46 +200,37 @@ async def as_a_whole(endpoints: Sequence[Endpoint], seconds: float) -> dict[str,
     return found
 
 
-async def measure(count: int, size: int, seconds: float) -> dict[str, float]:
+async def measure(
+    endpoints: Sequence[Endpoint], seconds: float, idle_after: float
+) -> dict[str, float]:
     """Everything for one size of page."""
-    async with workers(count, size) as endpoints:
-        gc.collect()
-        usual = await with_aiohttp(endpoints, seconds)
-        gc.collect()
-        ours = await with_ours(endpoints, seconds)
-        gc.collect()
-        whole = await as_a_whole(endpoints, seconds)
-    return {
-        "endpoints": count,
-        "page_bytes": size,
-        "aiohttp_us": round(usual, 1),
-        "ours_us": round(ours, 1),
-        "ratio": round(usual / ours, 1),
-        **whole,
-    }
+    gc.collect()
+    usual = await with_aiohttp(endpoints, seconds)
+    gc.collect()
+    ours = await with_ours(endpoints, seconds)
+    gc.collect()
+    whole = await as_a_whole(endpoints, seconds, idle_after)
+    ratio = round(usual / ours, 1)
+    return {"aiohttp_us": round(usual, 1), "ours_us": round(ours, 1), "ratio": ratio, **whole}
 
 
 def main() -> None:
     """Measure every size of page."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser = command_line(__doc__)
     parser.add_argument("--endpoints", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=10.0)
-    options = parser.parse_args()
-    rows = []
-    print(
-        f"{'endpoints':>9} {'page':>7} {'aiohttp µs':>10} {'ours µs':>8} {'ratio':>6}"
-        f" {'busy cores':>10} {'scrapes/s':>9} {'idle cores':>10} {'scrapes/s':>9}"
+    parser.add_argument(
+        "--idle-after", type=float, default=8.0, help="seconds until the interval is the longest"
     )
+    options = parser.parse_args()
+    whole = ("busy_cores", "busy_scrapes_per_second", "idle_cores", "idle_scrapes_per_second")
+    table = Table("endpoints", "page_bytes", "aiohttp_us", "ours_us", "ratio", *whole)
     for size in PAGE_BYTES:
-        row = uvloop.run(measure(options.endpoints, size, options.seconds))
-        rows.append(row)
-        print(
-            f"{row['endpoints']:>9} {size:>7} {row['aiohttp_us']:>10} {row['ours_us']:>8}"
-            f" {row['ratio']:>6} {row['busy_cores']:>10} {row['busy_scrapes_per_second']:>9}"
-            f" {row['idle_cores']:>10} {row['idle_scrapes_per_second']:>9}"
-        )
-    machine = {"python": platform.python_version(), "machine": platform.machine()}
-    write_results(RESULTS_FILE, {"seed": SEED, **machine, "rows": rows})
+        with child(play_workers, options.endpoints, size) as pipe:
+            endpoints = [Endpoint(f"w{port}", HOST, port) for port in pipe.recv()]
+            row = uvloop.run(measure(endpoints, options.seconds, options.idle_after))
+        table.add(endpoints=options.endpoints, page_bytes=size, **row)
+    write_results(options, rows=table.rows)
 
 
 if __name__ == "__main__":

@@ -1,25 +1,24 @@
-"""What speculation brings: tokens per second of plain decoding and of each method, side by side.
+"""The gain of speculation: tokens per second of plain decoding and of each method, side by side.
 
     python benchmarks/speculation.py                          # everything, an hour on two cores
     python benchmarks/speculation.py --quick                  # does it work? a few minutes
     python benchmarks/speculation.py --methods ngram --batches 1 --workloads repeating
-    python benchmarks/speculation.py --random-weights 1b      # what verification costs, on a GPU
 
-Workloads (`speculation_prompts`): *repeating* texts, *open* chat, and *random* tokens drawn at a
-temperature at which nothing repeats; at batch sizes above 1 also two mixes of them. Every engine is
-built as a worker builds it, lives as long as the run, and is asked for the same answers, without
+Workloads (`speculation_prompts.yaml`): *repeating* texts, *open* chat, and *random* tokens drawn at
+a temperature at which nothing repeats; at batch sizes above 1 also two mixes of them. Every engine
+is built as a worker builds it, lives as long as the run, and is asked for the same answers, without
 a prefix cache. Suffix drafts see finished outputs of the same workload and round only: no answer
 was seen before.
 
 On a shared machine speeds drift, so all engines decode the same job in turns of two tokens of
-each answer, in an order of chance; whose turn it is not stands still, its clock too. `speed-up` is
-the ratio of decoding times (after the first token) over the whole workload, each job's the median
-over rounds; `±` is its standard error, by what rounds differ (two at least); `cpu` is the same
-ratio in CPU seconds, which other programs on the machine change less; `whole` counts the prompts
-in. The answers are compared token for token: `differ` counts requests whose answers are not the
-same, and should be 0. All run on the same weights. Two engines decode without drafts, and their
-mean is what methods are compared with; `plain again` is the second by the first, which tells how
-far two that are alike are apart.
+each answer, in a random order; between its turns an engine stands still, its clock too. `speed-up`
+is the ratio of decoding times (after the first token) over the whole workload, each job's the
+median over rounds; `±` is its standard error, from the differences of rounds (two at least); `cpu`
+is the same ratio in CPU seconds, which other programs on the machine change less; `whole` counts
+the prompts in. The answers are compared token for token: `differ` counts requests whose answers are
+not the same, and should be 0. All run on the same weights. Two engines decode without drafts, and
+methods are compared with their mean; `plain again` is the second over the first: the difference of
+two engines that are alike.
 
 Prints a table and writes benchmarks/results/speculation.json.
 """
@@ -29,7 +28,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -38,7 +36,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from result_files import RESULTS, write_results
+import yaml
+from measuring import DEFAULT_MODEL, Table, command_line, numbers, write_results
 
 # Before torch is imported, as a worker with speculation does it: waiting threads must not spin on a
 # shared machine, and steps with drafts have many numbers of rows.
@@ -47,10 +46,7 @@ os.environ.setdefault("LRU_CACHE_CAPACITY", "256")
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
 
 import torch
-from speculation_prompts import OPEN, REPEATING, Prompt
-from speculation_runs import Request, Shared, Subject, engine_config, side_by_side
-from speculation_table import Tally, print_header, print_row
-from verification_timing import SHAPES, measure_verification
+from speculation_runs import Request, Shared, Subject, Tally, engine_config, side_by_side
 
 from worker.config import SpeculativeConfig
 from worker.errors import WorkerError
@@ -61,8 +57,7 @@ from worker.tokenizer.tokenizer import build_tokenizer
 from worker.types import SamplingParams
 
 SEED = 20261126
-RESULTS_FILE = RESULTS / "speculation.json"
-DEFAULT_MODEL = Path.home() / ".cache/pointsman/models/SmolLM2-135M-Instruct.Q4_1.gguf"
+PROMPTS = Path(__file__).with_name("speculation_prompts.yaml")
 RANDOM_PROMPTS, RANDOM_PROMPT_TOKENS, RANDOM_TEMPERATURE = 16, 64, 1.5
 CONTROL = "plain again"
 METHODS: dict[str, dict[str, Any]] = {
@@ -74,6 +69,19 @@ METHODS: dict[str, dict[str, Any]] = {
 WARM_UP_TOKENS = 24
 STEPS_A_TURN = 2
 BATCH_ROUNDS = 3
+COLUMNS = (
+    *("workload <20", "batch", "method <12", "plain/s .1f", "with/s .1f", "speed-up .3f"),
+    *("± .1%", "cpu .2f", "whole .2f", "accepted .1%", "length .2f", "tok/step .2f"),
+    *("mean_k .2f", "differ"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A user's turn of a conversation, or a text to be completed."""
+
+    text: str
+    is_chat: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +94,12 @@ class Workload:
 
     @property
     def jobs(self) -> Iterator[tuple[Request, ...]]:
-        """What runs together. A rest that does not fill a batch is left out."""
+        """Requests that run together. A rest that does not fill a batch is left out."""
         for first in range(0, len(self.requests) - self.batch + 1, self.batch):
             yield self.requests[first : first + self.batch]
 
 
-# ---- what is asked ------------------------------------------------------------------------------
+# ---- the workloads ------------------------------------------------------------------------------
 
 
 class Texts:
@@ -134,9 +142,12 @@ class Texts:
 def workloads(texts: Texts, options: argparse.Namespace) -> list[Workload]:
     """Every workload at every batch size; larger batches take their requests in turn."""
     length, count = options.max_tokens, 2 if options.quick else None
+    prompts = yaml.safe_load(PROMPTS.read_text(encoding="utf-8"))
+    repeating = [Prompt(one["text"], one.get("is_chat", True)) for one in prompts["repeating"]]
+    chats = [Prompt(text) for text in prompts["open"]]
     kinds = {
-        "repeating": texts.requests(REPEATING[:count], length, options.temperature),
-        "open": texts.requests(OPEN[:count], length, options.temperature),
+        "repeating": texts.requests(repeating[:count], length, options.temperature),
+        "open": texts.requests(chats[:count], length, options.temperature),
         "random": texts.random(count or RANDOM_PROMPTS, min(length, 96)),
     }
     made = []
@@ -159,7 +170,7 @@ def workloads(texts: Texts, options: argparse.Namespace) -> list[Workload]:
 
 
 def subjects(options: argparse.Namespace, texts: Texts) -> dict[str, Subject]:
-    """Plain decoding first, then each method that can be had."""
+    """Plain decoding first, then each method that is available here."""
     found: dict[str, Subject] = {}
     shared = Shared()
     for name in ("plain", *options.methods, CONTROL):
@@ -177,10 +188,8 @@ def subjects(options: argparse.Namespace, texts: Texts) -> dict[str, Subject]:
 
 
 def method_config(name: str, options: argparse.Namespace) -> SpeculativeConfig:
-    """What `--speculative-config` makes of a method's settings here."""
+    """The configuration of `--speculative-config` with a method's settings here."""
     given = {"method": name, **METHODS[name]}
-    if options.num_speculative_tokens is not None:
-        given["num_speculative_tokens"] = options.num_speculative_tokens
     if name == "draft_model":
         given["model"] = str(options.draft_model or options.model)
     if name == "eagle" and options.head is not None:
@@ -191,7 +200,7 @@ def method_config(name: str, options: argparse.Namespace) -> SpeculativeConfig:
 
 def warm_up(engines: dict[str, Subject], texts: Texts, batches: Sequence[int]) -> None:
     """Let every engine see each batch size once: kernels are chosen, step times learned."""
-    prompts = [Prompt(f"warm-up {n}", f"Count from {n} to one hundred.") for n in range(8)]
+    prompts = [Prompt(f"Count from {n} to one hundred.") for n in range(8)]
     for batch in batches:
         job = texts.requests((prompts * batch)[:batch], WARM_UP_TOKENS, 0.0)
         for engine in engines.values():
@@ -212,33 +221,23 @@ def measure(workload: Workload, engines: dict[str, Subject], rounds: int) -> dic
     return {name: tallies[name] for name in list(engines)[1:]}
 
 
-def compare(options: argparse.Namespace) -> dict[str, Any]:
+def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
     """The methods against plain decoding on the model."""
     torch.manual_seed(SEED)
     texts = Texts(options.model)
     engines = subjects(options, texts)
     warm_up(engines, texts, options.batches)
-    rows: list[dict[str, Any]] = []
-    print_header()
+    table = Table(*COLUMNS)
     for workload in workloads(texts, options):
         rounds = options.rounds or (1 if workload.batch == 1 else BATCH_ROUNDS)
         for method, tally in measure(workload, engines, rounds).items():
-            row = {"workload": workload.name, "batch": workload.batch, "method": method}
-            row["rounds"] = rounds
-            rows.append(row | tally.row())
-            print_row(rows[-1])
-    differing = sum(row["num_differing"] for row in rows)
-    total = sum(row["num_requests"] for row in rows)
+            figures = {"rounds": rounds, **tally.row()}
+            table.add(workload=workload.name, batch=workload.batch, method=method, **figures)
+    differing, total = (sum(row[key] for row in table.rows) for key in ("differ", "requests"))
     print(f"{differing} of {total} speculative answers differ from the plain ones")
     for engine in engines.values():
         engine.shutdown()
-    return {
-        "model": options.model.name,
-        "dtype": options.dtype,
-        "temperature": options.temperature,
-        "max_tokens": options.max_tokens,
-        "rows": rows,
-    }
+    return table.rows
 
 
 def names(text: str) -> list[str]:
@@ -246,51 +245,29 @@ def names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def parse_arguments() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main() -> None:
+    """Measure, print the table and write the JSON."""
+    parser = command_line(__doc__)
     parser.add_argument("--model", type=Path, default=DEFAULT_MODEL)
     parser.add_argument("--methods", type=names, default=["ngram", "suffix", "eagle"])
     parser.add_argument("--workloads", type=names, default=[])
-    parser.add_argument("--batches", type=lambda t: [int(n) for n in names(t)], default=[1, 16])
+    parser.add_argument("--batches", type=numbers(int), default=[1, 16])
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, help="default: 1; of batches, 3")
     parser.add_argument("--temperature", type=float, default=0.0, help="of repeating and open")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--num-speculative-tokens", type=int)
     parser.add_argument("--settings", default="{}", help='{"ngram": {"prompt_lookup_min": 3}}')
     parser.add_argument("--head", type=Path, help="a trained head; else the one that is shipped")
     parser.add_argument("--draft-model", type=Path, help="for draft_model; else the model itself")
-    parser.add_argument("--random-weights", choices=SHAPES, help="time verification instead")
-    parser.add_argument("--quick", action="store_true", help="a smoke test")
-    parser.add_argument("--json", type=Path, default=RESULTS_FILE)
+    parser.add_argument("--quick", action="store_true", help="two short requests of each kind")
     options = parser.parse_args()
     if options.quick:
         options.max_tokens, options.rounds = min(options.max_tokens, 16), 1
     unknown = set(options.methods) - set(METHODS)
     if unknown:
         parser.error(f"unknown methods: {', '.join(sorted(unknown))}; known: {', '.join(METHODS)}")
-    return options
-
-
-def main() -> None:
-    """Measure, print the table and write the JSON."""
-    options = parse_arguments()
-    if options.random_weights:
-        measured = measure_verification(options.random_weights, options.batches, options.quick)
-    else:
-        measured = compare(options)
-    machine = {
-        "cpu": platform.processor(),
-        "cores": os.cpu_count(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "torch": torch.__version__,
-    }
-    document = {"machine": machine, **measured}
-    write_results(options.json, document)
+    write_results(options, torch=torch.__version__, rows=compare(options))
 
 
 if __name__ == "__main__":

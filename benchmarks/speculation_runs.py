@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +32,7 @@ MAX_BATCH = 64
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one run asks an engine for."""
+    """One request of a run."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -38,7 +40,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What an engine did of a job's decoding while it was its turn."""
+    """The part of a job's decoding in one turn of an engine."""
 
     seconds: float
     cpu_seconds: float  # of all threads
@@ -47,19 +49,15 @@ class Slice:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a job on one engine. Decoding is what happens after every request has its first
-    token, so that prompts are not in it.
-    """
+    """The outcome of a job on one engine. Decoding begins once every request has a first token."""
 
     answers: list[tuple[int, ...]]
     prompt_seconds: float = 0.0
     slices: list[Slice] = field(default_factory=list)
     num_shares: int = 0  # sequences' shares of steps, of decoding
-    num_steps: int = 0
     num_runs: int = 0  # shares with drafts
     num_draft_tokens: int = 0
     num_accepted: int = 0
-    accepted_by_position: list[int] = field(default_factory=list)
 
     @property
     def decode_seconds(self) -> float:
@@ -72,11 +70,6 @@ class Outcome:
         return sum(one.cpu_seconds for one in self.slices)
 
     @property
-    def seconds_per_token(self) -> float:
-        """Decoding seconds for each token."""
-        return self.decode_seconds / max(self.num_decoded, 1)
-
-    @property
     def whole_seconds(self) -> float:
         """Prompts included."""
         return self.prompt_seconds + self.decode_seconds
@@ -85,22 +78,6 @@ class Outcome:
     def num_decoded(self) -> int:
         """Tokens, but for the first ones."""
         return sum(one.num_decoded for one in self.slices)
-
-
-class Lent:
-    """Implements `Executor`: another one, which outlives the engine that it is lent to."""
-
-    def __init__(self, executor: Executor) -> None:
-        self.submit = executor.submit
-
-    def sleep(self, level: int) -> None:
-        """Not used here."""
-
-    def wake(self, tags: frozenset[str]) -> None:
-        """Not used here."""
-
-    def shutdown(self) -> None:
-        """The owner does that."""
 
 
 class Turn:
@@ -136,7 +113,7 @@ class Turn:
         def work() -> None:
             try:
                 future.set_result(run(step))
-            except BaseException as error:  # noqa: BLE001 - whoever waits has it
+            except BaseException as error:  # noqa: BLE001 - for the one that waits
                 future.set_exception(error)
 
         with self._lock:
@@ -203,9 +180,10 @@ def engine_config(
 
 
 class Shared:
-    """What all engines of a benchmark run on: the model, loaded for the first of them, and the
-    thread of their steps. Of engines with weights of their own, built alike, some are several
-    percent faster than others for good, by where their weights happen to lie in memory.
+    """The model, loaded for the first engine, and the thread of steps: all engines share both.
+
+    Of engines with weights of their own, built alike, some are several percent faster than others
+    for good, by where their weights happen to lie in memory.
     """
 
     def __init__(self) -> None:
@@ -243,7 +221,7 @@ class Subject:
 
     @classmethod
     def build(cls, name: str, config: EngineConfig, shared: Shared) -> Subject:
-        """As a worker builds one, but for what is shared. Raises WorkerError."""
+        """Build one as a worker does, but for the shared parts. Raises WorkerError."""
         turn = Turn(shared.thread)
         with shared:
             return cls(name, build_core(config, turn.clock, turn.pipeline)[0], turn)
@@ -279,7 +257,7 @@ class Subject:
         self._outcome.num_shares = 0
 
     def advance(self, num_decoded: int | None) -> bool:
-        """Go on until so many tokens are decoded, None: to the end. False: there is no more."""
+        """Go on until that many tokens are decoded, None: to the end. False: there is no more."""
         left = None if num_decoded is None else num_decoded - self._outcome.num_decoded
         if not self._core.has_work:
             return False
@@ -293,19 +271,13 @@ class Subject:
         return self._core.has_work
 
     def end(self) -> Outcome:
-        """What came of the job."""
+        """The outcome of the job."""
         assert not self._core.has_work
         outcome, before, after = self._outcome, self._before, self._stats
         outcome.answers = [tuple(answer) for answer in self._answers]
-        outcome.num_steps = after.num_steps - before.num_steps
         outcome.num_runs = after.num_drafts - before.num_drafts
         outcome.num_draft_tokens = after.num_draft_tokens - before.num_draft_tokens
         outcome.num_accepted = after.num_accepted_tokens - before.num_accepted_tokens
-        earlier = [*before.num_accepted_by_position]
-        earlier += [0] * (len(after.num_accepted_by_position) - len(earlier))
-        outcome.accepted_by_position = [
-            now - then for now, then in zip(after.num_accepted_by_position, earlier, strict=True)
-        ]
         return outcome
 
     def shutdown(self) -> None:
@@ -335,10 +307,10 @@ def side_by_side(
     steps_a_turn: int,
     rng: Random,
 ) -> list[Outcome]:
-    """What comes of one job on every engine, all decoding it in turns of so many tokens a request:
-    the same part of every answer at about the same time. The order is one of chance in every turn,
-    so that nobody follows the same one for good; nobody has two turns in a row, of which the second
-    would find its weights in the caches.
+    """Run one job on every engine, all decoding it in turns of some tokens a request: the same part
+    of every answer at about the same time. The order is random in every turn, so that no engine
+    always follows the same one; none has two turns in a row, of which the second would find its
+    weights in the caches.
     """
     for subject in subjects:
         subject.begin(job, tenant)
@@ -353,3 +325,79 @@ def side_by_side(
         decoded = turn * steps_a_turn * len(job)
         left = [subject for subject in left if subject.advance(decoded)]
     return [subject.end() for subject in subjects]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A job on a method's engine, and on the plain ones beside it."""
+
+    plain: tuple[Outcome, ...]
+    drafted: Outcome
+
+    def plain_mean(self, name: str) -> float:
+        """A time of the plain engines, on the average."""
+        return statistics.fmean(getattr(outcome, name) for outcome in self.plain)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Outcomes of one method on one workload, and of plain decoding beside it, by job."""
+
+    pairs: dict[int, list[Pair]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, job: int, plain: Sequence[Outcome], outcome: Outcome) -> None:
+        """Take in a job that was done."""
+        self.pairs[job].append(Pair(tuple(plain), outcome))
+
+    def row(self) -> dict[str, float]:
+        """The figures of the table; docs/speculation.md explains the columns."""
+        plain, drafted = self._seconds("decode_seconds")
+        plain_cpu, drafted_cpu = self._seconds("decode_cpu_seconds")
+        every = [pair for pairs in self.pairs.values() for pair in pairs]
+        tokens = sum(pairs[0].drafted.num_decoded for pairs in self.pairs.values())
+        runs, drafts = self._total("num_runs"), self._total("num_draft_tokens")
+        accepted, shares = self._total("num_accepted"), max(self._total("num_shares"), 1)
+        return {
+            "plain/s": tokens / plain,
+            "with/s": tokens / drafted,
+            "speed-up": plain / drafted,
+            "±": _ratio_error(self.pairs.values()),
+            "cpu": plain_cpu / drafted_cpu,
+            "whole": statistics.median(
+                pair.plain_mean("whole_seconds") / pair.drafted.whole_seconds for pair in every
+            ),
+            "accepted": accepted / drafts if drafts else math.nan,
+            "length": 1 + accepted / runs if runs else math.nan,
+            "tok/step": self._total("num_decoded") / shares,
+            "mean_k": drafts / shares,
+            "requests": sum(len(pair.drafted.answers) for pair in every),
+            "differ": sum(
+                mine != theirs
+                for pair in every
+                for mine, theirs in zip(pair.drafted.answers, pair.plain[0].answers, strict=True)
+            ),
+        }
+
+    def _seconds(self, name: str) -> tuple[float, float]:
+        """A time of every job once, plain and with drafts: medians over rounds."""
+        rounds = self.pairs.values()
+        return (
+            sum(statistics.median(pair.plain_mean(name) for pair in pairs) for pairs in rounds),
+            sum(statistics.median(getattr(p.drafted, name) for p in pairs) for pairs in rounds),
+        )
+
+    def _total(self, which: str) -> int:
+        return sum(getattr(p.drafted, which) for pairs in self.pairs.values() for p in pairs)
+
+
+def _ratio_error(jobs: Iterable[Sequence[Pair]]) -> float:
+    """The standard error of the mean ratio of times, relative to it, from the spread of rounds."""
+    logs = [
+        [math.log(p.plain_mean("decode_seconds") / p.drafted.decode_seconds) for p in pairs]
+        for pairs in jobs
+    ]
+    freedom = sum(len(own) - 1 for own in logs)
+    if not freedom:
+        return math.nan
+    spread = sum((one - statistics.fmean(own)) ** 2 for own in logs for one in own)
+    return math.sqrt(spread / freedom / sum(map(len, logs)))

@@ -1,13 +1,17 @@
 """Host time of a decode step outside the device: everything but the model, which is a null device.
 
-`python -m benchmarks.step_host`, from the repository root. A scheduler drives the model runner with
-two steps in flight; the device's part (forward pass, logits, draws) returns at once what it was
-given beforehand. CPU time of one thread, milliseconds a step, the median of some rounds: of the
-executor (submit and collect) and of the whole step (schedule, submit, collect, update). The limit
-that the executor is held to is 0.6 ms at 64 sequences.
+    python benchmarks/step_host.py [--sizes 1,16,64] [--contexts 128,1024,8192] [--steps 40]
 
-Then the same of steps that a GPU replays from graphs, without the calls of CUDA: microseconds of
-the executor, and as a line through the sizes: so much a step, and so much for each sequence.
+A scheduler drives the model runner with two steps in flight; the device's part (forward pass,
+logits, draws) returns at once what it was given beforehand. CPU time of one thread, microseconds a
+step, the median of some rounds: of the executor (submit and collect) and of the whole step
+(schedule, submit, collect, update). The limit of the executor is 600 at 64 sequences.
+
+`graphs` are the same steps as a GPU replays them from graphs, without the calls of CUDA, with a
+line through the sizes: microseconds a step, and for each sequence. `simulated` is the executor of
+`--engine sim`, which draws tokens and works out the time of a step.
+
+Prints a table and writes benchmarks/results/step_host.json.
 """
 
 from __future__ import annotations
@@ -22,20 +26,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from measuring import Table, command_line, numbers, write_results
 from torch import Tensor
 
-from worker.config import CacheConfig, SchedulerConfig
+from worker.config import CacheConfig, SchedulerConfig, SimConfig
 from worker.engine.messages import AddRequest
 from worker.engine.scheduler import Scheduler
 from worker.executor.graphs import DecodeGraphs, GraphDevice, graph_sizes
-from worker.executor.interface import Ticket
+from worker.executor.interface import Executor, Ticket
 from worker.executor.model_runner import ModelRunner
+from worker.executor.sim.runner import SimExecutor, SimLimits
 from worker.ops.noise import Stream
 from worker.ops.sample import Sampler
 from worker.ops.step import StepTensors
 from worker.types import SamplingParams, SchedulerOutput
 
-BLOCK_SIZE, VOCAB, ROUNDS, STEPS = 16, 49_152, 5, 40
+BLOCK_SIZE, VOCAB, ROUNDS = 16, 49_152, 5
 WISHES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "T+top-p": {"temperature": 0.7, "top_p": 0.9},
@@ -46,7 +52,7 @@ WISHES: dict[str, dict[str, Any]] = {
 class NullModel:
     """Stands for `LlamaModel`: hidden states and logits that are there already."""
 
-    kernels = None
+    kernels = native = None
     device = torch.device("cpu")
     config = SimpleNamespace(vocab_size=VOCAB)
 
@@ -55,7 +61,7 @@ class NullModel:
         self._logits = torch.zeros(most, VOCAB)
 
     def hidden(self, step: StepTensors, cache: Tensor) -> Tensor:
-        """One row for each row that is wanted."""
+        """A row for each row to sample."""
         return self._hidden[: len(step.sample_rows)]
 
     def normed(self, hidden: Tensor) -> Tensor:
@@ -109,21 +115,30 @@ def _nothing() -> None:
     return
 
 
-class Loop:
-    """A scheduler and a runner with `size` sequences of `context` tokens that decode."""
+def runner(size: int, num_blocks: int, is_graphed: bool) -> Executor:
+    """The model runner of a worker on the null device."""
+    model: Any = NullModel(size)
+    cache = torch.zeros(1, 1, 2, 1, BLOCK_SIZE, 1)
+    room = (2 * size + 1, num_blocks)
+    graphs = DecodeGraphs(NullGraphs(), graph_sizes(size), room) if is_graphed else None
+    made = ModelRunner(model, lambda: model, lambda: cache, graphs=graphs)
+    made._sampler = Sampler(NullDraws())
+    return made
 
-    def __init__(
-        self, size: int, context: int, wishes: dict[str, Any], is_graphed: bool = False
-    ) -> None:
-        blocks = size * (-(-(context + (ROUNDS + 1) * STEPS + 8) // BLOCK_SIZE) + 1)
+
+class Loop:
+    """A scheduler and an executor with `size` sequences of `context` tokens that decode."""
+
+    def __init__(self, kind: str, size: int, context: int, wishes: dict[str, Any], steps: int):
+        num_blocks = -(-(context + (ROUNDS + 1) * steps + 8) // BLOCK_SIZE) + 1
         limits = SchedulerConfig(size * context, size, 1 << 20)
-        self._scheduler = Scheduler(CacheConfig(blocks, BLOCK_SIZE, False), limits)
-        model: Any = NullModel(size)
-        cache = torch.zeros(1, 1, 2, 1, BLOCK_SIZE, 1)
-        room = (2 * size + 1, blocks // size)
-        graphs = DecodeGraphs(NullGraphs(), graph_sizes(size), room) if is_graphed else None
-        self._runner = ModelRunner(model, lambda: model, lambda: cache, graphs=graphs)
-        self._runner._sampler = Sampler(NullDraws())
+        self._scheduler = Scheduler(CacheConfig(size * num_blocks, BLOCK_SIZE, False), limits)
+        if kind == "simulated":
+            config = SimConfig(inter_token_latency_seconds=0.01, end_token_id=2)
+            room = SimLimits(size * num_blocks, BLOCK_SIZE, size)
+            self._executor: Executor = SimExecutor(config, lambda seconds, follows: None, room)
+        else:
+            self._executor = runner(size, num_blocks, kind == "graphs")
         self._tickets: deque[tuple[SchedulerOutput, Ticket]] = deque()
         self._now = self.seconds = 0.0
         params = SamplingParams(max_tokens=1 << 19, ignore_eos=True, **wishes)
@@ -137,7 +152,7 @@ class Loop:
         step = self._scheduler.schedule(self._now)
         assert step is not None
         began = time.thread_time()
-        self._tickets.append((step, self._runner.submit(step)))
+        self._tickets.append((step, self._executor.submit(step)))
         self.seconds += time.thread_time() - began
         if len(self._tickets) < 2:
             return
@@ -148,39 +163,44 @@ class Loop:
         self._scheduler.update(oldest, result, self._now)
 
 
-def measure(
-    size: int, context: int, wishes: dict[str, Any], is_graphed: bool = False
-) -> tuple[float, float]:
-    """Milliseconds of the executor and of the whole, a step."""
-    loop = Loop(size, context, wishes, is_graphed)
+def measure(loop: Loop, steps: int) -> dict[str, float]:
+    """Microseconds of the executor and of the whole, a step."""
     own, whole = [], []
     for turn in range(ROUNDS + 1):
         began, loop.seconds = time.thread_time(), 0.0
-        for _ in range(STEPS):
+        for _ in range(steps):
             loop.step()
         if turn:
-            whole.append((time.thread_time() - began) / STEPS * 1e3)
-            own.append(loop.seconds / STEPS * 1e3)
-    return statistics.median(own), statistics.median(whole)
+            whole.append((time.thread_time() - began) / steps * 1e6)
+            own.append(loop.seconds / steps * 1e6)
+    return {"executor_us": statistics.median(own), "whole_step_us": statistics.median(whole)}
 
 
 def main() -> None:
-    """Print a table."""
+    """Measure each kind of step, size, context and kind of draw."""
+    parser = command_line(__doc__)
+    parser.add_argument("--sizes", type=numbers(int), default=[1, 16, 64, 128])
+    parser.add_argument("--contexts", type=numbers(int), default=[128, 1024, 8192])
+    parser.add_argument("--steps", type=int, default=40, help="of a round")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    print("ms a step            executor   whole step")
-    for size, context in ((1, 128), (16, 128), (64, 128), (64, 1024), (64, 8192)):
-        for name, wishes in WISHES.items():
-            own, whole = measure(size, context, wishes)
-            print(f"{size:3} x {context:5} {name:10} {own:7.3f} {whole:9.3f}", flush=True)
-    print("\nus a step from graphs    executor   whole step")
-    for context in (128, 1024, 8192):
-        sizes, owns = (1, 16, 64, 128), []
-        for size in sizes:
-            own, whole = measure(size, context, WISHES["T+top-p"], is_graphed=True)
-            owns.append(own * 1e3)
-            print(f"{size:3} x {context:5} {own * 1e3:17.1f} {whole * 1e3:12.1f}", flush=True)
-        each, fixed = np.polyfit(sizes, owns, 1)
-        print(f"  {fixed:.0f} us a step and {each:.2f} us for each sequence", flush=True)
+    figures = ("executor_us .1f", "whole_step_us .1f")
+    table = Table("step <10", "sequences", "context", "draw <10", *figures)
+    lines = []
+    for kind in ("launched", "graphs", "simulated"):
+        draws = WISHES if kind == "launched" else {"T+top-p": WISHES["T+top-p"]}
+        for context in options.contexts:
+            for draw, wishes in draws.items():
+                owns = []
+                for size in options.sizes:
+                    found = measure(Loop(kind, size, context, wishes, options.steps), options.steps)
+                    owns.append(found["executor_us"])
+                    table.add(step=kind, sequences=size, context=context, draw=draw, **found)
+            if kind != "launched" and len(owns) > 1:
+                each, fixed = np.polyfit(options.sizes, owns, 1)
+                lines.append(f"{kind}, {context}: {fixed:.0f} us and {each:.2f} us a sequence")
+    print("\n".join(lines))
+    write_results(options, rows=table.rows, lines=lines)
 
 
 if __name__ == "__main__":

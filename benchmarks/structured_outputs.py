@@ -1,17 +1,19 @@
-"""What constrained decoding costs: llguidance, xgrammar, and steps of the engine with masks.
+"""The cost of constrained decoding: llguidance, xgrammar, and steps of the engine with masks.
 
-    python -m benchmarks.structured_outputs libraries [--vocab 49152 151936]
-    python -m benchmarks.structured_outputs steps [--model PATH] [--sequences 1 16]
+    python benchmarks/structured_outputs.py libraries [--vocab 49152,151936]
+    python benchmarks/structured_outputs.py steps [--model PATH] [--sequences 1,16]
 
 `libraries`: the time to make the vocabulary, to compile (with the first mask), and CPU of a mask
-(mean, 99th percentile, worst) along random walks through each grammar; and which keywords of JSON
-Schema each library enforces, refuses, or takes and ignores. xgrammar is measured if it is
-installed. The vocabulary of 49,152 is the default model's, the larger one is made of it by joining
-its tokens.
+(mean, 99th percentile, worst) along random walks through each grammar; and the schemas of the JSON
+Schema Test Suite with invalid instances that each library enforces, refuses, or takes and ignores.
+xgrammar is measured if it is installed. The vocabulary of 49,152 is the default model's, the larger
+one is made of it by joining its tokens.
 
 `steps`: tokens/s of a real engine that answers without a schema, with one that forces nothing, and
 with one of long names, whose tokens are forced; CPU of a token, which a shared machine disturbs
-less; and how many steps an answer takes. No drafter.
+less; and the steps of an answer. No drafter.
+
+Prints tables and writes benchmarks/results/structured_outputs.json.
 """
 
 from __future__ import annotations
@@ -21,15 +23,23 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections import Counter
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from fleet.models import default_model_path
+from measuring import DEFAULT_MODEL, Table, command_line, numbers, write_results
+
+from worker.api.schema.constraints import Constraint, grammar_of
+from worker.api.schema.requests import StructuredOutputs
 from worker.config import EngineConfig, SchedulerConfig
 from worker.engine.grammar import GrammarCompiler, allows
 from worker.engine.messages import AddRequest, Vocabulary
+from worker.engine.process import build_core
+from worker.errors import RequestError
+from worker.tokenizer.checkpoint import read_checkpoint
+from worker.tokenizer.tokenizer import build_tokenizer
 from worker.types import SamplingParams
 
 PERSON = {
@@ -55,7 +65,7 @@ WIDE = {
     "properties": {f"field_{i}": {"type": ["string", "integer"]} for i in range(100)},
 }
 NAMES = ("population_density_per_square_kilometre", "is_member_of_the_european_union")
-# What answers of `steps` match; none of them ever ends.
+# Schemas of the answers of `steps`, none of which ever ends.
 FORMS = {
     "a schema": {"type": "string"},
     "long names": {
@@ -73,76 +83,16 @@ GRAMMARS: dict[str, tuple[str, Any]] = {
     "regex": ("regex", r"[A-Z][a-z]{2,20} [0-9]{4}-[0-9]{2}"),
     "EBNF": ("grammar", EBNF),
 }
-# What an enforcing library must not allow.
-KEYWORDS: dict[str, tuple[dict[str, Any], str]] = {
-    "type": ({"type": "integer"}, '"a"'),
-    "enum": ({"enum": [1, 2]}, "3"),
-    "const": ({"const": "x"}, '"y"'),
-    "minimum": ({"type": "integer", "minimum": 5}, "4"),
-    "maximum": ({"type": "integer", "maximum": 5}, "6"),
-    "exclusiveMinimum": ({"type": "integer", "exclusiveMinimum": 5}, "5"),
-    "exclusiveMaximum": ({"type": "integer", "exclusiveMaximum": 5}, "5"),
-    "minimum of number": ({"type": "number", "minimum": 0.5}, "0.4"),
-    "multipleOf": ({"type": "integer", "multipleOf": 3}, "4"),
-    "minLength": ({"type": "string", "minLength": 2}, '"a"'),
-    "maxLength": ({"type": "string", "maxLength": 2}, '"abc"'),
-    "pattern": ({"type": "string", "pattern": "^a+$"}, '"b"'),
-    "pattern with maxLength": ({"type": "string", "pattern": "^a+$", "maxLength": 2}, '"aaa"'),
-    "format date": ({"type": "string", "format": "date"}, '"x"'),
-    "format unknown": ({"type": "string", "format": "postcode"}, '"x"'),
-    "items": ({"type": "array", "items": {"type": "integer"}}, '["a"]'),
-    "prefixItems": ({"type": "array", "prefixItems": [{"type": "integer"}]}, '["a"]'),
-    "minItems": ({"type": "array", "minItems": 2}, "[1]"),
-    "maxItems": ({"type": "array", "maxItems": 1}, "[1, 2]"),
-    "uniqueItems": ({"type": "array", "uniqueItems": True}, "[1, 1]"),
-    "contains": ({"type": "array", "contains": {"const": 1}}, "[2]"),
-    "unevaluatedItems": ({"type": "array", "unevaluatedItems": False}, "[1]"),
-    "properties": ({"type": "object", "properties": {"a": {"type": "null"}}}, '{"a": 1}'),
-    "required": ({"type": "object", "required": ["a"]}, "{}"),
-    "additionalProperties": ({"type": "object", "additionalProperties": False}, '{"a": 1}'),
-    "patternProperties": (
-        {"type": "object", "patternProperties": {"^a": {"type": "null"}}},
-        '{"ab": 1}',
-    ),
-    "propertyNames": ({"type": "object", "propertyNames": {"maxLength": 1}}, '{"ab": 1}'),
-    "minProperties": ({"type": "object", "minProperties": 1}, "{}"),
-    "maxProperties": ({"type": "object", "maxProperties": 1}, '{"a": 1, "b": 2}'),
-    "dependentRequired": ({"type": "object", "dependentRequired": {"a": ["b"]}}, '{"a": 1}'),
-    "dependentSchemas": ({"type": "object", "dependentSchemas": {"a": False}}, '{"a": 1}'),
-    "unevaluatedProperties": ({"type": "object", "unevaluatedProperties": False}, '{"a": 1}'),
-    "anyOf": ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, '"a"'),
-    "oneOf, disjoint": ({"oneOf": [{"type": "integer"}, {"type": "null"}]}, '"a"'),
-    "oneOf, overlapping": ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "1"),
-    "allOf": ({"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 9}]}, "2"),
-    "not": ({"not": {"type": "integer"}}, "1"),
-    "if": ({"if": {"type": "integer"}, "then": {"minimum": 5}}, "4"),
-    "$ref": ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "null"}}}, "1"),
-    "$ref beside keywords": (
-        {"$ref": "#/$defs/a", "maxLength": 1, "$defs": {"a": {"type": "string"}}},
-        '"ab"',
-    ),
-    "$dynamicRef": ({"$dynamicRef": "#a", "$defs": {"a": {"$dynamicAnchor": "a"}}}, "[["),
-}
+# Groups of the JSON Schema Test Suite: [keyword, description, schema, [[is valid, instance], …]].
+SUITE = Path(__file__).parents[1] / "tests" / "data" / "json_schema_test_suite.jsonl"
 
 
-class Walk(Protocol):
-    """One output under construction."""
-
-    def mask(self) -> bytes:
-        """What may follow."""
-        ...
-
-    def take(self, token: int) -> None:
-        """It did."""
-        ...
-
-
-class Library(Protocol):
-    """A library with a vocabulary."""
-
-    def compile(self, kind: str, spec: Any) -> Callable[[], Walk]:
-        """Raises ValueError when it refuses."""
-        ...
+def grammar_text(kind: str, spec: Any, **options: Any) -> str:
+    """A grammar as the API process hands it to the engine. Raises ValueError when it refuses."""
+    try:
+        return grammar_of(Constraint(StructuredOutputs(**{kind: spec}, **options), kind))
+    except RequestError as error:
+        raise ValueError(error.message) from error
 
 
 class Guidance:
@@ -152,17 +102,9 @@ class Guidance:
         self._compiler = GrammarCompiler(vocabulary, 1)
         self._compiler.compile("start: /a/").result()
 
-    def compile(self, kind: str, spec: Any) -> Callable[[], Walk]:
-        from worker.api.schema.constraints import Constraint, grammar_of
-        from worker.api.schema.requests import StructuredOutputs
-        from worker.errors import RequestError
-
-        try:
-            text = grammar_of(Constraint(StructuredOutputs(**{kind: spec}), kind))
-        except RequestError as error:
-            raise ValueError(error.message) from error
-        future: Future[Any] = self._compiler.compile(text)
-        matcher = future.result()
+    def compile(self, kind: str, spec: Any) -> Callable[[], Any]:
+        """A maker of outputs under construction. Raises ValueError when it refuses."""
+        matcher = self._compiler.compile(grammar_text(kind, spec)).result()
         if matcher.error is not None:
             raise ValueError(matcher.error)
         return lambda: _GuidanceWalk(matcher.fork())
@@ -189,17 +131,17 @@ class XGrammar:
     def __init__(self, vocabulary: Vocabulary) -> None:
         import xgrammar
 
-        self._library = xgrammar
+        self._library, self._size = xgrammar, len(vocabulary.token_bytes)
         info = xgrammar.TokenizerInfo(
             vocabulary.token_bytes,
             xgrammar.VocabType.RAW,
-            vocab_size=len(vocabulary.token_bytes),
+            vocab_size=self._size,
             stop_token_ids=vocabulary.eos_token_ids,
         )
-        self._size = len(vocabulary.token_bytes)
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
-    def compile(self, kind: str, spec: Any) -> Callable[[], Walk]:
+    def compile(self, kind: str, spec: Any) -> Callable[[], Any]:
+        """The same as `Guidance.compile`."""
         compiler = self._compiler
         try:
             if kind == "json":
@@ -226,11 +168,13 @@ class _XGrammarWalk:
         assert self._matcher.accept_token(token)
 
 
+LIBRARIES: dict[str, Callable[[Vocabulary], Any]] = {"llguidance": Guidance}
+if find_spec("xgrammar") is not None:
+    LIBRARIES["xgrammar"] = XGrammar
+
+
 def vocabulary_of(model: Path, size: int) -> Vocabulary:
     """The model's own tokens, then random pairs of them up to `size`."""
-    from worker.tokenizer.checkpoint import read_checkpoint
-    from worker.tokenizer.tokenizer import build_tokenizer
-
     tokenizer = build_tokenizer(read_checkpoint(model))
     own = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
     special = sorted(tokenizer.special_ids)
@@ -245,7 +189,7 @@ def vocabulary_of(model: Path, size: int) -> Vocabulary:
     return Vocabulary(own, special, [2])
 
 
-def walk_times(start: Callable[[], Walk], size: int, num_masks: int, rng: random.Random) -> list:
+def walk_times(start: Callable[[], Any], size: int, num_masks: int, rng: random.Random) -> list:
     """CPU seconds of each mask along random walks that prefer what closes."""
     seconds: list[float] = []
     while len(seconds) < num_masks:
@@ -269,8 +213,8 @@ def _any(mask: bytes, size: int, rng: random.Random) -> int:
     return rng.choice([token for token in range(size) if allows(mask, token)])
 
 
-def refuses(start: Callable[[], Walk], vocabulary: Vocabulary, text: str) -> bool:
-    """Whether the whole text is not an answer, spelled byte by byte."""
+def refuses(start: Callable[[], Any], vocabulary: Vocabulary, text: str) -> bool:
+    """True unless the whole text is an answer, spelled byte by byte."""
     spelled = {word: i for i, word in enumerate(vocabulary.token_bytes) if len(word) == 1}
     walk = start()
     for byte in text.encode():
@@ -280,90 +224,103 @@ def refuses(start: Callable[[], Walk], vocabulary: Vocabulary, text: str) -> boo
     return not allows(walk.mask(), vocabulary.eos_token_ids[0])
 
 
-def libraries() -> Iterator[tuple[str, Callable[[Vocabulary], Library]]]:
-    """Those that are installed."""
-    yield "llguidance", Guidance
-    try:
-        import xgrammar  # noqa: F401
-    except ImportError:
-        return
-    yield "xgrammar", XGrammar
-
-
-def measure_libraries(model: Path, sizes: Sequence[int], num_masks: int) -> None:
-    """Print a table for each size, then one of keywords."""
-    print("| vocabulary | library | grammar | compile ms | mask µs mean | p99 | worst |")
-    print("|---|---|---|---|---|---|---|")
-    for size in sizes:
-        vocabulary = vocabulary_of(model, size)
-        for name, build in libraries():
+def measure_libraries(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Times by vocabulary, library and grammar, then the keywords of JSON Schema."""
+    times = ("compile_ms .1f", "mask_us .0f", "p99_us .0f", "worst_us .0f")
+    table = Table("vocabulary", "library <12", "grammar <20", *times)
+    for size in options.vocab:
+        vocabulary = vocabulary_of(options.model, size)
+        for name, build in LIBRARIES.items():
             began = time.perf_counter()
             library = build(vocabulary)
-            made = time.perf_counter() - began
-            print(f"| {size} | {name} | (vocabulary) | {made * 1e3:.0f} | | | |")
+            made = {"compile_ms": 1e3 * (time.perf_counter() - began)}
+            made |= {"mask_us": None, "p99_us": None, "worst_us": None}
+            table.add(vocabulary=size, library=name, grammar="(the vocabulary)", **made)
             for label, (kind, spec) in GRAMMARS.items():
                 began = time.perf_counter()
                 start = library.compile(kind, spec)
                 start().mask()
                 compiled = time.perf_counter() - began
-                times = sorted(walk_times(start, size, num_masks, random.Random(1)))
-                mean, p99 = statistics.fmean(times), times[int(len(times) * 0.99)]
-                row = f"{compiled * 1e3:.1f} | {mean * 1e6:.0f} | {p99 * 1e6:.0f}"
-                print(f"| {size} | {name} | {label} | {row} | {times[-1] * 1e6:.0f} |")
-    print_keywords(vocabulary_of(model, 0))
+                masks = sorted(walk_times(start, size, options.masks, random.Random(1)))
+                row = {
+                    "compile_ms": 1e3 * compiled,
+                    "mask_us": 1e6 * statistics.fmean(masks),
+                    "p99_us": 1e6 * masks[int(len(masks) * 0.99)],
+                    "worst_us": 1e6 * masks[-1],
+                }
+                table.add(vocabulary=size, library=name, grammar=label, **row)
+    return table.rows + enforcement(vocabulary_of(options.model, 0))
 
 
-def print_keywords(vocabulary: Vocabulary) -> None:
-    """Which keywords are enforced, refused and ignored."""
-    for name, build in libraries():
+def enforcement(vocabulary: Vocabulary) -> list[dict[str, Any]]:
+    """The schemas of the suite that each library enforces, refuses and ignores, by keyword."""
+    rows = []
+    for name, build in LIBRARIES.items():
         library = build(vocabulary)
-        found: dict[str, list[str]] = {"enforced": [], "refused": [], "ignored": []}
-        for label, (schema, wrong) in KEYWORDS.items():
+        found = {kind: Counter[str]() for kind in ("enforced", "refused", "ignored")}
+        for line in SUITE.read_text(encoding="utf-8").splitlines():
+            keyword, _, schema, tests = json.loads(line)
+            wrong = [json.dumps(instance) for is_valid, instance in tests if not is_valid]
+            if not wrong:
+                continue
             try:
                 start = library.compile("json", schema)
-                kind = "enforced" if refuses(start, vocabulary, wrong) else "ignored"
+                refusals = [refuses(start, vocabulary, text) for text in wrong]
+                kind = "enforced" if all(refusals) else "ignored"
             except ValueError:
                 kind = "refused"
-            found[kind].append(label)
-        for kind, labels in found.items():
-            print(f"{name}: {kind} {len(labels)} of {len(KEYWORDS)}: {', '.join(labels)}")
+            found[kind][keyword] += 1
+        for kind, counts in found.items():
+            total = f"{name}: {kind} {counts.total()} schemas"
+            print(total + ": " + ", ".join(f"{key} {n}" for key, n in counts.items()))
+        rows.append({"library": name, **found})
+    return rows
 
 
-def measure_steps(model: Path, batches: Sequence[int], num_tokens: int) -> None:
-    """Tokens/s and CPU with schemas and without, each the best of three runs, taken in turns."""
-    from worker.api.schema.constraints import Constraint, grammar_of
-    from worker.api.schema.requests import StructuredOutputs
-    from worker.engine.process import build_core
-
+def measure_steps(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Tokens/s and CPU with schemas and without, each the best of some runs, taken in turns."""
     grammars: dict[str, str | None] = {"without": None}
     for name, form in FORMS.items():
         schema = {"type": "array", "items": form, "minItems": 10_000}
-        outputs = StructuredOutputs(json=schema, disable_any_whitespace=True)
-        grammars[name] = grammar_of(Constraint(outputs, "json"))
-    limits = SchedulerConfig(max_model_len=1024, max_num_seqs=max(batches))
+        grammars[name] = grammar_text("json", schema, disable_any_whitespace=True)
+    limits = SchedulerConfig(max_model_len=1024, max_num_seqs=max(options.sequences))
+    model = str(options.model)
     config = EngineConfig(
-        "torch", str(model), scheduler=limits, eos_token_ids=(2,), kv_cache_memory_bytes=1 << 30
+        "torch", model, scheduler=limits, eos_token_ids=(2,), kv_cache_memory_bytes=1 << 30
     )
     core, _ = build_core(config)
-    core.take_vocabulary(vocabulary_of(model, 0))
+    core.take_vocabulary(vocabulary_of(options.model, 0))
     best: dict[tuple[int, str], tuple[float, float, float]] = {}
-    for _ in range(3):
-        for count in batches:
+    for _ in range(options.runs):
+        for count in options.sequences:
             for name, grammar in grammars.items():
-                params = SamplingParams(
-                    num_tokens, seed=1, logit_bias=((2, -100.0),), grammar=grammar
+                bias = ((2, -100.0),)  # no answer ends
+                params = SamplingParams(options.tokens, seed=1, logit_bias=bias, grammar=grammar)
+                found = _rate(core, count, params)
+                before = best.get((count, name), found)
+                best[count, name] = (
+                    max(found[0], before[0]),
+                    min(found[1], before[1]),
+                    found[2],
                 )
-                found, before = _rate(core, count, params), best.get((count, name))
-                if before is not None:
-                    found = max(found[0], before[0]), min(found[1], before[1]), found[2]
-                best[count, name] = found
-    print("| sequences | answers | tokens/s | ratio | CPU ms a token | steps for 100 tokens |")
-    print("|---|---|---|---|---|---|")
-    for (count, name), (rate, seconds, steps) in best.items():
-        ratio = f"{rate / best[count, 'without'][0]:.3f}"
-        figures = f"{rate:.1f} | {ratio} | {seconds * 1e3:.2f} | {100 * steps:.0f}"
-        print(f"| {count} | {name} | {figures} |")
     core.shutdown()
+    figures = (
+        "tokens_per_second .1f",
+        "ratio .3f",
+        "cpu_ms_a_token .2f",
+        "steps_for_100_tokens .0f",
+    )
+    table = Table("sequences", "answers <12", *figures)
+    for (count, name), (rate, seconds, steps) in best.items():
+        table.add(
+            sequences=count,
+            answers=name,
+            tokens_per_second=rate,
+            ratio=rate / best[count, "without"][0],
+            cpu_ms_a_token=1e3 * seconds,
+            steps_for_100_tokens=100 * steps,
+        )
+    return table.rows
 
 
 def _rate(core: Any, count: int, params: SamplingParams) -> tuple[float, float, float]:
@@ -374,10 +331,10 @@ def _rate(core: Any, count: int, params: SamplingParams) -> tuple[float, float, 
         core.add(AddRequest(f"{index}", list(range(100 + index, 132 + index)), params, 0.0))
     began, cpu, drawn, num_steps = 0.0, 0.0, 0, 0
     while core.has_work:
-        told = core.step()
-        if told is None or not told.num_scheduled_tokens:
+        step = core.step()
+        if step is None or not step.num_scheduled_tokens:
             continue
-        drawn += sum(len(output.token_ids) for output in told.outputs)
+        drawn += sum(len(output.token_ids) for output in step.outputs)
         num_steps += 1
         if not began:  # the prompts have been run
             began, cpu, drawn, num_steps = time.perf_counter(), time.process_time(), 0, 0
@@ -387,19 +344,17 @@ def _rate(core: Any, count: int, params: SamplingParams) -> tuple[float, float, 
 
 def main() -> None:
     """Measure one of the two."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("what", choices=("libraries", "steps"))
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--vocab", type=int, nargs="+", default=[49152, 151936])
+    parser.add_argument("--model", type=Path, default=DEFAULT_MODEL)
+    parser.add_argument("--vocab", type=numbers(int), default=[49152, 151936])
     parser.add_argument("--masks", type=int, default=2000)
-    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--sequences", type=numbers(int), default=[1, 16])
     parser.add_argument("--tokens", type=int, default=64)
-    arguments = parser.parse_args()
-    model = arguments.model or default_model_path()
-    if arguments.what == "libraries":
-        measure_libraries(model, arguments.vocab, arguments.masks)
-    else:
-        measure_steps(model, arguments.sequences, arguments.tokens)
+    parser.add_argument("--runs", type=int, default=3, help="of steps; the best one counts")
+    options = parser.parse_args()
+    rows = (measure_libraries if options.what == "libraries" else measure_steps)(options)
+    write_results(options, rows=rows)
 
 
 if __name__ == "__main__":

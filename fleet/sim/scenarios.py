@@ -162,6 +162,6 @@ ELSEWHERE: Mapping[str, str] = {
     "S8": "is the CPU of small requests through Envoy: benchmarks/picker_ext_proc.py",
     "S9": "is the CPU of long prompts through Envoy: benchmarks/picker_ext_proc.py",
     "S10": "is the CPU of long answers through Envoy: benchmarks/picker_ext_proc.py",
-    "S11": "is the CPU of large pools: benchmarks/scrape.py, following.py, reflector.py",
+    "S11": "is the CPU of large pools: benchmarks/scrape.py, benchmarks/following.py",
     "S13": "is two real workers: pointsman bench --compare, see docs/bench.md",
 }

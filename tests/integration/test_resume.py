@@ -126,7 +126,7 @@ def test_a_minute_of_kills(tmp_path: Path) -> None:
     results = tmp_path / "resume.json"
     command = [sys.executable, str(SCRIPT), "--streams", "300", "--port", str(free_base_port())]
     done = subprocess.run(
-        [*command, "--results", str(results)], capture_output=True, text=True, check=False
+        [*command, "--json", str(results)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(results.read_text())["figures"]["streams that ran there"] > 10

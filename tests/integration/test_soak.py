@@ -20,7 +20,7 @@ def test_twenty_seconds_of_mixed_load_leave_nothing_behind(tmp_path: Path) -> No
     results = tmp_path / "soak.json"
     command = [sys.executable, str(SCRIPT), "--engine", "sim", "--minutes", "0.33"]
     done = subprocess.run(
-        [*command, "--results", str(results)], capture_output=True, text=True, check=False
+        [*command, "--json", str(results)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout
     report = json.loads(results.read_text())

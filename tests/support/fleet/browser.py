@@ -62,7 +62,8 @@ class Browser:
                 self.complaints.append(json.dumps(message["params"]))
             if message.get("id") == self._last:
                 assert "error" not in message, (method, message)
-                return message["result"]
+                result: dict[str, Any] = message["result"]
+                return result
 
     async def look(self, width: int, height: int = 900, scheme: str = "light") -> None:
         """The size of the window in pixels, and whether its user likes it `light` or `dark`."""
@@ -148,7 +149,11 @@ class Browser:
         await self.command("Page.navigate", url="about:blank")
         await self.until("location.href === 'about:blank'")
         counted = await self.run(_COUNT_COLOURS.replace("PICTURE", picture))
-        return Counter({tuple(map(int, rgb.split(","))): many for rgb, many in counted.items()})
+        colours: Counter[tuple[int, int, int]] = Counter()
+        for rgb, count in counted.items():
+            red, green, blue = map(int, rgb.split(","))
+            colours[red, green, blue] = count
+        return colours
 
 
 @asynccontextmanager

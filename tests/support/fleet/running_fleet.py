@@ -84,6 +84,7 @@ class Fleet:
             messages=[{"role": "user", "content": "hello"}],
             extra_body={"ignore_eos": True},
         )
+        assert answer.usage is not None
         return answer.usage.completion_tokens
 
 

@@ -194,7 +194,7 @@ def _run_short(common: tuple[Any, ...], constants: dict[str, Any], plan: Attenti
 
 def _short_launch(queries: Tensor) -> dict[str, int]:
     """How the short path is launched; the same for every batch, so that sums are. Found by
-    `benchmarks.gpu --tiles` on an H100.
+    `benchmarks/gpu.py --tiles` on an H100.
     """
     if queries.dtype is torch.float32:
         return {"tile_keys": _float32_tile(queries)}
