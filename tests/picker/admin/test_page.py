@@ -16,7 +16,7 @@ from tests.support.fleet.browser import Browser, browser
 from tests.support.local_ports import free_port
 from tests.support.picker.admin_scene import SAMPLES, Scene, busy_scene, decision, serving, summary
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.full]
 
 LIVE = "document.querySelector('#status').dataset.state === 'live'"
 GONE = "document.querySelector('#status').dataset.state === 'gone'"

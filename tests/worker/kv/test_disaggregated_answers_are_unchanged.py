@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import torch
 
-from tests.depth import some
+from tests.depth import by_depth, some
 from tests.support.model.tiny_checkpoint import save_checkpoint
 from tests.support.worker.kv_engines import NATIVE, NGRAM, NUM_BLOCKS, Engine, requests, tokens
 from worker.config import EngineConfig, SchedulerConfig, SimConfig
@@ -80,12 +80,12 @@ def test_two_engines_answer_as_one(
     assert stats.kv_bytes_received > 0
 
 
-def test_200_requests(engines: Callable[..., Engine]) -> None:
-    """All at once."""
-    asked = requests(200, seed=1)
+def test_many_requests_at_once(engines: Callable[..., Engine]) -> None:
+    """Two hundred at full depth."""
+    asked = requests(by_depth(60, 200), seed=1)
     expected = tokens(engines().run(*asked))
     first, second = engines(overlap=True), engines(overlap=True)
-    assert both_legs(first, second, asked, batch=200) == expected
+    assert both_legs(first, second, asked, batch=len(asked)) == expected
     assert second.stats.num_failed_kv_transfers == 0
 
 
@@ -148,8 +148,9 @@ def test_simulators_answer_as_one(engines: Callable[..., Engine], mode: str) -> 
     assert second.stats.prompt_tokens - second.stats.prompt_tokens_cached <= 4 * len(asked)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)  # ranks that share a core wait for each other at every layer
-@pytest.mark.parametrize("sizes", some([(2, 1), (1, 2)]))
+@pytest.mark.parametrize("sizes", [(2, 1), (1, 2)])
 def test_ranks_and_one_process_answer_as_one(
     engines: Callable[..., Engine], sizes: tuple[int, int], tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tests.depth import some
 from worker.ops.drafted import AcceptedPrefixes, DraftBatch
 from worker.ops.linear import DenseLinear
 from worker.ops.rope import RopeTable
@@ -135,12 +136,14 @@ def make_step(size: int, rows: int, width: int, max_context: int) -> StepTensors
 
 @pytest.mark.parametrize(
     ("capability", "dtype", "cache_dtype", "sharing", "head_dim", "window"),
-    [
-        (HOPPER, torch.bfloat16, torch.bfloat16, 4, 128, None),
-        (HOPPER, torch.bfloat16, torch.float8_e4m3fn, 8, 128, None),
-        (AMPERE, torch.float16, torch.float16, 3, 80, 4096),
-        (AMPERE, torch.float32, torch.float32, 1, 64, None),
-    ],
+    some(
+        [
+            (HOPPER, torch.bfloat16, torch.float8_e4m3fn, 8, 128, None),
+            (HOPPER, torch.bfloat16, torch.bfloat16, 4, 128, None),
+            (AMPERE, torch.float16, torch.float16, 3, 80, 4096),
+            (AMPERE, torch.float32, torch.float32, 1, 64, None),
+        ]
+    ),
 )
 @pytest.mark.usefixtures("fake_tensors")
 def test_attention(
@@ -205,8 +208,8 @@ def test_no_step_waits_for_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None
     assert seen[-1] == seen[0], sorted(seen[-1] - seen[0])
 
 
-@pytest.mark.parametrize("capability", [AMPERE, HOPPER])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("capability", some([HOPPER, AMPERE]))
+@pytest.mark.parametrize("dtype", some([torch.bfloat16, torch.float32]))
 @pytest.mark.usefixtures("fake_tensors")
 def test_experts(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a mixture with Qwen3-30B-A3B's sizes; what is chosen is never waited for."""
@@ -227,7 +230,7 @@ def test_experts(capability: int, dtype: torch.dtype, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(
     ("capability", "dtype"),
-    [(HOPPER, torch.bfloat16), (AMPERE, torch.float16), (AMPERE, torch.float32)],
+    some([(HOPPER, torch.bfloat16), (AMPERE, torch.float16), (AMPERE, torch.float32)]),
 )
 @pytest.mark.usefixtures("fake_tensors")
 def test_quantised_products(
@@ -256,8 +259,8 @@ def test_quantised_products(
     assert set(compiled) == kernels
 
 
-@pytest.mark.parametrize("capability", [AMPERE, HOPPER])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("capability", some([HOPPER, AMPERE]))
+@pytest.mark.parametrize("dtype", some([torch.bfloat16, torch.float32]))
 @pytest.mark.usefixtures("fake_tensors")
 def test_adapters(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the way up, of Llama 3.1 8B's queries, keys and values; the way down is that of experts,
@@ -281,7 +284,7 @@ def test_adapters(capability: int, dtype: torch.dtype, monkeypatch: pytest.Monke
     assert down == ["_grouped_kernel"]
 
 
-@pytest.mark.parametrize("capability", [AMPERE, HOPPER])
+@pytest.mark.parametrize("capability", some([HOPPER, AMPERE]))
 @pytest.mark.usefixtures("fake_tensors")
 def test_fused_kernels(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With and without everything that is optional; eight bits where the GPU has them."""
