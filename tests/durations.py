@@ -110,7 +110,7 @@ def read(path: Path) -> Record:
 def too_slow(record: Record, exempt: Mapping[str, str]) -> list[Duration]:
     """Return the items above the bound that are not exempt, slowest first.
 
-    A key of `exempt` is an item, or a file or test function that stands for all its items.
+    A key of `exempt` is an item, or a folder, file or function that stands for all its items.
     """
     return [
         each
@@ -118,6 +118,12 @@ def too_slow(record: Record, exempt: Mapping[str, str]) -> list[Duration]:
         if each.cpu_seconds > record.bound_seconds
         and not any(_covers(name, each.item) for name in exempt)
     ]
+
+
+def stale(record: Record, exempt: Mapping[str, str]) -> list[str]:
+    """Return the exemptions that no item of the record has."""
+    items = [each.item for each in record.durations]
+    return [name for name in exempt if not any(_covers(name, item) for item in items)]
 
 
 def slowest(durations: Iterable[Duration]) -> list[Duration]:
@@ -139,18 +145,21 @@ def main(arguments: list[str]) -> int:
         for each in slowest(record.durations)[:50]:
             print(f"{each.cpu_seconds:8.2f} CPU s {each.elapsed_seconds:8.2f} s  {each.item}")
         return 0
-    found = too_slow(record, tomllib.loads(EXEMPT.read_text()))
+    exempt = tomllib.loads(EXEMPT.read_text())
+    found, gone = too_slow(record, exempt), stale(record, exempt)
     for each in found:
         print(
             f"{each.item}: {each.cpu_seconds:.1f} CPU seconds, above {record.bound_seconds:.1f};"
             f" make it smaller, mark it `full`, or name it in {EXEMPT.name} with the reason"
         )
+    for name in gone:
+        print(f"{EXEMPT.name} names {name}, which did not run: remove the line")
     print(f"{len(found)} of {len(record.durations)} items are too slow for `make test`")
-    return 1 if found else 0
+    return 1 if found or gone else 0
 
 
 def _covers(name: str, item: str) -> bool:
-    return item == name or item.startswith((f"{name}::", f"{name}["))
+    return item == name or item.startswith((f"{name}/", f"{name}::", f"{name}["))
 
 
 def _cpu_seconds() -> float:

@@ -85,12 +85,20 @@ def test_the_bound_grows_with_the_time_of_the_calibration_loop() -> None:
     assert too_slow(Record(usual * 3, items), {}) == []
 
 
-@pytest.mark.parametrize("name", ["tests/b.py", "tests/b.py::test_b", "tests/b.py::test_b[1]"])
+@pytest.mark.parametrize(
+    "name", ["tests", "tests/b.py", "tests/b.py::test_b", "tests/b.py::test_b[1]"]
+)
 def test_an_exempt_name_covers_its_items_and_no_others(name: str) -> None:
-    """A file, a function or one case of it; not a name that begins alike."""
-    items = (Duration("tests/b.py::test_b[1]", 9.0, 5.0), Duration("tests/b.py_::x", 9.0, 5.0))
+    """A folder, a file, a function or one case of it; not a name that begins alike."""
+    items = (Duration("tests/b.py::test_b[1]", 9.0, 5.0), Duration("tests_/b.py_::x", 9.0, 5.0))
     found = too_slow(Record(durations.REFERENCE_LOOP_SECONDS, items), {name: "a reason"})
-    assert [each.item for each in found] == ["tests/b.py_::x"]
+    assert [each.item for each in found] == ["tests_/b.py_::x"]
+
+
+def test_an_exemption_that_covers_no_item_is_stale() -> None:
+    """Its test was renamed, or is not in `make test` any more."""
+    record = Record(0.05, (Duration("tests/a.py::test_a", 9.0, 3.0),))
+    assert durations.stale(record, {"tests/a.py": "", "tests/b.py": ""}) == ["tests/b.py"]
 
 
 def test_the_check_fails_on_an_item_above_the_bound(

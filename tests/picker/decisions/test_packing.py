@@ -36,7 +36,7 @@ from picker.types import (
     ScoredEndpoint,
     Usage,
 )
-from tests.depth import by_depth, examples
+from tests.depth import examples, some
 
 
 class _Fixed:
@@ -218,9 +218,7 @@ def test_in_a_crowd_candidates_are_shared_however_long_it_lasts() -> None:
     assert packed == [True, False, False, False]
 
 
-@pytest.mark.parametrize(
-    ("count", "limit_bytes"), by_depth([(10, 2_500)], [(10, 2_500), (100, 9_000), (1000, 8_000)])
-)
+@pytest.mark.parametrize(("count", "limit_bytes"), some([(10, 2_500), (100, 9_000), (1000, 8_000)]))
 def test_a_record_takes_little_memory(count: int, limit_bytes: int) -> None:
     """Also where it shares nothing with others: packed, and of many candidates the best alone."""
     rng, pool, records = Random(1), _pool(count), DecisionRing(100)
