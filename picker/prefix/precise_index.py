@@ -185,6 +185,8 @@ class PreciseIndex:
             sum(counts.values()) for counts in self._expected_at.values()
         ):
             raise AssertionError("expectations are miscounted")
+        if not all(self._expected_at.values()):
+            raise AssertionError("a key is expected nowhere")
 
     def _store(self, endpoint: str, model: str, event: BlocksStored) -> None:
         if not event.is_resumable:

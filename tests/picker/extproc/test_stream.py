@@ -29,6 +29,7 @@ HINTED = m.RequestHeaders(HEADERS, subset_hint=("10.0.0.1",))
 KEPT_HINTED = m.RequestHeaders(HEADERS, False, ("10.0.0.1",), request_body=BodyMode.BUFFERED)
 MEASURED = m.RequestHeaders({"content-length": "4"}, request_body=BodyMode.BUFFERED)
 BODY, UNCHANGED = m.RequestBody(b"{}", end_of_stream=True), m.SendRequestHeadersUnchanged()
+BODY_OF_TEN = m.RequestBody(bytes(10), end_of_stream=True)
 TRAILERS = m.RequestTrailers()
 GOES = DECISION.destination
 
@@ -235,6 +236,18 @@ def test_what_cannot_be_routed_is_refused_and_its_rest_ignored(
     assert isinstance(reply, m.SendImmediate)
     assert reply.status == status
     assert text in reply.body
+
+
+@pytest.mark.parametrize(
+    "events",
+    [(BEGUN, m.RequestBody(bytes(4)), m.RequestBody(bytes(6), True)), (KEPT, BODY_OF_TEN)],
+    ids=["pieces", "kept body"],
+)
+def test_a_body_of_exactly_the_limit_is_routed(events: tuple[object, ...]) -> None:
+    """The limit is the largest size that passes."""
+    action = said(*events, limits=Limits(10))[-1]
+    assert isinstance(action, m.Route)
+    assert action.request == RawRequest(HEADERS, bytes(10), None)
 
 
 @pytest.mark.parametrize("headers", [BEGUN, KEPT])

@@ -182,6 +182,9 @@ def test_a_request_that_was_just_sent_is_believed_for_a_while() -> None:
     scene.index.clear("b")
     scene.index.check_integrity()
     assert scene.blocks(*range(8), now=12.0) == {"a": 1}
+    scene.index.expect("c", keys, 12.0, 2.0)
+    assert scene.blocks(*range(8), now=14.0) == {"a": 1}
+    scene.index.check_integrity()
 
 
 def test_no_more_keys_are_held_than_allowed() -> None:

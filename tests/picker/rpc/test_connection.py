@@ -30,6 +30,21 @@ async def peer() -> Peer:
     return peer
 
 
+async def test_calls_that_end_unread_give_their_part_of_the_connections_window_back() -> None:
+    """Thirty of them leave more unread than the window has room for."""
+    peer = connected({PATH: Held()})
+    await peer.settle()
+    message = bytes(16_000)
+    for _ in range(30):
+        stream_id = peer.call()
+        for _ in range(60):
+            peer.http2.send_data(stream_id, prefix(message) + message)
+        peer.push()
+        peer.http2.reset_stream(stream_id, ErrorCodes.CANCEL)
+        peer.push()
+        await peer.settle()
+
+
 @pytest.mark.parametrize(
     ("changes", "fields"),
     [

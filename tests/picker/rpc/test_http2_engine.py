@@ -312,6 +312,19 @@ def test_one_stream_too_many_is_refused_alone(engine: Http2Engine, heard: Heard)
     assert payload == NUMBER.pack(ErrorCode.REFUSED_STREAM)
 
 
+def test_data_may_fill_the_window_of_the_connection_to_its_last_byte(
+    engine: Http2Engine, heard: Heard
+) -> None:
+    """A piece of exactly that size is sent; a byte more has to wait."""
+    engine.receive(HEADERS + frame(FrameType.WINDOW_UPDATE, 0, 1, NUMBER.pack(10)))
+    stream = heard.streams[1]
+    for length in (16_384, 16_384, 16_384, 16_383):
+        assert engine.send_data(stream, bytes(length))
+    assert not engine.send_data(stream, b"x")
+    sent = [payload for kind, _, _, payload in frames(sent_by(engine)) if kind == FrameType.DATA]
+    assert sum(map(len, sent)) == 65_535
+
+
 def test_a_stream_whose_window_overflows_is_reset_alone(engine: Http2Engine, heard: Heard) -> None:
     """Its owner is told that it is over."""
     engine.receive(HEADERS + frame(FrameType.WINDOW_UPDATE, 0, 1, NUMBER.pack(2**31 - 1)))

@@ -43,15 +43,22 @@ async def test_every_endpoint_is_asked_about_twenty_times_a_second() -> None:
 
 @pytest.mark.looptime
 async def test_a_large_pool_is_asked_less_often() -> None:
-    """About 2,500 scrapes a second in all, spread evenly over the endpoints."""
+    """About 2,500 scrapes a second in all, spread evenly over the endpoints; as often as a small
+    one when it has become one.
+    """
     pages = Pages(dict.fromkeys(range(1, 251), PAGE))
     async with scraping(source(pages)) as scene:
         scene.store.set_endpoints([endpoint(f"w{port}", port) for port in pages.pages])
         await asyncio.sleep(2.0)
         metrics = scene.candidate("w1").metrics
-    assert 4500 < pages.asked.total() < 5500
-    assert min(pages.asked.values()) >= 16
+        asked = pages.asked.copy()
+        scene.store.set_endpoints([endpoint(f"w{port}", port) for port in range(1, 11)])
+        await asyncio.sleep(0.5)
+        small = scene.candidate("w1").metrics
+    assert 4500 < asked.total() < 5500
+    assert min(asked.values()) >= 16
     assert metrics.interval_seconds == 0.1
+    assert small.interval_seconds == 0.05
 
 
 @pytest.mark.looptime
