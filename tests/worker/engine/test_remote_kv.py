@@ -83,6 +83,17 @@ def test_kv_that_arrives_is_not_computed_again(
     assert (stats.kv_cache_usage, connector.pulls[0].is_closed) == (0.0, True)
 
 
+def test_a_transfer_gives_its_room_back_as_soon_as_its_kv_is_loaded() -> None:
+    """Others may arrive while the answer is still being written."""
+    connector = MadeUpConnector({"a": (0, PROMPT, None)})
+    core, scheduler = house(connector)
+    core.add(asks())
+    while not scheduler.stats().prompt_tokens_external:
+        core.step()
+    assert core.has_work
+    assert connector.pulls[0].is_closed
+
+
 def test_a_hit_here_is_not_asked_for_there() -> None:
     """What the prefix cache has shortens the transfer; less than a block is not worth one."""
     connector = MadeUpConnector(dict.fromkeys("abc", (2, PROMPT, None)))

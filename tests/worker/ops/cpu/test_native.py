@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tests.support.model.tiny_llama import TINY, tiny_llama
+from tests.support.waiting import until
 from worker.models.config import ModelConfig
 from worker.models.llama import LayerWeights, LlamaModel, native_layers
 from worker.models.loader import model_rope_table
@@ -65,6 +67,21 @@ def blocks(name: str, rows: int, cols: int) -> tuple[Stored, Tensor]:
     return Stored(name, rows, cols, raw.reshape(-1)), torch.from_numpy(
         gguf.quants.dequantize(raw, kind)
     )
+
+
+async def test_kernels_that_are_dropped_leave_no_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A model may be loaded and dropped any number of times."""
+    held = opened("portable", monkeypatch, threads=4)
+    before = num_threads()
+    del held
+    await until(lambda: num_threads() == before - 3, what="three threads fewer")
+
+
+def num_threads() -> int:
+    """Count the threads of this process, native ones included."""
+    return len(os.listdir("/proc/self/task"))
 
 
 @pytest.mark.parametrize("name", GGML_TYPES)
