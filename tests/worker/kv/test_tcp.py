@@ -434,8 +434,11 @@ def waiting(keeper: TcpConnector, connections: int) -> None:
 
 
 @pytest.mark.usefixtures("way")
-def test_kv_is_waited_for_where_its_name_is_known() -> None:
-    """Whoever came first; others are served meanwhile, and other tokens' waits go on."""
+def test_kv_is_waited_for_where_its_name_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of arrival does not matter. A wait takes no seat from a transfer, and other tokens'
+    waits go on.
+    """
+    monkeypatch.setattr("worker.kv.tcp.MAX_GIVEN", 2)
     with engine() as keeper, engine() as taker:
         pull = taker.pull(room(keeper), DIGEST, 96)
         other = taker.pull(msgspec.structs.replace(room(keeper), transfer_id="r"), DIGEST, 0)
