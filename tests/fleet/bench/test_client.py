@@ -82,8 +82,11 @@ def test_an_answer_may_come_in_any_pieces(cut: int) -> None:
 
 
 def test_an_endpoint_that_does_not_answer_is_a_timeout() -> None:
-    record = asked(VirtualEndpoint(lambda number, now: Times(9.0)), timeout_seconds=2.0)
+    """The connection is closed, so that the endpoint can end the request."""
+    endpoint = VirtualEndpoint(lambda number, now: Times(9.0))
+    record = asked(endpoint, timeout_seconds=2.0)
     assert (record.error, record.times["e2e"]) == ("timeout", 2.0)
+    assert (endpoint.connections, endpoint.closed) == (1, 1)
 
 
 def test_an_endpoint_that_is_not_there_is_an_error() -> None:

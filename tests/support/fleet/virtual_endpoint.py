@@ -59,6 +59,7 @@ class VirtualEndpoint:
     bodies: list[dict[str, object]] = field(default_factory=list)
     came_at: list[float] = field(default_factory=list)
     connections: int = 0
+    closed: int = 0  # of them, whichever end closed them
 
     async def connect(self, protocol: Callable[[], asyncio.Protocol]) -> object:
         self.connections += 1
@@ -109,6 +110,7 @@ class _Transport(asyncio.Transport):
     def close(self) -> None:
         if not self._closing:
             self._closing = True
+            self._endpoint.closed += 1
             self._loop.call_soon(self._protocol.connection_lost, None)
 
     def write(self, data: bytes) -> None:
