@@ -20,16 +20,18 @@ ARITHMETIC_TESTS := $(addprefix tests/worker/,ops models executor training test_
 .PHONY: up test test-all test-rest test-avx2 test-slow test-budget soak check fuzz conformance format clean
 .DEFAULT_GOAL := up
 
-KERNELS := $(wildcard worker/ops/cpu/*.cpp worker/ops/cpu/*.h worker/ops/cpu/*.inc)
+KERNELS := $(wildcard worker/ops/cpu/*.cpp worker/ops/cpu/*.h worker/ops/cpu/*.inc scripts/build_kernels.py)
 
 # `make up` installs what it needs: with `--engine sim` nothing of torch. Where developers' tools are, all of it is there.
 UP_EXTRA := $(if $(findstring --engine sim,$(subst =, ,$(ARGS))),sim,fleet)
 UP_READY := $(if $(wildcard $(VENV)/ready),$(VENV)/ready,$(VENV)/ready-$(UP_EXTRA))
 
-$(VENV)/ready $(VENV)/ready-sim $(VENV)/ready-fleet: pyproject.toml constraints.txt $(KERNELS)
+# Simulated workers need no kernels.
+$(VENV)/ready $(VENV)/ready-fleet: $(KERNELS)
+$(VENV)/ready $(VENV)/ready-sim $(VENV)/ready-fleet: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "pointsman needs Python 3.11 or newer: make PYTHON=python3.11 …")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV) (once; it takes a minute or two) …"
+	@echo "installing into $(VENV) (once; it takes about a minute) …"
 	@$(BIN)/python scripts/install.py $(or $(patsubst ready-%,%,$(filter ready-%,$(@F))),dev)
 	@touch $@
 
@@ -43,12 +45,17 @@ PYTEST         = $(BIN)/python -m pytest -n $(JOBS) --record-durations $(RECORDS
 test: $(VENV)/ready
 	@$(PYTEST) -m "$(DEFAULT_TESTS)" $(ARGS)
 
+# The clients' frameworks, which only `make test-all` needs.
+$(VENV)/ready-agents: $(VENV)/ready
+	@$(BIN)/python scripts/install.py agents
+	@touch $@
+
 test-all test-rest: export DEPTH = full
-test-all: $(VENV)/ready
+test-all: $(VENV)/ready-agents
 	@$(PYTEST) -m "not soak" $(ARGS)
 
 # What `make test-all` adds to `make test`.
-test-rest: $(VENV)/ready
+test-rest: $(VENV)/ready-agents
 	@$(PYTEST) -m "not soak" --beyond-default $(ARGS)
 
 soak: export DEPTH = full

@@ -9,7 +9,7 @@ RUN python -m pip install --no-cache-dir --only-binary=:all: --require-hashes --
  && python -m pip --python /opt/pointsman/bin/python install --no-cache-dir --only-binary=:all: \
     --no-deps --require-hashes --requirement picker.lock
 COPY pyproject.toml README.md LICENSE ./
-COPY scripts/one_package.py scripts/
+COPY scripts/one_package.py scripts/build_kernels.py scripts/
 COPY pointsman pointsman
 COPY picker picker
 COPY worker worker

@@ -18,7 +18,7 @@ RUN python -m pip install --no-cache-dir --only-binary=:all: --require-hashes --
  && /opt/pointsman/bin/pip install --no-cache-dir --only-binary=:all: \
     --no-deps --require-hashes --requirement worker-cpu.lock
 COPY pyproject.toml README.md LICENSE ./
-COPY scripts/one_package.py scripts/
+COPY scripts/one_package.py scripts/build_kernels.py scripts/
 COPY pointsman pointsman
 COPY picker picker
 COPY worker worker

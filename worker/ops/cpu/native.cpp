@@ -12,6 +12,9 @@
 #include "kernels.h"
 #include "pool.h"
 
+// Null for instruction sets that the library was built without.
+extern const Kernels kAvx512 __attribute__((weak)), kAvx2 __attribute__((weak)), kPortable __attribute__((weak));
+
 namespace {
 
 // ---- formats -------------------------------------------------------------------------------------
@@ -240,21 +243,25 @@ class Scratch {  // aligned memory that only grows
   size_t bytes_ = 0;
 };
 
-const Kernels* choose(const char* name) {
-  const Kernels* best = nullptr;
+bool runs(const char* isa) {  // this CPU does
 #if defined(__x86_64__)
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512vnni");
-  if (avx512) best = &kAvx512;
-  if (avx2 && (!best || (name && !strcmp(name, "avx2")))) best = &kAvx2;
-  if (avx2 && name && !strcmp(name, "portable")) best = &kPortable;
+  if (!strcmp(isa, "avx512")) return avx512;
+  return avx2 && (!strcmp(isa, "avx2") || !strcmp(isa, "portable"));
 #elif defined(__aarch64__)
-  best = &kPortable;
+  return !strcmp(isa, "portable");
 #endif
-  return best && (!name || !*name || !strcmp(name, best->name)) ? best : nullptr;
+  return false;
+}
+
+const Kernels* choose(const char* name) {
+  for (const Kernels* kernels : {&kAvx512, &kAvx2, &kPortable})
+    if (kernels && runs(kernels->name) && (!name || !*name || !strcmp(name, kernels->name))) return kernels;
+  return nullptr;
 }
 
 }  // namespace
@@ -428,6 +435,9 @@ const char* pointsman_isa(const char* isa) {
   const Kernels* kernels = choose(isa);
   return kernels ? kernels->name : nullptr;
 }
+
+// 1: this CPU has the instruction set `isa`, whether or not there are kernels for it.
+int pointsman_runs(const char* isa) { return runs(isa); }
 
 Engine* pointsman_open(int threads, const char* isa) {
   const Kernels* kernels = choose(isa);

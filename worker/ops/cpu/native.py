@@ -1,9 +1,10 @@
 """The library of kernels: found, checked against the CPU, and called by ctypes.
 
 Whoever builds the package builds the library too, if there is a C++ compiler; none is needed to run
-it. One set of kernels is chosen when the library is opened: AVX-512, AVX2, or four lanes elsewhere.
-All of them compute the same numbers to the bit, and a row's do not depend on its batch, so a worker
-answers alike on every CPU.
+it. A wheel has kernels for AVX-512, for AVX2, and for four lanes elsewhere; a clone has those for
+its own CPU (`scripts/build_kernels.py`). One set is chosen when the library is opened. All of them
+compute the same numbers to the bit, and a row's do not depend on its batch, so a worker answers
+alike on every CPU.
 """
 
 from __future__ import annotations
@@ -23,13 +24,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from worker.errors import ConfigError
 from worker.ops.rope import RopeTable
 from worker.ops.step import StepTensors
 
 logger = logging.getLogger(__name__)
 
-# "avx512", "avx2" or "portable": the kernels to use instead of the best ones for the CPU.
+FOLDER = Path(__file__).parent  # of the library
+# One of _ISAS: the kernels to use instead of the best ones for the CPU.
 ISA_VARIABLE = "POINTSMAN_CPU_ISA"
+_ISAS = ("avx512", "avx2", "portable")  # the best first
+_REBUILD = "build all with POINTSMAN_KERNEL_ISAS=all pip install --no-deps --editable ."
 _ALIGNMENT = 64  # bytes: a line of the cache, and a vector
 _MAX_HEAD_DIM = 256
 _MAX_SHARING = 64
@@ -114,23 +119,33 @@ def stored(weight: Tensor) -> Stored:
 
 
 def open_kernels(num_threads: int, int8_activations: bool = False) -> CpuKernels | None:
-    """The kernels for this CPU, on as many threads; None, and a line in the log, without them."""
-    library, isa = _library(), os.environ.get(ISA_VARIABLE, "")
+    """The kernels for this CPU, on as many threads; None, and a line in the log, without them.
+    Raises `ConfigError` for an instruction set of the CPU that is asked for and was not built.
+    """
+    library, isa = _library(FOLDER), os.environ.get(ISA_VARIABLE, "")
     if library is None:
         logger.warning("the native kernels are not built (that takes a C++ compiler): using torch")
         return None
     engine = library.pointsman_open(num_threads, isa.encode())
+    if engine is None and library.pointsman_runs(isa.encode()):
+        raise ConfigError(
+            f"{ISA_VARIABLE}={isa}: the CPU runs these kernels, but they are not built: {_REBUILD}"
+        )
     if engine is None:
         wanted = f"{ISA_VARIABLE}={isa}" if isa else "kernels"
         logger.warning("there are no native kernels for this CPU (%s): using torch", wanted)
         return None
     name = library.pointsman_isa(isa.encode()).decode()
+    best = next(known for known in _ISAS if library.pointsman_runs(known.encode()))
+    if not isa and name != best:
+        logger.warning(
+            "using %s kernels, since those for %s are not built: %s", name, best, _REBUILD
+        )
     return CpuKernels(library, engine, name, int8_activations)
 
 
 @functools.cache
-def _library() -> ctypes.CDLL | None:
-    folder = Path(__file__).parent
+def _library(folder: Path) -> ctypes.CDLL | None:
     path = next((p for s in EXTENSION_SUFFIXES if (p := folder / f"_kernels{s}").exists()), None)
     if path is None:
         return None
@@ -138,6 +153,7 @@ def _library() -> ctypes.CDLL | None:
     results = {"open": c_void_p, "isa": c_char_p, "packed_bytes": c_int64}
     for name, arguments in {
         "isa": (c_char_p,),
+        "runs": (c_char_p,),
         "open": (c_int, c_char_p),
         "close": (c_void_p,),
         "packed_bytes": (c_int, c_int, c_int),

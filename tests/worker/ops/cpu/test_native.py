@@ -5,7 +5,11 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import shutil
+import subprocess
 from collections.abc import Sequence
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
 from typing import Any
 
 import gguf
@@ -16,6 +20,7 @@ from torch import Tensor
 
 from tests.support.model.tiny_llama import TINY, tiny_llama
 from tests.support.waiting import until
+from worker.errors import ConfigError
 from worker.models.config import ModelConfig
 from worker.models.llama import LayerWeights, LlamaModel, native_layers
 from worker.models.loader import model_rope_table
@@ -158,6 +163,53 @@ def test_no_library_or_no_such_instruction_set_is_a_line_in_the_log(
     with caplog.at_level(logging.WARNING):
         assert open_kernels(1) is None
     assert "using torch" in caplog.text
+
+
+@pytest.fixture(scope="module")
+def portable_only(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a library with portable kernels and no others."""
+    compiler, folder = shutil.which("g++"), tmp_path_factory.mktemp("library")
+    if compiler is None:
+        pytest.skip("there is no g++")
+    library = folder / f"_kernels{EXTENSION_SUFFIXES[0]}"
+    sources = [native.FOLDER / f"{name}.cpp" for name in ("native", "kernels_portable", "sample")]
+    flags = ("-shared", "-fPIC", "-pthread", "-std=c++20", "-O0", "-o", library)
+    subprocess.run([compiler, *flags, *sources], check=True)
+    return folder
+
+
+def test_an_instruction_set_without_kernels_is_an_error_that_names_the_fix(
+    portable_only: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "FOLDER", portable_only)
+    monkeypatch.setenv(native.ISA_VARIABLE, "avx2")
+    if not native._library(portable_only).pointsman_runs(b"avx2"):
+        pytest.skip("this CPU has no avx2")
+    message = r"^POINTSMAN_CPU_ISA=avx2: .*not built: build all with POINTSMAN_KERNEL_ISAS=all pip"
+    with pytest.raises(ConfigError, match=message):
+        open_kernels(1)
+
+
+def test_the_best_kernels_that_were_built_are_used(
+    portable_only: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A line in the log says so, where the CPU could do better."""
+    monkeypatch.setattr(native, "FOLDER", portable_only)
+    monkeypatch.delenv(native.ISA_VARIABLE, raising=False)
+    library = native._library(portable_only)
+    if not library.pointsman_runs(b"portable"):
+        pytest.skip("this CPU runs no kernels")
+    with caplog.at_level(logging.WARNING):
+        found = open_kernels(1)
+    assert found is not None
+    assert found.isa == "portable"
+    could_do_better = bool(library.pointsman_runs(b"avx2"))
+    assert ("since those for avx" in caplog.text) is could_do_better
+    part, expected = blocks("Q4_1", 32, COLS)
+    layer = found.linear([part])
+    assert layer is not None
+    x = noise(3, COLS, seed=1)
+    torch.testing.assert_close(layer(x), x @ expected.T, rtol=1e-4, atol=1e-3)
 
 
 # ---- layers ----

@@ -1,0 +1,109 @@
+"""Build step: the kernels of `worker/ops/cpu`, their sources compiled side by side.
+
+Each instruction set (ISA) has a source of its own, and these take most of the time. A wheel has all
+of them, since nothing is known of the CPU that it will run on; an editable install has the best one
+that this CPU runs, and the portable one. The variable POINTSMAN_KERNEL_ISAS asks for others: `all`,
+`cpu` (every one that this CPU runs), `none`, or names, as in `avx512,avx2`. At run time the library
+chooses among the ISAs that it was built with (`choose` in `native.cpp`).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
+
+VARIABLE = "POINTSMAN_KERNEL_ISAS"
+PORTABLE = "portable"
+_AVX2 = frozenset(("avx2", "fma", "f16c"))
+# The best first, with the words of /proc/cpuinfo that it takes: those that `runs` in native.cpp
+# asks the CPU for.
+ISAS = {
+    "avx512": _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"},
+    "avx2": _AVX2,
+    PORTABLE: frozenset[str](),
+}
+_ISA_SOURCE = re.compile(r"kernels_(\w+)\.cpp$")
+
+
+class BuildKernels(build_ext):  # type: ignore[misc]
+    """setuptools' `build_ext`, with the sources of the chosen ISAs only, and a compiler per CPU."""
+
+    def run(self) -> None:
+        """Choose, and build. Raises `ValueError` for an unknown ISA."""
+        cpuinfo = Path("/proc/cpuinfo")
+        text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
+        in_place = bool(self.inplace or self.editable_mode)
+        wanted = os.environ.get(VARIABLE, "")
+        self.isas = chosen(wanted, runnable(platform.machine(), text), in_place)
+        if in_place and self.isas:
+            for ext in self.extensions:  # of older sources, should the compiler fail
+                Path(self.get_ext_fullpath(ext.name)).unlink(missing_ok=True)
+        super().run()
+
+    def build_extension(self, ext: Any) -> None:
+        """Compile and link, with a line of progress after each source; without ISAs, do nothing."""
+        if not self.isas:
+            return
+        compiler = self.compiler.compiler_so_cxx[0]
+        if shutil.which(compiler) is None:
+            raise CompileError(f"there is no C++ compiler ({compiler})")
+        ext.sources = [source for source in ext.sources if _is_part(source, self.isas)]
+        compile_some = self.compiler.compile
+
+        def compile_all(sources: Sequence[str], **options: Any) -> list[str]:
+            print(f"kernels: 0 of {len(sources)} compiled", flush=True)
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                futures = [pool.submit(compile_some, [source], **options) for source in sources]
+                try:
+                    for count, future in enumerate(as_completed(futures), 1):
+                        future.result()
+                        print(f"kernels: {count} of {len(sources)} compiled", flush=True)
+                except CompileError:
+                    pool.shutdown(cancel_futures=True)
+                    raise
+            return [built for future in futures for built in future.result()]
+
+        self.compiler.compile = compile_all
+        super().build_extension(ext)
+        print(f"kernels: built for {', '.join(self.isas)}", flush=True)
+
+
+def chosen(wanted: str, runnable: Sequence[str], in_place: bool) -> list[str]:
+    """The ISAs to build, best first: those `wanted` (see the top), or what fits the kind of build.
+    Raises `ValueError` for an unknown one.
+    """
+    if wanted == "none":
+        return []
+    if wanted == "cpu":
+        names = set(runnable)
+    elif wanted == "all" or not (wanted or in_place):
+        names = set(ISAS)
+    else:
+        names = {*(wanted.split(",") if wanted else runnable[:1]), PORTABLE}
+    if not names <= ISAS.keys():
+        wrong = ", ".join(sorted(names - ISAS.keys()))
+        raise ValueError(f"{VARIABLE}: {wrong}; choose all, cpu, none, or from {', '.join(ISAS)}")
+    return [isa for isa in ISAS if isa in names]
+
+
+def runnable(machine: str, cpuinfo: str) -> list[str]:
+    """The ISAs that a CPU runs, best first; all of them if `cpuinfo` does not say."""
+    if machine != "x86_64":
+        return [PORTABLE]
+    flags = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
+    words = frozenset(flags[1].split()) if flags else frozenset[str]().union(*ISAS.values())
+    return [isa for isa, needs in ISAS.items() if needs <= words]
+
+
+def _is_part(source: str, isas: Sequence[str]) -> bool:
+    found = _ISA_SOURCE.search(source)
+    return found is None or found[1] in isas
