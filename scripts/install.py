@@ -22,6 +22,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 ROOT = Path(__file__).parents[1]
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -238,7 +239,7 @@ async def _run(*command: str, read: Callable[[str], None], **environment: str) -
         start_new_session=True,
     )
     try:
-        async for raw in pip.stdout or ():
+        async for raw in cast("asyncio.StreamReader", pip.stdout):
             line = raw.decode(errors="replace")
             read(line)
             if not line.startswith("Progress "):
