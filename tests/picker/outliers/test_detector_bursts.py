@@ -90,7 +90,7 @@ def test_nobody_waits_for_long(scene: Scene) -> None:
     fill(strangers, 0, 1)
     assert strangers.memory.is_unsure(0.1)
     fill(strangers, 0, 1)
-    assert not strangers.memory.is_unsure(0.3)
+    assert not strangers.memory.is_unsure(0.2)
     strangers.memory.check_integrity()
 
 
