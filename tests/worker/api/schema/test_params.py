@@ -224,3 +224,15 @@ def test_salts_are_bounded(salt: str) -> None:
     with pytest.raises(RequestError) as caught:
         params.check_cache_salt(salt)
     assert caught.value.param == "cache_salt"
+
+
+@pytest.mark.parametrize(("num_likeliest", "num_tokens"), [(3, 10), (-1, 4)])
+def test_the_log_probabilities_of_prompts_are_bounded(
+    num_likeliest: int, num_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as the limit are fine; those of one more token are refused."""
+    each = 1 + (50 if num_likeliest == -1 else num_likeliest)
+    monkeypatch.setattr(params, "MAX_PROMPT_LOGPROBS", each * num_tokens)
+    params.check_prompt_logprobs_size(num_likeliest, num_tokens, "logprobs", LIMITS)
+    with pytest.raises(RequestError, match=f"would be {each * (num_tokens + 1)} "):
+        params.check_prompt_logprobs_size(num_likeliest, num_tokens + 1, "logprobs", LIMITS)
