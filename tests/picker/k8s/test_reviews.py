@@ -87,6 +87,10 @@ async def test_what_is_remembered_is_bounded() -> None:
     scene.api.asked.clear()
     assert await scene.reviews.authorize("good", "/metrics") is Authorization.ALLOWED
     assert len(scene.api.asked) == 2
+    await scene.reviews.authorize("guess 1", "/metrics")
+    assert len(scene.api.asked) == 2
+    await scene.reviews.authorize("guess 0", "/metrics")
+    assert len(scene.api.asked) == 3
 
 
 @pytest.mark.parametrize(

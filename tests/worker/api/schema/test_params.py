@@ -202,6 +202,12 @@ def test_stop_strings_are_bounded(stop: list[str], param: str | None) -> None:
     assert caught.value.param == param
 
 
+def test_stop_strings_are_taken_up_to_their_limits() -> None:
+    """In number, and in bytes, of which a character may have two."""
+    strings = ["é" * 128, *map(str, range(15))]
+    assert params.text_params(request(stop=strings)).stop == tuple(strings)
+
+
 def test_one_stop_string_needs_no_list() -> None:
     """`stop` is a string or a list of them."""
     assert params.text_params(request(stop="a")).stop == ("a",)
