@@ -386,6 +386,77 @@ async def test_what_cannot_be_resumed_is_passed_on(
     assert data == (body if isinstance(body, bytes) else json.dumps(body).encode())
 
 
+@pytest.mark.parametrize("beyond", [0, 1])
+async def test_a_body_is_held_up_to_its_limit(
+    house: House, beyond: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream whose request is a byte longer than that breaks where its worker does."""
+    monkeypatch.setattr("fleet.front.MAX_HELD_BYTES", len(json.dumps(ASKED)) - beyond)
+    await house.start()
+    house.worker.behave = Worker((len(b"".join(writes(None)[:3])), fall))
+
+    async def behave(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await fall(request, response)
+        return response
+
+    if beyond:
+        house.worker.behave = behave
+    _, text, is_whole = await house.ask()
+    assert (text, is_whole) == ((b"", False) if beyond else (WHOLE, True))
+    assert len(house.worker.asked) == (1 if beyond else 2)
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+async def test_text_without_a_mark_is_held_up_to_a_limit(
+    house: House, beyond: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a byte more, its stream is given up; else another worker goes on with it."""
+    padding = event(text="x" * 2000)
+    monkeypatch.setattr("fleet.front.MAX_HELD_BYTES", len(padding) - beyond)
+    await house.start()
+    worker = Worker()
+
+    async def behave(request: web.Request) -> web.StreamResponse:
+        if len(house.worker.asked) > 1:
+            return await worker(request)
+        response = web.StreamResponse(headers=HEADERS)
+        await response.prepare(request)
+        await response.write(padding)
+        await end_early(request, response)
+        return response
+
+    house.worker.behave = behave
+    status, text, is_whole = await house.ask()
+    assert len(house.worker.asked) == (1 if beyond else 2)
+    assert (status, is_whole) == ((503, True) if beyond else (200, True))
+    assert (b"bytes have no mark" in text) is bool(beyond)
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+async def test_an_answer_is_held_up_to_its_limit(
+    house: House, beyond: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of an answer that is a byte longer has gone to the client, and is cut."""
+    half = b"x" * (1000 + beyond)
+    monkeypatch.setattr("fleet.front.MAX_HELD_BYTES", 1000)
+    await house.start()
+
+    async def behave(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        await response.write(half)
+        if len(house.worker.asked) == 1:
+            await fall(request, response)
+        return response
+
+    house.worker.behave = behave
+    found = await house.ask({"messages": []})
+    assert found == (200, half, not beyond)
+    assert len(house.worker.asked) == (1 if beyond else 2)
+
+
 async def test_streams_without_marks_come_as_they_are(house: House) -> None:
     """Of a worker that does not know the field: chunk for chunk, and cut where they break."""
     await house.start()

@@ -29,6 +29,7 @@ def test_gaps_have_the_mean_of_the_rate_and_the_spread_of_the_shape(
 
 def test_a_regular_stream_is_regular() -> None:
     assert np.diff(times(Ramp(10, 10), math.inf)) == pytest.approx(0.1)
+    assert list(intended_times(Ramp(1, 1), 3.0, math.inf, Random(1))) == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("ramp", [Ramp(2, 18), Ramp(18, 2)])

@@ -19,8 +19,6 @@ from picker.metrics.picker_metrics import Collector, PickerMetrics, gauge_family
 from tests.depth import examples
 from tests.support.picker.pools_port import asked, whole_pools
 
-pytestmark = pytest.mark.full
-
 Sample = tuple[str, frozenset[tuple[str, str]], float]
 KEYS = ("llama", "research/mixtral", "sales/mixtral")
 ODD = (
@@ -133,6 +131,7 @@ def _check_histograms(page: bytes) -> None:
         assert buckets[-1] == (float("inf"), counts[place])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model", ODD)
 def test_names_that_clients_choose_change_nothing_but_their_label(model: str) -> None:
     """Each sample of a pool has its label once, and all else as at the pool's own page."""

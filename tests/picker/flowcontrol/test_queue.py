@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from picker.flowcontrol import queue as queues
+from picker.flowcontrol.capacity import Cap
 from picker.flowcontrol.queue import FlowQueue
 from picker.framework.flow import QueuedRequest, Rank
 from picker.plugins.fairness_policies.deficit_round_robin_fairness_policy import (
@@ -88,6 +89,23 @@ def test_invented_flows_do_not_pile_up() -> None:
         kept.queue.pass_by(one, kept.queue.band_for(0), 1.0)
     assert len(kept.queue.band_for(0).idle) == most
     assert kept.forgotten == [(0, f"flow-{sequence}") for sequence in range(5)]
+
+
+def test_caps_are_reached_before_they_are_exceeded() -> None:
+    """What makes a cap full may wait; what is beyond it by one is turned away."""
+    everything = {"max_bytes": 30, "max_requests": 9}
+    for values, cap in (
+        (everything, Cap.BYTES),
+        ({"max_requests": 3}, Cap.REQUESTS),
+        ({"default_band": band(max_bytes=30)}, Cap.BAND_BYTES),
+        ({"default_band": band(max_requests=3)}, Cap.BAND_REQUESTS),
+    ):
+        kept = Kept(**values)
+        place = kept.queue.band_for(0)
+        for sequence in range(3):
+            assert kept.queue.cap_exceeded(item(sequence), place) is None
+            kept.push(item(sequence))
+        assert kept.queue.cap_exceeded(item(3, size_bytes=1), place) is cap
 
 
 def test_wanted_bands_are_bounded_and_the_next_lower_ones_take_their_place() -> None:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
+import aiohttp
 import pytest
+from aiohttp.base_protocol import BaseProtocol
 from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.k8s.api import ApiError, UnreachableError
-from picker.k8s.client import WatchLines, api_error, decode_event, decode_listing, decode_object
+from picker.k8s.client import (
+    WatchLines,
+    api_error,
+    decode_event,
+    decode_listing,
+    decode_object,
+    read_bounded,
+)
 from tests.depth import examples
 
 
@@ -142,3 +152,18 @@ def test_a_refusal_without_end_is_cut() -> None:
     error = api_error(403, {}, body)
     assert len(str(error)) < 2000
     assert error.status == 403
+
+
+async def test_an_answer_is_read_up_to_its_limit() -> None:
+    """One byte more is too much."""
+    loop = asyncio.get_running_loop()
+
+    def of_bytes(size: int) -> aiohttp.StreamReader:
+        stream = aiohttp.StreamReader(BaseProtocol(loop), 2**16, loop=loop)
+        stream.feed_data(bytes(size))
+        stream.feed_eof()
+        return stream
+
+    assert await read_bounded(of_bytes(10), 10) == bytes(10)
+    with pytest.raises(UnreachableError, match="more than 10 bytes"):
+        await read_bounded(of_bytes(11), 10)

@@ -81,7 +81,7 @@ def test_the_first_ip_of_a_pod_with_two_is_its_address() -> None:
         ({ACTIVE_PORTS: "8000, 8002"}, {8000, 8002}),
         ({LEGACY_ACTIVE_PORTS: "8001"}, {8001}),
         ({ACTIVE_PORTS: "8000", LEGACY_ACTIVE_PORTS: "8001"}, {8000}),
-        ({ACTIVE_PORTS: "x,,-1,0,65536,8003"}, {8003}),
+        ({ACTIVE_PORTS: "x,,-1,0,1,65535,65536,8003"}, {1, 65535, 8003}),
         ({ACTIVE_PORTS: ""}, set()),
     ],
 )

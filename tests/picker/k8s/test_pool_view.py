@@ -94,6 +94,7 @@ def test_what_is_no_mere_loss_of_readiness_acts_at_once(how: dict[str, Any]) -> 
     scene.put("a", **how)
     assert scene.pods == set()
     assert scene.view.look(scene.now).next_due is None
+    assert not scene.view._on_node
 
 
 def test_a_pod_alone_on_its_node_that_loses_readiness_is_out_at_once() -> None:

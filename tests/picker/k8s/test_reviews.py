@@ -11,6 +11,7 @@ from picker.k8s.reviews import (
     ACCESS_REVIEWS,
     ALLOWED_SECONDS,
     MAX_REMEMBERED,
+    MAX_TOKEN_LETTERS,
     REFUSED_SECONDS,
     TOKEN_REVIEWS,
     AccessReviews,
@@ -69,9 +70,12 @@ async def test_answers_are_remembered_for_a_while() -> None:
         await scene.reviews.authorize(token, "/metrics")
         assert len(scene.api.asked) == 2 * requests
     scene.api.asked.clear()
-    assert await scene.reviews.authorize("x" * 20_000, "/metrics") is Authorization.UNKNOWN
+    too_long = "x" * (MAX_TOKEN_LETTERS + 1)
+    assert await scene.reviews.authorize(too_long, "/metrics") is Authorization.UNKNOWN
     assert await scene.reviews.authorize("", "/metrics") is Authorization.UNKNOWN
     assert scene.api.asked == []
+    await scene.reviews.authorize(too_long[1:], "/metrics")
+    assert len(scene.api.asked) == 1
 
 
 async def test_what_is_remembered_is_bounded() -> None:
@@ -83,6 +87,10 @@ async def test_what_is_remembered_is_bounded() -> None:
     scene.api.asked.clear()
     assert await scene.reviews.authorize("good", "/metrics") is Authorization.ALLOWED
     assert len(scene.api.asked) == 2
+    await scene.reviews.authorize("guess 1", "/metrics")
+    assert len(scene.api.asked) == 2
+    await scene.reviews.authorize("guess 0", "/metrics")
+    assert len(scene.api.asked) == 3
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,16 @@ def test_an_idle_endpoint_has_to_prove_itself_again(scene: Scene) -> None:
     scene.memory.check_integrity()
 
 
+def test_an_endpoint_is_idle_when_its_success_is_older_than_that(scene: Scene) -> None:
+    """Two seconds, and not before."""
+    scene.now = 2.0
+    fill(scene, 0)
+    assert scene.usable() == [0, 1]
+    scene.now = 2.01
+    fill(scene, 1)
+    assert scene.usable() == [0]
+
+
 def test_one_that_works_on_something_is_not_idle(scene: Scene) -> None:
     scene.now = 1.0
     fill(scene, 0)
@@ -90,7 +100,7 @@ def test_nobody_waits_for_long(scene: Scene) -> None:
     fill(strangers, 0, 1)
     assert strangers.memory.is_unsure(0.1)
     fill(strangers, 0, 1)
-    assert not strangers.memory.is_unsure(0.3)
+    assert not strangers.memory.is_unsure(0.2)
     strangers.memory.check_integrity()
 
 

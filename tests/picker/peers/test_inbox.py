@@ -57,6 +57,8 @@ def test_a_silent_peer_has_nothing_under_way_and_later_is_forgotten() -> None:
     assert (inbox.loads(), inbox.expired) == ({}, 1)
     assert inbox.take_loads(PEER, report(7, a=1), 6.0)
     assert inbox.greet(PEER, 6.0) == 4
+    inbox.expire(66.0)
+    assert inbox.known == 1
     inbox.expire(66.1)
     assert inbox.known == 0
 

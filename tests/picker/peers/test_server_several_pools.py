@@ -168,5 +168,20 @@ async def test_there_is_room_for_the_replicas_of_every_pool(calls: int, is_taken
         if is_taken:
             await calling.write(caller.exchange.hello(0.0))
             caller.exchange.welcomed(await calling.read(), 0.0)
+            calling.cancel()
+            await until(lambda: here.server._num_calls == calls)
         else:
             assert await calling.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_a_replica_is_heard_until_the_last_of_its_calls_is_over() -> None:
+    """It may have two at a time; then it is forgotten."""
+    pool = Pool(node(Random(1), pool=KEYS[0]))
+    reports = PoolReports(pool.node.exchange, pool.series, lambda: True)
+    for peer in (b"a", b"b", b"a"):
+        reports.begin(peer, "10.0.0.1")
+    heard = []
+    for peer in (b"a", b"a", b"b"):
+        reports.end(peer)
+        heard.append(pool.heard)
+    assert heard == [2, 1, 0]

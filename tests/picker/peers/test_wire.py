@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 
 from picker.framework.attributes import EndpointLoad
+from picker.peers import wire
 from picker.peers.wire import (
     MAX_COUNT,
+    MAX_NAME,
     PICKER,
     Batch,
     Binding,
     EndpointName,
     LoadReport,
+    PeerMessageError,
     PeerReport,
     Placement,
     decoded_report,
@@ -37,3 +40,20 @@ def test_what_peers_would_not_believe_is_told_as_the_most_that_they_do(tokens: i
     report = LoadReport(1, True, {(PICKER, "ns/a"): EndpointLoad(1, tokens)})
     told = decoded_report(encoded_report(PeerReport(loads=report)))
     assert told.loads.loads == {(PICKER, "ns/a"): EndpointLoad(1, MAX_COUNT)}
+
+
+def test_names_and_loads_are_taken_up_to_their_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A character or an endpoint more is refused."""
+
+    def passed_on(*endpoints: str) -> PeerReport:
+        loads = {(PICKER, endpoint): EndpointLoad(1, 1) for endpoint in endpoints}
+        report = PeerReport(loads=LoadReport(1, True, loads))
+        assert decoded_report(encoded_report(report)).loads == report.loads
+        return report
+
+    monkeypatch.setattr(wire, "MAX_LOADS", 2)
+    passed_on("a" * MAX_NAME, "b")
+    with pytest.raises(PeerMessageError, match=f"a name of {MAX_NAME + 1} characters"):
+        passed_on("a" * (MAX_NAME + 1))
+    with pytest.raises(PeerMessageError, match="3 loads in one message"):
+        passed_on("a", "b", "c")

@@ -105,6 +105,13 @@ def test_sizes_and_lengths_that_do_not_fit_are_refused(fields: dict[str, Any]) -
         decode_events(message(stored(**fields)))
 
 
+def test_a_block_may_have_as_many_extra_keys_as_the_limit() -> None:
+    most = tuple(f"{number}" for number in range(MAX_EXTRA_KEYS))
+    (event,) = decode_events(message(stored(extra_keys=[[*most], None])))
+    assert isinstance(event, BlocksStored)
+    assert event.extras == (most, ())
+
+
 def test_a_message_of_a_million_tokens_is_read() -> None:
     """A long prompt, in small blocks and in one."""
     count = 10**6

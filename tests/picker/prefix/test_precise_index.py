@@ -198,6 +198,20 @@ def test_no_more_keys_are_held_than_allowed() -> None:
     assert scene.blocks(*range(50, 54)) == {"a": 1}
 
 
+def test_only_so_many_chains_may_end_within_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest cannot go on then; one whose last block is gone is forgotten."""
+    monkeypatch.setattr("picker.prefix.precise_index._MAX_LOOSE", 2)
+    scene = Scene()
+    for block in (1, 2, 3):
+        scene.say("a", stored(block, 10 * block, 10 * block + 1, size=2))
+    for block in (1, 2, 3):
+        scene.say("a", stored(10 + block, 10 * block + 2, 10 * block + 3, parent=block, size=2))
+    chains = [range(10 * block, 10 * block + 4) for block in (1, 2, 3)]
+    assert [scene.blocks(*chain) for chain in chains] == [{}, {"a": 1}, {"a": 1}]
+    scene.say("b", stored(1, 10, 11, size=2), BlocksRemoved((1,)))
+    assert not scene.index._engines["b"].loose
+
+
 def test_a_block_that_is_stored_again_with_other_tokens_has_those_only() -> None:
     """Whatever an engine says, a block does not gather keys; it is still removed twice."""
     scene = Scene()

@@ -160,6 +160,28 @@ async def test_empty_messages_close_the_window_too() -> None:
     assert sent < window + grpc_call.MAX_UNREAD_BYTES
 
 
+async def test_messages_that_were_read_cost_nothing_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A call goes on for ever, though little more than one message may wait unread."""
+    monkeypatch.setattr(grpc_call, "MAX_UNREAD_BYTES", 16_100)
+    num_read = 0
+
+    async def count(read: Read, write: Write) -> None:
+        nonlocal num_read
+        while await read() is not None:
+            num_read += 1
+
+    peer = connected({PATH: count})
+    await peer.settle()
+    stream_id = peer.call()
+    for _ in range(400):
+        peer.http2.send_data(stream_id, prefix(bytes(16_000)) + bytes(16_000))
+        peer.push()
+        await peer.settle()
+    assert num_read == 400
+
+
 async def test_a_paused_transport_holds_calls_back_but_not_control_frames(peer: Peer) -> None:
     """What the socket does not take stays with the call; a ping is still answered."""
     await peer.settle()

@@ -16,7 +16,15 @@ from picker.rpc.http2.headers import encode_fields
 from picker.rpc.options import ServerOptions, TlsOptions
 from picker.rpc.self_signed import self_signed
 from picker.rpc.server import GrpcServer
-from tests.support.picker.http2_peer import PATH, REQUEST, Held, Peer, connected, echo
+from tests.support.picker.http2_peer import (
+    PATH,
+    REQUEST,
+    BufferTransport,
+    Held,
+    Peer,
+    connected,
+    echo,
+)
 
 BLOCK = encode_fields([(name.encode(), value.encode()) for name, value in REQUEST])
 HANDSHAKE_SECONDS, IDLE_SECONDS = 20.0, 900.0
@@ -105,6 +113,21 @@ async def test_a_tls_handshake_that_is_not_begun_is_cut_off() -> None:
     async with asyncio.timeout(120):
         assert await reader.read() == b""
     writer.close()
+    await server.stop(0)
+
+
+async def test_a_server_forgets_connections_that_are_gone() -> None:
+    """It has nothing to wait for when it stops."""
+    server = GrpcServer(ServerOptions("127.0.0.1", 0), {})
+    await server.start()
+    first, second = server.accept(), server.accept()
+    for connection in (first, second):
+        connection.connection_made(BufferTransport(connection))
+    assert server._connections == {first, second}
+    first.connection_lost(None)
+    assert server._connections == {second}
+    second.connection_lost(None)
+    assert not server._connections
     await server.stop(0)
 
 

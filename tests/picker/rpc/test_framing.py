@@ -37,6 +37,17 @@ def test_messages_do_not_depend_on_how_the_bytes_were_cut(
     assert splitter.is_between_messages
 
 
+def test_a_message_may_be_as_long_as_the_limit() -> None:
+    """One byte more is refused with its prefix."""
+    splitter = MessageSplitter(100, ByteBudget())
+    data = prefix(bytes(100)) + bytes(100)
+    for cut in (0, 50):
+        assert splitter.feed(data[:cut]) == []
+        assert splitter.feed(data[cut:]) == [bytes(100)]
+    with pytest.raises(RpcError, match="a message of 101 bytes exceeds 100"):
+        splitter.feed(prefix(bytes(101)))
+
+
 def test_single_bytes_yield_each_message_at_its_last_byte() -> None:
     """Nothing is held back, nothing comes early, and between the two the stream must not end."""
     splitter = MessageSplitter(100, ByteBudget())

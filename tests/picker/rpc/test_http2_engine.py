@@ -243,6 +243,22 @@ def test_what_breaks_the_connection_is_said_with_its_code(
     assert TWO_NUMBERS.unpack(payload)[1] == code
 
 
+def test_a_header_block_may_be_as_long_as_the_limits(
+    engine: Http2Engine, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By frames and by bytes; with one more of either the connection ends."""
+    module = "picker.rpc.http2.engine"
+    monkeypatch.setattr(f"{module}.MAX_CONTINUATIONS", 3)
+    monkeypatch.setattr(f"{module}.MAX_HEADER_LIST_BYTES", len(BLOCK))
+    first = frame(FrameType.HEADERS, 0, 1, b"") + frame(FrameType.CONTINUATION, 0, 1, b"")
+    engine.receive(first + frame(FrameType.CONTINUATION, END_HEADERS, 1, BLOCK))
+    assert 1 in heard.streams
+    monkeypatch.setattr(f"{module}.MAX_HEADER_LIST_BYTES", len(BLOCK) - 1)
+    again = frame(FrameType.HEADERS, 0, 3, b"")
+    with pytest.raises(Http2Error, match="too long"):
+        engine.receive(again + frame(FrameType.CONTINUATION, END_HEADERS, 3, BLOCK))
+
+
 @pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nXX", HEADERS])
 def test_a_peer_that_does_not_begin_with_the_preface_is_no_peer(heard: Heard, start: bytes) -> None:
     """At the first wrong byte, however few have come."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from picker.scrape.http_client import HttpPages, ScrapeError, tls_context
+from picker.scrape.http_client import HttpPages, ScrapeError, _Connection, tls_context
 from picker.scrape.sources import MAX_PAGE_BYTES, PageLocation, TlsFiles
 
 PAGE = b"vllm:num_requests_waiting 3\n"
@@ -235,6 +235,28 @@ async def test_a_server_that_never_ends_is_given_up(endless: bytes) -> None:
         with pytest.raises(ScrapeError, match=r"no answer within 0\.05 s"):
             await pages.fetch(server.address)
         await asyncio.wait_for(server.left.wait(), 60)
+
+
+class Wire(asyncio.Transport):
+    """Takes what is written."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return False
+
+
+@pytest.mark.looptime
+async def test_the_time_of_one_request_does_not_end_the_next() -> None:
+    """On a connection that is used again, each has its own deadline."""
+    connection = _Connection(MAX_PAGE_BYTES)
+    connection.connection_made(Wire())
+    loop = asyncio.get_running_loop()
+    for deadline, answered in ((1.0, 0.5), (9.0, 3.0)):
+        loop.call_at(loop.time() + answered, connection.data_received, OK)
+        response = await connection.ask(b"", loop.time() + deadline)
+        assert response.body == PAGE
 
 
 async def test_a_fetch_that_is_cancelled_leaves_no_connection() -> None:

@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picker.scrape.http_client import MAX_HEAD_BYTES, PageReader, ResponseError
+from picker.scrape.http_client import (
+    MAX_HEAD_BYTES,
+    MAX_INTERIM_RESPONSES,
+    PageReader,
+    ResponseError,
+)
 from tests.depth import examples
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -94,6 +99,24 @@ def test_what_is_no_plain_response_is_refused(raw: bytes, reason: str) -> None:
     reader = PageReader(CAP)
     with pytest.raises(ResponseError, match=reason):
         reader.feed(raw)
+
+
+def test_responses_are_read_up_to_the_limits() -> None:
+    """A body, a head that has not ended, and answers before the answer."""
+    interim = b"HTTP/1.1 100 Continue\r\n\r\n"
+    body = b"x" * CAP
+    reader = PageReader(CAP)
+    for _ in range(MAX_INTERIM_RESPONSES):
+        assert not reader.feed(interim)
+    assert reader.feed(OK + b"content-length: %d\r\n\r\n" % CAP + body)
+    assert reader.body == body
+    with pytest.raises(ResponseError, match="unexpected status 100"):
+        PageReader(CAP).feed(interim * (MAX_INTERIM_RESPONSES + 1))
+    reader = PageReader(CAP)
+    beginning = OK + b"x: "
+    assert not reader.feed(beginning + b"y" * (MAX_HEAD_BYTES - len(beginning)))
+    with pytest.raises(ResponseError, match="head is larger"):
+        reader.feed(b"y")
 
 
 @pytest.mark.parametrize("raw", [b"", b"HTTP/1.1 200", OK + b"content-length: 5\r\n\r\nhi"])

@@ -78,6 +78,19 @@ async def test_endpoints_that_join_together_are_not_all_asked_at_once() -> None:
 
 
 @pytest.mark.looptime
+async def test_an_endpoint_that_comes_back_is_asked_again() -> None:
+    pages = Pages({1: PAGE})
+    async with scraping(source(pages)) as scene:
+        for _ in range(2):
+            scene.store.set_endpoints([endpoint("a", 1)])
+            await asyncio.sleep(0.12)
+            assert scene.candidate("a").metrics.waiting_requests == 3
+            scene.store.set_endpoints([])
+            await asyncio.sleep(0.12)
+    assert pages.forgotten == [f"{HOST}:1"] * 2
+
+
+@pytest.mark.looptime
 async def test_very_many_endpoints_share_an_address() -> None:
     """Each of a changing crowd has the load of the one page."""
     pages = Pages({9: PAGE})

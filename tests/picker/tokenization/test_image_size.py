@@ -86,6 +86,7 @@ def test_a_jpegs_tables_and_fill_bytes_are_passed_over() -> None:
         "data:image/png;base64,éééé",
         "data:image/png;base64," + base64.b64encode(png(1, 1)[:20]).decode(),
         "data:image/png;base64," + base64.b64encode(png(0, 5)).decode(),
+        "data:image/png;base64," + base64.b64encode(png(5, 0)).decode(),
         "data:image/jpeg;base64," + base64.b64encode(jpeg(0, 5)).decode(),
         "data:image/jpeg;base64," + base64.b64encode(b"\xff\xd8\xff\xe0\0\1" + bytes(9)).decode(),
         "data:image/jpeg;base64,"

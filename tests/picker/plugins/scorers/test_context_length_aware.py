@@ -8,6 +8,7 @@ import pytest
 
 from picker.framework.attributes import Attributes
 from picker.plugins.scorers.context_length_aware import (
+    MAX_DIGITS,
     ContextLengthAware,
     ContextLengthAwareParameters,
     parse_range,
@@ -86,5 +87,7 @@ def test_the_label_may_be_another() -> None:
 def test_digits_beyond_any_length_are_no_range() -> None:
     """Nor are digits that only look like some."""
     assert parse_range("0-" + "9" * 5000) is None
+    assert parse_range("0-" + "9" * (MAX_DIGITS + 1)) is None
+    assert parse_range("0-" + "9" * MAX_DIGITS) == (0, 10**MAX_DIGITS - 1)
     assert parse_range("0-\u0661") is None
     assert parse_range("007-008") == (7, 8)

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from tests.depth import examples
 from worker.api.generate.adapters import ServedAdapters
-from worker.api.generate.prepare import Prepared, RequestPreparer
+from worker.api.generate.prepare import Prepared, RequestPreparer, response_id
 from worker.api.generate.text import ModelText
 from worker.api.http.arrival import Arrival
 from worker.api.schema.params import ModelLimits
-from worker.api.schema.requests import ChatRequest, CompletionRequest
+from worker.api.schema.requests import MAX_REQUEST_ID_CHARS, ChatRequest, CompletionRequest
 from worker.config import ApiConfig, EngineConfig
 from worker.engine.client import EngineClient
 from worker.errors import RequestError
@@ -78,6 +78,27 @@ async def test_several_answers_are_branches_of_one_request(bench: Any) -> None:
     first, second = request.branch_ids
     assert first == f"1_{request.request_id}"
     assert second == f"2_{request.request_id}"
+
+
+async def test_answers_to_several_prompts_are_bounded(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By their number in all; with one more prompt they are refused."""
+    monkeypatch.setattr("worker.api.generate.prepare.MAX_PROMPTS", 4)
+    error = await refused(bench, TEXT, n=2, temperature=1.0, prompt=["a", "b", "c"])
+    assert error["message"].startswith("n × the number of prompts must be at most 4.")
+    await asked(bench, TEXT, n=2, temperature=1.0, prompt=["a", "b"])
+    assert len(bench.engine.requests) == 2
+
+
+def test_a_request_id_may_be_as_long_as_the_limit() -> None:
+    """One that is a character longer, or empty, is refused."""
+    arrival = Arrival(None, 0.0)
+    longest = "x" * MAX_REQUEST_ID_CHARS
+    assert response_id("cmpl", longest, arrival) == f"cmpl-{longest}"
+    for refused_id in (f"{longest}x", ""):
+        with pytest.raises(RequestError, match="printable characters"):
+            response_id("cmpl", refused_id, arrival)
 
 
 async def test_prompts_without_a_seed_draw_for_themselves(bench: Any) -> None:

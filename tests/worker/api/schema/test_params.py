@@ -202,6 +202,12 @@ def test_stop_strings_are_bounded(stop: list[str], param: str | None) -> None:
     assert caught.value.param == param
 
 
+def test_stop_strings_are_taken_up_to_their_limits() -> None:
+    """In number, and in bytes, of which a character may have two."""
+    strings = ["é" * 128, *map(str, range(15))]
+    assert params.text_params(request(stop=strings)).stop == tuple(strings)
+
+
 def test_one_stop_string_needs_no_list() -> None:
     """`stop` is a string or a list of them."""
     assert params.text_params(request(stop="a")).stop == ("a",)
@@ -224,3 +230,15 @@ def test_salts_are_bounded(salt: str) -> None:
     with pytest.raises(RequestError) as caught:
         params.check_cache_salt(salt)
     assert caught.value.param == "cache_salt"
+
+
+@pytest.mark.parametrize(("num_likeliest", "num_tokens"), [(3, 10), (-1, 4)])
+def test_the_log_probabilities_of_prompts_are_bounded(
+    num_likeliest: int, num_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as the limit are fine; those of one more token are refused."""
+    each = 1 + (50 if num_likeliest == -1 else num_likeliest)
+    monkeypatch.setattr(params, "MAX_PROMPT_LOGPROBS", each * num_tokens)
+    params.check_prompt_logprobs_size(num_likeliest, num_tokens, "logprobs", LIMITS)
+    with pytest.raises(RequestError, match=f"would be {each * (num_tokens + 1)} "):
+        params.check_prompt_logprobs_size(num_likeliest, num_tokens + 1, "logprobs", LIMITS)
