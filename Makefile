@@ -40,7 +40,8 @@ up: $(UP_READY)
 
 DEFAULT_TESTS := not soak and not full
 RECORDS       := .pytest_cache/durations
-PYTEST         = $(BIN)/python -m pytest -n $(JOBS) --record-durations $(RECORDS)/$@.jsonl
+# With `=`: pytest takes a file that follows an option for one of tests, if it exists.
+PYTEST         = $(BIN)/python -m pytest -n $(JOBS) --record-durations=$(RECORDS)/$@.jsonl
 
 test: $(VENV)/ready
 	@$(PYTEST) -m "$(DEFAULT_TESTS)" $(ARGS)

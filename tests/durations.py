@@ -1,6 +1,6 @@
 """CPU seconds of every test, recorded as the suite runs, and the commands that read the record.
 
-pytest writes a record with `--record-durations FILE`: a first line with the speed of the machine,
+pytest writes a record with `--record-durations=FILE`: a first line with the speed of the machine,
 then one line for each item. CPU seconds include those of child processes that have ended; they
 depend on other load far less than elapsed time does. The speed is measured by a loop before and
 after the tests, in every test process, and the slowest measurement counts.
