@@ -50,7 +50,7 @@ class PipError(Exception):
 
 
 class Packages:
-    """How far a pip is, from its own words and from the folder that it installs into."""
+    """The progress of a pip, by its own words and by the folder that it installs into."""
 
     _FOUND = re.compile(r"(?:Collecting|Processing) (?:\S*/)?([^\s-]+(?:-[^\s-]+)?)")
     # Indented, it is a part of the search. A pip that needs no more than metadata for that
@@ -106,7 +106,7 @@ class Packages:
 
 
 class Build:
-    """How far the build of this package is."""
+    """The progress of the build of this package."""
 
     _STEP = re.compile(r"\s*(kernels: (?:\d+ of \d+ compiled|built for .+))")
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from picker.rpc import connection as grpc_connection
 from picker.rpc.calls import Read, RpcError, Status, Write
 from picker.rpc.framing import prefix
+from picker.rpc.http2.engine import CONNECTION_WINDOW_BYTES
 from tests.depth import examples
 from tests.support.picker.http2_peer import PATH, REQUEST, Held, Peer, connected, echo, holding
 
@@ -43,6 +44,7 @@ async def test_calls_that_end_unread_give_their_part_of_the_connections_window_b
         peer.http2.reset_stream(stream_id, ErrorCodes.CANCEL)
         peer.push()
         await peer.settle()
+    assert peer.http2.outbound_flow_control_window > CONNECTION_WINDOW_BYTES // 2
 
 
 @pytest.mark.parametrize(
