@@ -194,8 +194,8 @@ async def _install_packages(extra: str, read: Callable[[str], None]) -> None:
     pip = (*_PIP, f"--progress-bar={'raw' if _pip_version() >= (24, 1) else 'off'}")
     if extra in WITH_TORCH and not any(path.exists() for path in _GPUS):
         index = os.environ.get("TORCH_INDEX", TORCH_INDEX)
-        # Where that index cannot be reached the usual one has to do.
-        once = ("--retries=0", "--timeout=10", f"--index-url={index}")
+        # Where that index cannot be reached the usual one has to do, as it does for all else.
+        once = ("--retries=0", "--timeout=10", "--no-deps", f"--index-url={index}")
         try:
             await _run(*pip, *_CONSTRAINED, *once, "torch", read=read)
         except PipError:
