@@ -46,17 +46,12 @@ PYTEST         = $(BIN)/python -m pytest -n $(JOBS) --record-durations=$(RECORDS
 test: $(VENV)/ready
 	@$(PYTEST) -m "$(DEFAULT_TESTS)" $(ARGS)
 
-# The clients' frameworks, which only `make test-all` needs.
-$(VENV)/ready-agents: $(VENV)/ready
-	@$(BIN)/python scripts/install.py agents
-	@touch $@
-
 test-all test-rest: export DEPTH = full
-test-all: $(VENV)/ready-agents
+test-all: $(VENV)/ready
 	@$(PYTEST) -m "not soak" $(ARGS)
 
 # What `make test-all` adds to `make test`.
-test-rest: $(VENV)/ready-agents
+test-rest: $(VENV)/ready
 	@$(PYTEST) -m "not soak" --beyond-default $(ARGS)
 
 soak: export DEPTH = full

@@ -60,13 +60,13 @@ class BuildKernels(build_ext):  # type: ignore[misc]
         compile_some = self.compiler.compile
 
         def compile_all(sources: Sequence[str], **options: Any) -> list[str]:
-            print(f"kernels: 0 of {len(sources)} compiled", flush=True)
+            _say(f"0 of {len(sources)} compiled")
             with ThreadPoolExecutor(os.cpu_count()) as pool:
                 futures = [pool.submit(compile_some, [source], **options) for source in sources]
                 try:
                     for count, future in enumerate(as_completed(futures), 1):
                         future.result()
-                        print(f"kernels: {count} of {len(sources)} compiled", flush=True)
+                        _say(f"{count} of {len(sources)} compiled")
                 except CompileError:
                     pool.shutdown(cancel_futures=True)
                     raise
@@ -74,7 +74,7 @@ class BuildKernels(build_ext):  # type: ignore[misc]
 
         self.compiler.compile = compile_all
         super().build_extension(ext)
-        print(f"kernels: built for {', '.join(self.isas)}", flush=True)
+        _say(f"built for {', '.join(self.isas)}")
 
 
 def chosen(wanted: str, runnable: Sequence[str], in_place: bool) -> list[str]:
@@ -102,6 +102,11 @@ def runnable(machine: str, cpuinfo: str) -> list[str]:
     flags = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
     words = frozenset(flags[1].split()) if flags else frozenset[str]().union(*ISAS.values())
     return [isa for isa, needs in ISAS.items() if needs <= words]
+
+
+def _say(text: str) -> None:
+    """Print a line of progress in one write, because the threads of the compilers print, too."""
+    print(f"kernels: {text}\n", end="", flush=True)
 
 
 def _is_part(source: str, isas: Sequence[str]) -> bool:
