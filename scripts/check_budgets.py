@@ -1,6 +1,6 @@
 """Refuse what makes the house hard to read: long files and functions, scattered ones, names twice.
 
-Run from the repository root: `python scripts/check_budgets.py`. A file has at most 600 lines, a
+Run from the repository root: `python scripts/check_budgets.py`. A file has at most 800 lines, a
 function 60 (kernels, `worker/ops`, are exempt from the second). A module that one other module of
 its own room imports, and nothing else does, is a section of that module, unless its first line says
 why it stands apart (`# Apart: pure, so that walks can run it.`). A public class name occurs once in
@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-MAX_FILE_LINES = 600
+MAX_FILE_LINES = 800
 MAX_FUNCTION_LINES = 60
 ROOTS = ("pointsman", "picker", "worker", "fleet", "conformance", "scripts", "tests", "benchmarks")
 PROGRAMS = ("picker", "worker", "fleet")

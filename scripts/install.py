@@ -213,7 +213,7 @@ async def _install_ours(extra: str, read: Callable[[str], None]) -> str:
 
 
 def requirements(extra: str) -> list[str]:
-    """What `pointsman[extra]` needs, by pyproject.toml."""
+    """Read the requirements of `pointsman[extra]` from pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     found: list[str] = list(project["dependencies"])
     extras = [extra]
@@ -247,7 +247,9 @@ async def _run(*command: str, read: Callable[[str], None], **environment: str) -
         status = await pip.wait()
     finally:
         if pip.returncode is None:
-            os.killpg(pip.pid, signal.SIGTERM)  # and its compilers
+            # A process that has just been reaped may not have its `returncode` yet.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pip.pid, signal.SIGTERM)  # and its compilers
             await pip.wait()
     if status:
         raise PipError(status, "".join(said))

@@ -220,6 +220,22 @@ if what == "packages":
         os.kill(int(error.split()[3]), 0)
 
 
+def test_the_reason_is_printed_where_the_other_pip_has_just_been_reaped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its process is gone, and the loop has not been notified yet."""
+    kill = os.killpg
+
+    def kill_too_late(pid: int, number: int) -> None:
+        kill(pid, number)
+        raise ProcessLookupError(pid)
+
+    monkeypatch.setattr(os, "killpg", kill_too_late)
+    replace_pip(monkeypatch, "what == 'packages' and sys.exit('no such version'); signal.pause()")
+    assert install.main("sim") == 1
+    assert capsys.readouterr().err == "no such version\n\n"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_installation_with_its_pips(
     number: signal.Signals, tmp_path: Path
@@ -303,7 +319,7 @@ def test_an_extra_has_the_kernels_that_it_needs(
         monkeypatch.setenv(install._ISAS, asked)
     replace_pip(monkeypatch, f"what == 'project' and sys.exit(repr(os.environ[{install._ISAS!r}]))")
     assert install.main(extra) == 1
-    assert f"{isas!r}\n" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"{isas!r}\n\n"
 
 
 def test_torch_comes_from_the_usual_index_where_its_own_cannot_be_reached(
