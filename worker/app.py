@@ -29,6 +29,7 @@ from typing import NoReturn
 
 import msgspec
 import uvicorn
+from starlette.middleware.cors import CORSMiddleware
 
 from worker.api.generate.adapters import ServedAdapters
 from worker.api.generate.admission import Admission, MemoryGuard, resident_bytes
@@ -274,6 +275,17 @@ def _vocabulary(config: ServeConfig, tokenizer: Tokenizer) -> Vocabulary | None:
     return Vocabulary([tokenizer.token_bytes(i) for i in range(size)], special_ids, ends)
 
 
+def _with_cors(application: App, api: ApiConfig) -> App:
+    """Let pages of the allowed origins use the API; requests without an `Origin` just pass."""
+    return CORSMiddleware(
+        application,
+        allow_origins=api.allowed_origins,
+        allow_credentials=api.allow_credentials,
+        allow_methods=api.allowed_methods,
+        allow_headers=api.allowed_headers,
+    )
+
+
 def _crash() -> None:
     """End this process at once, as a crash would."""
     os._exit(CRASH_STATUS)
@@ -321,7 +333,7 @@ class _Worker:
             application = faults.around(application)
         self._server = _Server(
             uvicorn.Config(
-                application,
+                _with_cors(application, api) if api.allowed_origins else application,
                 http=protocol_of(api, metrics.connection_refused),
                 ws="none",
                 lifespan="off",

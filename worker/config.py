@@ -353,6 +353,11 @@ class ApiConfig:
     # Routes that load and unload LoRA adapters.
     enable_adapter_routes: bool = False
     enable_tokenizer_info: bool = False
+    # CORS, as vLLM's: the origins, methods and headers that browsers let other sites' pages use.
+    allowed_origins: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
+    allowed_methods: tuple[str, ...] = ("*",)
+    allowed_headers: tuple[str, ...] = ("*",)
     # From a request's first byte to the end of its headers, and from there to the end of its body.
     header_timeout_seconds: float = 10.0
     body_timeout_seconds: float = 30.0

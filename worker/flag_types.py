@@ -8,6 +8,8 @@ import ipaddress
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
 T = TypeVar("T")
 
 
@@ -85,6 +87,14 @@ def networks(text: str) -> tuple[str, ...]:
         return tuple(str(ipaddress.ip_network(one.strip())) for one in text.split(","))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def json_texts(text: str) -> tuple[str, ...]:
+    """["a","b"]: a JSON list of strings, as vLLM's flags have it."""
+    try:
+        return msgspec.json.decode(text, type=tuple[str, ...])
+    except msgspec.DecodeError as error:
+        raise argparse.ArgumentTypeError(f'must be a list such as ["*"]: {error}') from error
 
 
 def positive(text: str) -> float:

@@ -24,6 +24,7 @@ from worker.flag_types import (
     at_least,
     byte_count,
     configured,
+    json_texts,
     not_negative,
     port,
     positive,
@@ -50,6 +51,19 @@ _SERVER = (
     Flag("--uds", str, "path of a unix socket to listen on instead of a port"),
     Flag("--ssl-certfile", str, "certificate chain (PEM); serves HTTPS"),
     Flag("--ssl-keyfile", str, "its private key (PEM)"),
+    Flag(
+        "--allowed-origins",
+        json_texts,
+        'origins whose web pages may send requests (CORS); [] for none (default ["*"])',
+        metavar="JSON",
+    ),
+    Flag("--allow-credentials", bool, "let these pages send cookies and other credentials"),
+    Flag(
+        "--allowed-methods", json_texts, 'their requests\' methods (default ["*"])', metavar="JSON"
+    ),
+    Flag(
+        "--allowed-headers", json_texts, 'their requests\' headers (default ["*"])', metavar="JSON"
+    ),
     Flag("--ssl-ca-certs", str, "CAs (PEM) that must have signed clients' own"),
     Flag(
         "--max-num-queued-reqs",

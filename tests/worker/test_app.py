@@ -313,6 +313,52 @@ def test_a_worker_that_others_can_reach_without_a_key_says_so() -> None:
     assert "can be reached from other machines without a key" in err
 
 
+PREFLIGHT = {
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization,content-type",
+}
+SITE = "https://app.test"
+
+
+def cors(response: httpx.Response) -> dict[str, str]:
+    """The headers of a reply that browsers ask for, without their common prefix."""
+    prefix = "access-control-"
+    return {k[len(prefix) :]: v for k, v in response.headers.items() if k.startswith(prefix)}
+
+
+@pytest.mark.parametrize(
+    ("flags", "origin", "status", "granted"),
+    [
+        ((), SITE, 200, {"allow-origin": "*"}),
+        (("--allowed-origins", f'["{SITE}"]'), SITE, 200, {"allow-origin": SITE}),
+        (("--allowed-origins", f'["{SITE}"]'), "https://other.test", 400, {}),
+        (
+            ("--allow-credentials", "--allowed-methods", '["POST"]', "--allowed-headers", "[]"),
+            SITE,
+            400,
+            {"allow-origin": SITE, "allow-credentials": "true"},
+        ),
+        (("--allowed-origins", "[]"), SITE, 200, {}),
+    ],
+)
+def test_pages_of_allowed_origins_may_send_requests(
+    flags: tuple[str, ...], origin: str, status: int, granted: dict[str, str]
+) -> None:
+    """A preflight needs no API key. Errors have the headers as well, so that pages can read them."""
+    with worker("--api-key", "k", *flags) as running, client_of(running) as client:
+        preflight = client.options(CHAT, headers={"origin": origin, **PREFLIGHT})
+        assert preflight.status_code == status
+        allowed = cors(preflight)
+        assert {name: allowed.get(name) for name in granted} == granted
+        if status == 200 and granted:
+            assert "POST" in allowed["allow-methods"]
+            assert allowed["allow-headers"] == PREFLIGHT["access-control-request-headers"]
+        refused = client.post(CHAT, json=ASK, headers={"origin": origin})
+        assert refused.status_code == 401
+        assert cors(refused).get("allow-origin") == granted.get("allow-origin")
+        assert cors(client.get("/health")) == {}
+
+
 def test_a_chat_template_can_be_given() -> None:
     """It takes the place of the model's own."""
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"

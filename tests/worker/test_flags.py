@@ -116,8 +116,11 @@ def test_the_front_end_is_set_by_flags() -> None:
         *("--write-stall-timeout", "7", "--max-connections", "8", "--uds", "/run/w.sock"),
         *("--engine-failure-policy", "exit", "--max-engine-restarts", "1"),
         *("--heartbeat-timeout", "1.5", "--scheduling-policy", "fcfs", "--api-key", "k"),
+        *("--allowed-origins", '["https://a.test", "null"]', "--allowed-methods", "[]"),
     )
     api = config.api
+    assert (api.allowed_origins, api.allowed_methods) == (("https://a.test", "null"), ())
+    assert (api.allowed_headers, api.allow_credentials) == (("*",), False)
     assert (api.max_num_queued_tokens, api.max_rss_bytes) == (100, 3 << 29)
     assert (api.max_logprobs, api.enable_request_id_headers) == (-1, True)
     assert (api.enable_prompt_tokens_details, api.enable_force_include_usage) == (False, True)
@@ -361,6 +364,8 @@ def test_what_cannot_work_is_one_sentence(flags: list[str], message: str) -> Non
         ["--port", "x"],
         ["--port", "65536"],
         ["--port", "-1"],
+        ["--allowed-origins", "*"],
+        ["--allowed-methods", '["GET", 1]'],
     ],
 )
 def test_unknown_flags_and_values_are_refused(flags: list[str]) -> None:

@@ -120,7 +120,7 @@ class WorkerApi:
         except ClientGoneError:
             return
         finally:
-            path = _path_of(exchange)
+            path = self._path_of(exchange)
             self._metrics.http_done(
                 path if path in self._routes else "none",
                 exchange.method,
@@ -192,9 +192,18 @@ class WorkerApi:
             exchange.request_id = exchange.request_id or uuid.uuid4().hex
             exchange.add_header(b"x-request-id", exchange.request_id)
 
+    def _path_of(self, exchange: Exchange) -> str:
+        """The path by which the table of routes knows this one; a slash at its end does not count,
+        as clients of servers that redirect such paths expect.
+        """
+        path = exchange.path.removesuffix("/")
+        if path in self._routes:
+            return path
+        return exchange.path if model_id(exchange.path) is None else MODEL_PATH
+
     def _handler(self, exchange: Exchange) -> Handler:
         """The route's handler; 401, 404 or 405 when there is none for this client."""
-        methods = self._routes.get(_path_of(exchange), {})
+        methods = self._routes.get(self._path_of(exchange), {})
         if exchange.method == "OPTIONS" and methods:
             exchange.add_header(b"allow", ", ".join([*methods, "OPTIONS"]))
             return _no_content
@@ -258,11 +267,6 @@ def _printable(name: str) -> str:
     """A field's path for a quoted string of a header, and for a log."""
     text = shown(name).replace("…", "...")
     return "".join(c if c.isascii() and c.isprintable() and c not in '"\\' else "?" for c in text)
-
-
-def _path_of(exchange: Exchange) -> str:
-    """The path by which the table of routes knows this one."""
-    return exchange.path if model_id(exchange.path) is None else MODEL_PATH
 
 
 def _request_id(exchange: Exchange) -> str | None:

@@ -138,6 +138,19 @@ async def test_routes_are_exact(bench: Any, method: str, path: str, status: int)
     assert ("allow" in response.headers) is (status == 405)
 
 
+@pytest.mark.parametrize(
+    ("path", "status"), [("/v1/models/", 200), ("/health/", 200), ("/v1/models//", 404)]
+)
+async def test_a_slash_at_the_end_of_a_path_does_not_count(
+    bench: Any, path: str, status: int
+) -> None:
+    """Keys are needed there too."""
+    async with bench.client(api_keys=["k"]) as client:
+        assert (await client.get(path, headers={"x-api-key": "k"})).status_code == status
+        guarded = 401 if path.startswith("/v1") else status
+        assert (await client.get(path)).status_code == guarded
+
+
 async def test_bodies_are_bounded_and_json(bench: Any) -> None:
     """A long body is a 413 whether it is announced or not; another type is a 400."""
 

@@ -399,15 +399,15 @@ class RequestPreparer:
             message = f"stream_interval must be at least 1, got {interval}."
             raise malformed(message, "stream_interval")
         asked = None if request.prompt_logprobs is None else int(request.prompt_logprobs)
-        usage = options is not None and bool(options.include_usage)
+        usage = config.enable_force_include_usage or bool(options and options.include_usage)
         return Shown(
             new_logprobs=new_logprobs,
             prompt_logprobs=asked,
             token_ids=bool(request.return_token_ids),
             cached_tokens=config.enable_prompt_tokens_details,
             metrics=config.enable_per_request_metrics,
-            usage=usage or config.enable_force_include_usage,
-            continuous_usage=options is not None and bool(options.continuous_usage_stats),
+            usage=usage,
+            continuous_usage=usage and bool(options and options.continuous_usage_stats),
             interval=config.stream_interval if interval is None else int(interval),
         )
 

@@ -7,8 +7,9 @@ on unread data, which resets the connection and may take the answer along. Here:
 - A head has `header_timeout_seconds`, 100 headers and 64 KiB; the body's limits are the
   application's (`Exchange`).
 - The parser's leniencies are off, and what it lets pass but proxies read differently is refused:
-  any transfer coding but `chunked`, HTTP/1.0 with one, no or several `Host`, an upgrade with a
-  body. Trailers are dropped.
+  any transfer coding but `chunked`, HTTP/1.0 with one, no or several `Host`. Trailers are dropped.
+- An `Upgrade` is ignored (RFC 9110, section 7.8): Java's clients offer h2c with every request.
+- HTTP/1.0 gets no chunks (RFC 9112, section 6.1): a stream ends with its connection.
 - An error answer goes out only when no other answer is on its way; otherwise that one is finished
   and the connection closed.
 - After an answer to a request that was not read to its end, the connection is half closed and what
@@ -26,7 +27,7 @@ import asyncio
 import contextlib
 import resource
 from asyncio.events import TimerHandle
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -204,18 +205,39 @@ class GuardedProtocol(HttpToolsProtocol):
             self._head_timer = self.loop.call_later(seconds, self._head_timed_out)
         was_in_head = self._in_head
         try:
-            self.parser.feed_data(data)
+            self._parse(data)
             if was_in_head and self._in_head:
                 self._grow_head(len(data))
-        except httptools.HttpParserUpgrade:
-            self._last_request()
         except (httptools.HttpParserError, RequestError) as error:
             self._refuse(self._refusal or _malformed(str(error)))
+
+    def _parse(self, data: bytes) -> None:
+        """Feed the parser, which stops behind each head that offers an upgrade and takes what
+        follows for another protocol.
+        """
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as offer:
+                data = data[offer.args[0] :]
+                if self._in_body:
+                    # Another parser reads it, behind a head that frames it and offers nothing.
+                    lines = (b"%b: %b\r\n" % pair for pair in self._framing())
+                    self.parser = httptools.HttpRequestParser(self)
+                    self.parser.feed_data(b"POST / HTTP/1.1\r\n" + b"".join(lines) + b"\r\n")
+
+    def _framing(self) -> list[tuple[bytes, bytes]]:
+        """The headers of the current request that announce a body."""
+        names = (b"content-length", b"transfer-encoding")
+        return [(k, v) for k, v in self.headers if k in names and v.strip() != b"0"]
 
     # ---- the parser's callbacks -------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         """A request's first byte."""
+        if self._in_body:
+            return  # of the head that `_parse` repeats
         if len(self.pipeline) >= MAX_PIPELINED:
             raise self._refused(status_error(HTTPStatus.TOO_MANY_REQUESTS))
         self._in_head = True
@@ -238,6 +260,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The head is complete: check how it frames the body, then start the application."""
+        if self._in_body:
+            return
         self._in_head = False
         self._stop_timer()
         self._check_framing()
@@ -249,6 +273,9 @@ class GuardedProtocol(HttpToolsProtocol):
             raise self._refused(_malformed("the request's target cannot be read")) from error
 
     def on_message_complete(self) -> None:
+        """The request is complete, unless the parser only skips the body of an offered upgrade."""
+        if self.parser.should_upgrade() and self._framing():
+            return
         self._in_body = False
         super().on_message_complete()
 
@@ -264,7 +291,10 @@ class GuardedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, partial(self._run, cycle, app))
 
     async def _run(self, cycle: RequestResponseCycle, app: Any, *arguments: Any) -> None:
-        await app(*arguments)
+        scope, receive, send = arguments
+        if scope["http_version"] == "1.0":
+            send = partial(_send_without_chunks, cycle, send)
+        await app(scope, receive, send)
         if cycle.response_complete or cycle.disconnected:
             return
         cycle.disconnected = True
@@ -290,9 +320,6 @@ class GuardedProtocol(HttpToolsProtocol):
         hosts = sum(k == b"host" for k, _ in self.headers)
         if hosts > 1 or (hosts == 0 and version == "1.1"):
             raise self._refused(_malformed("exactly one Host header is needed"))
-        lengths = [v for k, v in self.headers if k == b"content-length" and v.strip() != b"0"]
-        if self.parser.should_upgrade() and (codings or lengths):
-            raise self._refused(_malformed("Upgrade is not possible with a body"))
 
     def _refused(self, error: RequestError) -> RequestError:
         """Remember why, because the parser does not pass on what a callback raises."""
@@ -372,6 +399,20 @@ class GuardedProtocol(HttpToolsProtocol):
             transport.write_eof()
         self._linger_timer = self.loop.call_later(LINGER_SECONDS, transport.close)
         return True
+
+
+async def _send_without_chunks(
+    cycle: RequestResponseCycle, send: Callable[[Any], Awaitable[None]], message: Any
+) -> None:
+    """Send an ASGI message to a client that cannot read chunks. Uvicorn writes a body without them
+    only if it knows its length, so each piece is announced as all that is left.
+    """
+    if message["type"] == "http.response.start":
+        if all(name != b"content-length" for name, _ in message["headers"]):
+            cycle.chunked_encoding = False
+    elif cycle.expected_content_length == 0:
+        cycle.expected_content_length = len(message.get("body", b""))
+    await send(message)
 
 
 def _malformed(reason: str) -> RequestError:

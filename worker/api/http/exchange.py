@@ -7,6 +7,8 @@ room for more, and a few dozen exact routes need none.
 from __future__ import annotations
 
 import asyncio
+import zlib
+from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -16,6 +18,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from worker.api.http.limits import check_json
+from worker.api.http.off_loop import off_loop_when_large
 from worker.errors import RequestError
 
 Scope = MutableMapping[str, Any]
@@ -32,6 +35,8 @@ _MAX_DISCARDED_BYTES = 256 << 10
 _DISCARD_SECONDS = 1.0
 
 JSON = (b"content-type", b"application/json")
+# Names of content codings, and the `wbits` with which zlib detects both of its formats.
+_CODINGS = {"": 0, "identity": 0, "gzip": 47, "x-gzip": 47, "deflate": 47}
 _EVENT_STREAM: Headers = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -112,24 +117,33 @@ class Exchange:
             raise headers_too_large()
 
     async def json_body(self, max_bytes: int) -> bytes:
-        """The whole body, which must be declared as JSON and nest within limits. Raises 413 as soon
-        as it is too long, 408 when it takes longer than `body_timeout_seconds`.
-        """
+        """Read a `body` that must be declared as JSON, and nest within limits."""
         if self.known_body is not None:
             return self.known_body
         self._check_content_type()
-        body = await self.body(max_bytes)
+        body = (await self.body(max_bytes)).removeprefix(BOM_UTF8)
         check_json(body)
         return body
 
     async def body(self, max_bytes: int) -> bytes:
-        """The whole body, whatever it is. Raises 413 and 408 as `json_body`."""
+        """Read the whole body and undo its gzip or deflate coding (RFC 9110, section 8.4). Raises
+        415 for another coding, 413 as soon as the body is longer than `max_bytes`, on the wire or
+        decoded, and 408 after `body_timeout_seconds`.
+        """
+        coding = (self.header(b"content-encoding") or "").strip().lower()
+        if coding not in _CODINGS:
+            self.add_header(b"accept-encoding", "gzip, deflate")
+            message = f"Content-Encoding {coding[:100]!a} is not supported: send gzip or deflate"
+            raise status_error(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message)
         try:
             async with asyncio.timeout(self._body_timeout):
-                return await self._read_body(max_bytes)
+                body = await self._read_body(max_bytes)
         except TimeoutError as error:
             message = f"The body did not arrive within {self._body_timeout:g} seconds"
             raise status_error(HTTPStatus.REQUEST_TIMEOUT, message) from error
+        if not _CODINGS[coding]:
+            return body
+        return await off_loop_when_large(len(body), lambda: _decompressed(body, coding, max_bytes))
 
     def _check_content_type(self) -> None:
         given = self.header(b"content-type")
@@ -292,6 +306,23 @@ def headers_too_large() -> RequestError:
         HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
         f"More than {MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes of them",
     )
+
+
+def _decompressed(body: bytes, coding: str, max_bytes: int) -> bytes:
+    """Decode a compressed body. What follows its end is refused: a body of many thousand parts
+    would cost the square of its length.
+    """
+    stream = zlib.decompressobj(_CODINGS[coding])
+    try:
+        decoded = stream.decompress(body, max_bytes + 1)
+    except zlib.error as error:
+        raise RequestError(f"The body is not valid {coding}: {error}", param="body") from error
+    if len(decoded) > max_bytes:
+        raise _too_long(max_bytes)
+    if stream.eof and not stream.unused_data:
+        return decoded
+    reason = "data follows its end" if stream.eof else "it ends too early"
+    raise RequestError(f"The body is not valid {coding}: {reason}", param="body")
 
 
 def _too_long(max_bytes: int) -> RequestError:

@@ -131,6 +131,15 @@ async def test_continuous_usage_counts_from_the_opening_on(bench: Any) -> None:
     assert len({e["usage"]["prompt_tokens"] for e in found}) == 1
 
 
+@pytest.mark.parametrize("is_forced", [False, True])
+async def test_continuous_usage_needs_usage(bench: Any, is_forced: bool) -> None:
+    """A client that declines usage gets none, unless the worker reports it in every stream."""
+    options = {"include_usage": False, "continuous_usage_stats": True}
+    settings = {"enable_force_include_usage": is_forced}
+    found = await stream(bench, CHAT, settings=settings, stream_options=options)
+    assert [event.get("usage") is not None for event in found] == [is_forced] * len(found)
+
+
 @pytest.mark.parametrize("with_usage", [False, True])
 async def test_metrics_and_fingerprint_come_at_the_end(bench: Any, with_usage: bool) -> None:
     """On the usage chunk when there is one, else on the last of the answer."""

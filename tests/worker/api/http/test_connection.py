@@ -112,7 +112,6 @@ SMUGGLING = {
     "too much chunk": b"POST / HTTP/1.1\r\n" + HOST + CHUNKED + b"\r\n3\r\nabcX\r\n0\r\n\r\n",
     "TLS to a plain port": b"\x16\x03\x01\x02\x00\x01\x00",
     "HTTP/2 to a plain port": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    "upgrade with a body": post(b"abc", b"Connection: upgrade", b"Upgrade: h2c"),
     "not ASCII target": b"GET /\xc3\xa9 HTTP/1.1\r\n" + HOST + b"\r\n",
 }
 
@@ -326,14 +325,62 @@ async def test_leaving_aborts_the_request_before_the_last(bench: Any) -> None:
     assert len(bench.engine.aborted) == 1
 
 
-async def test_an_upgrade_without_a_body_is_ignored(bench: Any) -> None:
-    """The request is answered as what it is, and the connection closed: nobody knows what the
-    client speaks next.
-    """
+H2C = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAEAAEAA")
+WEBSOCKET = (b"Connection: upgrade", b"Upgrade: websocket", b"Sec-WebSocket-Version: 13")
+
+
+@pytest.mark.parametrize("offer", [H2C, WEBSOCKET], ids=["h2c", "websocket"])
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunked"])
+@pytest.mark.parametrize("size", [1, 7, 1000])
+async def test_an_offer_to_upgrade_is_ignored(
+    bench: Any, offer: tuple[bytes, ...], is_chunked: bool, size: int
+) -> None:
+    """With a body or without one, in any pieces: the request and those behind it are HTTP/1.1."""
+    body = b'{"prompt": "a"}'
+    request = post(body, *offer)
+    if is_chunked:
+        head = request[: -len(body)].replace(b"Content-Length: %d\r\n" % len(body), CHUNKED)
+        request = head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    bench.engine.steps = [bench.say("x", FinishReason.LENGTH)] * 2
+    sent = GET[:-2] + b"\r\n".join((*offer, b"", b"")) + request + GET + request
     async with peers(bench) as [peer]:
-        peer.send(GET[:-2] + b"Connection: upgrade\r\nUpgrade: websocket\r\n\r\nwhatever")
+        for start in range(0, len(sent), size):
+            peer.send(sent[start : start + size])
+        replies = [await peer.reply() for _ in range(4)]
+    assert [status for status, _, _ in replies] == [200] * 4
+    assert all("connection" not in headers for _, headers, _ in replies)
+    assert len(bench.engine.requests) == 2
+
+
+async def test_garbage_behind_an_offer_to_upgrade_ends_the_connection(bench: Any) -> None:
+    """Frames of the other protocol are not HTTP/1.1."""
+    async with peers(bench) as [peer]:
+        peer.send(GET[:-2] + b"\r\n".join((*WEBSOCKET, b"", b"")) + b"\x81\x05hello")
         status, headers, _ = await peer.reply()
         assert (status, headers["connection"]) == (200, "close")
+        assert await peer.rest() == b""
+
+
+async def test_a_stream_over_http_1_0_has_no_chunks(bench: Any) -> None:
+    """It ends with its connection."""
+    bench.engine.steps = [bench.say("ab"), bench.say("c", FinishReason.LENGTH)]
+    request = post(msgspec.json.encode({"prompt": "a", "stream": True}), b"Connection: keep-alive")
+    async with peers(bench) as [peer]:
+        peer.send(request.replace(b"HTTP/1.1", b"HTTP/1.0"))
+        status, headers, _ = await peer.reply()
+        events = (await peer.rest()).decode().removesuffix("\n\n").split("\n\n")
+    assert (status, headers["connection"]) == (200, "close")
+    assert headers.keys().isdisjoint({"transfer-encoding", "content-length"})
+    *frames, done = [event.removeprefix("data: ") for event in events]
+    texts = [msgspec.json.decode(frame)["choices"][0]["text"] for frame in frames]
+    assert ("".join(texts), done) == ("abc", "[DONE]")
+
+
+async def test_an_answer_of_known_length_over_http_1_0_has_that_length(bench: Any) -> None:
+    async with peers(bench) as [peer]:
+        peer.send(b"GET /version HTTP/1.0\r\n\r\n")
+        status, headers, body = await peer.reply()
+        assert (status, headers["content-length"]) == (200, str(len(body)))
         assert await peer.rest() == b""
 
 

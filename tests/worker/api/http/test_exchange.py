@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import zlib
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -112,6 +114,49 @@ async def test_only_json_is_read(given: bytes, taken: bool) -> None:
     else:
         with pytest.raises(RequestError, match="must be application/json"):
             await subject.json_body(10)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "x-gzip", "deflate", " GZIP"])
+async def test_a_compressed_body_is_decoded(coding: str) -> None:
+    text = b'{"prompt": "' + bytes(range(97, 123)) * 1000 + b'"}'
+    compress = zlib.compress if coding == "deflate" else gzip.compress
+    incoming: list[Message] = [{"type": "http.request", "body": compress(text)}]
+    headers = [(b"content-encoding", coding.encode())]
+    assert await exchange(incoming, [], headers=headers).json_body(len(text)) == text
+
+
+RAW_DEFLATE = zlib.compress(b"{}", wbits=-15)
+
+
+@pytest.mark.parametrize(
+    ("coding", "body", "status", "message"),
+    [
+        ("gzip", b"{}", 400, "not valid gzip: .*incorrect header"),
+        ("gzip", gzip.compress(b"{}")[:-3], 400, "it ends too early"),
+        ("deflate", b"", 400, "it ends too early"),
+        ("deflate", RAW_DEFLATE, 400, "not valid deflate"),
+        ("gzip", gzip.compress(b"{}") * 2, 400, "data follows its end"),
+        ("gzip", gzip.compress(b" " * 101), 413, "longer than 100 bytes"),
+        ("gzip", gzip.compress(b" " * (1 << 22)), 413, "longer than"),
+        ("br", b"{}", 415, "Content-Encoding 'br' is not supported: send gzip or deflate"),
+        ("gzip, gzip", b"{}", 415, "'gzip, gzip' is not supported"),
+    ],
+)
+async def test_a_body_in_a_coding_that_cannot_be_read_is_refused(
+    coding: str, body: bytes, status: int, message: str
+) -> None:
+    """A body in an unknown coding is not read; a bomb is not decoded beyond the longest body."""
+    incoming: list[Message] = [{"type": "http.request", "body": body}]
+    subject = exchange(incoming, [], headers=[(b"content-encoding", coding.encode())])
+    with pytest.raises(RequestError, match=message) as refused:
+        await subject.json_body(max(100, len(body)))
+    assert refused.value.status == status
+    assert len(incoming) == (status == 415)
+
+
+async def test_a_byte_order_mark_is_skipped() -> None:
+    incoming: list[Message] = [{"type": "http.request", "body": "\ufeff[1]".encode()}]
+    assert await exchange(incoming, []).json_body(10) == b"[1]"
 
 
 def test_queries_are_read_in_order() -> None:
