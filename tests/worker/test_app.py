@@ -344,7 +344,7 @@ def cors(response: httpx.Response) -> dict[str, str]:
 def test_pages_of_allowed_origins_may_send_requests(
     flags: tuple[str, ...], origin: str, status: int, granted: dict[str, str]
 ) -> None:
-    """A preflight needs no API key. Errors have the headers as well, so that pages can read them."""
+    """A preflight needs no API key. Errors have the headers too: else pages cannot read them."""
     with worker("--api-key", "k", *flags) as running, client_of(running) as client:
         preflight = client.options(CHAT, headers={"origin": origin, **PREFLIGHT})
         assert preflight.status_code == status
