@@ -366,6 +366,7 @@ FITS: list[tuple[dict[str, Any], dict[str, bool]]] = [
     ({"regex": r"\d\w"}, {"1a": True, "\u0661a": False, "1é": False}),
     ({"regex": r"[^\W\d]\s"}, {"a\t": True, "é ": False, "a\u2003": False}),
     ({"regex": r"[^\s]\S"}, {"aé": True, "\u00a0a": False, "a\ufeff": False}),
+    ({"regex": r"\D\W"}, {"a-": True, "\u0661-": False, "aж": False, "a²": False, "é☃": True}),
     ({"json": {"pattern": r"^\w$", "type": "string"}}, {'"z"': True, '"ß"': False}),
     (
         {"json": {"pattern": r"^(?!\w*$)[\w-]+$", "type": "string"}},
@@ -391,7 +392,7 @@ FITS: list[tuple[dict[str, Any], dict[str, bool]]] = [
 def test_classes_escapes_and_dialects_mean_one_thing(
     compiler: GrammarCompiler, outputs: dict[str, Any], texts: dict[str, bool]
 ) -> None:
-    """`\\d`, `\\w` and `\\s` are of ASCII in each constraint; GBNF begins with `::=`."""
+    r"""`\d`, `\w` and `\s` let in ASCII in each constraint; GBNF begins with `::=`."""
     start = compiler.compile(grammar(**outputs)).result()
     assert start.error is None
     for text, fits in texts.items():

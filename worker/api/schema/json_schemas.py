@@ -73,16 +73,11 @@ _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 _CONTROL_SYMBOL = re.compile(
     rf"(?s:{_CONTROL.pattern})|\\[av]|\\[xuU]\{{?0*(?:[0-7bBeEfF]|1[0-9a-fA-F]|7[fF])\}}?"
 )
-# Classes are of ASCII, as in ECMA-262. White space is Unicode's where it is excluded.
-_CLASSES = {
-    r"\d": "[0-9]",
-    r"\D": "[^0-9]",
-    r"\w": "[0-9A-Za-z_]",
-    r"\W": "[^0-9A-Za-z_]",
-    r"\s": r"[\t-\r\x20]",
-    r"\S": r"[^\s\x{FEFF}]",
-}
-_EXCLUDED_CLASSES = {**_CLASSES, r"\s": r"[\s\x{FEFF}]", r"\S": r"[^\t-\r\x20]"}
+# What classes let in is of ASCII, as in ECMA-262; what they keep out is Unicode's, as in Python and
+# Rust, so that an answer matches whoever reads the expression.
+_WORD = r"\p{Alphabetic}\p{M}\p{N}\p{Pc}\p{Join_Control}"
+_NARROW = {"d": "0-9", "w": "0-9A-Za-z_", "s": r"\t-\r\x20"}
+_WIDE = {"d": r"\p{Nd}", "w": _WORD, "s": r"\s\x{FEFF}"}
 
 # Of a negative look-ahead: what matches one character, and how often.
 _UNIT = re.compile(
@@ -215,7 +210,7 @@ def _is_idle(name: str, value: Any, schema: dict[str, Any]) -> bool:
 
 
 def ascii_classes(pattern: str) -> str:
-    r"""The regular expression with `\d`, `\w` and `\s` of ASCII."""
+    r"""The regular expression in which `\d`, `\w` and `\s` let in ASCII alone."""
     excluded = [False]  # within each open bracket
     found: list[str] = []
     for symbol, following in pairwise([*_SYMBOL.findall(pattern), ""]):
@@ -223,8 +218,12 @@ def ascii_classes(pattern: str) -> str:
             excluded.append(excluded[-1] != (following == "^"))
         elif symbol == "]" and len(excluded) > 1:
             excluded.pop()
-        classes = _EXCLUDED_CLASSES if excluded[-1] else _CLASSES
-        found.append(classes.get(symbol, symbol))
+        kind = symbol[1:].lower()
+        if symbol[0] == "\\" and kind in _NARROW:
+            is_negated = symbol[1:].isupper()
+            members = (_WIDE if is_negated != excluded[-1] else _NARROW)[kind]
+            symbol = f"[^{members}]" if is_negated else f"[{members}]"
+        found.append(symbol)
     return "".join(found)
 
 
