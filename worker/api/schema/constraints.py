@@ -49,11 +49,13 @@ _OPTIONS_OF_SCHEMAS = ("whitespace_pattern", "disable_any_whitespace")
 
 # GBNF begins with a rule, behind comments; Lark has another sign in it.
 _BEGINS_AS_GBNF = re.compile(r"(?:\s|(?:#|//)[^\n]*\n)*<?[\w-]+>?\s*::=")
-_PART_OF_GBNF = re.compile(r"""(?s:"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*|[\w-]+)""")
+# What is not closed goes on to the end, so that each of these reads a text once.
+_PART_OF_GBNF = re.compile(r"""(?s:"(?:\\.|[^"\\])*"?|\[(?:\\.|[^\]\\])*\]?|\#[^\n]*|[\w-]+)""")
 _ESCAPE_OF_GBNF = re.compile(r"(?s:\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\.)")
 # Texts and comments are passed over; what follows the sign of a schema is read as JSON.
 _PART_OF_LARK = re.compile(
-    r'"(?:\\.|[^"\\\n])*"|(?://|\#)[^\n]*|(?P<regex>(?s:/(?:\\.|[^/\\])+/))|(?P<json>%json\s*(?={))'
+    r'"(?:\\.|[^"\\\n])*"?|(?://|\#)[^\n]*'
+    r"|(?P<regex>(?s:/(?:\\.|[^/\\])+/?))|(?P<json>%json\s*(?={))"
 )
 
 

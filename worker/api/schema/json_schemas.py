@@ -83,6 +83,7 @@ _WIDE = {"d": r"\p{Nd}", "w": _WORD, "s": r"\s\x{FEFF}"}
 _UNIT = re.compile(
     rf"(?s:(\[\^?(?:{_ESCAPE}|[^\\\]\[])+\]|{_ESCAPE}|[^\\^$|?*+()\[\]{{}}])([*+]?))"
 )
+_MAX_LOOK_AHEADS, _MAX_UNITS = 16, 32  # a schema's author has few, an attacker has many
 # In the patterns of pydantic's `Decimal`: digits with or without a point, so many at most.
 _DECIMALS = re.compile(
     r"(\\d\{0,\d+\})\|\(\?=\[\\d\.\]\{1,(\d{1,3})\}0\*\$\)"
@@ -231,12 +232,12 @@ def _without_look_ahead(pattern: str) -> list[str]:
     """Patterns that all match only where `pattern` does: each look-ahead with which it begins is
     one of them. Where that cannot be had, the pattern itself, which the library refuses.
     """
-    rest = _SYMBOL.findall(_DECIMALS.sub(_decimals, pattern))
+    rest = _SYMBOL.findall(_DECIMALS.sub(_decimals, pattern, count=1))
     rest = rest[rest[:1] == ["^"] :]
     found: list[str] = []
     while rest[:3] in (["(", "?", "="], ["(", "?", "!"]):
         end = _end_of_group(rest)
-        if end is None:
+        if end is None or len(found) == _MAX_LOOK_AHEADS:
             return [pattern]
         body = "".join(rest[3:end]).removeprefix("^")
         ahead = f"^(?:{body})" if rest[2] == "=" else _never(body)
@@ -264,7 +265,7 @@ def _never(body: str) -> str | None:
     is_whole = body.endswith("$")
     body = body.removesuffix("$")
     units = [(match[1], match[2]) for match in _UNIT.finditer(body)]
-    if not units or "".join(map("".join, units)) != body:
+    if not 0 < len(units) <= _MAX_UNITS or "".join(map("".join, units)) != body:
         return None
     last, times = units[-1]
     other = _other(last)
