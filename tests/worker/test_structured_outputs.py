@@ -167,6 +167,13 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "type": "string",
         "pattern": r"^(?=.*[A-Z])(?=.*\d)(?!00)[A-Z\d]{3,9}$",
     },
+    "zod email": {
+        "type": "string",
+        "format": "email",
+        "pattern": r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]"
+        r"@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$",
+        "maxLength": 30,
+    },
     "classes": {"type": "string", "pattern": r"^\w{2}\s\S[^\s\d]\D\W$"},
     "formats that are annotations": {
         **NAMED,

@@ -42,7 +42,7 @@ _IDLE = {
     "uniqueItems": ("false",),
     "unevaluatedItems": ("true", "{}"),
     "unevaluatedProperties": ("true", "{}"),
-    "propertyNames": ("true", "{}"),
+    "propertyNames": ("true", "{}", '{"type":"string"}'),
     "dependentRequired": ("{}",),
     "dependentSchemas": ("{}",),
     "dependencies": ("{}",),
@@ -271,8 +271,9 @@ def _never(body: str) -> str | None:
     other = _other(last)
     if is_whole and times and len(units) == 1:
         return other if times == "*" else f"^$|{other}"
-    if units[:-1] == [(".", "*")] and not times and not is_whole:
-        return f"^{other}*$"
+    if units[0] == (".", "*") and not is_whole and {*units[1:]} == {(last, "")}:
+        few = f"{last}{{0,{len(units) - 2}}}"  # of so many in a row
+        return f"^(?:{few}{other})*{few}$"
     if any(times for _, times in units):
         return None
     rest = "(?s:.)+" if is_whole else None
