@@ -215,13 +215,11 @@ def _from_directory(path: Path, any_architecture: bool) -> Checkpoint:
     config = _read_json(path / "config.json", required=True)
     if not any_architecture:
         check_architecture(str(path / "config.json"), config.get("model_type"))
-    tokenizer_config = _read_json(path / "tokenizer_config.json", required=False)
+    tokenizer_config = _tokenizer_config(path)
     generation = _read_generation_config(path)
     added = _added_token_ids(path, tokenizer_config)
     template = _directory_template(path, tokenizer_config, "default")
     texts = _special_tokens(tokenizer_config)
-    if "added_tokens_decoder" not in tokenizer_config:  # an older directory, as transformers has it
-        texts |= _special_tokens(_read_json(path / "special_tokens_map.json", required=False))
     eos_token = texts.get("eos_token", "")
     ids = [*_id_list(config.get("eos_token_id")), *_id_list(generation.get("eos_token_id"))]
     if eos_token in added:
@@ -252,6 +250,26 @@ def _from_directory(path: Path, any_architecture: bool) -> Checkpoint:
         generation_config=generation,
         tokenizer_config=tokenizer_config,
     )
+
+
+def _tokenizer_config(path: Path) -> dict[str, Any]:
+    """`tokenizer_config.json`; where it lists no added tokens, with what older directories have in
+    files of their own. Those files count for nothing else, in transformers too.
+    """
+    stated = _read_json(path / "tokenizer_config.json", required=False)
+    if "added_tokens_decoder" in stated:
+        return stated
+    stated |= _read_json(path / "special_tokens_map.json", required=False)
+    added = _read_json(path / "added_tokens.json", required=False)
+    others = stated.get("additional_special_tokens")
+    special = {*_special_tokens(stated).values()}
+    special.update(map(_token_text, others if isinstance(others, list) else ()))
+    if added:
+        stated["added_tokens_decoder"] = {
+            str(token_id): {"content": text, "special": text in special}
+            for text, token_id in added.items()
+        }
+    return stated
 
 
 def _config_int(path: Path, config: dict[str, Any], key: str) -> int:
