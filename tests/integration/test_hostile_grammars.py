@@ -57,11 +57,13 @@ SCHEMAS: list[dict[str, Any]] = [
         {"type": "string", "pattern": p}
         for p in ("(", "[", "a{2,1}", "*", r"\q", "(?P<n", r"(a)\1")
     ),
-    *({"type": "string", "pattern": p} for p in (r"(?=a)", r"(?<!a)b", "a\x00b", r"^\x01$")),
+    *({"type": "string", "pattern": p} for p in (r"a(?=b)", r"(?<!a)b", "a\x00b", r"^\x01$")),
     {"patternProperties": {"[": {}}},
     {"patternProperties": {"^a": {"type": "null"}, "a$": {"type": "integer"}}},
     # Keywords that are not enforced, and values that these cannot have.
-    *({key: {}} for key in ("not", "if", "contains", "propertyNames", "dependentSchemas")),
+    *({key: {}} for key in ("not", "contains")),
+    *({key: {"a": {}}} for key in ("propertyNames", "dependentSchemas")),
+    {"if": {}, "then": {}},
     {"unevaluatedProperties": False},
     {"type": "array", "uniqueItems": True},
     {"type": "object", "minProperties": 2},
@@ -80,7 +82,7 @@ SCHEMAS: list[dict[str, Any]] = [
     {"allOf": 1},
     {"enum": []},
     {"type": "number", "multipleOf": 0},
-    {"type": "string", "format": "postcode"},
+    {"type": "string", "format": "json-pointer"},
     {"allOf": [{"type": "string"}, {"type": "integer"}]},
     {"anyOf": [{"const": 1}], "type": "string"},
 ]

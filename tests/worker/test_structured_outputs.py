@@ -159,6 +159,38 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "properties": {"kids": {"type": "array", "maxItems": 1, "items": {"$ref": "#"}}},
         "required": ["kids"],
     },
+    "pydantic bounded Decimal": {
+        "type": "string",
+        "pattern": r"^(?!^[-+.]*$)[+-]?0*(?:\d{0,3}|(?=[\d.]{1,5}0*$)\d{0,3}\.\d{0,1}0*$)",
+    },
+    "look-aheads": {
+        "type": "string",
+        "pattern": r"^(?=.*[A-Z])(?=.*\d)(?!00)[A-Z\d]{3,9}$",
+    },
+    "zod email": {
+        "type": "string",
+        "format": "email",
+        "pattern": r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]"
+        r"@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$",
+        "maxLength": 30,
+    },
+    "classes": {"type": "string", "pattern": r"^\w{2}\s\S[^\s\d]\D\W$"},
+    "formats that are annotations": {
+        **NAMED,
+        "properties": {
+            "secret": {"type": "string", "format": "password", "writeOnly": True},
+            "data": {"type": "string", "format": "binary", "maxLength": 4},
+        },
+        "required": ["secret", "data"],
+    },
+    "what demands nothing": {
+        "type": "array",
+        "items": {"type": "integer", "format": "int64"},
+        "uniqueItems": False,
+        "unevaluatedItems": {},
+        "minItems": 2,
+        "maxItems": 2,
+    },
     "annotations": {
         "title": "t",
         "description": "d",
@@ -208,9 +240,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unevaluatedItems": ({"unevaluatedItems": False}, "unevaluatedItems"),
     "$dynamicRef": ({"$dynamicRef": "#a"}, "dynamicRef"),
     "oneOf that overlaps": ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "oneOf"),
-    "an unknown format": ({"type": "string", "format": "postcode"}, "postcode"),
+    "a standard format": ({"type": "string", "format": "json-pointer"}, "json-pointer"),
     "an unknown type": ({"type": "text"}, "text"),
-    "look-around": ({"type": "string", "pattern": "^(?!a)b$"}, "look-around"),
+    "look-around": ({"type": "string", "pattern": "^a(?!b)c$"}, "look-around"),
     "a reference to elsewhere": ({"$ref": "https://example.com/schema"}, "example.com"),
     "nothing matches": ({"type": "integer", "minimum": 3, "maximum": 1}, "nsatisfiable"),
     "a number of properties beside optional ones": (
@@ -335,6 +367,84 @@ def test_answers_match_a_grammar(bench: GrammarBench, text: str) -> None:
     for answer in ended:
         assert re.fullmatch(GRAMMARS[text], answer.text), answer.text
         assert answer.text.count("<") == answer.text.count(">")
+
+
+FITS: list[tuple[dict[str, Any], dict[str, bool]]] = [
+    ({"regex": r"\d\w"}, {"1a": True, "\u0661a": False, "1é": False}),
+    ({"regex": r"[^\W\d]\s"}, {"a\t": True, "é ": False, "a\u2003": False}),
+    ({"regex": r"[^\s]\S"}, {"aé": True, "\u00a0a": False, "a\ufeff": False}),
+    ({"regex": r"\D\W"}, {"a-": True, "\u0661-": False, "aж": False, "a²": False, "é☃": True}),
+    ({"json": {"pattern": r"^\w$", "type": "string"}}, {'"z"': True, '"ß"': False}),
+    (
+        {"json": {"pattern": r"^(?!\w*$)[\w-]+$", "type": "string"}},
+        {'"a-"': True, '"ab"': False, '"é-"': False},
+    ),
+    (
+        {"grammar": 'start: "№" WORD // \\w"\nWORD: /[\\w\\/]+/'},
+        {"№a/b": True, "№ж": False},
+    ),
+    ({"grammar": '?start: one\n?one: "x" /\\d/'}, {"x5": True, "x\u096b": False}),
+    ({"grammar": '\n  // ::= \n  ?start: "::=" | "y"\n'}, {"::=": True, "y": True, "x": False}),
+    ({"grammar": r'root ::= "\u00fc" [\u0021\u005d\u2603]'}, {"ü]": True, "ü☃": True, "ü[": False}),
+    ({"grammar": r'root ::= "\\u00fc" | "\u0022\U0001F642"'}, {r"\u00fc": True, '"🙂': True}),
+    ({"grammar": '# start: \nroot ::= start start\nstart ::= [ab] # "x'}, {"ab": True, "a": False}),
+    (
+        {"grammar": 'start: "at " time\ntime: %json {"type": "string", "format": "date"}'},
+        {'at "2024-02-29"': True, 'at "2023-02-29"': False},
+    ),
+]
+
+
+@pytest.mark.parametrize(("outputs", "texts"), FITS)
+def test_classes_escapes_and_dialects_mean_one_thing(
+    compiler: GrammarCompiler, outputs: dict[str, Any], texts: dict[str, bool]
+) -> None:
+    r"""`\d`, `\w` and `\s` let in ASCII in each constraint; GBNF begins with `::=`."""
+    start = compiler.compile(grammar(**outputs)).result()
+    assert start.error is None
+    for text, fits in texts.items():
+        whole = [*text.encode(), END]
+        assert (start.fork().num_allowed([], whole) == len(whole)) is fits, text
+
+
+INTEGERS = {"type": "array", "items": {"type": "integer"}}
+TAGGED = {
+    "type": "structural_tag",
+    "triggers": ["<"],
+    "structures": [{"begin": "<", "schema": INTEGERS, "end": ">"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "around"),
+    [
+        ({"json": INTEGERS}, "{}"),
+        ({"json_object": True}, '{{"a":{}}}'),
+        ({"structural_tag": json.dumps(TAGGED)}, "<{}>"),
+        ({"grammar": f"start: %json {json.dumps(INTEGERS)}"}, "{}"),
+    ],
+)
+def test_white_space_within_json_is_bounded(
+    compiler: GrammarCompiler, outputs: dict[str, Any], around: str
+) -> None:
+    """Whatever lays out JSON is allowed, and no more."""
+    start = compiler.compile(grammar(**outputs)).result()
+    for blanks, fits in (
+        *(("", True), (" ", True), ("\t", True), ("\n", True), (" \n\n" + " " * 40, True)),
+        *(("\r\n\t\t", True), ("  ", False), ("\n\n\n", False), ("\n" + " " * 41, False)),
+    ):
+        whole = [*around.format(f"[1,{blanks}2{blanks}]").encode(), END]
+        assert (start.fork().num_allowed([], whole) == len(whole)) is fits, repr(blanks)
+
+
+def test_an_answer_of_nothing_but_white_space_is_impossible(bench: GrammarBench) -> None:
+    """However much the model would like it."""
+    blanks = tuple((ord(char), 40.0) for char in " \n\r\t")
+    asked = bench.request(grammar(json=POINT), logit_bias=(*BIAS[:9], *blanks), max_tokens=600)
+    [answer] = bench.run(asked).values()
+    assert answer.reason is FinishReason.STOP
+    jsonschema.validate(json.loads(answer.text), POINT)
+    assert max(map(len, re.findall(r"\s+", answer.text))) > 40
 
 
 def test_answers_are_one_of_the_choices(bench: GrammarBench) -> None:

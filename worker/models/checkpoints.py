@@ -352,10 +352,12 @@ def _narrowest(weight: Tensor) -> Tensor:
 
 
 def _shard_names(path: Path) -> list[str]:
-    """The weight files of a directory, by its index where there is one."""
-    index_path = path / "model.safetensors.index.json"
+    """The weight files of a directory: one, those that an index names, or those that are there."""
+    index_path, single = path / "model.safetensors.index.json", "model.safetensors"
+    if (path / single).exists():
+        return [single]
     if not index_path.exists():
-        return ["model.safetensors"]
+        return sorted(shard.name for shard in path.glob("model-*-of-*.safetensors")) or [single]
     weight_map = _read_json(index_path).get("weight_map")
     if not isinstance(weight_map, dict):
         raise ModelError(f"{index_path}: weight_map is missing or not an object")

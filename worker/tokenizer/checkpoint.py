@@ -7,6 +7,7 @@ after, beside the start of the engine.
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,19 @@ from worker.models.gguf import GgufFile
 
 CHATML_END_OF_TEXT = "<|endoftext|>"
 _CHATML_MARK = "<|im_end|>"
-
+# What chat models end a turn or a document with. GGUF files name one of them as their eos, and most
+# converters left the others out; llama.cpp knows them by these texts.
+_ENDS_OF_TURNS = frozenset(
+    {
+        *(_CHATML_MARK, CHATML_END_OF_TEXT, "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|eom|>"),
+        *("<|end|>", "<|return|>", "<|call|>", "<|end_of_text|>", "<|end_of_turn|>", "<EOT>"),
+        *("_<EOT>", "[EOT]", "[EOS]", "<end_of_turn>", "<end_of_utterance>"),
+        *("<|END_OF_TURN_TOKEN|>", "<\uff5cend▁of▁sentence\uff5c>"),
+    }
+)
+# Where a model has the second, the first ends a message within its turn.
+_END_OF_MESSAGE, _END_BEHIND_MESSAGES = "<|end|>", "<|return|>"
+_MARKED_KINDS = (3, 4)  # of `tokenizer.ggml.token_type`: control, defined by the user
 
 # The sampling defaults that newer GGUF files carry, by their `generation_config.json` names.
 _GGUF_SAMPLING = {
@@ -110,7 +123,11 @@ def _from_gguf(path: Path, any_architecture: bool) -> Checkpoint:
             ("eom", "eom"),
         )
     }
-    ends = (named["eos"], named["eot"], named["eom"], _chatml_end_id(template, tokens))
+    ends = [
+        *(i for i in (named["eos"], named["eot"], named["eom"]) if i is not None),
+        *_id_list(metadata.get("tokenizer.ggml.eos_token_ids")),
+        *(() if template is None else _ends_by_text(tokens, metadata)),
+    ]
     vocab_size = _gguf_vocab_size(file, len(tokens))
     texts = {
         f"{kind}_token": tokens[named_id]
@@ -122,7 +139,7 @@ def _from_gguf(path: Path, any_architecture: bool) -> Checkpoint:
         name=served_name(path),
         context_length=gguf_context_length(str(path), architecture, metadata),
         vocab_size=vocab_size,
-        eos_token_ids=_embedded((i for i in ends if i is not None), vocab_size),
+        eos_token_ids=_embedded(ends, vocab_size),
         chat_template=template,
         bos_token=texts.get("bos_token", ""),
         eos_token=texts.get("eos_token", ""),
@@ -178,21 +195,27 @@ def _known_id(value: object, tokens: list[str]) -> int | None:
     return value if isinstance(value, int) and 0 <= value < len(tokens) else None
 
 
-def _chatml_end_id(template: str | None, tokens: list[str]) -> int | None:
-    """ChatML models end a document with `<|endoftext|>` besides ending turns with their eos."""
-    if template is None or _CHATML_MARK not in template:
-        return None
-    try:
-        return tokens.index(CHATML_END_OF_TEXT)
-    except ValueError:
-        return None
+def _ends_by_text(tokens: list[str], metadata: dict[str, Any]) -> list[int]:
+    """The tokens of a chat model's vocabulary that end a turn; they are marked as such tokens are,
+    where the file marks any.
+    """
+    kinds = metadata.get("tokenizer.ggml.token_type")
+    marked = kinds if isinstance(kinds, list) and len(kinds) == len(tokens) else None
+    found = {
+        text: i
+        for i, text in enumerate(tokens)
+        if text in _ENDS_OF_TURNS and (marked is None or marked[i] in _MARKED_KINDS)
+    }
+    if _END_BEHIND_MESSAGES in found:
+        found.pop(_END_OF_MESSAGE, None)
+    return list(found.values())
 
 
 def _from_directory(path: Path, any_architecture: bool) -> Checkpoint:
     config = _read_json(path / "config.json", required=True)
     if not any_architecture:
         check_architecture(str(path / "config.json"), config.get("model_type"))
-    tokenizer_config = _read_json(path / "tokenizer_config.json", required=False)
+    tokenizer_config = _tokenizer_config(path)
     generation = _read_generation_config(path)
     added = _added_token_ids(path, tokenizer_config)
     template = _directory_template(path, tokenizer_config, "default")
@@ -229,6 +252,26 @@ def _from_directory(path: Path, any_architecture: bool) -> Checkpoint:
     )
 
 
+def _tokenizer_config(path: Path) -> dict[str, Any]:
+    """`tokenizer_config.json`; where it lists no added tokens, with what older directories have in
+    files of their own. Those files count for nothing else, in transformers too.
+    """
+    stated = _read_json(path / "tokenizer_config.json", required=False)
+    if "added_tokens_decoder" in stated:
+        return stated
+    stated |= _read_json(path / "special_tokens_map.json", required=False)
+    added = _read_json(path / "added_tokens.json", required=False)
+    others = stated.get("additional_special_tokens")
+    special = {*_special_tokens(stated).values()}
+    special.update(map(_token_text, others if isinstance(others, list) else ()))
+    if added:
+        stated["added_tokens_decoder"] = {
+            str(token_id): {"content": text, "special": text in special}
+            for text, token_id in added.items()
+        }
+    return stated
+
+
 def _config_int(path: Path, config: dict[str, Any], key: str) -> int:
     value = config.get(key)
     if not isinstance(value, int):
@@ -259,7 +302,9 @@ def _token_text(value: object) -> str:
 
 
 def _directory_template(path: Path, tokenizer_config: dict[str, Any], name: str) -> str | None:
-    """A template by name. Files win over `tokenizer_config.json`, as Hugging Face reads them."""
+    """A template by name. Files win over `tokenizer_config.json`, as Hugging Face reads them, and
+    that over the `chat_template.json` of processors.
+    """
     main = path / "chat_template.jinja"
     file = main if name == "default" else path / "additional_chat_templates" / f"{name}.jinja"
     if file.is_file():
@@ -268,6 +313,9 @@ def _directory_template(path: Path, tokenizer_config: dict[str, Any], name: str)
         except (OSError, UnicodeDecodeError) as error:
             raise ModelError(f"{file}: cannot be read: {error}") from error
     template = tokenizer_config.get("chat_template")
+    if template is None:
+        older = _read_json(path / "chat_template.json", required=False)
+        template = older.get("chat_template")
     if isinstance(template, list):
         named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
         template = named.get(name)
@@ -282,7 +330,8 @@ def _read_json(path: Path, *, required: bool) -> dict[str, Any]:
             raise ModelError(f"{path}: missing; is {path.parent} a Hugging Face model directory?")
         return {}
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        text = path.read_bytes().removeprefix(BOM_UTF8)
+        return msgspec.json.decode(text, type=dict[str, Any])
     except (OSError, msgspec.MsgspecError, RecursionError) as error:
         raise ModelError(f"{path}: not a JSON object: {error}") from error
 

@@ -77,11 +77,28 @@ def test_bfloat16_is_near_float32(variant: str, save_tiny: Callable[..., Any]) -
 
 
 def test_shards_are_one_checkpoint(save_tiny: Callable[..., Any]) -> None:
-    """Weights spread over files by an index load as if they were in one."""
+    """Weights spread over files by an index load as if they were in one, without the index too, and
+    one file beside an index is all there is.
+    """
     saved = save_tiny(shard_size="60KB")
-    assert len(list(saved.path.glob("*.safetensors"))) > 1
-    logits = logits_of(saved.path, saved.token_ids)
-    torch.testing.assert_close(logits, saved.logits, rtol=1e-4, atol=1e-4)
+    shards = list(saved.path.glob("*.safetensors"))
+    index = saved.path / "model.safetensors.index.json"
+    stale = index.read_bytes()
+    assert len(shards) > 1
+
+    def assert_loads() -> None:
+        logits = logits_of(saved.path, saved.token_ids)
+        torch.testing.assert_close(logits, saved.logits, rtol=1e-4, atol=1e-4)
+
+    assert_loads()
+    index.unlink()
+    assert_loads()
+    tensors = {name: tensor for shard in shards for name, tensor in load_file(shard).items()}
+    save_file(tensors, saved.path / "model.safetensors")
+    index.write_bytes(stale)
+    for shard in shards:
+        shard.unlink()
+    assert_loads()
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

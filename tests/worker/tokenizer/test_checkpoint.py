@@ -223,6 +223,69 @@ def test_a_files_vocabulary_is_as_large_as_its_embedding(tmp_path: Path) -> None
     assert (found.vocab_size, found.eos_token_ids) == (END, (2,))
 
 
+NORMAL, CONTROL, USER = 1, 3, 4
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "ends"),
+    [
+        ({"<|eot_id|>": CONTROL, "<|eom_id|>": CONTROL}, {"<|eot_id|>", "<|eom_id|>"}),
+        ({"<|end|>": CONTROL, "<|user|>": CONTROL}, {"<|end|>"}),
+        ({"<end_of_turn>": USER, "<start_of_turn>": CONTROL}, {"<end_of_turn>"}),
+        ({"<|im_end|>": CONTROL, "<|im_start|>": CONTROL}, {"<|im_end|>"}),
+        (
+            {"<\uff5cend▁of▁sentence\uff5c>": CONTROL, "<\uff5cfim▁end\uff5c>": CONTROL},
+            {"<\uff5cend▁of▁sentence\uff5c>"},
+        ),
+        ({"<|END_OF_TURN_TOKEN|>": USER, "<EOT>": NORMAL}, {"<|END_OF_TURN_TOKEN|>"}),
+        ({"<|return|>": CONTROL, "<|end|>": CONTROL, "<|call|>": USER}, {"<|return|>", "<|call|>"}),
+        ({"<|fim_pad|>": CONTROL, "<|file_sep|>": CONTROL, "<|im_end|>": NORMAL}, set()),
+    ],
+)
+def test_a_file_that_names_one_end_alone_ends_turns_too(
+    vocabulary: dict[str, int], ends: set[str], tmp_path: Path
+) -> None:
+    """By the texts of its control tokens; one without a chat template does not."""
+    tokens = ["a", "</s>", *vocabulary]
+
+    def found(name: str, **metadata: Any) -> list[str]:
+        writer = gguf.GGUFWriter(tmp_path / name, "llama")
+        writer.add_token_list(tokens)
+        writer.add_token_types([NORMAL, CONTROL, *vocabulary.values()])
+        writer.add_context_length(64)
+        writer.add_eos_token_id(1)
+        if "template" in metadata:
+            writer.add_chat_template(metadata["template"])
+        if "ids" in metadata:
+            writer.add_array("tokenizer.ggml.eos_token_ids", metadata["ids"])
+        write(writer)
+        return [tokens[i] for i in read_checkpoint(tmp_path / name).eos_token_ids]
+
+    first, *others = found("chat.gguf", template="{{ messages[0].content }}")
+    assert (first, set(others), len(others)) == ("</s>", ends, len(ends))
+    assert found("base.gguf") == ["</s>"]
+    assert found("listed.gguf", ids=[2, 1]) == ["</s>", tokens[2]]
+
+
+def test_older_conventions_of_directories_are_read(tmp_path: Path) -> None:
+    """`chat_template.json` where there is no other, `special_tokens_map.json` unless the
+    configuration lists its added tokens, as transformers has it; a mark of UTF-8 in front.
+    """
+    config = write_directory(tmp_path) / "tokenizer_config.json"
+    config.write_bytes(b'\xef\xbb\xbf{"eos_token": "<user>"}')
+    template = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
+    (tmp_path / "chat_template.json").write_bytes(msgspec.json.encode({"chat_template": template}))
+    texts = {"bos_token": "<|end|>", "eos_token": {"content": "<|end|>"}}
+    (tmp_path / "special_tokens_map.json").write_bytes(msgspec.json.encode(texts))
+    found = read_checkpoint(tmp_path)
+    assert (found.bos_token, found.eos_token) == ("<|end|>", "<|end|>")
+    assert (found.chat_template, found.tool_chat_template) == ("a", "b")
+    config.write_text('{"eos_token": "<user>", "added_tokens_decoder": {}, "chat_template": "c"}')
+    found = read_checkpoint(tmp_path)
+    assert (found.bos_token, found.eos_token) == ("", "<user>")
+    assert (found.chat_template, found.tool_chat_template) == ("c", None)
+
+
 def write(writer: gguf.GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -302,6 +302,27 @@ def test_a_directory_may_have_only_a_tokenizer_model(
     assert 701 not in built.special_ids
 
 
+def test_added_tokens_may_have_a_file_of_their_own(
+    trained: tuple[Any, Path], tmp_path: Path
+) -> None:
+    """In older directories, where another says which of them are control tokens."""
+    folder = write_directory(tmp_path, trained[1])
+    files = {
+        "added_tokens.json": {"<|im_end|>": 700, "<tool>": 701, "<|sep|>": 702},
+        "special_tokens_map.json": {
+            "eos_token": {"content": "<|im_end|>"},
+            "additional_special_tokens": ["<|sep|>"],
+        },
+    }
+    for name, content in files.items():
+        (folder / name).write_bytes(msgspec.json.encode(content))
+    checkpoint = read_checkpoint(folder)
+    built = build_tokenizer(checkpoint)
+    assert (checkpoint.eos_token, checkpoint.eos_token_ids) == ("<|im_end|>", (2, 700))
+    assert built.encode("<tool><|im_end|><|sep|>", add_special_tokens=False) == [701, 700, 702]
+    assert {700, 701, 702} & built.special_ids == {700, 702}
+
+
 def test_gguf_metadata_gives_the_same_tokenizer(
     trained: tuple[Any, Path], corpus: list[str]
 ) -> None:

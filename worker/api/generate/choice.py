@@ -131,7 +131,8 @@ class Choice:
         text, reasoning, calls = said.content, said.reasoning, said.calls
         if self.ending is not None:
             stopped = self.reason is FinishReason.STOP
-            said = self._parser.finish(truncated=not stopped)
+            complete = stopped and self._detokenizer.matched is None
+            said = self._parser.finish(complete=complete, truncated=not stopped)
             text, reasoning = text + said.content, reasoning + said.reasoning
             calls = calls + said.calls
             if stopped and self._parser.num_calls:

@@ -9,15 +9,17 @@ grammar is compiled. Refused here is what it would not enforce.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from json import JSONDecoder
 from typing import Any
 
 import msgspec
 from llguidance import LLMatcher, StructTag, grammar_from
 
 from worker.api.http.limits import check_json
-from worker.api.schema.json_schemas import enforceable
+from worker.api.schema.json_schemas import ascii_classes, enforceable
 from worker.api.schema.params import invalid
 from worker.api.schema.parse import decode
 from worker.api.schema.requests import (
@@ -44,6 +46,17 @@ _GUIDED = {
     "guided_grammar": "grammar",
 }
 _OPTIONS_OF_SCHEMAS = ("whitespace_pattern", "disable_any_whitespace")
+
+# GBNF begins with a rule, behind comments; Lark has another sign in it.
+_BEGINS_AS_GBNF = re.compile(r"(?:\s|(?:#|//)[^\n]*\n)*<?[\w-]+>?\s*::=")
+# What is not closed goes on to the end, so that each of these reads a text once.
+_PART_OF_GBNF = re.compile(r"""(?s:"(?:\\.|[^"\\])*"?|\[(?:\\.|[^\]\\])*\]?|\#[^\n]*|[\w-]+)""")
+_ESCAPE_OF_GBNF = re.compile(r"(?s:\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\.)")
+# Texts and comments are passed over; what follows the sign of a schema is read as JSON.
+_PART_OF_LARK = re.compile(
+    r'"(?:\\.|[^"\\\n])*"?|(?://|\#)[^\n]*'
+    r"|(?P<regex>(?s:/(?:\\.|[^/\\])+/?))|(?P<json>%json\s*(?={))"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +138,12 @@ def grammar_of(constraint: Constraint) -> str:
         elif outputs.json is not None:
             text = _of_schema(outputs.json, outputs, field)
         elif outputs.regex is not None:
-            text = LLMatcher.grammar_from_regex(outputs.regex)
+            text = LLMatcher.grammar_from_regex(ascii_classes(outputs.regex))
         elif outputs.choice is not None:
             text = _of_choice(outputs.choice, field)
         elif outputs.grammar is not None:
             _check_size(outputs.grammar, field)
-            text = grammar_from("grammar", outputs.grammar)
+            text = _of_grammar(outputs.grammar, field)
         else:
             text = _of_tag(outputs.structural_tag or "", field)
     except (ValueError, RecursionError) as error:
@@ -172,8 +185,10 @@ def _check_size(text: str, field: str) -> None:
 
 def _of_schema(schema: dict[str, Any] | str, outputs: StructuredOutputs, field: str) -> str:
     parsed = _parsed(schema, field) if isinstance(schema, str) else schema
-    options: dict[str, Any] = {"whitespace_flexible": not outputs.disable_any_whitespace}
-    if outputs.whitespace_pattern is not None:
+    options: dict[str, Any] = {}
+    if outputs.disable_any_whitespace:
+        options = {"whitespace_flexible": False, "whitespace_pattern": None}
+    elif outputs.whitespace_pattern is not None:
         options["whitespace_pattern"] = outputs.whitespace_pattern
     # As text: the library follows Python's recursion less far than the text's.
     text = msgspec.json.encode(enforceable(parsed, options)).decode()
@@ -191,6 +206,44 @@ def _parsed(text: str, field: str) -> dict[str, Any]:
     if not isinstance(schema, dict):
         raise refused(field, "a JSON schema must be an object")
     return schema
+
+
+def _of_grammar(text: str, field: str) -> str:
+    """Of Lark or GBNF. The library tells them apart by a rule `start:`, which Lark's `?start:` is
+    not and a rule of GBNF may be.
+    """
+    if _BEGINS_AS_GBNF.match(text):
+        return grammar_from("gbnf", _PART_OF_GBNF.sub(_plain_gbnf, text))
+    parts: list[str] = []
+    end = 0
+    for match in _PART_OF_LARK.finditer(text):
+        if match.start() < end:  # it is within a schema
+            continue
+        if match["json"]:
+            parts.append(text[end : match.end()])
+            _, end = JSONDecoder().raw_decode(text, match.end())
+            schema = enforceable(_parsed(text[match.end() : end], field))
+            parts.append(msgspec.json.encode(schema).decode())
+        elif match["regex"]:
+            parts += (text[end : match.start()], ascii_classes(match["regex"]))
+            end = match.end()
+    return LLMatcher.grammar_from_lark("".join(parts) + text[end:])
+
+
+def _plain_gbnf(part: re.Match[str]) -> str:
+    """A text, a class, a comment or a name as the library's translation to Lark can read it: it
+    drops the zeros with which `\\u00e9` begins, and has a rule `start` of its own.
+    """
+    if part[0][0] in '"[':
+        return _ESCAPE_OF_GBNF.sub(_unescaped, part[0])
+    return "start-of-gbnf" if part[0] == "start" else part[0]
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    code = int(escape[1] or escape[2] or "0", 16)
+    if not code or code > 0x10FFFF or 0xD800 <= code < 0xE000:
+        return escape[0]
+    return f"\\x{code:02x}" if code < 0x80 else chr(code)  # signs have a meaning
 
 
 def _of_choice(choices: list[str], field: str) -> str:

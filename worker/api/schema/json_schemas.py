@@ -11,38 +11,83 @@ what it takes all the same:
 - A name may be spelled with `\\u` escapes, and then is none of the `properties`: without these
   escapes each name and each string has one spelling. Control characters that have no other escape
   cannot be drawn then, and the library overlooks them in what it is to match.
+- White space between two tokens has no end, and models may write nothing else.
+
+Left out is what demands nothing, and look-aheads with which a pattern begins become patterns of
+their own.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
+
+import msgspec
 
 # Keywords whose values map names to schemas, and those whose values are data.
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _DATA = frozenset({"const", "enum", "default", "examples", "example"})
 _OPTIONS = "x-guidance"
-_SPELLING = {"json_allowed_escapes": 'nrbtf\\"'}
-
-# Control characters without an escape of one letter; in regular expressions also by number. These
-# consist of characters and escapes.
-_CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
-_CONTROL_SYMBOL = re.compile(
-    rf"(?s:{_CONTROL.pattern})|\\[av]|\\[xuU]\{{?0*(?:0?[0-7bBeEfF]|1[0-9a-fA-F]|7[fF])\}}?"
+_DEFAULTS = {
+    "json_allowed_escapes": 'nrbtf\\"',
+    # A blank, or up to two ends of lines and an indentation: room for any layout, and a bound for
+    # models that would go on with white space for ever.
+    "whitespace_pattern": r"[ \t]?(?:(?:\r?\n){1,2}[ \t]{0,40})?",
+}
+# Keywords that the library does not know, with values, as JSON, that demand nothing.
+_IDLE = {
+    "uniqueItems": ("false",),
+    "unevaluatedItems": ("true", "{}"),
+    "unevaluatedProperties": ("true", "{}"),
+    "propertyNames": ("true", "{}", '{"type":"string"}'),
+    "dependentRequired": ("{}",),
+    "dependentSchemas": ("{}",),
+    "dependencies": ("{}",),
+    "not": ("false",),
+}
+# Others, which demand nothing without one of these beside them.
+_COMPANIONS = {
+    "if": ("then", "else"),
+    "then": ("if",),
+    "else": ("if",),
+    "minContains": ("contains",),
+    "maxContains": ("contains",),
+}
+# The standard's formats; a name that is none of them is an annotation (2020-12, 7.2.3).
+_STANDARD_FORMATS = frozenset(
+    {
+        *("date-time", "date", "time", "duration", "email", "idn-email", "hostname"),
+        *("idn-hostname", "ipv4", "ipv6", "uri", "uri-reference", "iri", "iri-reference", "uuid"),
+        *("uri-template", "json-pointer", "relative-json-pointer", "regex"),
+    }
 )
-_SYMBOL = re.compile(
-    r"(?s:\\[xuU]\{[0-9a-fA-F]*\}|\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\U[0-9a-fA-F]{8}|\\.|.)"
-)
 
+# A regular expression consists of characters and escapes.
+_ESCAPE = r"\\(?:[xuU]\{[0-9a-fA-F]*\}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[^xuUpPbB])"
+_SYMBOL = re.compile(rf"(?s:{_ESCAPE}|\\.|.)")
 # Control characters without an escape of one letter, and how regular expressions may spell them.
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 _CONTROL_SYMBOL = re.compile(
     rf"(?s:{_CONTROL.pattern})|\\[av]|\\[xuU]\{{?0*(?:[0-7bBeEfF]|1[0-9a-fA-F]|7[fF])\}}?"
 )
-_SYMBOL = re.compile(
-    r"(?s:\\[xuU]\{[0-9a-fA-F]*\}|\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\U[0-9a-fA-F]{8}|\\.|.)"
+# What classes let in is of ASCII, as in ECMA-262; what they keep out is Unicode's, as in Python and
+# Rust, so that an answer matches whoever reads the expression.
+_WORD = r"\p{Alphabetic}\p{M}\p{N}\p{Pc}\p{Join_Control}"
+_NARROW = {"d": "0-9", "w": "0-9A-Za-z_", "s": r"\t-\r\x20"}
+_WIDE = {"d": r"\p{Nd}", "w": _WORD, "s": r"\s\x{FEFF}"}
+
+# Of a negative look-ahead: what matches one character, and how often.
+_UNIT = re.compile(
+    rf"(?s:(\[\^?(?:{_ESCAPE}|[^\\\]\[])+\]|{_ESCAPE}|[^\\^$|?*+()\[\]{{}}])([*+]?))"
+)
+_MAX_LOOK_AHEADS, _MAX_UNITS = 16, 32  # a schema's author has few, an attacker has many
+# In the patterns of pydantic's `Decimal`: digits with or without a point, so many at most.
+_DECIMALS = re.compile(
+    r"(\\d\{0,\d+\})\|\(\?=\[\\d\.\]\{1,(\d{1,3})\}0\*\$\)"
+    r"\\d(?:\*|\{0,(\d+)\})\\\.\\d(?:\*|\{0,(\d+)\})0\*\$"
 )
 
 _YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
@@ -71,7 +116,7 @@ def enforceable(schema: dict[str, Any], options: dict[str, Any] | None = None) -
     loop = _References(schema).endless()
     if loop is not None:
         raise ValueError(f"`$ref` {loop!r} leads back to itself, so no answer would end")
-    return {**_rewritten(schema), _OPTIONS: {**_SPELLING, **(options or {})}}
+    return {**_rewritten(schema), _OPTIONS: {**_DEFAULTS, **(options or {})}}
 
 
 def _parts(schema: dict[str, Any]) -> Iterator[object]:
@@ -126,23 +171,133 @@ def _has_control(pattern: str) -> bool:
 
 
 def _rewritten(schema: Any) -> Any:
-    """With formats as patterns. `schema` may be a list of schemas, or none."""
+    """With formats as patterns, and patterns in the library's words. `schema` may be a list of
+    schemas, or none.
+    """
     if isinstance(schema, list):
         return [_rewritten(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     found: dict[str, Any] = {}
     for name, value in schema.items():
+        if _is_idle(name, value, schema):
+            continue
         if name in _MAPS and isinstance(value, dict):
             found[name] = {key: _rewritten(item) for key, item in value.items()}
         else:
             found[name] = value if name in _DATA else _rewritten(value)
-    form = found.get("format")
-    if isinstance(form, str) and form in _FORMATS:
-        besides = found.get("allOf", [])
-        if isinstance(besides, list):
-            found["allOf"] = [*besides, {"pattern": _FORMATS[form]}]
+    named = found.get("patternProperties")
+    if isinstance(named, dict):
+        found["patternProperties"] = {ascii_classes(key): item for key, item in named.items()}
+        if len(found["patternProperties"]) < len(named):
+            raise ValueError("`patternProperties` has two patterns that mean the same")
+    form, pattern, besides = found.get("format"), found.get("pattern"), found.get("allOf", [])
+    patterns: list[str] = [_FORMATS[form]] if isinstance(form, str) and form in _FORMATS else []
+    if isinstance(pattern, str):
+        found["pattern"], *others = map(ascii_classes, _without_look_ahead(pattern))
+        patterns += others
+    if patterns and isinstance(besides, list):
+        found["allOf"] = [*besides, *({"pattern": text} for text in patterns)]
     return found
+
+
+def _is_idle(name: str, value: Any, schema: dict[str, Any]) -> bool:
+    """Whether a keyword demands nothing, so that it may be left out."""
+    if name == "format":
+        return isinstance(value, str) and value not in _STANDARD_FORMATS
+    if name in _COMPANIONS:
+        return schema.keys().isdisjoint(_COMPANIONS[name])
+    return name in _IDLE and msgspec.json.encode(value).decode() in _IDLE[name]
+
+
+def ascii_classes(pattern: str) -> str:
+    r"""The regular expression in which `\d`, `\w` and `\s` let in ASCII alone."""
+    excluded = [False]  # within each open bracket
+    found: list[str] = []
+    for symbol, following in pairwise([*_SYMBOL.findall(pattern), ""]):
+        if symbol == "[":
+            excluded.append(excluded[-1] != (following == "^"))
+        elif symbol == "]" and len(excluded) > 1:
+            excluded.pop()
+        kind = symbol[1:].lower()
+        if symbol[0] == "\\" and kind in _NARROW:
+            is_negated = symbol[1:].isupper()
+            members = (_WIDE if is_negated != excluded[-1] else _NARROW)[kind]
+            symbol = f"[^{members}]" if is_negated else f"[{members}]"
+        found.append(symbol)
+    return "".join(found)
+
+
+def _without_look_ahead(pattern: str) -> list[str]:
+    """Patterns that all match only where `pattern` does: each look-ahead with which it begins is
+    one of them. Where that cannot be had, the pattern itself, which the library refuses.
+    """
+    rest = _SYMBOL.findall(_DECIMALS.sub(_decimals, pattern, count=1))
+    rest = rest[rest[:1] == ["^"] :]
+    found: list[str] = []
+    while rest[:3] in (["(", "?", "="], ["(", "?", "!"]):
+        end = _end_of_group(rest)
+        if end is None or len(found) == _MAX_LOOK_AHEADS:
+            return [pattern]
+        body = "".join(rest[3:end]).removeprefix("^")
+        ahead = f"^(?:{body})" if rest[2] == "=" else _never(body)
+        if ahead is None:
+            return [pattern]
+        found.append(ahead)
+        rest = rest[end + 1 :]
+    return [*found, f"^(?:{''.join(rest)})"] if found else [pattern]
+
+
+def _end_of_group(symbols: list[str]) -> int | None:
+    """The place of the parenthesis that closes the first one."""
+    depth = 0
+    in_class = False
+    for place, symbol in enumerate(symbols):
+        in_class = symbol != "]" if in_class else symbol == "["
+        depth += 0 if in_class else (symbol == "(") - (symbol == ")")
+        if not depth:
+            return place
+    return None
+
+
+def _never(body: str) -> str | None:
+    """A pattern of what does not begin as `body` says; None where that is too hard to say."""
+    is_whole = body.endswith("$")
+    body = body.removesuffix("$")
+    units = [(match[1], match[2]) for match in _UNIT.finditer(body)]
+    if not 0 < len(units) <= _MAX_UNITS or "".join(map("".join, units)) != body:
+        return None
+    last, times = units[-1]
+    other = _other(last)
+    if is_whole and times and len(units) == 1:
+        return other if times == "*" else f"^$|{other}"
+    if units[0] == (".", "*") and not is_whole and {*units[1:]} == {(last, "")}:
+        few = f"{last}{{0,{len(units) - 2}}}"  # of so many in a row
+        return f"^(?:{few}{other})*{few}$"
+    if any(times for _, times in units):
+        return None
+    rest = "(?s:.)+" if is_whole else None
+    for unit, _ in reversed(units):
+        more = "" if rest is None else f"|{unit}{rest}"
+        rest = f"(?:{_other(unit)}(?s:.)*{more})?"
+    return f"^{rest}$"
+
+
+def _other(unit: str) -> str:
+    """A class of the characters that a unit does not match."""
+    if unit == ".":
+        return r"\n"
+    inner = unit[1:-1] if unit[0] == "[" else unit
+    return f"[{inner[1:]}]" if inner[0] == "^" else f"[^{inner}]"
+
+
+def _decimals(match: re.Match[str]) -> str:
+    """The same digits without the look-ahead that counts them, and nothing behind them."""
+    whole, limit, before, behind = match.groups()
+    most = int(limit) - 1
+    places = range(min(most, int(before or most)) + 1)
+    parts = (rf"\d{{{n}}}\.\d{{0,{min(most - n, int(behind or most))}}}0*$" for n in places)
+    return "|".join((f"{whole}$", *parts))
 
 
 class _References:

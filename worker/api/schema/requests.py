@@ -142,7 +142,8 @@ class StructuralTagFormat(
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """`structured_outputs`: exactly one of the first six. `json` may be JSON in a string,
     `structural_tag` is the `response_format` of that name in a string, `grammar` is GBNF (which
-    is llama.cpp's EBNF) or Lark. Whitespace of JSON is any, or what `whitespace_pattern` matches.
+    is llama.cpp's EBNF) or Lark. White space of JSON is bounded, or what `whitespace_pattern`
+    matches.
     """
 
     json: dict[str, Any] | str | None = None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import UnsetType
 
 from worker.api.schema.parse import shown
 from worker.api.schema.requests import (
@@ -24,7 +25,7 @@ from worker.api.schema.requests import (
 from worker.errors import RequestError
 
 Json = dict[str, Any]
-_NO_ARGUMENTS: Json = {"type": "object", "properties": {}}
+_NO_ARGUMENTS: Json = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +60,22 @@ def template_tools(tools: Sequence[Tool] | None) -> list[Json] | None:
         if name in names:
             raise RequestError(f"{place}: there are two tools named '{name}'", param=place)
         names.add(name)
+        _check_parameters(tool.function.parameters, f"tools[{n}].function.parameters")
     encoded = msgspec.json.encode(tools)
     if len(encoded) > MAX_TOOLS_BYTES:
         reason = f"tools may have at most {MAX_TOOLS_BYTES} bytes as JSON, got {len(encoded)}"
         raise RequestError(reason, param="tools")
     rendered: list[Json] = msgspec.to_builtins(tools)
     return rendered
+
+
+def _check_parameters(schema: Json | UnsetType | None, place: str) -> None:
+    """Arguments are an object, by name, so that is what a schema of them has to describe."""
+    stated = schema.get("type", "object") if isinstance(schema, dict) else "object"
+    if "object" not in (stated if isinstance(stated, list) else [stated]):
+        got = msgspec.json.encode(stated).decode()
+        reason = f"{place} must describe an object: its `type` must be 'object', got {shown(got)}"
+        raise RequestError(reason, param=place)
 
 
 def tool_use(request: ChatRequest) -> ToolUse | None:
@@ -78,7 +89,8 @@ def tool_use(request: ChatRequest) -> ToolUse | None:
             param="tool_choice",
         )
     schemas = {
-        tool.function.name: tool.function.parameters or _NO_ARGUMENTS for tool in request.tools
+        tool.function.name: {**(tool.function.parameters or _NO_ARGUMENTS), "type": "object"}
+        for tool in request.tools
     }
     parallel = request.parallel_tool_calls is not False
     if isinstance(choice, NamedTool):

@@ -145,11 +145,13 @@ class AnswerParser:
         next(self._parse)  # it waits for more text until the end
         return self._writer.take()
 
-    def finish(self, *, truncated: bool) -> Said:
-        """The rest. `truncated`: the answer was cut by a limit, so that a call at its end is kept
-        as far as it goes. Call once.
+    def finish(self, *, complete: bool, truncated: bool) -> Said:
+        """The rest. `complete`: the model had said all, so that what closes a call at its end may
+        be missing. `truncated`: the answer was cut by a limit, so that such a call is kept as far
+        as it goes. Call once.
         """
-        self._scanner.ended, self._scanner.truncated = True, truncated
+        self._scanner.ended = True
+        self._scanner.complete, self._scanner.truncated = complete, truncated
         next(self._parse, None)
         self._writer.finish()
         return self._writer.take()
@@ -165,6 +167,7 @@ def _answer(form: AnswerForm, scanner: Scanner, writer: AnswerWriter) -> Parse[N
     elif form.tool_format is not None:
         chosen = TOOL_FORMATS[form.tool_format]
         calls, begins = chosen.calls(form.schemas), chosen.begins
+        scanner.ends = chosen.marks
     if calls is not None and not begins:
         yield from _call(calls, scanner, writer)
     while True:

@@ -17,6 +17,7 @@ _ARGUMENTS = ("arguments", "parameters")
 _OTHER_KEYS = ("id", "type")
 _NAME = re.compile(r"[\w.:/-]+")
 _SEPARATORS = re.compile(r"[\s;]+")
+_CLOSING = re.compile(r"[\s}\]]+")
 
 
 def call_object(scanner: Scanner, writer: AnswerWriter, *, is_marked: bool = True) -> Parse[None]:
@@ -71,17 +72,12 @@ class _ObjectCall:
             if self._held is not None:
                 self._complete(self._held)
         elif key in _ARGUMENTS and self._held is None and not self.is_complete:
-            is_object = (yield from scanner.peek()) == "{"
-            if self._name is not None and is_object:
+            if self._name is not None and (yield from scanner.peek()) == "{":
                 writer.begin(self._name)
                 yield from scanner.json_value(writer.arguments)
                 self._end()
                 return
-            pieces: list[str] = []
-            yield from scanner.json_value(pieces.append)
-            if not is_object and pieces != ["null"]:
-                raise Malformed
-            self._held = "".join(pieces) if is_object else "{}"
+            self._held = yield from _whole_arguments(scanner)
             if self._name is not None:
                 self._complete(self._held)
         elif self._is_marked or key in _OTHER_KEYS:
@@ -102,13 +98,38 @@ class _ObjectCall:
         self._scanner.mark()
 
 
+def _whole_arguments(scanner: Scanner) -> Parse[str]:
+    """Arguments at once: an object, a JSON text that says one, or nothing."""
+    first = yield from scanner.peek()
+    if first == '"':
+        inner = Scanner()
+        inner.feed((yield from scanner.json_text()).strip() or "{}")
+        inner.ended = True  # nothing may be missing in it
+        said = yield from _whole_arguments(inner)
+        if (yield from inner.peek()):
+            raise Malformed
+        return said
+    pieces: list[str] = []
+    yield from scanner.json_value(pieces.append)
+    if first != "{" and pieces != ["null"]:
+        raise Malformed
+    return "".join(pieces) if first == "{" else "{}"
+
+
 def marked_object(scanner: Scanner, writer: AnswerWriter) -> Parse[None]:
-    """`<tool_call>{…}</tool_call>`; the end mark may be missing."""
+    """`<tool_call>{…}</tool_call>`; there may be several objects, the end mark may be missing, and
+    there may be too many brackets before it.
+    """
     yield from scanner.expect(TOOL_CALL)
     yield from scanner.blanks()
-    yield from call_object(scanner, writer)
-    yield from scanner.blanks()
-    yield from scanner.skip(END_OF_TOOL_CALL)
+    while True:
+        yield from call_object(scanner, writer)
+        scanner.mark()
+        yield from scanner.run(_CLOSING)
+        if (yield from scanner.peek()) != "{":
+            break
+    if not (yield from scanner.skip(END_OF_TOOL_CALL)):
+        writer.leftover(scanner.raw())
 
 
 def mistral_calls(scanner: Scanner, writer: AnswerWriter) -> Parse[None]:
@@ -161,10 +182,13 @@ def plain_calls(scanner: Scanner, writer: AnswerWriter) -> Parse[None]:
 
 
 def arguments_of(scanner: Scanner, writer: AnswerWriter, name: str) -> Parse[None]:
-    """An object that is the arguments of a function that is known already."""
+    """The arguments of a function that is known already."""
     yield from scanner.blanks()
-    if (yield from scanner.peek()) != "{":
-        raise Malformed
-    writer.begin(name)
-    yield from scanner.json_value(writer.arguments)
+    if (yield from scanner.peek()) == "{":
+        writer.begin(name)
+        yield from scanner.json_value(writer.arguments)
+    else:
+        arguments = yield from _whole_arguments(scanner)
+        writer.begin(name)
+        writer.arguments(arguments)
     writer.end()

@@ -9,20 +9,29 @@ import json
 import re
 import warnings
 
-from worker.api.tools.scanner import MAX_DEPTH, Malformed, Parse, Scanner, is_unicode
+from worker.api.tools.scanner import (
+    MAX_DEPTH,
+    Malformed,
+    Parse,
+    Scanner,
+    Unfinished,
+    is_unicode,
+)
 from worker.api.tools.writer import AnswerWriter
 
 PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"
 _NAME = re.compile(r"[\w.-]+")
 _KEY = re.compile(r"\w+")
-_PLAIN = re.compile(r"""[^\[\](){},'"]+""")
+_PLAIN = re.compile(r"""[^\[\](){},'"<]+""")
 _IN_STRING = {quote: re.compile(rf"[^{quote}\\]+") for quote in "'\""}
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 _WORDS = {"true": True, "false": False, "null": None}
 
 
 def python_calls(scanner: Scanner, writer: AnswerWriter) -> Parse[None]:
-    """A list of calls with arguments by name. Without a mark the functions must be known."""
+    """A list of calls with arguments by name, each written when it is complete. Without a mark the
+    functions must be known. What closes the last call and the list may be missing.
+    """
     yield from scanner.blanks()
     is_marked = yield from scanner.skip(PYTHON_START)
     yield from scanner.blanks()
@@ -34,24 +43,31 @@ def python_calls(scanner: Scanner, writer: AnswerWriter) -> Parse[None]:
             raise Malformed
         yield from scanner.blanks()
         yield from scanner.expect("(")
+        pairs: list[str] = []
+        try:
+            yield from _arguments(scanner, pairs)
+        except Unfinished:
+            if scanner.truncated:
+                writer.begin(name)
+                writer.arguments("{" + ", ".join(pairs))
+            raise
         writer.begin(name)
-        yield from _arguments(scanner, writer)
+        writer.arguments("{" + ", ".join(pairs) + "}")
         writer.end()
         scanner.mark()
         yield from scanner.blanks()
         if not (yield from scanner.skip(",")):
             break
-    yield from scanner.expect("]")
+    yield from scanner.close("]")
     yield from scanner.blanks()
     yield from scanner.skip(PYTHON_END)
 
 
-def _arguments(scanner: Scanner, writer: AnswerWriter) -> Parse[None]:
-    """Each is written as a whole, when its value is complete."""
+def _arguments(scanner: Scanner, pairs: list[str]) -> Parse[None]:
+    """Read up to the end of a call; the members of an object that has the arguments."""
     keys: set[str] = set()
-    writer.arguments("{")
     yield from scanner.blanks()
-    while not (yield from scanner.skip(")")):
+    while not (yield from _ends_call(scanner)):
         key = yield from scanner.word(_KEY)
         yield from scanner.blanks()
         yield from scanner.expect("=")
@@ -60,14 +76,18 @@ def _arguments(scanner: Scanner, writer: AnswerWriter) -> Parse[None]:
         value = literal_as_json("".join(pieces))
         if value is None or key in keys:
             raise Malformed
-        writer.arguments(f"{', ' if keys else ''}{json.dumps(key, ensure_ascii=False)}: {value}")
+        pairs.append(f"{json.dumps(key, ensure_ascii=False)}: {value}")
         keys.add(key)
         if (yield from scanner.skip(",")):
             yield from scanner.blanks()
-        else:
-            yield from scanner.expect(")")
-            break
-    writer.arguments("}")
+
+
+def _ends_call(scanner: Scanner) -> Parse[bool]:
+    return (
+        (yield from scanner.skip(")"))
+        or (yield from scanner.looking_at("]"))
+        or (yield from scanner.is_over())
+    )
 
 
 def _value(scanner: Scanner, pieces: list[str]) -> Parse[None]:
@@ -76,7 +96,10 @@ def _value(scanner: Scanner, pieces: list[str]) -> Parse[None]:
     while True:
         yield from scanner.run(_PLAIN, pieces.append)
         character = yield from scanner.peek()
-        if not closing and character in (",", ")"):
+        if not closing and character in (",", ")", "]"):
+            return
+        if (yield from scanner.is_over()):
+            pieces += reversed(closing)
             return
         if character in _CLOSING:
             closing.append(_CLOSING[character])

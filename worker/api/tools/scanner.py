@@ -41,13 +41,16 @@ def ignore(_: str) -> None:
 
 
 class Scanner:
-    """Sole owner of the text that was fed and not yet read. `truncated`: the text ended because no
-    more of it was wanted, not because the model had said all.
+    """Sole owner of the text that was fed and not yet read. Once it has `ended`: `complete` says
+    that the model had said all, `truncated` that it had reached a limit; a stop string is neither.
+    `ends` are marks before which a call ends even if what closes it is missing.
     """
 
     def __init__(self) -> None:
         self.ended = False
+        self.complete = False
         self.truncated = False
+        self.ends: Sequence[str] = ()
         self._text = ""
         self._at = 0
         self._read: list[str] | None = None  # None: not remembered
@@ -114,6 +117,18 @@ class Scanner:
             rest = self._text[self._at :]
             raise Unfinished if self.ended and literal.startswith(rest) else Malformed
 
+    def is_over(self) -> Parse[bool]:
+        """Whether no more of a call comes: a mark does, or the model has said all."""
+        for mark in self.ends:
+            if (yield from self.looking_at(mark)):
+                return True
+        return not (yield from self.peek()) and self.complete
+
+    def close(self, literal: str) -> Parse[None]:
+        """Read what closes a part of a call; it may be missing where the call is over."""
+        if not (yield from self.skip(literal)) and not (yield from self.is_over()):
+            yield from self.expect(literal)
+
     def run(self, pattern: re.Pattern[str], write: Write = ignore) -> Parse[None]:
         """Read as long as characters fit; the pattern is a class of characters, repeated."""
         while True:
@@ -166,7 +181,8 @@ class Scanner:
 
     def json_value(self, write: Write, depth: int = 0) -> Parse[None]:
         """Read one JSON value and copy it as it stands, but for control characters in strings: a
-        line break that should have been written `\\n` becomes that.
+        line break that should have been written `\\n` becomes that. Brackets that are missing at
+        the end of a call are added.
         """
         first = yield from self.peek()
         if first == '"':
@@ -187,7 +203,7 @@ class Scanner:
         last = "}" if first == "{" else "]"
         yield from self._copy(first, write)
         yield from self.run(_JSON_SPACE, write)
-        if (yield from self.peek()) != last:
+        if (yield from self.peek()) != last and not (yield from self.is_over()):
             while True:
                 if first == "{":
                     yield from self.json_string(write)
@@ -200,7 +216,8 @@ class Scanner:
                     break
                 yield from self._copy(",", write)
                 yield from self.run(_JSON_SPACE, write)
-        yield from self._copy(last, write)
+        yield from self.close(last)
+        write(last)
 
     def _copy(self, character: str, write: Write) -> Parse[None]:
         yield from self.expect(character)

@@ -2,8 +2,9 @@
 """Calls written in tags, as Qwen3-Coder does:
 `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>`.
 
-Values are bare text. What they mean is in the function's JSON schema: the value of a string is
-passed on as it comes, others when they are complete.
+Values are plain text up to the next mark, whichever it is, so that the one which closes them may be
+missing. What they mean is in the function's JSON schema: the value of a string is passed on as it
+comes, others when they are complete.
 """
 
 from __future__ import annotations
@@ -17,44 +18,48 @@ import msgspec
 
 from worker.api.tools.json_calls import END_OF_TOOL_CALL, TOOL_CALL
 from worker.api.tools.python_calls import literal_as_json
-from worker.api.tools.scanner import Malformed, Parse, Scanner
+from worker.api.tools.scanner import Malformed, Parse, Scanner, Unfinished
 from worker.api.tools.writer import AnswerWriter
 
 FUNCTION, END_OF_FUNCTION = "<function=", "</function>"
 _PARAMETER, _END_OF_PARAMETER = "<parameter=", "</parameter>"
+_MARKS = (_END_OF_PARAMETER, _PARAMETER, END_OF_FUNCTION, FUNCTION, END_OF_TOOL_CALL, TOOL_CALL)
 _NAME = re.compile(r"[^<>\n]+")
+_OTHER_KINDS = frozenset(("anyOf", "oneOf", "$ref"))
 _PYTHON_KINDS = frozenset(("object", "array", "boolean"))
 
 
 def tagged_call(
     scanner: Scanner, writer: AnswerWriter, schemas: Mapping[str, Mapping[str, Any]]
 ) -> Parse[None]:
-    """One call; the outer marks may be missing. `schemas` are those of the functions' arguments."""
+    """One call; the outer marks and those at the end may be missing. `schemas` are those of the
+    functions' arguments.
+    """
     yield from scanner.skip(TOOL_CALL)
     yield from scanner.blanks()
     yield from scanner.expect(FUNCTION)
     name = yield from scanner.word(_NAME)
     yield from scanner.expect(">")
     properties = schemas.get(name, {}).get("properties")
-    writer.begin(name)
-    writer.arguments("{")
     keys: set[str] = set()
     while True:
         yield from scanner.blanks()
-        if (yield from scanner.skip(END_OF_FUNCTION)):
-            break
-        if (yield from scanner.looking_at(END_OF_TOOL_CALL)):
+        if (yield from scanner.skip(END_OF_FUNCTION)) or (yield from scanner.is_over()):
             break
         yield from scanner.expect(_PARAMETER)
         key = yield from scanner.word(_NAME)
         yield from scanner.expect(">")
         if key in keys:
             raise Malformed
-        writer.arguments(f"{', ' if keys else ''}{json.dumps(key, ensure_ascii=False)}: ")
+        if not keys:
+            writer.begin(name)
+        writer.arguments(f"{', ' if keys else '{'}{json.dumps(key, ensure_ascii=False)}: ")
         keys.add(key)
         schema = properties.get(key) if isinstance(properties, Mapping) else None
         yield from _value(scanner, writer, schema if isinstance(schema, Mapping) else {})
-    writer.arguments("}")
+    if not keys:
+        writer.begin(name)
+    writer.arguments("}" if keys else "{}")
     writer.end()
     scanner.mark()
     yield from scanner.blanks()
@@ -63,18 +68,27 @@ def tagged_call(
 
 def _value(scanner: Scanner, writer: AnswerWriter, schema: Mapping[str, Any]) -> Parse[None]:
     """A value without the line breaks between it and its tags."""
+    is_text = schema.get("type", "string") == "string" and not schema.keys() & _OTHER_KINDS
+    pieces: list[str] = []
+    line_break = ""  # the last one, which is no part of the value if nothing follows
+
+    def write(text: str) -> None:
+        nonlocal line_break
+        shown = (line_break + text).removesuffix("\n")
+        line_break = "\n" if text.endswith("\n") else ""
+        if is_text:
+            writer.arguments(_escaped(shown))
+        else:
+            pieces.append(shown)
+
     yield from scanner.skip("\n")
-    ends = ("\n" + _END_OF_PARAMETER, _END_OF_PARAMETER)
-    if schema.get("type", "string") == "string" and not schema.keys() & {"anyOf", "oneOf", "$ref"}:
+    if is_text:
         writer.arguments('"')
-        end = yield from scanner.until(ends, lambda text: writer.arguments(_escaped(text)))
-        writer.arguments('"' if end else "")
-    else:
-        pieces: list[str] = []
-        end = yield from scanner.until(ends, pieces.append)
-        if end:
-            writer.arguments(_typed("".join(pieces), schema))
-    yield from scanner.expect(end or _END_OF_PARAMETER)
+    end = yield from scanner.until(_MARKS, write)
+    if end is None and not scanner.complete:
+        raise Unfinished
+    writer.arguments('"' if is_text else _typed("".join(pieces), schema))
+    yield from scanner.skip(_END_OF_PARAMETER)
 
 
 def _escaped(text: str) -> str:

@@ -211,6 +211,19 @@ HOSTILE: dict[str, Any] = {
     },
     "a rule that never ends": {"grammar": "start: start"},
     "nested parentheses": {"grammar": "start: " + "(" * 3000 + '"a"' + ")" * 3000},
+    "thousands of brackets": {"grammar": "root ::= " + "[" * 60_000},
+    "thousands of quotes": {"grammar": 'root ::= "' + '\\"' * 30_000},
+    "thousands of slashes": {"grammar": "start: " + "/\\" * 30_000},
+    "thousands of texts": {"grammar": 'start: "a' + '\\"' * 30_000},
+    "thousands of look-aheads": {"json": {"type": "string", "pattern": "^" + "(?=a)" * 12_000}},
+    "a long look-ahead": {"json": {"type": "string", "pattern": f"^(?!{'a' * 60_000})b"}},
+    "thousands of decimals": {
+        "json": {
+            "type": "string",
+            "pattern": r"\d{0,9}|(?=[\d.]{1,999}0*$)\d*\.\d*0*$" * 1_200,
+        }
+    },
+    "thousands of classes": {"regex": r"[^\W]" * 12_000},
     "thousands of words": {"choice": [f"word {i}" for i in range(4000)]},
 }  # fmt: skip
 

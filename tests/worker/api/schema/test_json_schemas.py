@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 from typing import Any
 
 import pytest
@@ -115,3 +116,114 @@ def test_forms_stand_beside_what_else_a_schema_says() -> None:
     found = enforceable({"properties": {"format": inner}, "const": inner})
     assert found["properties"]["format"] == {**inner, "allOf": [{"minLength": 3}, *date]}
     assert found["const"] == inner
+
+
+def patterns_of(pattern: str) -> list[str]:
+    """Expressions that all have to match in place of the pattern."""
+    schema = enforceable({"pattern": pattern})
+    return [schema["pattern"], *(rule["pattern"] for rule in schema.get("allOf", ()))]
+
+
+# What pydantic 2.12 wrote for `Decimal`, without bounds and with `max_digits`, `decimal_places`.
+NO_NUMBER = r"^(?!^[-+.]*$)[+-]?0*"
+DECIMALS = (
+    NO_NUMBER + r"\d*\.?\d*$",
+    NO_NUMBER + r"\d*\.?\d{0,3}0*$",
+    NO_NUMBER + r"(?:\d{0,4}|(?=[\d.]{1,5}0*$)\d*\.\d*0*$)",
+    NO_NUMBER + r"(?:\d{0,2}|(?=[\d.]{1,6}0*$)\d{0,2}\.\d{0,3}0*$)",
+)
+NUMBERS = ("7", "-7", "+07.5", ".25", "3.", "0.0", "99.125", "099.1250", "1234", "1.234", "12345.6")
+
+
+@pytest.mark.parametrize("pattern", DECIMALS)
+def test_a_decimal_is_one_with_or_without_its_look_ahead(pattern: str) -> None:
+    """Digits beyond the bounds are excluded, which pydantic's own expression forgets."""
+    found = patterns_of(pattern)
+    for text in (*NUMBERS, "", "-", "+", ".", "-.", "a", "7a", "1.2.3", "1e5", "99.12345", "6 "):
+        is_allowed = all(re.search(each, text) for each in found)
+        assert is_allowed == bool(re.fullmatch(pattern.removesuffix("$"), text)), text
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"^(?=.*[a-c])(?=.*\d)\w{3,}$",
+        r"^(?=.{2,4}$)(?!0)[0-9a-f]+$",
+        r"^(?!ab)[a-f]*$",
+        r"^(?!ab$)[a-f]*$",
+        r"^(?!^[a-c]+$)[a-f]*$",
+        r"^(?![^a]*$)[^.]+$",
+        r"^(?!.*-)[-a-f]*$",
+        r"^(?!\.)(?!.*\.\.)[ab.]+$",
+        r"^(?!.*[ab][ab][ab])[ab1]+$",
+        r"^(?!a.\.)[a-c.]+$",
+        r"^(?=a|(b\)|[)]))[^x]",
+    ],
+)
+def test_look_aheads_at_the_beginning_are_patterns_of_their_own(pattern: str) -> None:
+    found = patterns_of(pattern)
+    assert len(found) > 1
+    assert not any("(?=" in each or "(?!" in each for each in found)
+    texts = map("".join, product("ab1-.)", repeat=4))
+    for text in (*texts, "", "a", "b", "ab", "a-", "abc", "fed1a", "aba"):
+        assert all(re.search(each, text) for each in found) == bool(re.search(pattern, text)), text
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"^a(?=b)", r"^(?!a|b)c", r"(?<=a)b", r"^(?!a", r"^(?!(a)\1)b"]
+)
+def test_other_look_arounds_stay_as_they_are(pattern: str) -> None:
+    """The library refuses them by name."""
+    assert patterns_of(pattern) == [pattern]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        (r"\d\w\s", r"[0-9][0-9A-Za-z_][\t-\r\x20]"),
+        (r"\D\S", r"[^\p{Nd}][^\s\x{FEFF}]"),
+        (r"[\d-]\\d\.", r"[[0-9]-]\\d\."),
+        (r"[x\s][^\d][^\s]", r"[x[\t-\r\x20]][^[\p{Nd}]][^[\s\x{FEFF}]]"),
+        (r"[^\S\n][^\D]\]\s", r"[^[^\t-\r\x20]\n][^[^0-9]]\][\t-\r\x20]"),
+    ],
+)
+def test_classes_let_in_what_is_of_ascii(pattern: str, expected: str) -> None:
+    """And keep out what is of Unicode."""
+    assert patterns_of(pattern) == [expected]
+    assert enforceable({"patternProperties": {pattern: {}}})["patternProperties"] == {expected: {}}
+
+
+def test_two_patterns_of_names_that_mean_the_same_are_refused() -> None:
+    with pytest.raises(ValueError, match="two patterns that mean the same"):
+        enforceable({"patternProperties": {r"^\d": {"type": "null"}, "^[0-9]": {}}})
+
+
+@pytest.mark.parametrize(
+    "idle",
+    [
+        {"uniqueItems": False},
+        {"format": "binary"},
+        {"format": "password", "writeOnly": True},
+        {"propertyNames": {}, "unevaluatedProperties": True},
+        {"propertyNames": {"type": "string"}},
+        {"dependentRequired": {}, "dependentSchemas": {}, "not": False},
+        {"if": {"type": "null"}},
+        {"then": False, "else": False, "maxContains": 0},
+    ],
+)
+def test_what_demands_nothing_is_left_out(idle: dict[str, Any]) -> None:
+    """Wherever it stands, but not where it is a name or data."""
+    names = {"properties": {name: {"const": {**idle}} for name in idle}}
+    schema = {**idle, **names, "items": {**idle, "type": "string"}}
+    notes = {name: value for name, value in idle.items() if name == "writeOnly"}
+    expected = {**notes, **names, "items": {**notes, "type": "string"}}
+    assert {**enforceable(schema), "x-guidance": None} == {**expected, "x-guidance": None}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"uniqueItems": True}, {"format": "regex"}, {"not": {}}, {"if": {}, "then": {}},
+     {"contains": {}, "minContains": 0}, {"dependentRequired": {"a": []}}],
+)  # fmt: skip
+def test_what_may_demand_something_stays(schema: dict[str, Any]) -> None:
+    assert schema.items() <= enforceable(schema).items()

@@ -85,11 +85,40 @@ def schema_of(**fields: Any) -> dict[str, Any]:
 
 
 def test_a_named_function_is_answered_with_its_arguments() -> None:
-    """Its own schema, or an object."""
+    """Its own schema; without one, an object that has none."""
     named = {"type": "function", "function": {"name": "sum"}}
     assert schema_of(tools=[tool("sum", SUM), tool("g")], tool_choice=named) == SUM
-    schema = schema_of(tools=[tool("sum")], tool_choice=named)
-    assert schema == {"type": "object", "properties": {}}
+    for absent in (tool("sum"), tool("sum", {}), {"function": {"name": "sum", "parameters": None}}):
+        schema = schema_of(tools=[absent], tool_choice=named)
+        validator = jsonschema.Draft202012Validator(schema)
+        assert [validator.is_valid(answer) for answer in ({}, {"a": 1}, None)] == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "stated", ["string", "null", None, 7, [], ["string", "null"], {"type": "object"}]
+)
+def test_arguments_that_are_no_object_are_refused(stated: object) -> None:
+    """The message names the field and its value, whatever the choice."""
+    tools = [tool("f", SUM), tool("g", {"type": stated, "properties": {}})]
+    with pytest.raises(RequestError, match=r"must be 'object', got ") as caught:
+        template_tools(request(tools=tools, tool_choice="none").tools)
+    assert (caught.value.param, caught.value.status) == ("tools[1].function.parameters", 400)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {}}, "required": ["a"]},
+        {"type": ["object", "null"], "required": ["a"]},
+        {"$ref": "#/$defs/x", "$defs": {"x": {"required": ["a"]}}},
+        {"anyOf": [{"type": "integer"}, {"required": ["a"]}]},
+    ],
+)
+def test_arguments_are_an_object_whatever_else_a_schema_allows(schema: dict[str, Any]) -> None:
+    named = {"type": "function", "function": {"name": "f"}}
+    assert template_tools(request(tools=[tool("f", schema)]).tools) == [tool("f", schema)]
+    one = jsonschema.Draft202012Validator(schema_of(tools=[tool("f", schema)], tool_choice=named))
+    assert [one.is_valid(answer) for answer in ({"a": 1}, {}, None, 3, "x")] == [1, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(

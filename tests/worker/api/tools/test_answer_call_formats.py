@@ -54,9 +54,14 @@ class Parsed:
 
 
 def parse(
-    pieces: Iterable[str], tool_format: str | None, *, truncated: bool = False, **form: Any
+    pieces: Iterable[str],
+    tool_format: str | None,
+    *,
+    truncated: bool = False,
+    stopped: bool = False,
+    **form: Any,
 ) -> Parsed:
-    """What comes of pieces of text."""
+    """What comes of pieces of text, which end by themselves, at a limit or at a stop string."""
     numbers = count()
     parser = AnswerForm(
         lambda: f"call-{next(numbers)}",
@@ -64,7 +69,8 @@ def parse(
     ).parser()
     parsed = Parsed()
     said = [parser.feed(piece) for piece in pieces]
-    for part in [*said, parser.finish(truncated=truncated)]:
+    complete = not truncated and not stopped
+    for part in [*said, parser.finish(complete=complete, truncated=truncated)]:
         parsed.content += part.content
         parsed.reasoning += part.reasoning
         for call in part.calls:
@@ -135,6 +141,31 @@ CASES = {
         "hermes", '<tool_call>{"name": "nope", "arguments": {}}</tool_call>', [("nope", {})]
     ),
     "hermes, only text": Case("hermes", " a < b, <tool> \n", [], " a < b, <tool> \n"),
+    "hermes, no brackets": Case(
+        "hermes",
+        '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo", "at": [1, {"x": [null'
+        '\n</tool_call>\n<tool_call>{"name": "now", "arguments": {<tool_call>\n{"name": "now"}',
+        [("get_weather", {"city": "Oslo", "at": [1, {"x": [None]}]}), ("now", {}), ("now", {})],
+    ),
+    "hermes, too many brackets": Case(
+        "hermes",
+        '<tool_call>{"name": "now", "arguments": {"a": [{}]}}]}\n}</tool_call> so',
+        [("now", {"a": [{}]})],
+        "so",
+    ),
+    "hermes, two calls between marks": Case(
+        "hermes",
+        '<tool_call>\n{"name": "now"}\n{"name": "get_weather", "arguments": {"days": 2}}\n'
+        "</tool_call>",
+        [("now", {}), ("get_weather", {"days": 2})],
+    ),
+    "hermes, arguments as text": Case(
+        "hermes",
+        '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"Z\\\\u00fcrich\\"}"}'
+        '</tool_call><tool_call>{"arguments": " {\\n}\\n", "name": "now"}</tool_call>'
+        '<tool_call>{"name": "now", "arguments": ""}</tool_call>',
+        [("get_weather", {"city": "Zürich"}), ("now", {}), ("now", {})],
+    ),
     "llama3, one call": Case(
         "llama3_json",
         '{"name": "get_weather", "parameters": ' + TRICKY_JSON + "}",
@@ -148,6 +179,23 @@ CASES = {
     ),
     "llama3, text": Case("llama3_json", 'It is {"name": "now"}.', [], 'It is {"name": "now"}.'),
     "llama3, another object": Case("llama3_json", '{"name": "Bob"} ', [], '{"name": "Bob"} '),
+    "llama3, parameters as text, no brackets": Case(
+        "llama3_json",
+        '{"name": "get_weather", "parameters": "{\\"days\\": 4}"; '
+        '{"name": "now", "parameters": {"a": {"b": "}"}<|python_tag|>'
+        '{"name": "get_weather", "parameters": {"at": [[2.5, true',
+        [
+            ("get_weather", {"days": 4}),
+            ("now", {"a": {"b": "}"}}),
+            ("get_weather", {"at": [[2.5, True]]}),
+        ],
+    ),
+    "mistral, no brackets": Case(
+        "mistral",
+        '[TOOL_CALLS]now[ARGS]{"a": [["[TOOL_CALLS]"[TOOL_CALLS]now[ARGS]"{\\"b\\": []}"'
+        '[TOOL_CALLS][{"name": "get_weather", "arguments": {"days": 0',
+        [("now", {"a": [["[TOOL_CALLS]"]]}), ("now", {"b": []}), ("get_weather", {"days": 0})],
+    ),
     "mistral, list": Case(
         "mistral",
         '[TOOL_CALLS] [{"name": "get_weather", "arguments": ' + TRICKY_JSON + "}, "
@@ -181,6 +229,24 @@ CASES = {
     "json, another list": Case("json", "[1, 2]", [], "[1, 2]"),
     "json, something more in it": Case(
         "json", '{"name": "now", "age": 3}', [], '{"name": "now", "age": 3}'
+    ),
+    "json, list without its end": Case(
+        "json",
+        '[{"name": "now", "parameters": "{}"}, {"name": "get_weather", "parameters": {"days": 1',
+        [("now", {}), ("get_weather", {"days": 1})],
+    ),
+    "pythonic, no brackets": Case(
+        "pythonic",
+        "[now(), get_weather(at=[1, {'x': (2, 3",
+        [("now", {}), ("get_weather", {"at": [1, {"x": [2, 3]}]})],
+    ),
+    "pythonic, no parenthesis": Case(
+        "pythonic", "[get_weather(days=5, city=')<']", [("get_weather", {"days": 5, "city": ")<"})]
+    ),
+    "pythonic, only the last mark": Case(
+        "pythonic",
+        "<|python_start|>[now(a=None), now(b=2<|python_end|>",
+        [("now", {"a": None}), ("now", {"b": 2})],
     ),
     "pythonic": Case(
         "pythonic",
@@ -226,6 +292,30 @@ CASES = {
         ],
         "I look.",
     ),
+    "qwen3_coder, no end of a parameter": Case(
+        "qwen3_coder",
+        "<tool_call>\n<function=get_weather>\n<parameter=days>\n2\n<parameter=city>\nOslo\n"
+        "</function>\n</tool_call>\nDone.",
+        [("get_weather", {"days": 2, "city": "Oslo"})],
+        "Done.",
+    ),
+    "qwen3_coder, no end of a function": Case(
+        "qwen3_coder",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nBern\n\n</tool_call>\n"
+        "<tool_call><function=get_weather><parameter=metric>false</parameter>"
+        "<tool_call>\n<function=now>\n</tool_call>",
+        [("get_weather", {"city": "Bern\n"}), ("get_weather", {"metric": False}), ("now", {})],
+    ),
+    "qwen3_coder, no end at all": Case(
+        "qwen3_coder",
+        "<function=get_weather>\n<parameter=at>\n[1]\n<function=get_weather>\n<parameter=city>\n"
+        "a <b>\n\tc<tool_call>\n<function=get_weather><parameter=where>{'x': 1}\n",
+        [
+            ("get_weather", {"at": [1]}),
+            ("get_weather", {"city": "a <b>\n\tc"}),
+            ("get_weather", {"where": "{'x': 1}"}),
+        ],
+    ),
     "qwen3_coder, no outer marks": Case(
         "qwen3_coder",
         "<function=get_weather>\n<parameter=days>\nthree\n</parameter>\n<parameter=other>\n5\n"
@@ -250,18 +340,22 @@ def test_answers_are_parsed_alike_however_they_are_cut(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_answer_may_end_anywhere(name: str) -> None:
-    """Cut off by a limit, each beginning of an answer is parsed alike in pieces and whole; at its
-    own end, what is not a whole call is content.
+    """Cut off by a limit or a stop string, each beginning of an answer is parsed alike in pieces
+    and whole, and so it is at its own end. What is not a whole call is content; only at its own end
+    may the last one lack what closes it.
     """
     case = CASES[name]
     for end in range(len(case.text)):
         text = case.text[:end]
-        cut = parse([text], case.tool_format, truncated=True)
-        assert parse(text, case.tool_format, truncated=True) == cut
-        ended = parse([text], case.tool_format)
-        assert ended.good == case.calls[: len(ended.good)]
-        if not ended.good:
-            assert ended.content == text
+        for how in ({"truncated": True}, {"stopped": True}, {}):
+            ended = parse([text], case.tool_format, **how)
+            assert parse(text, case.tool_format, **how) == ended
+            if "stopped" in how:
+                assert ended.good == case.calls[: len(ended.good)]
+            if "truncated" not in how and not ended.good:
+                assert ended.content == text
+        assert ended.good[:-1] == case.calls[: max(0, len(ended.good) - 1)]
+        assert all(isinstance(arguments, dict) for _, arguments in ended.good)
 
 
 _PARTS = ("<tool_call>", "</tool_call>", "<function=now>", "<parameter=city>", "</parameter>",
@@ -334,7 +428,15 @@ def test_any_arguments_arrive_as_they_were_written(value: object) -> None:
         ("pythonic", "[now(a=" + "[" * 200),
         ("qwen3_coder", "<tool_call><function=now>text</function></tool_call>"),
         ("qwen3_coder", "<function=now><parameter=a>1</parameter><parameter=a>2</parameter>"),
-        ("qwen3_coder", "<function=now><parameter=a>unfinished"),
+        ("qwen3_coder", "<function=now><parameter=a>1</parameter><parameter=unfinished"),
+        ("qwen3_coder", "<function=now"),
+        ("hermes", '<tool_call>{"name": "now", "arguments": "[1]"}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "now", "arguments": "{\\"a\\": 1"}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "now", "arguments": "{}{}"}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "now", "arguments": {"a": "b'),
+        ("hermes", '<tool_call>{"name": "now", "arguments": {"a": 1,</tool_call>'),
+        ("mistral", '[TOOL_CALLS]now"here"'),
+        ("pythonic", "[now(a=[1, 2<b"),
     ],
 )
 def test_a_malformed_call_is_content(tool_format: str, text: str) -> None:
@@ -343,6 +445,108 @@ def test_a_malformed_call_is_content(tool_format: str, text: str) -> None:
     assert parsed.good == []
     assert parsed.content == text
     assert parse(text, tool_format) == parsed
+
+
+def test_a_call_in_python_is_sent_once_it_is_one() -> None:
+    """Nothing of what turns out to be none has to be taken back."""
+    for text in ("[now('x')]", "[now(a=1, 'x')]", "[now(a=1, b=c)]"):
+        assert parse(text, "pythonic") == Parsed(content=text)
+    cut = parse("[now(a=1, b=[2", "pythonic", truncated=True)
+    assert (cut.calls, cut.content) == ({0: ["now", '{"a": 1']}, "")
+
+
+def test_a_stop_string_within_a_call_leaves_no_call() -> None:
+    """It is not the model that ended it, so what is missing is not only what closes it."""
+    for tool_format, text in (
+        ("hermes", '<tool_call>{"name": "now", "arguments": {"a": 1'),
+        ("qwen3_coder", "<function=now><parameter=a>1"),
+        ("pythonic", "[now(a=1"),
+    ):
+        stopped = parse(text, tool_format, stopped=True)
+        assert (stopped.good, stopped.content) == ([], text)
+
+
+CALL = st.tuples(
+    st.just("get_weather"),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "city": st.text("ab \"'\\é🙂,:", min_size=1),
+            "days": st.integers(-9, 99),
+            "at": st.lists(st.integers(0, 9) | st.lists(st.none() | st.booleans(), max_size=2)),
+            "metric": st.booleans(),
+        },
+    ),
+)
+
+
+def written(
+    tool_format: str, calls: list[tuple[str, dict[str, Any]]], as_text: bool
+) -> list[list[str]]:
+    """The calls as a model writes them; of each the text without what closes it, and the pieces
+    that close it in their order. Those of a format that does not mark calls close the last alone.
+    """
+    found: list[list[str]] = []
+    for place, (name, arguments) in enumerate(calls):
+        is_last = place == len(calls) - 1
+        said = json.dumps(arguments, ensure_ascii=False)
+        inner = list(said[len(said.rstrip("}]")) :])
+        said = said.rstrip("}]")
+        if as_text:
+            said, inner = json.dumps(json.dumps(arguments)), []
+        if tool_format in ("hermes", "qwen3"):
+            call = f'<tool_call>\n{{"name": "{name}", "arguments": {said}'
+            found.append([call, *inner, "}", "\n</tool_call>\n"])
+        elif tool_format == "llama3_json":
+            call = f'<|python_tag|>{{"name": "{name}", "parameters": {said}'
+            found.append([call, *inner, "}"])
+        elif tool_format == "mistral":
+            found.append([f"[TOOL_CALLS]{name}[ARGS]{said}", *inner])
+        elif tool_format == "json":
+            call = ("[" if not place else ", ") + f'{{"name": "{name}", "parameters": {said}'
+            ends = [*inner, "}"]
+            found.append([call, *ends, "]"] if is_last else [call + "".join(ends)])
+        elif tool_format == "pythonic":
+            pairs = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+            call = ("[" if not place else ", ") + f"{name}({pairs}"
+            found.append([call, ")", "]"] if is_last else [f"{call})"])
+        else:
+            call = f"<tool_call>\n<function={name}>\n"
+            for key, value in arguments.items():
+                shown = value if isinstance(value, str) else json.dumps(value)
+                call += f"<parameter={key}>\n{shown}\n</parameter>\n"
+            call, end = call.removesuffix("</parameter>\n"), "</parameter>\n"
+            found.append([call, *([end] if arguments else []), "</function>\n", "</tool_call>\n"])
+    return found
+
+
+@given(
+    st.sampled_from(sorted(TOOL_FORMATS)),
+    st.lists(st.just(("now", {})) | CALL, min_size=1, max_size=3),
+    st.booleans(),
+    st.data(),
+)
+@examples(400)
+def test_calls_are_complete_whatever_closes_them(
+    tool_format: str, calls: list[tuple[str, dict[str, Any]]], as_text: bool, data: st.DataObject
+) -> None:
+    """Marks and brackets at the end of each call may be missing, from any one on. The answer may be
+    cut anywhere then: what came is whole calls, or content.
+    """
+    parts = written(tool_format, calls, as_text)
+    kept = [data.draw(st.integers(1, len(part)), "kept") for part in parts]
+    text = "".join("".join(part[:number]) for part, number in zip(parts, kept, strict=True))
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8).map(sorted))
+    whole = parse([text], tool_format)
+    assert (whole.good, whole.broken, whole.content.strip()) == (calls, set(), "")
+    assert parse([text[i:j] for i, j in pairwise([0, *cuts, len(text)])], tool_format) == whole
+    for end in cuts:
+        ended = parse([text[:end]], tool_format)
+        assert parse(text[:end], tool_format) == ended
+        assert ended.good[:-1] == calls[: max(0, len(ended.good) - 1)]
+        assert all(isinstance(arguments, dict) for _, arguments in ended.good)
+        assert ended.good or ended.content == text[:end]
+        assert not ended.broken or ended.content
 
 
 def test_a_call_after_a_malformed_one_is_found() -> None:

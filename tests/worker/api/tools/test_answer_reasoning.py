@@ -15,7 +15,7 @@ def parse(pieces: Any, **form: Any) -> tuple[str, str, list[str]]:
     numbers = count()
     parser = AnswerForm(lambda: str(next(numbers)), **form).parser()
     said = [parser.feed(piece) for piece in pieces]
-    said.append(parser.finish(truncated=False))
+    said.append(parser.finish(complete=True, truncated=False))
     calls = [call.name for part in said for call in part.calls if call.name is not None]
     return "".join(p.reasoning for p in said), "".join(p.content for p in said), calls
 
