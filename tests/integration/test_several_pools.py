@@ -207,6 +207,7 @@ async def test_the_model_chooses_the_pool(
                     lie = A if pool == B else B
                     one = await scene.by_model(name, x_pointsman_pool=lie)
                     assert crossed([(pool, one)]) == []
+            assert {name: (await scene.by_form(name)).pool for name in expected} == expected
             unknown = await scene.by_model("mixtral")
             assert unknown.status == 404
             assert "The model 'mixtral' does not exist; known are: llama, poems, qwen, sql" in (
