@@ -13,7 +13,8 @@ picker chooses a living worker, which goes on after them (`worker.api.generate.r
 A stream is broken when its connection is, when it ends without `[DONE]`, is silent for too long, or
 ends in an error event with the code 503: the engine died, or the worker shuts down. Any other error
 is the worker's answer. So is what it refuses before the stream begins; what a gateway says because
-it has found no worker that answers (502, 503 or 504 that is not JSON) is not.
+it has found no worker that answers (502, 503 or 504 that is not JSON, or that Envoy or the picker
+has signed) is not.
 
 Answers that are not streamed are held whole, and asked for again when they break. Everything else
 is passed on as it comes: other paths, streams of other APIs and of other servers, bodies that are
@@ -37,8 +38,10 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
+from fleet.envoy.settings import LOCAL_REPLY_HEADER
 from fleet.front_flags import build_parser
 from fleet.http_proxy import begun, error_answer, pass_on, serve, unavailable
+from picker.errors import DROP_REASON_HEADER
 from worker.api.http.exchange import error_frame
 from worker.api.routes.prefill_leg import Headers, new_session, of_json, passed_on
 
@@ -58,6 +61,7 @@ _DONE = b"data: [DONE]\n\n"
 _MARK = b": resume "
 _OK, _TOO_MANY, _CLIENT_CLOSED_REQUEST, _GONE = 200, 429, 499, 503
 _NO_WORKER = (502, 503, 504)
+_SIGNATURES = (LOCAL_REPLY_HEADER, DROP_REASON_HEADER)
 _EVENT_STREAM = "text/event-stream"
 _MOST_WORDS = 200  # characters of a refusal that are repeated
 # What Envoy says when a worker that has a request goes away before it answers.
@@ -359,8 +363,9 @@ class _Course:
 
     async def _check(self, source: aiohttp.ClientResponse) -> None:
         """Raise unless this is the answer, or what goes on with it."""
-        status, is_json = source.status, source.content_type == "application/json"
-        if status == _OK or not (self._has_begun or (status in _NO_WORKER and not is_json)):
+        status, is_workers = source.status, source.content_type == "application/json"
+        is_workers = is_workers and not any(name in source.headers for name in _SIGNATURES)
+        if status == _OK or not (self._has_begun or (status in _NO_WORKER and not is_workers)):
             return
         try:
             async with self._limit():

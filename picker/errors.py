@@ -1,23 +1,28 @@
-"""Every way a request can be refused, and the one table that gives each its HTTP status.
+"""Every way a request can be refused, the one table that gives each its HTTP status, and the forms
+in which APIs write errors.
 
 `docs/protocol.md` lists the meaning of each status here.
 
 Source: Gateway API Inference Extension, Endpoint Picker Protocol, and the error codes of the
-reference picker.
+reference picker; the error objects of OpenAI's API, as vLLM fills them, and of Anthropic's.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import Final
 
 DROP_REASON_HEADER = "x-llm-d-request-dropped-reason"
 RETRY_AFTER_HEADER = "retry-after"
 
 
 class Code(Enum):
-    """The kind of an error; its value is the word used in the response body."""
+    """The kind of an error; its value is the word that the reference picker uses for it."""
 
     BAD_REQUEST = "BadRequest"
     UNAUTHORIZED = "Unauthorized"
@@ -25,6 +30,7 @@ class Code(Enum):
     NOT_FOUND = "NotFound"
     PRECONDITION_FAILED = "PreconditionFailed"
     PAYLOAD_TOO_LARGE = "PayloadTooLarge"
+    UNSUPPORTED_MEDIA_TYPE = "UnsupportedMediaType"
     RESOURCE_EXHAUSTED = "ResourceExhausted"
     HEADERS_TOO_LARGE = "HeadersTooLarge"
     INTERNAL = "Internal"
@@ -38,6 +44,7 @@ HTTP_STATUS: dict[Code, int] = {
     Code.NOT_FOUND: 404,
     Code.PRECONDITION_FAILED: 412,
     Code.PAYLOAD_TOO_LARGE: 413,
+    Code.UNSUPPORTED_MEDIA_TYPE: 415,
     Code.RESOURCE_EXHAUSTED: 429,
     Code.HEADERS_TOO_LARGE: 431,
     Code.INTERNAL: 500,
@@ -76,13 +83,16 @@ class RefusedError(PickerError):
 
     `message` is shown to the client; `drop_reason` is set when the request was shed rather than
     wrong, `retry_after_seconds` where it is known when another attempt may go better (RFC 9110:
-    whole seconds, 1 or more).
+    whole seconds, 1 or more). `param` names the member of the body that is at fault, `reference`
+    is the reference picker's text where it differs.
     """
 
     code: Code
     message: str
     drop_reason: DropReason | None = None
     retry_after_seconds: int | None = None
+    param: str | None = None
+    reference: str | None = None
 
     def __post_init__(self) -> None:
         super().__init__(self.message)
@@ -93,63 +103,140 @@ class RefusedError(PickerError):
         return HTTP_STATUS[self.code]
 
     @property
-    def body(self) -> str:
-        """Plain-text body, in the form clients of the reference picker know."""
-        return f"inference error: {self.code.value} - {self.message}"
+    def reference_body(self) -> str:
+        """The body with which the reference picker answers."""
+        return f"inference error: {self.code.value} - {self.reference or self.message}"
 
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:
         """Response headers beyond the status."""
-        headers = () if self.drop_reason is None else drop_headers(self.drop_reason)
+        headers: tuple[tuple[str, str], ...] = ()
+        if self.drop_reason is not None:
+            headers = ((DROP_REASON_HEADER, self.drop_reason.value),)
         if self.retry_after_seconds is None:
             return headers
         return (*headers, (RETRY_AFTER_HEADER, str(self.retry_after_seconds)))
 
-
-def drop_headers(reason: DropReason) -> tuple[tuple[str, str], ...]:
-    """The response header that says why a request was shed."""
-    return ((DROP_REASON_HEADER, reason.value),)
-
-
-def eviction_headers(reason: DropReason) -> tuple[tuple[str, str], ...]:
-    """The response headers of a request that was stopped while it was under way."""
-    return (*drop_headers(reason), (RETRY_AFTER_HEADER, str(EVICTED_RETRY_AFTER_SECONDS)))
+    def answer(self, form: ErrorForm) -> tuple[str, tuple[tuple[str, str], ...]]:
+        """The body in that form, and the response headers."""
+        body = _WRITERS[form](self)
+        return body, (*self.headers, JSON_CONTENT) if form in _JSON_FORMS else self.headers
 
 
-def enveloped(path: str, status: int, text: str) -> str | None:
-    """`text` in the form that the API at `path`, without its query, has for errors, in JSON; None:
-    plain text. Only Anthropic's clients need theirs.
-    """
-    if not path.rstrip("/").endswith(_ANTHROPIC_PATHS):
-        return None
-    error = {"type": _ANTHROPIC_TYPES.get(status, "api_error"), "message": text}
-    return json.dumps({"type": "error", "error": error})
+class EvictedError(RefusedError):
+    """429: the request was under way and has to make room."""
+
+    def __init__(self, reason: DropReason) -> None:
+        super().__init__(
+            Code.RESOURCE_EXHAUSTED,
+            "the request was stopped to make room for others",
+            reason,
+            EVICTED_RETRY_AFTER_SECONDS,
+        )
+
+    @property
+    def reference_body(self) -> str:
+        """Without a code."""
+        return "request evicted by flow control"
 
 
-def no_endpoints(
-    message: str = "failed to find endpoint candidates for serving the request",
-) -> RefusedError:
+class ErrorForm(Enum):
+    """How an answer writes an error."""
+
+    OPENAI = "OpenAI's error object"
+    ANTHROPIC = "Anthropic's error object"
+    PLAIN = "text alone, which a proxy turns into gRPC's status message"
+    REFERENCE = "the reference picker's text"
+
+
+def form_of(path: str, content_type: str) -> ErrorForm:
+    """The form of the API at `path`, without its query, for a request with that content type."""
+    if content_type.startswith(GRPC_CONTENT):
+        return ErrorForm.PLAIN
+    if path.rstrip("/").endswith(ANTHROPIC_PATHS):
+        return ErrorForm.ANTHROPIC
+    return ErrorForm.OPENAI
+
+
+def no_endpoints(message: str = "") -> RefusedError:
     """503: the pool, or the part of it that this request may use, has no endpoint."""
-    return RefusedError(Code.SERVICE_UNAVAILABLE, message, DropReason.NO_ENDPOINTS)
+    if message:
+        return RefusedError(Code.SERVICE_UNAVAILABLE, message, DropReason.NO_ENDPOINTS)
+    return RefusedError(
+        Code.SERVICE_UNAVAILABLE,
+        "no endpoint is available for this request",
+        DropReason.NO_ENDPOINTS,
+        reference="failed to find endpoint candidates for serving the request",
+    )
 
 
-def bad_request(message: str) -> RefusedError:
+def bad_request(message: str, *, reference: str | None = None) -> RefusedError:
     """400: the client's request cannot be understood."""
-    return RefusedError(Code.BAD_REQUEST, message)
+    return RefusedError(Code.BAD_REQUEST, message, reference=reference)
 
 
-_ANTHROPIC_PATHS = ("/messages", "/messages/count_tokens")
-_ANTHROPIC_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    412: "invalid_request_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    431: "invalid_request_error",
-    503: "overloaded_error",
+def openai_type(status: int) -> str:
+    """The `type` of an error in OpenAI's form: that of the worker, and of vLLM."""
+    return _OPENAI_TYPES.get(status) or HTTPStatus(status).phrase
+
+
+def anthropic_type(status: int) -> str:
+    """The `type` of an error in Anthropic's form."""
+    return _ANTHROPIC_TYPES.get(status) or (
+        "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
+    )
+
+
+def _openai(error: RefusedError) -> str:
+    status = error.status
+    shown = {"message": _sentence(error), "type": openai_type(status), "param": error.param}
+    return json.dumps({"error": {**shown, "code": status}})
+
+
+def _anthropic(error: RefusedError) -> str:
+    shown = {"type": anthropic_type(error.status), "message": _sentence(error)}
+    return json.dumps({"type": "error", "error": shown})
+
+
+def _sentence(error: RefusedError) -> str:
+    return error.message[:1].upper() + error.message[1:]
+
+
+# How Envoy's access log and its filters tell the picker's answers from Envoy's own
+# (`response.code_details`).
+ANSWER_DETAILS: Final = "endpoint_picker"
+GRPC_CONTENT: Final = "application/grpc"
+JSON_CONTENT: Final = ("content-type", "application/json")
+# What ends in `/messages` may be mounted anywhere.
+ANTHROPIC_PATHS: Final = ("/messages", "/messages/count_tokens")
+# Of other statuses it is the phrase that HTTP has for them.
+_OPENAI_TYPES: Final[Mapping[int, str]] = MappingProxyType(
+    {
+        400: "BadRequestError",
+        401: "AuthenticationError",
+        403: "PermissionDeniedError",
+        404: "NotFoundError",
+        429: "RateLimitError",
+        500: "InternalServerError",
+    }
+)
+_ANTHROPIC_TYPES: Final[Mapping[int, str]] = MappingProxyType(
+    {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        413: "request_too_large",
+        429: "rate_limit_error",
+        503: "overloaded_error",
+        504: "timeout_error",
+    }
+)
+_JSON_FORMS: Final = (ErrorForm.OPENAI, ErrorForm.ANTHROPIC)
+_WRITERS: Final[Mapping[ErrorForm, Callable[[RefusedError], str]]] = {
+    ErrorForm.OPENAI: _openai,
+    ErrorForm.ANTHROPIC: _anthropic,
+    ErrorForm.PLAIN: _sentence,
+    ErrorForm.REFERENCE: lambda error: error.reference_body,
 }
-EVICTED_STATUS = HTTP_STATUS[Code.RESOURCE_EXHAUSTED]
-EVICTED_BODY = "request evicted by flow control"
+EVICTED_STATUS: Final = HTTP_STATUS[Code.RESOURCE_EXHAUSTED]
 EVICTED_RETRY_AFTER_SECONDS = 1  # when there will be room is not known; the least that can be said

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import yaml
 from envoy.config.bootstrap.v3 import bootstrap_pb2
@@ -95,7 +96,18 @@ def to_yaml(message: Message, heading: str = "") -> str:
 
 def to_json(message: Message) -> str:
     """`message` as JSON with Envoy's own field names."""
-    return json_format.MessageToJson(message, preserving_proto_field_name=True, indent=1)
+    document = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    return json.dumps(_in_order(document), indent=1)
+
+
+def _in_order(value: Any, of_json: bool = False) -> Any:
+    """`value` with the members of formats in JSON sorted: protobuf has them in no order."""
+    if isinstance(value, list):
+        return [_in_order(one, of_json) for one in value]
+    if not isinstance(value, dict):
+        return value
+    members = sorted(value.items()) if of_json else value.items()
+    return {name: _in_order(one, of_json or name == "json_format") for name, one in members}
 
 
 def endpoints_document(endpoints: Sequence[SocketAddress]) -> str:

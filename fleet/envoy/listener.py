@@ -24,6 +24,7 @@ from envoy.extensions.retry.host.previous_hosts.v3 import previous_hosts_pb2
 from envoy.type.matcher.v3 import string_pb2
 
 from fleet.envoy.clusters import PICKER, POOL
+from fleet.envoy.local_replies import local_reply_config
 from fleet.envoy.proto import address, boolean, extension, packed, seconds, uint32
 from fleet.envoy.settings import (
     CONTROL_PREFIXES,
@@ -88,7 +89,10 @@ def _connection_manager(config: BootstrapConfig) -> http_connection_manager_pb2.
             max_headers_count=uint32(limits.max_request_headers),
             headers_with_underscores_action=protocol_pb2.HttpProtocolOptions.REJECT_REQUEST,
         ),
+        # Of a WebSocket (vLLM's /v1/realtime) the picker decides at the headers.
+        upgrade_configs=[_ConnectionManager.UpgradeConfig(upgrade_type="websocket")],
         http2_protocol_options=protocol_pb2.Http2ProtocolOptions(
+            allow_connect=True,  # which a WebSocket over HTTP/2 begins with
             max_concurrent_streams=uint32(limits.max_concurrent_streams),
             initial_stream_window_size=uint32(65_536),
             initial_connection_window_size=uint32(1_048_576),
@@ -100,6 +104,7 @@ def _connection_manager(config: BootstrapConfig) -> http_connection_manager_pb2.
             )
         ],
         route_config=_routes(config),
+        local_reply_config=local_reply_config(),
         http_filters=[_ext_proc(config), _router()],
     )
     if config.access_log_path is not None:
@@ -169,7 +174,7 @@ def _undecided() -> route_components_pb2.Route:
         name="by-model",
         match=route_components_pb2.RouteMatch(prefix="/"),
         direct_response=route_components_pb2.DirectResponseAction(
-            status=503, body={"inline_string": "the endpoint picker did not choose a pool\n"}
+            status=503, body={"inline_string": "The endpoint picker did not choose a pool"}
         ),
     )
 
@@ -181,7 +186,8 @@ def _nowhere(pools: Sequence[str]) -> route_components_pb2.Route:
         name="nowhere",
         match=route_components_pb2.RouteMatch(prefix="/"),
         direct_response=route_components_pb2.DirectResponseAction(
-            status=404, body={"inline_string": f"no pool is here; they are below {known}\n"}
+            status=404,
+            body={"inline_string": f"There is no pool at this path; they are below {known}"},
         ),
     )
     _set_ext_proc(route, ext_proc_pb2.ExtProcPerRoute(disabled=True))

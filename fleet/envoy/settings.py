@@ -11,6 +11,9 @@ DESTINATION_NAMESPACE = "envoy.lb"
 # picker that chooses the pool says which one.
 POOL_METADATA = "x-pointsman-pool"
 
+# The response header by which Envoy's own answers can be told from a worker's.
+LOCAL_REPLY_HEADER = "x-pointsman-local-reply"
+
 # Every header by which a picker or a worker learns where to send or take something. A client that
 # could set one would choose the endpoint itself, or make a worker call an address of its choosing.
 ROUTING_HEADERS = (

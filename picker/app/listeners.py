@@ -20,6 +20,7 @@ from picker.admin.server import AdminServer
 from picker.app.pool import ServedPool
 from picker.cli.options import MetricsTls, Options, PeerFlags, Ports, TlsFlags, XdsFlags
 from picker.errors import ConfigError, PickerError
+from picker.extproc.machine.request_phase import StreamSettings
 from picker.extproc.pump import StreamMetrics
 from picker.extproc.server import Exchanges, build_server
 from picker.metrics.picker_metrics import PickerMetrics
@@ -86,6 +87,7 @@ class ExtProcPort:
             exchanges,
             options=self._options,
             health=answering,
+            settings=StreamSettings(conformance=options.conformance),
             streams=streams if options.grpc_stream_metrics else None,
         )
 

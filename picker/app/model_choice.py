@@ -1,5 +1,6 @@
 # Apart: pure, and tested without a picker.
-"""Which of several pools a request is for, by the model that its body names.
+"""Which of several pools a request is for, by the model that it names: in its body, JSON or a form,
+or in its path where it has none.
 
 A pool has the models that its rewrites match exactly, those that its endpoints list at `/v1/models`
 (LoRA adapters among them), and the adapters that their metrics say run there. Of pools that have
@@ -18,24 +19,28 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import parse_qs, unquote
 
 import msgspec
 from msgspec.structs import replace
 
-from picker.errors import Code, RefusedError, no_endpoints
+from picker.errors import JSON_CONTENT, Code, ErrorForm, RefusedError, no_endpoints
 from picker.extproc.pump import Evict, ExchangeSource, RequestExchange
 from picker.framework.attributes import MODELS_ATTRIBUTE, ServedModel
 from picker.metrics.series import Counter
-from picker.plugins.parsers._json_bodies import decoded, model_of
+from picker.plugins.parsers._form_bodies import form_field
+from picker.plugins.parsers._json_bodies import decoded, media_type_of, model_of, unreadable
 from picker.pool.datastore import Snapshot
 from picker.pool.policies import RuleSet
-from picker.requestcontrol.headers import path_of
+from picker.requestcontrol.headers import target_of
 from picker.types import FinishCause, RawRequest, RouteDecision
 
 log = logging.getLogger(__name__)
 
 POOL_HEADER: Final = "x-pointsman-pool"
 LIST_PATH: Final = "/v1/models"
+MODEL: Final = "model"
+FORM: Final = "multipart/form-data"
 # How old the known models may be, and how soon after a look a missing one is looked for again.
 MAX_AGE_SECONDS: Final = 0.25
 MIN_AGE_SECONDS: Final = 0.05
@@ -156,14 +161,7 @@ class ModelChoice:
 
     def choose(self, raw: RawRequest) -> PoolOfModels:
         """The pool of a complete request. Raises `RefusedError` when no pool has its model."""
-        if raw.body is None:
-            if path_of(raw.headers).rstrip("/") == LIST_PATH:
-                raise ModelListing(self._models.listing())
-            raise self._refusal(Code.NOT_FOUND, "the request names no model")
-        named, _ = decoded(raw.body, _decode_named)
-        model = model_of({"model": named.model})
-        if not model:
-            raise self._refusal(Code.BAD_REQUEST, "the request names no model")
+        model = self._of_path(raw) if raw.body is None else self._of_body(raw.headers, raw.body)
         pool = self._models.pool_of(model)
         if pool is not None:
             return pool
@@ -173,11 +171,38 @@ class ModelChoice:
             raise no_endpoints(f"the model '{shown(model)}' is unknown, but {text}")
         raise self._refusal(Code.NOT_FOUND, f"the model '{shown(model)}' does not exist")
 
+    def _of_path(self, raw: RawRequest) -> str:
+        """The model that a request without a body names: `/v1/models/NAME`, or `?model=NAME`."""
+        path, _, query = target_of(raw.headers).partition("?")
+        if path.rstrip("/") == LIST_PATH:
+            raise ModelListing(self._models.listing())
+        if path.startswith(f"{LIST_PATH}/"):
+            return unquote(path.removeprefix(f"{LIST_PATH}/"))
+        if named := parse_qs(query).get(MODEL):
+            return named[-1]
+        text = "the request has no body, and its path names no model"
+        raise self._refusal(Code.NOT_FOUND, text)
+
+    def _of_body(self, headers: Mapping[str, str], body: bytes) -> str:
+        if media_type_of(headers) == FORM:
+            text = f"the form has no field '{MODEL}'"
+            model = form_field(body, headers["content-type"], MODEL)
+        else:
+            text = f"the request body has no '{MODEL}'"
+            try:
+                model = model_of({MODEL: decoded(body, _decode_named)[0].model})
+            except RefusedError as refusal:
+                raise unreadable(headers, body, refusal) from refusal
+        if not model:
+            raise self._refusal(Code.BAD_REQUEST, text)
+        return model
+
     def _refusal(self, code: Code, text: str) -> RefusedError:
         names = [shown(name) for name in self._models.names]
         if len(names) > _SHOWN_MODELS:
             names[_SHOWN_MODELS:] = [f"and {len(names) - _SHOWN_MODELS} more"]
-        return RefusedError(code, f"{text}; known are: {', '.join(names) or 'none yet'}")
+        listed = f"{text}; known are: {', '.join(names) or 'none yet'}"
+        return RefusedError(code, listed, param=MODEL)
 
 
 class ChosenLater:
@@ -233,15 +258,9 @@ class ModelListing(RefusedError):  # noqa: N818
         """HTTP status of the answer."""
         return 200
 
-    @property
-    def body(self) -> str:
+    def answer(self, form: ErrorForm) -> tuple[str, tuple[tuple[str, str], ...]]:
         """The list, in JSON."""
-        return self.message
-
-    @property
-    def headers(self) -> tuple[tuple[str, str], ...]:
-        """What kind of body it is."""
-        return (("content-type", "application/json"),)
+        return self.message, (JSON_CONTENT,)
 
 
 def shown(text: str) -> str:

@@ -170,6 +170,7 @@ class Options:
     max_unfinished_body_bytes: int = _DEFAULT_MAX_UNFINISHED_BODY_BYTES
     disable_endpoint_subset_filter: bool = False
     emit_endpoint_scores: bool = False
+    conformance: bool = False
     tls: TlsFlags | None = None
     grpc_health_port: int = 9003
     grpc_stream_metrics: bool = False

@@ -65,6 +65,8 @@ ext_proc
 --disable-endpoint-subset-filter
                               ignore the proxy's subset hint
 --emit-endpoint-scores        send the proxy every candidate's score as metadata
+--conformance                 answer in the words of the reference picker, for its test suites:
+                              plain-text errors, and `x-went-into-resp-headers` on responses
 
 TLS
 --secure-serving = ?          TLS on ext_proc; without --cert-path with a self-signed certificate

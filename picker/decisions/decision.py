@@ -155,8 +155,12 @@ class FilteredOutError(RefusedError):
     """429: the filters of the profile called `profile` left nothing."""
 
     def __init__(self, profile: str) -> None:
-        text = "no endpoints available for the given request"
-        super().__init__(Code.RESOURCE_EXHAUSTED, text, DropReason.SATURATED)
+        super().__init__(
+            Code.RESOURCE_EXHAUSTED,
+            "the filters leave no endpoint for this request",
+            DropReason.SATURATED,
+            reference="no endpoints available for the given request",
+        )
         self.profile = profile
 
 

@@ -24,7 +24,7 @@ from picker.extproc.machine.messages import (
     OverrideTimeout,
     Route,
 )
-from picker.extproc.machine.request_phase import Limits, no_room
+from picker.extproc.machine.request_phase import StreamSettings, no_room
 from picker.extproc.machine.stream import SAID_EVERYTHING, State, StreamMachine
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.rpc.call import Call
@@ -109,11 +109,11 @@ class StreamPump:
         self,
         call: Call,
         exchanges: ExchangeSource,
-        limits: Limits,
+        settings: StreamSettings,
         streams: StreamMetrics | None = None,
     ) -> None:
         self._call = call
-        self._machine = StreamMachine(limits)
+        self._machine = StreamMachine(settings)
         self._routing: asyncio.Task[RouteDecision | RefusedError] | None = None
         # How the stream ended, and what the call ends with (None: it has ended already).
         self._closing: tuple[Ending, Status, str | None] | None = None

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from picker.extproc.machine.request_phase import Limits
+from picker.extproc.machine.request_phase import StreamSettings
 from picker.extproc.pump import ExchangeSource, StreamMetrics, StreamPump
 from picker.extproc.wire import METHOD
 from picker.rpc.call import Call, Served
@@ -33,7 +33,7 @@ def build_server(
     *,
     options: ServerOptions,
     health: HealthService | None = None,
-    limits: Limits | None = None,
+    settings: StreamSettings | None = None,
     streams: StreamMetrics | None = None,
 ) -> GrpcServer:
     """The ext_proc server; `exchanges` is the director, or those of several pools.
@@ -42,13 +42,13 @@ def build_server(
     message. One that the port refused would break the stream, where the limit on bodies gives a
     413; so the latter has to be the smaller. Both count in the budget of `options`.
     """
-    limits = replace(limits or Limits(), budget=options.budget)
-    table = {METHOD: processing(exchanges, limits, streams)}
+    settings = replace(settings or StreamSettings(), budget=options.budget)
+    table = {METHOD: processing(exchanges, settings, streams)}
     return GrpcServer(options, table if health is None else {**table, **health.methods()})
 
 
 def processing(
-    exchanges: Exchanges, limits: Limits, streams: StreamMetrics | None = None
+    exchanges: Exchanges, settings: StreamSettings, streams: StreamMetrics | None = None
 ) -> Served:
     """The method `Process`."""
 
@@ -56,6 +56,6 @@ def processing(
         chosen = exchanges
         if isinstance(chosen, ExchangesByMetadata):
             chosen = chosen.choose(metadata)
-        return StreamPump(call, chosen, limits, streams)
+        return StreamPump(call, chosen, settings, streams)
 
     return serve

@@ -18,7 +18,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from picker.errors import PickerError
+from picker.errors import ANSWER_DETAILS, PickerError
 from picker.extproc.machine.messages import (
     BodyMode,
     Event,
@@ -75,6 +75,14 @@ _SHOW_BODY = _Mode(
     request_trailer_mode=_Mode.SEND,
     response_header_mode=_Mode.SEND,
     response_body_mode=_Mode.FULL_DUPLEX_STREAMED,
+    response_trailer_mode=_Mode.SEND,
+)
+# What Envoy compares with the overrides that it allows.
+_HIDE_BODIES = _Mode(
+    request_body_mode=_Mode.NONE,
+    request_trailer_mode=_Mode.SEND,
+    response_header_mode=_Mode.SEND,
+    response_body_mode=_Mode.NONE,
     response_trailer_mode=_Mode.SEND,
 )
 _OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
@@ -237,6 +245,8 @@ def _upstream(message: _Message) -> tuple[str | None, bool]:
 
 def _send_request_headers(reply: SendRequestHeaders) -> bytes:
     message = _directed(reply, _headers_to(reply.destination))
+    if reply.hides_bodies:
+        message.mode_override.CopyFrom(_HIDE_BODIES)
     return cast("bytes", message.SerializeToString())
 
 
@@ -371,6 +381,7 @@ def _send_immediate(reply: SendImmediate) -> bytes:
     message = pb.ProcessingResponse()
     message.immediate_response.status.code = reply.status
     message.immediate_response.body = reply.body.encode("utf-8", "replace")
+    message.immediate_response.details = ANSWER_DETAILS
     for name, value in reply.headers:
         _set(message.immediate_response.headers, name, value)
     return cast("bytes", message.SerializeToString())

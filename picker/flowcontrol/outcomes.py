@@ -32,49 +32,72 @@ class FlowOutcome(Enum):
 
 def at_capacity(cap: Cap, retry_after_seconds: int) -> RefusedError:
     """429: there is no room to wait in."""
-    message = f"request rejected pre-queue: queue at capacity ({cap.value})"
-    return RefusedError(Code.RESOURCE_EXHAUSTED, message, DropReason.SATURATED, retry_after_seconds)
+    return RefusedError(
+        Code.RESOURCE_EXHAUSTED,
+        f"the queue of requests is full ({cap.value})",
+        DropReason.SATURATED,
+        retry_after_seconds,
+        reference=f"request rejected pre-queue: queue at capacity ({cap.value})",
+    )
 
 
 def too_large(size_bytes: int, most_bytes: int) -> RefusedError:
     """429: there can never be room for it to wait in, so there is no `Retry-After`."""
-    message = (
-        f"request rejected pre-queue: it takes {size_bytes} bytes, and no more than {most_bytes} "
-        "may ever wait; to send it again is of no use"
+    why = (
+        f"it takes {size_bytes} bytes, and no more than {most_bytes} may ever wait; to send it "
+        "again is of no use"
     )
-    return RefusedError(Code.RESOURCE_EXHAUSTED, message, DropReason.SATURATED)
+    return RefusedError(
+        Code.RESOURCE_EXHAUSTED,
+        f"the request is too large for the queue: {why}",
+        DropReason.SATURATED,
+        reference=f"request rejected pre-queue: {why}",
+    )
 
 
 def at_capacity_without_endpoints(cap: Cap) -> RefusedError:
     """503: no endpoint can serve it, and there is no room to wait for one."""
-    message = f"no endpoints available: queue at capacity ({cap.value})"
-    return _unavailable(message, DropReason.NO_ENDPOINTS, NO_ENDPOINTS_RETRY_SECONDS)
+    return _unavailable(
+        f"no endpoint is available, and the queue of requests is full ({cap.value})",
+        DropReason.NO_ENDPOINTS,
+        NO_ENDPOINTS_RETRY_SECONDS,
+        f"no endpoints available: queue at capacity ({cap.value})",
+    )
 
 
 def timed_out(waited_seconds: float, retry_after_seconds: int) -> RefusedError:
     """429: its time to live ended in the queue."""
-    message = f"request timed out in queue: waited {waited_seconds:.3g} s"
     return RefusedError(
-        Code.RESOURCE_EXHAUSTED, message, DropReason.TTL_EXPIRED, retry_after_seconds
+        Code.RESOURCE_EXHAUSTED,
+        f"the request waited {waited_seconds:.3g} s in the queue, as long as it may",
+        DropReason.TTL_EXPIRED,
+        retry_after_seconds,
+        reference=f"request timed out in queue: waited {waited_seconds:.3g} s",
     )
 
 
 def timed_out_without_endpoints(waited_seconds: float) -> RefusedError:
     """503: no endpoint joined in time."""
-    message = (
-        f"request timed out in queue and no endpoints are available: waited {waited_seconds:.3g} s"
+    return _unavailable(
+        f"the request waited {waited_seconds:.3g} s in the queue, and no endpoint became available",
+        DropReason.NO_ENDPOINTS,
+        NO_ENDPOINTS_RETRY_SECONDS,
+        f"request timed out in queue and no endpoints are available: waited {waited_seconds:.3g} s",
     )
-    return _unavailable(message, DropReason.NO_ENDPOINTS, NO_ENDPOINTS_RETRY_SECONDS)
 
 
 def shutting_down() -> RefusedError:
     """503: the picker is shutting down."""
-    message = "internal flow control error: the endpoint picker is shutting down"
-    return _unavailable(message, DropReason.SHUTTING_DOWN, SHUTTING_DOWN_RETRY_SECONDS)
+    why = "the endpoint picker is shutting down"
+    reference = f"internal flow control error: {why}"
+    return _unavailable(why, DropReason.SHUTTING_DOWN, SHUTTING_DOWN_RETRY_SECONDS, reference)
 
 
-def _unavailable(message: str, reason: DropReason, retry_after_seconds: int) -> RefusedError:
-    return RefusedError(Code.SERVICE_UNAVAILABLE, message, reason, retry_after_seconds)
+def _unavailable(
+    message: str, reason: DropReason, retry_after_seconds: int, reference: str
+) -> RefusedError:
+    code = Code.SERVICE_UNAVAILABLE
+    return RefusedError(code, message, reason, retry_after_seconds, reference=reference)
 
 
 TIME_CONSTANT_SECONDS = 10.0

@@ -46,8 +46,12 @@ def refuse_if_full(
     Nothing here knows how fast the pool empties; the metrics of a moment later may say otherwise.
     """
     if saturation.saturation(candidates, Attributes(), now_seconds) >= FULL:
-        text = "system saturated, sheddable request dropped"
-        raise RefusedError(Code.RESOURCE_EXHAUSTED, text, retry_after_seconds=RETRY_AFTER_SECONDS)
+        raise RefusedError(
+            Code.RESOURCE_EXHAUSTED,
+            "the pool is full, and requests of negative priority are rejected",
+            retry_after_seconds=RETRY_AFTER_SECONDS,
+            reference="system saturated, sheddable request dropped",
+        )
 
 
 def refuse_if_not_cached(
@@ -64,7 +68,11 @@ def refuse_if_not_cached(
     for info in attributes.of_type(MATCH_INFO):
         if isinstance(info, PrefixCacheMatchInfo) and info.match_blocks.get(key):
             return
-    raise RefusedError(Code.PRECONDITION_FAILED, "no decode worker has the requested KV cache")
+    raise RefusedError(
+        Code.PRECONDITION_FAILED,
+        "no part of the prompt is in the cache of the chosen endpoint (Prefer: if-available)",
+        reference="no decode worker has the requested KV cache",
+    )
 
 
 def prefers_if_available(headers: Mapping[str, str]) -> bool:
@@ -83,7 +91,11 @@ def scheduling_failed(error: Exception) -> RefusedError:
     refusal = _first_refusal(error)
     if refusal is not None:
         return refusal
-    return RefusedError(Code.RESOURCE_EXHAUSTED, f"failed to find target endpoint: {PLUGIN_FAILED}")
+    return RefusedError(
+        Code.RESOURCE_EXHAUSTED,
+        f"no endpoint could be chosen: {PLUGIN_FAILED}",
+        reference=f"failed to find target endpoint: {PLUGIN_FAILED}",
+    )
 
 
 def _first_refusal(error: BaseException) -> RefusedError | None:

@@ -27,6 +27,7 @@ from picker.errors import Code, DropReason, RefusedError, bad_request, no_endpoi
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Flight, Parser, PreRequest, SaturationDetector
 from picker.outliers.breaker import Answer
+from picker.plugins.parsers._json_bodies import unreadable
 from picker.requestcontrol import admission
 from picker.requestcontrol.bodies import held_bytes, outgoing_body
 from picker.requestcontrol.candidates import candidates_for
@@ -41,6 +42,7 @@ from picker.requestcontrol.plugin_log import PLUGIN_FAILED, PluginLog
 from picker.requestcontrol.responses import NO_METADATA, BodylessResponse, Response, endpoint_scores
 from picker.telemetry.spans import Span
 from picker.types import (
+    Api,
     Candidate,
     Endpoint,
     FinishCause,
@@ -52,6 +54,7 @@ from picker.types import (
 )
 
 SEED_BITS = 63
+UNREAD = ParsedBody(Api.RAW, can_rewrite=False)
 
 
 class Director:
@@ -232,7 +235,7 @@ class Exchange:
         decision, pipeline, gate = self._decision, self._pipeline, self._pipeline.gate
         path = path_of(raw.headers)
         parser = pipeline.parsers.select(path)
-        parsed = parser.parse(path, raw.headers, body)
+        parsed = self._parsed(parser, path, raw, body)
         self._rewrite(raw, parsed)
         decision.request = request = self._identify(raw, parsed, len(body))
         waits = gate is not None and not (self._goes_at_once or gate.is_open)
@@ -250,9 +253,22 @@ class Exchange:
         self._queued_at = self._context.clock()
         self._ticket = await gate.admit(request, self._evict)
         if is_parked:
-            parsed = parser.parse(path, raw.headers, body)
+            parsed = self._parsed(parser, path, raw, body)
             decision.request = request = replace(request, body=parsed, held_bytes=0)
         return parser, parsed, request
+
+    def _parsed(self, parser: Parser, path: str, raw: RawRequest, body: bytes) -> ParsedBody:
+        """What the parser makes of a body. One that it cannot read is the endpoint's to judge, and
+        goes on as it came, unless its model may have to be replaced. Raises `RefusedError`.
+        """
+        try:
+            return parser.parse(path, raw.headers, body)
+        except RefusedError as refusal:
+            rewrites = self._context.policies.rewrites
+            rules = None if rewrites is None else rewrites.rules
+            if rules is not None or first_of(raw.headers, MODEL_REWRITE):
+                raise unreadable(raw.headers, body, refusal) from refusal
+            return UNREAD
 
     def _rewrite(self, raw: RawRequest, parsed: ParsedBody) -> None:
         """Decide which model the endpoint is asked for."""

@@ -65,8 +65,23 @@ def first_of(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
 
 
 def path_of(headers: Mapping[str, str]) -> str:
-    """The path of a request without its query; what the proxy rewrote is found in `x-…-path`."""
-    for name in _PATH_HEADERS:
-        if value := headers.get(name):
-            return value.partition("?")[0]
-    return DEFAULT_PATH
+    """The path of a request without its query."""
+    return target_of(headers).partition("?")[0]
+
+
+def opens_tunnel(headers: Mapping[str, str]) -> bool:
+    """Whether a client waits for the response before it sends more: CONNECT, and an upgrade, as a
+    WebSocket is. Those to h2c have a body like any other request.
+    """
+    if headers.get(":method") == "CONNECT":
+        return True
+    protocol = headers.get("upgrade", "").strip().lower()
+    if protocol in ("", "h2c") or headers.get("content-length", "0") != "0":
+        return False
+    named = headers.get("connection", "").lower().split(",")
+    return "upgrade" in (name.strip() for name in named)
+
+
+def target_of(headers: Mapping[str, str]) -> str:
+    """The path of a request with its query; what the proxy rewrote is found in `x-…-path`."""
+    return first_of(headers, _PATH_HEADERS) or DEFAULT_PATH

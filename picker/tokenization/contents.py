@@ -94,7 +94,7 @@ def system_text(system: object) -> str:
     """
     if isinstance(system, str):
         return system
-    texts = (string(block.get("text")) for block in _objects(system) if _is(block, "text"))
+    texts = (string(block.get("text")) for block in objects(system) if _is(block, "text"))
     return "".join(text for text in texts if not text.startswith(BILLING_HEADER))
 
 
@@ -103,15 +103,16 @@ def tool_result_text(block: dict[str, Any]) -> str:
     content = block.get("content")
     if isinstance(content, str):
         return content
-    return "\n".join(string(one.get("text")) for one in _objects(content) if _is(one, "text"))
+    return "\n".join(string(one.get("text")) for one in objects(content) if _is(one, "text"))
 
 
 def tool_result_images(block: dict[str, Any]) -> list[dict[str, Any]]:
     """The image blocks of a `tool_result`."""
-    return [one for one in _objects(block.get("content")) if _is(one, "image")]
+    return [one for one in objects(block.get("content")) if _is(one, "image")]
 
 
-def _objects(value: object) -> list[dict[str, Any]]:
+def objects(value: object) -> list[dict[str, Any]]:
+    """The objects in `value`, if it is a list."""
     elements = value if isinstance(value, list) else []
     return [one for one in elements if isinstance(one, dict)]
 

@@ -4,7 +4,7 @@ Two prompts with a common beginning have common first tokens, which is all that 
 needs. What the bytes of a prompt are:
 
 - chat: the JSON of `tools` (keys sorted) if there are any, then for each message its role and its
-  content, a string or blocks, without separators;
+  content, a string or a list of blocks and strings, without separators;
 - messages (Anthropic): the JSON of `tools`, the texts of `system` but for billing headers, then for
   each message its role and its content; of a tool's use its id, name and input, of its result the
   texts, a line each, and the images;
@@ -55,9 +55,10 @@ class PromptEstimator:
             prompts = _texts(payload["input"]) if has_input else chat
         elif api is Api.RESPONSES:
             parts = [{key: payload[key]} for key in _RESPONSE_PARTS if payload.get(key)]
-            prompts = (Prompt(packed_text((json_text(parts),))),)
+            prompts = (Prompt(packed_text((json_text(parts),))),) if parts else ()
         elif api is Api.CONVERSATIONS:
-            prompts = (Prompt(packed_text((json_text(payload.get("items")),))),)
+            items = payload.get("items")
+            prompts = (Prompt(packed_text((json_text(items),))),) if items else ()
         else:
             prompts = ()
         return tuple(prompt for prompt in prompts if prompt.tokens)
@@ -94,6 +95,8 @@ class PromptEstimator:
                 for block in content:
                     if isinstance(block, dict):
                         blocks.add(block)
+                    elif isinstance(block, str):
+                        texts.append(block)
         return stream.finish()
 
 

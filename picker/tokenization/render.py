@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from picker.tokenization.contents import system_text, tool_result_images, tool_result_text
+from picker.tokenization.contents import objects, system_text, tool_result_images, tool_result_text
 from picker.tokenization.json_text import string
 from picker.tokenization.multimodal import read_features
 from picker.tokenization.prompt_stream import Prompt
@@ -40,10 +40,14 @@ class RenderQuestion:
 
 
 def question_of(body: ParsedBody, model: str) -> RenderQuestion | None:
-    """What to ask about `body`; None for an API that no server renders."""
+    """What to ask about `body`; None for an API that no server renders, and for a body without a
+    prompt that a server could render.
+    """
     if body.payload is None:
         return None
     if body.api is Api.COMPLETIONS or body.api is Api.VLLM_GRPC:
+        if not body.payload.get("prompt"):
+            return None
         return RenderQuestion(COMPLETIONS_PATH, {**body.payload, "model": model}, has_blocks=False)
     if body.api is Api.CHAT_COMPLETIONS:
         chat: dict[str, Any] = {**body.payload, "model": model}
@@ -51,9 +55,11 @@ def question_of(body: ParsedBody, model: str) -> RenderQuestion | None:
         chat = {**chat_of(body.payload), "model": model}
     else:
         return None
+    messages = chat.get("messages")
+    if not messages or not isinstance(messages, list) or len(objects(messages)) < len(messages):
+        return None
     has_blocks = any(
-        isinstance(content := message.get("content"), list) and content
-        for message in chat["messages"]
+        isinstance(content := message.get("content"), list) and content for message in messages
     )
     return RenderQuestion(CHAT_PATH, chat, has_blocks)
 
@@ -80,10 +86,10 @@ def chat_of(payload: Mapping[str, Any]) -> dict[str, Any]:
     messages: list[dict[str, Any]] = []
     if system := payload.get("system"):
         messages.append({"role": "system", "content": system_text(system)})
-    for message in payload.get("messages") or ():
+    for message in objects(payload.get("messages")):
         messages += _converted(message)
     chat: dict[str, Any] = {"messages": messages}
-    if tools := payload.get("tools"):
+    if tools := objects(payload.get("tools")):
         chat["tools"] = [_tool(tool) for tool in tools]
     return chat
 
@@ -146,7 +152,7 @@ def _converted(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not isinstance(content, list):
         return [{"role": role, "content": content}]
     parts = _Parts(role)
-    for block in content:
+    for block in objects(content):
         parts.take(block)
     return parts.messages()
 

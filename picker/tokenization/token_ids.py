@@ -20,3 +20,14 @@ def pack_token_ids(value: object) -> bytes | None:
     if sys.byteorder == "big":
         packed.byteswap()
     return packed.tobytes()
+
+
+def packed_prompts(value: object) -> tuple[bytes, ...]:
+    """The prompts in a list of token ids, or in a list of such lists; none in anything else."""
+    packed = pack_token_ids(value)
+    if packed is not None:
+        return (packed,)
+    if not isinstance(value, list) or set(map(type, value)) != {list}:
+        return ()
+    batch = [packed for ids in value if (packed := pack_token_ids(ids)) is not None]
+    return tuple(batch) if len(batch) == len(value) else ()

@@ -298,16 +298,29 @@ async def test_what_cannot_go_on_is_refused_to_the_client(house: House) -> None:
     assert len(house.worker.asked) == 2
 
 
+ERROR = {"error": {"message": "upstream connect error", "code": 503}}
+
+
 @pytest.mark.parametrize("stream", [True, False])
-async def test_before_an_answer_another_worker_is_asked(house: House, stream: bool) -> None:
-    """The gateway found none that answers; one died with half of an answer that is not streamed."""
+@pytest.mark.parametrize(
+    "signature",
+    [None, {"x-pointsman-local-reply": "envoy"}, {"x-llm-d-request-dropped-reason": "rejected"}],
+)
+async def test_before_an_answer_another_worker_is_asked(
+    house: House, stream: bool, signature: dict[str, str] | None
+) -> None:
+    """The gateway found none that answers, Envoy or the picker says so in the API's form; one died
+    with half of an answer that is not streamed.
+    """
     await house.start()
     whole = json.dumps({"text": "x" * 9000}).encode()
 
     async def behave(request: web.Request) -> web.StreamResponse:
         number = len(house.worker.asked)
         if number == 1:
-            return web.Response(status=503, text="upstream connect error")
+            if signature is None:
+                return web.Response(status=503, text="upstream connect error")
+            return web.json_response(ERROR, status=503, headers=signature)
         if stream:
             return await Worker()(request)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})

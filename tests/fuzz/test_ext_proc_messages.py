@@ -20,13 +20,13 @@ from google.protobuf.message import DecodeError
 from hypothesis import strategies as st
 
 from picker.errors import Code, DropReason, RefusedError
-from picker.extproc.machine.request_phase import Limits
+from picker.extproc.machine.request_phase import StreamSettings
 from picker.rpc.calls import Abort, RpcError, Status
 from picker.types import FinishCause, RawRequest, RouteDecision
 from tests.support.picker.pump_wire import Wire
 from tests.support.picker.random_taps import taps
 
-LIMITS = Limits(max_body_bytes=100_000, max_headers=8, max_header_bytes=2_000)
+LIMITS = StreamSettings(max_body_bytes=100_000, max_headers=8, max_header_bytes=2_000)
 SLACK_BYTES = 500_000  # what the interpreter and protobuf need beside the messages
 LIMIT_SECONDS = 60.0
 PATIENCE = "patience"  # a message that only asks the proxy to wait on

@@ -2,61 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator
-from random import Random
-
 import pytest
 
-from fleet.envoy.settings import Mechanism, SocketAddress
-from picker.extproc.server import build_server
-from picker.pool.datastore import Datastore
-from picker.pool.inflight import InflightLoad
-from picker.requestcontrol.director import Director
-from picker.requestcontrol.pipeline import RequestContext
-from picker.rpc.health import HealthService
-from picker.rpc.options import ServerOptions
-from picker.types import Endpoint
-from tests.support.picker.first_candidate import first_candidate
+from fleet.envoy.settings import Mechanism
+from tests.support.picker.bench_picker import picked
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.envoy
 BOTH = pytest.mark.parametrize("mechanism", list(Mechanism), ids=lambda m: m.value)
-
-
-class Picker:
-    """This project's picker over whatever endpoint it is told, in this process."""
-
-    def __init__(self) -> None:
-        self.inflight = InflightLoad()
-        self._datastore = Datastore()
-        director = Director(
-            first_candidate(), RequestContext(self._datastore, self.inflight, Random(1))
-        )
-        options = ServerOptions(host="127.0.0.1", port=0)
-        health = HealthService(lambda: True)
-        self.server = build_server(director, options=options, health=health)
-
-    def pick(self, *ports: int) -> None:
-        """From now on choose the first of these workers."""
-        self._datastore.set_endpoints(
-            [Endpoint(f"pod-{port}", "127.0.0.1", port) for port in ports]
-        )
-
-
-@contextlib.asynccontextmanager
-async def picked(bench, mechanism: Mechanism = Mechanism.OVERRIDE_HOST) -> AsyncIterator:
-    """Envoy with buffered bodies, echo workers, and our picker instead of the scripted one."""
-    picker = Picker()
-    address = SocketAddress("127.0.0.1", await picker.server.start())
-    try:
-        given = {"buffer_request_body": True, "message_timeout_seconds": 60.0, "picker": address}
-        async with bench(mechanism=mechanism, **given) as b:
-            if mechanism is Mechanism.OVERRIDE_HOST:
-                await b.until_healthy("pool", 2)
-            yield b, picker
-    finally:
-        await picker.server.stop(0)
 
 
 @BOTH

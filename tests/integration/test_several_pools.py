@@ -207,9 +207,10 @@ async def test_the_model_chooses_the_pool(
                     lie = A if pool == B else B
                     one = await scene.by_model(name, x_pointsman_pool=lie)
                     assert crossed([(pool, one)]) == []
+            assert {name: (await scene.by_form(name)).pool for name in expected} == expected
             unknown = await scene.by_model("mixtral")
             assert unknown.status == 404
-            assert "the model 'mixtral' does not exist; known are: llama, poems, qwen, sql" in (
+            assert "The model 'mixtral' does not exist; known are: llama, poems, qwen, sql" in (
                 unknown.text
             )
             assert (await scene.send("POST", "/v1/completions", {"prompt": "x"})).status == 400
@@ -302,7 +303,7 @@ async def test_the_bootstrap_that_comes_along_serves_the_page_s_picker(tmp_path:
             }
             elsewhere = await scene.ask("elsewhere")
             assert elsewhere.status == 404
-            assert "the model 'm' does not exist" in elsewhere.text
+            assert "The model 'm' does not exist" in elsewhere.text
 
             await picker.kill()
             answers = [(pools[0], await scene.ask(pools[0]))]

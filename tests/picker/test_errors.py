@@ -13,9 +13,10 @@ from picker.errors import (
     HTTP_STATUS,
     Code,
     DropReason,
+    ErrorForm,
     RefusedError,
     bad_request,
-    enveloped,
+    form_of,
     no_endpoints,
 )
 
@@ -29,34 +30,64 @@ def test_every_code_has_a_status_of_its_own() -> None:
     assert all(HTTPStatus(status) >= 400 for status in HTTP_STATUS.values())
 
 
-def test_a_refusal_is_worded_as_clients_of_the_reference_know_it() -> None:
+def test_a_refusal_has_the_words_of_the_reference_for_conformance() -> None:
     """Code and message in the body, the reason in a header, where there is one."""
     refusal = no_endpoints()
-    assert (refusal.status, refusal.body) == (
+    body, headers = refusal.answer(ErrorForm.REFERENCE)
+    assert (refusal.status, body) == (
         503,
         "inference error: ServiceUnavailable - failed to find endpoint candidates for serving the "
         "request",
     )
-    assert refusal.headers == (("x-llm-d-request-dropped-reason", "rejected-no-endpoints"),)
-    assert bad_request("why").headers == ()
+    assert headers == (("x-llm-d-request-dropped-reason", "rejected-no-endpoints"),)
+    assert bad_request("why").answer(ErrorForm.REFERENCE) == (
+        *("inference error: BadRequest - why", ()),
+    )
     assert str(bad_request("why")) == "why"
 
 
 @pytest.mark.parametrize(
-    ("path", "status", "kind"),
+    ("path", "content_type", "form"),
     [
-        ("/v1/messages", 400, "invalid_request_error"),
-        ("/llama/v1/messages/", 429, "rate_limit_error"),
-        ("/v1/messages/count_tokens", 503, "overloaded_error"),
-        ("/v1/messages", 500, "api_error"),
+        ("/v1/messages", "application/json", ErrorForm.ANTHROPIC),
+        ("/llama/v1/messages/", "", ErrorForm.ANTHROPIC),
+        ("/v1/messages/count_tokens", "", ErrorForm.ANTHROPIC),
+        ("/v1/messages/batches", "", ErrorForm.OPENAI),
+        ("/v1/models", "", ErrorForm.OPENAI),
+        ("/v1/messages", "application/grpc+proto", ErrorForm.PLAIN),
     ],
 )
-def test_anthropics_clients_get_errors_in_their_form(path: str, status: int, kind: str) -> None:
-    assert json.loads(enveloped(path, status, "why") or "") == {
-        "type": "error",
-        "error": {"type": kind, "message": "why"},
-    }
-    assert enveloped("/v1/chat/completions", status, "why") is None
+def test_the_form_is_that_of_the_api(path: str, content_type: str, form: ErrorForm) -> None:
+    """By the end of the path; gRPC has a form of its own."""
+    assert form_of(path, content_type) is form
+
+
+TYPES = {
+    Code.BAD_REQUEST: ("BadRequestError", "invalid_request_error"),
+    Code.UNAUTHORIZED: ("AuthenticationError", "authentication_error"),
+    Code.FORBIDDEN: ("PermissionDeniedError", "permission_error"),
+    Code.NOT_FOUND: ("NotFoundError", "not_found_error"),
+    Code.PRECONDITION_FAILED: ("Precondition Failed", "invalid_request_error"),
+    Code.PAYLOAD_TOO_LARGE: ("Request Entity Too Large", "request_too_large"),
+    Code.UNSUPPORTED_MEDIA_TYPE: ("Unsupported Media Type", "invalid_request_error"),
+    Code.RESOURCE_EXHAUSTED: ("RateLimitError", "rate_limit_error"),
+    Code.HEADERS_TOO_LARGE: ("Request Header Fields Too Large", "invalid_request_error"),
+    Code.INTERNAL: ("InternalServerError", "api_error"),
+    Code.SERVICE_UNAVAILABLE: ("Service Unavailable", "overloaded_error"),
+}
+
+
+@pytest.mark.parametrize("code", list(Code), ids=lambda code: code.value)
+def test_every_code_has_a_type_in_either_api(code: Code) -> None:
+    """OpenAI's as the worker has them, whose answers come through the same proxy."""
+    refusal = RefusedError(code, "a \ud800 is wrong", param="p")
+    openai, anthropic = (
+        json.loads(refusal.answer(form)[0]) for form in (ErrorForm.OPENAI, ErrorForm.ANTHROPIC)
+    )
+    said = {"message": "A \ud800 is wrong", "type": TYPES[code][0], "param": "p"}
+    assert openai == {"error": {**said, "code": refusal.status}}
+    detail = {"type": TYPES[code][1], "message": "A \ud800 is wrong"}
+    assert anthropic == {"type": "error", "error": detail}
 
 
 @pytest.mark.parametrize("code", list(Code), ids=lambda code: code.value)

@@ -184,13 +184,15 @@ class Finish(msgspec.Struct, frozen=True):
 class SendRequestHeaders(msgspec.Struct, frozen=True):
     """Let the request go to `destination` with these headers set; None leaves the length alone.
 
-    `metadata` goes to the proxy beside the destination.
+    `metadata` goes to the proxy beside the destination. `hides_bodies` asks a proxy that would wait
+    for a whole body to pass bodies by the picker, in both directions; it may disregard that.
     """
 
     destination: str
     set_headers: tuple[tuple[str, str], ...] = ()
     content_length: int | None = None
     metadata: Metadata = msgspec.field(default_factory=lambda: _NOTHING)
+    hides_bodies: bool = False
 
 
 class OverrideTimeout(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from picker.errors import Code, DropReason, RefusedError, enveloped
+from picker.errors import Code, DropReason, ErrorForm, RefusedError, form_of
 from picker.extproc.machine.messages import (
     Action,
     BodyMode,
@@ -18,7 +18,7 @@ from picker.extproc.machine.messages import (
     SendRequestTrailers,
     body_chunks,
 )
-from picker.requestcontrol.headers import path_of
+from picker.requestcontrol.headers import opens_tunnel, path_of
 from picker.rpc.budget import ByteBudget, ByteShare
 from picker.types import RawRequest, RouteDecision
 
@@ -26,6 +26,11 @@ DEFAULT_MAX_BODY_BYTES = 64 * 1024 * 1024
 DEFAULT_MAX_HEADERS = 1_000
 DEFAULT_MAX_HEADER_BYTES = 256 * 1024
 RETRY_AFTER_SECONDS = 1  # when other bodies will be complete is not known; the least there is
+# Envoy lets nobody change its modes where one of them is full duplex (measured).
+_NO_TUNNEL = (
+    "upgrades need request bodies in FULL_DUPLEX_STREAMED mode, or in BUFFERED mode with "
+    "allow_mode_override and response bodies in a mode other than FULL_DUPLEX_STREAMED"
+)
 _UNUSABLE = (BodyMode.LOCKSTEP, BodyMode.PARTIAL, BodyMode.UNKNOWN)
 
 
@@ -49,18 +54,21 @@ def mode_refusal() -> RefusedError:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """How large a request may be. More of a body is a 413, more of headers a 431.
+class StreamSettings:
+    """How large a request may be, and whose words the picker answers in.
 
-    `max_header_bytes` counts the headers as the proxy sends them, a few bytes of framing each
-    included. `budget` bounds the bodies of all streams together while they arrive: a piece that
-    does not fit, and is not the last, is a 429.
+    More of a body than `max_body_bytes` is a 413, more of headers a 431. `max_header_bytes` counts
+    the headers as the proxy sends them, a few bytes of framing each included. `budget` bounds the
+    bodies of all streams together while they arrive: a piece that does not fit, and is not the
+    last, is a 429. With `conformance` refusals have the reference picker's text, and responses its
+    mark.
     """
 
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     max_headers: int = DEFAULT_MAX_HEADERS
     max_header_bytes: int = DEFAULT_MAX_HEADER_BYTES
     budget: ByteBudget = field(default_factory=ByteBudget)
+    conformance: bool = False
 
 
 class RequestPhase:
@@ -70,28 +78,32 @@ class RequestPhase:
         "_body",
         "_body_bytes",
         "_headers",
-        "_limits",
+        "_settings",
         "_share",
         "_subset_hint",
         "_trailers_end_body",
+        "_tunnel_has_ended",
         "has_body",
+        "is_tunnel",
         "mode",
         "trailers_pending",
         "trailers_seen",
     )
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, settings: StreamSettings) -> None:
         self.mode = BodyMode.DUPLEX
         self.has_body = True
+        self.is_tunnel = False  # what follows the headers passes, and none of it is waited for
         self.trailers_seen = False
         self.trailers_pending = False  # they wait for the reply to the body
-        self._limits = limits
+        self._settings = settings
         self._headers: Mapping[str, str] = {}
         self._subset_hint: tuple[str, ...] | None = None
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._share: ByteShare | None = None  # once a piece of the body is held
         self._trailers_end_body = False
+        self._tunnel_has_ended = False
 
     @property
     def waits_for_replies(self) -> bool:
@@ -101,17 +113,22 @@ class RequestPhase:
     def begin(self, event: RequestHeaders) -> None:
         """Take the headers. Raises `RefusedError` for too many, and for an unusable body mode."""
         self.mode = event.request_body
-        self.has_body = not (event.end_of_stream or event.request_body is BodyMode.ABSENT)
-        limits = self._limits
-        if event.num_headers > limits.max_headers:
-            many = f"the request has more than {limits.max_headers} headers"
+        is_over = event.end_of_stream or event.request_body is BodyMode.ABSENT
+        self.is_tunnel = not is_over and opens_tunnel(event.headers)
+        self.has_body = not (is_over or self.is_tunnel)
+        self._headers = event.headers
+        settings = self._settings
+        if event.num_headers > settings.max_headers:
+            many = f"the request has more than {settings.max_headers} headers"
             raise RefusedError(Code.HEADERS_TOO_LARGE, many)
-        if event.num_header_bytes > limits.max_header_bytes:
-            large = f"the request's headers exceed {limits.max_header_bytes} bytes"
+        if event.num_header_bytes > settings.max_header_bytes:
+            large = f"the request's headers exceed {settings.max_header_bytes} bytes"
             raise RefusedError(Code.HEADERS_TOO_LARGE, large)
         if event.request_body in _UNUSABLE:
             raise mode_refusal()
-        self._headers = event.headers
+        kept = self.mode is BodyMode.BUFFERED and event.response_body is BodyMode.DUPLEX
+        if self.is_tunnel and kept:
+            raise RefusedError(Code.INTERNAL, _NO_TUNNEL)
         self._subset_hint = event.subset_hint
 
     def add(self, event: RequestBody, is_last: bool) -> None:
@@ -121,11 +138,11 @@ class RequestPhase:
         if event.subset_hint is not None:
             self._subset_hint = event.subset_hint
         self._body_bytes += len(event.data)
-        if self._body_bytes > self._limits.max_body_bytes:
-            limit = f"the request body exceeds {self._limits.max_body_bytes} bytes"
+        if self._body_bytes > self._settings.max_body_bytes:
+            limit = f"the request body exceeds {self._settings.max_body_bytes} bytes"
             raise RefusedError(Code.PAYLOAD_TOO_LARGE, limit)
         if not is_last:
-            share = self._share = self._share or ByteShare(self._limits.budget)
+            share = self._share = self._share or ByteShare(self._settings.budget)
             if not share.grow(len(event.data)):
                 raise no_room()
         if event.data:
@@ -136,12 +153,14 @@ class RequestPhase:
         self.trailers_seen = self.trailers_pending = self._trailers_end_body = True
 
     def complete(self) -> RawRequest:
-        """Everything that came, as the director wants it; it arrives no more."""
+        """Everything that came, as the director wants it; it arrives no more. A body without bytes
+        is none.
+        """
         if self._share is not None:
             self._share.release()
-        body = b"".join(self._body) if self.has_body else None
+        body = b"".join(self._body)
         self._body = [body] if body else []
-        return RawRequest(self._headers, body, self._subset_hint)
+        return RawRequest(self._headers, body or None, self._subset_hint)
 
     def drop_body(self) -> None:
         """Nothing will be sent back."""
@@ -149,36 +168,51 @@ class RequestPhase:
             self._share.release()
         self._body = []
 
-    def refusal(
-        self, status: int, text: str, headers: tuple[tuple[str, str], ...]
-    ) -> SendImmediate:
+    def refusal(self, error: RefusedError) -> SendImmediate:
         """The reply that ends the request here, in the form of its API."""
-        body = enveloped(path_of(self._headers), status, text)
-        if body is None:
-            return SendImmediate(status, text, headers)
-        return SendImmediate(status, body, (*headers, ("content-type", "application/json")))
+        headers, form = self._headers, ErrorForm.REFERENCE
+        if not self._settings.conformance:
+            form = form_of(path_of(headers), headers.get("content-type", ""))
+        return SendImmediate(error.status, *error.answer(form))
 
     def answer(self, decision: RouteDecision) -> list[Action]:
         """The replies that let the request go; what is held of its body is let go of."""
-        original = self._body[0] if self._body else b""
-        self._body = []
+        original = b"".join(self._body)
+        self.drop_body()
         if self.mode is BodyMode.BUFFERED and self.has_body:
             return self._answer_held_body(decision)
         body = original if decision.body is None else decision.body
         # A length next to trailers would make an HTTP/1 upstream drop the trailers.
         length = len(body) if self.has_body and body and not self.trailers_seen else None
+        # In full duplex what follows comes to the picker whatever it wishes, and goes back.
+        hides_bodies = self.is_tunnel and self.mode is BodyMode.BUFFERED
         actions: list[Action] = [
             SendRequestHeaders(
-                decision.destination, decision.set_headers, length, decision.metadata
+                decision.destination, decision.set_headers, length, decision.metadata, hides_bodies
             )
         ]
         if self.has_body and (body or not self._trailers_end_body):
-            pieces = body_chunks(body)
-            actions += [SendRequestBody(piece, False) for piece in pieces[:-1]]
-            actions.append(SendRequestBody(pieces[-1], not self._trailers_end_body))
+            actions += _pieces(body, not self._trailers_end_body)
+        elif self.is_tunnel and (original or self._tunnel_has_ended):
+            actions += _pieces(original, self._tunnel_has_ended)
         if self.trailers_pending:
             actions.append(SendRequestTrailers())
         return actions
+
+    def add_behind(self, event: RequestBody) -> None:
+        """Take a piece that comes while the request is decided. That of a tunnel waits; another is
+        none of the body: some proxies repeat the last piece. Raises `RefusedError` as `add`.
+        """
+        if self.is_tunnel and not self._tunnel_has_ended:
+            self.add(event, is_last=False)
+            self._tunnel_has_ended = event.end_of_stream
+
+    def pass_on(self, event: RequestBody) -> list[Action]:
+        """The replies to a piece that comes behind the decision."""
+        if not self.is_tunnel or self._tunnel_has_ended:
+            return []
+        self._tunnel_has_ended = event.end_of_stream
+        return _pieces(event.data, event.end_of_stream)
 
     def _answer_held_body(self, decision: RouteDecision) -> list[Action]:
         body, length = decision.body, None
@@ -190,3 +224,9 @@ class RequestPhase:
             decision.destination, decision.set_headers, body, length, decision.metadata
         )
         return [reply, SendRequestTrailers()] if self.trailers_pending else [reply]
+
+
+def _pieces(body: bytes, end_of_stream: bool) -> list[Action]:
+    pieces = body_chunks(body)
+    actions: list[Action] = [SendRequestBody(piece, False) for piece in pieces[:-1]]
+    return [*actions, SendRequestBody(pieces[-1], end_of_stream)]

@@ -20,7 +20,7 @@ from picker.extproc.machine.messages import (
     SendResponseTrailers,
     body_chunks,
 )
-from picker.extproc.machine.request_phase import mode_refusal
+from picker.extproc.machine.request_phase import RequestPhase, mode_refusal
 from picker.requestcontrol.headers import SYSTEM_OWNED
 from picker.types import Metadata, ResponseHead, ResponseTap, RouteDecision
 
@@ -35,19 +35,23 @@ _STREAMED = (BodyMode.DUPLEX, BodyMode.LOCKSTEP, BodyMode.PARTIAL)
 
 
 class ResponsePhase:
-    """Owns the tap of one response, until the tap has seen the end or failed."""
+    """Owns the tap of one response, until the tap has seen the end or failed. With `is_marked` the
+    response's headers get the mark of the reference picker.
+    """
 
     __slots__ = (
         "_body_seen",
         "_can_show_body",
         "_changes_body",
         "_has_length",
+        "_is_marked",
         "_mode",
         "_tap",
         "_trailers_seen",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_marked: bool) -> None:
+        self._is_marked = is_marked
         self._mode = BodyMode.DUPLEX
         self._tap: ResponseTap | None = None
         self._changes_body = False
@@ -85,15 +89,17 @@ class ResponsePhase:
             raise mode_refusal()
         self._mode = mode
 
-    def watch(self, decision: RouteDecision, request_mode: BodyMode) -> None:
-        """The request has been let go with `decision`."""
+    def watch(self, decision: RouteDecision, request: RequestPhase) -> None:
+        """`request` has been let go with `decision`."""
+        if request.is_tunnel and request.mode is not BodyMode.DUPLEX:
+            self._mode = BodyMode.ABSENT  # as the proxy was asked
         self._tap = decision.response
         self._changes_body = decision.response is not None and decision.needs_response_body
         # Envoy lets nobody change its modes whose request bodies are in full duplex (measured).
         self._can_show_body = (
             self._changes_body
             and self._mode is BodyMode.ABSENT
-            and request_mode is not BodyMode.DUPLEX
+            and request.mode is not BodyMode.DUPLEX
         )
 
     def pass_on(self, event: ResponseHeaders) -> SendResponseHeaders:
@@ -111,7 +117,9 @@ class ResponsePhase:
         self._can_show_body = show_body
         if show_body:
             self._mode = BodyMode.DUPLEX
-        set_headers = (RESPONSE_MARK, *self._watch_head(event))
+        set_headers = self._watch_head(event)
+        if self._is_marked:
+            set_headers = (RESPONSE_MARK, *set_headers)
         removed: list[str] = []
         if not _OWNED.isdisjoint(headers):
             set_names = {name for name, _ in set_headers}

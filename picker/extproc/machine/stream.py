@@ -23,11 +23,13 @@ answer, and the decision is the answer to the body:
     any --Closed--> CLOSED
 
 A request whose headers carry `end_of_stream` is routed at once and answered by its headers in
-either mode. Otherwise the end of the body is, in full duplex, a body message with `end_of_stream`
-or trailers; in buffered mode it is the body message, whatever it says of the stream's end, since
-trailers may follow it. The end yields `Route`; the shell asks the director and comes back with
-`routed()` or `dropped()`. Other modes (pieces in lockstep, part of a body) are refused: there a
-decision would come too late.
+either mode, and so is one that opens a tunnel (CONNECT, an upgrade): its client sends nothing until
+it has the response. What it sends then passes, in full duplex through the picker, and past it where
+the proxy lets bodies be hidden. Otherwise the end of the body is, in full duplex, a body message
+with `end_of_stream` or trailers; in buffered mode it is the body message, whatever it says of the
+stream's end, since trailers may follow it. The end yields `Route`; the shell asks the director and
+comes back with `routed()` or `dropped()`. Other modes (pieces in lockstep, part of a body) are
+refused: there a decision would come too late.
 
 Replies leave in the order headers, body, trailers. Trailers that arrive while a decision is pending
 are answered after the body. Response messages are answered at once and pass
@@ -61,13 +63,12 @@ from enum import Enum
 from typing import TypeAlias, cast
 
 from picker.errors import (
-    EVICTED_BODY,
     EVICTED_STATUS,
     DropReason,
+    EvictedError,
     PickerError,
     RefusedError,
     bad_request,
-    eviction_headers,
 )
 from picker.extproc.machine.messages import (
     Action,
@@ -93,7 +94,7 @@ from picker.extproc.machine.messages import (
     SendRequestTrailers,
     UnknownMessage,
 )
-from picker.extproc.machine.request_phase import Limits, RequestPhase
+from picker.extproc.machine.request_phase import RequestPhase, StreamSettings
 from picker.extproc.machine.response_phase import ResponsePhase
 from picker.types import FinishCause, RouteDecision
 
@@ -153,10 +154,11 @@ class StreamMachine:
         "state",
     )
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, settings: StreamSettings | None = None) -> None:
+        settings = settings or StreamSettings()
         self.state = State.START  # the present one; only the machine sets it
-        self._request = RequestPhase(limits or Limits())
-        self._response = ResponsePhase()
+        self._request = RequestPhase(settings)
+        self._response = ResponsePhase(is_marked=settings.conformance)
         self._response_status: int | None = None
         self._served_by: str | None = None
         self._abandoned = False
@@ -197,8 +199,8 @@ class StreamMachine:
             self.state = State.OBSERVING
             return []
         try:
-            self._response.expect(event.response_body)
             self._request.begin(event)
+            self._response.expect(event.response_body)
         except RefusedError as refusal:
             return self._refuse(refusal)
         if not self._request.has_body:
@@ -236,6 +238,16 @@ class StreamMachine:
         self.state = State.ROUTING
         return [Route(self._request.complete(), self._request.waits_for_replies)]
 
+    def _defer_body(self, event: RequestBody) -> list[Action]:
+        try:
+            self._request.add_behind(event)
+        except RefusedError as refusal:
+            return [CancelRoute(), *self._refuse(refusal)]
+        return []
+
+    def _pass_request_body(self, event: RequestBody) -> list[Action]:
+        return [] if self._abandoned else self._request.pass_on(event)
+
     def _defer_trailers(self, _: RequestTrailers) -> list[Action]:
         self._first_trailers()
         self._request.trailers_pending = True
@@ -258,7 +270,7 @@ class StreamMachine:
             return [*self._finish(FinishCause.SKIPPED), *replies]
         self.state = State.ROUTED
         if not self._skips_response:
-            self._response.watch(event.decision, self._request.mode)
+            self._response.watch(event.decision, self._request)
         return replies
 
     def _drop(self, event: Dropped) -> list[Action]:
@@ -266,15 +278,13 @@ class StreamMachine:
 
     def _refuse(self, refusal: RefusedError) -> list[Action]:
         self._response_status = refusal.status
-        reply = self._request.refusal(refusal.status, refusal.body, refusal.headers)
-        return self._end_with(FinishCause.REFUSED, reply)
+        return self._end_with(FinishCause.REFUSED, self._request.refusal(refusal))
 
     def _evict(self, event: Evicted) -> list[Action]:
         cancel: list[Action] = [CancelRoute()] if self.state is State.ROUTING else []
         if self._response_status is None:
             self._response_status = EVICTED_STATUS
-        headers = eviction_headers(event.reason)
-        reply = self._request.refusal(EVICTED_STATUS, EVICTED_BODY, headers)
+        reply = self._request.refusal(EvictedError(event.reason))
         return [*cancel, *self._end_with(FinishCause.EVICTED, reply)]
 
     def _end_with(self, cause: FinishCause, reply: SendImmediate) -> list[Action]:
@@ -398,22 +408,22 @@ _TRANSITIONS: dict[tuple[State, type], _Step] = cast(
         (State.AWAITING_BODY, RequestTrailers): _M._refuse_trailers_alone,
         (State.AWAITING_BODY, ResponseHeaders): _M._respond_early,
         (State.AWAITING_BODY, Dropped): _M._drop,
-        (State.ROUTING, RequestBody): _M._ignore,
+        (State.ROUTING, RequestBody): _M._defer_body,
         (State.ROUTING, RequestTrailers): _M._defer_trailers,
         (State.ROUTING, Routed): _M._answer,
         (State.ROUTING, Dropped): _M._drop,
         (State.ROUTING, ResponseHeaders): _M._respond_early,
         (State.ROUTING, UnknownMessage): _M._pass_over,
-        (State.ROUTED, RequestBody): _M._ignore,
+        (State.ROUTED, RequestBody): _M._pass_request_body,
         (State.ROUTED, RequestTrailers): _M._answer_trailers,
         (State.ROUTED, ResponseHeaders): _M._respond,
         (State.ROUTED, UnknownMessage): _M._pass_over,
-        (State.RESPONDING, RequestBody): _M._ignore,
+        (State.RESPONDING, RequestBody): _M._pass_request_body,
         (State.RESPONDING, RequestTrailers): _M._answer_trailers,
         (State.RESPONDING, ResponseBody): _M._pass_body,
         (State.RESPONDING, ResponseTrailers): _M._pass_trailers,
         (State.RESPONDING, UnknownMessage): _M._pass_over,
-        (State.DONE, RequestBody): _M._ignore,
+        (State.DONE, RequestBody): _M._pass_request_body,
         (State.DONE, RequestTrailers): _M._answer_trailers,
         (State.DONE, ResponseBody): _M._ignore,
         (State.DONE, ResponseTrailers): _M._answer_late_trailers,

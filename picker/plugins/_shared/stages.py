@@ -78,7 +78,11 @@ def decoded_result(results: Results, decode: str, headers: Mapping[str, str]) ->
     """
     result = results.get(decode)
     if result is None or not result.picked:
-        raise RefusedError(Code.RESOURCE_EXHAUSTED, "failed to find available decode workers")
+        raise RefusedError(
+            Code.RESOURCE_EXHAUSTED,
+            "no decode worker is available",
+            reference="failed to find available decode workers",
+        )
     found = {name: each for name, each in results.items() if each is not None}
     return replace(_picked_by(decode, result), profiles=found, set_headers=headers)
 
@@ -157,7 +161,11 @@ def only_result(results: Results) -> SchedulingResult:
     for name, result in results.items():
         if result is not None and result.picked:
             return _picked_by(name, result)
-    raise RefusedError(Code.RESOURCE_EXHAUSTED, "failed to find target endpoint")
+    raise RefusedError(
+        Code.RESOURCE_EXHAUSTED,
+        "no endpoint could be chosen",
+        reference="failed to find target endpoint",
+    )
 
 
 def _picked_by(profile: str, result: ProfileResult) -> SchedulingResult:

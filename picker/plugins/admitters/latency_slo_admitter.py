@@ -49,7 +49,7 @@ class LatencySloAdmitter:
                 return
         raise RefusedError(
             Code.RESOURCE_EXHAUSTED,
-            "no endpoint can meet the latency objectives of this sheddable request",
+            "no endpoint can meet the latency objectives of this request",
             DropReason.SATURATED,
         )
 

@@ -56,7 +56,7 @@ class ProbabilisticAdmitter:
         if rng.random() < self.refusal_probability(candidates):
             raise RefusedError(
                 Code.RESOURCE_EXHAUSTED,
-                "the pool is filling up, sheddable request dropped",
+                "the pool is filling up, and requests of negative priority are shed",
                 DropReason.SATURATED,
             )
 

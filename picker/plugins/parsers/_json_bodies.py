@@ -1,4 +1,4 @@
-"""JSON bodies of requests: decoding that refuses with a reason, and typed members.
+"""JSON bodies of requests: decoding that refuses with a reason, and members.
 
 JavaScript writes half of a character outside the basic plane, as `slice` leaves it, as an escape of
 one surrogate (`"\\ud83d"`). RFC 8259 allows it, clients send it and the reference routes it, but
@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from picker.errors import bad_request
+from picker.errors import Code, RefusedError, bad_request
+from picker.tokenization.json_text import json_text
 
 T = TypeVar("T")
 
@@ -31,15 +32,15 @@ _LONE_SURROGATE = re.compile(
 )
 _MARKED_SURROGATE = re.compile(rb"%b(?=u(?:%b|%b))" % (_MARK, _HIGH, _LOW))
 
-# The decoder's words for what is of another type than it has to be, and JSON's words for the types.
-_TYPE_FAULT = re.compile("Expected `(.+?)`, got `(.+?)`")
+# The decoder's words for what is no object, and JSON's words for the types.
+_TYPE_FAULT = re.compile("Expected `object`, got `(.+?)`")
+_MALFORMED, _TRUNCATED = "JSON is malformed: ", "Input data was truncated"
 _KINDS = {
     "str": "a string",
     "int": "a number",
     "float": "a number",
     "bool": "a boolean",
     "array": "a list",
-    "object": "an object",
 }
 
 
@@ -61,13 +62,12 @@ def decoded(body: bytes, decode: Callable[[bytes], T]) -> tuple[T, bool]:
     except UNREADABLE as error:
         marked = _marked(body)
         if marked is None:
-            raise bad_request(f"error unmarshaling request bodyMap: {_reason(error)}") from error
+            raise _refusal(_reason(error)) from error
     try:
         return decode(marked), True
     except UNREADABLE as error:
         # Where the fault is in `marked` is not where it is in `body`.
-        reason = _reason(error).partition(" (byte ")[0]
-        raise bad_request(f"error unmarshaling request bodyMap: {reason}") from error
+        raise _refusal(_reason(error).partition(" (byte ")[0]) from error
 
 
 def unmarked(body: bytes) -> bytes:
@@ -75,17 +75,24 @@ def unmarked(body: bytes) -> bytes:
     return _MARKED_SURROGATE.sub(rb"\\", body)
 
 
-def check_shape(payload: Mapping[str, Any], shape: type[msgspec.Struct], request: str) -> None:
-    """Raise `RefusedError` (400) that names the member of `payload` that is not as in `shape`.
+def unreadable(headers: Mapping[str, str], body: bytes, refusal: RefusedError) -> RefusedError:
+    """`refusal`, of a body that is no JSON and whose model has to be read, with the real cause."""
+    coding = headers.get("content-encoding", "").strip().lower()
+    if coding not in ("", "identity"):
+        text = f"the request body is compressed ({coding}), so that its model cannot be read"
+        return RefusedError(Code.UNSUPPORTED_MEDIA_TYPE, f"{text}; send it without that coding")
+    if not body:
+        return bad_request("the request body is empty, so that it names no model")
+    media_type = media_type_of(headers)
+    if not media_type or media_type.endswith("json") or body.lstrip().startswith(b"{"):
+        return refusal
+    text = f"the request body is {media_type}, so that its model cannot be read; send JSON"
+    return bad_request(text, reference=refusal.reference)
 
-    `request` names the kind of request.
-    """
-    try:
-        msgspec.convert(payload, shape)
-    except msgspec.ValidationError as error:
-        member = str(error).rpartition(" - at `$.")[2].rstrip("`")
-        valid = "must have valid messages field: " if member.startswith("messages") else ""
-        raise bad_request(f"invalid {request} request: {valid}{_reason(error, member)}") from error
+
+def media_type_of(headers: Mapping[str, str]) -> str:
+    """The content type of a request without its parameters; "": it states none."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def _marked(body: bytes) -> bytes | None:
@@ -100,31 +107,34 @@ def _marked(body: bytes) -> bytes | None:
     return _LONE_SURROGATE.sub(_MARK + b"u", plain.replace(_MARK, _ESCAPED_MARK))
 
 
-def _reason(error: Exception, subject: str = "it") -> str:
+def _refusal(reason: str) -> RefusedError:
+    return bad_request(
+        f"the request body cannot be read as JSON: {reason.removeprefix(_MALFORMED)}",
+        reference=f"error unmarshaling request bodyMap: {reason}",
+    )
+
+
+def _reason(error: Exception) -> str:
     """What is wrong, in words that say nothing of the decoder."""
     if isinstance(error, UnicodeDecodeError):
-        return f"a string in {subject} is not UTF-8"
+        return "a string in it is not UTF-8"
     if isinstance(error, RecursionError):
-        return f"{subject} is nested too deeply"
+        return "it is nested too deeply"
     fault = _TYPE_FAULT.match(str(error))
     if fault is None:
-        return str(error).partition(" - at ")[0]
-    expected = [kind for kind in fault[1].split(" | ") if kind != "null"]
-    wanted = " or ".join(_KINDS.get(kind, kind) for kind in expected)
-    return f"{subject} must be {wanted}, not {_KINDS.get(fault[2], fault[2])}"
+        reason = str(error).partition(" - at ")[0]
+        return "it ends too early" if reason == _TRUNCATED else reason
+    return f"it must be an object, not {_KINDS.get(fault[1], fault[1])}"
 
 
-def text_member(payload: Mapping[str, Any], name: str, request: str) -> str:
-    """The text `payload[name]`, "" when it is absent or null.
-
-    Raises `RefusedError` (400) when it is anything else; `request` names the kind of request.
+def salt_of(payload: Mapping[str, Any], name: str) -> str:
+    """The cache salt `payload[name]`, "" when it is absent or null. What is no string keeps prompts
+    apart just as well; whether it may be there is the endpoint's business.
     """
     value = payload.get(name)
     if value is None:
         return ""
-    if not isinstance(value, str):
-        raise bad_request(f"invalid {request} request: {name} must be a string")
-    return value
+    return value if isinstance(value, str) else json_text(value)
 
 
 def model_of(payload: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from google.protobuf.message import DecodeError
 from msgspec.structs import replace
 
-from picker.errors import bad_request
+from picker.errors import RefusedError
 from picker.framework.interfaces import ResponseReader
 from picker.framework.registry import Parameters, PluginType, plain
 from picker.plugins.parsers._generated import grpc_bodies_pb2 as pb
@@ -47,16 +47,16 @@ class VertexAIParser:
         self._openai = OpenAIParser()
 
     def parse(self, path: str, headers: Mapping[str, str], body: bytes) -> ParsedBody:
-        """Read the frame and the JSON in it. Raises `RefusedError` (400)."""
+        """Read the frame and the JSON in it, as far as they can be read."""
         method = path.rstrip("/").rpartition("/")[2]
         openai_path = _OPENAI_PATHS.get(f"/{method}")
         if openai_path is None:
             return ParsedBody(Api.RAW, can_rewrite=False, skip_response=True)
         try:
             request = only_message(pb.PredictRequest, body)
-        except ValueError as error:
-            raise bad_request(f"invalid gRPC request: {error}") from error
-        parsed = self._openai.parse(openai_path, headers, request.http_body.data)
+            parsed = self._openai.parse(openai_path, headers, request.http_body.data)
+        except (ValueError, RefusedError):
+            return ParsedBody(Api.RAW, can_rewrite=False)
         return replace(parsed, can_rewrite=False)
 
     def response_reader(self, body: ParsedBody, content_type: str) -> ResponseReader:

@@ -5,9 +5,9 @@
     Embed:    EmbedRequest{tokenized=2{input_ids=2}}
     other:    not read, and nor is the response
 
-A body is one uncompressed gRPC frame. It goes on as it came; it names no model. `tokenized` or
-`text` must be there; of one that is empty nothing is known. Every multi-modal item counts
-as an image.
+A body goes on as it came; it names no model. What is read is one uncompressed gRPC frame: of
+another body, and of one without `tokenized` and `text`, nothing is known. Every multi-modal item
+counts as an image.
 
     GenerateResponse{chunk=1{prompt_tokens=2, completion_tokens=3, cached_tokens=4} |
                      complete=2{prompt_tokens=3, completion_tokens=4, cached_tokens=5}}
@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
-from picker.errors import bad_request
 from picker.framework.interfaces import ResponseReader
 from picker.framework.registry import Parameters, PluginType, plain
 from picker.plugins.parsers._generated import grpc_bodies_pb2 as pb
@@ -46,14 +45,14 @@ class VllmGrpcParser:
     )
 
     def parse(self, path: str, headers: Mapping[str, str], body: bytes) -> ParsedBody:
-        """Read the frame. Raises `RefusedError` (400) for what is none, or holds no prompt."""
+        """Read the frame, as far as there is one."""
         trimmed = path.rstrip("/")
         if not trimmed.endswith((_GENERATE, _EMBED)):
             return ParsedBody(Api.RAW, can_rewrite=False, skip_response=True)
         try:
             return _generate(body) if trimmed.endswith(_GENERATE) else _embed(body)
-        except ValueError as error:  # a broken frame or message, or impossible items
-            raise bad_request(f"invalid gRPC request: {error}") from error
+        except ValueError:  # compressed, several frames, a broken one, or impossible items
+            return ParsedBody(Api.VLLM_GRPC, can_rewrite=False)
 
     def response_reader(self, body: ParsedBody, content_type: str) -> ResponseReader:
         """A reader of frames."""
@@ -62,8 +61,6 @@ class VllmGrpcParser:
 
 def _generate(body: bytes) -> ParsedBody:
     request = only_message(pb.GenerateRequest, body)
-    if request.WhichOneof("input") is None:
-        raise ValueError("a GenerateRequest must have tokenized or text")
     params = request.sampling_params
     prompts = _prompts(request.tokenized)
     features = _features(request.mm_inputs)
@@ -82,8 +79,6 @@ def _generate(body: bytes) -> ParsedBody:
 
 def _embed(body: bytes) -> ParsedBody:
     request = only_message(pb.EmbedRequest, body)
-    if not request.HasField("tokenized"):
-        raise ValueError("an EmbedRequest must have tokenized")
     prompts = _prompts(request.tokenized)
     return ParsedBody(
         api=Api.VLLM_GRPC, can_rewrite=False, prompts=prompts, features=((),) * len(prompts)

@@ -1,7 +1,8 @@
 """vllmhttp-parser: understands the bodies of vLLM's token-level API, `/inference/v1/generate`.
 
-`token_ids` must be a list, not empty, of whole numbers in [0, 2**32); it is the prompt.
-`features` may place multi-modal items in it, `sampling_params.max_tokens` caps the output.
+`token_ids`, a list of whole numbers in [0, 2**32), is the prompt; `features` may place multi-modal
+items in it, and `sampling_params.max_tokens` caps the output. What has other token ids or items
+goes on without a prefix.
 
 A response tells its usage as those of the OpenAI APIs do.
 """
@@ -10,16 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from picker.errors import bad_request
 from picker.framework.interfaces import ResponseReader
 from picker.framework.registry import Parameters, PluginType, plain
-from picker.plugins.parsers._json_bodies import json_object, model_of, text_member, whole_number
+from picker.plugins.parsers._json_bodies import json_object, model_of, salt_of, whole_number
 from picker.plugins.parsers._usage import openai_usage, usage_reader
 from picker.tokenization.multimodal import read_features
 from picker.tokenization.token_ids import pack_token_ids
-from picker.types import Api, ParsedBody
-
-_NAME = "generate"
+from picker.types import Api, MultiModalFeature, ParsedBody
 
 
 class VllmHttpParser:
@@ -29,28 +27,34 @@ class VllmHttpParser:
 
     def parse(self, path: str, headers: Mapping[str, str], body: bytes) -> ParsedBody:
         payload = json_object(body)
-        token_ids = payload.get("token_ids")
-        prompt = pack_token_ids(token_ids) or pack_token_ids(_whole(token_ids))
-        if prompt is None:
-            text = "must have token_ids field, a list of integers of 32 bits"
-            raise bad_request(f"invalid {_NAME} request: {text}")
-        try:
-            features = read_features(payload.get("features"), prompt)
-        except ValueError as error:
-            raise bad_request(f"invalid {_NAME} request: {error}") from error
+        prompts, features = _prompt_of(payload)
         return ParsedBody(
             api=Api.GENERATE,
             model=model_of(payload),
             stream=payload.get("stream") is True,
             payload=payload,
             max_output_tokens=whole_number(payload.get("sampling_params"), ("max_tokens",)),
-            cache_salt=text_member(payload, "cache_salt", _NAME),
-            prompts=(prompt,),
-            features=(features,),
+            cache_salt=salt_of(payload, "cache_salt"),
+            prompts=prompts,
+            features=features,
         )
 
     def response_reader(self, body: ParsedBody, content_type: str) -> ResponseReader:
         return usage_reader(content_type, openai_usage)
+
+
+def _prompt_of(
+    payload: Mapping[str, object],
+) -> tuple[tuple[bytes, ...], tuple[tuple[MultiModalFeature, ...], ...]]:
+    """The prompt, and the items in it; neither where one of them cannot be read."""
+    token_ids = payload.get("token_ids")
+    prompt = pack_token_ids(token_ids) or pack_token_ids(_whole(token_ids))
+    if prompt is None:
+        return (), ()
+    try:
+        return (prompt,), (read_features(payload.get("features"), prompt),)
+    except ValueError:
+        return (), ()
 
 
 def _whole(value: object) -> object:

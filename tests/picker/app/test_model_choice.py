@@ -16,7 +16,7 @@ from picker.app.model_choice import (
     ModelChoice,
     PoolOfModels,
 )
-from picker.errors import RefusedError
+from picker.errors import ErrorForm, RefusedError
 from picker.framework.attributes import MODELS_ATTRIBUTE, ServedModel
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
@@ -24,6 +24,11 @@ from picker.pool.policies import RewriteRule, RewriteTarget, RuleSet
 from picker.types import Endpoint, EndpointMetrics, FinishCause, RawRequest, RouteDecision
 
 COMPLETIONS = {":path": "/v1/completions"}
+FORM_TYPE = 'multipart/form-data; boundary="a b"'
+FORM = (
+    b'--a b\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n\0\xff\r\n'
+    b'--a b\r\nContent-Disposition: form-data; name="model"\r\n\r\nqwen\r\n--a b--\r\n'
+)
 
 
 @dataclass
@@ -60,9 +65,11 @@ class Scene:
         raw = RawRequest(COMPLETIONS, json.dumps(body).encode())
         return self.choice.choose(raw).key
 
-    def refusal(self, body: bytes | None, path: str = "/v1/completions") -> RefusedError:
+    def refusal(
+        self, body: bytes | None, path: str = "/v1/completions", **headers: str
+    ) -> RefusedError:
         with pytest.raises(RefusedError) as refused:
-            self.choice.choose(RawRequest({":path": path}, body))
+            self.choice.choose(RawRequest({":path": path, **headers}, body))
         return refused.value
 
     def later(self, seconds: float = MAX_AGE_SECONDS) -> None:
@@ -172,14 +179,42 @@ def test_as_long_as_a_pool_has_not_told_an_unknown_model_is_a_503(
 def test_a_body_without_a_model_is_a_400(scene: Scene, body: bytes) -> None:
     refusal = scene.refusal(body)
     assert refusal.status == 400
-    assert "names no model; known are: llama, qwen, sql" in refusal.message
+    assert "has no 'model'; known are: llama, qwen, sql" in refusal.message
+    assert refusal.param == "model"
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"--boundary", b"\xff"])
-def test_a_body_that_is_no_json_object_is_a_400(scene: Scene, body: bytes) -> None:
-    refusal = scene.refusal(body)
+@pytest.mark.parametrize(
+    ("body", "content_type", "text"),
+    [
+        (b"", "application/json", "the request body is empty"),
+        (b"[]", "", "it must be an object, not a list"),
+        (b"--boundary", "text/plain", "the request body is text/plain"),
+        (FORM.replace(b"model", b"mode"), FORM_TYPE, "the form has no field 'model'; known are: "),
+        (FORM, "multipart/form-data", "the form has no field 'model'; known are: "),
+    ],
+)
+def test_a_body_without_a_readable_model_is_a_400_that_names_the_cause(
+    scene: Scene, body: bytes, content_type: str, text: str
+) -> None:
+    refusal = scene.refusal(body, **{"content-type": content_type})
     assert refusal.status == 400
-    assert "error unmarshaling request bodyMap" in refusal.message
+    assert text in refusal.message
+
+
+def test_a_form_names_its_model(scene: Scene) -> None:
+    """Beside a file, as audio is sent to be written down."""
+    raw = RawRequest({":path": "/v1/audio/transcriptions", "content-type": FORM_TYPE}, FORM)
+    assert scene.choice.choose(raw).key == "b"
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/models/org%2Fsql", "/v1/models/org/sql", "/v1/realtime?a=b&model=org/sql"]
+)
+def test_a_path_names_a_model(scene: Scene, path: str) -> None:
+    """Of a request without a body: a model's own entry, and a WebSocket."""
+    scene.pools["a"].lists("org/sql")
+    assert scene.choice.choose(RawRequest({":path": path}, None)).key == "a"
+    assert scene.refusal(None, path.replace("sql", "x")).status == 404
 
 
 def test_half_a_character_does_not_hide_the_model(scene: Scene) -> None:
@@ -193,8 +228,9 @@ def test_the_list_of_models_is_that_of_all_pools(make: Callable[[], Scene]) -> N
     scene.pools["a"].lists("sql", parent="llama")
     scene.pools["b"].lists("qwen")
     listing = scene.refusal(None, "/v1/models?x=1")
-    assert (listing.status, dict(listing.headers)) == (200, {"content-type": "application/json"})
-    entries: Iterable[dict[str, Any]] = json.loads(listing.body)["data"]
+    body, headers = listing.answer(ErrorForm.OPENAI)
+    assert (listing.status, dict(headers)) == (200, {"content-type": "application/json"})
+    entries: Iterable[dict[str, Any]] = json.loads(body)["data"]
     assert [(one["id"], one["owned_by"], one.get("parent")) for one in entries] == [
         *(("qwen", "b", None), ("sql", "a", "llama")),
     ]

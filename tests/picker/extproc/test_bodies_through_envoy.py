@@ -14,7 +14,7 @@ from random import Random
 
 import pytest
 
-from picker.extproc.machine.request_phase import Limits
+from picker.extproc.machine.request_phase import StreamSettings
 from picker.extproc.server import build_server
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
@@ -64,14 +64,14 @@ def front() -> Iterator[Front]:
 
 @asynccontextmanager
 async def picking(
-    front: Front, *, limits: Limits | None = None, is_empty: bool = False
+    front: Front, *, settings: StreamSettings | None = None, is_empty: bool = False
 ) -> AsyncIterator[tuple[OddEndpoint, InflightLoad]]:
     """A picker at both of Envoy's sockets, in front of one endpoint unless its pool is empty."""
     datastore, inflight = Datastore(), InflightLoad()
     director = Director(first_candidate(), RequestContext(datastore, inflight, Random(1)))
     plain = ServerOptions(host=str(front.picker_socket))
     secret = ServerOptions(host=str(front.tls_picker_socket), tls=TlsOptions(self_signed()))
-    servers = [build_server(director, options=one, limits=limits) for one in (plain, secret)]
+    servers = [build_server(director, options=one, settings=settings) for one in (plain, secret)]
     async with odd_endpoint() as endpoint:
         pool = [] if is_empty else [Endpoint("pod", "127.0.0.1", endpoint.port)]
         datastore.set_endpoints(pool)
@@ -168,7 +168,7 @@ async def test_owned_headers_pass_in_neither_direction(front: Front, name: str) 
             assert seen["x-mine"] == "kept"
             assert "x-llm-d-request-dropped-reason" not in answer.headers
             assert answer.headers["x-kept"] == "yes"
-            assert answer.headers["x-went-into-resp-headers"] == "true"
+            assert "x-went-into-resp-headers" not in answer.headers
 
 
 # Where the picker sees the body, or can ask for it, the client's own model name comes back.
@@ -199,11 +199,15 @@ async def test_a_model_name_is_put_back_wherever_the_body_can_be_seen(
 async def test_refusals_reach_the_client(front: Front, name: str) -> None:
     """With their status and text: what is no JSON, what is too large, and what nobody can serve."""
     port = front.ports[name]
-    async with picking(front, limits=Limits(max_body_bytes=300_000)) as (endpoint, inflight):
-        answer = await exchange(port, Ask("/v1/completions", [b"no healthy upstream"]))
-        assert answer.status == 400
-        text = b"inference error: BadRequest - error unmarshaling request bodyMap"
-        assert answer.body.startswith(text)
+    async with picking(front, settings=StreamSettings(max_body_bytes=300_000)) as (
+        endpoint,
+        inflight,
+    ):
+        headers = [("x-llm-d-model-name-rewrite", "n")]
+        ask = Ask("/v1/completions", [b"no healthy upstream"], headers=headers)
+        answer = await exchange(port, ask)
+        assert (answer.status, answer.headers["content-type"]) == (400, "application/json")
+        assert json.loads(answer.body)["error"]["type"] == "BadRequestError"
         assert (await exchange(port, Ask("/echo", [bytes(300_001)]))).status == 413
         if name == "buffered-duplex":  # shows trailers where no decision can be told any more
             answer = await exchange(port, Ask("/echo", trailers=(("x-behind", "it"),)))

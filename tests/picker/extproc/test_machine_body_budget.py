@@ -10,7 +10,7 @@ from h2 import events
 from picker.errors import DropReason
 from picker.extproc.machine import messages as m
 from picker.extproc.machine.messages import BodyMode, Ending, Finish
-from picker.extproc.machine.request_phase import Limits
+from picker.extproc.machine.request_phase import StreamSettings
 from picker.extproc.machine.stream import StreamMachine
 from picker.rpc.budget import ByteBudget
 from picker.rpc.call import Call
@@ -27,7 +27,7 @@ LARGE = bytes(100_000)
 def roomy(max_bytes: int) -> tuple[ByteBudget, list[StreamMachine]]:
     """Two streams that share room for so many bytes."""
     bodies = ByteBudget(max_bytes)
-    return bodies, [StreamMachine(Limits(budget=bodies)) for _ in range(2)]
+    return bodies, [StreamMachine(StreamSettings(budget=bodies)) for _ in range(2)]
 
 
 def test_a_body_that_finds_no_room_while_others_arrive_is_refused() -> None:
@@ -41,6 +41,7 @@ def test_a_body_that_finds_no_room_while_others_arrive_is_refused() -> None:
     assert reply.headers == (
         ("x-llm-d-request-dropped-reason", "rejected-saturated"),
         ("retry-after", "1"),
+        ("content-type", "application/json"),
     )
     assert bodies.held_bytes == 60
     assert feed(second, m.RequestBody(bytes(1000), end_of_stream=True)) == []
@@ -73,7 +74,7 @@ def test_a_body_that_comes_at_once_needs_no_room() -> None:
 def test_the_room_of_a_body_is_given_back_once_however_it_ends(end: object) -> None:
     """Complete, answered by the proxy, too large, refused, evicted or cut off."""
     bodies = ByteBudget(2000)
-    machine = StreamMachine(Limits(max_body_bytes=500, budget=bodies))
+    machine = StreamMachine(StreamSettings(max_body_bytes=500, budget=bodies))
     feed(machine, m.RequestHeaders(HEADERS), m.RequestBody(bytes(200)), m.RequestBody(bytes(100)))
     assert bodies.held_bytes == 300
     feed(machine, end)

@@ -11,7 +11,7 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from picker.errors import DROP_REASON_HEADER, RETRY_AFTER_HEADER, DropReason, no_endpoints
-from picker.extproc.machine.request_phase import Limits
+from picker.extproc.machine.request_phase import StreamSettings
 from picker.extproc.pump import OVERRIDE_TIMEOUT_SECONDS, StreamMetrics, code_name
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.rpc.calls import Abort, RpcError, Status
@@ -255,9 +255,14 @@ async def test_an_eviction_answers_the_client_and_ends_the_stream(director: Make
         await wire.ended
         source.exchanges[0].evict(DropReason.EVICTED)  # too late: nothing happens
         await asyncio.sleep(0)
-    assert (reply.status.code, reply.body) == (429, b"request evicted by flow control")
+    assert reply.status.code == 429
+    assert b"was stopped to make room for others" in reply.body
     headers = {one.header.key: one.header.raw_value for one in reply.headers.set_headers}
-    assert headers == {DROP_REASON_HEADER: b"evicted-priority", RETRY_AFTER_HEADER: b"1"}
+    assert headers == {
+        DROP_REASON_HEADER: b"evicted-priority",
+        RETRY_AFTER_HEADER: b"1",
+        "content-type": b"application/json",
+    }
     assert wire.outbound.empty()
     assert source.exchanges[0].finished.result() == (FinishCause.EVICTED, 429, None)
 
@@ -307,7 +312,7 @@ async def test_a_stream_is_counted_once_whatever_ends_it(
         return metrics.registry.get_sample_value(f"llm_d_epp_extproc_{name}", labels)
 
     wire = Wire()
-    wire.serve(director(), Limits(), StreamMetrics(metrics, lambda: next(seconds)))
+    wire.serve(director(), StreamSettings(), StreamMetrics(metrics, lambda: next(seconds)))
     assert value("streams_inflight") == 1
     if isinstance(end, Abort):
         await wire.abort(end)

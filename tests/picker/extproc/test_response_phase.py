@@ -12,7 +12,6 @@ from picker.extproc.machine.messages import BodyMode, Ending, Finish
 from picker.extproc.machine.stream import StreamMachine
 from picker.types import FinishCause, Metadata, ResponseHead, RouteDecision
 
-MARK = ("x-went-into-resp-headers", "true")
 COST: Metadata = {"envoy.lb": {"x-cost": 10}}
 LENGTH = {":status": "200", "content-length": "5"}
 
@@ -85,7 +84,7 @@ def test_the_tap_sees_the_head_and_its_headers_go_out() -> None:
     headers = {":status": "503", "content-type": "text/plain"}
     event = m.ResponseHeaders(503, False, "10.0.0.1:8000", headers, has_destination_metadata=True)
     actions = routed(tap).receive(event)
-    assert actions == [m.SendResponseHeaders((MARK, ("x-session-token", "abc")))]
+    assert actions == [m.SendResponseHeaders((("x-session-token", "abc"),))]
     assert tap.seen == [ResponseHead(503, headers, "10.0.0.1:8000", True)]
 
 
@@ -269,7 +268,7 @@ def test_a_tap_that_fails_at_the_head_is_left_out(caplog: pytest.LogCaptureFixtu
     """The response passes as if nobody watched it."""
     tap = Shouting("head")
     machine = routed(tap)
-    assert machine.receive(m.ResponseHeaders(200)) == [m.SendResponseHeaders((MARK,))]
+    assert machine.receive(m.ResponseHeaders(200)) == [m.SendResponseHeaders(())]
     assert bytes_of(machine.receive(m.ResponseBody(b"abc", end_of_stream=True))) == b"abc"
     assert len(tap.seen) == 1
     assert "ZeroDivisionError" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -148,8 +149,7 @@ async def test_nothing_is_guessed(director: MakeDirector, fields: Fields, told: 
     async with serving(director) as scene:
         answer = await scene.ask(*fields)
         assert answer.immediate_response.status.code == 500
-        body = answer.immediate_response.body
-        text = body if isinstance(body, str) else body.decode()
+        text = json.loads(answer.immediate_response.body)["error"]["message"]
         assert told in text
         assert text.endswith("llama, x/qwen, y/qwen")
         assert scene.asked() == {}

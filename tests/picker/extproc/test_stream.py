@@ -4,14 +4,15 @@ with a proxy that keeps the body until it is answered.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from picker.errors import DropReason, eviction_headers
+from picker.errors import Code, DropReason, RefusedError
 from picker.extproc.machine import messages as m
 from picker.extproc.machine.messages import BodyMode, Ending, Finish
-from picker.extproc.machine.request_phase import Limits
+from picker.extproc.machine.request_phase import StreamSettings
 from picker.extproc.machine.stream import RemoteProtocolError, State, StreamMachine
 from picker.types import FinishCause, RawRequest, RouteDecision
 from tests.support.picker.stream_ways import (
@@ -23,7 +24,7 @@ from tests.support.picker.stream_ways import (
     feed,
 )
 
-MARK = m.SendResponseHeaders((("x-went-into-resp-headers", "true"),))
+UNTOUCHED = m.SendResponseHeaders(())
 BEGUN, KEPT = m.RequestHeaders(HEADERS), BUFFERED_HEADERS
 HINTED = m.RequestHeaders(HEADERS, subset_hint=("10.0.0.1",))
 KEPT_HINTED = m.RequestHeaders(HEADERS, False, ("10.0.0.1",), request_body=BodyMode.BUFFERED)
@@ -34,9 +35,9 @@ TRAILERS = m.RequestTrailers()
 GOES = DECISION.destination
 
 
-def said(*events: object, limits: Limits | None = None) -> list[m.Action]:
+def said(*events: object, settings: StreamSettings | None = None) -> list[m.Action]:
     """All that a machine says to these events."""
-    machine = StreamMachine(limits or Limits())
+    machine = StreamMachine(settings or StreamSettings())
     return [action for event in events for action in feed(machine, event)]
 
 
@@ -51,9 +52,9 @@ def said(*events: object, limits: Limits | None = None) -> list[m.Action]:
         ),
         pytest.param(
             (HINTED, m.RequestBody(b"", True, subset_hint=())),
-            RawRequest(HEADERS, b"", ()),
+            RawRequest(HEADERS, None, ()),
             False,
-            id="a later subset hint replaces the first",
+            id="a later subset hint replaces the first; no bytes are no body",
         ),
         pytest.param(
             (m.RequestHeaders(HEADERS, end_of_stream=True, subset_hint=("a",)),),
@@ -87,7 +88,7 @@ def said(*events: object, limits: Limits | None = None) -> list[m.Action]:
         ),
         pytest.param(
             (KEPT_HINTED, m.RequestBody(b"", True, subset_hint=())),
-            RawRequest(HEADERS, b"", ()),
+            RawRequest(HEADERS, None, ()),
             True,
             id="a hint beside a kept body replaces the first",
         ),
@@ -231,7 +232,7 @@ def test_what_cannot_be_routed_is_refused_and_its_rest_ignored(
     events: tuple[Any, ...], status: int, text: str
 ) -> None:
     """Bodies over the limit, and modes in which no decision could be told: better than to hang."""
-    finish, reply = said(*events, m.RequestBody(bytes(100), True), limits=Limits(10))[-2:]
+    finish, reply = said(*events, m.RequestBody(bytes(100), True), settings=StreamSettings(10))[-2:]
     assert finish == Finish(FinishCause.REFUSED, status)
     assert isinstance(reply, m.SendImmediate)
     assert reply.status == status
@@ -245,7 +246,7 @@ def test_what_cannot_be_routed_is_refused_and_its_rest_ignored(
 )
 def test_a_body_of_exactly_the_limit_is_routed(events: tuple[object, ...]) -> None:
     """The limit is the largest size that passes."""
-    action = said(*events, limits=Limits(10))[-1]
+    action = said(*events, settings=StreamSettings(10))[-1]
     assert isinstance(action, m.Route)
     assert action.request == RawRequest(HEADERS, bytes(10), None)
 
@@ -257,8 +258,12 @@ def test_a_refusal_carries_status_text_and_reason(headers: m.RequestHeaders) -> 
         Finish(FinishCause.REFUSED, 503),
         m.SendImmediate(
             503,
-            "inference error: ServiceUnavailable - nobody there",
-            (("x-llm-d-request-dropped-reason", "rejected-no-endpoints"),),
+            '{"error": {"message": "Nobody there", "type": "Service Unavailable", "param": null, '
+            '"code": 503}}',
+            (
+                ("x-llm-d-request-dropped-reason", "rejected-no-endpoints"),
+                ("content-type", "application/json"),
+            ),
         ),
     ]
 
@@ -303,7 +308,7 @@ def test_response_pieces_pass_at_once_and_unchanged() -> None:
     """Nothing of a response is held back, so tokens stream."""
     machine = StreamMachine()
     feed(machine, *WAY_TO[State.ROUTED])
-    assert feed(machine, m.ResponseHeaders(200, served_by="10.0.0.1:8000")) == [MARK]
+    assert feed(machine, m.ResponseHeaders(200, served_by="10.0.0.1:8000")) == [UNTOUCHED]
     piece = m.SendResponseBody(b"data: 1\n\n", False)
     assert feed(machine, m.ResponseBody(b"data: 1\n\n")) == [piece]
     assert feed(machine, m.ResponseBody(b"", end_of_stream=True)) == [
@@ -318,7 +323,7 @@ def test_responses_that_the_proxy_holds_are_waved_through(mode: BodyMode) -> Non
     headers = m.RequestHeaders(HEADERS, response_body=mode)
     response = (m.ResponseHeaders(200), m.ResponseBody(bytes(200_000)))
     actions = said(headers, BODY, m.Routed(DECISION), *response)
-    assert actions[-2:] == [MARK, m.SendResponseBodyUnchanged()]
+    assert actions[-2:] == [UNTOUCHED, m.SendResponseBodyUnchanged()]
 
 
 def test_response_trailers_end_the_response() -> None:
@@ -338,7 +343,7 @@ def test_a_proxys_own_error_reply_passes_while_the_request_is_arriving(
     """Too slow or too large for the proxy: its error passes, and no endpoint is blamed."""
     own = (m.ResponseHeaders(status), m.ResponseBody(b"why", end_of_stream=True))
     assert said(*arriving, *own)[-3:] == [
-        MARK,
+        UNTOUCHED,
         Finish(FinishCause.CLIENT_GONE, status),
         m.SendResponseBody(b"why", end_of_stream=True),
     ]
@@ -346,7 +351,7 @@ def test_a_proxys_own_error_reply_passes_while_the_request_is_arriving(
 
 def test_a_proxy_that_does_not_wait_for_the_decision_cancels_it() -> None:
     """After its own timeout it answers without the picker."""
-    assert said(KEPT, BODY, m.ResponseHeaders(504))[-2:] == [m.CancelRoute(), MARK]
+    assert said(KEPT, BODY, m.ResponseHeaders(504))[-2:] == [m.CancelRoute(), UNTOUCHED]
 
 
 @pytest.mark.parametrize(
@@ -390,16 +395,136 @@ def test_without_response_bodies_the_end_of_the_stream_is_the_end_of_the_respons
     assert said(headers, BODY, m.Routed(DECISION), *response)[-1] == Finish(cause, 200)
 
 
-@pytest.mark.parametrize("is_evicted", [False, True])
-def test_a_refusal_has_the_form_of_its_api(is_evicted: bool) -> None:
-    """Anthropic's clients read JSON; what else the answer says stays."""
-    machine = StreamMachine(Limits())
-    machine.receive(m.RequestHeaders({":path": "/v1/messages?beta=true"}))
+SOCKET = {
+    ":method": "GET",
+    ":path": "/v1/realtime",
+    "connection": "keep-alive, Upgrade",
+    "upgrade": "websocket",
+}
+H2C = SOCKET | {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_tunnel"),
+    [
+        (SOCKET, True),
+        ({":method": "CONNECT", ":authority": "a:1"}, True),
+        (SOCKET | {"content-length": "0"}, True),
+        (H2C, False),
+        (SOCKET | {"connection": "keep-alive"}, False),
+        (SOCKET | {":method": "POST", "content-length": "2"}, False),
+        ({":method": "GET", ":path": "/"}, False),
+    ],
+)
+@pytest.mark.parametrize("mode", [BodyMode.DUPLEX, BodyMode.BUFFERED, BodyMode.ABSENT])
+def test_a_tunnel_is_decided_by_its_headers(
+    headers: dict[str, str], is_tunnel: bool, mode: BodyMode
+) -> None:
+    """Its client sends nothing until it has the response. A body may follow h2c."""
+    begun = m.RequestHeaders(headers, request_body=mode, response_body=BodyMode.ABSENT)
+    if not is_tunnel and mode is not BodyMode.ABSENT:
+        assert said(begun) == ([UNCHANGED] if mode is BodyMode.BUFFERED else [])
+        return
+    *_, route, reply = said(begun, m.Routed(DECISION))
+    assert route == m.Route(RawRequest(headers, None, None), mode is not BodyMode.DUPLEX)
+    hides = is_tunnel and mode is BodyMode.BUFFERED
+    assert reply == m.SendRequestHeaders(GOES, hides_bodies=hides)
+
+
+def test_what_goes_through_a_tunnel_passes_both_ways_until_it_ends() -> None:
+    """In full duplex through the picker, what came before the decision too."""
+    machine = StreamMachine()
+    feed(machine, m.RequestHeaders(SOCKET), m.RequestBody(b"ear"), m.RequestBody(b"ly"))
+    sent = m.SendRequestBody
+    assert feed(machine, m.Routed(DECISION))[1:] == [sent(b"early", False)]
+    assert feed(machine, m.RequestBody(b"a")) == [sent(b"a", False)]
+    assert feed(machine, m.ResponseHeaders(101)) == [UNTOUCHED]
+    large = m.RequestBody(bytes(62_001))
+    assert feed(machine, large) == [sent(bytes(62_000), False), sent(b"\0", False)]
+    assert feed(machine, m.ResponseBody(b"b")) == [m.SendResponseBody(b"b", False)]
+    finish, last = feed(machine, m.ResponseBody(b"", True))
+    assert (finish, last) == (Finish(FinishCause.COMPLETED, 101), m.SendResponseBody(b"", True))
+    assert feed(machine, m.RequestBody(b"late", True)) == [sent(b"late", True)]
+
+
+def test_a_tunnel_that_passes_by_ends_with_its_stream() -> None:
+    """A proxy that has hidden the bodies shows nothing but the headers of the response."""
+    begun = m.RequestHeaders(SOCKET, False, None, BodyMode.BUFFERED, BodyMode.BUFFERED)
+    ended = (m.ResponseHeaders(101), m.Closed(Ending.END_OF_STREAM))
+    assert said(begun, m.Routed(DECISION), *ended)[-1] == Finish(FinishCause.COMPLETED, 101)
+
+
+def test_a_tunnel_is_refused_where_the_proxy_would_wait_for_its_end() -> None:
+    """Its response in full duplex keeps the mode of its request from being changed."""
+    finish, reply = said(m.RequestHeaders(SOCKET, request_body=BodyMode.BUFFERED))
+    assert finish == Finish(FinishCause.REFUSED, 500)
+    assert isinstance(reply, m.SendImmediate)
+    assert "Upgrades need request bodies in FULL_DUPLEX_STREAMED mode" in reply.body
+
+
+def test_what_comes_too_early_through_a_tunnel_is_bounded() -> None:
+    """As a body is, while its decision is pending."""
+    events = (m.RequestHeaders(SOCKET), m.RequestBody(bytes(11)))
+    cancel, finish, reply = said(*events, settings=StreamSettings(10))[-3:]
+    assert (cancel, finish) == (m.CancelRoute(), Finish(FinishCause.REFUSED, 413))
+    assert isinstance(reply, m.SendImmediate)
+
+
+MESSAGES, CHAT = {":path": "/v1/messages?beta=true"}, {":path": "/v1/chat/completions"}
+ONE_OF_GRPC = {":path": "/vllm.grpc.engine.VllmEngine/Generate", "content-type": "application/grpc"}
+WRONG = RefusedError(Code.BAD_REQUEST, "why", param="model", reference="Go's why")
+JSON = {"content-type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "refusal", "conformance", "body"),
+    [
+        (
+            *(CHAT, WRONG, False),
+            {"error": {"message": "Why", "type": "BadRequestError", "param": "model", "code": 400}},
+        ),
+        (
+            *(MESSAGES, WRONG, False),
+            {"type": "error", "error": {"type": "invalid_request_error", "message": "Why"}},
+        ),
+        (ONE_OF_GRPC, WRONG, False, "Why"),
+        (CHAT, WRONG, True, "inference error: BadRequest - Go's why"),
+        (MESSAGES, WRONG, True, "inference error: BadRequest - Go's why"),
+        (
+            *(CHAT, None, False),
+            {
+                "error": {
+                    "message": "The request was stopped to make room for others",
+                    "type": "RateLimitError",
+                    "param": None,
+                    "code": 429,
+                }
+            },
+        ),
+        (CHAT, None, True, "request evicted by flow control"),
+    ],
+)
+def test_a_refusal_has_the_form_of_its_api(
+    headers: dict[str, str], refusal: RefusedError | None, conformance: bool, body: object
+) -> None:
+    """Also an eviction (None). A gRPC status message is no JSON, and nor is what the reference
+    says; what else the answer says stays.
+    """
+    machine = StreamMachine(StreamSettings(conformance=conformance))
+    machine.receive(m.RequestHeaders(headers))
     machine.receive(BODY)
-    actions = machine.evicted(DropReason.EVICTED) if is_evicted else machine.dropped(REFUSAL)
+    evicted = refusal is None
+    actions = machine.evicted(DropReason.EVICTED) if evicted else machine.dropped(refusal or WRONG)
     reply = actions[-1]
     assert isinstance(reply, m.SendImmediate)
-    assert reply.body.startswith('{"type": "error", "error": {"type": ')
-    assert reply.headers[-1] == ("content-type", "application/json")
-    plain = eviction_headers(DropReason.EVICTED) if is_evicted else REFUSAL.headers
-    assert reply.headers[:-1] == plain
+    assert (reply.body if isinstance(body, str) else json.loads(reply.body)) == body
+    own = {"x-llm-d-request-dropped-reason": "evicted", "retry-after": "1"} if evicted else {}
+    assert dict(reply.headers) == own | ({} if isinstance(body, str) else JSON)
+
+
+def test_only_conformance_marks_responses() -> None:
+    """As the reference marks every one."""
+    events = (BEGUN, BODY, m.Routed(DECISION), m.ResponseHeaders(200))
+    assert said(*events)[-1] == m.SendResponseHeaders(())
+    marked = m.SendResponseHeaders((("x-went-into-resp-headers", "true"),))
+    assert said(*events, settings=StreamSettings(conformance=True))[-1] == marked

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from msgspec.structs import replace
 
 from picker.errors import DropReason
 from picker.extproc.machine import messages as m
 from picker.extproc.machine.messages import BodyMode, Ending, Finish
-from picker.extproc.machine.request_phase import Limits
-from picker.extproc.machine.response_phase import RESPONSE_MARK
+from picker.extproc.machine.request_phase import StreamSettings
 from picker.extproc.machine.stream import SAID_EVERYTHING, RemoteProtocolError, State, StreamMachine
 from picker.types import FinishCause
 from tests.support.picker.random_taps import HoldingTap
@@ -58,7 +59,7 @@ def test_a_response_in_full_duplex_is_not_left_but_passes_unwatched() -> None:
     replies = machine.routed(replace(SKIPPING, response=tap, needs_response_body=True))
     assert [type(reply) for reply in replies] == [m.SendRequestHeaders, m.SendRequestBody]
     assert machine.state not in SAID_EVERYTHING
-    assert feed(machine, m.ResponseHeaders(200)) == [m.SendResponseHeaders((RESPONSE_MARK,))]
+    assert feed(machine, m.ResponseHeaders(200)) == [m.SendResponseHeaders(())]
     assert feed(machine, m.ResponseBody(b"x", end_of_stream=True)) == [
         Finish(FinishCause.SKIPPED, 200),
         m.SendResponseBody(b"x", True),
@@ -148,17 +149,17 @@ def test_a_client_that_leaves_an_answer_of_the_proxys_own_is_not_blamed(
 def test_an_evicted_request_is_answered_with_the_reason(
     state: State, status: int, reason: DropReason
 ) -> None:
-    """Status, text and header are those that clients of the reference picker know."""
+    """Status and headers are those that clients of the reference picker know."""
     machine = StreamMachine()
     feed(machine, *WAY_TO[state])
-    assert machine.evicted(reason) == [
-        Finish(FinishCause.EVICTED, status),
-        m.SendImmediate(
-            429,
-            "request evicted by flow control",
-            (("x-llm-d-request-dropped-reason", reason.value), ("retry-after", "1")),
-        ),
-    ]
+    finish, reply = machine.evicted(reason)
+    assert finish == Finish(FinishCause.EVICTED, status)
+    assert isinstance(reply, m.SendImmediate)
+    assert reply.status == 429
+    assert reply.headers[:2] == (
+        ("x-llm-d-request-dropped-reason", reason.value),
+        ("retry-after", "1"),
+    )
     assert machine.state in SAID_EVERYTHING
     assert machine.evicted(reason) == []
 
@@ -230,7 +231,7 @@ def test_too_many_headers_are_refused_with_431(
     mode: BodyMode, end: bool, count: int, size: int, text: str
 ) -> None:
     """By number or by size, with a body or without one."""
-    machine = StreamMachine(Limits(max_headers=10, max_header_bytes=100))
+    machine = StreamMachine(StreamSettings(max_headers=10, max_header_bytes=100))
     event = m.RequestHeaders(
         HEADERS, end, request_body=mode, num_headers=count, num_header_bytes=size
     )
@@ -238,12 +239,12 @@ def test_too_many_headers_are_refused_with_431(
     assert finish == Finish(FinishCause.REFUSED, 431)
     assert isinstance(reply, m.SendImmediate)
     assert reply.status == 431
-    assert reply.body.startswith("inference error: HeadersTooLarge - ")
+    assert json.loads(reply.body)["error"]["type"] == "Request Header Fields Too Large"
     assert text in reply.body
 
 
 def test_headers_at_the_limit_pass() -> None:
     """The limits are inclusive."""
-    machine = StreamMachine(Limits(max_headers=10, max_header_bytes=100))
+    machine = StreamMachine(StreamSettings(max_headers=10, max_header_bytes=100))
     event = m.RequestHeaders(HEADERS, num_headers=10, num_header_bytes=100)
     assert feed(machine, event) == []

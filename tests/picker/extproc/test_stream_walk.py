@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.errors import Code, DropReason, RefusedError
 from picker.extproc.machine import messages as m
 from picker.extproc.machine.messages import BodyMode, Ending, Finish
-from picker.extproc.machine.request_phase import Limits
+from picker.extproc.machine.request_phase import StreamSettings
 from picker.extproc.machine.stream import ProtocolError, State, StreamMachine
 from picker.rpc.budget import ByteBudget
 from picker.types import RouteDecision
@@ -76,10 +78,17 @@ RESPONSE_BODIES = (m.SendResponseBody, m.SendHeldResponseBody, m.SendResponseBod
 RESPONSE_SIDE = (m.SendResponseHeaders, *RESPONSE_BODIES, m.SendResponseTrailers)
 
 
-def walk(events: list[object]) -> tuple[list[object], list[m.Action]]:
-    """Drive a machine through `events` to its end; the events it took, and all its actions."""
+HOLDING = (State.RECEIVING, State.AWAITING_BODY)
+
+
+def walk(
+    events: list[object], holding: Sequence[State] = HOLDING
+) -> tuple[list[object], list[m.Action]]:
+    """Drive a machine through `events` to its end; the events it took, and all its actions. Pieces
+    of bodies are held in the states `holding` alone.
+    """
     bodies = ByteBudget(max_bytes=MAX_BODY_BYTES)
-    machine, taken, actions = StreamMachine(Limits(MAX_BODY_BYTES, budget=bodies)), [], []
+    machine, taken, actions = StreamMachine(StreamSettings(MAX_BODY_BYTES, budget=bodies)), [], []
     for event in [*events, m.Closed(Ending.END_OF_STREAM)]:
         before = machine.state
         try:
@@ -96,7 +105,7 @@ def walk(events: list[object]) -> tuple[list[object], list[m.Action]]:
             continue
         taken.append(event)
         actions += new
-        receiving = machine.state in (State.RECEIVING, State.AWAITING_BODY)
+        receiving = machine.state in holding
         assert receiving or bodies.held_bytes == 0
         assert bodies.held_bytes <= MAX_BODY_BYTES
     assert bodies.held_bytes == 0
@@ -127,14 +136,16 @@ def check_bodies(taken: list[object], actions: list[m.Action]) -> None:
     if not decisions:
         assert sent == []
         return
-    raw, decision = routes[0].request, decisions[0]
+    raw, decision, headers = routes[0].request, decisions[0], taken[0]
     if held:
         assert sent == []
         assert held[0].body == decision.body
         assert m.SendRequestHeadersUnchanged() in actions
         return
-    replacement = decision.body if decision.body is not None and raw.body is not None else None
-    expected = raw.body or b"" if replacement is None else replacement
+    assert isinstance(headers, m.RequestHeaders)
+    had_body = not (headers.end_of_stream or headers.request_body is BodyMode.ABSENT)
+    is_replaced = had_body and decision.body is not None
+    expected = decision.body if is_replaced else raw.body or b""
     assert b"".join(piece.data for piece in sent) == expected
 
 
@@ -193,6 +204,34 @@ def test_any_split_of_a_body_comes_back_whole(
         return
     assert b"".join(piece.data for piece in sent) == (body if replacement is None else replacement)
     assert any(piece.end_of_stream for piece in sent) is not by_trailers
+
+
+TUNNEL = {":path": "/", "connection": "upgrade", "upgrade": "websocket"}
+tunnelled = st.one_of(
+    st.builds(m.RequestBody, data, st.sampled_from([False] * 4 + [True])),
+    st.builds(m.ResponseHeaders, st.just(101)),
+    st.builds(m.ResponseBody, data, st.booleans()),
+    st.just(m.RequestTrailers()),
+    st.just(m.Routed(RouteDecision("a:1"))),
+)
+
+
+@examples(100)
+@given(st.lists(tunnelled, max_size=14))
+def test_what_a_tunnel_is_sent_leaves_whole(events: list[object]) -> None:
+    """In order, however its pieces, the decision and the response mix, up to its first end."""
+    taken, actions = walk([m.RequestHeaders(TUNNEL), *events], [State.ROUTING])
+    pieces = [event for event in taken if isinstance(event, m.RequestBody)]
+    ends = [at for at, piece in enumerate(pieces) if piece.end_of_stream]
+    sent = [action for action in actions if isinstance(action, m.SendRequestBody)]
+    if not any(isinstance(action, m.SendRequestHeaders) for action in actions):
+        assert sent == []
+        return
+    came = pieces[: ends[0] + 1] if ends else pieces
+    assert b"".join(piece.data for piece in sent) == b"".join(piece.data for piece in came)
+    assert [piece.end_of_stream for piece in sent].count(True) == bool(ends)
+    assert not any(piece.end_of_stream for piece in sent[:-1])
+    assert not any(len(piece.data) > m.MAX_CHUNK_BYTES for piece in sent)
 
 
 def shown_and_sent(events: list[object], tap: HoldingTap) -> tuple[bytes, bytes]:

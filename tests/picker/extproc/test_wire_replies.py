@@ -95,6 +95,15 @@ def test_a_decision_on_an_untouched_buffered_body_is_this_message() -> None:
     )
 
 
+def test_a_tunnel_asks_for_bodies_to_be_hidden() -> None:
+    """Beside the destination, with the modes that Envoy compares with those it allows."""
+    plain, hiding = (replied(m.SendRequestHeaders("a:1", hides_bodies=on)) for on in (False, True))
+    assert not plain.HasField("mode_override")
+    override = "request_trailer_mode: SEND response_header_mode: SEND response_trailer_mode: SEND"
+    assert hiding.mode_override == text_format.Parse(override, type(hiding.mode_override)())
+    assert hiding.request_headers == plain.request_headers
+
+
 @pytest.mark.parametrize(
     ("reply", "text"),
     [
@@ -146,7 +155,7 @@ def test_a_decision_on_an_untouched_buffered_body_is_this_message() -> None:
             m.SendImmediate(429, "slow down", (("x-why", "full"),)),
             'immediate_response { status { code: TooManyRequests } body: "slow down" headers {'
             ' set_headers { header { key: "x-why" raw_value: "full" }'
-            " append_action: OVERWRITE_IF_EXISTS_OR_ADD } } }",
+            " append_action: OVERWRITE_IF_EXISTS_OR_ADD } } details: 'endpoint_picker' }",
         ),
     ],
 )

@@ -43,7 +43,7 @@ async def test_the_last_of_the_largest_flow_makes_room_for_a_smaller_one() -> No
     assert [client.waits for client in flood] == [True, True, True, False]
     refusal = flood[3].refusal
     assert (refusal.status, refusal.drop_reason.value) == (429, "rejected-saturated")  # type: ignore[union-attr]
-    assert refusal.message.startswith("request rejected pre-queue: queue at capacity")
+    assert refusal.message.startswith("the queue of requests is full (")
     assert 1 <= (refusal.retry_after_seconds or 0) <= 60
     scene.gate.check_integrity()
     assert scene.gate.queues().outcomes == {"Dispatched": 1, "RejectedCapacity": 2}

@@ -218,7 +218,7 @@ class Walk(Scene):
         assert self.turned_away == {
             int(one.request.request_id)
             for one in self.clients
-            if one.refusal is not None and "at capacity" in one.refusal.message
+            if one.refusal is not None and "queue of requests is full" in one.refusal.message
         }
 
     async def quits(self, index: int) -> None:

@@ -6,14 +6,33 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.picker.ext_proc_stream import completion, refused
+from tests.support.picker.ext_proc_stream import completion, refused, response_head
 from tests.support.picker.metrics_pages import page, pods
 from tests.support.picker.whole_picker import whole_picker
 
 REFUSED = refused(
-    429, "ResourceExhausted - system saturated, sheddable request dropped", retry_after=1
+    429,
+    "RateLimitError",
+    "The pool is full, and requests of negative priority are rejected",
+    retry_after=1,
 )
 PRIORITIES = {"standard": 0, "sheddable": -1}
+
+
+async def test_with_conformance_the_reference_speaks(tmp_path: Path) -> None:
+    """Its text in refusals, and its mark on responses."""
+    full, priorities = pods(page(10, 0.95)), {"objectives": PRIORITIES, "conformance": True}
+    async with whole_picker(tmp_path, full, **priorities) as picker:
+        sheddable = {"x-llm-d-inference-objective": "sheddable"}
+        (said,) = await picker.ask(completion(), sheddable)
+        text = b"inference error: ResourceExhausted - system saturated, sheddable request dropped"
+        assert said.immediate_response.body == text
+        async with picker.stream() as stream:
+            await stream.ask(completion())
+            mark = {"x-went-into-resp-headers": "true"}
+            assert await stream.response_headers() == response_head(mark)
+            await stream.response_body(b"", True)
+            await stream.read(1)
 
 
 @pytest.mark.parametrize("header", ["x-llm-d-inference-objective", "x-gateway-inference-objective"])

@@ -188,6 +188,11 @@ BAD: list[tuple[str, bytes]] = [
     ("/v1/completions", b'{"model":"m","prompt":[4294967296]}'),
     ("/v1/completions", b'{"model":"m","prompt":[]}'),
     ("/v1/completions", b'{"model":"m","prompt":""}'),
+    ("/v1/completions", b'{"model":"m","prompt_embeds":"AAAA","max_tokens":1}'),
+    ("/v1/completions", b'{"model":"m","prompt":null,"prompt_embeds":["AAAA"]}'),
+    ("/pooling", b'{"model":"m","data":{"data":"https://a/x.tif"},"softmax":false}'),
+    ("/v1/responses", b'{"model":"m","prompt":{"id":"p"}}'),
+    ("/v1/chat/completions", b'{"model":"m","messages":[]}'),
     ("/v1/completions", b"[]"),
     ("/v1/completions", b"null"),
     ("/v1/completions", b'{"model":"m","prompt":"p"'),
@@ -231,22 +236,44 @@ BAD: list[tuple[str, bytes]] = [
 PYTHONS = (b"nonetype", b"codec", b"recursion", b"object has no", b"`", b"dict", b"str,", b"int,")
 
 
-async def test_bad_bodies_are_refused(tmp_path: Path) -> None:
-    """400 as plain text, Anthropic's in its own form, without words of the language this is written
-    in; nothing stays held.
-    """
-    async with whole_picker(tmp_path, pods(page()), EVERY_PARSER) as picker:
+RENAMING = {"x-llm-d-model-name-rewrite": "n"}
+
+
+async def test_bad_bodies_are_the_endpoints_business(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each goes on as it came, without a word in the log; nothing stays held."""
+    one = pods(page())
+    async with whole_picker(tmp_path, one, EVERY_PARSER) as picker:
         for path, body in BAD:
-            (said,) = await picker.ask(body, path=path)
-            assert said.immediate_response.status.code == 400, body
-            text = said.immediate_response.body
-            if path == "/v1/messages":
-                wrong = json.loads(text)["error"]
-                assert wrong["type"] == "invalid_request_error", body
-                text = wrong["message"].encode()
-            assert text.startswith(b"inference error: BadRequest - "), body
-            assert not [word for word in PYTHONS if word in text.lower()], body
-        assert await picker.outcomes() == {"refused": len(BAD)}
+            assert await picker.ask(body, path=path) == directed(one[0].host_port, body), body
+        assert await picker.outcomes() == {"client-gone": len(BAD)}
+        assert await picker.is_idle()
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+
+
+async def test_what_is_no_json_is_refused_where_its_model_would_be_replaced(tmp_path: Path) -> None:
+    """400 in the form of its API, without words of the language this is written in; another body
+    gets the model. What names no model anyway goes on.
+    """
+    one = pods(page())
+    async with whole_picker(tmp_path, one, EVERY_PARSER) as picker:
+        num_refused = 0
+        for path, body in BAD:
+            first, *_ = await picker.ask(body, RENAMING, path=path)
+            if first.WhichOneof("response") != "immediate_response":
+                assert path == "/generate" or json.loads(body), body
+                continue
+            num_refused += 1
+            assert first.immediate_response.status.code == 400, body
+            error = json.loads(first.immediate_response.body)["error"]
+            is_anthropic = path == "/v1/messages"
+            kind = "invalid_request_error" if is_anthropic else "BadRequestError"
+            assert error["type"] == kind, body
+            text = error["message"].lower().encode()
+            assert text.startswith(b"the request body cannot be read as json: "), body
+            assert not [word for word in PYTHONS if word in text], body
+        assert num_refused == 15
         assert await picker.is_idle()
 
 
@@ -271,9 +298,8 @@ async def test_nobody_looks_at_the_response_of_a_token_count(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("header", ["x-original-path", "x-forwarded-path"])
 async def test_a_path_may_stand_in_another_header(tmp_path: Path, header: str) -> None:
-    """Where the proxy shows none of its own."""
+    """Where the proxy shows none of its own; without any it is that of completions."""
     async with whole_picker(tmp_path, pods(page()), EVERY_PARSER) as picker:
-        (said,) = await picker.ask(b"{}", {header: "/v1/messages"}, path="")
-        assert b"invalid messages request" in said.immediate_response.body
-        (said,) = await picker.ask(b"{}", path="")
-        assert b"invalid completions request" in said.immediate_response.body
+        for headers, begins in (({header: "/v1/messages"}, b'{"type": "error"'), ({}, b'{"error"')):
+            (said,) = await picker.ask(b"{", RENAMING | headers, path="")
+            assert said.immediate_response.body.startswith(begins)

@@ -18,7 +18,8 @@ PREFIX = "  - {pluginRef: prefix-cache-scorer}\n"
 
 NOBODY = refused(
     503,
-    "ServiceUnavailable - failed to find endpoint candidates for serving the request",
+    "Service Unavailable",
+    "No endpoint is available for this request",
     "rejected-no-endpoints",
 )
 Hint = Callable[[Sequence[Pod]], Any]

@@ -130,7 +130,7 @@ async def test_a_scheduler_that_fails_is_written_down() -> None:
     traffic = Traffic([CONFIG], 1)
     with_pipeline(traffic, scheduler=BoundPlugin(_Broken()))
     exchange = traffic.director.begin()
-    with pytest.raises(RefusedError, match="failed to find target endpoint"):
+    with pytest.raises(RefusedError, match="no endpoint could be chosen"):
         await exchange.route(traffic._raw())
     traffic.recorder.settle()
     refusal = decisions(traffic.sink)[-1].refusal

@@ -164,7 +164,7 @@ async def test_nobody_in_the_subset_is_a_503_with_its_reason(
     refusal = await house.refusal(raw(body, subset_hint=hint))
     assert refusal.status == 503
     assert refusal.drop_reason is DropReason.NO_ENDPOINTS
-    assert "failed to find endpoint candidates for serving the request" in refusal.body
+    assert "failed to find endpoint candidates for serving the request" in refusal.reference_body
 
 
 @pytest.mark.parametrize("body", [BODY, None])
@@ -197,7 +197,7 @@ async def test_a_scheduler_that_breaks_is_a_429(house: Any) -> None:
     """What went wrong is reported, but not to the client; nothing is held."""
     house.scheduler.error = ZeroDivisionError("by zero")
     refusal = await house.refusal(raw())
-    text = "failed to find target endpoint: a plugin failed; see the endpoint picker's log"
+    text = "no endpoint could be chosen: a plugin failed; see the endpoint picker's log"
     assert (refusal.status, refusal.message) == (429, text)
     assert refusal.drop_reason is None
     assert house.recorder.failed == ["TakeLeastLoaded"]

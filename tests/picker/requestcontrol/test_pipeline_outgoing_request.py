@@ -197,7 +197,25 @@ async def test_a_generic_rule_supplies_a_missing_model(make_house: Any) -> None:
     assert (await make_house(policies=rewriting(exact)).route(bare))[1].body is None
     nothing = RewriteRule("none", (RewriteTarget(""),))
     refusal = await make_house(policies=rewriting(nothing)).refusal(bare)
-    assert refusal.body == "inference error: BadRequest - the rewrite 'none' names no model"
+    assert (refusal.status, refusal.message) == (400, "the rewrite 'none' names no model")
+
+
+UNREADABLE = b'{"model":"m","temperature":NaN}'
+
+
+@pytest.mark.parametrize("names_a_model", [False, True])
+async def test_what_cannot_be_read_goes_on_unless_its_model_may_be_replaced(
+    make_house: Any, names_a_model: bool
+) -> None:
+    """An engine may read more than JSON allows. A rule, or the header, must know the model."""
+    _, decision = await make_house().route(RawRequest(HEADERS, UNREADABLE))
+    assert (decision.body, decision.needs_response_body) == (None, False)
+    headers = HEADERS | ({"x-llm-d-model-name-rewrite": "n"} if names_a_model else {})
+    rule = RewriteRule("one", (RewriteTarget("n"),), frozenset({"other"}))
+    house = make_house() if names_a_model else make_house(policies=rewriting(rule))
+    refusal = await house.refusal(RawRequest(headers, UNREADABLE))
+    assert refusal.status == 400
+    assert refusal.message.startswith("the request body cannot be read as JSON: ")
 
 
 async def test_a_body_that_cannot_be_rewritten_is_left_alone_by_rules(make_house: Any) -> None:

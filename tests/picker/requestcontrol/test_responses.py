@@ -322,7 +322,7 @@ async def test_hooks_are_not_told_of_the_end_of_what_they_never_saw(house: Any) 
     """Neither a refused request nor one without a body was anything to them."""
     hook = Hook()
     house.use(request_ends=(hook,))
-    await house.refusal(RawRequest(HEADERS, b"{"))
+    await house.refusal(RawRequest({**HEADERS, "x-llm-d-model-name-rewrite": "m"}, b"{"))
     exchange, _ = await house.route(RawRequest(HEADERS, None))
     exchange.finish(FinishCause.COMPLETED)
     assert hook.ends == []

@@ -175,7 +175,7 @@ def test_profiles_run_in_rounds_each_at_most_once() -> None:
 def test_a_typed_refusal_of_a_profile_is_the_answer_when_there_is_no_result() -> None:
     """Its code survives, whatever the handler says."""
     scheduler = scheduler_of(Ask(["b"]), profile("b", Keep("")))
-    with pytest.raises(RefusedError, match="no endpoints available") as refusal:
+    with pytest.raises(RefusedError, match="filters leave no endpoint") as refusal:
         schedule(scheduler)
     assert refusal.value.status == 429
 

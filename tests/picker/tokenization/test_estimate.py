@@ -63,14 +63,14 @@ def test_a_chat_is_tools_then_roles_and_contents() -> None:
         "tools": [{"type": "function", "function": {"name": "f"}}],
         "messages": [
             {"role": "system", "content": "Be kind."},
-            {"role": "user", "content": [{"type": "text", "text": "Hi"}, "odd"]},
+            {"role": "user", "content": [{"type": "text", "text": "Hi"}, " you", 1]},
             {"role": "assistant", "content": None, "tool_calls": [{"id": "x"}]},
             {"role": 1},
             "odd",
         ],
     }
     tools = b'[{"function":{"name":"f"},"type":"function"}]'
-    assert text_of(Api.CHAT_COMPLETIONS, payload) == tools + b"systemBe kind.userHiassistant"
+    assert text_of(Api.CHAT_COMPLETIONS, payload) == tools + b"systemBe kind.userHi youassistant"
 
 
 def test_a_batch_of_chats_has_a_prompt_for_each_and_embeddings_may_be_of_a_chat() -> None:

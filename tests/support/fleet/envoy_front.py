@@ -204,6 +204,8 @@ def _connection_manager(asking: Asking, front: Front) -> dict[str, Any]:
             "stat_prefix": "front",
             "request_timeout": asking.request_timeout,
             "http_protocol_options": {"enable_trailers": True},
+            "http2_protocol_options": {"allow_connect": True},
+            "upgrade_configs": [{"upgrade_type": "websocket"}],
             "route_config": {"virtual_hosts": [{"name": "a", "domains": ["*"], "routes": routes}]},
             "http_filters": [*filters, router],
             "access_log": [_access_log(front.access_log)],

@@ -141,10 +141,12 @@ class PoolsScene:
         path: str,
         body: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
+        form: aiohttp.FormData | None = None,
     ) -> Answer:
-        """One request."""
+        """One request, with JSON or a form."""
         url = f"http://127.0.0.1:{self.listen}{path}"
-        async with self._http.request(method, url, json=body, headers=headers) as response:
+        sent = {"json": body} if form is None else {"data": form}
+        async with self._http.request(method, url, headers=headers, **sent) as response:
             text = await response.text()
             said = json.loads(text) if response.status == 200 else {}
             known = {key: said[key] for key in SAID & said.keys()}
@@ -154,6 +156,13 @@ class PoolsScene:
         """One request of no place."""
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         return await self.send("POST", "/v1/completions", BODY | {"model": model}, sent)
+
+    async def by_form(self, model: str) -> Answer:
+        """One request of no place with a file, as audio is sent."""
+        form = aiohttp.FormData()
+        form.add_field("file", bytes(200_000), filename="a.wav", content_type="audio/wav")
+        form.add_field("model", model)
+        return await self.send("POST", "/v1/audio/transcriptions", form=form)
 
     async def crowd(
         self, places: Sequence[str], count: int, at_once: int = 12

@@ -130,9 +130,11 @@ def response_head(
 ) -> list[Message]:
     """The answer to the headers of a response."""
     message = pb.ProcessingResponse()
-    mutation = message.response_headers.response.header_mutation
-    _set(mutation, {"x-went-into-resp-headers": "true", **(headers or {})}.items())
-    mutation.remove_headers.extend(sorted(removed))
+    message.response_headers.SetInParent()
+    if headers or removed:
+        mutation = message.response_headers.response.header_mutation
+        _set(mutation, (headers or {}).items())
+        mutation.remove_headers.extend(sorted(removed))
     return [message]
 
 
@@ -140,19 +142,24 @@ RESPONSE_TRAILERS = pb.ProcessingResponse(response_trailers=pb.TrailersResponse(
 
 
 def refused(
-    status: int, error: str, drop_reason: str | None = None, retry_after: int | None = None
+    status: int,
+    kind: str,
+    text: str,
+    drop_reason: str | None = None,
+    retry_after: int | None = None,
 ) -> list[Message]:
-    """An answer of the picker's own; `error` is `<Code> - <message>`."""
+    """An answer of the picker's own, an error of OpenAI's API."""
     message = pb.ProcessingResponse()
-    message.immediate_response.status.code = status
-    message.immediate_response.body = f"inference error: {error}".encode()
-    headers = []
+    said = message.immediate_response
+    error = {"message": text, "type": kind, "param": None, "code": status}
+    said.status.code, said.details = status, "endpoint_picker"
+    said.body = json.dumps({"error": error}).encode()
+    headers = [("content-type", "application/json")]
     if drop_reason is not None:
         headers.append(("x-llm-d-request-dropped-reason", drop_reason))
     if retry_after is not None:
         headers.append(("retry-after", str(retry_after)))
-    if headers:
-        _set(message.immediate_response.headers, headers)
+    _set(said.headers, headers)
     return [message]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
-from picker.extproc.machine.request_phase import Limits
+from picker.extproc.machine.request_phase import StreamSettings
 from picker.extproc.server import processing
 from picker.rpc.calls import Abort, RpcError, Status
 
@@ -36,8 +36,8 @@ class Wire:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def serve(self, director: Any, limits: Limits, streams: Any = None) -> None:
-        self.receiver = processing(director, limits, streams)(self, {})  # type: ignore[arg-type]
+    def serve(self, director: Any, settings: StreamSettings, streams: Any = None) -> None:
+        self.receiver = processing(director, settings, streams)(self, {})  # type: ignore[arg-type]
 
     # What the receiver does
 
@@ -93,7 +93,7 @@ class Wire:
 async def stream(director: Any) -> AsyncIterator[Wire]:
     """A running stream; what the test leaves of it is reset."""
     wire = Wire()
-    wire.serve(director, Limits(max_body_bytes=1000))
+    wire.serve(director, StreamSettings(max_body_bytes=1000))
     try:
         yield wire
     finally:

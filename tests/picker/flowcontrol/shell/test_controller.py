@@ -27,7 +27,7 @@ def is_refused(refusal: RefusedError | None, status: int, reason: str, begins: s
     """Whether a client was told this, and when to come again."""
     if refusal is None or refusal.drop_reason is None:
         return False
-    told = (refusal.status, refusal.drop_reason.value, refusal.message.startswith(begins))
+    told = (refusal.status, refusal.drop_reason.value, (refusal.reference or "").startswith(begins))
     return told == (status, reason, True) and 1 <= (refusal.retry_after_seconds or 0) <= 60
 
 

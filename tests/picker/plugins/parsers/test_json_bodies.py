@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.errors import RefusedError
-from picker.plugins.parsers._json_bodies import json_object, model_of, text_member, whole_number
+from picker.plugins.parsers._json_bodies import (
+    json_object,
+    model_of,
+    salt_of,
+    unreadable,
+    whole_number,
+)
 
 
 def test_an_object_is_decoded() -> None:
@@ -24,12 +30,12 @@ def test_an_object_is_decoded() -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (b"no healthy upstream", "JSON is malformed: invalid character (byte 4)"),
-        (b"", "Input data was truncated"),
-        (b'{"a":1', "Input data was truncated"),
-        (b'{"a":1} {}', "JSON is malformed: trailing characters (byte 9)"),
-        (b"\xff\xfe{", "JSON is malformed: invalid character (byte 0)"),
-        (b"\xef\xbb\xbf{}", "JSON is malformed: invalid character (byte 0)"),
+        (b"no healthy upstream", "invalid character (byte 4)"),
+        (b"", "it ends too early"),
+        (b'{"a":1', "it ends too early"),
+        (b'{"a":1} {}', "trailing characters (byte 9)"),
+        (b"\xff\xfe{", "invalid character (byte 0)"),
+        (b"\xef\xbb\xbf{}", "invalid character (byte 0)"),
         (b"[]", "it must be an object, not a list"),
         (b"1", "it must be an object, not a number"),
         (b"1.5", "it must be an object, not a number"),
@@ -41,23 +47,27 @@ def test_an_object_is_decoded() -> None:
         (b'{"\xff":1}', "a string in it is not UTF-8"),
         (b'{"a":' * 9999, "it is nested too deeply"),
         (b"[" * 9999, "it must be an object, not a list"),
-        (b'{"a":NaN}', "JSON is malformed: invalid character (byte 5)"),
+        (b'{"a":NaN}', "invalid character (byte 5)"),
         (b'{"a":1e999}', "Number out of range"),
         (b'{"a":' + b"1" * 9999 + b"}", "Integer value out of range"),
-        (b'{"a":"\\ud83"}', "JSON is malformed: invalid character in unicode escape (byte 12)"),
-        (b'{"a":"\\ud83d\\udxyz"}', "JSON is malformed: invalid character in unicode escape"),
-        (b'{"a":"\\ud83d",}', "JSON is malformed: trailing comma in object"),
+        (b'{"a":"\\ud83"}', "invalid character in unicode escape (byte 12)"),
+        (b'{"a":"\\ud83d\\udxyz"}', "invalid character in unicode escape"),
+        (b'{"a":"\\ud83d",}', "trailing comma in object"),
         (b'{"a":"\\ud83d","b":"\xff"}', "a string in it is not UTF-8"),
         (b'{"b":"\\ud83d","a":' + b'{"a":' * 9999, "it is nested too deeply"),
-        (b'\\ud83d{"a":1}', "JSON is malformed: invalid character"),
+        (b'\\ud83d{"a":1}', "invalid character"),
     ],
 )
 def test_anything_else_is_refused(body: bytes, reason: str) -> None:
-    """With the beginning of the reference's words and a reason in words that are not Python's."""
+    """With a reason in words that are not Python's; the reference's are there for conformance."""
     with pytest.raises(RefusedError) as refusal:
         json_object(body)
     assert refusal.value.status == 400
-    assert refusal.value.message == f"error unmarshaling request bodyMap: {reason}"
+    text = f"the request body cannot be read as JSON: {reason}"
+    assert refusal.value.message == text if reason.endswith(")") else text in refusal.value.message
+    assert refusal.value.reference_body.startswith(
+        "inference error: BadRequest - error unmarshaling request bodyMap: "
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,13 +106,44 @@ def test_halves_and_pairs_are_told_apart_wherever_they_stand(parts: list[str]) -
     assert json_object(body) == {"a": expected}
 
 
-def test_a_text_member_is_text_or_absent() -> None:
-    """Null is as good as absent; another type is named in the refusal."""
-    assert text_member({"cache_salt": "s"}, "cache_salt", "chat") == "s"
-    assert text_member({"cache_salt": None}, "cache_salt", "chat") == ""
-    assert text_member({}, "cache_salt", "chat") == ""
-    with pytest.raises(RefusedError, match="invalid chat request: cache_salt must be a string"):
-        text_member({"cache_salt": 1}, "cache_salt", "chat")
+GZIP = {"content-type": "application/json", "content-encoding": "gzip"}
+FORM = {"content-type": "application/x-www-form-urlencoded"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status", "text"),
+    [
+        (GZIP, b"\x1f\x8b\x08", 415, "the request body is compressed (gzip), so that its model"),
+        ({"content-encoding": "identity"}, b"{", 400, "cannot be read as JSON: it ends too early"),
+        ({}, b"", 400, "the request body is empty"),
+        ({"content-type": "text/csv; a=b"}, b"a,b", 400, "the request body is text/csv, so that"),
+        (FORM, b' {"model"', 400, "cannot be read as JSON: it ends too early"),
+        (
+            {"content-type": "application/problem+json"},
+            b"x",
+            400,
+            "read as JSON: invalid character",
+        ),
+    ],
+)
+def test_the_real_cause_is_named(
+    headers: dict[str, str], body: bytes, status: int, text: str
+) -> None:
+    """Where a body has to be read; curl states a form whatever it sends."""
+    with pytest.raises(RefusedError) as refusal:
+        json_object(body)
+    named = unreadable(headers, body, refusal.value)
+    assert named.status == status
+    assert text in named.message
+
+
+@pytest.mark.parametrize(
+    ("value", "salt"), [("s", "s"), (None, ""), (1, "1"), (["b", "a"], '["b","a"]'), ({}, "{}")]
+)
+def test_every_salt_keeps_prompts_apart(value: object, salt: str) -> None:
+    """SGLang's may be a list; null is as good as absent."""
+    assert salt_of({"cache_salt": value}, "cache_salt") == salt
+    assert salt_of({}, "cache_salt") == ""
 
 
 def test_a_model_of_another_type_is_none() -> None:

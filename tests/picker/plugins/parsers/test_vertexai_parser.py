@@ -7,7 +7,6 @@ from struct import pack
 
 import pytest
 
-from picker.errors import RefusedError
 from picker.plugins.parsers.vertexai_parser import VertexAIParser
 from picker.types import Api, ParsedBody, Usage
 
@@ -61,14 +60,12 @@ def test_other_methods_are_not_read() -> None:
         frame(field(2, b"\xff")),
         frame(field(2, field(1, b"text"))),
         request([1]),
-        request({"messages": []}),
     ],
 )
-def test_what_cannot_be_read_is_a_400(body: bytes) -> None:
-    """Broken frames, broken messages and broken JSON."""
-    with pytest.raises(RefusedError) as refusal:
-        VertexAIParser().parse(f"{SERVICE}/ChatCompletions", {}, body)
-    assert refusal.value.status == 400
+def test_what_cannot_be_read_is_the_endpoints_business(body: bytes) -> None:
+    """Broken frames, broken messages and broken JSON; no model in them can be replaced."""
+    parsed = VertexAIParser().parse(f"{SERVICE}/ChatCompletions", {}, body)
+    assert parsed == ParsedBody(Api.RAW, can_rewrite=False)
 
 
 USAGE = b'{"usage":{"prompt_tokens":5,"completion_tokens":10}}'

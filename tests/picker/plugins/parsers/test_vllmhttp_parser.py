@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from picker.errors import RefusedError
 from picker.plugins.parsers.vllmhttp_parser import VllmHttpParser
 from picker.types import Api, MultiModalFeature, ParsedBody, Usage
 
@@ -53,11 +52,10 @@ def test_whole_numbers_may_be_written_as_fractions(token_ids: list[float]) -> No
     "token_ids",
     [None, [], "1", [-1], [2**32], [1.5], [True], ["1"], [[1]], [1, None], [1e10], [4294967296.0]],
 )
-def test_other_token_ids_are_refused(token_ids: Any) -> None:
-    """A list, not empty, of integers of 32 bits."""
-    with pytest.raises(RefusedError, match="must have token_ids field") as refusal:
-        parse({"token_ids": token_ids})
-    assert refusal.value.status == 400
+def test_other_token_ids_are_no_prompt(token_ids: Any) -> None:
+    """What is no list, not empty, of integers of 32 bits is the endpoint's business."""
+    parsed = parse({"model": "m", "token_ids": token_ids})
+    assert (parsed.model, parsed.prompts, parsed.features) == ("m", (), ())
 
 
 ENDLESS = {
@@ -66,17 +64,11 @@ ENDLESS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("member", "value", "message"),
-    [
-        ("features", [], "features must be an object"),
-        ("features", ENDLESS, "the items must be within the prompt"),
-        ("cache_salt", 1, "cache_salt must be a string"),
-    ],
-)
-def test_members_of_wrong_types_are_refused(member: str, value: Any, message: str) -> None:
-    with pytest.raises(RefusedError, match=message):
-        parse({"token_ids": [1], member: value})
+@pytest.mark.parametrize("features", [[], ENDLESS, {"mm_hashes": []}])
+def test_a_prompt_whose_items_cannot_be_placed_has_no_prefix(features: Any) -> None:
+    """Without them it would be taken for another."""
+    parsed = parse({"token_ids": [1], "features": features, "cache_salt": 1})
+    assert (parsed.prompts, parsed.features, parsed.cache_salt) == ((), (), "1")
 
 
 @pytest.mark.parametrize("sampling_params", [None, [], {}, {"max_tokens": -1}])

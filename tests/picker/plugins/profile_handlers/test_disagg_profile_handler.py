@@ -167,7 +167,7 @@ def test_a_decode_profile_that_picked_nothing_is_refused_too() -> None:
     handler, _ = connected("", True, True)
     results = {"decode": ProfileResult(())}
     assert not handler.pick_profiles(request_for(), PROFILES, results, Attributes())
-    with pytest.raises(RefusedError, match="decode workers") as refusal:
+    with pytest.raises(RefusedError, match="no decode worker") as refusal:
         handler.process_results(request_for(), results)
     assert refusal.value.code is Code.RESOURCE_EXHAUSTED
 

@@ -1,0 +1,126 @@
+# Apart: expressions of another language, which the listener would bury.
+"""Envoy's own answers (no healthy worker, a timeout, a body too large) in the form of the API that
+was called, as the picker's are.
+
+The formats are CEL expressions, since Envoy has no table for them. The picker's own answers, and
+those below 400, pass as they are; the status message of a gRPC response stays text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from typing import Any
+
+from envoy.config.accesslog.v3 import accesslog_pb2
+from envoy.config.core.v3 import base_pb2, substitution_format_string_pb2
+from envoy.extensions.access_loggers.filters.cel.v3 import cel_pb2
+from envoy.extensions.filters.network.http_connection_manager.v3 import http_connection_manager_pb2
+
+from fleet.envoy.proto import packed
+from fleet.envoy.settings import LOCAL_REPLY_HEADER
+from picker.errors import (
+    ANSWER_DETAILS,
+    ANTHROPIC_PATHS,
+    GRPC_CONTENT,
+    anthropic_type,
+    openai_type,
+)
+
+_Format = substitution_format_string_pb2.SubstitutionFormatString
+# Those that Envoy and its filters answer by themselves; another is typed by its class.
+_STATUSES = (401, 403, 404, 408, 413, 426, 429, 431, 502, 503, 504)
+_MARK = base_pb2.HeaderValueOption(
+    header=base_pb2.HeaderValue(key=LOCAL_REPLY_HEADER, value="envoy")
+)
+_DETAILS = "response.code_details"
+# Envoy's words are for those who run it: what it means for a client goes before them. Where a
+# sentence ends without a colon, Envoy has no words.
+_SENTENCES = (
+    (f"{_DETAILS} == 'route_not_found'", "'There is nothing at this path'"),
+    (f"{_DETAILS} == 'upgrade_failed'", "'This upgrade is not possible here'"),
+    (f"{_DETAILS}.startsWith('ext_proc')", "'The endpoint picker did not answer'"),
+    (f"{_DETAILS} == 'missing_host_header'", "'The request has no Host header'"),
+    (
+        f"{_DETAILS} == 'http1.unexpected_underscore'",
+        "'No header may have an underscore in its name: '",
+    ),
+    (f"{_DETAILS}.startsWith('http')", "'The proxy cannot take this HTTP request: '"),
+    (f"{_DETAILS} == 'no_healthy_upstream'", "'No worker can take the request: '"),
+    (
+        f"{_DETAILS}.startsWith('upstream_reset')",
+        "'The worker could not be reached, or broke off before it answered: '",
+    ),
+    (f"{_DETAILS} == 'request_payload_too_large'", "'The request body is too large: '"),
+    (f"{_DETAILS} == 'stream_idle_timeout'", "'Nothing was received for too long: '"),
+    ("response.code == 504", "'The worker did not answer in time: '"),
+    ("response.code == 408", "'The request did not arrive in time: '"),
+)
+
+
+def local_reply_config() -> http_connection_manager_pb2.Any:
+    """For `HttpConnectionManager.local_reply_config`."""
+    untouched = _Format(text_format_source={"inline_string": "%LOCAL_REPLY_BODY%"})
+    paths = "|".join(ANTHROPIC_PATHS)
+    message = f"%CEL({_choice(_SENTENCES)})%%LOCAL_REPLY_BODY%"
+    return http_connection_manager_pb2.LocalReplyConfig(
+        mappers=[
+            _mapper(f"response.code < 400 || {_DETAILS} == '{ANSWER_DETAILS}'", untouched),
+            _mapper(f"request.headers['content-type'].startsWith('{GRPC_CONTENT}')", untouched),
+            _mapper(
+                f"request.path.matches('({paths})/?([?].*)?$')",
+                _json(type="error", error={"type": _types(anthropic_type), "message": message}),
+                is_marked=True,
+            ),
+            _mapper(
+                "true",
+                _json(
+                    error={
+                        "message": message,
+                        "type": _types(openai_type),
+                        "param": None,
+                        "code": "%RESPONSE_CODE%",
+                    }
+                ),
+                is_marked=True,
+            ),
+        ],
+    )
+
+
+def _types(type_of: Callable[[int], str]) -> str:
+    def quoted(status: int) -> str:
+        return f"'{type_of(status)}'"
+
+    ours, theirs = quoted(HTTPStatus.INTERNAL_SERVER_ERROR), quoted(HTTPStatus.BAD_REQUEST)
+    known = [
+        (f"response.code == {status}", quoted(status))
+        for status in _STATUSES
+        if quoted(status) != (theirs if status < HTTPStatus.INTERNAL_SERVER_ERROR else ours)
+    ]
+    return f"%CEL({_choice([*known, ('response.code < 500', theirs)], ours)})%"
+
+
+def _choice(cases: Iterable[tuple[str, str]], otherwise: str = "''") -> str:
+    """A CEL expression: what stands beside the first condition that holds."""
+    return "".join(f"{condition} ? {value} : " for condition, value in cases) + otherwise
+
+
+def _json(**members: Any) -> substitution_format_string_pb2.Any:
+    form = _Format()
+    form.json_format.update(members)
+    return form
+
+
+def _mapper(
+    condition: str, form: substitution_format_string_pb2.Any, *, is_marked: bool = False
+) -> http_connection_manager_pb2.Any:
+    expression = packed(cel_pb2.ExpressionFilter(expression=condition))
+    extension = accesslog_pb2.ExtensionFilter(
+        name="envoy.access_loggers.extension_filters.cel", typed_config=expression
+    )
+    return http_connection_manager_pb2.ResponseMapper(
+        filter=accesslog_pb2.AccessLogFilter(extension_filter=extension),
+        body_format_override=form,
+        headers_to_add=[_MARK] if is_marked else [],
+    )
