@@ -18,7 +18,8 @@ meanwhile, and no replay is tried for half a minute. Without a replay address a 
 what entered the cache is missed, and what left it is believed to be there until it is stored and
 removed again. A new life of an engine is noticed either way.
 
-A message that cannot be understood is dropped, logged and counted. Of an endpoint that leaves the
+A message that cannot be understood is dropped, logged and counted; an event in it that cannot be
+used is skipped alone, and logged once for each endpoint and reason. Of an endpoint that leaves the
 pool nothing is kept.
 """
 
@@ -36,7 +37,7 @@ import zmq
 import zmq.asyncio
 
 from picker.errors import PickerError
-from picker.framework.interfaces import KvEventConsumer, KvEventSource
+from picker.framework.interfaces import KvEventConsumer, KvEventSource, SkippedKvEvent
 from picker.metrics.families import KvSeries
 from picker.pool.datastore import Datastore, EndpointChanges
 from picker.prefix.kv_event_codec import parse_topic
@@ -102,6 +103,7 @@ class KvEventListener:
         self._keys: dict[str, str] = {}  # their addresses, which is what they call themselves
         self._touched: dict[str, None] = {}  # endpoints to look at, if the picker connects to them
         self.errors: Counter[str] = Counter()  # by endpoint
+        self._skipped: dict[str, set[str]] = {}  # reasons that the log has, by endpoint
 
     async def run(self) -> None:
         """Listen until cancelled. Raises `PickerError` when the address cannot be bound."""
@@ -124,6 +126,7 @@ class KvEventListener:
         for endpoint in changes.removed:
             self._connected.pop(endpoint.key, None)
             self.errors.pop(endpoint.key, None)
+            self._skipped.pop(endpoint.key, None)
             if self._keys.get(endpoint.host_port) == endpoint.key:
                 del self._keys[endpoint.host_port]
         for endpoint in changes.added:
@@ -270,10 +273,10 @@ class KvEventListener:
         engine.last_digest = xxhash.xxh3_128_digest(message.payload)
         if self._datastore.get(engine.key) is None:
             return  # it has left just now, and nobody would forget what it says
+        topic = message.topic or engine.topic or ""
         try:
-            self._consumer.kv_events(
-                engine.key, message.topic or engine.topic or "", message.payload
-            )
+            for one in self._consumer.kv_events(engine.key, topic, message.payload):
+                self._skip(engine.key, one)
         except PickerError as error:
             self._failed(engine.key, str(error))
         except Exception as error:
@@ -290,6 +293,17 @@ class KvEventListener:
         count = self.errors[who]
         if count & (count - 1) == 0:  # the first, second, fourth, … of them
             log.warning("KV events of %s: %s (%d so far)", who, why, count)
+
+    def _skip(self, key: str, event: SkippedKvEvent) -> None:
+        self._series.skipped_total.labels(key, event.reason).inc()
+        known = self._skipped.setdefault(key, set())
+        if event.reason not in known:
+            known.add(event.reason)
+            log.warning(
+                "KV events of %s: skipped an event and will skip others like it: %s",
+                key,
+                event.text,
+            )
 
     # Replay
 

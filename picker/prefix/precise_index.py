@@ -189,8 +189,6 @@ class PreciseIndex:
             raise AssertionError("a key is expected nowhere")
 
     def _store(self, endpoint: str, model: str, event: BlocksStored) -> None:
-        if not event.is_resumable:
-            return
         engine = self._engines.setdefault(endpoint, _Engine())
         shelf = engine.shelves.get((event.tier, event.group))
         if shelf is None:

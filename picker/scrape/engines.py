@@ -24,10 +24,15 @@ _LABEL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A series to read: its name and the labels a sample must have."""
+    """A series to read: its name and the labels a sample must have.
+
+    `old_names` are names that earlier versions of the engine give it; one of them is read from a
+    page that does not have `name`.
+    """
 
     name: str
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    old_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +115,7 @@ def _triton_blocks(kind: str) -> Series:
 _VLLM = EngineSeries(
     waiting=Series("vllm:num_requests_waiting"),
     running=Series("vllm:num_requests_running"),
-    kv_usage=Series("vllm:kv_cache_usage_perc"),
+    kv_usage=Series("vllm:kv_cache_usage_perc", old_names=("vllm:gpu_cache_usage_perc",)),
     cache_info=Series("vllm:cache_config_info"),
     lora=Series("vllm:lora_requests_info"),
     ttft=Series("vllm:time_to_first_token_seconds"),

@@ -30,42 +30,35 @@ _Samples = Mapping[str, Sequence[PageSample]]
 def extract(scrape: Scrape, engine: EngineSeries) -> Extraction:
     """Read one metrics page.
 
-    A load series that is missing or unusable (NaN, infinite, negative) keeps its value from
-    `scrape.previous` and is reported. Raises `ExtractError` when there is no previous value either,
-    and when not one load series could be read: then the page says nothing about load at all. For an
-    engine without load series there is no load, only attributes.
+    Each load series stands alone: one that is missing or unusable (NaN, infinite, negative) is
+    unknown and reported, the others count. Raises `ExtractError` when not one load series could be
+    read: then the page says nothing about load at all. For an engine without load series there is
+    no load, only attributes.
     """
     samples = scan(scrape.page, engine.names)
     problems: list[str] = []
     attributes = _custom(samples, engine, scrape.rank, problems)
     custom_problems = len(problems)
-    loads = (engine.waiting, engine.running, engine.kv_usage)
-    expected = sum(series is not None for series in loads)
-    if not expected:
+    loads = [one for one in (engine.waiting, engine.running, engine.kv_usage) if one is not None]
+    if not loads:
         return Extraction(None, attributes, tuple(problems))
-    readings = [_values(samples, series, scrape.rank, problems) for series in loads]
-    missing = sum(
-        series is not None and not values for series, values in zip(loads, readings, strict=True)
+    for series in loads:
+        _read_old_name(scrape.page, samples, series)
+    waiting, running, usage = (
+        _values(samples, one, scrape.rank, problems)
+        for one in (engine.waiting, engine.running, engine.kv_usage)
     )
-    if missing and (scrape.previous is None or missing == expected):
+    if not (waiting or running or usage):
         raise ExtractError("; ".join(problems[custom_problems:]))
-    metrics = _metrics(scrape, engine, samples, readings)
-    return Extraction(metrics, attributes, tuple(problems))
-
-
-def _metrics(
-    scrape: Scrape, engine: EngineSeries, samples: _Samples, readings: Sequence[Sequence[float]]
-) -> EndpointMetrics:
-    # With every reading there is nothing to fill in, so the stand-in is never read.
+    # What the page may leave out because it does not change stays as it was known.
     before = scrape.previous or EndpointMetrics()
-    waiting, running, usage = readings
     block_size, num_blocks = _geometry(samples, engine, scrape.rank)
     active, adapters_waiting, max_adapters = _adapters(scrape.page, engine.lora, scrape.rank)
     start = _process_start(samples)
-    return EndpointMetrics(
-        waiting_requests=int(sum(waiting)) if waiting else before.waiting_requests,
-        running_requests=int(sum(running)) if running else before.running_requests,
-        kv_cache_usage=_mean_share(usage) if usage else before.kv_cache_usage,
+    metrics = EndpointMetrics(
+        waiting_requests=int(sum(waiting)) if waiting else None,
+        running_requests=int(sum(running)) if running else None,
+        kv_cache_usage=_mean_share(usage) if usage else None,
         block_size_tokens=block_size or before.block_size_tokens,
         num_kv_blocks=num_blocks or before.num_kv_blocks,
         process_start_time_seconds=before.process_start_time_seconds if start is None else start,
@@ -76,6 +69,16 @@ def _metrics(
         interval_seconds=scrape.interval_seconds,
         served=_served(scrape, engine, before.served),
     )
+    return Extraction(metrics, attributes, tuple(problems))
+
+
+def _read_old_name(page: bytes, samples: dict[str, tuple[PageSample, ...]], series: Series) -> None:
+    """Take the samples of an old name of a series for its own where it has none."""
+    if series.old_names and series.name not in samples:
+        found = scan(page, series.old_names)
+        samples.update(
+            (series.name, found[name]) for name in series.old_names[::-1] if name in found
+        )
 
 
 def _served(
@@ -142,9 +145,19 @@ def _values(
         return found
     usable = [value for value in found if _usable(value)]
     if len(usable) < len(found):
-        bad = next(value for value in found if not _usable(value))
-        problems.append(f"series '{series.name}' has the unusable value {bad}")
+        problems.append(_unusable(series, next(value for value in found if not _usable(value))))
     return usable
+
+
+def _unusable(series: Series, value: float) -> str:
+    """The problem with a value. It names no number that changes from page to page: each new text
+    is logged.
+    """
+    if math.isfinite(value):
+        kind = "negative" if value < 0 else "out of range"
+    else:
+        kind = "not a number" if math.isnan(value) else "infinite"
+    return f"series '{series.name}' has an unusable value ({kind})"
 
 
 def _usable(value: float) -> bool:
@@ -309,5 +322,5 @@ def _custom(
         if math.isfinite(value):
             attributes[name] = value
         else:
-            problems.append(f"series '{series.name}' has the unusable value {value}")
+            problems.append(_unusable(series, value))
     return attributes

@@ -34,7 +34,7 @@ import msgspec
 
 from picker.framework.attributes import Attributes, DataKey
 from picker.framework.durations import parse_duration
-from picker.framework.interfaces import KvEventFeed, KvEventSource
+from picker.framework.interfaces import KvEventFeed, KvEventSource, SkippedKvEvent
 from picker.framework.label_selector import LabelSelector
 from picker.framework.registry import (
     NonNegativeFloat,
@@ -244,11 +244,13 @@ class PrecisePrefixCacheProducer:
             _address(endpoint, port), _address(endpoint, replay) if replay else None
         )
 
-    def kv_events(self, key: str, topic: str, payload: bytes) -> None:
+    def kv_events(self, key: str, topic: str, payload: bytes) -> Sequence[SkippedKvEvent]:
         """Take in a message. Raises `KvEventError`, and then has taken in nothing of it."""
         model = parse_topic(topic).model
-        for event in decode_events(payload, self._engine):
+        events, skipped = decode_events(payload, self._engine)
+        for event in events:
             self._index.apply(key, model, event)
+        return skipped
 
     def kv_events_lost(self, key: str) -> None:
         """Forget what the engine said so far."""

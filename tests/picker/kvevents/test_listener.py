@@ -62,6 +62,21 @@ async def test_what_was_heard_is_told_to_operators() -> None:
     assert s.value(f"{events}_active_subscribers") == 0
 
 
+async def test_a_skipped_event_is_counted_always_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The message that it stood in is taken in; an endpoint that joins again is logged again."""
+    async with stage() as s:
+        for number in range(3):
+            await s.engine.say(number, b"half %d" % number)
+        await s.book.until(lambda: "half 2" in s.book.payloads())
+        skipped = {"pod_identifier": "default/a", "reason": "unusable"}
+        assert s.value("pointsman_kv_events_skipped_total", **skipped) == 3
+        assert s.listener.errors["default/a"] == 0
+    logged = [one for one in caplog.messages if "skipped an event" in one]
+    assert logged == ["KV events of default/a: skipped an event and will skip others like it: half"]
+
+
 async def test_what_was_said_before_is_asked_for_when_joining() -> None:
     """From the first message on; ordinary messages go on behind it."""
     async with stage(replays=True, n0=b"zero", n1=b"one") as s:

@@ -108,13 +108,6 @@ def test_blocks_without_a_known_parent_are_dropped_and_counted() -> None:
     assert len(scene.index) == 0
 
 
-def test_caches_that_forget_are_not_believed() -> None:
-    """A sliding window holds the block, but not what is before it."""
-    scene = Scene()
-    scene.say("a", stored(1, *range(4), kind="sliding_window"))
-    assert scene.blocks(*range(4)) == {}
-
-
 def test_groups_are_removed_apart() -> None:
     """A block that two cache groups hold is there until both have lost it."""
     scene = Scene()

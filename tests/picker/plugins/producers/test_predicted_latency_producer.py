@@ -150,6 +150,22 @@ async def test_each_known_endpoint_gets_a_row(predictor: FakeLatencyPredictor) -
     assert predictions["default/a"].dispatched == 3
 
 
+async def test_a_signal_that_a_page_lacks_is_the_mean_of_the_others(
+    predictor: FakeLatencyPredictor,
+) -> None:
+    """And at least what this picker has under way."""
+    pool = [
+        candidate("a", kv_cache_usage=None, waiting_requests=8),
+        candidate("b", kv_cache_usage=0.25, waiting_requests=2),
+        candidate("c", kv_cache_usage=0.75, waiting_requests=None),
+        candidate("d", kv_cache_usage=0.5, waiting_requests=None, inflight=9),
+    ]
+    await make(predictor).look_up(ASKING, pool, Attributes())
+    rows = [row for _, body in predictor.asked for row in body["requests"]]
+    assert [row["kv_cache_percentage"] for row in rows] == [0.5, 0.25, 0.75, 0.5]
+    assert [row["num_request_waiting"] for row in rows] == [8, 2, 5, 9]
+
+
 async def test_predictions_are_held_against_the_objectives(predictor: FakeLatencyPredictor) -> None:
     """TPOT counts in streaming mode only."""
     pool = [candidate("a"), candidate("b")]
