@@ -5,8 +5,7 @@
 
 both under the name multicluster-metrics-extractor. The metrics are by default those averages that a
 picker tells of its pool; a spec is `name` or `name{label=value,…}`. Of several samples (a page that
-tells of several pools) the greatest counts. What is missing or unusable is reported and leaves what
-was known.
+tells of several pools) the greatest counts. What is missing or unusable is reported, and unknown.
 """
 
 from __future__ import annotations

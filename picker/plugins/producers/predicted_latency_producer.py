@@ -398,7 +398,8 @@ class AskingLatencyProducer(PredictedLatencyProducer):
                 if one is not None
             }
             # What was learned here stands in for a row that the server left unusable.
-            attributes.put(self._key, {**(attributes.get(self._key) or {}), **predictions})
+            learned = attributes.get(self._key) or {}
+            attributes.put(self._key, {**learned, **predictions})
         return request
 
     def pre_request(
