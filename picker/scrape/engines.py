@@ -58,6 +58,7 @@ class EngineSeries:
     generated: Series | None = None
     custom: tuple[tuple[str, Series], ...] = ()
     names: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    all_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # What to look for in every pass. `lora` is read in a cheaper way, `ttft` and `generated`
@@ -73,6 +74,16 @@ class EngineSeries:
         )
         names = dict.fromkeys(one.name for one in series if one is not None)
         object.__setattr__(self, "names", (*names, PROCESS_START))
+        old = (name for one in series if one is not None for name in one.old_names)
+        rare = (one.name for one in (self.lora, self.generated) if one is not None)
+        buckets = () if self.ttft is None else (bucket_name(self.ttft),)
+        every = dict.fromkeys((*self.names, *old, *rare, *buckets))
+        object.__setattr__(self, "all_names", tuple(every))
+
+
+def bucket_name(histogram: Series) -> str:
+    """The name of its buckets on a page."""
+    return f"{histogram.name}_bucket"
 
 
 def parse_series(text: str) -> Series | None:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from picker.scrape.engines import PROCESS_START, EngineSeries, Series
+from picker.scrape.engines import PROCESS_START, EngineSeries, Series, bucket_name
 from picker.scrape.exposition import PageSample, greatest, scan
 from picker.scrape.sources import ExtractError, Extraction, Scrape
 from picker.types import EndpointMetrics, ServedTotals
@@ -91,7 +91,7 @@ def _served(
     now, ttft, generated = scrape.now_seconds, engine.ttft, engine.generated
     if before is not None and now - before.read_at_seconds < SERVED_SECONDS:
         return before
-    buckets = None if ttft is None else Series(f"{ttft.name}_bucket", ttft.labels)
+    buckets = None if ttft is None else Series(bucket_name(ttft), ttft.labels)
     names = [one.name for one in (buckets, generated) if one is not None]
     if not names:
         return None

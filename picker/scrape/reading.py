@@ -9,11 +9,11 @@ with pages the first, second, fourth and so on are logged: a series may come and
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from picker.pool.datastore import Datastore
-from picker.scrape.sources import ExtractError, Extraction, Extractor, Scrape
+from picker.scrape.sources import ExtractError, Extraction, Extractor, NamesItsSeries, Scrape
 from picker.types import Candidate, Endpoint
 
 log = logging.getLogger(__name__)
@@ -73,6 +73,12 @@ class EndpointReading:
         self._changes = 0
         self._gave_load = False
         self._given: frozenset[str] = frozenset()
+
+    @property
+    def series(self) -> Sequence[str] | None:
+        """The names of what it reads of a page; None where it reads the whole."""
+        extractor = self._extractor
+        return extractor.series(self.endpoint) if isinstance(extractor, NamesItsSeries) else None
 
     def take(self, page: bytes, now_seconds: float, interval_seconds: float) -> None:
         """A page has come; the next is expected after `interval_seconds`."""

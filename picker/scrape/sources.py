@@ -7,7 +7,7 @@ endpoint itself, is an `EndpointExtractor`; it belongs to a source without a loc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
@@ -111,6 +111,15 @@ class Extractor(Protocol):
 
     def extract(self, scrape: Scrape) -> Extraction:
         """What the page says about the endpoint. Raises `ExtractError` when it says nothing."""
+        ...
+
+
+@runtime_checkable
+class NamesItsSeries(Protocol):
+    """An `Extractor` that reads series of an exposition and nothing else of a page."""
+
+    def series(self, endpoint: Endpoint) -> Sequence[str]:
+        """The names of all that it may read on a page about `endpoint`."""
         ...
 
 
