@@ -21,6 +21,7 @@ from picker.types import EndpointMetrics, ServedTotals
 RANK_LABELS = ("engine", "dp_rank")  # vLLM's and SGLang's name for a data-parallel rank
 REPLICA_LABELS = frozenset({"tp_rank", "pp_rank", "moe_ep_rank"})
 MAX_COUNT = 2**53
+MAX_BUCKETS = 2000  # of the times to first token on a page: decoding them takes 20 ms
 SERVED_SECONDS = 0.9  # between two looks at what was served: once a second, for jittered scrapes
 
 _PART_LABEL = "priority"
@@ -86,12 +87,15 @@ def _served(
 ) -> ServedTotals | None:
     """What was served so far; `before` while that is fresh, None for an engine that does not say.
 
-    Dozens of buckets would double what a scrape costs, and no decision wants them.
+    Dozens of buckets would double what a scrape costs, and no decision wants them. More than
+    `MAX_BUCKETS` are not read at all.
     """
     now, ttft, generated = scrape.now_seconds, engine.ttft, engine.generated
     if before is not None and now - before.read_at_seconds < SERVED_SECONDS:
         return before
     buckets = None if ttft is None else Series(bucket_name(ttft), ttft.labels)
+    if buckets is not None and scrape.page.count(buckets.name.encode()) > MAX_BUCKETS:
+        buckets = None
     names = [one.name for one in (buckets, generated) if one is not None]
     if not names:
         return None

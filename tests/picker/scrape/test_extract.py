@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from picker.scrape.engines import ENGINES, EngineSeries, EngineTable, Series, parse_series
-from picker.scrape.extract import extract
+from picker.scrape.extract import MAX_BUCKETS, extract
 from picker.scrape.sources import ExtractError, Extraction, Scrape
 from picker.types import Endpoint, EndpointMetrics, ServedTotals
 
@@ -430,6 +430,16 @@ def test_what_was_served_is_summed_over_engines_by_bucket() -> None:
     assert metrics.served == ServedTotals(42.0, 120.0, (0.1, 1.0), (3.0, 2.0, 8.0))
     assert load(SERVED, rank=0).served == ServedTotals(42.0, 100.0, (0.1, 1.0), (2.0, 3.0, 4.0))
     assert load(VLLM).served is None
+
+
+@pytest.mark.parametrize("engines", [MAX_BUCKETS // 3 + 1, MAX_BUCKETS])
+def test_more_buckets_than_the_limit_are_not_read(engines: int) -> None:
+    """The tokens are."""
+    bucket = b'vllm:time_to_first_token_seconds_bucket{engine="%d",le="%b"} 2.0\n'
+    edges = (b"0.1", b"1.0", b"+Inf")
+    many = b"".join(bucket % (number, edge) for number in range(engines) for edge in edges)
+    served = load(VLLM + many + b"vllm:generation_tokens_total 9.0\n").served
+    assert served == ServedTotals(42.0, 9.0)
 
 
 def test_what_was_served_is_read_once_a_second() -> None:
