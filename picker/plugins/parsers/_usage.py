@@ -74,7 +74,8 @@ class _Generated(msgspec.Struct):
 
 
 _decode_document = msgspec.json.Decoder(_Document).decode
-_decode_generated = msgspec.json.Decoder(_Generated | list[_Generated]).decode
+_decode_generated = msgspec.json.Decoder(_Generated).decode
+_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def openai_usage(document: bytes) -> Usage | None:
@@ -120,15 +121,18 @@ def anthropic_usage(document: bytes) -> Usage | None:
 
 
 def sglang_usage(document: bytes) -> Usage | None:
-    """`meta_info` of SGLang's generate; several answers to one prompt are added up.
+    """`meta_info` of SGLang's generate; several answers to one prompt are added up, without those
+    that cannot be read.
 
     Raises what `UNREADABLE` lists.
     """
-    decoded = _decode_generated(document)
-    answers = decoded if isinstance(decoded, list) else [decoded]
+    answers = _decode_list(document) if _is_list(document) else [document]
     usage: Usage | None = None
-    for info in (answer.meta_info for answer in answers):
-        said = _of_meta_info(info)
+    for answer in answers:
+        try:
+            said = _of_meta_info(_decode_generated(answer).meta_info)
+        except UNREADABLE:
+            continue
         if said is not None:
             generated = usage.completion_tokens if usage else 0
             added = replace(said, completion_tokens=said.completion_tokens + generated)
@@ -141,11 +145,14 @@ def sglang_event_usage(document: bytes) -> Usage | None:
 
     Raises what `UNREADABLE` lists.
     """
-    decoded = _decode_generated(document)
-    if isinstance(decoded, list):
+    if _is_list(document):
         return None
-    info = decoded.meta_info
+    info = _decode_generated(document).meta_info
     return _of_meta_info(info) if info is not None and info.finish_reason is not None else None
+
+
+def _is_list(document: bytes) -> bool:
+    return document.lstrip()[:1] == b"["
 
 
 def _of_meta_info(info: _MetaInfo | None) -> Usage | None:

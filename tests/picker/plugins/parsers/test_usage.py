@@ -176,6 +176,16 @@ def test_sglang_says_its_usage_in_meta_info() -> None:
     assert read_json(sglang_usage, [{"meta_info": {}}], META_INFO) is None
 
 
+@pytest.mark.parametrize(
+    "bad", [None, 7, "text", {"meta_info": 7}, {"meta_info": [1]}, {"meta_info": {}}, [[]]]
+)
+def test_an_answer_of_sglang_that_cannot_be_read_spoils_no_other(bad: Any) -> None:
+    """Of three answers to one prompt, the middle one."""
+    info = {"prompt_tokens": 5, "completion_tokens": 3, "cached_tokens": 2}
+    answers = [{"meta_info": info}, bad, {"meta_info": info}]
+    assert read_json(sglang_usage, answers, META_INFO) == Usage(5, 6, 11, 2)
+
+
 def test_of_sglangs_events_the_one_with_a_finish_reason_counts() -> None:
     """The others tell what it is on the way."""
     begun = {"meta_info": {"prompt_tokens": 7, "completion_tokens": 1, "finish_reason": None}}

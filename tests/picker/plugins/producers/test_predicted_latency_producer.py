@@ -246,6 +246,17 @@ async def test_a_server_that_fails_predicts_nothing(
     assert ["fail from now on" in text for text in caplog.messages] == [True, False]
 
 
+async def test_a_batch_that_fails_leaves_those_before_it(
+    predictor: FakeLatencyPredictor, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two rows are answered as they should be, of which one is unusable; the third is not."""
+    predictor.answer = {"predictions": [{"ttft_ms": 80.0, "tpot_ms": 8.0}, {"ttft_ms": "fast"}]}
+    found = await _look_up(make(predictor), ASKING, *(candidate(name) for name in "abc"))
+    predictions = found.get(latency_predictions_key())
+    assert {key: one.ttft_ms for key, one in predictions.items()} == {"default/a": 80.0}
+    assert sum("fail from now on" in text for text in caplog.messages) == 1
+
+
 @pytest.mark.parametrize(
     ("environment", "parameters"),
     [
