@@ -19,7 +19,8 @@ what entered the cache is missed, and what left it is believed to be there until
 removed again. A new life of an engine is noticed either way.
 
 A message that cannot be understood is dropped, logged and counted; an event in it that cannot be
-used is skipped alone, and logged once for each endpoint and reason. Of an endpoint that leaves the
+used is skipped alone, and logged once for each endpoint and reason. A large message is taken in
+part by part, and the loop decides requests in between. Of an endpoint that leaves the
 pool nothing is kept.
 """
 
@@ -40,7 +41,7 @@ from picker.errors import PickerError
 from picker.framework.interfaces import KvEventConsumer, KvEventSource, SkippedKvEvent
 from picker.metrics.families import KvSeries
 from picker.pool.datastore import Datastore, EndpointChanges
-from picker.prefix.kv_event_codec import parse_topic
+from picker.prefix.kv_event_codec import parse_topic, split_message
 from picker.prefix.kv_stream import Continuity, EventStream
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,8 @@ _END_NUMBERS = 2**63  # from here on they are negative, which no message is
 _MAX_UNREAD = 100_000  # messages that ZMQ keeps while a replay is under way
 _RECONNECT_MS, _RECONNECT_MAX_MS = 100, 5000
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 10_000, 30_000
-_MAX_FRAME_BYTES = 16 * 2**20
+MAX_MESSAGE_BYTES = 256 * 2**20  # an engine may announce all that it has cached
+PART_BYTES = 32 * 1024  # of a message, taken in within some two milliseconds
 RETRY_SECONDS = 5.0  # after an engine could not be listened to
 
 
@@ -259,7 +261,7 @@ class KvEventListener:
             self._series.gaps_total.labels(engine.key).inc()
             await self._fill(context, engine)
         if stream.applied is None or message.number > stream.applied:
-            self._apply(engine, message)
+            await self._apply(engine, message)
 
     def _begin_anew(self, engine: _Engine) -> None:
         """The engine is in a new life, with an empty cache."""
@@ -268,14 +270,21 @@ class KvEventListener:
         engine.stream.forget()
         engine.is_unconfirmed = False
 
-    def _apply(self, engine: _Engine, message: Message) -> None:
+    async def _apply(self, engine: _Engine, message: Message) -> None:
         engine.stream.taken(message.number)
         engine.last_digest = xxhash.xxh3_128_digest(message.payload)
-        if self._datastore.get(engine.key) is None:
-            return  # it has left just now, and nobody would forget what it says
-        topic = message.topic or engine.topic or ""
+        topic, is_first = message.topic or engine.topic or "", True
+        for part in split_message(message.payload, PART_BYTES):
+            if not is_first:
+                await asyncio.sleep(0)
+            is_first = False
+            if self._datastore.get(engine.key) is None:
+                return  # it has left just now, and nothing would forget what it says
+            self._take_in(engine, topic, part)
+
+    def _take_in(self, engine: _Engine, topic: str, payload: bytes) -> None:
         try:
-            for one in self._consumer.kv_events(engine.key, topic, message.payload):
+            for one in self._consumer.kv_events(engine.key, topic, payload):
                 self._skip(engine.key, one)
         except PickerError as error:
             self._failed(engine.key, str(error))
@@ -353,10 +362,10 @@ class KvEventListener:
                     self._failed(engine.key, f"a replayed message of {len(frames)} frames")
                 elif message.topic is None and engine.topic is None:
                     return True  # of which model this is will be known from the first message
-                elif not self._take_replayed(engine, message):
+                elif not await self._take_replayed(engine, message):
                     return False
 
-    def _take_replayed(self, engine: _Engine, message: Message) -> bool:
+    async def _take_replayed(self, engine: _Engine, message: Message) -> bool:
         """Deal with a message that came again. False: it is of a new life, ask from 0."""
         stream = engine.stream
         if engine.is_unconfirmed:
@@ -369,7 +378,7 @@ class KvEventListener:
         if message.number >= stream.wanted:
             if message.number > stream.wanted > 0:  # between may have been removals, which are gone
                 self._consumer.kv_events_lost(engine.key)
-            self._apply(engine, message)
+            await self._apply(engine, message)
         return True
 
 
@@ -402,7 +411,7 @@ def open_socket(
     try:
         socket.set_hwm(_MAX_UNREAD)
         socket.setsockopt(zmq.IPV6, int("[" in address))
-        socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
         socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)

@@ -23,6 +23,7 @@ clears its cache.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
@@ -128,6 +129,31 @@ def parse_topic(topic: str) -> Topic:
     """Read `kv@<pod>@<model>`; what has not these three parts is a pod's name as it stands."""
     parts = topic.split("@", 2)
     return Topic(parts[1], parts[2]) if len(parts) == 3 else Topic(topic)
+
+
+def split_message(payload: bytes, part_bytes: int) -> Iterator[bytes]:
+    """A message as several with the same events in the same order, each of some `part_bytes` or of
+    one event; a small one, and what is not a message, as it is.
+    """
+    if len(payload) <= part_bytes:
+        yield payload
+        return
+    try:
+        time, events, *rest = _BATCH.decode(payload)
+        raws = _BATCH.decode(events)
+    except (*_MALFORMED, ValueError):
+        yield payload
+        return
+    part: list[msgspec.Raw] = []
+    size = 0
+    for raw in raws:
+        part.append(raw)
+        size += len(memoryview(raw))
+        if size >= part_bytes:
+            yield msgspec.msgpack.encode([time, part, *rest])
+            part, size = [], 0
+    if part:
+        yield msgspec.msgpack.encode([time, part, *rest])
 
 
 def decode_events(

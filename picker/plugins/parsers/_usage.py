@@ -19,6 +19,7 @@ from picker.types import Usage
 USAGE = b"usage"
 META_INFO = b"meta_info"
 DEFAULT_LIMIT_BYTES = 4 * 2**20
+TAIL_BYTES = 16 * 1024  # of a longer document
 _MAX_DIGITS = 20
 _MAX_COUNT = 2**63 - 1
 _FINAL_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed"})
@@ -185,7 +186,8 @@ def _count(value: object) -> int | None:
 class JsonUsage:
     """Reads a response that is one JSON document.
 
-    It is held until its end, as far as the limit goes; a longer one tells nothing.
+    It is held until its end, as far as the limit goes. Of a longer one, as a list of embeddings may
+    be, the end alone is held, where engines write their `usage`.
     """
 
     def __init__(self, shape: Shape, marker: bytes, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
@@ -203,15 +205,22 @@ class JsonUsage:
 
     def feed(self, data: bytes, is_last: bool) -> None:
         self._num_bytes += len(data)
-        if self._num_bytes > self._limit:
-            self._pieces.clear()
-            return
         self._pieces.append(data)
+        if self._num_bytes > self._limit:
+            self._pieces = [b"".join(self._pieces)[-TAIL_BYTES:]]
         if is_last:
             document = b"".join(self._pieces)
             self._pieces.clear()
+            if self._num_bytes > self._limit:
+                document = _last_member(document, self._marker)
             if self._marker in document:
                 self._usage = _read(self._shape, document)
+
+
+def _last_member(tail: bytes, name: bytes) -> bytes:
+    """The end of a document from its last member of a name on, as a document of its own."""
+    at = tail.rfind(b'"%b"' % name)
+    return b"" if at < 0 else b"{" + tail[at:]
 
 
 class SseEvents:

@@ -22,6 +22,7 @@ from picker.prefix.kv_event_codec import (
     Topic,
     decode_events,
     parse_topic,
+    split_message,
 )
 from tests.depth import examples
 
@@ -240,6 +241,24 @@ def test_a_bad_event_is_skipped_and_the_others_count(event: Any) -> None:
     assert events == [BlocksRemoved((1,)), BlocksRemoved((2,))]
     (one,) = skipped
     assert one.reason == ("unknown_type" if "type 'Unheard'" in one.text else "unusable")
+
+
+@pytest.mark.parametrize("part_bytes", [1, 100, 5000, 10**6])
+def test_the_parts_of_a_message_say_what_it_says(part_bytes: int) -> None:
+    """In order; each part is a message, and no larger than it has to be."""
+    ids = iter(range(1, 10**6))
+    events = [stored(block_hashes=[next(ids)], token_ids=[next(ids), 7]) for _ in range(200)]
+    whole = message(*events, ["BlockRemoved", [5]], ["AllBlocksCleared"])
+    parts = list(split_message(whole, part_bytes))
+    assert [one for part in parts for one in events_of(part)] == events_of(whole)
+    least = max(len(msgspec.msgpack.encode(one)) for one in events)
+    assert max(map(len, parts)) < part_bytes + 2 * least
+    assert len(parts) <= len(whole) // part_bytes + 1
+
+
+@pytest.mark.parametrize("junk", [b"\xff" * 50, msgspec.msgpack.encode(list(range(50)))])
+def test_what_is_no_message_has_one_part(junk: bytes) -> None:
+    assert list(split_message(junk, 10)) == [junk]
 
 
 def test_an_event_that_is_not_msgpack_spoils_no_other() -> None:

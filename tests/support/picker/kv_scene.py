@@ -22,8 +22,9 @@ TOPIC = b"kv@127.0.0.1:8000@m"
 
 @dataclass
 class Notebook:
-    """A consumer that writes down what it is told; a payload `bad` makes no sense to
-    it, of one that begins with `half` it skips an event."""
+    """A consumer that writes down what it is told; a payload `bad` makes no sense to it, and of one
+    that begins with `half` it skips an event.
+    """
 
     sources: dict[str, KvEventSource] = field(default_factory=dict)
     feed: KvEventFeed = field(default_factory=lambda: KvEventFeed(topic_prefix="kv@"))
@@ -38,7 +39,7 @@ class Notebook:
         return self.sources.get(endpoint.key)
 
     def kv_events(self, key: str, topic: str, payload: bytes) -> Sequence[SkippedKvEvent]:
-        self.note(key, topic, payload.decode())
+        self.note(key, topic, payload.decode(errors="replace"))
         if payload == b"bad":
             raise PickerError("bad")
         if payload == b"mistake":

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from picker.framework.interfaces import ResponseReader
 from picker.plugins.parsers._usage import (
     META_INFO,
+    TAIL_BYTES,
     USAGE,
     JsonUsage,
     Shape,
@@ -233,11 +234,24 @@ def test_the_content_type_chooses_the_reader(content_type: str, is_stream: bool)
     assert isinstance(reader, ResponseReader)
 
 
-def test_a_document_longer_than_the_limit_tells_nothing() -> None:
-    """And nothing of it is kept."""
-    body = json.dumps({"usage": COUNTS}).encode()
-    assert read(JsonUsage(openai_usage, USAGE, len(body)), body[:9], body[9:]) == TOLD
-    assert read(JsonUsage(openai_usage, USAGE, len(body) - 1), body[:9], body[9:]) is None
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ({"data": "x" * 3 * TAIL_BYTES, "usage": COUNTS}, TOLD),
+        ({"data": '"usage": {"prompt_tokens": 9}' * TAIL_BYTES, "usage": COUNTS, "id": 7}, TOLD),
+        ({"usage": COUNTS, "data": "x" * 3 * TAIL_BYTES}, None),
+        ({"data": "x" * 3 * TAIL_BYTES, "last": {"usage": COUNTS}}, None),
+        ({"data": '"usage": {"prompt_tokens": 9}' * TAIL_BYTES}, None),
+    ],
+)
+@pytest.mark.parametrize("piece_bytes", [1000, 10**7])
+def test_of_a_document_longer_than_the_limit_the_end_tells(
+    document: dict[str, Any], expected: Usage | None, piece_bytes: int
+) -> None:
+    """Where engines write the usage, behind all else; a text that looks like it does not count."""
+    body = json.dumps(document).encode()
+    pieces = [body[at : at + piece_bytes] for at in range(0, len(body), piece_bytes)]
+    assert read(JsonUsage(openai_usage, USAGE, TAIL_BYTES), *pieces) == expected
 
 
 BODIES: list[tuple[Callable[[], ResponseReader], bytes, Usage]] = [
