@@ -8,8 +8,9 @@ each endpoint
 
 with weights from `kvCacheBackendConfigs` (gpu 1.0, cpu 0.8; a tier that is not named 1.0). Several
 prompts add up. Only full blocks of `tokenProcessorConfig.blockSizeTokens` (16) count, best the size
-of the engines' own. The prompt has to be tokenized as the engines do, so a token-producer with a
-real backend is needed; what it estimates matches nothing.
+of the engines' own; of larger blocks of an engine, such as chunks in host memory, the whole ones.
+The prompt has to be tokenized as the engines do, so a token-producer with a real backend is needed;
+what it estimates matches nothing.
 
 With `speculativeIndexing` the endpoint that a request was sent to counts as holding its prompt for
 `speculativeTTL` (2s), until its engine says so itself.
