@@ -47,12 +47,19 @@ _BAR = 7
 _COLUMNS = 61  # cells of an endpoint's line beside its name and its curve
 _NO_SERIES = EndpointSeries()
 _TROUBLED_FIRST = {"ejected": 0, "unknown": 0, "on-trial": 1, "suspect": 2}
+
+
+def _known(value: float | None) -> float:
+    """For sorting: what is unknown is the least."""
+    return -1 if value is None else value
+
+
 # How endpoints can be sorted, by what the key is called; the highest first.
 SORTS: dict[str, Callable[[EndpointView], float]] = {
     "trouble": lambda one: -_TROUBLED_FIRST.get(one.health.state, 3),
-    "running": lambda one: -1 if one.metrics is None else one.metrics.running_requests,
-    "waiting": lambda one: -1 if one.metrics is None else one.metrics.waiting_requests,
-    "KV": lambda one: -1 if one.metrics is None else one.metrics.kv_cache_usage,
+    "running": lambda one: _known(one.metrics.running_requests if one.metrics else None),
+    "waiting": lambda one: _known(one.metrics.waiting_requests if one.metrics else None),
+    "KV": lambda one: _known(one.metrics.kv_cache_usage if one.metrics else None),
     "requests": lambda one: one.requests_per_second or 0,
     "TTFT": lambda one: 0 if one.ttft is None else one.ttft.p95,
 }

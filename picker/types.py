@@ -80,15 +80,17 @@ class EndpointMetrics(msgspec.Struct, frozen=True):
     """What one scrape of an endpoint said. `updated_at_seconds` is on the monotonic clock of the
     caller.
 
-    `active_models` and `waiting_models` are the LoRA adapters that run and wait there, at most
-    `max_active_models` at a time (None: the endpoint does not say). The next scrape was meant to
-    follow after `interval_seconds`: an idle pool is asked less often, so a scrape is late when it
-    is older than that and what one tolerates. `served` is read once a second at most, for people.
+    A load signal is None where the page does not report it; then it is unknown by itself, and the
+    others count. `active_models` and `waiting_models` are the LoRA adapters that run and wait
+    there, at most `max_active_models` at a time (None: the endpoint does not say). The next scrape
+    was meant to follow after `interval_seconds`: an idle pool is asked less often, so a scrape is
+    late when it is older than that and what one tolerates. `served` is read once a second at most,
+    for people.
     """
 
-    waiting_requests: int = 0
-    running_requests: int = 0
-    kv_cache_usage: float = 0.0  # 0..1
+    waiting_requests: int | None = 0
+    running_requests: int | None = 0
+    kv_cache_usage: float | None = 0.0  # 0..1
     block_size_tokens: int | None = None
     num_kv_blocks: int | None = None
     process_start_time_seconds: float | None = None

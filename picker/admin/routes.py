@@ -162,8 +162,8 @@ class PoolPages:
             ttft_p50_seconds=None if ttft is None else ttft.p50,
             ttft_p95_seconds=None if ttft is None else ttft.p95,
             tokens_per_second=self._served_by_all.tokens_per_second,
-            running=sum(one.running_requests for one in sums) if known else None,
-            waiting=sum(one.waiting_requests for one in sums) if known else None,
+            running=_sum(one.running_requests for one in sums),
+            waiting=_sum(one.waiting_requests for one in sums),
             queued=self.source.queues().queued_requests,
         )
         self.history.record(samples, pool)
@@ -249,6 +249,12 @@ class PoolPages:
 def _shown(metrics: EndpointMetrics | None) -> EndpointMetrics | None:
     """Without the buckets that percentiles are made of."""
     return metrics if metrics is None or metrics.served is None else replace(metrics, served=None)
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    """The sum of what is known; None where nothing is."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 async def _encoded(values: Iterable[T], what: Callable[[T], Any]) -> list[msgspec.Raw]:

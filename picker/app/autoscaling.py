@@ -103,7 +103,7 @@ class _Samples:
     running: Sums = NO_SUMS
     kv_usage: Sums = NO_SUMS
     last_waiting: int = 0
-    is_whole: bool = True  # no worker's metrics were missing
+    is_whole: bool = True  # no worker's queue or running requests were unknown
     tokens: dict[str, tuple[float, float]] = field(default_factory=dict)  # first and last totals
 
 
@@ -127,13 +127,16 @@ class _Group:
         """Look at the workers' last metrics."""
         mine = [one.metrics for one in workers if self._group.has(one.endpoint)]
         known, seen = [one for one in mine if one is not None], self._samples
-        seen.last_waiting = sum(one.waiting_requests for one in known)
+        waiting = [one.waiting_requests for one in known if one.waiting_requests is not None]
+        running = [one.running_requests for one in known if one.running_requests is not None]
+        usages = [one.kv_cache_usage for one in known if one.kv_cache_usage is not None]
+        seen.last_waiting = sum(waiting)
         seen.waiting = seen.waiting.and_one(seen.last_waiting)
-        seen.running = seen.running.and_one(sum(one.running_requests for one in known))
-        seen.is_whole &= len(known) == len(mine)
-        if known:
-            mean = sum(one.kv_cache_usage for one in known) / len(known)
-            seen.kv_usage = seen.kv_usage.and_one(mean)
+        seen.running = seen.running.and_one(sum(running))
+        # A worker that does not report what runs there must not be taken for an idle one.
+        seen.is_whole &= len(waiting) == len(running) == len(mine)
+        if usages:
+            seen.kv_usage = seen.kv_usage.and_one(sum(usages) / len(usages))
         for one in workers:
             totals = None if one.metrics is None else one.metrics.served
             tokens = None if totals is None else totals.generated_tokens

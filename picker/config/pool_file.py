@@ -170,6 +170,8 @@ class _Reading:
         findings = self._room(source)
         for problem in listed.problems:
             findings.error(problem.path, problem.text)
+        for doubt in listed.shared:
+            findings.warn(doubt.path, f"{doubt.text}: one server counts as two")
         self._num_skipped += len(listed.problems)
         self._tell(findings)
 

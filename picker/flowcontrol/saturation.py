@@ -124,4 +124,5 @@ def _load(candidate: Candidate) -> int:
     metrics = candidate.metrics
     if metrics is None:
         return candidate.inflight_requests
-    return max(candidate.inflight_requests, metrics.waiting_requests + metrics.running_requests)
+    reported = (metrics.waiting_requests or 0) + (metrics.running_requests or 0)
+    return max(candidate.inflight_requests, reported)

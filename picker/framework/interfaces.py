@@ -326,6 +326,14 @@ class KvEventSource:
     replay_address: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class SkippedKvEvent:
+    """An event that was left out of its message: for which of a few reasons, and in words."""
+
+    reason: str
+    text: str
+
+
 @runtime_checkable
 class KvEventConsumer(Protocol):
     """Learns from what engines say about their KV caches; `kvevents` does the listening.
@@ -340,9 +348,10 @@ class KvEventConsumer(Protocol):
     def kv_event_source(self, endpoint: Endpoint) -> KvEventSource | None:
         """Where to connect to hear this endpoint; None: it is not wanted."""
 
-    def kv_events(self, key: str, topic: str, payload: bytes) -> None:
-        """Endpoint `key` sent this. Raises `PickerError` for what cannot be understood; then
-        nothing of it was taken in.
+    def kv_events(self, key: str, topic: str, payload: bytes) -> Sequence[SkippedKvEvent]:
+        """Take in what endpoint `key` sent; returns the events that were left out of it.
+
+        Raises `PickerError` for a message that is not one; then nothing of it was taken in.
         """
 
     def kv_events_lost(self, key: str) -> None:

@@ -15,8 +15,11 @@ own in a pool where others serve. A restarted container, a deletion, another IP,
 same name are no flicker, and neither is a Pod that was not serving before.
 
 Of two Pods with one IP the newer one has it, whether it serves or not, as an older one is known to
-have it only because its end was missed. On the network of their host Pods share an IP; there
-one port is that of the newest one that serves.
+have it only because its end was missed. On the network of their host Pods share an IP. There a port
+is that of the Pod that names it, in its annotation or as a port of a container, as the scheduler
+keeps apart what these declare; else of one that declares none of the pool's ports; else of any. Of
+equal claims the newest Pod that serves has the port, and the others are reported (`Contest`), as is
+a Pod that is left without any port.
 
 A Pod makes a difference to itself and to those that have its IP, so only these are looked at when
 it has changed; what a look costs does not depend on how many Pods there are.
@@ -38,6 +41,7 @@ HOLD_SECONDS: Final = 1.0
 MIN_FLICKERING: Final = 2  # Pods that make it their node's doing
 
 PodKey: TypeAlias = tuple[str, str]
+_DECLARES_OTHERS, _DECLARES_NONE, _NAMED = range(3)  # claims to a port, the best last
 _ENDED: Final = frozenset({Phase.SUCCEEDED, Phase.FAILED})
 
 
@@ -53,15 +57,26 @@ class PoolShape:
 
 
 @dataclass(frozen=True, slots=True)
+class Contest:
+    """Two Pods that serve and claim the same ports of an IP; `winner` has them."""
+
+    address: str
+    ports: tuple[int, ...]
+    winner: PodKey
+    loser: PodKey
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """What has become of the endpoints since the look before: those that are new or different, the
     keys of those that are none any more, and when this may go on though nothing is heard (None:
-    never then); that is on the clock of the caller.
+    never then); that is on the clock of the caller. `contests` are new ones.
     """
 
     changed: tuple[Endpoint, ...]
     gone: tuple[str, ...]
     next_due: float | None
+    contests: tuple[Contest, ...] = ()
 
 
 @dataclass(slots=True)
@@ -88,6 +103,8 @@ class PoolView:
     _touched: dict[PodKey, None] = field(default_factory=dict)  # since the last look
     _touched_ips: dict[str, None] = field(default_factory=dict)
     _shown: dict[PodKey, tuple[Endpoint, ...]] = field(default_factory=dict)
+    _contests: dict[str, dict[Contest, None]] = field(default_factory=dict)  # by IP, all so far
+    _new_contests: list[Contest] = field(default_factory=list)
 
     @property
     def records(self) -> Mapping[PodKey, PodRecord]:
@@ -162,7 +179,8 @@ class PoolView:
                 keys = {one.key for one in endpoints}
                 gone += [one.key for one in before if one.key not in keys]
         due = min((one.until for one in self._flickering.values()), default=None)
-        return View(tuple(changed), tuple(gone), due)
+        contests, self._new_contests = tuple(self._new_contests), []
+        return View(tuple(changed), tuple(gone), due, contests)
 
     # One Pod
 
@@ -269,6 +287,7 @@ class PoolView:
             there.pop(record.key, None)
             if not there:
                 del self._at[record.address or ""]
+                self._contests.pop(record.address or "", None)
 
     def _fresh(self) -> dict[PodKey, tuple[Endpoint, ...]]:
         """The endpoints of those Pods that have to be looked at."""
@@ -284,17 +303,47 @@ class PoolView:
         there = [self._records[key] for key in self._at.get(address, ())]
         owner = max((one for one in there if not one.is_on_host_network), key=_age, default=None)
         serving = [one for one in there if one.key in self._serving]
-        serving = [one for one in serving if one.is_on_host_network or one is owner]
-        endpoints = {one.key: self._serving[one.key].endpoints for one in serving}
+        if owner is not None and owner.key not in self._serving:
+            serving = [one for one in serving if one.is_on_host_network]
+        endpoints = {one.key: self._serving[one.key].endpoints for one in sorted(serving, key=_age)}
         if len(serving) < 2:
             return endpoints
-        newest: dict[int, PodRecord] = {}
-        for record in sorted(serving, key=_age):
-            newest |= {one.port: record for one in endpoints[record.key]}
-        return {
-            record.key: tuple(one for one in endpoints[record.key] if newest[one.port] is record)
-            for record in serving
+        claims = {
+            (key, one.port): self._claim_to(one.port, self._records[key])
+            for key, those in endpoints.items()
+            for one in those
         }
+        winners: dict[int, PodKey] = {}
+        for key, port in claims:  # the newest Pod last
+            if claims[key, port] >= claims[winners.get(port, key), port]:
+                winners[port] = key
+        having = set(winners.values())
+        contested: dict[tuple[PodKey, PodKey], list[int]] = {}
+        for (key, port), claim in claims.items():
+            is_equal = claim == claims[winners[port], port]
+            if key != winners[port] and (is_equal or key not in having):
+                contested.setdefault((winners[port], key), []).append(port)
+        for (winner, loser), ports in contested.items():
+            self._note(Contest(address, tuple(ports), winner, loser))
+        return {
+            key: tuple(one for one in those if winners[one.port] == key)
+            for key, those in endpoints.items()
+        }
+
+    def _claim_to(self, port: int, record: PodRecord) -> int:
+        """How well founded it is that a Pod serves at a port of the pool; more is better."""
+        if not record.is_on_host_network or record.active_ports is not None:
+            return _NAMED
+        declared = frozenset[int]().union(*(one.ports for one in record.containers))
+        if port in declared:
+            return _NAMED
+        return _DECLARES_OTHERS if declared.intersection(self.shape.ports) else _DECLARES_NONE
+
+    def _note(self, contest: Contest) -> None:
+        known = self._contests.setdefault(contest.address, {})
+        if contest not in known:
+            known[contest] = None
+            self._new_contests.append(contest)
 
 
 def _age(record: PodRecord) -> tuple[str, str]:

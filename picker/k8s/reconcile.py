@@ -18,8 +18,8 @@ from collections.abc import Collection, Container, Iterable, Mapping
 from typing import Final
 
 from picker.k8s.objects import PoolName
-from picker.k8s.pods import PodRecord
-from picker.k8s.pool_view import PodKey, PoolShape, PoolView, View
+from picker.k8s.pods import ACTIVE_PORTS, PodRecord
+from picker.k8s.pool_view import Contest, PodKey, PoolShape, PoolView, View
 from picker.pool.datastore import Datastore, EndpointChanges
 from picker.pool.policies import NO_RULES, Objective, RequestRules, RewriteRule, RuleSet
 
@@ -114,6 +114,8 @@ class PoolReconciler:
             text = "%s: %d objectives, %d rules of rewrites"
             log.info(text, self._pool, len(rules.objectives), len(rules.rewrites))
         self._show(self._view, look)
+        for one in look.contests:
+            self._warn_of(one)
         dues = [one for one in (look.next_due, self._log.write(now)) if one is not None]
         return min(dues, default=None)
 
@@ -126,6 +128,20 @@ class PoolReconciler:
             return
         self._is_shown = True
         self._log.note(changes, self._datastore.size)
+
+    def _warn_of(self, contest: Contest) -> None:
+        """Log that one of two Pods gets no requests at some ports."""
+        log.warning(
+            "%s: the Pods %s and %s both claim port %s of %s, where %s serves now: give each a "
+            "containerPort or an annotation %s of its own",
+            self._pool,
+            "/".join(contest.loser),
+            "/".join(contest.winner),
+            ", ".join(map(str, contest.ports)),
+            contest.address,
+            "/".join(contest.winner),
+            ACTIVE_PORTS,
+        )
 
     def _wait_for_rules(self, now: float) -> float | None:
         """Until when requests have to wait for objectives and rewrites; None: no longer."""

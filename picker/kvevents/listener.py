@@ -18,7 +18,9 @@ meanwhile, and no replay is tried for half a minute. Without a replay address a 
 what entered the cache is missed, and what left it is believed to be there until it is stored and
 removed again. A new life of an engine is noticed either way.
 
-A message that cannot be understood is dropped, logged and counted. Of an endpoint that leaves the
+A message that cannot be understood is dropped, logged and counted; an event in it that cannot be
+used is skipped alone, and logged once for each endpoint and reason. A large message is taken in
+part by part, and the loop decides requests in between. Of an endpoint that leaves the
 pool nothing is kept.
 """
 
@@ -36,10 +38,10 @@ import zmq
 import zmq.asyncio
 
 from picker.errors import PickerError
-from picker.framework.interfaces import KvEventConsumer, KvEventSource
+from picker.framework.interfaces import KvEventConsumer, KvEventSource, SkippedKvEvent
 from picker.metrics.families import KvSeries
 from picker.pool.datastore import Datastore, EndpointChanges
-from picker.prefix.kv_event_codec import parse_topic
+from picker.prefix.kv_event_codec import parse_topic, split_message
 from picker.prefix.kv_stream import Continuity, EventStream
 
 log = logging.getLogger(__name__)
@@ -50,7 +52,8 @@ _END_NUMBERS = 2**63  # from here on they are negative, which no message is
 _MAX_UNREAD = 100_000  # messages that ZMQ keeps while a replay is under way
 _RECONNECT_MS, _RECONNECT_MAX_MS = 100, 5000
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 10_000, 30_000
-_MAX_FRAME_BYTES = 16 * 2**20
+MAX_MESSAGE_BYTES = 256 * 2**20  # an engine may announce all that it has cached
+PART_BYTES = 32 * 1024  # of a message, taken in within some two milliseconds
 RETRY_SECONDS = 5.0  # after an engine could not be listened to
 
 
@@ -102,6 +105,7 @@ class KvEventListener:
         self._keys: dict[str, str] = {}  # their addresses, which is what they call themselves
         self._touched: dict[str, None] = {}  # endpoints to look at, if the picker connects to them
         self.errors: Counter[str] = Counter()  # by endpoint
+        self._skipped: dict[str, set[str]] = {}  # reasons that the log has, by endpoint
 
     async def run(self) -> None:
         """Listen until cancelled. Raises `PickerError` when the address cannot be bound."""
@@ -124,6 +128,7 @@ class KvEventListener:
         for endpoint in changes.removed:
             self._connected.pop(endpoint.key, None)
             self.errors.pop(endpoint.key, None)
+            self._skipped.pop(endpoint.key, None)
             if self._keys.get(endpoint.host_port) == endpoint.key:
                 del self._keys[endpoint.host_port]
         for endpoint in changes.added:
@@ -256,7 +261,7 @@ class KvEventListener:
             self._series.gaps_total.labels(engine.key).inc()
             await self._fill(context, engine)
         if stream.applied is None or message.number > stream.applied:
-            self._apply(engine, message)
+            await self._apply(engine, message)
 
     def _begin_anew(self, engine: _Engine) -> None:
         """The engine is in a new life, with an empty cache."""
@@ -265,15 +270,22 @@ class KvEventListener:
         engine.stream.forget()
         engine.is_unconfirmed = False
 
-    def _apply(self, engine: _Engine, message: Message) -> None:
+    async def _apply(self, engine: _Engine, message: Message) -> None:
         engine.stream.taken(message.number)
         engine.last_digest = xxhash.xxh3_128_digest(message.payload)
-        if self._datastore.get(engine.key) is None:
-            return  # it has left just now, and nobody would forget what it says
+        topic, is_first = message.topic or engine.topic or "", True
+        for part in split_message(message.payload, PART_BYTES):
+            if not is_first:
+                await asyncio.sleep(0)
+            is_first = False
+            if self._datastore.get(engine.key) is None:
+                return  # it has left just now, and nothing would forget what it says
+            self._take_in(engine, topic, part)
+
+    def _take_in(self, engine: _Engine, topic: str, payload: bytes) -> None:
         try:
-            self._consumer.kv_events(
-                engine.key, message.topic or engine.topic or "", message.payload
-            )
+            for one in self._consumer.kv_events(engine.key, topic, payload):
+                self._skip(engine.key, one)
         except PickerError as error:
             self._failed(engine.key, str(error))
         except Exception as error:
@@ -290,6 +302,17 @@ class KvEventListener:
         count = self.errors[who]
         if count & (count - 1) == 0:  # the first, second, fourth, … of them
             log.warning("KV events of %s: %s (%d so far)", who, why, count)
+
+    def _skip(self, key: str, event: SkippedKvEvent) -> None:
+        self._series.skipped_total.labels(key, event.reason).inc()
+        known = self._skipped.setdefault(key, set())
+        if event.reason not in known:
+            known.add(event.reason)
+            log.warning(
+                "KV events of %s: skipped an event and will skip others like it: %s",
+                key,
+                event.text,
+            )
 
     # Replay
 
@@ -339,10 +362,10 @@ class KvEventListener:
                     self._failed(engine.key, f"a replayed message of {len(frames)} frames")
                 elif message.topic is None and engine.topic is None:
                     return True  # of which model this is will be known from the first message
-                elif not self._take_replayed(engine, message):
+                elif not await self._take_replayed(engine, message):
                     return False
 
-    def _take_replayed(self, engine: _Engine, message: Message) -> bool:
+    async def _take_replayed(self, engine: _Engine, message: Message) -> bool:
         """Deal with a message that came again. False: it is of a new life, ask from 0."""
         stream = engine.stream
         if engine.is_unconfirmed:
@@ -355,7 +378,7 @@ class KvEventListener:
         if message.number >= stream.wanted:
             if message.number > stream.wanted > 0:  # between may have been removals, which are gone
                 self._consumer.kv_events_lost(engine.key)
-            self._apply(engine, message)
+            await self._apply(engine, message)
         return True
 
 
@@ -388,7 +411,7 @@ def open_socket(
     try:
         socket.set_hwm(_MAX_UNREAD)
         socket.setsockopt(zmq.IPV6, int("[" in address))
-        socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
         socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)

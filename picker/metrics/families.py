@@ -258,6 +258,11 @@ class KvSeries(Family):
         (*POD, "operation"),
         name="kv_cache_events_zmq_errors_total",
     )
+    skipped_total = own_counter(
+        "Events that were left out of their messages, by why.",
+        (*POD, "reason"),
+        "kv_events_skipped_total",
+    )
     replays_total = own_counter(
         "Times that an engine was asked for messages again, by how that ended.",
         (*POD, "result"),

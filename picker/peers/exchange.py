@@ -156,7 +156,7 @@ class PeerExchange:
         return hello.replica_id, encoded_welcome(PeerWelcome(self.replica_id, last, seed))
 
     def receive(self, peer: bytes, data: bytes, now_seconds: float) -> Learned:
-        """A peer tells something. Raises `PeerMessageError`, and then nothing of it counts."""
+        """A peer reports something. Raises `PeerMessageError`, and then nothing of it counts."""
         told = decoded_report(data)
         learned = Learned()
         if told.goodbye:
@@ -168,10 +168,14 @@ class PeerExchange:
         batch = told.batch
         if batch is not None and self.inbox.take_batch(peer, batch.sequence, now_seconds):
             learned = self._knowledge.learn(batch, told.age_seconds, now_seconds)
-            self.learned.add(learned)
+            learned.unusable = batch.unusable
         if told.loads is not None:
+            learned.unusable += told.loads.unusable
             self._are_loads_old |= self.inbox.take_loads(peer, told.loads, now_seconds)
             self._add_up_loads(now_seconds)
+        if learned.unusable and not self.learned.unusable:
+            log.warning("a peer sends entries that make no sense; the others of its messages count")
+        self.learned.add(learned)
         return learned
 
     def _add_up_loads(self, now_seconds: float) -> None:

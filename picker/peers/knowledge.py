@@ -26,6 +26,7 @@ class Learned:
     other_seed: int = 0
     other_endpoint: int = 0  # not in this replica's pool, or another server there
     other_plugin: int = 0  # not in this replica's configuration
+    unusable: int = 0  # loads included
 
     def add(self, other: Learned) -> None:
         """Count another batch's."""
@@ -34,6 +35,7 @@ class Learned:
         self.other_seed += other.other_seed
         self.other_endpoint += other.other_endpoint
         self.other_plugin += other.other_plugin
+        self.unusable += other.unusable
 
 
 class Knowledge:

@@ -134,6 +134,7 @@ class Mesh:
             ("other_seed", None, learned.other_seed),
             ("other_endpoint", None, learned.other_endpoint),
             ("other_plugin", None, learned.other_plugin),
+            ("unusable", None, learned.unusable),
         ):
             growth = now - self._counted.get(name, 0)
             if growth:

@@ -1,13 +1,14 @@
 """What replicas report to each other, as values and as the bytes of proto/pointsman/replica/v1.
 
-What others send is checked here. A batch is encoded once for all peers: bytes of messages that are
-put together mean the messages put together, so a batch's bytes are followed by those of what
-belongs to one peer alone.
+What others send is checked here. Each entry of a message stands alone: one that makes no sense is
+left out and counted, the others count. A batch is encoded once for all peers: bytes of messages
+that are put together mean the messages put together, so a batch's bytes are followed by those of
+what belongs to one peer alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -29,6 +30,8 @@ _MAX_UINT32 = 2**32 - 1
 _HASH_BYTES = 8
 _HASHES = np.dtype("<u8")
 M = TypeVar("M", bound=Message)
+E = TypeVar("E")
+T = TypeVar("T")
 VERSION = 1
 ID_BYTES = 16
 # Whose count a load is, and of which endpoint; the picker's own count is of the plugin "".
@@ -66,21 +69,26 @@ class Binding(msgspec.Struct, frozen=True):
 class Batch(msgspec.Struct, frozen=True):
     """What a replica learned within some milliseconds; numbered from 1 without gaps.
 
-    `fingerprints` are those of the hash seeds of the plugins whose placements these are.
+    `fingerprints` are those of the hash seeds of the plugins whose placements these are; so many
+    further entries were `unusable`.
     """
 
     sequence: int
     placements: tuple[Placement, ...] = ()
     bindings: tuple[Binding, ...] = ()
     fingerprints: Mapping[str, int] = {}
+    unusable: int = 0
 
 
 class LoadReport(msgspec.Struct, frozen=True):
-    """What a replica has under way. `is_whole`: there is nothing else; otherwise what changed."""
+    """What a replica has under way. `is_whole`: there is nothing else; otherwise what changed. So
+    many further entries were `unusable`.
+    """
 
     version: int
     is_whole: bool
     loads: Loads
+    unusable: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +144,10 @@ class PeerMessageError(PickerError):
     """A peer sent what cannot be understood."""
 
 
+class _EntryError(PickerError):
+    """An entry of a message that makes no sense."""
+
+
 def encoded_batch(batch: Batch) -> bytes:
     """A message of a batch alone."""
     message = pb.Told()
@@ -179,7 +191,7 @@ def encoded_report(told: PeerReport) -> bytes:
         message.loads.version = told.loads.version
         message.loads.is_whole = told.loads.is_whole
         for (plugin, endpoint), load in told.loads.loads.items():
-            # Beyond that peers refuse the message, and with it all else that it says.
+            # Beyond that peers leave the entry out.
             message.loads.loads.add(
                 plugin=plugin,
                 endpoint=endpoint,
@@ -254,49 +266,76 @@ def _seed(message: pb.Seed) -> Seed:
 
 
 def _batch(message: pb.Batch) -> Batch:
-    endpoints = [
-        EndpointName(_name(one.key), _name(one.host_port), _name(one.incarnation))
-        for one in message.endpoints
-    ]
-    plugins = [_name(one.name) for one in message.plugins]
-    try:
-        placements = tuple(
-            Placement(
-                plugins[one.plugin], endpoints[one.endpoint], one.capacity, _hashes(one.hashes)
-            )
-            for one in message.placements
-        )
-        bindings = tuple(
-            Binding(plugins[one.plugin], endpoints[one.endpoint], _name(one.session), one.moves)
-            for one in message.bindings
-        )
-    except IndexError:
-        raise PeerMessageError("a batch refers to what it does not name") from None
+    endpoints = [_or_none(_endpoint_name, one) for one in message.endpoints]
+    plugins = [_or_none(_name, one.name) for one in message.plugins]
+
+    def placement(one: pb.Placement) -> Placement:
+        plugin, endpoint = _referred(plugins, one.plugin), _referred(endpoints, one.endpoint)
+        return Placement(plugin, endpoint, one.capacity, _hashes(one.hashes))
+
+    def binding(one: pb.Binding) -> Binding:
+        plugin, endpoint = _referred(plugins, one.plugin), _referred(endpoints, one.endpoint)
+        return Binding(plugin, endpoint, _name(one.session), one.moves)
+
+    placements = [_or_none(placement, one) for one in message.placements]
+    bindings = [_or_none(binding, one) for one in message.bindings]
     fingerprints = {one.name: one.seed_fingerprint for one in message.plugins}
-    return Batch(message.sequence, placements, bindings, fingerprints)
+    return Batch(
+        message.sequence,
+        tuple(one for one in placements if one is not None),
+        tuple(one for one in bindings if one is not None),
+        fingerprints,
+        placements.count(None) + bindings.count(None),
+    )
+
+
+def _or_none(read: Callable[[E], T], entry: E) -> T | None:
+    """What `read` makes of an entry; None for one that makes no sense."""
+    try:
+        return read(entry)
+    except _EntryError:
+        return None
+
+
+def _referred(named: Sequence[T | None], index: int) -> T:
+    found = named[index] if index < len(named) else None
+    if found is None:
+        raise _EntryError("it refers to what is not named")
+    return found
+
+
+def _endpoint_name(one: pb.Endpoint) -> EndpointName:
+    return EndpointName(_name(one.key), _name(one.host_port), _name(one.incarnation))
 
 
 def _hashes(data: bytes) -> BlockHashes:
     if len(data) % _HASH_BYTES:
-        raise PeerMessageError(f"{len(data)} bytes are no hashes")
+        raise _EntryError(f"{len(data)} bytes are no hashes")
     return np.frombuffer(data, _HASHES)
 
 
 def _loads(message: pb.Loads) -> LoadReport:
-    if len(message.loads) > MAX_LOADS:
-        raise PeerMessageError(f"{len(message.loads)} loads in one message")
     loads: dict[LoadKey, EndpointLoad] = {}
-    for one in message.loads:
-        if max(one.requests, one.tokens) > MAX_COUNT:
-            raise PeerMessageError(f"nobody has {max(one.requests, one.tokens)} under way")
-        key = (_name(one.plugin) if one.plugin else PICKER, _name(one.endpoint))
-        loads[key] = EndpointLoad(one.requests, one.tokens)
-    return LoadReport(message.version, message.is_whole, loads)
+    unusable = max(0, len(message.loads) - MAX_LOADS)
+    for one in message.loads[:MAX_LOADS]:
+        found = _or_none(_load, one)
+        if found is None:
+            unusable += 1
+        else:
+            loads[found[0]] = found[1]
+    return LoadReport(message.version, message.is_whole, loads, unusable)
+
+
+def _load(one: pb.Load) -> tuple[LoadKey, EndpointLoad]:
+    if max(one.requests, one.tokens) > MAX_COUNT:
+        raise _EntryError(f"no replica has {max(one.requests, one.tokens)} under way")
+    key = (_name(one.plugin) if one.plugin else PICKER, _name(one.endpoint))
+    return key, EndpointLoad(one.requests, one.tokens)
 
 
 def _name(text: str) -> str:
     if len(text) > MAX_NAME:
-        raise PeerMessageError(f"a name of {len(text)} characters")
+        raise _EntryError(f"a name of {len(text)} characters")
     return text
 
 

@@ -269,7 +269,7 @@ class HostNames:
 
 @dataclass(frozen=True, slots=True)
 class EntryProblem:
-    """What is wrong at `path` of the document; what stands there is skipped."""
+    """What is wrong at `path` of the document."""
 
     path: tuple[str | int, ...]
     text: str
@@ -277,10 +277,13 @@ class EntryProblem:
 
 @dataclass(frozen=True, slots=True)
 class EndpointList:
-    """The usable entries of a list of endpoints, and what is wrong with the others."""
+    """The usable entries of a list of endpoints, what is wrong with the others, and which of the
+    usable ones have the address of an earlier one.
+    """
 
     endpoints: tuple[Endpoint, ...]
     problems: tuple[EntryProblem, ...] = ()
+    shared: tuple[EntryProblem, ...] = ()
 
 
 def endpoints_of(document: Any, wrong: Mapping[int, str] = _NOTHING_WRONG) -> EndpointList:
@@ -292,6 +295,8 @@ def endpoints_of(document: Any, wrong: Mapping[int, str] = _NOTHING_WRONG) -> En
     if not isinstance(document, dict) or not isinstance(document.get("endpoints"), list):
         raise ConfigError("expected a mapping with a list under the key 'endpoints'")
     endpoints: dict[str, Endpoint] = {}
+    at: dict[str, str] = {}  # keys of endpoints, by their addresses
+    shared: list[EntryProblem] = []
     unknown = [key for key in document if key != "endpoints"]
     problems = [EntryProblem((), f"unknown key {_shown(key)}") for key in unknown]
     for index, entry in enumerate(document["endpoints"]):
@@ -305,7 +310,11 @@ def endpoints_of(document: Any, wrong: Mapping[int, str] = _NOTHING_WRONG) -> En
             problems.append(EntryProblem(("endpoints", index), f"{_named(entry)}{error}"))
         else:
             endpoints[endpoint.key] = endpoint
-    return EndpointList(tuple(endpoints.values()), tuple(problems))
+            first = at.setdefault(endpoint.host_port, endpoint.key)
+            if first != endpoint.key:
+                text = f"'{endpoint.key}' and '{first}' have the same address {endpoint.host_port}"
+                shared.append(EntryProblem(("endpoints", index), text))
+    return EndpointList(tuple(endpoints.values()), tuple(problems), tuple(shared))
 
 
 def _named(entry: object) -> str:

@@ -11,13 +11,19 @@ trailing fields:
     AllBlocksCleared
 
 A hash is an integer or bytes, of which the last eight count. An extra key of a block is a text, or
-a list that begins with one. Fields behind these are ignored; an unknown type or a field that makes
-no sense spoils the whole message, because what follows in it cannot be understood without it.
+a list that begins with one. Fields behind these are ignored.
+
+Each event stands alone. One of a type that is not known, one with a field that makes no sense, and
+blocks of a group that keeps only a part of the tokens (a sliding window, a state) are skipped and
+reported; the others of the message count. Blocks that continue on skipped ones have no known
+parent, so matches become too short. Blocks whose removal was skipped count until their engine
+clears its cache.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
@@ -25,6 +31,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from picker.errors import PickerError
+from picker.framework.interfaces import SkippedKvEvent
 
 DEFAULT_TIER = "gpu"
 MAX_EXTRA_KEYS = 256  # of one block: each becomes part of the keys of all that the block overlaps
@@ -51,8 +58,21 @@ _FIELDS: dict[str, tuple[str, ...]] = {
 _REQUIRED = {"BlockStored": 4, "BlockRemoved": 1, "AllBlocksCleared": 0}
 
 
+_BATCH = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_EVENT = msgspec.msgpack.Decoder()
+_MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
 class KvEventError(PickerError):
     """A message that cannot be understood."""
+
+
+class _SkipError(PickerError):
+    """An event that is left out; `reason` is one of a few."""
+
+    def __init__(self, text: str, reason: str = "unusable") -> None:
+        super().__init__(text)
+        self.reason = reason
 
 
 class EngineType(Enum):
@@ -75,8 +95,7 @@ class BlocksStored:
     """Consecutive blocks are in a cache now.
 
     `tokens` are packed uint32, `block_size` of them for each hash, or empty when only the tier is
-    new. `parent` is None at the beginning of a prompt. `kind` is the kind of cache that the group
-    is, "" when it is not said.
+    new. `parent` is None at the beginning of a prompt.
     """
 
     hashes: tuple[int, ...]
@@ -87,12 +106,6 @@ class BlocksStored:
     adapter: str = ""
     extras: tuple[tuple[str, ...], ...] = ()
     group: int | None = None
-    kind: str = ""
-
-    @property
-    def is_resumable(self) -> bool:
-        """Whether the cache keeps every token of a prompt; windows and states do not."""
-        return self.kind in _FULL_ATTENTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +131,54 @@ def parse_topic(topic: str) -> Topic:
     return Topic(parts[1], parts[2]) if len(parts) == 3 else Topic(topic)
 
 
-def decode_events(payload: bytes, engine: EngineType = EngineType.VLLM) -> list[KvEvent]:
-    """The events of one message, in order. Raises `KvEventError`."""
+def split_message(payload: bytes, part_bytes: int) -> Iterator[bytes]:
+    """A message as several with the same events in the same order, each of some `part_bytes` or of
+    one event; a small one, and what is not a message, as it is.
+    """
+    if len(payload) <= part_bytes:
+        yield payload
+        return
     try:
-        batch = msgspec.msgpack.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise KvEventError(f"a message is not msgpack: {error}") from None
-    if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
+        time, events, *rest = _BATCH.decode(payload)
+        raws = _BATCH.decode(events)
+    except (*_MALFORMED, ValueError):
+        yield payload
+        return
+    part: list[msgspec.Raw] = []
+    size = 0
+    for raw in raws:
+        part.append(raw)
+        size += len(memoryview(raw))
+        if size >= part_bytes:
+            yield msgspec.msgpack.encode([time, part, *rest])
+            part, size = [], 0
+    if part:
+        yield msgspec.msgpack.encode([time, part, *rest])
+
+
+def decode_events(
+    payload: bytes, engine: EngineType = EngineType.VLLM
+) -> tuple[list[KvEvent], list[SkippedKvEvent]]:
+    """The events of one message, in order, and those that were skipped. Raises `KvEventError` for
+    what is not a message.
+    """
+    try:
+        batch = _BATCH.decode(payload)
+        raws = _BATCH.decode(batch[1]) if len(batch) > 1 else None
+    except _MALFORMED as error:
+        raise KvEventError(f"a message is not an array of a time and events: {error}") from None
+    if raws is None:
         raise KvEventError("a message is not an array of a time and events")
-    return [_event(raw, engine) for raw in batch[1]]
+    events: list[KvEvent] = []
+    skipped: list[SkippedKvEvent] = []
+    for raw in raws:
+        try:
+            events.append(_event(_EVENT.decode(raw), engine))
+        except _SkipError as error:
+            skipped.append(SkippedKvEvent(error.reason, str(error)))
+        except _MALFORMED as error:
+            skipped.append(SkippedKvEvent("unusable", f"an event is not msgpack: {error}"))
+    return events, skipped
 
 
 def _event(raw: object, engine: EngineType) -> KvEvent:
@@ -151,27 +203,34 @@ def _fields(raw: object, engine: EngineType) -> tuple[str, dict[str, Any]]:
         tag = _known(raw[0])
         fields = dict(zip(_FIELDS[tag], raw[1:], strict=False))
     else:
-        raise KvEventError("an event is neither an array nor a map of this engine")
+        raise _SkipError("an event is neither an array nor a map of this engine")
     missing = [name for name in _FIELDS[tag][: _REQUIRED[tag]] if name not in fields]
     if missing:
-        raise KvEventError(f"{tag} without {', '.join(missing)}")
+        raise _SkipError(f"{tag} without {', '.join(missing)}")
     return tag, fields
 
 
 def _known(tag: object) -> str:
-    if not isinstance(tag, str) or tag not in _FIELDS:
-        raise KvEventError(f"unknown event {tag!r:.50}")
+    if not isinstance(tag, str):
+        raise _SkipError("an event without a type")
+    if tag not in _FIELDS:
+        raise _SkipError(f"the event type {tag!r:.50} is not known", "unknown_type")
     return tag
 
 
 def _stored(fields: dict[str, Any]) -> BlocksStored:
+    kind = _optional(fields.get("kv_cache_spec_kind"), str, "kv_cache_spec_kind") or ""
+    if kind not in _FULL_ATTENTION:  # first: such a group may name fewer blocks than it has tokens
+        raise _SkipError(
+            f"a prompt cannot resume from a cache of kind {kind!r:.50}", "not_resumable"
+        )
     hashes = _hashes(fields["block_hashes"])
     size = fields["block_size"]
     if type(size) is not int or size < 1:
-        raise KvEventError("block_size is not a positive number")
+        raise _SkipError("block_size is not a positive number")
     tokens = _tokens(fields["token_ids"])
     if tokens and len(tokens) != len(hashes) * size * 4:
-        raise KvEventError("the number of tokens is not that of the blocks")
+        raise _SkipError("the number of tokens is not that of the blocks")
     parent = fields["parent_block_hash"]
     adapter = _optional(fields.get("lora_name"), str, "lora_name") or ""
     return BlocksStored(
@@ -183,13 +242,12 @@ def _stored(fields: dict[str, Any]) -> BlocksStored:
         adapter=adapter,
         extras=_extras(fields.get("extra_keys"), adapter),
         group=_optional(fields.get("group_idx"), int, "group_idx"),
-        kind=_optional(fields.get("kv_cache_spec_kind"), str, "kv_cache_spec_kind") or "",
     )
 
 
 def _hashes(value: object) -> tuple[int, ...]:
     if not isinstance(value, list):
-        raise KvEventError("block_hashes is not a list")
+        raise _SkipError("block_hashes is not a list")
     return tuple(map(_hash, value))
 
 
@@ -197,17 +255,17 @@ def _hash(value: object) -> int:
     if isinstance(value, bytes):
         return int.from_bytes(value[-8:], "big")
     if type(value) is not int:
-        raise KvEventError("a block hash is neither a number nor bytes")
+        raise _SkipError("a block hash is neither a number nor bytes")
     return value & _MASK
 
 
 def _tokens(value: object) -> bytes:
     if not isinstance(value, list):
-        raise KvEventError("token_ids is not a list")
+        raise _SkipError("token_ids is not a list")
     try:
         return struct.pack(f"<{len(value)}I", *value)
     except struct.error as error:
-        raise KvEventError(f"token_ids holds something else: {error}") from None
+        raise _SkipError(f"token_ids holds something else: {error}") from None
 
 
 def _tier(value: object) -> str:
@@ -219,20 +277,20 @@ def _extras(value: object, adapter: str) -> tuple[tuple[str, ...], ...]:
     if value is None:
         return ()
     if not isinstance(value, list):
-        raise KvEventError("extra_keys is not a list")
+        raise _SkipError("extra_keys is not a list")
     return tuple(() if own is None else _extra_texts(own, adapter) for own in value)
 
 
 def _extra_texts(own: object, adapter: str) -> tuple[str, ...]:
     if not isinstance(own, list):
-        raise KvEventError("the extra keys of a block are not a list")
+        raise _SkipError("the extra keys of a block are not a list")
     if len(own) > MAX_EXTRA_KEYS:
-        raise KvEventError(f"a block has more than {MAX_EXTRA_KEYS} extra keys")
+        raise _SkipError(f"a block has more than {MAX_EXTRA_KEYS} extra keys")
     texts: list[str] = []
     for entry in own:
         text = entry[0] if isinstance(entry, list) and entry else entry
         if not isinstance(text, str):
-            raise KvEventError("an extra key is not a text")
+            raise _SkipError("an extra key is not a text")
         if text != adapter:
             texts.append(text)
     return tuple(texts)
@@ -240,5 +298,5 @@ def _extra_texts(own: object, adapter: str) -> tuple[str, ...]:
 
 def _optional(value: object, kind: type[Any], name: str) -> Any:
     if value is not None and type(value) is not kind:
-        raise KvEventError(f"{name} is not what it should be: {value!r:.50}")
+        raise _SkipError(f"{name} is not what it should be: {value!r:.50}")
     return value

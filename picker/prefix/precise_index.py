@@ -10,7 +10,9 @@ of a new block — is thereby said of keys.
 Engine blocks and keys may differ in size. A chain of engine blocks that does not end where a key
 ends leaves tokens over; they wait at its last hash (`loose`) for the block that continues it. A key
 that was made of several engine blocks is given up with the first of them that is removed. What an
-engine stores twice it removes twice.
+engine stores twice it removes twice. An engine loads a block as a whole, so of blocks that are
+several keys each a match counts the whole ones: a prompt that shares 32 tokens with a chunk of 64
+in host memory has nothing of it there.
 
 Blocks whose parent is unknown are dropped: without the tokens before them they have no key. That,
 like a message that was lost, makes matches too short, never wrong.
@@ -27,6 +29,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, groupby, pairwise
 
 from picker.prefix.block_keys import BlockKeys, Extras
 from picker.prefix.kv_event_codec import BlocksRemoved, BlocksStored, CacheCleared, KvEvent
@@ -61,10 +64,13 @@ class _Loose:
 
 @dataclass(slots=True)
 class _Engine:
-    """An endpoint's shelves by tier and group, and its chains that end within a key."""
+    """An endpoint's shelves by tier and group, its chains that end within a key, and the keys in a
+    block by tier, where that are several.
+    """
 
     shelves: dict[tuple[str, int | None], _Shelf] = field(default_factory=dict)
     loose: dict[int, _Loose] = field(default_factory=dict)
+    spans: dict[str, int] = field(default_factory=dict)
 
     def known(self, block: int) -> tuple[int, ...]:
         """The keys of an engine hash, whatever tier it is in; empty when nobody knows."""
@@ -158,7 +164,7 @@ class PreciseIndex:
         alive: dict[str, _Tally] | None = None
         for tiers, count in self._runs(keys):
             if alive is None:
-                alive = {endpoint: _Tally() for endpoint in tiers}
+                alive = {endpoint: _Tally(self._spans(endpoint)) for endpoint in tiers}
             for endpoint in [one for one in alive if one not in tiers]:
                 matches[endpoint] = alive.pop(endpoint).match()
             for endpoint, tally in alive.items():
@@ -189,8 +195,6 @@ class PreciseIndex:
             raise AssertionError("a key is expected nowhere")
 
     def _store(self, endpoint: str, model: str, event: BlocksStored) -> None:
-        if not event.is_resumable:
-            return
         engine = self._engines.setdefault(endpoint, _Engine())
         shelf = engine.shelves.get((event.tier, event.group))
         if shelf is None:
@@ -199,6 +203,9 @@ class PreciseIndex:
                 return
             shelf = _Shelf(endpoint, event.tier)
             engine.shelves[event.tier, event.group] = shelf
+            span, rest = divmod(event.block_size, self._maker.block_size_tokens)
+            if span > 1 and not rest:
+                engine.spans[event.tier] = max(span, engine.spans.get(event.tier, 1))
         if not event.tokens:
             for block in event.hashes:
                 self._put(shelf, block, engine.known(block))
@@ -300,6 +307,10 @@ class PreciseIndex:
 
     # Lookup
 
+    def _spans(self, endpoint: str) -> Mapping[str, int]:
+        engine = self._engines.get(endpoint)
+        return _NO_SPANS if engine is None else engine.spans
+
     def _runs(self, keys: Sequence[int]) -> Iterator[tuple[dict[str, set[str]], int]]:
         """Endpoint → tiers, and how many keys in a row that holds for; up to the first that nobody
         has.
@@ -338,16 +349,28 @@ class PreciseIndex:
 
 
 class _Tally:
-    """Adds up one endpoint's match."""
+    """Adds up one endpoint's match. `spans` are the keys in a block of the engine by tier, where
+    that are several; there the runs are held back until the whole blocks among them are known.
+    """
 
-    __slots__ = ("_blocks", "_score", "_tiers")
+    __slots__ = ("_blocks", "_runs", "_score", "_spans", "_tiers", "_weights")
 
-    def __init__(self) -> None:
+    def __init__(self, spans: Mapping[str, int]) -> None:
         self._score, self._blocks = 0.0, 0
         self._tiers: dict[str, int] = {}
+        self._spans = spans
+        self._runs: list[tuple[set[str], int]] = []
+        self._weights: Mapping[str, float] = {}
 
     def add(self, tiers: set[str], count: int, weights: Mapping[str, float]) -> None:
         """`count` more blocks that are in these tiers."""
+        if self._spans:
+            self._runs.append((tiers, count))
+            self._weights = weights
+        else:
+            self._count(tiers, count, weights)
+
+    def _count(self, tiers: set[str], count: int, weights: Mapping[str, float]) -> None:
         self._score += count * max(weights.get(tier, 1.0) for tier in tiers)
         self._blocks += count
         for tier in tiers:
@@ -355,9 +378,49 @@ class _Tally:
 
     def match(self) -> PreciseMatch:
         """The sum."""
+        for tiers, count in _whole(self._runs, self._spans):
+            self._count(tiers, count, self._weights)
         return PreciseMatch(self._score, self._blocks, self._tiers)
 
 
+def _whole(
+    runs: Sequence[tuple[set[str], int]], spans: Mapping[str, int]
+) -> Iterator[tuple[set[str], int]]:
+    """`runs` of keys with the tiers that have their blocks as a whole, up to the first key without
+    any.
+    """
+    edges = list(accumulate((count for _, count in runs), initial=0))
+    whole = {tier: _blocks_within(runs, tier, span) for tier, span in spans.items()}
+    cuts = {edge for ranges in whole.values() for pair in ranges for edge in pair}
+    run = 0
+    for begin, end in pairwise(sorted(cuts.union(edges))):
+        while edges[run + 1] <= begin:
+            run += 1
+        tiers = {
+            tier
+            for tier in runs[run][0]
+            if tier not in whole or any(low <= begin < high for low, high in whole[tier])
+        }
+        if not tiers:
+            return
+        yield tiers, end - begin
+
+
+def _blocks_within(
+    runs: Sequence[tuple[set[str], int]], tier: str, span: int
+) -> list[tuple[int, int]]:
+    """From which to which key a tier has whole blocks of `span` keys."""
+    ranges: list[tuple[int, int]] = []
+    position = 0
+    for has_tier, same in groupby(runs, key=lambda one: tier in one[0]):
+        begin, position = position, position + sum(count for _, count in same)
+        low, high = -(-begin // span) * span, position // span * span
+        if has_tier and low < high:
+            ranges.append((low, high))
+    return ranges
+
+
+_NO_SPANS: dict[str, int] = {}
 _NOTHING: dict[str, int] = {}
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from picker.types import Candidate, EndpointMetrics
+from picker.types import Candidate, Candidates, EndpointMetrics
 
 CORE_METRICS = "core-metrics-extractor"
 MULTICLUSTER_METRICS = "multicluster-metrics-extractor"
@@ -55,3 +55,12 @@ def attribute_number(candidate: Candidate, attribute: str, producer: str) -> flo
     except OverflowError:
         return None
     return number if math.isfinite(number) else None
+
+
+def pools_unknown(candidates: Candidates) -> list[bool]:
+    """Which candidates, each a pool of another cluster, have no metrics page that says anything."""
+    return [
+        attribute_number(one, MULTICLUSTER_QUEUE_SIZE, MULTICLUSTER_METRICS) is None
+        and attribute_number(one, MULTICLUSTER_KV_CACHE_UTILIZATION, MULTICLUSTER_METRICS) is None
+        for one in candidates
+    ]

@@ -24,10 +24,15 @@ _LABEL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A series to read: its name and the labels a sample must have."""
+    """A series to read: its name and the labels a sample must have.
+
+    `old_names` are names that earlier versions of the engine give it; one of them is read from a
+    page that does not have `name`.
+    """
 
     name: str
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    old_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,7 @@ class EngineSeries:
     generated: Series | None = None
     custom: tuple[tuple[str, Series], ...] = ()
     names: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    all_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # What to look for in every pass. `lora` is read in a cheaper way, `ttft` and `generated`
@@ -68,6 +74,16 @@ class EngineSeries:
         )
         names = dict.fromkeys(one.name for one in series if one is not None)
         object.__setattr__(self, "names", (*names, PROCESS_START))
+        old = (name for one in series if one is not None for name in one.old_names)
+        rare = (one.name for one in (self.lora, self.generated) if one is not None)
+        buckets = () if self.ttft is None else (bucket_name(self.ttft),)
+        every = dict.fromkeys((*self.names, *old, *rare, *buckets))
+        object.__setattr__(self, "all_names", tuple(every))
+
+
+def bucket_name(histogram: Series) -> str:
+    """The name of its buckets on a page."""
+    return f"{histogram.name}_bucket"
 
 
 def parse_series(text: str) -> Series | None:
@@ -110,7 +126,7 @@ def _triton_blocks(kind: str) -> Series:
 _VLLM = EngineSeries(
     waiting=Series("vllm:num_requests_waiting"),
     running=Series("vllm:num_requests_running"),
-    kv_usage=Series("vllm:kv_cache_usage_perc"),
+    kv_usage=Series("vllm:kv_cache_usage_perc", old_names=("vllm:gpu_cache_usage_perc",)),
     cache_info=Series("vllm:cache_config_info"),
     lora=Series("vllm:lora_requests_info"),
     ttft=Series("vllm:time_to_first_token_seconds"),

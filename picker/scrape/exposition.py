@@ -18,6 +18,7 @@ from types import MappingProxyType
 MAX_REMEMBERED_BYTES = 1024
 _NO_LABELS: Mapping[str, str] = MappingProxyType({})
 _BLANKS = b" \t"
+_AFTER_NAME = b"{ \t"
 _NEWLINE = 10
 _LABEL = re.compile(
     rb'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"([^"\\]*(?:\\.[^"\\]*)*)"[ \t]*(,?)', re.DOTALL
@@ -49,6 +50,19 @@ def scan(exposition: bytes, names: Iterable[str]) -> dict[str, tuple[PageSample,
         if samples:
             found[name] = samples
     return found
+
+
+def only(page: bytes, names: Iterable[str]) -> bytes:
+    """The lines of `page` on which `scan` could find samples of these names, those of each name
+    together and in their order.
+    """
+    lines = [
+        b"%b%b\n" % (name, rest)
+        for name in map(str.encode, names)
+        for rest in _lines(page, name)
+        if rest[:1] in _AFTER_NAME
+    ]
+    return b"".join(lines)
 
 
 def greatest(exposition: bytes, name: str) -> PageSample | None:

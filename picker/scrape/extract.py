@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from picker.scrape.engines import PROCESS_START, EngineSeries, Series
+from picker.scrape.engines import PROCESS_START, EngineSeries, Series, bucket_name
 from picker.scrape.exposition import PageSample, greatest, scan
 from picker.scrape.sources import ExtractError, Extraction, Scrape
 from picker.types import EndpointMetrics, ServedTotals
@@ -21,6 +21,7 @@ from picker.types import EndpointMetrics, ServedTotals
 RANK_LABELS = ("engine", "dp_rank")  # vLLM's and SGLang's name for a data-parallel rank
 REPLICA_LABELS = frozenset({"tp_rank", "pp_rank", "moe_ep_rank"})
 MAX_COUNT = 2**53
+MAX_BUCKETS = 2000  # of the times to first token on a page: decoding them takes 20 ms
 SERVED_SECONDS = 0.9  # between two looks at what was served: once a second, for jittered scrapes
 
 _PART_LABEL = "priority"
@@ -30,42 +31,35 @@ _Samples = Mapping[str, Sequence[PageSample]]
 def extract(scrape: Scrape, engine: EngineSeries) -> Extraction:
     """Read one metrics page.
 
-    A load series that is missing or unusable (NaN, infinite, negative) keeps its value from
-    `scrape.previous` and is reported. Raises `ExtractError` when there is no previous value either,
-    and when not one load series could be read: then the page says nothing about load at all. For an
-    engine without load series there is no load, only attributes.
+    Each load series stands alone: one that is missing or unusable (NaN, infinite, negative) is
+    unknown and reported, the others count. Raises `ExtractError` when not one load series could be
+    read: then the page says nothing about load at all. For an engine without load series there is
+    no load, only attributes.
     """
     samples = scan(scrape.page, engine.names)
     problems: list[str] = []
     attributes = _custom(samples, engine, scrape.rank, problems)
     custom_problems = len(problems)
-    loads = (engine.waiting, engine.running, engine.kv_usage)
-    expected = sum(series is not None for series in loads)
-    if not expected:
+    loads = [one for one in (engine.waiting, engine.running, engine.kv_usage) if one is not None]
+    if not loads:
         return Extraction(None, attributes, tuple(problems))
-    readings = [_values(samples, series, scrape.rank, problems) for series in loads]
-    missing = sum(
-        series is not None and not values for series, values in zip(loads, readings, strict=True)
+    for series in loads:
+        _read_old_name(scrape.page, samples, series)
+    waiting, running, usage = (
+        _values(samples, one, scrape.rank, problems)
+        for one in (engine.waiting, engine.running, engine.kv_usage)
     )
-    if missing and (scrape.previous is None or missing == expected):
+    if not (waiting or running or usage):
         raise ExtractError("; ".join(problems[custom_problems:]))
-    metrics = _metrics(scrape, engine, samples, readings)
-    return Extraction(metrics, attributes, tuple(problems))
-
-
-def _metrics(
-    scrape: Scrape, engine: EngineSeries, samples: _Samples, readings: Sequence[Sequence[float]]
-) -> EndpointMetrics:
-    # With every reading there is nothing to fill in, so the stand-in is never read.
+    # What the page may leave out because it does not change stays as it was known.
     before = scrape.previous or EndpointMetrics()
-    waiting, running, usage = readings
     block_size, num_blocks = _geometry(samples, engine, scrape.rank)
     active, adapters_waiting, max_adapters = _adapters(scrape.page, engine.lora, scrape.rank)
     start = _process_start(samples)
-    return EndpointMetrics(
-        waiting_requests=int(sum(waiting)) if waiting else before.waiting_requests,
-        running_requests=int(sum(running)) if running else before.running_requests,
-        kv_cache_usage=_mean_share(usage) if usage else before.kv_cache_usage,
+    metrics = EndpointMetrics(
+        waiting_requests=int(sum(waiting)) if waiting else None,
+        running_requests=int(sum(running)) if running else None,
+        kv_cache_usage=_mean_share(usage) if usage else None,
         block_size_tokens=block_size or before.block_size_tokens,
         num_kv_blocks=num_blocks or before.num_kv_blocks,
         process_start_time_seconds=before.process_start_time_seconds if start is None else start,
@@ -76,6 +70,16 @@ def _metrics(
         interval_seconds=scrape.interval_seconds,
         served=_served(scrape, engine, before.served),
     )
+    return Extraction(metrics, attributes, tuple(problems))
+
+
+def _read_old_name(page: bytes, samples: dict[str, tuple[PageSample, ...]], series: Series) -> None:
+    """Take the samples of an old name of a series for its own where it has none."""
+    if series.old_names and series.name not in samples:
+        found = scan(page, series.old_names)
+        samples.update(
+            (series.name, found[name]) for name in series.old_names[::-1] if name in found
+        )
 
 
 def _served(
@@ -83,12 +87,15 @@ def _served(
 ) -> ServedTotals | None:
     """What was served so far; `before` while that is fresh, None for an engine that does not say.
 
-    Dozens of buckets would double what a scrape costs, and no decision wants them.
+    Dozens of buckets would double what a scrape costs, and no decision wants them. More than
+    `MAX_BUCKETS` are not read at all.
     """
     now, ttft, generated = scrape.now_seconds, engine.ttft, engine.generated
     if before is not None and now - before.read_at_seconds < SERVED_SECONDS:
         return before
-    buckets = None if ttft is None else Series(f"{ttft.name}_bucket", ttft.labels)
+    buckets = None if ttft is None else Series(bucket_name(ttft), ttft.labels)
+    if buckets is not None and scrape.page.count(buckets.name.encode()) > MAX_BUCKETS:
+        buckets = None
     names = [one.name for one in (buckets, generated) if one is not None]
     if not names:
         return None
@@ -142,9 +149,19 @@ def _values(
         return found
     usable = [value for value in found if _usable(value)]
     if len(usable) < len(found):
-        bad = next(value for value in found if not _usable(value))
-        problems.append(f"series '{series.name}' has the unusable value {bad}")
+        problems.append(_unusable(series, next(value for value in found if not _usable(value))))
     return usable
+
+
+def _unusable(series: Series, value: float) -> str:
+    """The problem with a value. It names no number that changes from page to page: each new text
+    is logged.
+    """
+    if math.isfinite(value):
+        kind = "negative" if value < 0 else "out of range"
+    else:
+        kind = "not a number" if math.isnan(value) else "infinite"
+    return f"series '{series.name}' has an unusable value ({kind})"
 
 
 def _usable(value: float) -> bool:
@@ -309,5 +326,5 @@ def _custom(
         if math.isfinite(value):
             attributes[name] = value
         else:
-            problems.append(f"series '{series.name}' has the unusable value {value}")
+            problems.append(_unusable(series, value))
     return attributes

@@ -13,11 +13,12 @@ import ssl
 from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, cast
+from urllib.parse import urljoin, urlsplit
 
 import httptools
 
 from picker.errors import PickerError
-from picker.scrape.sources import PageLocation, TlsFiles
+from picker.scrape.sources import PageLocation, TlsFiles, is_request_path
 
 MAX_HEAD_BYTES = 16 * 1024
 MAX_INTERIM_RESPONSES = 8
@@ -48,6 +49,7 @@ class PageReader:
         "_received",
         "_refusal",
         "_surplus",
+        "redirects_to",
     )
 
     def __init__(self, max_body_bytes: int) -> None:
@@ -59,6 +61,7 @@ class PageReader:
         self._head_done = self._complete = self._has_length = self._surplus = False
         self._keep_alive = False
         self._refusal: str | None = None
+        self.redirects_to = ""  # as the response says it
 
     @property
     def begun(self) -> bool:
@@ -129,6 +132,8 @@ class PageReader:
             if value.lower() != b"chunked":
                 self._refuse("its transfer encoding is not supported")
             self._frame()
+        elif lower == b"location":
+            self.redirects_to = value.decode("latin-1")
         elif lower == b"content-encoding" and value.lower() != b"identity":
             self._refuse("the body is compressed, although that was not asked for")
 
@@ -174,6 +179,8 @@ class PageReader:
 
 
 TIMEOUT_SECONDS = 1.0
+_REDIRECTS = frozenset({301, 302, 307, 308})
+_PORTS = {"http": 80, "https": 443}
 
 
 class ScrapeError(PickerError):
@@ -224,9 +231,23 @@ class HttpPages:
             self.forget(address)
 
     async def fetch(self, address: str) -> bytes:
-        """The page at `address`, a `host:port`. Raises `ScrapeError`."""
-        request = self._requests.get(address) or self._prepare(address)
+        """The page at `address`, a `host:port`. Raises `ScrapeError`.
+
+        One redirection to another path of the same server is followed, and remembered until that
+        path fails.
+        """
+        request = self._requests.get(address) or self._prepare(address, self._path)
         deadline = asyncio.get_running_loop().time() + self._timeout_seconds
+        response = await self._response(address, request, deadline)
+        if response.status in _REDIRECTS:
+            path = _redirected(address, self._path, response)
+            response = await self._response(address, self._prepare(address, path), deadline)
+        if response.status != 200:
+            self._requests.pop(address, None)
+            raise ScrapeError(f"status {response.status}")
+        return response.body
+
+    async def _response(self, address: str, request: bytes, deadline: float) -> PageReader:
         connection = self._idle.pop(address, None)
         if connection is not None and connection.usable:
             try:
@@ -246,9 +267,9 @@ class HttpPages:
         if connection is not None:
             connection.close()
 
-    def _prepare(self, address: str) -> bytes:
+    def _prepare(self, address: str, path: str) -> bytes:
         lines = (
-            f"GET {self._path} HTTP/1.1",
+            f"GET {path} HTTP/1.1",
             f"Host: {address}",
             "User-Agent: pointsman",
             "Accept: */*",
@@ -276,7 +297,7 @@ class HttpPages:
 
     async def _ask(
         self, address: str, connection: _Connection, request: bytes, deadline: float
-    ) -> bytes:
+    ) -> PageReader:
         try:
             response = await connection.ask(request, deadline)
         except TimeoutError:
@@ -287,12 +308,28 @@ class HttpPages:
             self._idle[address] = connection
         else:
             connection.close()
-        if response.status != 200:
-            raise ScrapeError(f"status {response.status}")
-        return response.body
+        return response
 
     def _too_late(self) -> ScrapeError:
         return ScrapeError(f"no answer within {self._timeout_seconds} s")
+
+
+def _redirected(address: str, path: str, response: PageReader) -> str:
+    """The path that a redirection names. Raises `ScrapeError` unless it is of the same server."""
+    try:
+        own = urlsplit(f"http://{address}{path}")
+        target = urlsplit(urljoin(own.geturl(), response.redirects_to))
+        port = target.port or _PORTS.get(target.scheme)
+    except ValueError:
+        target, port = own, None
+    found = (target.path or "/") + (f"?{target.query}" if target.query else "")
+    # A server behind a TLS proxy may name http for https: the scheme stays that of the source.
+    if (target.hostname, port) != (own.hostname, own.port) or not is_request_path(found):
+        raise ScrapeError(
+            f"status {response.status} to {response.redirects_to[:200]!r}, which is not followed: "
+            "set scheme, path and port of the data source"
+        )
+    return found
 
 
 class _LostError(PickerError):

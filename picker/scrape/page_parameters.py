@@ -1,11 +1,20 @@
-"""The parameters that all data sources share which ask over HTTP, and what they mean."""
+"""The parameters that all data sources share which ask over HTTP, and what they mean.
+
+`maxPageBytes` (16777216) is the largest page: a larger one counts as a failed scrape.
+"""
 
 from __future__ import annotations
 
 from picker.framework.durations import parse_duration
-from picker.framework.registry import Parameters
+from picker.framework.registry import Parameters, PositiveInt
 from picker.framework.services import Services
-from picker.scrape.sources import MAX_PAGE_BYTES, DataSource, PageLocation, TlsFiles
+from picker.scrape.sources import (
+    MAX_PAGE_BYTES,
+    DataSource,
+    PageLocation,
+    TlsFiles,
+    is_request_path,
+)
 
 
 class PageParameters(Parameters, frozen=True, kw_only=True):
@@ -17,19 +26,15 @@ class PageParameters(Parameters, frozen=True, kw_only=True):
     client_cert_path: str = ""
     client_key_path: str = ""
     interval: str = ""
+    max_page_bytes: PositiveInt = MAX_PAGE_BYTES
 
     def locate(
-        self,
-        path: str,
-        port: int | None = None,
-        *,
-        use_node_address: bool = False,
-        max_page_bytes: int = MAX_PAGE_BYTES,
+        self, path: str, port: int | None = None, *, use_node_address: bool = False
     ) -> PageLocation:
         """Where `path` is to be asked for. Raises `ValueError` for values that make no sense."""
         if self.scheme not in ("http", "https"):
             raise ValueError(f"scheme must be http or https, got '{self.scheme}'")
-        if not path.startswith("/") or not path.isascii() or not path.isprintable() or " " in path:
+        if not is_request_path(path):
             raise ValueError(f"path must begin with '/' and be printable ASCII, got '{path}'")
         if port is not None and not 1 <= port <= 65535:
             raise ValueError(f"port must be within 1..65535, got {port}")
@@ -41,7 +46,7 @@ class PageParameters(Parameters, frozen=True, kw_only=True):
             port=port,
             interval_seconds=self._interval_seconds(),
             use_node_address=use_node_address,
-            max_page_bytes=max_page_bytes,
+            max_page_bytes=self.max_page_bytes,
             tls=TlsFiles(
                 verify=not self.insecure_skip_verify,
                 ca_cert_path=self.ca_cert_path,

@@ -1,18 +1,19 @@
 """One extractor on one endpoint: it stores what pages say, and decides when that is stale.
 
-A failure changes nothing: the last values stay. Once failures have lasted, what the reading gave is
-unknown: the load is marked stale, attributes are dropped. A change of state is logged once, every
-failure is counted.
+What a page leaves out is unknown. A page that fails changes nothing: the last values stay. Once
+failures have lasted, what the reading gave is unknown: the load is marked stale, attributes are
+dropped. A change of state is logged once, every failure is counted. Of changes in what is wrong
+with pages the first, second, fourth and so on are logged: a series may come and go with every page.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from picker.pool.datastore import Datastore
-from picker.scrape.sources import ExtractError, Extraction, Extractor, Scrape
+from picker.scrape.sources import ExtractError, Extraction, Extractor, NamesItsSeries, Scrape
 from picker.types import Candidate, Endpoint
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ class EndpointReading:
     """
 
     __slots__ = (
+        "_changes",
         "_datastore",
         "_extractor",
         "_extractor_type",
@@ -68,8 +70,15 @@ class EndpointReading:
         self._failing_since: float | None = None
         self._stale = False
         self._problems: tuple[str, ...] = ()
+        self._changes = 0
         self._gave_load = False
         self._given: frozenset[str] = frozenset()
+
+    @property
+    def series(self) -> Sequence[str] | None:
+        """The names of what it reads of a page; None where it reads the whole."""
+        extractor = self._extractor
+        return extractor.series(self.endpoint) if isinstance(extractor, NamesItsSeries) else None
 
     def take(self, page: bytes, now_seconds: float, interval_seconds: float) -> None:
         """A page has come; the next is expected after `interval_seconds`."""
@@ -131,14 +140,19 @@ class EndpointReading:
             self._datastore.update_metrics(key, findings.metrics, findings.attributes)
         elif findings.attributes:
             self._datastore.set_attributes(key, findings.attributes)
-        if findings.attributes:
-            self._given |= findings.attributes.keys()
+        missing = self._given - findings.attributes.keys()
+        if missing:
+            self._datastore.drop_attributes(key, missing)
+        self._given = frozenset(findings.attributes)
         if findings.problems:
             self._note_error()
         if findings.problems != self._problems:
             self._problems = findings.problems
-            said = "; ".join(findings.problems) or "complete again"
-            log.warning("%s of %s: %s", self._extractor_type, key, said)
+            self._changes += 1
+            if self._changes & (self._changes - 1) == 0:
+                said = "; ".join(findings.problems) or "complete again"
+                text = "%s of %s: %s (change %d)"
+                log.warning(text, self._extractor_type, key, said, self._changes)
         if self._stale:
             log.info("endpoint %s answers scrapes again (%s)", key, self._extractor_type)
         self._failures, self._stale, self._failing_since = 0, False, None

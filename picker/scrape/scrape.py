@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -22,6 +22,7 @@ from picker.errors import ConfigError
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.activity import Activity
 from picker.pool.datastore import Datastore, EndpointChanges
+from picker.scrape.exposition import only
 from picker.scrape.http_client import HttpPages, PageFetcher, ScrapeError, tls_context
 from picker.scrape.reading import EndpointReading, StalenessLimits
 from picker.scrape.sources import Extractor, PageLocation, SourceBinding
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 JITTER = 0.1  # share of the interval by which a wait is shorter or longer
 MIN_TICK_SECONDS = 0.05
 MAX_BACKOFF_SECONDS = 0.25  # while an address does not answer
+SLICE_BYTES = 256 * 1024  # of a page, searched in half a millisecond
 MAX_SHARE = 0.05  # of the event loop's time, for reading the pages of one address
 
 
@@ -255,8 +257,8 @@ class Scraper:
                 target.fail(repr(error), loop.time())
             else:
                 arrived = loop.time()
-                target.take(page, arrived, interval)
-                interval = max(interval, (loop.time() - arrived) / MAX_SHARE)
+                spent = await target.take(page, arrived, interval)
+                interval = max(interval, spent / MAX_SHARE)
             await target.pause(interval * self._rng.uniform(1 - JITTER, 1 + JITTER))
 
     def _interval_seconds(self, target: _Target) -> float:
@@ -277,6 +279,16 @@ class Scraper:
             await activity.began()
             for target in self._targets.values():
                 target.hurry(self._rng.uniform(0, self._tick_seconds))
+
+
+def _slices(page: bytes) -> Iterator[bytes]:
+    """Whole lines of some `SLICE_BYTES` together; a line that is longer than that is cut."""
+    begin = 0
+    while begin < len(page):
+        least = begin + SLICE_BYTES
+        end = page.find(b"\n", least, least + SLICE_BYTES) + 1 or least + SLICE_BYTES
+        yield page[begin:end]
+        begin = end
 
 
 @dataclass(slots=True, eq=False)
@@ -313,11 +325,37 @@ class _Target:
         if self.task is not None:
             self.task.cancel()
 
-    def take(self, page: bytes, now_seconds: float, interval_seconds: float) -> None:
-        """Hand a page to all readings."""
+    async def take(self, page: bytes, now_seconds: float, interval_seconds: float) -> float:
+        """Hand a page to all readings. Returns the seconds of the event loop that this took.
+
+        A large page is searched once for all of them, a slice at a time: the loop decides requests
+        in between.
+        """
         self.failures = 0
+        clock, spent = asyncio.get_running_loop().time, 0.0
+        names = None if len(page) <= SLICE_BYTES else self._series()
+        if names is not None:
+            found: list[bytes] = []
+            for part in _slices(page):
+                begun = clock()
+                found.append(only(part, names))
+                spent += clock() - begun
+                await asyncio.sleep(0)
+            page = b"".join(found)
+        begun = clock()
         for reading in self.readings:
             reading.take(page, now_seconds, interval_seconds)
+        return spent + clock() - begun
+
+    def _series(self) -> Sequence[str] | None:
+        """The names of all that the readings read; None where one reads the whole page."""
+        names: dict[str, None] = {}
+        for reading in self.readings:
+            series = reading.series
+            if series is None:
+                return None
+            names |= dict.fromkeys(series)
+        return tuple(names)
 
     def fail(self, reason: str, now_seconds: float) -> None:
         """Report to all readings that there is no page."""

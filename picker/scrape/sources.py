@@ -7,7 +7,7 @@ endpoint itself, is an `EndpointExtractor`; it belongs to a source without a loc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
@@ -15,8 +15,13 @@ from typing import Any, Protocol, runtime_checkable
 from picker.errors import PickerError
 from picker.types import Endpoint, EndpointMetrics
 
-MAX_PAGE_BYTES = 1024 * 1024
+MAX_PAGE_BYTES = 16 * 1024 * 1024  # a vLLM of 32 data-parallel engines has 1.4 MB
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+
+def is_request_path(path: str) -> bool:
+    """Whether `path`, with or without a query, can stand in the first line of a request."""
+    return path.startswith("/") and path.isascii() and path.isprintable() and " " not in path
 
 
 class ExtractError(PickerError):
@@ -106,6 +111,15 @@ class Extractor(Protocol):
 
     def extract(self, scrape: Scrape) -> Extraction:
         """What the page says about the endpoint. Raises `ExtractError` when it says nothing."""
+        ...
+
+
+@runtime_checkable
+class NamesItsSeries(Protocol):
+    """An `Extractor` that reads series of an exposition and nothing else of a page."""
+
+    def series(self, endpoint: Endpoint) -> Sequence[str]:
+        """The names of all that it may read on a page about `endpoint`."""
         ...
 
 

@@ -15,7 +15,7 @@ from picker.types import Candidate, EndpointMetrics
 
 
 class PoolCollector(Collector):
-    """Averages and deviations over the endpoints whose load is known, and counts of all.
+    """Averages and deviations over the endpoints that report a signal, and counts of all.
 
     `clock` is the one that scrapes are timed with, in seconds.
     """
@@ -49,12 +49,13 @@ class PoolCollector(Collector):
         yield from self._per_endpoint(candidates)
 
     def _aggregates(self, known: Sequence[EndpointMetrics]) -> Iterator[Metric]:
-        readings = {
+        readings: dict[str, Sequence[float | None]] = {
             "kv_cache_utilization": [metrics.kv_cache_usage for metrics in known],
-            "queue_size": [float(metrics.waiting_requests) for metrics in known],
-            "running_requests": [float(metrics.running_requests) for metrics in known],
+            "queue_size": [metrics.waiting_requests for metrics in known],
+            "running_requests": [metrics.running_requests for metrics in known],
         }
-        for name, values in readings.items():
+        for name, reported in readings.items():
+            values = [value for value in reported if value is not None]
             average = gauge_family(f"average_{name}", f"Mean {name} of the pool.", ("name",))
             average.add_metric([self._pool], _mean(values))
             yield average
@@ -73,10 +74,10 @@ class PoolCollector(Collector):
         # Endpoints of different namespaces may share a name; a series may not appear twice.
         waiting: dict[str, int] = {}
         for candidate in candidates:
-            endpoint = candidate.endpoint
-            if candidate.metrics is not None:
+            endpoint, metrics = candidate.endpoint, candidate.metrics
+            if metrics is not None and metrics.waiting_requests is not None:
                 before = waiting.get(endpoint.name, 0)
-                waiting[endpoint.name] = before + candidate.metrics.waiting_requests
+                waiting[endpoint.name] = before + metrics.waiting_requests
         for name, requests in waiting.items():
             queues.add_metric([self._pool, name], requests)
         yield queues

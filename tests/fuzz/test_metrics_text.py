@@ -168,7 +168,7 @@ def test_exemplars_do_no_harm(for_seconds: ForSeconds) -> None:
 def engine_pages(draw: st.DrawFn) -> tuple[str, bytes]:
     """An engine, and a page that may have its series, with any labels and values."""
     engine = draw(st.sampled_from(sorted(ENGINES)))
-    names = [*ENGINES[engine].names, "vllm:lora_requests_info"]
+    names = [*ENGINES[engine].all_names, "vllm:lora_requests_info"]
     labels = st.dictionaries(
         st.sampled_from(ENGINE_LABELS),
         st.sampled_from(["0", "1", "16", "a,b", "waiting", "fraction", "٣", "9" * 30]),
@@ -186,10 +186,13 @@ def engine_pages(draw: st.DrawFn) -> tuple[str, bytes]:
 
 
 def usable(metrics: EndpointMetrics) -> bool:
-    numbers: list[Any] = [metrics.waiting_requests, metrics.running_requests]
+    """Each signal is a load, or unknown by itself; not all of them are unknown."""
+    counts: list[Any] = [metrics.waiting_requests, metrics.running_requests]
+    usage = metrics.kv_cache_usage
     return (
-        all(isinstance(number, int) and number >= 0 for number in numbers)
-        and 0 <= metrics.kv_cache_usage <= 1
+        all(count is None or (isinstance(count, int) and count >= 0) for count in counts)
+        and (usage is None or 0 <= usage <= 1)
+        and any(signal is not None for signal in (*counts, usage))
         and (metrics.block_size_tokens is None or metrics.block_size_tokens > 0)
         and (metrics.num_kv_blocks is None or metrics.num_kv_blocks > 0)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from struct import pack
 from typing import Any
 
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 
 from picker.framework.attributes import Attributes
+from picker.framework.interfaces import SkippedKvEvent
 from picker.kvevents.listener import KvEventListener
 from picker.plugins.producers.precise_prefix_cache_producer import (
     PrecisePrefixCacheParameters,
@@ -37,9 +39,10 @@ class Watcher(PrecisePrefixCacheProducer):
         super().__init__("p", msgspec.convert(events, PrecisePrefixCacheParameters))
         self.news = asyncio.Event()
 
-    def kv_events(self, key: str, topic: str, payload: bytes) -> None:
-        super().kv_events(key, topic, payload)
+    def kv_events(self, key: str, topic: str, payload: bytes) -> Sequence[SkippedKvEvent]:
+        skipped = super().kv_events(key, topic, payload)
         self.news.set()
+        return skipped
 
     def kv_events_lost(self, key: str) -> None:
         super().kv_events_lost(key)

@@ -20,7 +20,8 @@ export function showSummary({ endpoints, pool, queues, configuration }, samples)
   const isFailing = pool.failures_per_second > 0;
   const sum = (of) => endpoints.reduce((total, one) => total + (of(one) ?? 0), 0);
   const loads = endpoints.filter((one) => one.metrics !== null);
-  const usage = loads.reduce((total, one) => total + one.metrics.kv_cache_usage, 0) / loads.length;
+  const usages = loads.map((one) => one.metrics.kv_cache_usage).filter((one) => one !== null);
+  const usage = usages.reduce((total, one) => total + one, 0) / usages.length;
   const ttft = pool.ttft ? `${seconds(pool.ttft.p50)} / ${seconds(pool.ttft.p95)}` : UNKNOWN;
   showFigures([
     ["Endpoints usable", `${count(endpoints.length - lost.length)} of ${count(endpoints.length)}`, lost.length > 0 || !endpoints.length],

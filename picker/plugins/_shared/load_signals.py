@@ -4,31 +4,43 @@ A load signal is what the last scrape reported, but at least what this picker it
 there beyond what that scrape saw. So a burst that arrives between two scrapes spreads although no
 scrape has seen it yet. None stands for "unknown": never scraped, or scrapes went stale. Unknown is
 not idle; but while no candidate's load is known, own in-flight counts are all there is, and decide.
+
+A page may lack one signal and have the others. An endpoint whose signal is missing alone is not
+unknown: for the comparison of candidates it has the mean of those that report the signal, and so
+neither gains nor loses by it. Own requests remain the lower bound. The signals that it reports
+count as usual.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from picker.framework.attributes import EndpointLoad
-from picker.types import Candidate, Candidates
+from picker.types import Candidate, Candidates, EndpointMetrics
 
 
 def waiting_requests(candidate: Candidate) -> int | None:
-    """Requests waiting there: `max(waiting, inflight − running)`."""
+    """Requests waiting there: `max(waiting, inflight − running)`; None also when only that signal
+    is missing.
+    """
     metrics = candidate.metrics
-    if metrics is None:
+    if metrics is None or metrics.waiting_requests is None:
         return None
-    return max(metrics.waiting_requests, candidate.inflight_requests - metrics.running_requests)
+    return max(
+        metrics.waiting_requests, candidate.inflight_requests - (metrics.running_requests or 0)
+    )
 
 
 def running_requests(candidate: Candidate) -> int | None:
-    """Requests running there: `max(running, inflight − waiting)`."""
+    """Requests running there: `max(running, inflight − waiting)`; as `waiting_requests`."""
     metrics = candidate.metrics
-    if metrics is None:
+    if metrics is None or metrics.running_requests is None:
         return None
-    return max(metrics.running_requests, candidate.inflight_requests - metrics.waiting_requests)
+    return max(
+        metrics.running_requests, candidate.inflight_requests - (metrics.waiting_requests or 0)
+    )
 
 
 def own_requests(candidate: Candidate, own: Mapping[str, EndpointLoad] | None) -> int:
@@ -58,45 +70,109 @@ def all_own_requests(candidates: Candidates, own: Mapping[str, EndpointLoad] | N
     ]
 
 
-def waiting_loads(candidates: Candidates) -> list[int | None]:
-    """`waiting_requests` of each; own in-flight counts when it is unknown for all of them.
+def waiting_loads(candidates: Candidates) -> list[float | None]:
+    """`waiting_requests` of each, the mean of the others where the signal is missing; own in-flight
+    counts when the load is unknown for all of them.
 
     Computed in place: a call for each of a thousand candidates would cost more than all else.
     """
-    return _or_inflight(
-        candidates,
-        [
-            None
-            if (metrics := candidate.metrics) is None
-            else waiting
-            if (waiting := metrics.waiting_requests)
-            > (beyond := candidate.inflight_requests - metrics.running_requests)
-            else beyond
-            for candidate in candidates
-        ],
-    )
+    loads: list[float | None] = [
+        None
+        if (metrics := candidate.metrics) is None
+        or (waiting := metrics.waiting_requests) is None
+        or (running := metrics.running_requests) is None
+        else waiting
+        if waiting > (beyond := candidate.inflight_requests - running)
+        else beyond
+        for candidate in candidates
+    ]
+    return _completed(candidates, 0) if None in loads else loads
 
 
-def running_loads(candidates: Candidates) -> list[int | None]:
+def running_loads(candidates: Candidates) -> list[float | None]:
     """`running_requests` of each, as `waiting_loads`."""
-    return _or_inflight(
-        candidates,
-        [
-            None
-            if (metrics := candidate.metrics) is None
-            else running
-            if (running := metrics.running_requests)
-            > (beyond := candidate.inflight_requests - metrics.waiting_requests)
-            else beyond
-            for candidate in candidates
-        ],
-    )
+    loads: list[float | None] = [
+        None
+        if (metrics := candidate.metrics) is None
+        or (waiting := metrics.waiting_requests) is None
+        or (running := metrics.running_requests) is None
+        else running
+        if running > (beyond := candidate.inflight_requests - waiting)
+        else beyond
+        for candidate in candidates
+    ]
+    return _completed(candidates, 1) if None in loads else loads
 
 
-def _or_inflight(candidates: Candidates, values: list[int | None]) -> list[int | None]:
-    if values.count(None) < len(values):
-        return values
-    return [candidate.inflight_requests for candidate in candidates]
+def kv_usages(candidates: Candidates) -> list[float | None]:
+    """The KV cache usage of each, the mean of the others where the signal is missing; None while
+    the load is unknown, and where no candidate has the signal.
+    """
+    usages = [
+        None if (metrics := candidate.metrics) is None else metrics.kv_cache_usage
+        for candidate in candidates
+    ]
+    return with_neutral(usages, [one.metrics is None for one in candidates])
+
+
+def with_neutral(values: Sequence[float | None], unknown: Sequence[bool]) -> list[float | None]:
+    """`values` with the mean of the known ones in place of None, but where all is `unknown`."""
+    if None not in values:
+        return list(values)
+    mean = _mean(values)
+    return [
+        mean if value is None and not is_unknown else value
+        for value, is_unknown in zip(values, unknown, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class MeanReport:
+    """The mean of each signal over the pages that report it, 0 for one that no page reports."""
+
+    waiting: float
+    running: float
+    kv_cache_usage: float
+
+    @classmethod
+    def of(cls, candidates: Candidates) -> MeanReport:
+        """The means over the candidates whose load is known."""
+        known = [one.metrics for one in candidates if one.metrics is not None]
+        return cls(
+            _mean([one.waiting_requests for one in known]) or 0.0,
+            _mean([one.running_requests for one in known]) or 0.0,
+            _mean([one.kv_cache_usage for one in known]) or 0.0,
+        )
+
+    def complete(self, metrics: EndpointMetrics) -> tuple[float, float, float]:
+        """Waiting, running and KV cache usage of a page, the means in place of what is missing."""
+        waiting, running = metrics.waiting_requests, metrics.running_requests
+        usage = metrics.kv_cache_usage
+        return (
+            self.waiting if waiting is None else waiting,
+            self.running if running is None else running,
+            self.kv_cache_usage if usage is None else usage,
+        )
+
+
+def _completed(candidates: Candidates, signal: int) -> list[float | None]:
+    """The loads by `waiting_loads` (signal 0) or `running_loads` (1) where some are unknown."""
+    if all(candidate.metrics is None for candidate in candidates):
+        return [candidate.inflight_requests for candidate in candidates]
+    mean, loads = MeanReport.of(candidates), list[float | None]()
+    for candidate in candidates:
+        if candidate.metrics is None:
+            loads.append(None)
+            continue
+        report = mean.complete(candidate.metrics)
+        loads.append(max(report[signal], candidate.inflight_requests - report[1 - signal]))
+    return loads
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """The mean of those that are known; None without any."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
 
 
 def unknown_among_known(candidates: Candidates) -> list[bool]:

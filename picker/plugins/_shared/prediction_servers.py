@@ -49,22 +49,23 @@ class PredictionServers:
     async def predict(
         self, features: Sequence[Features], now_seconds: float
     ) -> Sequence[Predicted | None]:
-        """In the order of `features`; empty when no server is asked or it fails."""
+        """In the order of `features`, None for what it does not answer; empty when no server is
+        asked, or it answers nothing.
+        """
         if not features or not self._settings.prediction_urls:
             return ()
         if self._failures >= FAILURES:
             if now_seconds < self._ask_again_at:
                 return ()
             self._ask_again_at = now_seconds + PAUSE_SECONDS  # the others wait for this one
-        try:
-            predicted = await self._ask(features)
-        except (HttpError, ValueError) as error:
-            self._predicting.failed(str(error))
+        predicted, problem = await self._ask(features)
+        if problem:
+            self._predicting.failed(problem)
             self._failures += 1
             self._ask_again_at = now_seconds + PAUSE_SECONDS
-            return ()
-        self._predicting.answered()
-        self._failures = 0
+        else:
+            self._predicting.answered()
+            self._failures = 0
         return predicted
 
     def learn(self, sample: Sample) -> None:
@@ -94,8 +95,10 @@ class PredictionServers:
             self._training.answered()
             samples = samples[size:]
 
-    async def _ask(self, features: Sequence[Features]) -> list[Predicted | None]:
-        """Ask one server, the next one each time. Raises `HttpError` and `ValueError`."""
+    async def _ask(self, features: Sequence[Features]) -> tuple[list[Predicted | None], str]:
+        """Ask one server, the next one each time, and stop at the first batch that fails: what it
+        answered, None for the rows after that, and what went wrong.
+        """
         url = self._settings.prediction_urls[self._asked % len(self._settings.prediction_urls)]
         self._asked += 1
         size = self._settings.max_rows
@@ -104,11 +107,15 @@ class PredictionServers:
         predicted: list[Predicted | None] = []
         for batch in batches:
             body = {"requests": [one.row() for one in batch]}
-            answer = await self._http.post_json(
-                f"{url}{PREDICT_PATH}", body, timeout_seconds=seconds
-            )
-            predicted.extend(read_predictions(answer, len(batch)))
-        return predicted
+            try:
+                answer = await self._http.post_json(
+                    f"{url}{PREDICT_PATH}", body, timeout_seconds=seconds
+                )
+                predicted.extend(read_predictions(answer, len(batch)))
+            except (HttpError, ValueError) as error:
+                missing = len(features) - len(predicted) if predicted else 0
+                return predicted + [None] * missing, str(error)
+        return predicted, ""
 
 
 class _Reachability:

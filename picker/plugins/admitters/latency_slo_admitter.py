@@ -7,7 +7,8 @@ request is refused (429) when there are predictions, and no endpoint
 - is idle: nothing runs there, nor has this picker anything under way there, or
 - is cold: less than 2 % of its KV cache is in use.
 
-An endpoint whose load is unknown is neither idle nor cold. (The reference answers 500.)
+An endpoint whose load is unknown is neither idle nor cold, and one whose page lacks a signal is not
+judged by that. (The reference answers 500.)
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ def _has_room(candidate: Candidate) -> bool:
     metrics = candidate.metrics
     if metrics is None:
         return False
-    idle = not metrics.running_requests and not candidate.inflight_requests
-    return idle or metrics.kv_cache_usage < COLD
+    idle = metrics.running_requests == 0 and not candidate.inflight_requests
+    return idle or (metrics.kv_cache_usage is not None and metrics.kv_cache_usage < COLD)
 
 
 PLUGIN = PluginType(

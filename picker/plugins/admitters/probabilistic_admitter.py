@@ -6,8 +6,9 @@ A request of a priority below 0 is refused (429) with the probability
     s = mean over endpoints of max(q / queueDepthThreshold, kv / kvCacheUtilThreshold)
 
 with power = 5 and k = 300, so that shedding begins long before the pool is full. `q` is the number
-of waiting requests as in queue-scorer; an endpoint whose load is unknown counts as full (1.0).
-(The reference wraps this refusal into a 500.)
+of waiting requests as in queue-scorer; an endpoint whose load is unknown, or whose page has neither
+signal, counts as full (1.0), one whose page has one of them with that one. (The
+reference wraps this refusal into a 500.)
 """
 
 from __future__ import annotations
@@ -70,9 +71,10 @@ class ProbabilisticAdmitter:
 
     def _fullness(self, candidate: Candidate) -> float:
         metrics, waiting = candidate.metrics, waiting_requests(candidate)
-        if metrics is None or waiting is None:
+        usage = None if metrics is None else metrics.kv_cache_usage
+        if waiting is None and usage is None:
             return FULL
-        return max(waiting / self._queue, metrics.kv_cache_usage / self._kv)
+        return max((waiting or 0) / self._queue, (usage or 0.0) / self._kv)
 
 
 PLUGIN = PluginType(

@@ -2,8 +2,8 @@
 
 `scheme` http or https, `path` /metrics, `port` 9400 at the endpoint's address, or with
 `useNodeAddress` (false) at that of its node; an endpoint whose node is unknown then cannot be asked
-about, which counts as a failed scrape. `interval` as for metrics-data-source. For https:
-`insecureSkipVerify` true, `caCertPath`, `clientCertPath` and `clientKeyPath`.
+about, which counts as a failed scrape. `interval` and `maxPageBytes` as for metrics-data-source.
+For https: `insecureSkipVerify` true, `caCertPath`, `clientCertPath` and `clientKeyPath`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """metrics-data-source: where an endpoint's metrics page is. Settings only; `scrape` asks.
 
 `scheme` http or https, `path` /metrics, `port` (none: the endpoint's own), `interval` (none: that
-of `--refresh-metrics-interval`, of which it is rounded to a multiple). For https:
-`insecureSkipVerify` true, `caCertPath`, `clientCertPath` and `clientKeyPath`.
+of `--refresh-metrics-interval`, of which it is rounded to a multiple), `maxPageBytes` 16777216. For
+https: `insecureSkipVerify` true, `caCertPath`, `clientCertPath` and `clientKeyPath`.
 """
 
 from __future__ import annotations

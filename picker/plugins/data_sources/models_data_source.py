@@ -1,8 +1,8 @@
 """models-data-source: where an endpoint lists the models it serves. Settings only.
 
 `scheme` http or https, `path` /v1/models, `interval` (none: that of `--refresh-metrics-interval`,
-of which it is rounded to a multiple). For https: `insecureSkipVerify` true, `caCertPath`,
-`clientCertPath` and `clientKeyPath`.
+of which it is rounded to a multiple), `maxPageBytes` 16777216. For https: `insecureSkipVerify`
+true, `caCertPath`, `clientCertPath` and `clientKeyPath`.
 """
 
 from __future__ import annotations

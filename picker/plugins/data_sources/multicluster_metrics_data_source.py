@@ -1,9 +1,8 @@
 """multicluster-metrics-data-source: where other clusters' pickers report the load of their pools.
 
 Parameters are those of metrics-data-source, but for the defaults: the way is between clusters, so
-`scheme` is https and certificates are checked (`insecureSkipVerify` false). A page may have 8 MiB.
-Where to ask for an endpoint, which stands for a pool, is said by its labels `metricsAddress` and
-`metricsPort`.
+`scheme` is https and certificates are checked (`insecureSkipVerify` false). The labels
+`metricsAddress` and `metricsPort` of an endpoint, which stands for a pool, name where to ask.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ from __future__ import annotations
 from picker.framework.registry import PluginType, Stability
 from picker.scrape.page_parameters import PageParameters, checked_source
 from picker.scrape.sources import PageLocation
-
-MAX_PICKER_PAGE_BYTES = 8 * 1024 * 1024
 
 
 class MulticlusterMetricsDataSource(PageParameters, frozen=True, kw_only=True):
@@ -26,7 +23,7 @@ class MulticlusterMetricsDataSource(PageParameters, frozen=True, kw_only=True):
     @property
     def location(self) -> PageLocation:
         """Where metrics pages of pickers are."""
-        return self.locate(self.path, self.port, max_page_bytes=MAX_PICKER_PAGE_BYTES)
+        return self.locate(self.path, self.port)
 
 
 PLUGIN = PluginType(

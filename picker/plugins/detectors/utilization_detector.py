@@ -3,9 +3,11 @@
     saturation = mean over endpoints of max(q / queueDepthThreshold, kv / kvCacheUtilThreshold)
                  1.0 without endpoints
 
-`q` is the number of waiting requests as in queue-scorer. Metrics are stale when they are older than
+`q` is the number of waiting requests as in queue-scorer. An endpoint whose page has one of the two
+signals counts with that one. Metrics are stale when they are older than
 `metricsStalenessThreshold` (200ms) beyond the interval at which their endpoint is asked. An
-endpoint whose metrics are stale, or were never read, is neither full nor idle; it counts with
+endpoint whose metrics are stale, were never read, or have neither signal, is neither full nor idle;
+it counts with
 
     (own + others · ½^(age / 10 s)) / room
 
@@ -24,7 +26,7 @@ As a filter it keeps the endpoints with fresh metrics and
 
     q < queueDepthThreshold · (1 + headroom)  and  kv < kvCacheUtilThreshold · (1 + headroom)
 
-and all of them when there is none.
+and all of them when there is none. A signal that a page lacks passes.
 """
 
 from __future__ import annotations
@@ -99,7 +101,8 @@ class UtilizationDetector:
             if seen is None:
                 total += self._estimate(candidate, memory, now_seconds)
             else:
-                total += max(seen[0] / self._queue, seen[1] / self._kv)
+                waiting, usage = seen
+                total += max((waiting or 0) / self._queue, (usage or 0.0) / self._kv)
         return total / len(candidates)
 
     def stale(self, candidates: Candidates, now_seconds: float) -> int:
@@ -117,19 +120,25 @@ class UtilizationDetector:
         kept: list[Candidate] = []
         for candidate in candidates:
             seen = self._seen(candidate, request.received_at_seconds)
-            if seen is not None and seen[0] < self._most_waiting and seen[1] < self._most_used:
+            if seen is None:
+                continue
+            waiting, usage = seen
+            if (waiting or 0) < self._most_waiting and (usage or 0.0) < self._most_used:
                 kept.append(candidate)
         return kept or candidates
 
-    def _seen(self, candidate: Candidate, now_seconds: float) -> tuple[int, float] | None:
-        """Waiting requests and KV usage, None when they cannot be relied on."""
+    def _seen(
+        self, candidate: Candidate, now_seconds: float
+    ) -> tuple[int | None, float | None] | None:
+        """Waiting requests and KV usage, not both None; None when they cannot be relied on."""
         metrics = candidate.metrics
         if metrics is None:
             return None
         age_seconds = now_seconds - metrics.updated_at_seconds
         if age_seconds > self._tolerated_seconds + metrics.interval_seconds:
             return None
-        return waiting_requests(candidate) or 0, metrics.kv_cache_usage
+        waiting, usage = waiting_requests(candidate), metrics.kv_cache_usage
+        return None if waiting is None and usage is None else (waiting, usage)
 
     def _learned(self, candidate: Candidate) -> _Memory:
         """What is remembered of an endpoint, metrics that are new included."""
@@ -137,13 +146,14 @@ class UtilizationDetector:
         metrics = candidate.metrics or candidate.last_metrics
         if metrics is None:
             return memory
-        running, waiting = metrics.running_requests, metrics.waiting_requests
+        running, waiting = metrics.running_requests or 0, metrics.waiting_requests or 0
+        usage = metrics.kv_cache_usage or 0.0
         taken: float = running + min(waiting, self._queue)
-        if metrics.kv_cache_usage >= self._kv:
-            taken *= self._kv / metrics.kv_cache_usage
+        if usage >= self._kv:
+            taken *= self._kv / usage
         memory.latest = metrics
         memory.most = max(memory.most, taken)
-        memory.times_full += waiting >= self._queue or metrics.kv_cache_usage >= self._kv
+        memory.times_full += waiting >= self._queue or usage >= self._kv
         memory.others = max(0, running + waiting - candidate.inflight_requests)
         return memory
 

@@ -11,6 +11,7 @@ engine does not say; the labels of `cacheInfoSpec` are vLLM's unless they are na
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import MappingProxyType
 
 from picker.framework.registry import Parameters, PluginType, configured
@@ -28,6 +29,7 @@ from picker.scrape.engines import (
 )
 from picker.scrape.extract import extract
 from picker.scrape.sources import Extraction, Scrape
+from picker.types import Endpoint
 
 TYPE = "core-metrics-extractor"
 
@@ -70,6 +72,10 @@ class CoreMetricsExtractor:
     def extract(self, scrape: Scrape) -> Extraction:
         """The endpoint's load and its custom numbers. Raises `ExtractError`."""
         return extract(scrape, self._table.of(scrape.endpoint.labels))
+
+    def series(self, endpoint: Endpoint) -> Sequence[str]:
+        """The names of its engine."""
+        return self._table.of(endpoint.labels).all_names
 
 
 def _extractor(parameters: CoreMetricsParameters) -> CoreMetricsExtractor:

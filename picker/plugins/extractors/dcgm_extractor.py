@@ -8,6 +8,8 @@ parameters.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from picker.framework.registry import Parameters, PluginType, Stability, itself
 from picker.scrape.exposition import scan
 from picker.scrape.sources import ExtractError, Extraction, Scrape
@@ -32,6 +34,10 @@ class DcgmExtractor(Parameters, frozen=True):
         if not shares:
             raise ExtractError(f"series '{SERIES}' has no usable sample of this endpoint")
         return Extraction(attributes={ATTRIBUTE: max(shares)})
+
+    def series(self, endpoint: Endpoint) -> Sequence[str]:
+        """The one."""
+        return (SERIES,)
 
 
 def _pod_names(endpoint: Endpoint) -> tuple[str, ...]:

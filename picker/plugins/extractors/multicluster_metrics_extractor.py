@@ -5,14 +5,13 @@
 
 both under the name multicluster-metrics-extractor. The metrics are by default those averages that a
 picker tells of its pool; a spec is `name` or `name{label=value,…}`. Of several samples (a page that
-tells of several pools) the greatest counts. What is missing or unusable is reported and leaves what
-was known.
+tells of several pools) the greatest counts. What is missing or unusable is reported, and unknown.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from picker.framework.registry import Parameters, PluginType, Stability, configured
 from picker.scheduling.endpoint_attributes import (
@@ -23,6 +22,7 @@ from picker.scheduling.endpoint_attributes import (
 from picker.scrape.engines import Series, parse_series
 from picker.scrape.exposition import scan
 from picker.scrape.sources import ExtractError, Extraction, Scrape
+from picker.types import Endpoint
 
 
 class MulticlusterMetricsParameters(Parameters, frozen=True):
@@ -55,6 +55,10 @@ class MulticlusterMetricsExtractor:
         if not found:
             raise ExtractError("; ".join(problems))
         return Extraction(attributes=found, problems=tuple(problems))
+
+    def series(self, endpoint: Endpoint) -> Sequence[str]:
+        """Both."""
+        return (self._queue.name, self._usage.name)
 
 
 def _series(parameter: str, spec: str) -> Series:

@@ -7,9 +7,10 @@ in-flight producer found, whichever is more; `running-requests`, `waiting-queue`
 `kv-cache-utilization` (0..1), what the last scrape said, the first two at least what this picker
 has under way beyond what the scrape saw.
 
-An endpoint whose load is unknown is kept only when no endpoint of known load is (the reference
-takes unknown for 0, and so sends everything to an endpoint whose metrics are broken while others
-are merely full). Its own count still has to pass. When none is kept, all are with
+A condition on a signal that a page lacks alone passes, and the others decide. An endpoint whose
+load is unknown, or whose page has none of the signals, is kept only when no other is (the
+reference takes unknown for 0, and so sends everything to an endpoint whose metrics are broken while
+others are merely full). Its own count still has to pass. When none is kept, all are with
 `fallbackOnEmpty`, and the request is refused without.
 """
 
@@ -78,13 +79,16 @@ class UtilizationFilter:
         if not self._scraped:
             kept = active
         else:
-            known = [candidate for candidate in active if candidate.metrics is not None]
-            kept = [candidate for candidate in known if self._is_within(candidate)]
-            kept = kept or [candidate for candidate in active if candidate.metrics is None]
+            judged = [(candidate, self._is_within(candidate)) for candidate in active]
+            kept = [candidate for candidate, is_within in judged if is_within]
+            kept = kept or [candidate for candidate, is_within in judged if is_within is None]
         return candidates if self._fallback and not kept else kept
 
-    def _is_within(self, candidate: Candidate) -> bool:
-        return all(_value(candidate, one.metric) <= one.max_value for one in self._scraped)
+    def _is_within(self, candidate: Candidate) -> bool | None:
+        """Whether the signals that are known are within their limits; None without any."""
+        found = [(_value(candidate, one.metric), one.max_value) for one in self._scraped]
+        known = [value <= most for value, most in found if value is not None]
+        return all(known) if known else None
 
 
 def _active_requests(candidate: Candidate, load: InFlightLoad | None) -> int:
@@ -92,12 +96,11 @@ def _active_requests(candidate: Candidate, load: InFlightLoad | None) -> int:
     return max(candidate.inflight_requests, 0 if found is None else found.requests)
 
 
-def _value(candidate: Candidate, metric: str) -> float:
-    """What a scraped metric says of a candidate whose load is known."""
+def _value(candidate: Candidate, metric: str) -> float | None:
     if metric == _KV_CACHE:
-        return candidate.metrics.kv_cache_usage if candidate.metrics is not None else 0.0
+        return None if candidate.metrics is None else candidate.metrics.kv_cache_usage
     signal = running_requests if metric == "running-requests" else waiting_requests
-    return signal(candidate) or 0
+    return signal(candidate)
 
 
 PLUGIN = PluginType(

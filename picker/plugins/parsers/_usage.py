@@ -19,6 +19,7 @@ from picker.types import Usage
 USAGE = b"usage"
 META_INFO = b"meta_info"
 DEFAULT_LIMIT_BYTES = 4 * 2**20
+TAIL_BYTES = 16 * 1024  # of a longer document
 _MAX_DIGITS = 20
 _MAX_COUNT = 2**63 - 1
 _FINAL_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed"})
@@ -74,7 +75,8 @@ class _Generated(msgspec.Struct):
 
 
 _decode_document = msgspec.json.Decoder(_Document).decode
-_decode_generated = msgspec.json.Decoder(_Generated | list[_Generated]).decode
+_decode_generated = msgspec.json.Decoder(_Generated).decode
+_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def openai_usage(document: bytes) -> Usage | None:
@@ -120,15 +122,18 @@ def anthropic_usage(document: bytes) -> Usage | None:
 
 
 def sglang_usage(document: bytes) -> Usage | None:
-    """`meta_info` of SGLang's generate; several answers to one prompt are added up.
+    """`meta_info` of SGLang's generate; several answers to one prompt are added up, without those
+    that cannot be read.
 
     Raises what `UNREADABLE` lists.
     """
-    decoded = _decode_generated(document)
-    answers = decoded if isinstance(decoded, list) else [decoded]
+    answers = _decode_list(document) if _is_list(document) else [document]
     usage: Usage | None = None
-    for info in (answer.meta_info for answer in answers):
-        said = _of_meta_info(info)
+    for answer in answers:
+        try:
+            said = _of_meta_info(_decode_generated(answer).meta_info)
+        except UNREADABLE:
+            continue
         if said is not None:
             generated = usage.completion_tokens if usage else 0
             added = replace(said, completion_tokens=said.completion_tokens + generated)
@@ -141,11 +146,14 @@ def sglang_event_usage(document: bytes) -> Usage | None:
 
     Raises what `UNREADABLE` lists.
     """
-    decoded = _decode_generated(document)
-    if isinstance(decoded, list):
+    if _is_list(document):
         return None
-    info = decoded.meta_info
+    info = _decode_generated(document).meta_info
     return _of_meta_info(info) if info is not None and info.finish_reason is not None else None
+
+
+def _is_list(document: bytes) -> bool:
+    return document.lstrip()[:1] == b"["
 
 
 def _of_meta_info(info: _MetaInfo | None) -> Usage | None:
@@ -178,7 +186,8 @@ def _count(value: object) -> int | None:
 class JsonUsage:
     """Reads a response that is one JSON document.
 
-    It is held until its end, as far as the limit goes; a longer one tells nothing.
+    It is held until its end, as far as the limit goes. Of a longer one, as a list of embeddings may
+    be, the end alone is held, where engines write their `usage`.
     """
 
     def __init__(self, shape: Shape, marker: bytes, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
@@ -196,15 +205,22 @@ class JsonUsage:
 
     def feed(self, data: bytes, is_last: bool) -> None:
         self._num_bytes += len(data)
-        if self._num_bytes > self._limit:
-            self._pieces.clear()
-            return
         self._pieces.append(data)
+        if self._num_bytes > self._limit:
+            self._pieces = [b"".join(self._pieces)[-TAIL_BYTES:]]
         if is_last:
             document = b"".join(self._pieces)
             self._pieces.clear()
+            if self._num_bytes > self._limit:
+                document = _last_member(document, self._marker)
             if self._marker in document:
                 self._usage = _read(self._shape, document)
+
+
+def _last_member(tail: bytes, name: bytes) -> bytes:
+    """The end of a document from its last member of a name on, as a document of its own."""
+    at = tail.rfind(b'"%b"' % name)
+    return b"" if at < 0 else b"{" + tail[at:]
 
 
 class SseEvents:

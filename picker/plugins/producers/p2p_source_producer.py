@@ -8,8 +8,9 @@ are within one block of the best, one is drawn with
 
     weight = 1 / (1 + queue)        u = FNV-1a-32(request id) / 2^32
 
-so that a request asks the same peer whenever it is decided again. A queue that is not known counts
-as one more than the longest known. The peer's `ip:port` goes into the request header
+so that a request asks the same peer whenever it is decided again. A queue counts as one more than
+the longest known where the load is not known, and as the mean of the others where the page lacks it
+alone. The peer's `ip:port` goes into the request header
 `x-kv-cache-source-host-port`; without a peer the header is not set.
 """
 
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 
 from picker.framework.attributes import Attributes, DataKey
 from picker.framework.registry import Parameters, PluginType, PositiveInt, Stability, named
+from picker.plugins._shared.load_signals import with_neutral
 from picker.plugins._shared.stages import first_picked
 from picker.prefix.match import match_info_key
 from picker.types import Candidates, InferenceRequest, SchedulingResult
@@ -42,7 +44,7 @@ class _Peer:
     key: str
     host_port: str
     tokens: int
-    queue: int | None
+    queue: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +72,14 @@ class P2pSourceProducer:
         info = attributes.get(self._match_key)
         if info is None or not info.tier_blocks:
             return request
+        queues = with_neutral(
+            [one.metrics.waiting_requests if one.metrics else None for one in candidates],
+            [one.metrics is None for one in candidates],
+        )
         peers = []
-        for candidate in candidates:
+        for candidate, queue in zip(candidates, queues, strict=True):
             blocks = info.tier_blocks.get(candidate.key, {}).get(TIER, 0)
             if blocks:
-                queue = candidate.metrics.waiting_requests if candidate.metrics else None
                 host_port = candidate.endpoint.host_port
                 tokens = blocks * info.block_size_tokens
                 peers.append(_Peer(candidate.key, host_port, tokens, queue))

@@ -8,8 +8,9 @@ each endpoint
 
 with weights from `kvCacheBackendConfigs` (gpu 1.0, cpu 0.8; a tier that is not named 1.0). Several
 prompts add up. Only full blocks of `tokenProcessorConfig.blockSizeTokens` (16) count, best the size
-of the engines' own. The prompt has to be tokenized as the engines do, so a token-producer with a
-real backend is needed; what it estimates matches nothing.
+of the engines' own; of larger blocks of an engine, such as chunks in host memory, the whole ones.
+The prompt has to be tokenized as the engines do, so a token-producer with a real backend is needed;
+what it estimates matches nothing.
 
 With `speculativeIndexing` the endpoint that a request was sent to counts as holding its prompt for
 `speculativeTTL` (2s), until its engine says so itself.
@@ -34,7 +35,7 @@ import msgspec
 
 from picker.framework.attributes import Attributes, DataKey
 from picker.framework.durations import parse_duration
-from picker.framework.interfaces import KvEventFeed, KvEventSource
+from picker.framework.interfaces import KvEventFeed, KvEventSource, SkippedKvEvent
 from picker.framework.label_selector import LabelSelector
 from picker.framework.registry import (
     NonNegativeFloat,
@@ -244,11 +245,13 @@ class PrecisePrefixCacheProducer:
             _address(endpoint, port), _address(endpoint, replay) if replay else None
         )
 
-    def kv_events(self, key: str, topic: str, payload: bytes) -> None:
+    def kv_events(self, key: str, topic: str, payload: bytes) -> Sequence[SkippedKvEvent]:
         """Take in a message. Raises `KvEventError`, and then has taken in nothing of it."""
         model = parse_topic(topic).model
-        for event in decode_events(payload, self._engine):
+        events, skipped = decode_events(payload, self._engine)
+        for event in events:
             self._index.apply(key, model, event)
+        return skipped
 
     def kv_events_lost(self, key: str) -> None:
         """Forget what the engine said so far."""

@@ -55,7 +55,7 @@ from picker.framework.attributes import (
 from picker.framework.interfaces import Flight
 from picker.framework.registry import Parameters, PluginType, PositiveFloat
 from picker.framework.services import Services
-from picker.plugins._shared.load_signals import own_requests, waiting_requests
+from picker.plugins._shared.load_signals import MeanReport, own_requests
 from picker.plugins._shared.prediction_servers import LOOK_UP_SECONDS, PredictionServers
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
@@ -256,6 +256,7 @@ class PredictedLatencyProducer:
         prompt, pending, loads = request.num_tokens / 1024, self._pending, dict[str, LoadFeatures]()
         blocks = {} if match is None else match.match_blocks
         size = 0.0 if match is None else match.block_size_tokens / 1024
+        mean: MeanReport | None = None
         for candidate in candidates:
             metrics, own = candidate.metrics, candidate.inflight_requests
             if metrics is None:
@@ -263,7 +264,12 @@ class PredictedLatencyProducer:
             key, uncached = candidate.endpoint.key, prompt
             if blocks:
                 uncached = max(0.0, prompt - blocks.get(key, 0) * size)
-            waiting, running = metrics.waiting_requests, metrics.running_requests
+            waiting: float | None = metrics.waiting_requests
+            running: float | None = metrics.running_requests
+            usage = metrics.kv_cache_usage
+            if waiting is None or running is None or usage is None:
+                mean = mean or MeanReport.of(candidates)
+                waiting, running, usage = mean.complete(metrics)
             if own > waiting + running:  # as in `load_signals`
                 waiting, running = own - running, own - waiting
             share = running / REQUESTS_UNIT
@@ -274,7 +280,7 @@ class PredictedLatencyProducer:
                 pending.get(key, 0.0),
                 waiting / REQUESTS_UNIT,
                 share,
-                metrics.kv_cache_usage,
+                usage,
                 uncached * share,
             )
         return loads
@@ -391,7 +397,9 @@ class AskingLatencyProducer(PredictedLatencyProducer):
                 for key, one in zip(features, predicted, strict=True)
                 if one is not None
             }
-            attributes.put(self._key, predictions)
+            # What was learned here stands in for a row that the server left unusable.
+            learned = attributes.get(self._key) or {}
+            attributes.put(self._key, {**learned, **predictions})
         return request
 
     def pre_request(
@@ -443,14 +451,16 @@ class AskingLatencyProducer(PredictedLatencyProducer):
             encoder = attributes.get(self._encoder_key)
         tokens = request.num_tokens
         features: dict[str, Features] = {}
+        mean = MeanReport.of(candidates)
         for candidate in candidates:
-            metrics, waiting = candidate.metrics, waiting_requests(candidate)
-            if metrics is None or waiting is None:
+            if candidate.metrics is None:
                 continue
+            queue, running, usage = mean.complete(candidate.metrics)
+            waiting = round(max(queue, candidate.inflight_requests - running))
             role = candidate.endpoint.labels.get(self._parameters.endpoint_role_label, "")
             under_way = 0 if load is None else load.tokens(candidate.key)
             features[candidate.key] = Features(
-                kv_cache_percentage=metrics.kv_cache_usage,
+                kv_cache_percentage=usage,
                 input_token_length=tokens,
                 num_request_waiting=waiting,
                 num_request_running=own_requests(candidate, _by_endpoint(load)),

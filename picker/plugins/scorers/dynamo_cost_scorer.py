@@ -15,9 +15,10 @@ much as the producer's `kvCacheBackendConfigs` say (in Dynamo cpu 0.75, disk 0.2
 decay; where no tiers are known, all cached blocks are on the GPU. What is under way is what an
 inflight-load-producer says: give it the same `prefixMatchInfoProducerName`. It counts a prompt
 until the first piece of its response, or, where the proxy shows no bodies, until the end. KV blocks
-in use are those that the endpoint reports. Dynamo counts the blocks it assigned itself. An endpoint
-whose load is unknown (never scraped, or scrapes went stale) scores 0.0 beside others whose load is
-known. Without a prompt or a finding: 0.0 for all.
+in use are those that the endpoint reports; for one that reports load, but not these, the mean of
+the others. Dynamo counts the blocks it assigned itself. An endpoint whose load is unknown (never
+scraped, or scrapes went stale) scores 0.0 beside others whose load is known. Without a prompt or a
+finding: 0.0 for all.
 
 Source: NVIDIA Dynamo, `lib/kv-router/src/scheduling/selector.rs` and its documentation ("Routing
 Concepts", `--router-kv-overlap-score-credit`, `-decay`, `--router-prefill-load-scale`).
@@ -35,7 +36,11 @@ from picker.framework.registry import (
     Share,
     configured,
 )
-from picker.plugins._shared.load_signals import least_first, unknown_among_known
+from picker.plugins._shared.load_signals import (
+    least_first,
+    unknown_among_known,
+    with_neutral,
+)
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import Candidate, Candidates, InferenceRequest
 
@@ -67,12 +72,15 @@ class DynamoCostScorer:
         if match is None or load is None or not request.num_tokens:
             return [0.0] * len(candidates)
         least = min((load.tokens(candidate.key) for candidate in candidates), default=0)
+        unknown = unknown_among_known(candidates)
+        decoding = with_neutral(list(map(_kv_tokens, candidates)), unknown)
         return least_first(
             [
-                None if unknown else self._cost(candidate, request.num_tokens, match, load, least)
-                for candidate, unknown in zip(
-                    candidates, unknown_among_known(candidates), strict=True
-                )
+                None
+                if is_unknown
+                else self._cost(candidate, request.num_tokens, match, load, least)
+                + (tokens or 0.0) / match.block_size_tokens
+                for candidate, tokens, is_unknown in zip(candidates, decoding, unknown, strict=True)
             ]
         )
 
@@ -84,7 +92,9 @@ class DynamoCostScorer:
         load: InFlightLoad,
         least: int,
     ) -> float:
-        """In blocks; `least` is the fewest tokens under way at any candidate."""
+        """In blocks, without those in use; `least` is the fewest tokens under way at any
+        candidate.
+        """
         size, parameters = match.block_size_tokens, self._parameters
         own, blocks = load.tokens(candidate.key), -(-num_tokens // match.block_size_tokens)
         excess = (own - least) / size / blocks
@@ -95,16 +105,16 @@ class DynamoCostScorer:
         credit = parameters.overlap_score_credit * decay * device + cached - device
         prefill = max(0.0, (own + num_tokens) / size - credit)
         active = parameters.decode_active_request_weight * candidate.inflight_requests
-        decode = _kv_tokens(candidate) / size + blocks
-        return parameters.prefill_load_scale * prefill + decode + active
+        return parameters.prefill_load_scale * prefill + blocks + active
 
 
-def _kv_tokens(candidate: Candidate) -> float:
-    """Tokens that fit into the KV blocks in use; 0 where the endpoint does not say."""
+def _kv_tokens(candidate: Candidate) -> float | None:
+    """Tokens that fit into the KV blocks in use; None where the endpoint does not say."""
     metrics = candidate.metrics or candidate.last_metrics
     if metrics is None or not metrics.num_kv_blocks or not metrics.block_size_tokens:
-        return 0.0
-    return metrics.kv_cache_usage * metrics.num_kv_blocks * metrics.block_size_tokens
+        return None
+    usage = metrics.kv_cache_usage
+    return None if usage is None else usage * metrics.num_kv_blocks * metrics.block_size_tokens
 
 
 PLUGIN = PluginType("dynamo-cost-scorer", DynamoCostParameters, configured(DynamoCostScorer))

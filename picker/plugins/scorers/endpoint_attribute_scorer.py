@@ -3,11 +3,13 @@
     x     = (v − min) / (max − min)        clamped to 0..1
     score = x                              linear_higher_is_better
             1 − x                          linear_lower_is_better
-            0                              while the number is unknown
+            0                              while nothing is known of the endpoint
 
 `v` is the number called `attributeKey` of `producer` (core-metrics-extractor). min and max are
 those of `fixedRange`, else (`adaptiveRange`, the default) those of the candidates whose number is
-known; when all of these are equal they score 1.0.
+known; when all of these are equal they score 1.0. An endpoint that lacks this number alone has the
+mean of the others, and so neither gains nor loses; one whose load is unknown beside others whose
+load is known scores 0. (The reference gives 0 to both.)
 """
 
 from __future__ import annotations
@@ -18,7 +20,11 @@ from typing import Literal
 
 from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType, Stability, configured
-from picker.plugins._shared.load_signals import least_first
+from picker.plugins._shared.load_signals import (
+    least_first,
+    unknown_among_known,
+    with_neutral,
+)
 from picker.scheduling.endpoint_attributes import attribute_number, check_attribute
 from picker.types import Candidates, InferenceRequest
 
@@ -77,9 +83,10 @@ class EndpointAttributeScorer:
     def score(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
-        values = [
+        found = [
             attribute_number(candidate, self._attribute, self._producer) for candidate in candidates
         ]
+        values = with_neutral(found, unknown_among_known(candidates))
         if self._range is not None:
             return [0.0 if value is None else self._fixed(value, self._range) for value in values]
         if not self._lower_is_better:

@@ -2,8 +2,10 @@
 
     score = 1 − kv_cache_usage
 
-An endpoint whose usage is unknown (never scraped, or scrapes went stale) scores 0.0, like a full
-cache: unknown is not idle. It stays usable, as other scorers may still favour it.
+An endpoint whose load is unknown (never scraped, or scrapes went stale) scores 0.0, like a full
+cache: unknown is not idle. It stays usable, as other scorers may still favour it. One whose page
+lacks this series alone has the mean usage of the others, and so neither gains nor loses; where no
+page has it, all score 0.0.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType, plain
+from picker.plugins._shared.load_signals import kv_usages
 from picker.types import Candidates, InferenceRequest
 
 
@@ -21,10 +24,7 @@ class KvCacheUtilizationScorer:
     def score(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
-        return [
-            0.0 if candidate.metrics is None else 1.0 - candidate.metrics.kv_cache_usage
-            for candidate in candidates
-        ]
+        return [0.0 if usage is None else 1.0 - usage for usage in kv_usages(candidates)]
 
 
 PLUGIN = PluginType("kv-cache-utilization-scorer", Parameters, plain(KvCacheUtilizationScorer))

@@ -4,9 +4,9 @@
 
 over the candidates, where the cost is the predicted time of the request itself and what it adds to
 the others there (`scheduling.latency_model` has the formula). So a prefix is left when the prompt
-costs less elsewhere than the load here, in one unit. A candidate without a prediction scores 0, and
-all of them do while too little was learned: give it a weight far above those of scorers that are to
-decide until then, and among equals.
+costs less elsewhere than the load here, in one unit. A candidate whose load is unknown scores 0,
+one that lacks a prediction alone the mean of the others. All score 0 while too little was learned:
+give it a weight far above those of scorers that are to decide until then, and among equals.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes, latency_predictions_key
 from picker.framework.registry import Parameters, PluginType, configured
+from picker.plugins._shared.load_signals import unknown_among_known, with_neutral
 from picker.types import Candidates, InferenceRequest
 
 
@@ -36,7 +37,9 @@ class LatencyCostScorer:
         found = [predictions.get(candidate.endpoint.key) for candidate in candidates]
         costs = [None if one is None else one.cost_ms for one in found]
         least = min((cost for cost in costs if cost), default=0.0)
-        return [least / cost if cost else 0.0 for cost in costs]
+        scores = [least / cost if cost else None for cost in costs]
+        neutral = with_neutral(scores, unknown_among_known(candidates))
+        return [0.0 if score is None else score for score in neutral]
 
 
 PLUGIN = PluginType(

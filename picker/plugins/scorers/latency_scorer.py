@@ -8,7 +8,8 @@ Theory of operation. A headroom is an objective less its prediction, for the tim
 3. All are negative and busy: of those that miss TPOT only, TTFT only, or both, the first group that
    has any is rated, by the strategy `least`.
 
-Every other endpoint, also one without a prediction, scores 0. Rating a group:
+Every other endpoint scores 0; one whose load is known and that has no prediction the mean of those
+that have one. Rating a group:
 
     n_d   = (|h_d| − min) / (max − min)     for d = TTFT, TPOT; 0.5 without a range
     c     = w_ttft · n_ttft + w_tpot · n_tpot
@@ -24,7 +25,8 @@ has a range.
             / 100
 
 with weights that sum to one (kv alone when all are 0), (maxq − q) / maxq = 1 for maxq = 0, and q as
-in queue-scorer. Load that is unknown contributes nothing.
+in queue-scorer. Load that is unknown contributes nothing; where a page lacks one signal alone, kv
+or q is the mean of the others.
 """
 
 from __future__ import annotations
@@ -41,7 +43,12 @@ from picker.framework.attributes import (
     latency_predictions_key,
 )
 from picker.framework.registry import NonNegativeFloat, Parameters, PluginType, configured
-from picker.plugins._shared.load_signals import waiting_loads
+from picker.plugins._shared.load_signals import (
+    kv_usages,
+    unknown_among_known,
+    waiting_loads,
+    with_neutral,
+)
 from picker.prefix.match import match_info_key
 from picker.types import Candidate, Candidates, InferenceRequest
 
@@ -98,7 +105,10 @@ class LatencyScorer:
             return self._composite(candidates, attributes)
         group, strategy = self._group(predicted)
         rated = self._rate(group, strategy)
-        return [rated.get(candidate.key, 0.0) for candidate in candidates]
+        scores = {candidate.key: rated.get(candidate.key, 0.0) for candidate, _ in predicted}
+        found = [scores.get(candidate.key) for candidate in candidates]
+        neutral = with_neutral(found, unknown_among_known(candidates))
+        return [0.0 if score is None else score for score in neutral]
 
     def _group(
         self, predicted: Sequence[tuple[Candidate, LatencyPrediction]]
@@ -135,13 +145,13 @@ class LatencyScorer:
 
     def _composite(self, candidates: Candidates, attributes: Attributes) -> Sequence[float]:
         match = attributes.get(self._match_key)
-        queues = waiting_loads(candidates)
+        queues, usages = waiting_loads(candidates), kv_usages(candidates)
         longest = max((queue for queue in queues if queue is not None), default=0)
         scores: list[float] = []
-        for candidate, queue in zip(candidates, queues, strict=True):
+        for candidate, queue, usage in zip(candidates, queues, usages, strict=True):
             total = 0.0
-            if candidate.metrics is not None:
-                total += self._kv * (1.0 - candidate.metrics.kv_cache_usage)
+            if usage is not None:
+                total += self._kv * (1.0 - usage)
             if queue is not None:
                 total += self._queue * ((longest - queue) / longest if longest else 1.0)
             if match is not None and match.total_blocks:

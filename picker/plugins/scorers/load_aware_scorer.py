@@ -5,7 +5,7 @@
 
 `q` is the number of waiting requests as in queue-scorer, own requests that no scrape has seen
 included. Unknown load scores 0.0, like a full queue; when no candidate's load is known, q =
-inflight for every one.
+inflight for every one. As there, q is the mean of the others where a page lacks the queue alone.
 """
 
 from __future__ import annotations

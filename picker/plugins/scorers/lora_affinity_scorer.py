@@ -3,10 +3,13 @@
     score = 1.0    the target model is an active adapter there
             0.8    else, when there is room for one more: active + waiting < max
             0.6    else, when the target model waits there to be loaded
-            0.0    else, and when the endpoint's adapters are unknown
+            0.5    else, when the page does not report adapters
+            0.0    else, and when the endpoint's load is unknown
 
 The target model is taken for an adapter also when it is the base model, so requests for the base
-model score 0.8 or 0.0. An endpoint that does not say how many adapters it can hold has no room.
+model score 0.8, 0.5 or 0.0. A page without the series, such as that of a vLLM before its first
+request, shows neither room nor the lack of it: its endpoint ranks below those that have the
+adapter, can load it or are about to, and above those that are known to be full.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from picker.types import Candidates, EndpointMetrics, InferenceRequest
 ACTIVE = 1.0
 ROOM = 0.8
 WAITING = 0.6
+NEUTRAL = 0.5
 
 
 class LoraAffinityScorer:
@@ -37,6 +41,8 @@ def _score(model: str, metrics: EndpointMetrics | None) -> float:
     if model in metrics.active_models:
         return ACTIVE
     loaded = len(metrics.active_models) + len(metrics.waiting_models)
+    if metrics.max_active_models is None and not loaded:
+        return NEUTRAL
     if loaded < (metrics.max_active_models or 0):
         return ROOM
     return WAITING if model in metrics.waiting_models else 0.0

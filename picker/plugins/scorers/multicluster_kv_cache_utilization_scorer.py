@@ -3,8 +3,9 @@
     score = 1 − u        clamped to 0..1
 
 An endpoint stands for a whole pool here; `u` is its attribute
-`llm-d.ai/multicluster-kv-cache-utilization`, the average that the picker of that pool reports. One
-without the attribute scores 0.0.
+`llm-d.ai/multicluster-kv-cache-utilization`, the average that the picker of that pool reports. A
+pool that reports its queue, but not its KV cache, has the mean of the others; one that reports
+neither scores 0.0.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType, Stability, plain
+from picker.plugins._shared.load_signals import with_neutral
 from picker.scheduling.endpoint_attributes import (
     MULTICLUSTER_KV_CACHE_UTILIZATION,
     MULTICLUSTER_METRICS,
     attribute_number,
+    pools_unknown,
 )
-from picker.types import Candidate, Candidates, InferenceRequest
+from picker.types import Candidates, InferenceRequest
 
 
 class MulticlusterKvCacheUtilizationScorer:
@@ -27,12 +30,12 @@ class MulticlusterKvCacheUtilizationScorer:
     def score(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
-        return [_score(candidate) for candidate in candidates]
-
-
-def _score(candidate: Candidate) -> float:
-    usage = attribute_number(candidate, MULTICLUSTER_KV_CACHE_UTILIZATION, MULTICLUSTER_METRICS)
-    return 0.0 if usage is None else 1.0 - min(max(usage, 0.0), 1.0)
+        found = [
+            attribute_number(one, MULTICLUSTER_KV_CACHE_UTILIZATION, MULTICLUSTER_METRICS)
+            for one in candidates
+        ]
+        usages = with_neutral(found, pools_unknown(candidates))
+        return [0.0 if usage is None else 1.0 - min(max(usage, 0.0), 1.0) for usage in usages]
 
 
 PLUGIN = PluginType(

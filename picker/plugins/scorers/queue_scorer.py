@@ -10,7 +10,8 @@ although no scrape has seen it yet.
 An endpoint whose load is unknown (never scraped, or scrapes went stale) scores 0.0, like the worst
 of the candidates, and does not take part in min and max: unknown is not idle. It stays usable, as
 other scorers may still favour it. When no candidate's load is known, own in-flight counts are all
-there is: q = inflight for every one.
+there is: q = inflight for every one. Where a page lacks this series alone, its endpoint has the
+mean of the queues that the others report, and at least `inflight − running`.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@
 `r` is what the last scrape saw running, but at least what this picker itself has under way there
 beyond what the scrape saw waiting, `max(running, inflight − waiting)`. Unknown load scores 0.0 and
 does not take part in min and max; when no candidate's load is known, r = inflight for every one.
+Where a page lacks this series alone, its endpoint has the mean of what the others report, and at
+least `inflight − waiting`.
 """
 
 from __future__ import annotations

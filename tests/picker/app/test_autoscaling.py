@@ -155,6 +155,16 @@ async def test_the_first_request_wakes_workers_of_which_there_are_none() -> None
         assert pool.replicas == 1
 
 
+async def test_a_worker_that_does_not_say_what_runs_there_is_not_put_to_sleep() -> None:
+    """It has no queue, and no request has come."""
+    pool = scene("minReplicas: 0")
+    pool.deploy(1)
+    pool.work(0, running_requests=None)
+    async with pool.running():
+        await pool.requests(0, 31)
+        assert pool.replicas == 1
+
+
 async def test_slow_workers_are_noticed_in_what_they_say() -> None:
     """Of as many answers twice as many are under way where steps take twice as long."""
     fast, slow = scene(), scene()

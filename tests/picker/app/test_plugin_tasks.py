@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import zmq
 import zmq.asyncio
 
 from picker.app.plugin_tasks import PluginTasks, flush, listen_to_engines
-from picker.framework.interfaces import KvEventFeed, KvEventSource
+from picker.framework.interfaces import KvEventFeed, KvEventSource, SkippedKvEvent
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
 from picker.types import Endpoint
@@ -28,8 +29,9 @@ class Ear:
     def kv_event_source(self, endpoint: Endpoint) -> KvEventSource | None:
         return None
 
-    def kv_events(self, key: str, topic: str, payload: bytes) -> None:
+    def kv_events(self, key: str, topic: str, payload: bytes) -> Sequence[SkippedKvEvent]:
         self.heard.put_nowait(payload)
+        return ()
 
     def kv_events_lost(self, key: str) -> None:
         return

@@ -332,6 +332,26 @@ def test_a_list_skips_its_bad_items_only() -> None:
     assert "items[1].spec: InferenceObjective 'b': the key 'poolRef' is missing" in error
 
 
+def test_endpoints_that_share_an_address_are_warned_of_with_both_names() -> None:
+    """Both stay. Another port, or another spelling of another address, is no such thing."""
+    entries = "".join(
+        f"- {{name: {name}, address: '{address}', port: {port}}}\n"
+        for name, address, port in (
+            ("a", "10.0.0.1", 8000),
+            ("b", "10.0.0.1", 8001),
+            ("c", "fd00::1", 8000),
+            ("d", "fd00:0::1", 8000),
+            ("e", "10.0.0.1", 8000),
+        )
+    )
+    found = read_pool_file(f"endpoints:\n{entries}".encode(), "f", "pool")
+    assert len(found.contents.endpoints) == 5
+    assert [one.partition("'default/")[2] for one in told(found, Severity.WARNING)] == [
+        "d' and 'default/c' have the same address [fd00::1]:8000: one server counts as two",
+        "e' and 'default/a' have the same address 10.0.0.1:8000: one server counts as two",
+    ]
+
+
 def test_a_key_that_stands_twice_is_an_error() -> None:
     """In YAML the last one would win silently."""
     text = f"apiVersion: {API}\nkind: InferenceObjective\nkind: InferenceObjective\n"

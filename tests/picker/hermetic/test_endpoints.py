@@ -16,7 +16,6 @@ from tests.support.picker.metrics_pages import (
     SGLANG,
     START_SECONDS,
     Pod,
-    load_page,
     page,
     pods,
     serving,
@@ -48,9 +47,7 @@ async def test_two_engines_serve_one_pool(tmp_path: Path) -> None:
         assert await picker.destination(completion()) == two[0].host_port
 
 
-@pytest.mark.parametrize(
-    "broken", [None, "", "<html>", "vllm:num_requests_waiting 0\n", load_page() + "# x\n" * 2**18]
-)
+@pytest.mark.parametrize("broken", [None, "", "<html>", "vllm:num_requests_waiting NaN\n"])
 async def test_an_endpoint_without_metrics_is_not_idle(tmp_path: Path, broken: str | None) -> None:
     """One with a queue is preferred; where nothing is known of any, all the same one serves."""
     bad, good = pods(broken, page(50, 0.9))
@@ -64,6 +61,32 @@ async def test_an_endpoint_without_metrics_is_not_idle(tmp_path: Path, broken: s
             for _ in range(4):
                 assert await picker.destination(completion()) == good.host_port
             assert await picker.destination(completion(), metadata=hint(bad)) == bad.host_port
+
+
+RENAMED = "vllm:kv_cache_usage_perc", "vllm:kv_cache_share"
+BUCKETS = "".join(
+    f'vllm:request_latency_seconds_bucket{{engine="{number % 40}",le="{number}"}} 7\n'
+    for number in range(30_000)
+)
+
+
+@pytest.mark.parametrize(
+    "long_queue",
+    [
+        page(60, 0.1).replace(*RENAMED),
+        page(60, 0.1).replace(RENAMED[0], "vllm:gpu_cache_usage_perc"),
+        page(60, 0.1).replace("perc 0.1", "perc NaN"),
+        page(60, 0.1) + BUCKETS,
+    ],
+    ids=["renamed", "old name", "no number", "two megabytes"],
+)
+async def test_a_queue_counts_whatever_else_a_page_lacks(tmp_path: Path, long_queue: str) -> None:
+    """No request goes to a queue of 60 beside short ones with fuller caches."""
+    three = pods(long_queue, page(1, 0.5), page(2, 0.4))
+    async with whole_picker(tmp_path, three) as picker:
+        await picker.knows("pod-0", waiting_requests=60)
+        served = {await picker.destination(completion(prompt=str(number))) for number in range(12)}
+        assert three[0].host_port not in served
 
 
 async def test_a_restart_makes_an_endpoint_forget_its_prefixes(tmp_path: Path) -> None:

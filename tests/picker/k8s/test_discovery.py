@@ -10,6 +10,7 @@ import pytest
 
 from picker.k8s.discovery import selected_pods
 from tests.support.kube.followed_pool import APP, POOL, following, pool_object, ready
+from tests.support.kube.pod_records import pod_document
 
 MINUTE = 60.0
 
@@ -205,6 +206,30 @@ async def test_malformed_pods_are_told_of_and_left_out(caplog: pytest.LogCapture
         await scene.settled()
         assert scene.pods == {"a", "b", "d"}
         assert len([one for one in caplog.messages if "is not followed" in one]) == 2
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("second", "names", "warnings"),
+    [((8001,), {"a-rank-0", "b-rank-1"}, 0), ((8000,), {"b-rank-0", "b-rank-1"}, 1)],
+)
+async def test_pods_of_one_node_that_claim_one_port_are_warned_of_together(
+    caplog: pytest.LogCaptureFixture, second: tuple[int, ...], names: set[str], warnings: int
+) -> None:
+    """On the host's network, where `a` declares 8000; once, however often they change."""
+    async with following() as scene:
+        scene.write_pool(APP, 8000, 8001)
+        for name, created, ports in (("a", "2026", (8000,)), ("b", "2027", second)):
+            containers = {"server": {"ports": ports}}
+            how = {"created": f"{created}-01-01T00:00:00Z", "containers": containers}
+            pod = pod_document(name, "10.0.0.1", labels=APP, host_network=True, **how)
+            for change in range(3):
+                pod["metadata"]["annotations"]["change"] = str(change)
+                scene.server.write(pod)
+                await scene.settled()
+        assert scene.names == names
+        said = [one for one in caplog.messages if "both claim port 8000, 8001 of 10.0.0.1" in one]
+        assert len([one for one in said if "default/a and default/b" in one]) == warnings
 
 
 @pytest.mark.looptime

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from picker.k8s.pods import ACTIVE_PORTS
-from picker.k8s.pool_view import GATHER_SECONDS, HOLD_SECONDS, PoolShape, PoolView
+from picker.k8s.pool_view import GATHER_SECONDS, HOLD_SECONDS, Contest, PoolShape, PoolView
 from picker.types import Endpoint
 from tests.support.kube.pod_records import LABELS, record
 
@@ -197,8 +197,71 @@ def test_on_a_hosts_network_an_ip_is_shared_and_a_port_is_not() -> None:
     scene.put("a", "10.0.0.1", annotations={ACTIVE_PORTS: "8000"}, **host)
     scene.put("b", "10.0.0.1", annotations={ACTIVE_PORTS: "8001"}, **host)
     assert scene.names == {"a-rank-0", "b-rank-1"}
-    scene.put("c", "10.0.0.1", created="2027-01-01T00:00:00Z", **host)
-    assert scene.names == {"c-rank-0", "c-rank-1"}
+    scene.put("a", "10.0.0.1", **host)
+    scene.put("b", "10.0.0.1", created="2027-01-01T00:00:00Z", **host)
+    assert scene.names == {"b-rank-0", "b-rank-1"}
+
+
+def at(*ports: int) -> dict[str, Any]:
+    """A Pod on its host's network with these container ports, and one for metrics."""
+    return {"host_network": True, "containers": {"server": {"ports": (9400, *ports)}}}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "names"),
+    [
+        (at(8000), at(8001, 8002), {"a-rank-0", "b-rank-1", "b-rank-2"}),
+        (at(8001), at(8002, 8000), {"a-rank-1", "b-rank-0", "b-rank-2"}),
+        # One that declares none of the pool's ports has what is left.
+        (at(8000), at(), {"a-rank-0", "b-rank-1", "b-rank-2"}),
+        (at(8001, 8000, 9999), at(), {"a-rank-0", "a-rank-1", "b-rank-2"}),
+        # An annotation counts as a declaration, and replaces those of containers.
+        (
+            at(8001) | {"annotations": {ACTIVE_PORTS: "8002"}},
+            at(8000, 8001),
+            {"a-rank-2", "b-rank-0", "b-rank-1"},
+        ),
+    ],
+)
+@pytest.mark.parametrize("newer", ["a", "b"])
+def test_on_a_hosts_network_a_port_is_that_of_the_pod_that_declares_it(
+    first: dict[str, Any], second: dict[str, Any], names: set[str], newer: str
+) -> None:
+    """Whichever is newer; alone there a Pod has all ports, as it need not declare any."""
+    scene = Scene(8000, 8001, 8002)
+    for name, how in (("a", first), ("b", second)):
+        scene.put(name, "10.0.0.1", created=f"202{5 + (name == newer)}-01-01T00:00:00Z", **how)
+    look = scene.view.look(scene.now)
+    assert (scene.names, look.contests) == (names, ())
+    scene.view.remove(("default", "a"))
+    assert scene.names == {"b-rank-0", "b-rank-1", "b-rank-2"}
+
+
+def test_a_pod_that_is_left_without_a_port_is_reported() -> None:
+    """It declares none, and all are declared by others."""
+    scene = Scene(8000, 8001)
+    scene.put("a", "10.0.0.1", **at(8000))
+    scene.put("b", "10.0.0.1", **at(8001))
+    scene.put("c", "10.0.0.1", created="2027-01-01T00:00:00Z", **at())
+    contests = scene.view.look(scene.now).contests
+    assert scene.names == {"a-rank-0", "b-rank-1"}
+    assert {(one.ports, one.winner[1], one.loser[1]) for one in contests} == {
+        ((8000,), "a", "c"),
+        ((8001,), "b", "c"),
+    }
+
+
+@pytest.mark.parametrize("how", [at(), at(8000), {"host_network": True}, {}])
+def test_two_pods_with_equal_claims_to_a_port_are_reported_once(how: dict[str, Any]) -> None:
+    """The newer one has it. On their own network a stale Pod is reported as well."""
+    scene = Scene()
+    scene.put("a", "10.0.0.1", created="2026-01-01T00:00:00Z", **how)
+    scene.put("b", "10.0.0.1", created="2026-01-01T00:00:05Z", **how)
+    contest = Contest("10.0.0.1", (8000,), winner=("default", "b"), loser=("default", "a"))
+    assert scene.view.look(scene.now).contests == (contest,)
+    assert scene.pods == {"b"}
+    scene.put("a", "10.0.0.1", created="2026-01-01T00:00:00Z", labels=LABELS | {"x": "y"}, **how)
+    assert scene.view.look(scene.now).contests == ()
 
 
 def test_pods_that_are_not_in_a_whole_list_are_gone() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import msgspec
 import pytest
 import zmq
 import zmq.asyncio
 
 from picker.errors import PickerError
 from picker.framework.interfaces import KvEventFeed, KvEventSource
-from picker.kvevents.listener import KvEventListener
+from picker.kvevents.listener import PART_BYTES, KvEventListener
 from picker.pool.datastore import Datastore
 from picker.types import Endpoint
 from tests.support.picker.kv_scene import TOPIC, FakeEngine, Notebook, connected, stage
@@ -60,6 +63,45 @@ async def test_what_was_heard_is_told_to_operators() -> None:
         unknown = {"pod_identifier": "unknown", "operation": "receive"}
         assert s.value(f"{events}_zmq_errors_total", **unknown) == 1
     assert s.value(f"{events}_active_subscribers") == 0
+
+
+async def test_a_skipped_event_is_counted_always_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The message that it stood in is taken in; an endpoint that joins again is logged again."""
+    async with stage() as s:
+        for number in range(3):
+            await s.engine.say(number, b"half %d" % number)
+        await s.book.until(lambda: "half 2" in s.book.payloads())
+        skipped = {"pod_identifier": "default/a", "reason": "unusable"}
+        assert s.value("pointsman_kv_events_skipped_total", **skipped) == 3
+        assert s.listener.errors["default/a"] == 0
+    logged = [one for one in caplog.messages if "skipped an event" in one]
+    assert logged == ["KV events of default/a: skipped an event and will skip others like it: half"]
+
+
+async def test_a_large_message_is_taken_in_part_by_part() -> None:
+    """Other tasks get their turns; the numbers are those of the message."""
+    events = [["BlockRemoved", [number], "x" * 2000] for number in range(100)]
+    whole = msgspec.msgpack.encode([1.0, events])
+    seen = set[int]()
+
+    async def other_work() -> None:
+        while True:
+            seen.add(len(s.book.heard))
+            await asyncio.sleep(0)
+
+    async with stage() as s:
+        task = asyncio.create_task(other_work())
+        await s.engine.say(0, whole)
+        await s.engine.say(1, msgspec.msgpack.encode([1.0, ["last"]]))
+        await s.book.until(lambda: "last" in s.book.payloads()[-1])
+        task.cancel()
+        parts = len(s.book.payloads()) - 2
+        assert parts == len(whole) // PART_BYTES
+        assert seen >= set(range(2, parts + 1))
+        assert s.count("messages_received_total") == 2
+        assert s.count("gaps_total") == 0
 
 
 async def test_what_was_said_before_is_asked_for_when_joining() -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
 import zmq
 import zmq.asyncio
 
-from picker.framework.interfaces import KvEventFeed, KvEventSource
+from picker.framework.interfaces import KvEventFeed, KvEventSource, SkippedKvEvent
 from picker.kvevents.listener import KvEventListener
 from picker.pool.datastore import Datastore
 from picker.types import Endpoint
@@ -66,9 +66,9 @@ async def test_an_endpoint_that_has_left_says_nothing_any_more() -> None:
     class Remover(Notebook):
         datastore: Datastore = field(default_factory=Datastore)
 
-        def kv_events(self, key: str, topic: str, payload: bytes) -> None:
-            super().kv_events(key, topic, payload)
+        def kv_events(self, key: str, topic: str, payload: bytes) -> Sequence[SkippedKvEvent]:
             self.datastore.set_endpoints([])
+            return super().kv_events(key, topic, payload)
 
     with zmq.asyncio.Context() as context:
         engine = FakeEngine(context)

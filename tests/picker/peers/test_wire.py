@@ -7,6 +7,7 @@ import pytest
 
 from picker.framework.attributes import EndpointLoad
 from picker.peers import wire
+from picker.peers.generated import replica_pb2 as pb
 from picker.peers.wire import (
     MAX_COUNT,
     MAX_NAME,
@@ -15,7 +16,6 @@ from picker.peers.wire import (
     Binding,
     EndpointName,
     LoadReport,
-    PeerMessageError,
     PeerReport,
     Placement,
     decoded_report,
@@ -43,17 +43,52 @@ def test_what_peers_would_not_believe_is_told_as_the_most_that_they_do(tokens: i
 
 
 def test_names_and_loads_are_taken_up_to_their_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A character or an endpoint more is refused."""
+    """A character or an endpoint more is left out and counted."""
 
-    def passed_on(*endpoints: str) -> PeerReport:
+    def passed_on(*endpoints: str) -> tuple[list[str], int]:
         loads = {(PICKER, endpoint): EndpointLoad(1, 1) for endpoint in endpoints}
-        report = PeerReport(loads=LoadReport(1, True, loads))
-        assert decoded_report(encoded_report(report)).loads == report.loads
-        return report
+        told = decoded_report(encoded_report(PeerReport(loads=LoadReport(1, True, loads)))).loads
+        return [endpoint for _, endpoint in told.loads], told.unusable
 
     monkeypatch.setattr(wire, "MAX_LOADS", 2)
-    passed_on("a" * MAX_NAME, "b")
-    with pytest.raises(PeerMessageError, match=f"a name of {MAX_NAME + 1} characters"):
-        passed_on("a" * (MAX_NAME + 1))
-    with pytest.raises(PeerMessageError, match="3 loads in one message"):
-        passed_on("a", "b", "c")
+    assert passed_on("a" * MAX_NAME, "b") == (["a" * MAX_NAME, "b"], 0)
+    assert passed_on("a" * (MAX_NAME + 1), "b") == (["b"], 1)
+    assert passed_on("a", "b", "c") == (["a", "b"], 1)
+
+
+def _spoiled(body: pb.Batch, how: str) -> None:
+    """Make the second entry of each kind unusable."""
+    if how == "plugin":
+        body.placements[1].plugin = body.bindings[1].plugin = 7
+    elif how == "endpoint":
+        body.endpoints[1].host_port = "h" * (MAX_NAME + 1)
+    else:
+        body.placements[1].hashes = b"seven.."
+        body.bindings[1].session = "s" * (MAX_NAME + 1)
+
+
+@pytest.mark.parametrize("how", ["plugin", "endpoint", "value"])
+def test_an_entry_that_makes_no_sense_spoils_no_other(how: str) -> None:
+    """Of placements and of bindings: by what it refers to, and by what it says."""
+    other = EndpointName("ns/b", "10.0.0.2:80")
+    placed = [Placement("p", one, 9, np.arange(3, dtype=np.uint64)) for one in (A, other, A)]
+    bound = [Binding("s", one, "session", 1) for one in (A, other, A)]
+    message = pb.Told.FromString(encoded_batch(Batch(5, tuple(placed), tuple(bound))))
+    _spoiled(message.batch, how)
+    batch = decoded_report(message.SerializeToString()).batch
+    assert (batch.sequence, batch.unusable) == (5, 2)
+    assert [one.endpoint for one in batch.placements] == [A, A]
+    assert batch.bindings == (bound[0], bound[2])
+
+
+def test_a_load_that_no_replica_has_spoils_no_other() -> None:
+    message = pb.Told()
+    message.loads.version = 3
+    for endpoint, requests in (("ns/a", 2), ("ns/b", MAX_COUNT + 1), ("ns/c", 4)):
+        message.loads.loads.add(endpoint=endpoint, requests=requests)
+    loads = decoded_report(message.SerializeToString()).loads
+    assert loads.loads == {
+        (PICKER, "ns/a"): EndpointLoad(2, 0),
+        (PICKER, "ns/c"): EndpointLoad(4, 0),
+    }
+    assert loads.unusable == 1

@@ -1,4 +1,4 @@
-"""What engines say about their caches is read as they wrote it, or refused as a whole."""
+"""What engines say about their caches is read as they wrote it; what cannot be used is skipped."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from picker.prefix.kv_event_codec import (
     BlocksStored,
     CacheCleared,
     EngineType,
+    KvEvent,
     KvEventError,
     Topic,
     decode_events,
     parse_topic,
+    split_message,
 )
 from tests.depth import examples
 
@@ -59,9 +61,15 @@ def stored(**fields: Any) -> dict[str, Any]:
     }
 
 
+def events_of(payload: bytes, engine: EngineType = EngineType.VLLM) -> list[KvEvent]:
+    events, skipped = decode_events(payload, engine)
+    assert skipped == []
+    return events
+
+
 def test_maps_are_read_as_vllm_writes_them() -> None:
     """Its own bytes, one event of each kind."""
-    assert decode_events(VLLM_BYTES) == [
+    assert events_of(VLLM_BYTES) == [
         BlocksStored((1, 2), None, tokens(1, 2, 3, 4), 2, "gpu"),
         BlocksRemoved((1,), "gpu"),
         CacheCleared(),
@@ -70,15 +78,13 @@ def test_maps_are_read_as_vllm_writes_them() -> None:
 
 def test_a_real_engines_message_is_read() -> None:
     """What vLLM 0.32 published when it had computed three blocks of a prompt."""
-    (event,) = decode_events(REAL_BATCH.read_bytes())
+    (event,) = events_of(REAL_BATCH.read_bytes())
     assert isinstance(event, BlocksStored)
     assert event.hashes == (320565843606564259, 1498742607291641018, 3648846642293913320)
     assert event.parent is None
     assert (event.block_size, len(event.tokens)) == (128, 4 * 3 * 128)
     assert event.tokens[:16] == tokens(504, 2365, 6354, 16438)
     assert (event.tier, event.adapter, event.group) == ("gpu", "", 0)
-    assert event.kind == "full_attention"
-    assert event.is_resumable
     assert event.extras == ((), (), ())
 
 
@@ -99,15 +105,16 @@ def test_a_real_engines_message_is_read() -> None:
         {"extra_keys": [[f"{number}" for number in range(MAX_EXTRA_KEYS + 1)]]},
     ],
 )
-def test_sizes_and_lengths_that_do_not_fit_are_refused(fields: dict[str, Any]) -> None:
+def test_sizes_and_lengths_that_do_not_fit_are_skipped(fields: dict[str, Any]) -> None:
     """One field that makes no sense: nothing is made of the event."""
-    with pytest.raises(KvEventError):
-        decode_events(message(stored(**fields)))
+    events, skipped = decode_events(message(stored(**fields)))
+    assert events == []
+    assert [one.reason for one in skipped] == ["unusable"]
 
 
 def test_a_block_may_have_as_many_extra_keys_as_the_limit() -> None:
     most = tuple(f"{number}" for number in range(MAX_EXTRA_KEYS))
-    (event,) = decode_events(message(stored(extra_keys=[[*most], None])))
+    (event,) = events_of(message(stored(extra_keys=[[*most], None])))
     assert isinstance(event, BlocksStored)
     assert event.extras == (most, ())
 
@@ -118,7 +125,7 @@ def test_a_message_of_a_million_tokens_is_read() -> None:
     ids = list(range(count))
     in_small = stored(block_hashes=list(range(1, count // 16 + 1)), token_ids=ids, block_size=16)
     in_one = stored(token_ids=ids, block_size=count)
-    small, one = decode_events(message(in_small, in_one))
+    small, one = events_of(message(in_small, in_one))
     assert isinstance(small, BlocksStored)
     assert isinstance(one, BlocksStored)
     assert len(small.hashes) == count // 16
@@ -135,9 +142,9 @@ def test_arrays_say_the_same_with_trailing_fields_left_out(engine: EngineType) -
         ["BlockRemoved", [2], "CPU", 1],
         ["AllBlocksCleared"],
     )
-    assert decode_events(payload, engine) == [
+    assert events_of(payload, engine) == [
         BlocksStored((1,), 7, tokens(1, 2), 2),
-        BlocksStored((2,), 1, tokens(3, 4), 2, "cpu", "ad", (("x",),), 1, "mla_attention"),
+        BlocksStored((2,), 1, tokens(3, 4), 2, "cpu", "ad", (("x",),), 1),
         BlocksRemoved((1,)),
         BlocksRemoved((2,), "cpu", 1),
         CacheCleared(),
@@ -150,7 +157,7 @@ def test_a_hash_is_its_last_eight_bytes() -> None:
     event = stored(
         block_hashes=[digest, -1, b"\x05"], parent_block_hash=0, token_ids=[1, 2, 3], block_size=1
     )
-    (read,) = decode_events(message(event))
+    (read,) = events_of(message(event))
     assert isinstance(read, BlocksStored)
     assert read.hashes == (9, 2**64 - 1, 5)
     assert read.parent is None
@@ -162,22 +169,45 @@ def test_extra_keys_are_texts_without_the_adapter() -> None:
     event = stored(
         block_hashes=[1, 2], token_ids=[1, 2, 3, 4], lora_name="ad", extra_keys=extra_keys
     )
-    (read,) = decode_events(message(event))
+    (read,) = events_of(message(event))
     assert isinstance(read, BlocksStored)
     assert read.extras == (("image", "audio"), ())
     assert read.adapter == "ad"
 
 
-def test_only_caches_that_keep_every_token_can_be_resumed_from() -> None:
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [
+        (None, 1),
+        ("full_attention", 1),
+        ("mla_attention", 1),
+        ("sliding_window", 0),
+        ("sliding_window_mla", 0),
+        ("mamba", 0),
+    ],
+)
+def test_only_caches_that_keep_every_token_can_be_resumed_from(
+    kind: str | None, count: int
+) -> None:
     """A sliding window or a state space cannot."""
-    kinds = [None, "full_attention", "sliding_window", "mamba"]
-    events = decode_events(message(*(stored(kv_cache_spec_kind=kind) for kind in kinds)))
-    assert [isinstance(e, BlocksStored) and e.is_resumable for e in events] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+    events, skipped = decode_events(message(stored(kv_cache_spec_kind=kind)))
+    assert len(events) == count
+    assert [one.reason for one in skipped] == ["not_resumable"] * (1 - count)
+
+
+@pytest.mark.parametrize("sparse_first", [True, False])
+def test_a_sparse_group_leaves_the_full_one_in_its_batch(sparse_first: bool) -> None:
+    """A window of 128 that names one of four blocks, beside all tokens in one block of 512."""
+    ids = list(range(512))
+    full = stored(token_ids=ids, block_size=512, group_idx=0, kv_cache_spec_kind="mla_attention")
+    sparse = stored(
+        block_hashes=[9], token_ids=ids, block_size=128, group_idx=1,
+        kv_cache_spec_kind="sliding_window_mla",
+    )  # fmt: skip
+    batch = [sparse, full] if sparse_first else [full, sparse]
+    events, skipped = decode_events(message(*batch))
+    assert events == [BlocksStored((1,), None, tokens(*ids), 512, group=0)]
+    assert [one.reason for one in skipped] == ["not_resumable"]
 
 
 @pytest.mark.parametrize(
@@ -206,9 +236,38 @@ def test_only_caches_that_keep_every_token_can_be_resumed_from() -> None:
         stored(group_idx="a"),
     ],
 )
-def test_a_message_with_a_bad_event_is_refused_as_a_whole(event: Any) -> None:
-    with pytest.raises(KvEventError):
-        decode_events(message(["AllBlocksCleared"], event))
+def test_a_bad_event_is_skipped_and_the_others_count(event: Any) -> None:
+    events, skipped = decode_events(message(["BlockRemoved", [1]], event, ["BlockRemoved", [2]]))
+    assert events == [BlocksRemoved((1,)), BlocksRemoved((2,))]
+    (one,) = skipped
+    assert one.reason == ("unknown_type" if "type 'Unheard'" in one.text else "unusable")
+
+
+@pytest.mark.parametrize("part_bytes", [1, 100, 5000, 10**6])
+def test_the_parts_of_a_message_say_what_it_says(part_bytes: int) -> None:
+    """In order; each part is a message, and no larger than it has to be."""
+    ids = iter(range(1, 10**6))
+    events = [stored(block_hashes=[next(ids)], token_ids=[next(ids), 7]) for _ in range(200)]
+    whole = message(*events, ["BlockRemoved", [5]], ["AllBlocksCleared"])
+    parts = list(split_message(whole, part_bytes))
+    assert [one for part in parts for one in events_of(part)] == events_of(whole)
+    least = max(len(msgspec.msgpack.encode(one)) for one in events)
+    assert max(map(len, parts)) < part_bytes + 2 * least
+    assert len(parts) <= len(whole) // part_bytes + 1
+
+
+@pytest.mark.parametrize("junk", [b"\xff" * 50, msgspec.msgpack.encode(list(range(50)))])
+def test_what_is_no_message_has_one_part(junk: bytes) -> None:
+    assert list(split_message(junk, 10)) == [junk]
+
+
+def test_an_event_that_is_not_msgpack_spoils_no_other() -> None:
+    """A name that is not UTF-8 between two events that are fine."""
+    name = stored(lora_name="\u00e9\u00e9")
+    payload = message(["AllBlocksCleared"], name, ["BlockRemoved", [7]])
+    events, skipped = decode_events(payload.replace("\u00e9\u00e9".encode(), b"\xff" * 4))
+    assert events == [CacheCleared(), BlocksRemoved((7,))]
+    assert len(skipped) == 1
 
 
 @pytest.mark.parametrize(
@@ -221,8 +280,10 @@ def test_what_is_no_batch_is_refused(payload: bytes) -> None:
 
 def test_sglang_sends_no_maps() -> None:
     """One that comes all the same is not of that engine."""
-    with pytest.raises(KvEventError, match="neither an array nor a map"):
-        decode_events(VLLM_BYTES, EngineType.SGLANG)
+    events, skipped = decode_events(VLLM_BYTES, EngineType.SGLANG)
+    assert events == []
+    assert len(skipped) == 3
+    assert "neither an array nor a map" in skipped[0].text
 
 
 def test_a_topic_names_pod_and_model() -> None:

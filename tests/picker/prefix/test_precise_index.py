@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import takewhile
 from struct import pack
 from typing import Any
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from picker.prefix.block_keys import BlockKeys
 from picker.prefix.kv_event_codec import BlocksRemoved, BlocksStored, CacheCleared
-from picker.prefix.precise_index import PreciseIndex, PreciseMatch
+from picker.prefix.precise_index import PreciseIndex, PreciseMatch, _whole
 from tests.depth import examples
 
 MAKER = BlockKeys(4)
 WEIGHTS = {"gpu": 1.0, "cpu": 0.8}
+NOTHING = PreciseMatch(0.0, 0, {})
 
 
 def tokens(*ids: int) -> bytes:
@@ -108,11 +111,54 @@ def test_blocks_without_a_known_parent_are_dropped_and_counted() -> None:
     assert len(scene.index) == 0
 
 
-def test_caches_that_forget_are_not_believed() -> None:
-    """A sliding window holds the block, but not what is before it."""
+@pytest.mark.parametrize(
+    ("shared", "cpu", "disk"),
+    [(3, 0, 0), (4, 4, 0), (7, 4, 0), (8, 8, 8), (11, 8, 8), (12, 12, 8)],
+)
+def test_of_blocks_of_several_keys_the_whole_ones_match(shared: int, cpu: int, disk: int) -> None:
+    """Chunks of 16 tokens in host memory and of 32 on a disk, keys of 4: a prompt that shares some
+    keys with them.
+    """
     scene = Scene()
-    scene.say("a", stored(1, *range(4), kind="sliding_window"))
-    assert scene.blocks(*range(4)) == {}
+    scene.say("a", stored(1, *range(48), size=16, tier="cpu"))
+    scene.say("b", stored(1, *range(64), size=32, tier="disk"))
+    matches = scene.find(*range(4 * shared), *range(900, 932))
+    assert matches.get("a", NOTHING).blocks == cpu
+    assert matches.get("a", NOTHING).score == pytest.approx(0.8 * cpu)
+    assert matches.get("b", NOTHING).blocks == disk
+
+
+def test_a_part_of_a_chunk_counts_where_another_tier_has_its_keys() -> None:
+    """Two keys of the chunk are on the GPU too, in blocks of their own."""
+    scene = Scene()
+    scene.say("a", stored(1, *range(16), size=16, tier="cpu"), stored(9, *range(8)))
+    assert scene.find(*range(12))["a"] == PreciseMatch(2.0, 2, {"gpu": 2})
+    assert scene.find(*range(16))["a"] == PreciseMatch(2 + 1.6, 4, {"gpu": 2, "cpu": 4})
+
+
+@examples(200)
+@given(
+    st.lists(st.tuples(st.sets(st.sampled_from(["gpu", "cpu", "disk"])), st.integers(1, 9))),
+    st.dictionaries(st.sampled_from(["cpu", "disk"]), st.integers(2, 5)),
+)
+def test_whole_blocks_are_found_as_by_looking_at_every_key(
+    runs: list[tuple[set[str], int]], spans: dict[str, int]
+) -> None:
+    """Of each key the tiers whose block around it is there to its last key."""
+    held = [tiers for tiers, count in runs for _ in range(count)]
+    expected: list[set[str]] = []
+    for place, tiers in enumerate(held):
+        begins = {tier: place // spans.get(tier, 1) * spans.get(tier, 1) for tier in tiers}
+        blocks = {tier: held[begin:][: spans.get(tier, 1)] for tier, begin in begins.items()}
+        expected.append(
+            {
+                tier
+                for tier, block in blocks.items()
+                if len(block) == spans.get(tier, 1) and all(tier in one for one in block)
+            }
+        )
+    found = [tiers for tiers, count in _whole(runs, spans) for _ in range(count)]
+    assert found == list(takewhile(bool, expected))
 
 
 def test_groups_are_removed_apart() -> None:

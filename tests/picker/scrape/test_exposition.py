@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from picker.scrape.exposition import PageSample, scan
+from picker.scrape.exposition import PageSample, only, scan
 from tests.depth import examples
 
 NAMES = ["vllm:running", "vllm:running_total", "other", "x:vllm:running", "vllm:run"]
@@ -73,6 +73,20 @@ def test_the_scan_agrees_with_the_general_parser(page: str, name: str) -> None:
         assert same(sample.value, value)
         seconds = None if sample.timestamp_ms is None else sample.timestamp_ms / 1000
         assert seconds == timestamp
+
+
+@examples(100)
+@given(page=PAGES, names=st.sets(st.sampled_from(NAMES)))
+def test_the_lines_of_some_series_say_all_that_the_page_says_of_them(
+    page: str, names: set[str]
+) -> None:
+    """Line by line, and in any slices at the ends of lines."""
+    lines = page.encode().splitlines(keepends=True)
+    whole = only(page.encode(), names)
+    expected = repr(scan(page.encode(), sorted(names)))
+    assert repr(scan(whole, sorted(names))) == expected
+    sliced = b"".join(only(line, names) for line in lines)
+    assert repr(scan(sliced, sorted(names))) == expected
 
 
 @examples(100)

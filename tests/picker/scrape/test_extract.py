@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from picker.scrape.engines import ENGINES, EngineSeries, EngineTable, Series, parse_series
-from picker.scrape.extract import extract
+from picker.scrape.extract import MAX_BUCKETS, extract
 from picker.scrape.sources import ExtractError, Extraction, Scrape
 from picker.types import Endpoint, EndpointMetrics, ServedTotals
 
@@ -68,10 +68,10 @@ def test_a_real_engines_page_is_read() -> None:
 
 @pytest.mark.parametrize("value", [b"1e300", b"1e400", b"9007199254740994", b"-1e-300"])
 def test_a_number_beyond_all_sense_counts_as_missing(value: bytes) -> None:
-    """In any series that is a number: what was known before stays."""
+    """In any series that is a number: a load signal is unknown, a start time stays as it was."""
     page = VLLM.replace(b" 3.0\n", b" %b\n" % value).replace(b"1.7e+09", value)
     findings = read(page, previous=PREVIOUS)
-    assert findings.metrics.waiting_requests == PREVIOUS.waiting_requests
+    assert findings.metrics.waiting_requests is None
     assert findings.metrics.process_start_time_seconds == PREVIOUS.process_start_time_seconds
     assert findings.metrics.running_requests == 5
     assert len(findings.problems) == 1
@@ -151,8 +151,8 @@ def test_an_engine_without_kv_usage_needs_none() -> None:
         b'nv_inference_pending_request_count{model="b"} 1\nnv_inference_exec_count 1000000\n'
     )
     metrics = load(page, ENGINES["triton"])
-    assert (metrics.waiting_requests, metrics.running_requests) == (4, 0)
-    assert metrics.num_kv_blocks is None
+    assert (metrics.waiting_requests, metrics.running_requests) == (4, None)
+    assert (metrics.kv_cache_usage, metrics.num_kv_blocks) == (None, None)
 
 
 def test_a_total_and_its_parts_are_counted_once() -> None:
@@ -166,22 +166,61 @@ def test_a_total_and_its_parts_are_counted_once() -> None:
     assert metrics.waiting_requests == metrics.running_requests == 6
 
 
-def test_a_missing_series_keeps_its_previous_value_and_is_reported() -> None:
-    """One lost series does not lose the others."""
-    page = without(VLLM, b"vllm:num_requests_waiting")
-    findings = read(page, previous=PREVIOUS)
-    assert findings.metrics.waiting_requests == 9
-    assert findings.metrics.running_requests == 5
-    assert findings.problems == ("series 'vllm:num_requests_waiting' is missing",)
+@pytest.mark.parametrize("previous", [None, PREVIOUS])
+@pytest.mark.parametrize(
+    ("missing", "known"),
+    [
+        ((b"vllm:num_requests_waiting",), (None, 5, 0.25)),
+        ((b"vllm:num_requests_running",), (3, None, 0.25)),
+        ((b"vllm:kv_cache_usage_perc",), (3, 5, None)),
+        ((b"vllm:kv_cache_usage_perc", b"vllm:num_requests_waiting"), (None, 5, None)),
+    ],
+)
+def test_a_missing_series_is_unknown_alone_and_is_reported(
+    missing: tuple[bytes, ...],
+    known: tuple[float | None, ...],
+    previous: EndpointMetrics | None,
+) -> None:
+    """The others count, on the first page and on a later one."""
+    page = VLLM
+    for name in missing:
+        page = without(page, name)
+    findings = read(page, previous=previous)
+    metrics = findings.metrics
+    loads = (metrics.waiting_requests, metrics.running_requests, metrics.kv_cache_usage)
+    assert loads == known
+    assert sorted(findings.problems) == sorted(
+        f"series '{name.decode()}' is missing" for name in missing
+    )
 
 
-@pytest.mark.parametrize("value", [b"NaN", b"-1", b"+Inf", b"1e300"])
-def test_an_unusable_value_counts_as_missing(value: bytes) -> None:
-    """A load is a finite number from zero up."""
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (b"NaN", "not a number"),
+        (b"-1", "negative"),
+        (b"-2.5", "negative"),
+        (b"+Inf", "infinite"),
+        (b"1e300", "out of range"),
+    ],
+)
+def test_an_unusable_value_counts_as_missing(value: bytes, kind: str) -> None:
+    """A load is a finite number from zero up. The report is the same from page to page."""
     page = VLLM.replace(b'perc{engine="0",model_name="m"} 0.25', b"perc " + value)
-    with pytest.raises(ExtractError, match="kv_cache_usage_perc' has the unusable value"):
-        read(page)
-    assert load(page, previous=PREVIOUS).kv_cache_usage == 0.7
+    findings = read(page, previous=PREVIOUS)
+    assert findings.metrics.kv_cache_usage is None
+    assert findings.metrics.waiting_requests == 3
+    assert findings.problems == (
+        f"series 'vllm:kv_cache_usage_perc' has an unusable value ({kind})",
+    )
+
+
+def test_an_old_name_of_a_series_is_read_where_the_new_one_is_missing() -> None:
+    """vLLM before 0.10; a version with both names means the same by them."""
+    old = VLLM.replace(b"kv_cache_usage_perc", b"gpu_cache_usage_perc").replace(b" 0.25", b" 0.75")
+    findings = read(old)
+    assert (findings.metrics.kv_cache_usage, findings.problems) == (0.75, ())
+    assert load(old + VLLM).kv_cache_usage == 0.25
 
 
 def test_a_page_without_any_load_is_no_metrics_page() -> None:
@@ -256,7 +295,9 @@ def test_an_engine_with_nonsense_is_left_out_and_reported() -> None:
     page = TWO_RANKS.replace(b"} 7", b"} NaN")
     findings = read(page, previous=PREVIOUS)
     assert findings.metrics.waiting_requests == 3
-    assert findings.problems == ("series 'vllm:num_requests_waiting' has the unusable value nan",)
+    assert findings.problems == (
+        "series 'vllm:num_requests_waiting' has an unusable value (not a number)",
+    )
 
 
 def test_of_the_same_sample_the_latest_counts() -> None:
@@ -389,6 +430,16 @@ def test_what_was_served_is_summed_over_engines_by_bucket() -> None:
     assert metrics.served == ServedTotals(42.0, 120.0, (0.1, 1.0), (3.0, 2.0, 8.0))
     assert load(SERVED, rank=0).served == ServedTotals(42.0, 100.0, (0.1, 1.0), (2.0, 3.0, 4.0))
     assert load(VLLM).served is None
+
+
+@pytest.mark.parametrize("engines", [MAX_BUCKETS // 3 + 1, MAX_BUCKETS])
+def test_more_buckets_than_the_limit_are_not_read(engines: int) -> None:
+    """The tokens are."""
+    bucket = b'vllm:time_to_first_token_seconds_bucket{engine="%d",le="%b"} 2.0\n'
+    edges = (b"0.1", b"1.0", b"+Inf")
+    many = b"".join(bucket % (number, edge) for number in range(engines) for edge in edges)
+    served = load(VLLM + many + b"vllm:generation_tokens_total 9.0\n").served
+    assert served == ServedTotals(42.0, 9.0)
 
 
 def test_what_was_served_is_read_once_a_second() -> None:

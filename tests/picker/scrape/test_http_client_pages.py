@@ -82,8 +82,9 @@ def once(*pieces: bytes) -> Serve:
     return serve
 
 
-def http(timeout_seconds: float = 10.0) -> HttpPages:
-    return HttpPages(PageLocation(), timeout_seconds=timeout_seconds)
+def http(timeout_seconds: float = 10.0, max_page_bytes: int = MAX_PAGE_BYTES) -> HttpPages:
+    location = PageLocation(max_page_bytes=max_page_bytes)
+    return HttpPages(location, timeout_seconds=timeout_seconds)
 
 
 async def test_many_pages_come_over_one_connection() -> None:
@@ -194,23 +195,118 @@ async def test_junk_between_answers_is_not_taken_for_one() -> None:
     [
         (b"HTTP/1.1 302 Found\r\nlocation: /metrics\r\ncontent-length: 0\r\n\r\n", "status 302"),
         (b"HTTP/1.1 500 Oops\r\ncontent-length: 4\r\n\r\noops", "status 500"),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % (MAX_PAGE_BYTES + 1), "larger than"),
-        (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (MAX_PAGE_BYTES + 1), "larger than"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 4097\r\n\r\n", "larger than 4096 bytes"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 4097, "larger than 4096 bytes"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nshort", "ended before"),
         (b"hello, who is there?\r\n\r\n", "no HTTP response"),
         (b"", "closed without an answer"),
     ],
 )
 async def test_what_is_no_page_is_an_error_with_a_reason(answer: bytes, reason: str) -> None:
-    """Redirects are not followed; sizes are bounded; what breaks off is not taken for a page."""
+    """Redirects are followed once; sizes are bounded; what breaks off is not taken for a page."""
 
     async def serve(visit: Visit) -> None:
         await visit.request()
         await visit.answer(answer)
 
-    async with serving(serve) as server, http() as pages:
+    async with serving(serve) as server, http(max_page_bytes=4096) as pages:
         with pytest.raises(ScrapeError, match=reason):
             await pages.fetch(server.address)
+
+
+async def test_a_page_of_a_hundred_engines_is_read() -> None:
+    """It has 4 MB, and comes in chunks."""
+    page = PAGE * (4_000_000 // len(PAGE))
+    head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with (
+        serving(once(head, b"%x\r\n" % len(page), page, b"\r\n0\r\n\r\n")) as server,
+        http(60.0) as pages,
+    ):
+        assert await pages.fetch(server.address) == page
+
+
+def redirecting(places: dict[bytes, bytes], asked: list[bytes]) -> Serve:
+    """Answers each path with a redirection to its place, others with the page."""
+
+    async def serve(visit: Visit) -> None:
+        while True:
+            path = (await visit.request()).split(b" ", 2)[1]
+            asked.append(path)
+            place = places.get(path)
+            if place is None:
+                await visit.answer(OK)
+            else:
+                head = b"HTTP/1.1 307 Elsewhere\r\nLocation: %s\r\ncontent-length: 0\r\n\r\n"
+                await visit.answer(head % place)
+
+    return serve
+
+
+@pytest.mark.parametrize(
+    ("place", "path"),
+    [
+        (b"/metrics/", b"/metrics/"),
+        (b"internal/metrics?format=text", b"/internal/metrics?format=text"),
+        (b"http://%s/metrics/#top", b"/metrics/"),
+        (b"https://%s/m", b"/m"),
+        (b"//%s", b"/"),
+    ],
+)
+async def test_a_redirection_on_the_same_server_is_followed_and_remembered(
+    place: bytes, path: bytes
+) -> None:
+    """Relative or absolute; over the same connection."""
+    places: dict[bytes, bytes] = {}
+    asked: list[bytes] = []
+    async with serving(redirecting(places, asked)) as server, http() as pages:
+        places[b"/metrics"] = place.replace(b"%s", server.address.encode())
+        for _ in range(2):
+            assert await pages.fetch(server.address) == PAGE
+        assert asked == [b"/metrics", path, path]
+        assert server.visits == 1
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        b"http://127.0.0.2:%d/metrics",
+        b"http://127.0.0.1/metrics",
+        b"http://127.0.0.1:1/metrics",
+        b"http://metrics.example:%d/metrics",
+        b"//metrics.example:%d/metrics",
+        b"ftp://127.0.0.1/metrics",
+        b"http://127.0.0.1:port/metrics",
+        b"/a metrics page",
+        b"/m\xe9trics",
+    ],
+)
+async def test_a_redirection_to_another_server_is_not_followed(place: bytes) -> None:
+    """By address, name or port; nor one that is no place."""
+    places: dict[bytes, bytes] = {}
+    asked: list[bytes] = []
+    async with serving(redirecting(places, asked)) as server, http() as pages:
+        port = int(server.address.rpartition(":")[2])
+        places[b"/metrics"] = place.replace(b"%d", b"%d" % port)
+        with pytest.raises(ScrapeError, match=r"status 307 to .* not followed: set"):
+            await pages.fetch(server.address)
+        assert asked == [b"/metrics"]
+
+
+async def test_a_redirection_is_followed_once_and_given_up_when_its_place_is_gone() -> None:
+    """The next fetch begins at the configured path again."""
+    places = {b"/metrics": b"/a", b"/a": b"/b"}
+    asked: list[bytes] = []
+    async with serving(redirecting(places, asked)) as server, http() as pages:
+        with pytest.raises(ScrapeError, match="status 307"):
+            await pages.fetch(server.address)
+        del places[b"/a"]
+        assert await pages.fetch(server.address) == PAGE
+        places |= {b"/a": b"/c", b"/c": b"/d"}
+        with pytest.raises(ScrapeError, match="status 307"):
+            await pages.fetch(server.address)
+        places.clear()
+        assert await pages.fetch(server.address) == PAGE
+        assert asked == [b"/metrics", b"/a", b"/metrics", b"/a", b"/a", b"/c", b"/metrics"]
 
 
 async def test_an_error_status_keeps_the_connection() -> None:

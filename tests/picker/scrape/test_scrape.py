@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from picker.errors import ConfigError
+from picker.plugins.extractors import core_metrics_extractor
+from picker.plugins.extractors.core_metrics_extractor import CoreMetricsParameters
 from picker.pool.datastore import Datastore
 from picker.scrape.http_client import HttpPages
-from picker.scrape.scrape import polled
+from picker.scrape.scrape import SLICE_BYTES, polled
 from picker.scrape.sources import PageLocation, SourceBinding, TlsFiles, describers
 from picker.types import Endpoint
 from tests.support.picker.scrape_scene import (
@@ -235,6 +237,24 @@ async def test_ranks_that_share_a_page_each_read_their_part_of_it() -> None:
         await asyncio.sleep(0.2)
         alone = scene.candidate("p-rank-0").metrics
         assert alone.waiting_requests == 9
+
+
+@pytest.mark.looptime
+async def test_a_large_page_is_searched_while_the_loop_does_other_work() -> None:
+    """Two megabytes of histograms around the load; the number is that of a small page."""
+    bucket = b'vllm:request_latency_seconds_bucket{engine="%d",le="0.5"} 7\n'
+    filler = b"".join(bucket % number for number in range(20_000))
+    extractor = core_metrics_extractor.PLUGIN.make("c", CoreMetricsParameters())
+    pages = Pages({1: filler + PAGE + filler})
+    async with scraping(source(pages, ("core", extractor))) as scene:
+        scene.store.set_endpoints([endpoint("a", 1)])
+        await pages.served.wait()
+        turns = 0
+        while scene.candidate("a").metrics is None:
+            turns += 1
+            await asyncio.sleep(0)
+        assert scene.candidate("a").metrics.waiting_requests == 3
+        assert turns >= len(filler) * 2 // SLICE_BYTES
 
 
 class Site:

@@ -167,4 +167,32 @@ async def test_a_page_that_is_wrong_in_part_counts_and_is_told_when_its_problems
         await asyncio.sleep(0.5)
         assert scene.counted("datalayer_extract_errors_total") - counted <= 1
     told = [record.message.partition("default/a: ")[2] for record in caplog.records]
-    assert [line for line in told if line] == ["no queue", "complete again"]
+    assert [line for line in told if line] == ["no queue (change 1)", "complete again (change 2)"]
+
+
+@pytest.mark.looptime
+async def test_a_number_that_comes_and_goes_is_unknown_while_it_is_gone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Beside one that stays. The log says so a few times, and not with every page."""
+
+    class Coming(Length):
+        pages = 0
+
+        def extract(self, scrape: Scrape) -> Extraction:
+            self.pages += 1
+            if self.pages % 2:
+                return Extraction(attributes={"Length/test": 7, "Other/test": 1})
+            return Extraction(attributes={"Length/test": 7}, problems=("no other",))
+
+    reader = Coming()
+    async with scraping(source(Pages({1: b"page"}), ("length", reader))) as scene:
+        scene.store.set_endpoints([endpoint("a", 1)])
+        seen: dict[bool, set[tuple[str, ...]]] = {True: set(), False: set()}
+        while reader.pages < 100:
+            await asyncio.sleep(0.02)
+            if reader.pages:
+                names = tuple(scene.candidate("a").attributes)
+                seen[reader.pages % 2 == 1].add(names)
+        assert seen == {True: {("Length/test", "Other/test")}, False: {("Length/test",)}}
+    assert sum("of default/a: " in record.message for record in caplog.records) == 7

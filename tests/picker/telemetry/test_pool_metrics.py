@@ -11,9 +11,10 @@ from picker.types import Endpoint, EndpointMetrics
 
 
 def test_unknown_load_counts_as_an_endpoint_but_not_in_averages() -> None:
-    """Three endpoints, two with metrics."""
+    """Four endpoints, two with all signals, one with the KV usage alone."""
     store, metrics = Datastore(), PickerMetrics()
-    store.set_endpoints([Endpoint(name, "10.0.0.1", 8000) for name in "abc"])
+    store.set_endpoints([Endpoint(name, "10.0.0.1", 8000) for name in "abcd"])
+    store.update_metrics("default/d", EndpointMetrics(None, None, 0.9))
     store.update_metrics("default/a", EndpointMetrics(2, 1, 0.2))
     store.update_metrics("default/b", EndpointMetrics(4, 3, 0.4))
     metrics.register(PoolCollector("p", store))
@@ -21,13 +22,14 @@ def test_unknown_load_counts_as_an_endpoint_but_not_in_averages() -> None:
     def value(series: str, /, **labels: str) -> float | None:
         return metrics.registry.get_sample_value(f"llm_d_epp_{series}", labels)
 
-    assert value("ready_endpoints", name="p") == 3
+    assert value("ready_endpoints", name="p") == 4
     assert value("average_queue_size", name="p") == 3
     assert value("std_dev_queue_size", name="p") == pytest.approx(2**0.5)
-    assert value("average_kv_cache_utilization", name="p") == pytest.approx(0.3)
+    assert value("average_kv_cache_utilization", name="p") == pytest.approx(0.5)
     assert value("average_running_requests", name="p") == 2
     assert value("per_endpoint_queue_size", name="p", model_server_endpoint="b") == 4
-    assert value("per_endpoint_queue_size", name="p", model_server_endpoint="c") is None
+    for name in "cd":
+        assert value("per_endpoint_queue_size", name="p", model_server_endpoint=name) is None
 
 
 def test_an_empty_pool_has_gauges_too() -> None:

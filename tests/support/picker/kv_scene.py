@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ import zmq
 import zmq.asyncio
 
 from picker.errors import PickerError
-from picker.framework.interfaces import KvEventFeed, KvEventSource
+from picker.framework.interfaces import KvEventFeed, KvEventSource, SkippedKvEvent
 from picker.kvevents.listener import KvEventListener, ReplaySettings
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore
@@ -22,7 +22,9 @@ TOPIC = b"kv@127.0.0.1:8000@m"
 
 @dataclass
 class Notebook:
-    """A consumer that writes down what it is told; a payload `bad` makes no sense to it."""
+    """A consumer that writes down what it is told; a payload `bad` makes no sense to it, and of one
+    that begins with `half` it skips an event.
+    """
 
     sources: dict[str, KvEventSource] = field(default_factory=dict)
     feed: KvEventFeed = field(default_factory=lambda: KvEventFeed(topic_prefix="kv@"))
@@ -36,12 +38,13 @@ class Notebook:
     def kv_event_source(self, endpoint: Endpoint) -> KvEventSource | None:
         return self.sources.get(endpoint.key)
 
-    def kv_events(self, key: str, topic: str, payload: bytes) -> None:
-        self.note(key, topic, payload.decode())
+    def kv_events(self, key: str, topic: str, payload: bytes) -> Sequence[SkippedKvEvent]:
+        self.note(key, topic, payload.decode(errors="replace"))
         if payload == b"bad":
             raise PickerError("bad")
         if payload == b"mistake":
             raise RuntimeError("a mistake of ours")
+        return [SkippedKvEvent("unusable", "half")] if payload.startswith(b"half") else []
 
     def kv_events_lost(self, key: str) -> None:
         self.note(key, "lost")

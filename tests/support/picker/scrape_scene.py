@@ -35,6 +35,7 @@ class Pages:
         self.pages = dict(pages)
         self.asked: Counter[int] = Counter()
         self.forgotten: list[str] = []
+        self.served = asyncio.Event()
 
     async def fetch(self, address: str) -> bytes:
         port = int(address.rpartition(":")[2])
@@ -42,6 +43,7 @@ class Pages:
         await asyncio.sleep(0.001)
         if port not in self.pages:
             raise ScrapeError("connection refused")
+        self.served.set()
         return self.pages[port]
 
     def forget(self, address: str) -> None:

@@ -58,6 +58,8 @@ def test_unknown_and_loaded_endpoints_are_neither_idle_nor_cold() -> None:
     """Own requests that no scrape has seen count."""
     for other in (
         candidate("0", known=False),
+        candidate("0", running_requests=None, kv_cache_usage=0.5),
+        candidate("0", running_requests=3, kv_cache_usage=None),
         candidate("0", inflight=1, kv_cache_usage=0.5),
         candidate("0", running_requests=1, kv_cache_usage=0.02),
     ):

@@ -50,6 +50,17 @@ def test_the_pool_is_as_full_as_its_mean() -> None:
     assert admitter.refusal_probability([candidate(inflight=1), candidate()]) == 0.1
 
 
+@pytest.mark.parametrize(
+    ("waiting", "usage", "expected"), [(2, None, 0.4), (None, 0.4, 0.5), (None, None, 1.0)]
+)
+def test_a_missing_signal_does_not_count(
+    waiting: int | None, usage: float | None, expected: float
+) -> None:
+    """Without either the load is unknown."""
+    pool = [candidate(waiting_requests=waiting, kv_cache_usage=usage)]
+    assert _admitter(power=1.0, k=1.0).refusal_probability(pool) == expected
+
+
 def test_sheddable_requests_are_refused_by_chance() -> None:
     """As often as the curve says, with 429; others never are."""
     admitter = _admitter(power=1.0, k=0.5)

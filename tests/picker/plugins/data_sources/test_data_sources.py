@@ -52,7 +52,8 @@ def test_everything_can_be_said_otherwise() -> None:
         caCertPath="ca",
         clientCertPath="c",
         clientKeyPath="k",
-    ) == PageLocation("https", "/m?x=1", 1, 90.0, False, TlsFiles(True, "ca", "c", "k"))
+        maxPageBytes=1000,
+    ) == PageLocation("https", "/m?x=1", 1, 90.0, False, TlsFiles(True, "ca", "c", "k"), 1000)
 
 
 @pytest.mark.parametrize(

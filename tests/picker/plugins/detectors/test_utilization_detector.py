@@ -21,10 +21,10 @@ from tests.support.picker.plugin_scenes import candidate, request_for
 
 NOW = 50.0
 STALE = NOW - 0.11
-Seen = tuple[int, float, float]
+Seen = tuple[int | None, float | None, float]
 
 
-def _fresh(waiting: int, usage: float) -> Seen:
+def _fresh(waiting: int | None, usage: float | None) -> Seen:
     return waiting, usage, NOW - 0.09
 
 
@@ -59,12 +59,15 @@ def detector() -> UtilizationDetector:
         ([_fresh(1, 0.1), _fresh(15, 0.2)], 1.6),
         ([_fresh(5, 0.1)], 1.0),
         ([_fresh(0, 0.0)], 0.0),
+        ([_fresh(10, None)], 2.0),
+        ([_fresh(None, 0.45)], 0.5),
+        ([_fresh(None, None), _fresh(5, 0.1)], 0.5),
     ],
 )
 def test_saturation_is_the_mean_of_the_worse_signal(
     detector: UtilizationDetector, seen: list[Seen | None], expected: float
 ) -> None:
-    """No endpoints are full; one that is idle and stale is not."""
+    """No endpoints are full; one that is idle and stale is not. A missing signal does not count."""
     candidates = _candidates(seen)
     assert detector.saturation(candidates, Attributes(), NOW) == pytest.approx(expected, abs=1e-4)
 
@@ -91,6 +94,8 @@ def test_own_requests_count_before_a_scrape_sees_them(detector: UtilizationDetec
         ([_fresh(0, 0.0), (0, 0.0, NOW - 0.21), None], [0]),
         ([(0, 0.0, NOW - 1), None], [0, 1]),
         ([_fresh(7, 0.1), _fresh(1, 0.97)], [0, 1]),
+        ([_fresh(None, 0.1), _fresh(None, 0.97), _fresh(1, None), _fresh(7, None)], [0, 2]),
+        ([_fresh(None, None), _fresh(1, 0.1)], [1]),
     ],
 )
 def test_the_filter_keeps_fresh_endpoints_with_room(

@@ -72,7 +72,7 @@ def test_an_engine_of_ones_own_adds_to_the_built_in_ones() -> None:
     extractor = made(engineConfigs=[MINE])
     findings = read(extractor, engine="mine")
     assert findings.metrics is not None
-    assert (findings.metrics.waiting_requests, findings.metrics.running_requests) == (4, 0)
+    assert (findings.metrics.waiting_requests, findings.metrics.running_requests) == (4, None)
     assert (findings.metrics.block_size_tokens, findings.metrics.num_kv_blocks) == (8, 80)
     assert findings.attributes == {"Power/core-metrics-extractor": 250.0}
     assert waiting(read(extractor)) == 1

@@ -94,6 +94,28 @@ def test_unknown_load_is_chosen_only_when_no_known_load_will_do() -> None:
     assert kept(plugin, [full, busy]) == []
 
 
+@pytest.mark.parametrize(
+    ("seen", "is_kept"),
+    [
+        (EndpointMetrics(4, 1, None), True),
+        (EndpointMetrics(60, 1, None), False),
+        (EndpointMetrics(None, 1, 0.5), True),
+        (EndpointMetrics(None, 1, 0.95), False),
+        (EndpointMetrics(None, 1, None), False),
+    ],
+)
+def test_a_missing_signal_passes_and_the_others_decide(
+    seen: EndpointMetrics, is_kept: bool
+) -> None:
+    """Without any of them the load is unknown."""
+    plugin = configured(PLUGIN, limits(waiting_queue=5, kv_cache_utilization=0.9))
+    candidates = [placed("calm"), placed("gap", metrics=seen)]
+    assert kept(plugin, candidates) == (["calm", "gap"] if is_kept else ["calm"])
+    full = placed("full", metrics=EndpointMetrics(9))
+    is_unknown = seen.waiting_requests is None and seen.kv_cache_usage is None
+    assert kept(plugin, [full, candidates[1]]) == (["gap"] if is_kept or is_unknown else [])
+
+
 def test_all_are_kept_instead_of_none_where_that_is_asked_for() -> None:
     """Otherwise the request is refused."""
     full = [placed(name, metrics=EndpointMetrics(9)) for name in "ab"]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from picker.framework.interfaces import ResponseReader
 from picker.plugins.parsers._usage import (
     META_INFO,
+    TAIL_BYTES,
     USAGE,
     JsonUsage,
     Shape,
@@ -176,6 +177,16 @@ def test_sglang_says_its_usage_in_meta_info() -> None:
     assert read_json(sglang_usage, [{"meta_info": {}}], META_INFO) is None
 
 
+@pytest.mark.parametrize(
+    "bad", [None, 7, "text", {"meta_info": 7}, {"meta_info": [1]}, {"meta_info": {}}, [[]]]
+)
+def test_an_answer_of_sglang_that_cannot_be_read_spoils_no_other(bad: Any) -> None:
+    """Of three answers to one prompt, the middle one."""
+    info = {"prompt_tokens": 5, "completion_tokens": 3, "cached_tokens": 2}
+    answers = [{"meta_info": info}, bad, {"meta_info": info}]
+    assert read_json(sglang_usage, answers, META_INFO) == Usage(5, 6, 11, 2)
+
+
 def test_of_sglangs_events_the_one_with_a_finish_reason_counts() -> None:
     """The others tell what it is on the way."""
     begun = {"meta_info": {"prompt_tokens": 7, "completion_tokens": 1, "finish_reason": None}}
@@ -223,11 +234,24 @@ def test_the_content_type_chooses_the_reader(content_type: str, is_stream: bool)
     assert isinstance(reader, ResponseReader)
 
 
-def test_a_document_longer_than_the_limit_tells_nothing() -> None:
-    """And nothing of it is kept."""
-    body = json.dumps({"usage": COUNTS}).encode()
-    assert read(JsonUsage(openai_usage, USAGE, len(body)), body[:9], body[9:]) == TOLD
-    assert read(JsonUsage(openai_usage, USAGE, len(body) - 1), body[:9], body[9:]) is None
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ({"data": "x" * 3 * TAIL_BYTES, "usage": COUNTS}, TOLD),
+        ({"data": '"usage": {"prompt_tokens": 9}' * TAIL_BYTES, "usage": COUNTS, "id": 7}, TOLD),
+        ({"usage": COUNTS, "data": "x" * 3 * TAIL_BYTES}, None),
+        ({"data": "x" * 3 * TAIL_BYTES, "last": {"usage": COUNTS}}, None),
+        ({"data": '"usage": {"prompt_tokens": 9}' * TAIL_BYTES}, None),
+    ],
+)
+@pytest.mark.parametrize("piece_bytes", [1000, 10**7])
+def test_of_a_document_longer_than_the_limit_the_end_tells(
+    document: dict[str, Any], expected: Usage | None, piece_bytes: int
+) -> None:
+    """Where engines write the usage, behind all else; a text that looks like it does not count."""
+    body = json.dumps(document).encode()
+    pieces = [body[at : at + piece_bytes] for at in range(0, len(body), piece_bytes)]
+    assert read(JsonUsage(openai_usage, USAGE, TAIL_BYTES), *pieces) == expected
 
 
 BODIES: list[tuple[Callable[[], ResponseReader], bytes, Usage]] = [

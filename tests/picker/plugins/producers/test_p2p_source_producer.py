@@ -101,6 +101,24 @@ def test_with_a_prefill_profile_its_endpoint_computes(profile: str, expected: st
     assert chosen == (None if expected == "a" else "b")
 
 
+def test_a_queue_that_a_page_lacks_is_the_mean_of_the_others() -> None:
+    """Of queues 1, 0, 2 and a missing one, the missing one is drawn as one of 1 would be."""
+    missing = Candidate(endpoint("d").endpoint, EndpointMetrics(waiting_requests=None))
+    tiers = {name: {"cpu": 8} for name in "bcd"}
+    body, rng = request_for().body, Random(2)
+    requests = [InferenceRequest(rng.randbytes(8).hex(), {}, body, "m", "m") for _ in range(200)]
+    drawn = [
+        [
+            header(
+                one, [endpoint("a", 1), endpoint("b"), endpoint("c", 2), d], tiers, {"default": "a"}
+            )
+            for one in requests
+        ]
+        for d in (missing, endpoint("d", 1))
+    ]
+    assert drawn[0] == drawn[1]
+
+
 def test_peers_near_the_best_are_drawn_by_their_queues() -> None:
     """Within one block; the same request always draws the same; an unknown queue is a long one."""
     candidates = [

@@ -84,13 +84,33 @@ def test_a_prompt_matches_what_engines_say_they_hold() -> None:
 def test_what_a_real_engine_published_is_matched(size: int, blocks: int) -> None:
     """vLLM 0.32 said that it holds these 384 tokens, in blocks of 128."""
     payload = REAL_BATCH.read_bytes()
-    (event,) = decode_events(payload)
+    ((event,), _) = decode_events(payload)
     assert isinstance(event, BlocksStored)
     plugin = producer(f'{{"tokenProcessorConfig": {{"blockSizeTokens": {size}}}}}')
     plugin.kv_events("default/a", TOPIC, payload)
     info = find(plugin, request_for(prompts=(event.tokens + tokens(*range(size)),)))
     assert info.match_blocks == {"default/a": blocks}
     assert info.tier_blocks == {"default/a": {"gpu": blocks}}
+    plugin.check_integrity()
+
+
+def test_a_batch_with_events_of_no_use_is_matched_by_the_others() -> None:
+    """Sparse blocks of a sliding window, a type of a later engine, then blocks that continue."""
+    ids, plugin = list(range(512)), producer('{"tokenProcessorConfig": {"blockSizeTokens": 128}}')
+    full = {"type": "BlockStored", "block_size": 256, "group_idx": 0}
+    full["kv_cache_spec_kind"] = "mla_attention"
+    sparse = full | {"block_size": 64, "group_idx": 1, "kv_cache_spec_kind": "sliding_window_mla"}
+    events = [
+        full | {"block_hashes": [1], "parent_block_hash": None, "token_ids": ids[:256]},
+        sparse | {"block_hashes": [9], "parent_block_hash": None, "token_ids": ids[:256]},
+        {"type": "BlocksDemoted", "block_hashes": [1]},
+        full | {"block_hashes": [2], "parent_block_hash": 1, "token_ids": ids[256:]},
+    ]
+    payload = msgspec.msgpack.encode([1.0, events, 0])
+    skipped = plugin.kv_events("default/a", TOPIC, payload)
+    assert [one.reason for one in skipped] == ["not_resumable", "unknown_type"]
+    info = find(plugin, request_for(prompts=(tokens(*ids),)))
+    assert info.match_blocks == {"default/a": 4}
     plugin.check_integrity()
 
 
@@ -182,7 +202,7 @@ def test_a_message_that_makes_no_sense_is_refused() -> None:
     plugin = producer()
     event = ["BlockStored", [1], None, list(range(16)), 16]
     with pytest.raises(KvEventError):
-        plugin.kv_events("default/a", TOPIC, msgspec.msgpack.encode([1.0, [event, ["What"]]]))
+        plugin.kv_events("default/a", TOPIC, msgspec.msgpack.encode({"events": [event]}))
     assert plugin.index_size == 0
 
 

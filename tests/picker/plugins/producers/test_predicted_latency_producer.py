@@ -150,6 +150,22 @@ async def test_each_known_endpoint_gets_a_row(predictor: FakeLatencyPredictor) -
     assert predictions["default/a"].dispatched == 3
 
 
+async def test_a_signal_that_a_page_lacks_is_the_mean_of_the_others(
+    predictor: FakeLatencyPredictor,
+) -> None:
+    """And at least what this picker has under way."""
+    pool = [
+        candidate("a", kv_cache_usage=None, waiting_requests=8),
+        candidate("b", kv_cache_usage=0.25, waiting_requests=2),
+        candidate("c", kv_cache_usage=0.75, waiting_requests=None),
+        candidate("d", kv_cache_usage=0.5, waiting_requests=None, inflight=9),
+    ]
+    await make(predictor).look_up(ASKING, pool, Attributes())
+    rows = [row for _, body in predictor.asked for row in body["requests"]]
+    assert [row["kv_cache_percentage"] for row in rows] == [0.5, 0.25, 0.75, 0.5]
+    assert [row["num_request_waiting"] for row in rows] == [8, 2, 5, 9]
+
+
 async def test_predictions_are_held_against_the_objectives(predictor: FakeLatencyPredictor) -> None:
     """TPOT counts in streaming mode only."""
     pool = [candidate("a"), candidate("b")]
@@ -228,6 +244,17 @@ async def test_a_server_that_fails_predicts_nothing(
     found = await _look_up(producer, ASKING, candidate("a"))
     assert found.get(latency_predictions_key()) is not None
     assert ["fail from now on" in text for text in caplog.messages] == [True, False]
+
+
+async def test_a_batch_that_fails_leaves_those_before_it(
+    predictor: FakeLatencyPredictor, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two rows are answered as they should be, of which one is unusable; the third is not."""
+    predictor.answer = {"predictions": [{"ttft_ms": 80.0, "tpot_ms": 8.0}, {"ttft_ms": "fast"}]}
+    found = await _look_up(make(predictor), ASKING, *(candidate(name) for name in "abc"))
+    predictions = found.get(latency_predictions_key())
+    assert {key: one.ttft_ms for key, one in predictions.items()} == {"default/a": 80.0}
+    assert sum("fail from now on" in text for text in caplog.messages) == 1
 
 
 @pytest.mark.parametrize(

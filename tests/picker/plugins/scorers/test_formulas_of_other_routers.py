@@ -112,6 +112,13 @@ def test_dynamo_cost_is_that_of_its_documentation() -> None:
     assert dynamo(candidates, found, {}) == pytest.approx([0, 1, 7 / 8])
 
 
+def test_dynamo_cost_of_an_endpoint_that_reports_no_blocks_has_the_mean_of_the_others() -> None:
+    """Of 10 and 4 in use; nothing is cached."""
+    gap = candidate("c")
+    found = under_way(matches(10))
+    assert dynamo([in_use("a", 10), in_use("b", 4), gap], found, {}) == pytest.approx([0, 1, 0.5])
+
+
 @pytest.mark.parametrize(
     ("parameters", "expected"),
     [

@@ -12,8 +12,10 @@ from picker.plugins.scorers.latency_cost_scorer import (
 from tests.support.picker.plugin_scenes import candidate, request_for
 
 
-def _scores(costs: Mapping[str, float | None], *, producer: str = "learned") -> list[float]:
-    """Of the endpoints a, b and c."""
+def _scores(
+    costs: Mapping[str, float | None], *, producer: str = "learned", known: str = "abc"
+) -> list[float]:
+    """Of the endpoints a, b and c, of which the load of some is `known`."""
     attributes = Attributes()
     predictions = {
         f"default/{name}": LatencyPrediction(1.0, 1.0, 0.0, 0.0, True, cost_ms=cost)
@@ -21,15 +23,22 @@ def _scores(costs: Mapping[str, float | None], *, producer: str = "learned") -> 
     }
     attributes.put(latency_predictions_key("learned"), predictions)
     scorer = LatencyCostScorer(LatencyCostScorerParameters(producer))
-    return list(scorer.score(request_for(), [candidate(name) for name in "abc"], attributes))
+    candidates = [candidate(name, known=name in known) for name in "abc"]
+    return list(scorer.score(request_for(), candidates, attributes))
 
 
 def test_scores_are_in_proportion_to_the_least_cost() -> None:
     assert _scores({"a": 400.0, "b": 200.0, "c": 1000.0}) == [0.5, 1.0, 0.2]
 
 
+def test_an_endpoint_that_lacks_a_prediction_alone_has_the_mean_of_the_others() -> None:
+    """One whose load is unknown scores nothing."""
+    assert _scores({"a": 400.0, "b": 800.0}) == [1.0, 0.5, 0.75]
+    assert _scores({"a": 400.0, "b": 800.0, "c": None}) == [1.0, 0.5, 0.75]
+    assert _scores({"a": 400.0, "b": 800.0}, known="ab") == [1.0, 0.5, 0.0]
+
+
 def test_what_is_not_known_scores_nothing() -> None:
     """All of them, while nothing was learned: other scorers decide."""
-    assert _scores({"a": 400.0, "b": None}) == [1.0, 0.0, 0.0]
     assert _scores({"a": None}) == [0.0, 0.0, 0.0]
     assert _scores({"a": 400.0}, producer="another") == [0.0, 0.0, 0.0]

@@ -92,11 +92,12 @@ def test_of_busy_negative_endpoints_the_least_bad_group_is_rated(
     assert score(_scorer(headroomSelectionStrategy="most"), headrooms) == expected
 
 
-def test_an_endpoint_without_a_prediction_scores_nothing() -> None:
-    """As does one whose prediction is no number."""
-    candidates = [candidate(name) for name in "abc"]
-    found = _found({"a": (5.0, 5.0), "b": (float("nan"), 5.0)})
-    assert list(_scorer().score(request_for(), candidates, found)) == [0.51, 0.0, 0.0]
+def test_an_endpoint_that_lacks_a_prediction_alone_has_the_mean_of_the_others() -> None:
+    """As does one whose prediction is no number; one whose load is unknown scores nothing."""
+    candidates = [*(candidate(name) for name in "abcd"), candidate("e", known=False)]
+    found = _found({"a": (5.0, 5.0), "b": (float("nan"), 5.0), "d": (-5.0, 5.0)})
+    scores = _scorer().score(request_for(), candidates, found)
+    assert list(scores) == pytest.approx([0.51, 0.255, 0.255, 0.0, 0.0])
 
 
 @pytest.mark.parametrize(
@@ -125,6 +126,18 @@ def test_without_predictions_load_and_cache_decide(
     ]
     scores = _scorer(**parameters).score(request_for(), candidates, attributes)
     assert list(scores) == expected
+
+
+def test_without_predictions_a_missing_signal_is_the_mean_of_the_others() -> None:
+    """Usages of 0.2 and 0.6, queues of 0 and 4."""
+    candidates = [
+        candidate("a", kv_cache_usage=0.2, waiting_requests=None),
+        candidate("b", kv_cache_usage=0.6, waiting_requests=0),
+        candidate("c", kv_cache_usage=None, waiting_requests=4),
+    ]
+    scorer = _scorer(compositePrefixWeight=0)
+    scores = scorer.score(request_for(), candidates, Attributes())
+    assert list(scores) == pytest.approx([0.65, 0.7, 0.3])
 
 
 def test_without_anything_queues_are_equal() -> None:

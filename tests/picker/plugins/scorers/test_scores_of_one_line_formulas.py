@@ -112,11 +112,42 @@ UNSCRAPED = [unknown(inflight=n) for n in (4, 0, 2)]
             [c(), c(kv_cache_usage=0.75), c(kv_cache_usage=1.0), unknown()],
             [1.0, 0.25, 0.0, 0.0],
         ),
+        # A signal that one page lacks is the mean of the others, not 0, and not the worst.
+        (
+            "queue_scorer",
+            [c(waiting_requests=None), c(waiting_requests=60), c(), unknown()],
+            [0.5, 0.0, 1.0, 0.0],
+        ),
+        ("queue_scorer", [c(kv_cache_usage=None, waiting_requests=60), c()], [0.0, 1.0]),
+        # Own requests beyond what runs there remain the lower bound.
+        (
+            "queue_scorer",
+            [c(waiting_requests=None, running_requests=2, inflight=12), c(waiting_requests=5), c()],
+            [0.0, 0.5, 1.0],
+        ),
+        ("queue_scorer", [c(waiting_requests=None), c(waiting_requests=None)], [1.0, 1.0]),
+        (
+            "running_requests_size_scorer",
+            [c(running_requests=8), c(running_requests=None), c(running_requests=2)],
+            [0.0, 0.5, 1.0],
+        ),
+        # Nobody knows what of 6 in flight runs: as much as elsewhere, so that nothing waits.
+        (
+            "queue_scorer",
+            [c(running_requests=None, inflight=6), c(running_requests=6), c(waiting_requests=2)],
+            [0.0, 1.0, 1 / 3],
+        ),
+        (
+            "kv_cache_utilization_scorer",
+            [c(kv_cache_usage=None), c(kv_cache_usage=0.9), c(kv_cache_usage=0.1), unknown()],
+            [0.5, 0.1, 0.9, 0.0],
+        ),
+        ("kv_cache_utilization_scorer", [c(kv_cache_usage=None), unknown()], [0.0, 0.0]),
     ],
 )
 def test_load_is_compared(name: str, candidates: list[Candidate], expected: list[float]) -> None:
     """The least first; unknown is not idle, but own counts decide where nothing is known."""
-    assert scores(name, candidates) == expected
+    assert scores(name, candidates) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -128,6 +159,7 @@ def test_load_is_compared(name: str, candidates: list[Candidate], expected: list
         (-5, [c(waiting_requests=64)], [0.25]),
         (10, [c(inflight=4), unknown()], [0.3, 0.0]),
         (10, [unknown(inflight=5), unknown()], [0.25, 0.5]),
+        (10, [c(waiting_requests=None), c(waiting_requests=8), c()], [0.3, 0.1, 0.5]),
     ],
 )
 def test_load_aware_falls_to_zero_at_the_threshold(
@@ -149,12 +181,13 @@ def test_load_aware_falls_to_zero_at_the_threshold(
         ("b", "a", 2, 0.6),
         ("b", "c", 2, 0.0),
         ("", "", 0, 0.0),
-        ("", "", None, 0.0),
+        ("", "", None, 0.5),
+        ("b", "", None, 0.0),
         ("", "a", None, 0.6),
     ],
 )
 def test_lora_affinity(active: str, waiting: str, limit: int | None, expected: float) -> None:
-    """Active, then room for one more, then waiting to be loaded; an unknown endpoint has none."""
+    """Active, room for one more, waiting to be loaded, unreported; an unknown endpoint has none."""
     one = c(
         active_models=frozenset(active), waiting_models=frozenset(waiting), max_active_models=limit
     )
@@ -311,9 +344,10 @@ LOWER, HIGHER = "linear_lower_is_better", "linear_higher_is_better"
     [
         (LOWER, {}, [2, 6, 10], [1.0, 0.5, 0.0]),
         (HIGHER, {}, [2, 6, 10], [0.0, 0.5, 1.0]),
-        (LOWER, {}, [4, 4, None], [1.0, 1.0, 0.0]),
-        (HIGHER, {"adaptiveRange": {}}, [4, 4, None], [1.0, 1.0, 0.0]),
-        (HIGHER, {}, [None, 1, 3], [0.0, 0.0, 1.0]),
+        (LOWER, {}, [4, 4, None], [1.0, 1.0, 1.0]),
+        (HIGHER, {"adaptiveRange": {}}, [4, 4, None], [1.0, 1.0, 1.0]),
+        (HIGHER, {}, [None, 1, 3, 3], [2 / 3, 0.0, 1.0, 1.0]),
+        (LOWER, {"fixedRange": {"min": 0, "max": 10}}, [None, 2, 4], [0.7, 0.8, 0.6]),
         (LOWER, {"fixedRange": {"min": 0, "max": 10}}, [-1, 2.5, 11], [1.0, 0.75, 0.0]),
         (HIGHER, {"fixedRange": {"min": 5, "max": 10}}, [0, 7.5, 12], [0.0, 0.5, 1.0]),
         (LOWER, {"fixedRange": {"min": 0, "max": 1}}, [None], [0.0]),
@@ -322,7 +356,7 @@ LOWER, HIGHER = "linear_lower_is_better", "linear_higher_is_better"
 def test_endpoint_attribute(
     kind: str, normalization: dict[str, Any], values: list[float | None], expected: list[float]
 ) -> None:
-    """A fixed scale clamps, an adaptive one spans what is known."""
+    """A fixed scale clamps, an adaptive one spans what is known; what is not has the mean."""
     key = "Util/dcgm-extractor"
     candidates = [c(known={} if value is None else {key: value}) for value in values]
     parameters = {
@@ -337,9 +371,9 @@ def test_endpoint_attribute(
 def test_endpoint_attribute_knows_the_core_metrics() -> None:
     """By the reference's names, without a producer."""
     parameters = {"attributeKey": "WaitingQueueSize", "algorithm": {"type": LOWER}}
-    candidates = [c(waiting_requests=4), c(), unknown()]
+    candidates = [c(waiting_requests=4), c(), unknown(), c(waiting_requests=None)]
     said = scores("endpoint_attribute_scorer", candidates, None, parameters)
-    assert said == [0.0, 1.0, 0.0]
+    assert said == [0.0, 1.0, 0.0, 0.5]
 
 
 QUEUE = "llm-d.ai/multicluster-queue-size/multicluster-metrics-extractor"
@@ -366,6 +400,16 @@ def test_pools_by_what_their_pickers_report(
     """The queue that a worker itself reports is no matter."""
     pools = [c(waiting_requests=99, known={} if one is None else {key: one}) for one in values]
     assert scores(name, pools) == expected
+
+
+def test_a_pool_that_lacks_one_of_two_numbers_has_the_mean_of_the_others() -> None:
+    """One that reports neither is unknown."""
+    known = [{QUEUE: 2, KV: 0.75}, {QUEUE: 6, KV: 0.25}, {QUEUE: 2}, {KV: 0.25}, {}]
+    pools = [c(known=one) for one in known]
+    queue = scores("multicluster_queue_scorer", pools)
+    assert queue == pytest.approx([1.0, 0.0, 1.0, 2 / 3, 0.0])
+    cache = scores("multicluster_kv_cache_utilization_scorer", pools)
+    assert cache == pytest.approx([0.25, 0.75, 1 - 1.25 / 3, 0.75, 0.0])
 
 
 def test_prefixes_of_pools_come_from_a_producer_of_their_own() -> None:

@@ -1,0 +1,100 @@
+"""The table of limits in docs/protocol.md says what the code says, and leaves out none."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NUMBER = re.compile(r"(2\^)?([\d,]+(?:\.\d+)?)(?: (KiB|MiB|GiB))?")
+UNITS = {None: 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+CONSTANT = re.compile(r"^(_?(?:DEFAULT_)?(?:MAX|MOST)_[A-Z0-9_]+)(?:: Final)? = ", re.MULTILINE)
+# What is named like a limit and bounds nothing that comes from outside or that has to wait.
+NO_LIMITS = {
+    # parts of a thread's time, the age of something computed, pauses
+    *("app.model_choice.MAX_AGE_SECONDS", "flowcontrol.load_estimate.MAX_AGE_SECONDS"),
+    *("k8s.discovery.MAX_SHARE", "scrape.scrape.MAX_SHARE", "xds.feed.MAX_SHARE"),
+    # lines of the log and names in a line, and what is remembered not to log it twice
+    *("app.model_choice._MAX_WARNINGS", "app.pool.MAX_NAMED", "app.pool_choice._MAX_WARNINGS"),
+    *("peers.server.MAX_COMPLAINTS", "telemetry.health_metrics.MAX_LINES"),
+    *("recording.comparison._MAX_TOTALS_TOLD", "xds.server.MAX_LINES"),
+    *("xds.server._MAX_SHOWN", "xds.server._MAX_TEXT"),
+    # values that are computed anew when they are not remembered
+    *("extproc.wire.MAX_REMEMBERED", "plugins.parsers.openai_parser.MAX_REMEMBERED"),
+    *("recording.privacy.MAX_REMEMBERED", "recording.privacy.MAX_REMEMBERED_LENGTH"),
+    *("requestcontrol.pipeline.MAX_REMEMBERED", "rpc.http2.headers.MAX_REMEMBERED"),
+    *("peers.inbox._MAX_MISSING", "scrape.exposition.MAX_REMEMBERED_BYTES"),
+    # what a type or a standard can hold
+    *("config.units.MAX_BYTES", "framework.durations.MAX_SECONDS", "peers.wire._MAX_UINT32"),
+    *("framework.label_selector._MAX_NAME", "framework.label_selector._MAX_PREFIX"),
+    *("plugins.filters.header_based_testing_filter._MAX_PORT_DIGITS", "pool.object_parts.MAX_PORT"),
+    *("plugins.parsers._usage._MAX_COUNT", "plugins.parsers._usage._MAX_DIGITS"),
+    *("plugins.producers.inflight_load_producer._MOST_OUTPUT", "rpc.http2.frames.MAX_FRAME_BYTES"),
+    *("rpc.http2.frames.MAX_WINDOW_BYTES", "tokenization.prompt_stream._MAX_TOKEN"),
+    # flags that are refused
+    *("cli.flags.MAX_LEASE_NAME", "cli.flags.MAX_LEASE_SECONDS"),
+    # parts of formulas
+    *("k8s.reflector._MOST_BARREN", "plugins.fairness_policies._burst_headroom.MOST_DEVIATIONS"),
+    *(
+        f"plugins.fairness_policies.{name}"
+        for name in (
+            "_burst_headroom.MOST_GAPS",
+            "_recent_use.MOST_OF_THE_TIME",
+            "_recent_use._MOST_FADED",
+            "deficit_round_robin_fairness_policy.MOST_OFF",
+            "program_aware_fairness._MAX_HALVINGS",
+        )
+    ),
+}
+
+
+@cache
+def documented() -> dict[str, str]:
+    """The limits of the table, by their places in the code."""
+    page = (ROOT / "docs/protocol.md").read_text()
+    section = page.partition("\n## Every limit\n")[2].partition("\n## ")[0]
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in section.splitlines() if "`" in line]
+    cells = [[cell.strip() for cell in row] for row in rows if len(row) == 5]
+    assert len({row[4] for row in cells}) == len(cells)
+    return {row[4].strip("`"): row[1] for row in cells}
+
+
+def constants() -> Iterator[str]:
+    """The places of all that is named as a limit in the picker's sources."""
+    for file in sorted((ROOT / "picker").rglob("*.py")):
+        module = ".".join(file.relative_to(ROOT / "picker").with_suffix("").parts)
+        for found in CONSTANT.finditer(file.read_text()):
+            yield f"{module}.{found[1]}"
+
+
+def value_at(place: str) -> float:
+    """Of a constant of a module, or the default of a field of a class in one."""
+    path, name = place.rsplit(".", 1)
+    path, _, holder = path.rpartition(".") if path.split(".")[-1][0].isupper() else (path, "", "")
+    module = import_module(f"picker.{path}")
+    if not holder:
+        return float(getattr(module, name))
+    fields = {field.name: field.default for field in dataclasses.fields(getattr(module, holder))}
+    return float(fields[name])
+
+
+@pytest.mark.parametrize("place", documented())
+def test_a_documented_limit_is_that_of_the_code(place: str) -> None:
+    """In the unit of the table, or as a power of two."""
+    found = NUMBER.match(documented()[place])
+    assert found is not None
+    number = float(found[2].replace(",", ""))
+    assert value_at(place) == (2**number if found[1] else number * UNITS[found[3]])
+
+
+def test_every_limit_of_the_code_is_documented() -> None:
+    """Or it is none, and listed here as such."""
+    known = set(constants())
+    assert known >= NO_LIMITS
+    assert known - NO_LIMITS <= documented().keys()
