@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 from msgspec.structs import replace
 
-from picker.admin.answers import as_error, as_json, whole_number
+from picker.admin.answers import Turns, as_error, as_json, whole_number
 from picker.admin.history import (
     INTERVAL_SECONDS,
     SAMPLES,
@@ -23,11 +23,11 @@ from picker.admin.history import (
     PoolSample,
     series,
 )
-from picker.admin.metrics_page import of_pool
+from picker.admin.metrics_page import of_pool, whole
 from picker.admin.views import HEALTHY, ConfigView, EndpointView, HealthView, PoolRates
 from picker.decisions.views import RecordSummary, RecordView
 from picker.flowcontrol.views import QueuesView
-from picker.metrics.picker_metrics import CONTENT_TYPE, PickerMetrics
+from picker.metrics.picker_metrics import CONTENT_TYPE, PickerMetrics, batched
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
 from picker.telemetry.traffic import Served, ServedWindow, Traffic
@@ -100,8 +100,15 @@ class PoolPages:
     one that scrapes are timed with, in seconds.
     """
 
-    def __init__(self, source: AdminSource, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        source: AdminSource,
+        clock: Callable[[], float] = time.monotonic,
+        turns: Turns | None = None,
+    ) -> None:
+        """`turns` is shared with the pages of the other pools."""
         self.source, self.history = source, History()
+        self.turns = Turns() if turns is None else turns
         self._window = ServedWindow()
         self._served: Mapping[str, Served] = {}
         self._served_by_all = Served()
@@ -114,7 +121,7 @@ class PoolPages:
         source = self.source
 
         async def page() -> bytes:
-            return of_pool(source.metrics) if key else source.metrics.render()
+            return await whole(source.metrics, of_pool(source.metrics) if key else None, self.turns)
 
         return [
             *monitoring_routes(page, is_ready, source.problem),
@@ -177,11 +184,11 @@ class PoolPages:
         candidates = self.source.datastore.snapshot().candidates
         last, taken = self.history.cut(samples)
         pool_rows = self.history.pool(samples)
-        endpoints = await _encoded(candidates, lambda one: self._describe(one, health))
+        endpoints = await self._encoded(candidates, lambda one: self._describe(one, health))
         answer = {"endpoints": endpoints, "pool": self._pool()}
         if not samples:
             return as_json(answer)
-        rows = await _encoded(taken.values(), series)
+        rows = await self._encoded(taken.values(), series)
         history = {
             "last": last,
             "interval_seconds": INTERVAL_SECONDS,
@@ -189,6 +196,14 @@ class PoolPages:
             "pool": pool_rows,
         }
         return as_json(answer | {"history": history})
+
+    async def _encoded(self, values: Iterable[T], what: Callable[[T], Any]) -> list[msgspec.Raw]:
+        """What is said of each of very many."""
+        batches = (
+            [msgspec.Raw(msgspec.json.encode(what(one))) for one in batch]
+            for batch in batched(values, TURN)
+        )
+        return [one for batch in await self.turns.collect(batches) for one in batch]
 
     def _pool(self) -> PoolRates:
         latest = self.history.latest_pool
@@ -249,16 +264,6 @@ class PoolPages:
 def _shown(metrics: EndpointMetrics | None) -> EndpointMetrics | None:
     """Without the buckets that percentiles are made of."""
     return metrics if metrics is None or metrics.served is None else replace(metrics, served=None)
-
-
-async def _encoded(values: Iterable[T], what: Callable[[T], Any]) -> list[msgspec.Raw]:
-    """What is said of each of very many; requests on this loop get their turn meanwhile."""
-    done = []
-    for number, value in enumerate(values, 1):
-        done.append(msgspec.Raw(msgspec.json.encode(what(value))))
-        if not number % TURN:
-            await asyncio.sleep(0)
-    return done
 
 
 def monitoring_routes(

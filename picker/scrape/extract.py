@@ -19,6 +19,7 @@ from picker.scrape.sources import ExtractError, Extraction, Scrape
 from picker.types import EndpointMetrics, ServedTotals
 
 RANK_LABELS = ("engine", "dp_rank")  # vLLM's and SGLang's name for a data-parallel rank
+MODEL_LABELS = ("model_name", "model")  # most engines' name for a model, and Triton's
 REPLICA_LABELS = frozenset({"tp_rank", "pp_rank", "moe_ep_rank"})
 MAX_COUNT = 2**53
 SERVED_SECONDS = 0.9  # between two looks at what was served: once a second, for jittered scrapes
@@ -50,7 +51,8 @@ def extract(scrape: Scrape, engine: EngineSeries) -> Extraction:
     if missing and (scrape.previous is None or missing == expected):
         raise ExtractError("; ".join(problems[custom_problems:]))
     metrics = _metrics(scrape, engine, samples, readings)
-    return Extraction(metrics, attributes, tuple(problems))
+    models = _served_models(samples, engine) | metrics.active_models | metrics.waiting_models
+    return Extraction(metrics, attributes, tuple(problems), models)
 
 
 def _metrics(
@@ -75,6 +77,14 @@ def _metrics(
         updated_at_seconds=scrape.now_seconds,
         interval_seconds=scrape.interval_seconds,
         served=_served(scrape, engine, before.served),
+    )
+
+
+def _served_models(samples: _Samples, engine: EngineSeries) -> frozenset[str]:
+    """The models that the series of running requests are about."""
+    found = () if engine.running is None else samples.get(engine.running.name, ())
+    return frozenset(
+        one.labels[label] for one in found for label in MODEL_LABELS if label in one.labels
     )
 
 
