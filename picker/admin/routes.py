@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import cache
 from html import escape
 from importlib.resources import files
+from itertools import islice
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -21,7 +22,6 @@ from picker.admin.history import (
     EndpointSample,
     History,
     PoolSample,
-    series,
 )
 from picker.admin.metrics_page import of_pool, whole
 from picker.admin.views import HEALTHY, ConfigView, EndpointView, HealthView, PoolRates
@@ -70,7 +70,7 @@ class AdminSource(Protocol):
         """Flow control now."""
         ...
 
-    def decisions(self, limit: int) -> Sequence[RecordSummary]:
+    def decisions(self, limit: int) -> Iterable[RecordSummary]:
         """The last requests, the newest first."""
         ...
 
@@ -182,25 +182,25 @@ class PoolPages:
         samples = whole_number(request, "history", default=0, least=0, most=SAMPLES)
         health = self.source.health()
         candidates = self.source.datastore.snapshot().candidates
-        last, taken = self.history.cut(samples)
+        last, keys, taken = self.history.cut(samples)
         pool_rows = self.history.pool(samples)
-        endpoints = await self._encoded(candidates, lambda one: self._describe(one, health))
+        endpoints = await self._encoded(self._describe(one, health) for one in candidates)
         answer = {"endpoints": endpoints, "pool": self._pool()}
         if not samples:
             return as_json(answer)
-        rows = await self._encoded(taken.values(), series)
+        rows = await self._encoded(taken)
         history = {
             "last": last,
             "interval_seconds": INTERVAL_SECONDS,
-            "endpoints": dict(zip(taken, rows, strict=True)),
+            "endpoints": dict(zip(keys, rows, strict=True)),
             "pool": pool_rows,
         }
         return as_json(answer | {"history": history})
 
-    async def _encoded(self, values: Iterable[T], what: Callable[[T], Any]) -> list[msgspec.Raw]:
-        """What is said of each of very many."""
+    async def _encoded(self, values: Iterable[Any]) -> list[msgspec.Raw]:
+        """Each of very many, in JSON."""
         batches = (
-            [msgspec.Raw(msgspec.json.encode(what(one))) for one in batch]
+            [msgspec.Raw(msgspec.json.encode(one)) for one in batch]
             for batch in batched(values, TURN)
         )
         return [one for batch in await self.turns.collect(batches) for one in batch]
@@ -243,7 +243,8 @@ class PoolPages:
 
     async def _show_decisions(self, request: web.Request) -> web.Response:
         limit = whole_number(request, "limit", DEFAULT_LIMIT, least=1, most=MAX_LIMIT)
-        return as_json({"decisions": list(self.source.decisions(limit))[:limit]})
+        rows = await self._encoded(islice(self.source.decisions(limit), limit))
+        return as_json({"decisions": rows})
 
     async def _show_decision(self, request: web.Request) -> web.Response:
         """An id is anything that a client chose; it comes escaped as one part of the path."""
