@@ -15,9 +15,10 @@ from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from picker.admin.answers import Turns
-from picker.admin.metrics_page import LABEL, RememberedCollector, merged, of_pool
+from picker.admin.metrics_page import LABEL, RememberedCollector, merged, of_pool, whole
 from picker.metrics.picker_metrics import Collector, PickerMetrics, gauge_family
-from tests.depth import examples
+from tests.depth import by_depth, examples
+from tests.support.picker.configured_requests import routing
 from tests.support.picker.pools_port import asked, whole_pools
 
 Sample = tuple[str, frozenset[tuple[str, str]], float]
@@ -278,3 +279,37 @@ def test_without_an_interval_everything_is_computed_each_time() -> None:
     list(collector.collect())
     list(collector.collect())
     assert inner.asked == 2
+
+
+async def test_invented_names_neither_grow_the_page_nor_hold_requests() -> None:
+    """Models, tenants, objectives and headers that no request had before, all answered; the
+    page is made in pieces, and others have their turn between them.
+    """
+    house = routing("plugins: [{type: active-request-scorer}, {type: prefix-cache-scorer}]\n")
+    for number in range(by_depth(400, 100_000)):
+        body = {"model": f"model-{number // 4}" if number % 2 else "m", "prompt": f"{number}"}
+        named = {
+            "x_llm_d_inference_fairness_id": f"tenant-{number}",
+            "x_llm_d_inference_objective": f"objective-{number}",
+            f"x_header_{number}": "value",
+        }
+        exchange, decision = await house.route(body, **named)
+        usage = b'{"usage":{"prompt_tokens":9,"completion_tokens":3}}'
+        house.answer(exchange, decision, usage)
+    pieces = [b"".join(map(str.encode, lines)) for lines in house.metrics.pieces()]
+    assert len(b"".join(pieces)) < 1_500_000
+    assert max(map(len, pieces)) < 200 * 400  # bytes of so many lines
+    models = {labels[0] for labels, _ in house.metrics.request_total.numbers()}
+    assert {"m", "other"} < models
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.ensure_future(count())
+    assert await whole(house.metrics, None, Turns()) == b"".join(pieces)
+    counting.cancel()
+    assert turns >= len(pieces)
