@@ -102,6 +102,8 @@ class Subject:
         exchange = self.pool.director.begin()
         decision = await exchange.route(RawRequest(headers, json.dumps(body).encode()))
         tap = decision.response
+        if tap is None:
+            raise TypeError("a request with a body has a response that is seen")
         tap.head(ResponseHead(200, {"content-type": "application/json"}))
         tap.body(USAGE, True)
         exchange.finish(FinishCause.COMPLETED, 200)
