@@ -44,7 +44,12 @@ plugins:
 - {type: prefix-cache-scorer}
 - {type: active-request-scorer}
 """
-PAGES = ("/metrics", "/endpoints", "/endpoints?history=120", "/decisions?limit=1000")
+PAGES: tuple[str, ...] = (
+    "/metrics",
+    "/endpoints",
+    "/endpoints?history=120",
+    "/decisions?limit=1000",
+)
 PAGES += ("/decisions/last", "/queues", "/config")
 USAGE = b'{"usage":{"prompt_tokens":9,"completion_tokens":3,"prompt_tokens_details":{}}}'
 SECONDS = 2.0
