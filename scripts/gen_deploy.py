@@ -40,6 +40,10 @@ Envoy in the picker's pod: all that it asks the picker goes over the loopback ad
 
 _STATIC = """Routing mechanism: {}. The picker listens on 9002 (health on 9003), two workers on
 8000 and 8001, all on this machine."""
+_ORIGINAL_DST = """
+Envoy connects to the one address that the picker names. So this mechanism can neither fail over (a
+retry goes to the same worker) nor open: without a picker there is no address, and requests get a
+503 whatever `failure_mode_allow` says. override-host does both."""
 _DISCOVERY = """Routing mechanism: override-host, over endpoints that the picker reports
 (--xds-port 9004). It listens on 9002 (health on 9003), on this machine, as Envoy does; its pool is
 called `default`."""
@@ -81,6 +85,8 @@ def examples() -> dict[Path, str]:
         mechanism.value: (replace(config, mechanism=mechanism), _STATIC.format(mechanism.value))
         for mechanism in Mechanism
     }
+    original = Mechanism.ORIGINAL_DST.value
+    made[original] = made[original][0], made[original][1] + _ORIGINAL_DST
     made["eds"] = asking, _DISCOVERY
     made["several-pools"] = (
         replace(asking, pools=POOLS, route_by_model=True),

@@ -1,12 +1,33 @@
-"""What the HTTP port answers with: JSON, and JSON for errors too."""
+"""Answers of the HTTP port: JSON, JSON for errors too, and pages that are made in turns."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
+
+T = TypeVar("T")
+
+
+class Turns:
+    """Lets the requests on this loop have their turn while pages are made. Owns the right to make
+    one: of several that are asked for at once, each waits for the one before.
+    """
+
+    def __init__(self) -> None:
+        self._one_at_a_time = asyncio.Lock()
+
+    async def collect(self, pieces: Iterable[T]) -> list[T]:
+        """The pieces of a page, each of which takes a millisecond or two to make."""
+        made = []
+        async with self._one_at_a_time:
+            for piece in pieces:
+                made.append(piece)
+                await asyncio.sleep(0)
+        return made
 
 
 def as_json(value: Any, status: int = 200) -> web.Response:

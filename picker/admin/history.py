@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 import msgspec
@@ -109,24 +109,30 @@ Rows: TypeAlias = "tuple[array[float], ...]"
 class _Ring:
     """Owns samples: a row of numbers for each field."""
 
-    __slots__ = ("_fields", "_length", "_next", "_rows", "_size")
+    __slots__ = ("_fields", "_length", "_next", "_rows", "_size", "number")
 
     def __init__(self, size: int, fields: tuple[str, ...]) -> None:
         self._size, self._fields = size, fields
         self._rows = tuple(array("d", [_UNKNOWN]) * size for _ in fields)
         self._next = 0
         self._length = 0
+        self.number = 0
 
-    def add(self, sample: EndpointSample | PoolSample) -> None:
+    def add(self, sample: EndpointSample | PoolSample, number: int) -> None:
+        """`number` is that of the sample."""
+        self.number = number
         for name, row in zip(self._fields, self._rows, strict=True):
             value = getattr(sample, name)
             row[self._next] = _UNKNOWN if value is None else round(value, _DECIMALS)
         self._next = (self._next + 1) % self._size
         self._length = min(self._length + 1, self._size)
 
-    def last(self, count: int) -> Rows:
-        count = min(count, self._length)
-        begin, end = self._next - count, self._next
+    def last(self, count: int, upto: int) -> Rows:
+        """`count` samples, fewer where there are fewer, the last of which is number `upto`."""
+        later = max(0, self.number - upto)
+        count = max(0, min(count, self._length - later))
+        end = (self._next - later) % self._size
+        begin = end - count
         if begin >= 0:
             return tuple([row[begin:end] for row in self._rows])
         return tuple([row[begin:] + row[:end] for row in self._rows])
@@ -149,39 +155,35 @@ class History:
         forgotten.
         """
         self.latest_pool = pool or PoolSample()
-        self._pool.add(self.latest_pool)
+        self._last += 1
+        self._pool.add(self.latest_pool, self._last)
         for key in self._rings.keys() - samples.keys():
             del self._rings[key]
         for key, sample in samples.items():
             ring = self._rings.get(key)
             if ring is None:
                 ring = self._rings[key] = _Ring(self._size, _FIELDS)
-            ring.add(sample)
+            ring.add(sample, self._last)
         self._latest = dict(samples)
-        self._last += 1
 
-    def cut(self, count: int) -> tuple[int, dict[str, Rows]]:
-        """The number of the last sample, and the last `count` samples of every endpoint, fewer of
-        one that is younger; and fewer of all where `MOST_SAMPLES` do not suffice for that.
+    def cut(self, count: int) -> tuple[int, list[str], Iterator[EndpointSeries]]:
+        """The number of the last sample, the endpoints, and up to it the last `count` samples of
+        each, fewer of one that is younger; and fewer of all where `MOST_SAMPLES` do not suffice.
 
-        `series` makes of each what a `HistoryView` has.
+        Each endpoint's are taken when they are asked for; samples may be added meanwhile.
         """
-        rings = self._rings
+        rings, last = list(self._rings.items()), self._last
         count = min(count, MOST_SAMPLES // max(1, len(rings)))
-        return self._last, {key: ring.last(count) for key, ring in rings.items()}
+        taken = (EndpointSeries(*map(_known, ring.last(count, last))) for _, ring in rings)
+        return last, [key for key, _ in rings], taken
 
     def pool(self, count: int) -> PoolSeries:
         """The last `count` samples of the pool, fewer where there are not so many."""
-        return PoolSeries(*map(_known, self._pool.last(count)))
+        return PoolSeries(*map(_known, self._pool.last(count, self._last)))
 
     def latest(self, key: str) -> EndpointSample:
         """The last sample of an endpoint; one that knows nothing when there is none."""
         return self._latest.get(key, _NEVER_SAMPLED)
-
-
-def series(rows: Rows) -> EndpointSeries:
-    """One endpoint's samples in words."""
-    return EndpointSeries(*map(_known, rows))
 
 
 def _known(row: array[float]) -> tuple[float | None, ...]:

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import cache
 from html import escape
 from importlib.resources import files
+from itertools import islice
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 from aiohttp import web
 from msgspec.structs import replace
 
-from picker.admin.answers import as_error, as_json, whole_number
+from picker.admin.answers import Turns, as_error, as_json, whole_number
 from picker.admin.history import (
     INTERVAL_SECONDS,
     SAMPLES,
     EndpointSample,
     History,
     PoolSample,
-    series,
 )
-from picker.admin.metrics_page import of_pool
+from picker.admin.metrics_page import of_pool, whole
 from picker.admin.views import HEALTHY, ConfigView, EndpointView, HealthView, PoolRates
 from picker.decisions.views import RecordSummary, RecordView
 from picker.flowcontrol.views import QueuesView
-from picker.metrics.picker_metrics import CONTENT_TYPE, PickerMetrics
+from picker.metrics.picker_metrics import CONTENT_TYPE, PickerMetrics, batched
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
 from picker.telemetry.traffic import Served, ServedWindow, Traffic
@@ -70,7 +70,7 @@ class AdminSource(Protocol):
         """Flow control now."""
         ...
 
-    def decisions(self, limit: int) -> Sequence[RecordSummary]:
+    def decisions(self, limit: int) -> Iterable[RecordSummary]:
         """The last requests, the newest first."""
         ...
 
@@ -100,8 +100,15 @@ class PoolPages:
     one that scrapes are timed with, in seconds.
     """
 
-    def __init__(self, source: AdminSource, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        source: AdminSource,
+        clock: Callable[[], float] = time.monotonic,
+        turns: Turns | None = None,
+    ) -> None:
+        """`turns` is shared with the pages of the other pools."""
         self.source, self.history = source, History()
+        self.turns = Turns() if turns is None else turns
         self._window = ServedWindow()
         self._served: Mapping[str, Served] = {}
         self._served_by_all = Served()
@@ -114,7 +121,7 @@ class PoolPages:
         source = self.source
 
         async def page() -> bytes:
-            return of_pool(source.metrics) if key else source.metrics.render()
+            return await whole(source.metrics, of_pool(source.metrics) if key else None, self.turns)
 
         return [
             *monitoring_routes(page, is_ready, source.problem),
@@ -175,20 +182,28 @@ class PoolPages:
         samples = whole_number(request, "history", default=0, least=0, most=SAMPLES)
         health = self.source.health()
         candidates = self.source.datastore.snapshot().candidates
-        last, taken = self.history.cut(samples)
+        last, keys, taken = self.history.cut(samples)
         pool_rows = self.history.pool(samples)
-        endpoints = await _encoded(candidates, lambda one: self._describe(one, health))
+        endpoints = await self._encoded(self._describe(one, health) for one in candidates)
         answer = {"endpoints": endpoints, "pool": self._pool()}
         if not samples:
             return as_json(answer)
-        rows = await _encoded(taken.values(), series)
+        rows = await self._encoded(taken)
         history = {
             "last": last,
             "interval_seconds": INTERVAL_SECONDS,
-            "endpoints": dict(zip(taken, rows, strict=True)),
+            "endpoints": dict(zip(keys, rows, strict=True)),
             "pool": pool_rows,
         }
         return as_json(answer | {"history": history})
+
+    async def _encoded(self, values: Iterable[Any]) -> list[msgspec.Raw]:
+        """Each of very many, in JSON."""
+        batches = (
+            [msgspec.Raw(msgspec.json.encode(one)) for one in batch]
+            for batch in batched(values, TURN)
+        )
+        return [one for batch in await self.turns.collect(batches) for one in batch]
 
     def _pool(self) -> PoolRates:
         latest = self.history.latest_pool
@@ -228,7 +243,8 @@ class PoolPages:
 
     async def _show_decisions(self, request: web.Request) -> web.Response:
         limit = whole_number(request, "limit", DEFAULT_LIMIT, least=1, most=MAX_LIMIT)
-        return as_json({"decisions": list(self.source.decisions(limit))[:limit]})
+        rows = await self._encoded(islice(self.source.decisions(limit), limit))
+        return as_json({"decisions": rows})
 
     async def _show_decision(self, request: web.Request) -> web.Response:
         """An id is anything that a client chose; it comes escaped as one part of the path."""
@@ -255,16 +271,6 @@ def _sum(values: Iterable[int | None]) -> int | None:
     """The sum of what is known; None where nothing is."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
-
-
-async def _encoded(values: Iterable[T], what: Callable[[T], Any]) -> list[msgspec.Raw]:
-    """What is said of each of very many; requests on this loop get their turn meanwhile."""
-    done = []
-    for number, value in enumerate(values, 1):
-        done.append(msgspec.Raw(msgspec.json.encode(what(value))))
-        if not number % TURN:
-            await asyncio.sleep(0)
-    return done
 
 
 def monitoring_routes(

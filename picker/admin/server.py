@@ -14,7 +14,7 @@ from typing import Final
 
 from aiohttp import web
 
-from picker.admin.answers import as_error, as_json
+from picker.admin.answers import Turns, as_error, as_json
 from picker.admin.guarding import (
     Authorize,
     HostCheck,
@@ -106,9 +106,11 @@ class SeveralPools:
         pools: Mapping[str, tuple[PoolPages, Callable[[], bool]]],
         metrics: PickerMetrics,
         is_ready: Callable[[], bool],
+        turns: Turns | None = None,
     ) -> None:
-        """`metrics` and `is_ready` are of the process."""
+        """`metrics` and `is_ready` are of the process, `turns` is that of the pools' pages."""
         self._pools, self._metrics, self._is_ready = dict(pools), metrics, is_ready
+        self._turns = Turns() if turns is None else turns
 
     def server(self) -> AdminServer:
         """The port. Who may see a page of one pool may see it of all: rights are asked for as if
@@ -153,7 +155,7 @@ class SeveralPools:
 
     async def _page(self) -> bytes:
         counted = {key: pages.source.metrics for key, (pages, _) in self._pools.items()}
-        return await merged(self._metrics, counted)
+        return await merged(self._metrics, counted, self._turns)
 
     def _problem(self) -> str | None:
         found = {key: pages.source.problem() for key, (pages, _) in self._pools.items()}

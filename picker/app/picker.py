@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack
 from importlib.metadata import version
 from typing import Final
 
+from picker.admin.answers import Turns
 from picker.admin.routes import PoolPages
 from picker.admin.server import AdminServer, SeveralPools
 from picker.app.cluster import protect
@@ -29,6 +30,7 @@ from picker.app.pool_choice import PoolChoice
 from picker.cli.options import Options, Ports
 from picker.cli.pools import split
 from picker.extproc.server import Exchanges, ExchangesByMetadata
+from picker.metrics.label_caps import PageRoom
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.rpc.health import HealthService
 from picker.telemetry.spans import build_tracing
@@ -47,25 +49,26 @@ __all__ = ["Options", "Picker", "Ports", "StartError", "compose", "serve"]
 
 def compose(options: Options) -> Picker:
     """Build a picker; opens no port. Raises `ConfigError`."""
-    metrics = PickerMetrics()
+    room, turns = PageRoom(options.metrics_client_label_bytes), Turns()
+    metrics = PickerMetrics(room)
     metrics.info.labels("", version("pointsman")).set(1)
     outbound = Outbound(JsonClient(), build_tracing(options.tracing, os.environ))
     leadership = Leadership(options, metrics)
     parts = split(options)
     pools = {
         part.key: ServedPool(
-            part.options, outbound, PickerMetrics() if options.pools else metrics, leadership
+            part.options, outbound, PickerMetrics(room) if options.pools else metrics, leadership
         )
         for part in parts
     }
     serving = Serving(pools, leadership, time.monotonic)
-    pages = {key: PoolPages(pool) for key, pool in pools.items()}
+    pages = {key: PoolPages(pool, turns=turns) for key, pool in pools.items()}
     own: list[OwnPort] = []
     exchanges: Exchanges = next(iter(pools.values())).director
     if options.pools:
         ready = {key: serving.of_pool(pool) for key, pool in pools.items()}
         several = {key: (one, ready[key]) for key, one in pages.items()}
-        admin = SeveralPools(several, metrics, serving.is_ready).server()
+        admin = SeveralPools(several, metrics, serving.is_ready, turns).server()
         directors = {name: pools[part.key].director for part in parts for name in part.names}
         unnamed = _by_model(pools, metrics) if options.route_by_model else None
         choice = PoolChoice(directors, tuple(pools), metrics.unknown_pool_total, unnamed)

@@ -107,11 +107,13 @@ class ServedPool:
         self._flushes = PluginTasks(flush)
         listen = partial(listen_to_engines, self.datastore, metrics.kv)
         self._kv_events = PluginTasks(listen)
-        self.known.rules.subscribe(lambda rules: metrics.pin_models(rules.models))
+        self.known.rules.subscribe(lambda rules: metrics.labels.pin_rewrites(rules.rewritten))
+        self.datastore.follow_models(metrics.labels.add_served)
         metrics.register(PluginCollector(lambda: self.config.assembly, self.inflight, metrics))
         self._watch = self._config_watch(content)
         self._use(assembly)
         self.config.subscribe(self._use)
+        self._effective: tuple[Assembly, str] | None = None
         self._scales: ClusterAccess | None = None
         self._autoscaling = self._autoscaler()
         self.peers: Peering | None = None
@@ -273,7 +275,7 @@ class ServedPool:
         """Flow control now."""
         return self.flow.queues()
 
-    def decisions(self, limit: int) -> Sequence[RecordSummary]:
+    def decisions(self, limit: int) -> Iterable[RecordSummary]:
         """The last requests, the newest first."""
         return () if self.records is None else self.records.last(limit)
 
@@ -319,10 +321,13 @@ class ServedPool:
         """The one in use, with its defaults and where each line is from."""
         assembly = self.config.assembly
         loaded = assembly.loaded
+        if self._effective is None or self._effective[0] is not assembly:
+            lines = aligned(effective_lines(loaded, assembly), with_origin=True)
+            self._effective = assembly, lines  # made once: it takes several milliseconds
         return ConfigView(
             source=loaded.source.name,
             written=loaded.content.decode(errors="replace"),
-            effective=aligned(effective_lines(loaded, assembly), with_origin=True),
+            effective=self._effective[1],
             loaded_unix_seconds=self.config.since_unix_seconds,
             warnings=tuple(str(warning) for warning in assembly.warnings),
             last_error=None if self._watch is None else self._watch.problem,

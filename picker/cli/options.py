@@ -13,6 +13,7 @@ from typing import Final
 from picker.extproc.machine.request_phase import DEFAULT_MAX_BODY_BYTES
 from picker.k8s.api import LEGACY_POOLS, POOLS
 from picker.k8s.elector import LeaseName, Timings
+from picker.metrics.label_caps import MAX_ROOM_BYTES
 from picker.outliers.breaker import OutlierSettings
 from picker.peers.discovery import PeerName
 from picker.rpc.options import DEFAULT_MAX_MESSAGE_BYTES
@@ -180,6 +181,7 @@ class Options:
     metrics_tls: MetricsTls | None = None
     metrics_auth: bool = False
     pool_gauges_interval_seconds: float = 0.0
+    metrics_client_label_bytes: int = MAX_ROOM_BYTES
     drain_timeout_seconds: float = 30.0
     endpoint_ejection_failures: int = _DEFAULT_FAILURES
     explain: ExplainFlags = ExplainFlags()

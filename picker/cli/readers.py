@@ -170,6 +170,7 @@ READERS: Final[Mapping[str, Reader]] = {
     ),
     "--grpc-max-send-msg-size": _size(2**20, "the picker's messages may have 1MiB", 0),
     "--max-unfinished-bodies": _size(DEFAULT_MAX_BODY_BYTES, "one request body may have 64MiB"),
+    "--metrics-client-label-bytes": _size(64 * 1024, "a single tenant may take 64Ki"),
     "--record-max-bytes": _size(64 * 1024, "write 64Ki or more"),
     "--endpoint-ejection-failures": _number(1000),
     "--decision-records": _number(1_000_000),

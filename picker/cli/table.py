@@ -94,6 +94,9 @@ health and metrics
 --refresh-prometheus-metrics-interval DURATION = 0
                               how long to cache gauges of the pool (default: compute them at each
                               scrape)
+--metrics-client-label-bytes SIZE = 900Ki
+                              most bytes of the metrics page for label values that clients choose;
+                              further ones are "other"
 
 behaviour
 --drain-timeout DURATION = 30s

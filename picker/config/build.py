@@ -12,13 +12,18 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from picker.config.data_keys import check_layers, create_missing_producers, producers_in_order
+from picker.config.data_keys import (
+    check_layers,
+    create_missing_producers,
+    producers_in_order,
+    warn_of_unread,
+)
 from picker.config.data_layer import DataLayerPlan, check_load_is_known, plan_data_layer
 from picker.config.findings import Finding, Findings
 from picker.config.flow_control import plan_flow_control
 from picker.config.instances import Instance, PluginInstances
 from picker.config.load import LoadedConfig, load_config
-from picker.config.profiles import ProfilePlan, ProfilePlanner
+from picker.config.profiles import ProfilePlan, ProfilePlanner, names_in
 from picker.config.request_handling import (
     plan_detector,
     plan_parsers,
@@ -189,6 +194,10 @@ class _Builder:
         producers = producers_in_order(plugins, findings)
         check_layers(plugins, findings)
         check_load_is_known(data_layer, plugins, findings)
+        if not findings.has_errors:  # else something may only seem unused
+            in_profiles = names_in(plans)
+            warn_of_unread(plugins, in_profiles, findings)
+            planner.warn_of_unnamed(in_profiles)
         self._check_stability()
         findings.refuse_errors()
         if handler is None:

@@ -3,21 +3,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from picker.config.findings import Findings
 from picker.config.instances import Instance, Origin, PluginInstances
 from picker.config.source import Path
-from picker.framework.attributes import DataKey
+from picker.framework.attributes import DataKey, FlowLoads
 from picker.framework.interfaces import (
     Admitter,
     AsyncDataProducer,
     ConsumesData,
     DataProducer,
+    Filter,
     MayConsumeData,
+    PickerPlugin,
     ProducesData,
+    RequestProcessor,
+    ResponseHeadHook,
+    Scorer,
 )
 from picker.framework.registry import Registry
 
@@ -78,6 +83,36 @@ def check_layers(plugins: PluginInstances, findings: Findings) -> None:
                 if key in late and not _is_attribute_of_endpoints(plugins[late[key]]):
                     text = f"'{one.name}' needs {key}, which '{late[key]}' makes only afterwards"
                     findings.error(one.path, text)
+
+
+def warn_of_unread(
+    plugins: PluginInstances, in_profiles: Collection[str], findings: Findings
+) -> None:
+    """Report configured producers whose findings no plugin in use reads, with what reads others of
+    their kind instead. One that does more than produce is used by what it does.
+    """
+    read: dict[DataKey[Any], str] = {}
+    for one in plugins:
+        is_part = isinstance(one.plugin, Filter | Scorer | PickerPlugin)
+        if not is_part or one.name in in_profiles:
+            read |= dict.fromkeys((*_needed_by(one), *_wished_by(one)), one.name)
+    for one in plugins:
+        made = _made_by(one)
+        if one.path and _only_produces(one.plugin) and read.keys().isdisjoint(made):
+            kinds = {key.data_type for key in made}
+            others = [
+                f"; '{name}' reads what '{key.producer}' produces"
+                for key, name in read.items()
+                if key.data_type in kinds
+            ]
+            text = f"nothing uses what '{one.name}' produces{''.join(others)}"
+            findings.warn(one.path, text)
+
+
+def _only_produces(plugin: object) -> bool:
+    """Neither changes requests nor answers, nor reads its own findings, nor shows them."""
+    does_more = RequestProcessor | ResponseHeadHook | FlowLoads | Filter | Scorer | PickerPlugin
+    return is_producer(plugin) and not isinstance(plugin, does_more)
 
 
 def is_producer(plugin: object) -> bool:

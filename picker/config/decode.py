@@ -119,8 +119,10 @@ def _walk_struct(value: Any, shape: type[msgspec.Struct], at: Path, findings: Fi
     for key in value:
         if key not in fields:
             _tell_unknown((*at, str(key)), key, tuple(fields), findings)
-            if value[key] is not None:
-                written.setdefault(nearest_name(key, tuple(fields)) or "", key)
+            meant = nearest_name(key, tuple(fields))
+            if value[key] is not None and meant is not None and meant not in written:
+                written[meant] = key
+                findings.take_as((*at, str(key)), (*at, meant))
     valid: dict[str, Any] = {}
     for key, field in fields.items():
         if key in written:

@@ -90,6 +90,7 @@ class Findings:
         self._source, self._limit = source, limit
         self._found: dict[Finding, None] = {}  # a set that keeps its order
         self._has_errors = False
+        self._written: dict[Path, Path] = {}  # by the path that was meant
         self._left_out, self._gravest = 0, Severity.WARNING
 
     def __iter__(self) -> Iterator[Finding]:
@@ -122,6 +123,16 @@ class Findings:
             names = sorted(known)
             self.error(path, text, names, nearest_name(given, names))
 
+    def take_as(self, written: Path, meant: Path) -> None:
+        """Report what is found at `meant` where it is written, under a misspelt key."""
+        self._written[meant] = written
+
+    def _as_written(self, path: Path) -> Path:
+        found: Path = ()
+        for step in path:
+            found = self._written.get((*found, step), (*found, step))
+        return found
+
     def add(self, finding: Finding) -> None:
         """Note a finding; a duplicate is dropped."""
         if not self._is_left_out(finding.severity):
@@ -152,6 +163,7 @@ class Findings:
     ) -> None:
         if self._is_left_out(severity):
             return
+        path = self._as_written(path)
         line, column = self._source.position(path)
         name, key = self._source.name, dotted(path)
         self.add(Finding(severity, text, name, line, column, key, tuple(allowed), nearest))

@@ -205,12 +205,16 @@ class _Planner:
         """The configured plugin of this kind, of which there is one; else the default."""
         found = [one for one in self.plugins if kind.of(one.plugin) is not None]
         for other in found[1:]:
+            self.plugins.use(other)  # it has its own finding
             text = f"has no effect: '{found[0].name}' is {kind.name} already"
             self.findings.warn(other.path, text)
         if not found:
             self.plugins.add(PluginSpec(kind.default), _ENABLE_EVICTION, Origin.DEFAULT)
             found = [one for one in self.plugins if one.name == kind.default]
-        return kind.of(found[0].plugin) if found else None
+        if not found:
+            return None
+        self.plugins.use(found[0])
+        return kind.of(found[0].plugin)
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,7 @@ class PluginInstances:
         self._before = before
         self._by_name: dict[str, Instance] = {}
         self._broken: set[str] = set()
+        self._named: set[str] = set()
 
     def __iter__(self) -> Iterator[Instance]:
         return iter(tuple(self._by_name.values()))
@@ -84,6 +85,16 @@ class PluginInstances:
     def is_complete(self) -> bool:
         """Whether every entry became a plugin; else what seems to be missing may be one of them."""
         return not self._broken
+
+    def use(self, instance: Instance) -> None:
+        """Note that a section asks for it, by what it is and not by its name."""
+        self._named.add(instance.name)
+
+    def is_named(self, instance: Instance) -> bool:
+        """Whether a section of the configuration, another plugin or a default has asked for it."""
+        return instance.name in self._named or any(
+            instance.name in self.names_in(other) for other in self
+        )
 
     def add(self, spec: PluginSpec, path: Path, origin: Origin = Origin.CONFIGURED) -> None:
         """Make the plugin of one entry."""
@@ -103,10 +114,12 @@ class PluginInstances:
         """The plugin called like its type, made now unless it is configured."""
         if type_name not in self._by_name and type_name not in self._broken:
             self.add(PluginSpec(type_name), (), origin)
+        self._named.add(type_name)
         return self._by_name.get(type_name)
 
     def referenced(self, name: str, path: Path, types: Sequence[str] = ()) -> Instance | None:
         """The plugin that the text at `path` names; `types` are others that it could have named."""
+        self._named.add(name)
         instance = self._by_name.get(name)
         if instance is None and name and name not in self._broken:
             known = {*(one.name for one in self if one.path), *types} or {"none is configured"}

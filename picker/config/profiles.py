@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from picker.config.findings import Findings
@@ -11,14 +11,32 @@ from picker.config.instances import Instance, PluginInstances
 from picker.config.schema import EndpointPickerConfig, SchedulingProfile
 from picker.config.source import Path
 from picker.framework.interfaces import (
+    Admitter,
+    AsyncDataProducer,
+    BackgroundFlush,
+    DataProducer,
+    EndpointObserver,
     Filter,
+    KvEventConsumer,
     NamesProfiles,
     PickerPlugin,
+    PreRequest,
     ProfileHandler,
+    RequestEndHook,
+    RequestProcessor,
+    ResponseHeadHook,
+    ResponseProgressHook,
     SaturationDetector,
     Scorer,
+    Screener,
 )
 
+# What takes part without being named; a producer is used by those that read its findings.
+ALWAYS_ASKED = (
+    *(ProfileHandler, SaturationDetector, DataProducer, AsyncDataProducer, RequestProcessor),
+    *(Screener, Admitter, PreRequest, ResponseHeadHook, ResponseProgressHook, RequestEndHook),
+    *(BackgroundFlush, EndpointObserver, KvEventConsumer),
+)
 DEFAULT_PICKER = "max-score-picker"
 DEFAULT_PROFILE_HANDLER = "single-profile-handler"
 DEFAULT_PROFILE = "default"
@@ -66,7 +84,6 @@ class ProfilePlanner:
             self._plan(spec.name, list(self._parts(index, spec)), ("schedulingProfiles", index))
             for index, spec in enumerate(specs)
         ]
-        self._warn_of_idle_plugins(configured, specs)
         return plans
 
     def profile_handler(self, num_profiles: int) -> Instance | None:
@@ -152,22 +169,22 @@ class ProfilePlanner:
         instance = configured[0] if configured else self._plugins.default(DEFAULT_PICKER)
         return ProfilePart(instance) if instance is not None else None
 
-    def _warn_of_idle_plugins(
-        self, configured: Sequence[Instance], specs: Sequence[SchedulingProfile]
-    ) -> None:
-        """A filter or scorer that no profile names would be ignored silently. With errors it may
-        only seem so.
-        """
-        if self._findings.has_errors:
-            return
-        used = {part.plugin_ref for spec in specs for part in spec.plugins}
-        for instance in configured:
-            plugin = instance.plugin
-            has_part = isinstance(plugin, Filter | Scorer)
-            if (
-                has_part
-                and instance.name not in used
-                and not isinstance(plugin, SaturationDetector)
-            ):
+    def warn_of_unnamed(self, in_profiles: Collection[str]) -> None:
+        """Report plugins that take part only where something names them, and that nothing names."""
+        for instance in self._plugins:
+            if instance.path[:1] != ("plugins",):
+                continue
+            if isinstance(instance.plugin, Filter | Scorer | PickerPlugin):
+                is_used = instance.name in in_profiles
                 text = f"no profile uses the plugin '{instance.name}'"
+            else:
+                is_used = self._plugins.is_named(instance)
+                text = f"nothing uses the plugin '{instance.name}': no section names it"
+            if not is_used and not isinstance(instance.plugin, ALWAYS_ASKED):
                 self._findings.warn(instance.path, text)
+
+
+def names_in(plans: Iterable[ProfilePlan]) -> set[str]:
+    """The plugins that profiles have."""
+    parts = (part for plan in plans for part in (*plan.filters, *plan.scorers, plan.picker))
+    return {part.instance.name for part in parts if part is not None}

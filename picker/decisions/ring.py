@@ -74,10 +74,10 @@ class DecisionRing:
         """How many requests are remembered."""
         return len(self._over) + len(self._under_way)
 
-    def last(self, limit: int) -> list[RecordSummary]:
-        """The requests that came last, the newest first."""
+    def last(self, limit: int) -> Iterator[RecordSummary]:
+        """The requests that came last, the newest first, each as it is when it is asked for."""
         newest = heapq.nlargest(limit, self._all(), key=_received)
-        return [summary_of(one, *self._times(one)) for _, one in newest]
+        return (summary_of(one, *self._times(one)) for _, one in newest)
 
     def find(self, request_id: str | None) -> RecordView | None:
         """The request of this id, the newest of several; for None the one that came last."""

@@ -44,7 +44,7 @@ def view_of(decision: Decision, received_unix_seconds: float, seconds: float) ->
         prompt_tokens=None if usage is None else usage.prompt_tokens,
         cached_tokens=None if usage is None else usage.cached_tokens,
         completion_tokens=None if usage is None else usage.completion_tokens,
-        matched_prefix_tokens=decision.matched_prefix_tokens,
+        matched_prefix_tokens=_matched(decision),
         profiles=tuple(_profile(one, at, one.name == primary) for one in decision.profiles),
         stages=decision.stages,
     )
@@ -75,6 +75,16 @@ def summary_of(decision: Decision, received_unix_seconds: float, seconds: float)
         ttft_seconds=None if decision.response is None else decision.response.ttft_seconds,
         seconds=seconds,
     )
+
+
+def _matched(decision: Decision) -> int | None:
+    """The tokens expected in the cache: no more than the prompt has, once the endpoint has counted
+    them; the picker may only have estimated both.
+    """
+    matched, usage = decision.matched_prefix_tokens, decision.usage
+    if matched is None or usage is None or not usage.prompt_tokens:
+        return matched
+    return min(matched, usage.prompt_tokens)
 
 
 def _refusal(decision: Decision) -> RefusalView | None:

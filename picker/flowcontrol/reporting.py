@@ -77,8 +77,9 @@ class FlowReporter:
 
     def enqueued(self, labels: Labels, outcome: FlowOutcome, seconds: float) -> None:
         """It took so long to put a request in its queue, or to answer it without that."""
+        _, _, fairness_id, priority = self._metrics.labels.ending(labels, outcome.value)
         times = self._series.request_enqueue_duration_seconds
-        times.labels(labels[2], labels[3], outcome.value).observe(seconds)
+        times.labels(fairness_id, priority, outcome.value).observe(seconds)
 
     def waits(self, labels: Labels, item: QueuedRequest) -> None:
         """`item` waits from now on."""
@@ -94,7 +95,7 @@ class FlowReporter:
 
     def forgotten(self, priority: int, flow: str) -> None:
         """Nothing has been seen of `flow` for long: its series go."""
-        fairness_id = self._metrics.labels.fairness_ids.admit(flow)
+        fairness_id = self._metrics.labels.tenant(flow)
         key = (fairness_id, str(priority))
         if fairness_id == OVERFLOW:
             return
@@ -106,7 +107,9 @@ class FlowReporter:
             series.queue_bytes.remove(*where)
             for outcome in FlowOutcome:
                 self._ends.pop((labels, outcome), None)
-                series.request_queue_duration_seconds.remove(*self._ending(labels, outcome))
+                series.request_queue_duration_seconds.remove(
+                    *key, outcome.value, self._pool, model, target
+                )
                 series.request_enqueue_duration_seconds.remove(*key, outcome.value)
 
     def cycled(self, seconds: float) -> None:
@@ -202,7 +205,7 @@ class FlowReporter:
         return ends
 
     def _ending(self, labels: Labels, outcome: FlowOutcome) -> tuple[str, ...]:
-        model, target, fairness_id, priority = labels
+        model, target, fairness_id, priority = self._metrics.labels.ending(labels, outcome.value)
         return fairness_id, priority, outcome.value, self._pool, model, target
 
     def _where(self, labels: Labels, is_kept: bool = True) -> tuple[str, ...]:

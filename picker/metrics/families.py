@@ -32,7 +32,6 @@ from picker.metrics.declarations import (
     own_counter,
     own_gauge,
 )
-from picker.metrics.label_caps import BoundedLabels
 from picker.metrics.series import AnySeries, Counter, Histogram
 
 POOL = ("inference_pool",)
@@ -301,7 +300,7 @@ class PeerSeries(Family):
 PLUGIN = ("plugin_name", "plugin_type")
 DECISION = ("model_name", "decision_type")
 MODALITY = ("plugin_type", "plugin_name", "modality")
-MAX_MODALITIES = 16  # some clients name them
+MODALITIES = frozenset({"image", "audio", "video"})  # clients may name others
 PREDICTION = (*PLUGIN, *MODEL_LABELS)
 _TYPED = Deprecated(OBJECTIVE_PREFIX, (*MODEL_LABELS, "type"))
 
@@ -359,10 +358,6 @@ class PluginSeries(Family):
     request_tpot_prediction_duration_seconds = _predicted(
         "Time that the prediction took.", PREDICTION_SECONDS
     )
-
-    def __init__(self, declared: list[AnySeries]) -> None:
-        super().__init__(declared)
-        self.modality_labels = BoundedLabels(MAX_MODALITIES)
 
 
 class RecordingSeries(Family):

@@ -1,37 +1,85 @@
-"""Caps on the label values that clients can invent."""
+"""Bounds on the label values that clients choose, and on what they take of the metrics page.
+
+Theory of operation. The series of one request's labels take about 60 KB of the page, most of it
+buckets, so a bound on names alone leaves a page of many megabytes. A model has a label of its own
+when the pool knows it: a rule names it, a worker reports it, or a worker has answered a request
+for it. All others are `other`. What clients can still multiply (tenants, pairs of model and target
+that no rule makes, models known by an answer alone) pays for its lines from a room of bytes, which
+all pools of the process share; when that is used up, it is `other` too. What has been paid for
+keeps its label, so that a gauge goes down where it went up.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 MAX_NAMES = 1000
 MAX_NAME_CHARACTERS = 256  # a body may name a model of megabytes
 MAX_LABEL_SETS = 4096
+MAX_ROOM_BYTES = 900 * 1024  # with the other series of a usual pool the page stays below 2 MB
 OVERFLOW = "other"
+# The tenant of a request that names none; it is no choice of the client's.
+DEFAULT_FLOW = "default-flow"
+_SHARED = frozenset({"", OVERFLOW, DEFAULT_FLOW})
+RequestLabelValues = tuple[str, str, str, str]
+
+
+class Lines(NamedTuple):
+    """Lines of the page; `each_bytes` long beside the values of the labels."""
+
+    number: int
+    each_bytes: int
+
+    def cost(self, values: Iterable[str]) -> int:
+        """Bytes on the page with these label values, at most."""
+        return self.number * (self.each_bytes + sum(map(_length, values)))
+
+
+# At most: of one set of request labels, of the deprecated names of a model and its target, of one
+# way in which time in the queue ends, and of a model at an endpoint.
+SET, TWINS, ENDING, ATTEMPT = Lines(265, 135), Lines(175, 115), Lines(66, 175), Lines(2, 250)
+
+
+class PageRoom:
+    """Owns the bytes of the page that clients' choices may take: a share for models that are known
+    by an answer alone, the rest for tenants and combinations.
+    """
+
+    def __init__(self, max_bytes: int = MAX_ROOM_BYTES) -> None:
+        self._for_models = max_bytes // 3
+        self._for_others = max_bytes - self._for_models
+
+    def take(self, num_bytes: int, is_model: bool = False) -> bool:
+        """Make room; False: there is not enough left."""
+        left = self._for_models if is_model else self._for_others
+        if num_bytes > left:
+            return False
+        if is_model:
+            self._for_models -= num_bytes
+        else:
+            self._for_others -= num_bytes
+        return True
+
+
+def _length(value: str) -> int:
+    """Bytes on the page, at most."""
+    return len(value.encode(errors="replace")) + sum(map(value.count, '\\"\n'))
 
 
 class BoundedLabels:
-    """Caps the number of distinct values a client can create of one kind of label."""
+    """Caps the number of distinct values of one kind of label."""
 
     def __init__(self, limit: int = MAX_NAMES) -> None:
         self._limit = limit
         self._seen: set[str] = set()
-        self._pinned: frozenset[str] = frozenset()
-
-    def pin(self, values: Iterable[str]) -> None:
-        """Admit these whatever the cap, beside those pinned before; they come from us."""
-        self._pinned |= frozenset(values)
-
-    def is_pinned(self, value: str) -> bool:
-        """Whether it is one of ours."""
-        return value in self._pinned
 
     def admit(self, value: str) -> str:
         """`value`, or `other` when it is new and the cap is reached, or is too long to be a name.
 
         "" is always allowed.
         """
-        if not value or value in self._seen or value in self._pinned:
+        if not value or value in self._seen:
             return value
         if len(self._seen) >= self._limit or len(value) > MAX_NAME_CHARACTERS:
             return OVERFLOW
@@ -40,53 +88,109 @@ class BoundedLabels:
 
 
 class RequestLabels:
-    """Values for `REQUEST_LABELS`, with what clients can invent capped.
+    """Values for `REQUEST_LABELS`. Owns the names that are known, and what is paid for in `room`.
 
-    Each kind of value is capped, and so is the number of their combinations: a page of a thousand
-    models times a thousand tenants would be of no use. Models that are pinned are reported
-    in spite of both.
+    The sets of a model that a rule or a worker names, under its own name or as a rule rewrites it,
+    and without a tenant, cost nothing: what an operator configures is always reported.
     """
 
-    def __init__(self) -> None:
-        self.models = BoundedLabels()
-        self.fairness_ids = BoundedLabels()
-        self._known: dict[tuple[str, str, str, int], tuple[str, str, str, str]] = {}
-        self._sets: set[tuple[str, str, str, str]] = set()
+    def __init__(self, room: PageRoom | None = None) -> None:
+        self._room = PageRoom() if room is None else room
+        self._named: set[str] = {"", OVERFLOW}
+        self._served, self._answered = BoundedLabels(), BoundedLabels()
+        self._models: set[str] = {""}  # those that are named, and those that were answered
+        self._rewritten: set[tuple[str, str]] = set()
+        self._tenants: set[str] = set(_SHARED)
+        self._paid: set[tuple[RequestLabelValues, str]] = set()
+        self._pairs: set[tuple[str, str]] = set()
+        self._seen_at: set[tuple[str, str]] = set()  # models and endpoints
+        self._known: dict[tuple[str, str, str, int], RequestLabelValues] = {}
 
-    def pin_models(self, names: Iterable[str]) -> None:
-        """Admit these whatever the caps; a name reported as `other` before is reported as
-        itself.
-        """
-        self.models.pin(names)
-        self._known.clear()
+    def pin_rewrites(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """Report these models and targets, and each pair, under their own names from now on."""
+        new = set(pairs) - self._rewritten
+        if new:
+            self._rewritten |= new
+            self._name(name for pair in new for name in pair)
+
+    def add_served(self, names: Iterable[str]) -> None:
+        """Report models that a worker names under their own names, up to a thousand of them."""
+        self._name(name for name in names if self._served.admit(name) == name)
+
+    def answered(self, model: str) -> None:
+        """A worker has answered a request for this model, so that it knows it."""
+        if model not in self._models and self._answered.admit(model) == model:
+            self._models.add(model)
+            self._known.clear()
+
+    def model(self, name: str, endpoint: str = "") -> str:
+        """The label of a model in a series by model, and by endpoint where one is given."""
+        if name in self._named or (name, endpoint) in self._seen_at:
+            return name
+        # Only one that has a set of its own can have a label here.
+        if (name, name) not in self._pairs or not self._room.take(ATTEMPT.cost((name, endpoint))):
+            return OVERFLOW
+        self._seen_at.add((name, endpoint))
+        return name
+
+    def tenant(self, fairness_id: str) -> str:
+        """The label of a tenant whose requests have been counted: `other` where that is theirs."""
+        return fairness_id if fairness_id in self._tenants else OVERFLOW
 
     def of(
         self, model: str, target_model: str, fairness_id: str = "", priority: int = 0
-    ) -> tuple[str, str, str, str]:
-        """The values of one request; the same ones whenever it is asked, but for later pins."""
+    ) -> RequestLabelValues:
+        """The values of one request; they change only when a model becomes known."""
         asked = (model, target_model, fairness_id, priority)
         known = self._known.get(asked)
         if known is not None:
             return known
-        known = self._bounded(
-            self.models.admit(model),
-            self.models.admit(target_model),
-            self.fairness_ids.admit(fairness_id),
-            str(priority),
-        )
-        if max(len(model), len(target_model), len(fairness_id)) <= MAX_NAME_CHARACTERS:
+        is_short = max(len(model), len(target_model), len(fairness_id)) <= MAX_NAME_CHARACTERS
+        tenant = fairness_id if len(fairness_id) <= MAX_NAME_CHARACTERS else OVERFLOW
+        name = model if model in self._models else OVERFLOW
+        target = target_model if target_model in self._models else OVERFLOW
+        found = self._paid_for((name, target, tenant, str(priority)), SET)
+        self._tenants.add(found[2])
+        if is_short:
             if len(self._known) >= MAX_LABEL_SETS:
                 self._known.clear()  # a cache of what is worked out above
-            self._known[asked] = known
-        return known
+            self._known[asked] = found
+        return found
 
-    def _bounded(self, *values: str) -> tuple[str, str, str, str]:
-        model, target, fairness, priority = values
-        labels = (model, target, fairness, priority)
-        if labels in self._sets:
+    def ending(self, labels: RequestLabelValues, outcome: str) -> RequestLabelValues:
+        """The values under which it is counted that time in the queue ended in this way."""
+        return self._paid_for(labels, ENDING, outcome)
+
+    def _paid_for(
+        self, labels: RequestLabelValues, lines: Lines, outcome: str = ""
+    ) -> RequestLabelValues:
+        """These values, or the closest to them that are free or for whose lines there is room."""
+        model, target, tenant, priority = labels
+        is_shared, pair = tenant in _SHARED, (model, target)
+        is_plain = model == target and target in self._named
+        is_ours = is_plain or pair in self._rewritten
+        # A rewrite of every model is ours too, but takes no room for all the ends in the queue.
+        is_rewritten = lines is SET and model == OVERFLOW and target in self._named
+        if (is_shared and (is_ours or is_rewritten)) or (labels, outcome) in self._paid:
             return labels
-        if len(self._sets) >= MAX_LABEL_SETS:
-            models = [one if self.models.is_pinned(one) else OVERFLOW for one in (model, target)]
-            return (models[0], models[1], OVERFLOW, priority)
-        self._sets.add(labels)
-        return labels
+        cost = lines.cost(labels)
+        if not is_ours and pair not in self._pairs:
+            cost += TWINS.cost(pair)
+        if self._room.take(cost, is_model=is_shared and model == target):
+            self._paid.add((labels, outcome))
+            self._pairs.add(pair)
+            return labels
+        if not is_shared:
+            closest = model, target, OVERFLOW, priority
+        elif model != OVERFLOW and target in self._named:
+            closest = OVERFLOW, target, tenant, priority
+        else:
+            closest = OVERFLOW, OVERFLOW, OVERFLOW, priority
+        return self._paid_for(closest, lines, outcome)
+
+    def _name(self, names: Iterable[str]) -> None:
+        new = {name for name in names if len(name) <= MAX_NAME_CHARACTERS} - self._named
+        if new:
+            self._named |= new
+            self._models |= new
+            self._known.clear()

@@ -7,10 +7,12 @@ dashboards and alerts work unchanged, and so are the deprecated names that it st
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric, Sample
 from prometheus_client.registry import Collector
 
 from picker.metrics.declarations import (
@@ -57,9 +59,11 @@ from picker.metrics.families import (
     StreamSeries,
     XdsSeries,
 )
-from picker.metrics.label_caps import BoundedLabels, RequestLabels
-from picker.metrics.series import AnySeries, metrics_of, text_of
+from picker.metrics.label_caps import BoundedLabels, PageRoom, RequestLabels
+from picker.metrics.series import AnySeries, Labels, gauge_text, metrics_of, text_of
 
+LINES = 200  # of the page, made before others have their turn
+T = TypeVar("T")
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 PLUGIN_LABELS = ("extension_point", "plugin_type", "plugin_name")
@@ -232,11 +236,12 @@ class PickerMetrics(Family):
         "When the configuration in use was loaded, in seconds since 1970."
     )
 
-    def __init__(self) -> None:
+    def __init__(self, room: PageRoom | None = None) -> None:
+        """`room` is shared with the other pools of the process."""
         declared: list[AnySeries] = []
         super().__init__(declared)
         self.series: Sequence[AnySeries] = declared  # in the order of the exposition
-        self.labels = RequestLabels()
+        self.labels = RequestLabels(room)
         self._collectors = CollectorRegistry()
         self.registry = CollectorRegistry()
         self.plugins = PluginSeries(declared)
@@ -266,11 +271,20 @@ class PickerMetrics(Family):
             *self.kubernetes.election.all,
         )
 
+    def pieces(self, series: Iterable[AnySeries] | None = None) -> Iterator[list[str]]:
+        """The exposition, in `CONTENT_TYPE`, as lists of lines that take a millisecond or two to
+        make; of declared series only these, where given.
+
+        The numbers of one series are of one moment, those of two series need not be.
+        """
+        declared = self.series if series is None else series
+        yield from batched((line for one in declared for line in text_of(one)), LINES)
+        for metric in self._collectors.collect():  # computed here, so it is a piece by itself
+            yield from batched(gauge_text(metric), LINES)
+
     def render(self, series: Iterable[AnySeries] | None = None) -> bytes:
-        """The exposition, in `CONTENT_TYPE`; of declared series only these, where given."""
-        chosen = self.series if series is None else series
-        lines = [line for one in chosen for line in text_of(one)]
-        return "".join(lines).encode() + generate_latest(self._collectors)
+        """The whole exposition at once."""
+        return b"".join(map(encoded, self.pieces(series)))
 
     def register(self, collector: Collector) -> None:
         """Add series that are computed when they are asked for."""
@@ -278,20 +292,60 @@ class PickerMetrics(Family):
         self.registry.register(with_twins)
         self._collectors.register(with_twins)
 
-    def pin_models(self, names: Iterable[str]) -> None:
-        """Names of models that are configured, which keep their label however many names clients
-        invent.
-        """
-        self.labels.pin_models(names)
+
+def encoded(lines: Iterable[str]) -> bytes:
+    """Lines of the page, in bytes."""
+    return "".join(lines).encode(errors="replace")
+
+
+def batched(values: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Successive lists of `size` values; the last one may be shorter."""
+    rest = iter(values)
+    while batch := list(islice(rest, size)):
+        yield batch
+
+
+class _Samples:
+    """Samples that are made whenever they are read: those of thousands of endpoints in one go would
+    hold up the requests.
+    """
+
+    def __init__(self, make: Callable[[], Iterator[Sample]]) -> None:
+        self._make = make
+
+    def __iter__(self) -> Iterator[Sample]:
+        return self._make()
+
+
+def _gauge(name: str, text: str, make: Callable[[], Iterator[Sample]]) -> Metric:
+    metric = Metric(name, text, "gauge")
+    metric.samples = _Samples(make)  # type: ignore[assignment]  # it is only read
+    return metric
 
 
 def _renamed(metric: Metric, name: str, labels: Mapping[str, str]) -> Metric:
     """`metric`, a gauge, under another name and with some labels called otherwise."""
-    twin = Metric(name, f"Deprecated: use {metric.name}.", metric.type)
-    for sample in metric.samples:
-        own = {labels.get(label, label): value for label, value in sample.labels.items()}
-        twin.add_sample(name, own, sample.value)
-    return twin
+
+    def samples() -> Iterator[Sample]:
+        for sample in metric.samples:
+            own = {labels.get(label, label): value for label, value in sample.labels.items()}
+            yield Sample(name, own, sample.value)
+
+    return _gauge(name, f"Deprecated: use {metric.name}.", samples)
+
+
+def gauge_of_rows(
+    name: str, text: str, labels: Sequence[str], rows: Callable[[], Iterable[tuple[Labels, float]]]
+) -> Metric:
+    """A gauge of the whole name with a sample for each of `rows`, which are computed whenever they
+    are read, from what does not change meanwhile.
+    """
+
+    def samples() -> Iterator[Sample]:
+        for values, number in rows():
+            yield Sample(name, dict(zip(labels, values, strict=True)), number)
+
+    return _gauge(name, text, samples)
 
 
 def gauge_family(name: str, text: str, labels: Iterable[str]) -> GaugeMetricFamily:

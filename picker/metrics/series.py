@@ -250,6 +250,16 @@ def text_of(series: _Series[Any]) -> Iterator[str]:
                 yield f"{name}{suffix}{where} {_text(value)}\n"
 
 
+def gauge_text(metric: Metric) -> Iterator[str]:
+    """A gauge of `prometheus_client` in the same format, line by line."""
+    yield f"# HELP {metric.name} {metric.documentation}\n# TYPE {metric.name} gauge\n"
+    for sample in metric.samples:
+        own = ",".join(
+            f'{name}="{_escaped(value)}"' for name, value in sorted(sample.labels.items())
+        )
+        yield f"{sample.name}{f'{{{own}}}' if own else ''} {_text(sample.value)}\n"
+
+
 def _tables(
     series: _Series[N],
 ) -> Iterator[tuple[str, str, Labels, Iterable[tuple[Labels, N]]]]:

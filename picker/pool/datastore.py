@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from picker.framework.interfaces import EndpointObserver
 from picker.types import Candidate, Endpoint, EndpointMetrics
 
+MAX_MODELS = 10_000  # remembered: a worker may load adapters for as long as it runs
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -72,6 +73,8 @@ class Datastore:
         self._watchers: list[Callable[[], None]] = []
         self._candidates: dict[str, Candidate] = {}
         self._process_starts: dict[str, float] = {}
+        self._models: frozenset[str] = frozenset()  # every one that any endpoint has ever named
+        self._model_listeners: list[Callable[[frozenset[str]], None]] = []
         self._snapshot: Snapshot | None = Snapshot((), 0)
         self._version = 0
         self._synced = False
@@ -96,6 +99,12 @@ class Datastore:
         for metrics, thousands of times a second in a large pool. It must be quick and not fail.
         """
         self._watchers.append(watcher)
+
+    def follow_models(self, listener: Callable[[frozenset[str]], None]) -> None:
+        """Call `listener` with models, LoRA adapters among them, that an endpoint names for the
+        first time.
+        """
+        self._model_listeners.append(listener)
 
     def use(self, observers: Iterable[EndpointObserver], describers: Iterable[Describe]) -> None:
         """Continue with the plugins of another configuration; metrics and other attributes stay."""
@@ -213,6 +222,14 @@ class Datastore:
             return
         self._candidates[key] = replace(candidate, attributes=_merged(known, attributes))
         self._changed()
+
+    def add_models(self, models: frozenset[str]) -> None:
+        """Note which models an endpoint names."""
+        new = models - self._models
+        if new and len(self._models) < MAX_MODELS:
+            self._models |= new
+            for listener in self._model_listeners:
+                listener(new)
 
     def drop_attributes(self, key: str, names: Iterable[str]) -> None:
         """Drop attributes of an endpoint that went stale."""

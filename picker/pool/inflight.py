@@ -6,7 +6,7 @@ replicas report of theirs is added to it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 
@@ -14,7 +14,8 @@ class InflightLoad:
     """Sole owner of the in-flight counters, keyed by endpoint key.
 
     `counts` and `own_counts` are live, read-only views of the non-zero counters: of all replicas
-    together, and of this one alone.
+    together, and of this one alone. Legs are the parts of requests at endpoints other than their
+    destination, as prefill; only `requests` counts them too.
 
     Every `acquire` is matched by exactly one `release`, also when the endpoint has left the pool
     meanwhile. An endpoint without requests has no entry. Event-loop thread only.
@@ -22,6 +23,7 @@ class InflightLoad:
 
     __slots__ = (
         "_counts",
+        "_legs",
         "_others",
         "_others_total",
         "_sums",
@@ -35,6 +37,7 @@ class InflightLoad:
         self._total = 0
         self._others: Mapping[str, int] = {}
         self._others_total = 0
+        self._legs: dict[str, int] = {}
         self._sums: dict[str, int] = {}
         self.counts: Mapping[str, int] = MappingProxyType(self._sums)
         self.own_counts: Mapping[str, int] = MappingProxyType(self._counts)
@@ -50,8 +53,22 @@ class InflightLoad:
         return self._total
 
     def requests(self, key: str) -> int:
-        """Requests under way at endpoint `key`, in all replicas."""
-        return self._sums.get(key, 0)
+        """Requests under way at endpoint `key`, in all replicas, and this one's legs there."""
+        return self._sums.get(key, 0) + self._legs.get(key, 0)
+
+    def acquire_legs(self, keys: Iterable[str]) -> None:
+        """Parts of a request leave for these endpoints."""
+        for key in keys:
+            self._legs[key] = self._legs.get(key, 0) + 1
+
+    def release_legs(self, keys: Iterable[str]) -> None:
+        """Those parts are over. Raises `LookupError` when none is under way at one of them."""
+        for key in keys:
+            if key not in self._legs:
+                raise LookupError(f"no part of a request is under way at {key}")
+            self._legs[key] -= 1
+            if not self._legs[key]:
+                del self._legs[key]
 
     def acquire(self, key: str) -> None:
         """A request leaves for `key`."""

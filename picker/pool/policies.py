@@ -312,10 +312,16 @@ class RuleSet:
         return tuple(sorted(known, reverse=True))
 
     @property
-    def models(self) -> frozenset[str]:
-        """The models that rewrites name: those that they match, and those they ask for instead."""
-        matched = {model for rule in self.rewrites for model in rule.models}
-        return frozenset(matched.union(one.model for rule in self.rewrites for one in rule.targets))
+    def rewritten(self) -> frozenset[tuple[str, str]]:
+        """Each model that a rewrite matches with each that it asks for instead; of a generic one,
+        which matches all, each target with itself.
+        """
+        return frozenset(
+            (model, target.model)
+            for rule in self.rewrites
+            for target in rule.targets
+            for model in rule.models or (target.model,)
+        )
 
 
 NO_RULES = RuleSet()

@@ -177,6 +177,8 @@ class Exchange:
             context.inflight.release(decision.endpoint_key)
         if self._visit is not None:
             self._visit.ended(cause, Answer(response_status, served_by), now)
+        if response is not None:
+            response.close()
         if response is not None and response.has_body:
             decision.usage, decision.response = response.usage, response.times
         if self._flight is not None and self._pipeline.has_ends:
@@ -506,7 +508,10 @@ class Exchange:
             needs_response_body=renamed and not parsed.skip_response,
         )
         # Last: what fails above has not left.
-        self._response.visit = self._hold(routed, result.endpoints[0], begun_at)
+        primary = result.endpoints[0]
+        picked = (one.picked[0].candidate.key for one in result.profiles.values() if one.picked)
+        visit = self._hold(routed, primary, begun_at)
+        self._response.leave(visit, {key for key in picked if key != primary.key})
         return routed
 
     def _route_bodyless(self, raw: RawRequest, begun_at: float) -> RouteDecision:

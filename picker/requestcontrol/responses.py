@@ -8,7 +8,7 @@ or a hook that fails is reported and not asked again; the response never suffers
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeGuard
 
@@ -51,6 +51,7 @@ class Response:
         "_is_readable",
         "_is_streaming",
         "_last_at",
+        "_legs",
         "_log",
         "_num_bytes",
         "_parser",
@@ -81,6 +82,7 @@ class Response:
         self._pipeline, self._context, self._log = pipeline, context, log
         self._renamed_from = renamed_from
         self.visit: EndpointVisit | None = None  # set when the request leaves
+        self._legs: tuple[str, ...] = ()
         self._progress = list(pipeline.response_progress)
         self._content_type = ""
         self._is_readable = True
@@ -93,6 +95,18 @@ class Response:
         self._last_at = 0.0
         self._processing = 0.0
         self._ended = False
+
+    def leave(self, visit: EndpointVisit | None, legs: Iterable[str]) -> None:
+        """The request leaves; `legs` are the endpoints that do their part before the answer."""
+        self.visit, self._legs = visit, tuple(legs)
+        self._context.inflight.acquire_legs(self._legs)
+
+    def close(self) -> None:
+        """The request is over, or its answer has begun: the endpoints before it have done their
+        part.
+        """
+        legs, self._legs = self._legs, ()
+        self._context.inflight.release_legs(legs)
 
     @property
     def usage(self) -> Usage | None:
@@ -141,6 +155,8 @@ class Response:
         if not self.has_body:
             self._begin_body()
         is_first = self._measure(data, began)
+        if is_first:
+            self.close()
         if self._reader is not None:
             self._read(self._reader, data, is_last)
         metadata = NO_METADATA

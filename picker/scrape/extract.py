@@ -19,6 +19,7 @@ from picker.scrape.sources import ExtractError, Extraction, Scrape
 from picker.types import EndpointMetrics, ServedTotals
 
 RANK_LABELS = ("engine", "dp_rank")  # vLLM's and SGLang's name for a data-parallel rank
+MODEL_LABELS = ("model_name", "model")  # most engines' name for a model, and Triton's
 REPLICA_LABELS = frozenset({"tp_rank", "pp_rank", "moe_ep_rank"})
 MAX_COUNT = 2**53
 MAX_BUCKETS = 2000  # of the times to first token on a page: decoding them takes 20 ms
@@ -70,7 +71,8 @@ def extract(scrape: Scrape, engine: EngineSeries) -> Extraction:
         interval_seconds=scrape.interval_seconds,
         served=_served(scrape, engine, before.served),
     )
-    return Extraction(metrics, attributes, tuple(problems))
+    models = _served_models(samples, engine) | active | adapters_waiting
+    return Extraction(metrics, attributes, tuple(problems), models)
 
 
 def _read_old_name(page: bytes, samples: dict[str, tuple[PageSample, ...]], series: Series) -> None:
@@ -80,6 +82,14 @@ def _read_old_name(page: bytes, samples: dict[str, tuple[PageSample, ...]], seri
         samples.update(
             (series.name, found[name]) for name in series.old_names[::-1] if name in found
         )
+
+
+def _served_models(samples: _Samples, engine: EngineSeries) -> frozenset[str]:
+    """The models that the series of running requests are about."""
+    found = () if engine.running is None else samples.get(engine.running.name, ())
+    return frozenset(
+        one.labels[label] for one in found for label in MODEL_LABELS if label in one.labels
+    )
 
 
 def _served(

@@ -135,6 +135,7 @@ class EndpointReading:
 
     def _store(self, findings: Extraction) -> None:
         key = self.endpoint.key
+        self._datastore.add_models(findings.models)
         if findings.metrics is not None:
             self._gave_load = True
             self._datastore.update_metrics(key, findings.metrics, findings.attributes)

@@ -86,13 +86,14 @@ class Scrape:
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """What a page said: the endpoint's load (None: nothing), attributes by "Type/producer", and
-    what is missing or unusable.
+    """What a page said: the endpoint's load (None: nothing), attributes by "Type/producer", what is
+    missing or unusable, and which models the endpoint names.
     """
 
     metrics: EndpointMetrics | None = None
     attributes: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
     problems: tuple[str, ...] = ()
+    models: frozenset[str] = frozenset()
 
 
 @runtime_checkable

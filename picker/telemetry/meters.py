@@ -22,7 +22,8 @@ from picker.framework.attributes import (
 )
 from picker.framework.disaggregation import DISAGGREGATION_DECISION_KEY
 from picker.framework.interfaces import KvEventConsumer, ProducesData, RevisionGate
-from picker.metrics.families import KvSeries
+from picker.metrics.families import MODALITIES, KvSeries
+from picker.metrics.label_caps import OVERFLOW
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.metrics.series import Counter, Histogram
 from picker.prefix.match import MATCH_INFO, PrefixCacheMatchInfo
@@ -83,7 +84,7 @@ class DisaggregationDecisions:
         """Count what the profile handler left."""
         stages = _found(decision, DISAGGREGATION_DECISION_KEY)
         if stages is not None:
-            model = self.metrics.labels.models.admit(decision.target_model) or UNKNOWN_MODEL
+            model = self.metrics.labels.model(decision.target_model) or UNKNOWN_MODEL
             self.decisions.labels(*self.labels, model, stages.value).inc()
 
 
@@ -106,7 +107,7 @@ class EncoderCaches:
         found = match.modalities.get(endpoint.key, {})
         asked = modalities(request.features)
         for kind, items in asked.items():
-            modality = series.modality_labels.admit(kind)
+            modality = kind if kind in MODALITIES else OVERFLOW
             series.encoder_cache_queries_total.labels(*labels, modality).inc(items)
             series.encoder_cache_hits_total.labels(*labels, modality, endpoint.name).inc(
                 found.get(kind, 0)
@@ -244,12 +245,13 @@ class SchedulingAttempts:
 
     def __call__(self, decision: Decision, step: PluginStep) -> None:
         """One attempt; what failed by mistake is counted elsewhere."""
-        result, model = step.said, self.metrics.labels.models.admit(decision.target_model)
+        result, name = step.said, decision.target_model
         if isinstance(result, SchedulingResult):
             first = result.endpoints[0]
+            model = self.metrics.labels.model(name, first.name)
             labels = ("success", model, first.name, first.namespace, str(first.port))
         elif isinstance(result, PickerError):
-            labels = ("failure", model, "", "", "")
+            labels = ("failure", self.metrics.labels.model(name), "", "", "")
         else:
             return
         self.metrics.scheduler_attempts_total.labels(*labels).inc()

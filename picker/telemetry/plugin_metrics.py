@@ -9,10 +9,19 @@ from typing import Any, Protocol, runtime_checkable
 from picker.decisions.steps import BoundPlugin
 from picker.framework.attributes import EndpointLoad, FlowLoads
 from picker.framework.flow import ProgramShare, SharesByProgram
-from picker.metrics.picker_metrics import Collector, Metric, PickerMetrics, gauge_family
+from picker.metrics.declarations import PREFIX
+from picker.metrics.label_caps import OVERFLOW
+from picker.metrics.picker_metrics import (
+    Collector,
+    Metric,
+    PickerMetrics,
+    gauge_family,
+    gauge_of_rows,
+)
 from picker.pool.inflight import InflightLoad
 from picker.telemetry.meters import StrictSelections
 
+MAX_ROWS = 1000  # with a tenant of their own, on a page
 FLOW_LABELS = ("endpoint_name", "namespace", "producer_name", "fairness_id", "priority")
 PROGRAM = ("program_id",)
 Row = tuple[str, str, str, str, str]
@@ -85,16 +94,19 @@ class PluginCollector(Collector):
             if isinstance(one.plugin, FlowLoads)
         }
         rows = self._flows(producers) if producers else self._whole()
-        requests = gauge_family(
-            "inflight_requests", "Requests that this picker has under way.", FLOW_LABELS
+        yield gauge_of_rows(
+            PREFIX + "inflight_requests",
+            "Requests that this picker has under way.",
+            FLOW_LABELS,
+            lambda: ((row, load.requests) for row, load in rows.items()),
         )
-        tokens = gauge_family("inflight_tokens", "Their tokens.", FLOW_LABELS)
-        for row, load in rows.items():
-            requests.add_metric(row, load.requests)
-            if producers:
-                tokens.add_metric(row, load.tokens)
-        yield requests
-        yield tokens
+        counted = rows if producers else {}
+        yield gauge_of_rows(
+            PREFIX + "inflight_tokens",
+            "Their tokens.",
+            FLOW_LABELS,
+            lambda: ((row, load.tokens) for row, load in counted.items()),
+        )
         yield self._revisions(assembly)
         yield from self._programs(assembly)
 
@@ -106,13 +118,17 @@ class PluginCollector(Collector):
         return rows
 
     def _flows(self, producers: Mapping[str, FlowLoads]) -> dict[Row, EndpointLoad]:
-        """The load by labels; those of clients that are too many fall together."""
+        """The load by labels; tenants that are too many, or at too many endpoints at once, fall
+        together.
+        """
         rows: dict[Row, EndpointLoad] = {}
         for producer, plugin in producers.items():
             for flow, load in plugin.flow_loads().items():
                 namespace, _, name = flow.endpoint_key.partition("/")
-                fairness_id = self._metrics.labels.fairness_ids.admit(flow.fairness_id)
+                fairness_id = self._metrics.labels.tenant(flow.fairness_id)
                 row = (name, namespace, producer, fairness_id, str(flow.priority))
+                if len(rows) >= MAX_ROWS and row not in rows:
+                    row = (name, namespace, producer, OVERFLOW, str(flow.priority))
                 known = rows.get(row, _NOTHING)
                 rows[row] = EndpointLoad(known.requests + load.requests, known.tokens + load.tokens)
         return rows
@@ -138,9 +154,7 @@ class PluginCollector(Collector):
         for one in assembly.instances.values():
             if isinstance(one.plugin, SharesByProgram):
                 for program, share in one.plugin.program_shares().items():
-                    shares.setdefault(self._metrics.labels.fairness_ids.admit(program), []).append(
-                        share
-                    )
+                    shares.setdefault(self._metrics.labels.tenant(program), []).append(share)
         attained = {
             label: sum(one.attained_tokens for one in found) for label, found in shares.items()
         }

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client.core import GaugeMetricFamily
 
-from picker.metrics.declarations import OWN_PREFIX
-from picker.metrics.picker_metrics import Collector, Metric, gauge_family
+from picker.metrics.declarations import OWN_PREFIX, PREFIX
+from picker.metrics.picker_metrics import Collector, Metric, gauge_family, gauge_of_rows
 from picker.pool.datastore import Datastore
 from picker.types import Candidate, EndpointMetrics
 
@@ -66,36 +66,37 @@ class PoolCollector(Collector):
             yield deviation
 
     def _per_endpoint(self, candidates: Sequence[Candidate]) -> Iterator[Metric]:
-        queues = gauge_family(
-            "per_endpoint_queue_size",
+        def queues() -> Iterator[tuple[tuple[str, ...], float]]:
+            # Endpoints of different namespaces may share a name; a series may not appear twice.
+            waiting: dict[str, int] = {}
+            for one in candidates:
+                if one.metrics is not None and one.metrics.waiting_requests is not None:
+                    name = one.endpoint.name
+                    waiting[name] = waiting.get(name, 0) + one.metrics.waiting_requests
+            for name, requests in waiting.items():
+                yield (self._pool, name), requests
+
+        now = self._clock()
+
+        def ages() -> Iterator[tuple[tuple[str, ...], float]]:
+            for one in candidates:
+                endpoint, last = one.endpoint, one.last_metrics
+                if last is not None:
+                    age = max(0.0, now - last.updated_at_seconds)
+                    yield (self._pool, endpoint.namespace, endpoint.name), age
+
+        yield gauge_of_rows(
+            PREFIX + "per_endpoint_queue_size",
             "Requests waiting at an endpoint.",
             ("name", "model_server_endpoint"),
+            queues,
         )
-        # Endpoints of different namespaces may share a name; a series may not appear twice.
-        waiting: dict[str, int] = {}
-        for candidate in candidates:
-            endpoint, metrics = candidate.endpoint, candidate.metrics
-            if metrics is not None and metrics.waiting_requests is not None:
-                before = waiting.get(endpoint.name, 0)
-                waiting[endpoint.name] = before + metrics.waiting_requests
-        for name, requests in waiting.items():
-            queues.add_metric([self._pool, name], requests)
-        yield queues
-        yield self._ages(candidates)
-
-    def _ages(self, candidates: Sequence[Candidate]) -> Metric:
-        ages = GaugeMetricFamily(
+        yield gauge_of_rows(
             OWN_PREFIX + "endpoint_metrics_age_seconds",
             "Time since an endpoint's load was last known.",
-            labels=("name", "namespace", "model_server_endpoint"),
+            ("name", "namespace", "model_server_endpoint"),
+            ages,
         )
-        now = self._clock()
-        for candidate in candidates:
-            endpoint, last = candidate.endpoint, candidate.last_metrics
-            if last is not None:
-                age = max(0.0, now - last.updated_at_seconds)
-                ages.add_metric([self._pool, endpoint.namespace, endpoint.name], age)
-        return ages
 
 
 def _mean(values: Sequence[float]) -> float:

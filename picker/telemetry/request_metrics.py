@@ -81,6 +81,8 @@ class RequestMetrics:
         labels = self._running.pop(decision.number, None)
         if labels is None:
             labels = metrics.labels.of(*_asked(decision))
+        if decision.response_status is not None and decision.response_status // 100 == 2:
+            metrics.labels.answered(decision.target_model)
         if cause is not None:
             metrics.request_outcomes_total.labels(cause.value).inc()
         if decision.endpoint_key is not None:

@@ -24,6 +24,7 @@ SCRIPTS = sorted(
 )
 # Command lines of each script: one for each of its modes.
 SMALLEST: dict[str, tuple[str, ...]] = {
+    "admin_pages": ("--values 300 --endpoints 2 --seconds 0.2",),
     "ext_proc_cpu": ("--requests 800 --decision-records 100",),
     "first_answers": ("--url {url} --questions 1 --max-tokens 4",),
     "following": ("--pods 12 --rate 10 --seconds 1 --rounds 1 --warm-up 1 --limit 1000",),

@@ -31,7 +31,8 @@ class ModelsDataExtractor(Parameters, frozen=True):
         models = tuple(_model(one) for one in entries if _has_id(one))
         skipped = len(entries) - len(models)
         problems = (f"{skipped} models without an id",) if skipped else ()
-        return Extraction(attributes={MODELS_ATTRIBUTE: models}, problems=problems)
+        names = frozenset(one.id for one in models)
+        return Extraction(attributes={MODELS_ATTRIBUTE: models}, problems=problems, models=names)
 
 
 def _has_id(entry: Any) -> bool:

@@ -63,7 +63,7 @@ class P2pSourceProducer:
         self._match_key = match_info_key(parameters.prefix_match_info_producer_name)
         self._peers_key: DataKey[_Peers] = DataKey("P2pSources", name)
         self.consumes = (self._match_key,)
-        self.produces = (self._peers_key,)
+        self.produces = self.may_consume = (self._peers_key,)
 
     def produce(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picker.admin.history import MOST_SAMPLES, EndpointSample, History, HistoryView, series
+from picker.admin.history import MOST_SAMPLES, EndpointSample, History, HistoryView
 from tests.depth import examples
 
 
 def view_of(history: History, count: int) -> HistoryView:
     """The last samples, as they are shown."""
-    last, taken = history.cut(count)
-    return HistoryView(last, endpoints={key: series(rows) for key, rows in taken.items()})
+    last, keys, taken = history.cut(count)
+    return HistoryView(last, endpoints=dict(zip(keys, taken, strict=True)))
 
 
 VALUES = st.one_of(st.none(), st.integers(0, 10_000).map(float))
@@ -78,3 +78,19 @@ def test_a_view_of_many_endpoints_is_bounded() -> None:
     for _ in range(3):
         history.record(samples)
     assert view_of(history, 4).endpoints["7"].running == (7.0, 7.0)
+
+
+def test_samples_that_are_added_meanwhile_do_not_show() -> None:
+    """A view of thousands is made while the pool goes on; also around the end of the ring, and of
+    an endpoint that leaves or comes.
+    """
+    history = History(4)
+    for number in range(3):
+        history.record({"a": EndpointSample(running=number), "gone": EndpointSample(running=9.0)})
+    last, keys, taken = history.cut(3)
+    for number in (3, 4):
+        history.record({"a": EndpointSample(running=number), "new": EndpointSample()})
+    assert (last, keys) == (3, ["a", "gone"])
+    a, gone = taken
+    assert a.running == (1.0, 2.0)  # the first one has been overwritten
+    assert gone.running == (9.0, 9.0, 9.0)

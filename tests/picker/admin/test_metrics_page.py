@@ -14,9 +14,11 @@ from prometheus_client.core import Metric
 from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
-from picker.admin.metrics_page import LABEL, RememberedCollector, merged, of_pool
+from picker.admin.answers import Turns
+from picker.admin.metrics_page import LABEL, RememberedCollector, merged, of_pool, whole
 from picker.metrics.picker_metrics import Collector, PickerMetrics, gauge_family
-from tests.depth import examples
+from tests.depth import by_depth, examples
+from tests.support.picker.configured_requests import routing
 from tests.support.picker.pools_port import asked, whole_pools
 
 Sample = tuple[str, frozenset[tuple[str, str]], float]
@@ -56,6 +58,7 @@ class _Computed(Collector):
 def _busy(model: str, pool: str, count: int = 1) -> PickerMetrics:
     """A pool that has counted something of every kind."""
     metrics = PickerMetrics()
+    metrics.labels.add_served([model])
     labels = metrics.labels.of(model, model, "tenant", 1)
     metrics.request_total.labels(*labels).inc(count)
     metrics.request_running.labels(*labels).set(count)
@@ -68,7 +71,7 @@ def _busy(model: str, pool: str, count: int = 1) -> PickerMetrics:
 
 
 def _page(process: PickerMetrics, pools: Mapping[str, PickerMetrics]) -> bytes:
-    return asyncio.run(merged(process, pools))
+    return asyncio.run(merged(process, pools, Turns()))
 
 
 def _samples(page: bytes) -> list[Sample]:
@@ -142,7 +145,7 @@ def test_names_that_clients_choose_change_nothing_but_their_label(model: str) ->
     samples = Counter(_samples(page))
     assert set(samples.values()) == {1}
     for key, metrics in pools.items():
-        own = _with_label(_samples(of_pool(metrics)), key)
+        own = _with_label(_samples(metrics.render(of_pool(metrics))), key)
         assert own
         assert Counter(own) <= samples
 
@@ -168,7 +171,7 @@ def test_it_says_what_the_single_pages_say(told: dict[str, tuple[str, int]], ref
     _check_form(page)
     expected = _samples(process.render(process.of_process))
     for key, metrics in pools.items():
-        expected += _with_label(_samples(of_pool(metrics)), key)
+        expected += _with_label(_samples(metrics.render(of_pool(metrics))), key)
     found = _samples(page)
     assert Counter(found) == Counter(expected)
     assert len({sample[:2] for sample in found}) == len(found)
@@ -184,7 +187,7 @@ def test_series_of_the_process_are_told_once_and_without_a_pool() -> None:
     assert sum(line.startswith("pointsman_unknown_pool_total") for line in lines) == 1
     assert sum(line.startswith("llm_d_epp_info{") for line in lines) == 1
     for metrics in pools.values():
-        assert b"pointsman_unknown_pool_total" not in of_pool(metrics)
+        assert b"pointsman_unknown_pool_total" not in metrics.render(of_pool(metrics))
 
 
 def test_series_that_name_a_pool_already_keep_that_name() -> None:
@@ -218,7 +221,7 @@ async def test_others_get_their_turn_after_each_pool() -> None:
             await asyncio.sleep(0)
 
     counting = asyncio.ensure_future(count())
-    await merged(PickerMetrics(), {str(number): PickerMetrics() for number in range(8)})
+    await merged(PickerMetrics(), {str(number): PickerMetrics() for number in range(8)}, Turns())
     counting.cancel()
     assert turns >= 8
 
@@ -276,3 +279,37 @@ def test_without_an_interval_everything_is_computed_each_time() -> None:
     list(collector.collect())
     list(collector.collect())
     assert inner.asked == 2
+
+
+async def test_invented_names_neither_grow_the_page_nor_hold_requests() -> None:
+    """Models, tenants, objectives and headers that no request had before, all answered; the
+    page is made in pieces, and others have their turn between them.
+    """
+    house = routing("plugins: [{type: active-request-scorer}, {type: prefix-cache-scorer}]\n")
+    for number in range(by_depth(400, 100_000)):
+        body = {"model": f"model-{number // 4}" if number % 2 else "m", "prompt": f"{number}"}
+        named = {
+            "x_llm_d_inference_fairness_id": f"tenant-{number}",
+            "x_llm_d_inference_objective": f"objective-{number}",
+            f"x_header_{number}": "value",
+        }
+        exchange, decision = await house.route(body, **named)
+        usage = b'{"usage":{"prompt_tokens":9,"completion_tokens":3}}'
+        house.answer(exchange, decision, usage)
+    pieces = [b"".join(map(str.encode, lines)) for lines in house.metrics.pieces()]
+    assert len(b"".join(pieces)) < 1_500_000
+    assert max(map(len, pieces)) < 200 * 400  # bytes of so many lines
+    models = {labels[0] for labels, _ in house.metrics.request_total.numbers()}
+    assert {"m", "other"} < models
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.ensure_future(count())
+    assert await whole(house.metrics, None, Turns()) == b"".join(pieces)
+    counting.cancel()
+    assert turns >= len(pieces)

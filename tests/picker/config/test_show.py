@@ -131,11 +131,20 @@ def test_every_value_says_where_it_is_from() -> None:
 def test_what_is_shown_is_in_force(plugin: str, shown: str) -> None:
     """Not what is written and replaced; what is shown draws no warning of its own."""
     head = "apiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\nplugins: "
-    loaded, assembly = assembled(f"{head}[{plugin}]".encode())
+    loaded, assembly = assembled(f"{head}[{plugin}{_reader_of(plugin)}]".encode())
     lines = effective_lines(loaded, assembly)
     assert shown in [line.text.strip(" -") for line in lines]
     _, again = assembled(aligned(lines, with_origin=False).encode())
     assert again.warnings == ()
+
+
+def _reader_of(plugin: str) -> str:
+    """A scorer that reads what a producer finds; nothing for other plugins."""
+    name = plugin.strip("{").partition(",")[0].partition("}")[0].removeprefix("type: ")
+    if not name.endswith("-cache-producer"):
+        return ""
+    reads = f"prefixMatchInfoProducerName: {name}"
+    return f", {{type: prefix-cache-scorer, parameters: {{{reads}}}}}"
 
 
 def test_checking_says_everything_at_once() -> None:

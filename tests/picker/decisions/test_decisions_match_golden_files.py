@@ -113,7 +113,9 @@ class Scene:
     def told(self) -> list[Any]:
         """Each request as JSON, as text, and its spans, in the order in which they came."""
         found = []
-        for summary, span in zip(reversed(self.records.last(50)), self.notes.requests, strict=True):
+        for summary, span in zip(
+            reversed(list(self.records.last(50))), self.notes.requests, strict=True
+        ):
             record = self.records.find(summary.request_id)
             out = io.StringIO()
             console = Console(file=out, width=120)

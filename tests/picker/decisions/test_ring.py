@@ -19,6 +19,7 @@ from picker.types import (
     InferenceRequest,
     ParsedBody,
     RawRequest,
+    ResponseHead,
 )
 from tests.support.picker.configured_requests import PROMPT, Moment, Routing, routing
 
@@ -135,6 +136,22 @@ async def test_no_more_than_the_prompt_is_expected_in_the_cache() -> None:
     assert after.matched_prefix_tokens == 17
 
 
+async def test_no_more_is_expected_in_the_cache_than_the_endpoint_counts() -> None:
+    """The picker estimates tokens by characters; the endpoint's answer says how many there were."""
+    scene = Scene.of()
+    long = {"model": "m", "prompt": "forty characters that are nine tokens. " * 40}
+    for request_id in ("first", "second"):
+        exchange, decision = await scene.at_work.route(long, x_request_id=request_id)
+        if request_id == "second":
+            assert scene.records.find("second").matched_prefix_tokens > 300
+        usage = b'{"usage":{"prompt_tokens":297,"completion_tokens":1}}'
+        decision.response.head(ResponseHead(200, {"content-type": "application/json"}))
+        decision.response.body(usage, True)
+        exchange.finish(FinishCause.COMPLETED, 200)
+    after = scene.records.find("second")
+    assert (after.prompt_tokens, after.matched_prefix_tokens) == (297, 297)
+
+
 async def test_a_request_is_there_while_it_is_under_way() -> None:
     """With its decision, and how long it has taken so far."""
     scene = Scene.of()
@@ -174,10 +191,10 @@ async def test_requests_are_listed_by_their_arrival_whatever_they_do_now() -> No
     scene.at_work.now.seconds += 1
     await scene.at_work.route(x_request_id="under way")
     scene.at_work.now.seconds += 1
-    listed = scene.records.last(10)
+    listed = list(scene.records.last(10))
     assert [one.request_id for one in listed] == ["under way", "waits", "over"]
     assert [one.received_unix_seconds - UNIX for one in listed] == [102.0, 101.0, 100.0]
-    assert scene.records.last(2) == listed[:2]
+    assert list(scene.records.last(2)) == listed[:2]
     for one in listed:
         found = scene.records.find(one.request_id)
         assert found.summary == one
@@ -252,7 +269,7 @@ async def test_the_newest_request_of_an_id_is_found() -> None:
     first.finish(FinishCause.COMPLETED, 200)
     record = scene.records.find("r")
     assert record.incoming_model == "newer"
-    assert len(scene.records.last(10)) == 2
+    assert len(list(scene.records.last(10))) == 2
 
 
 async def test_an_id_that_the_picker_gave_is_found() -> None:

@@ -95,7 +95,7 @@ async def test_vertex_ai_carries_json_in_frames(
     tmp_path: Path, method: str, members: bytes
 ) -> None:
     """The model in it is known, but stays; the usage of its response is read."""
-    one = pods(page())
+    one = pods(page(model="m"))
     config = FOUR_SCORERS.replace("openai-parser", "vertexai-parser")
     body = frame(field(1, b"endpoints/e") + field(2, field(2, members)))
     usage = b'{"model":"n","usage":{"prompt_tokens":7,"completion_tokens":10}}'

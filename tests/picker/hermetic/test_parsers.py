@@ -80,7 +80,7 @@ MODELLED: list[tuple[str, dict[str, Any]]] = [
 
 async def test_a_request_with_a_model_is_passed_or_renamed(tmp_path: Path) -> None:
     """Byte for byte, or with its model replaced and its members sorted."""
-    one = pods(page())
+    one = pods(page(model="m"))
     async with whole_picker(tmp_path, one, EVERY_PARSER) as picker:
         for path, members in MODELLED:
             body = bytes_of({"model": "m", **members})
@@ -121,7 +121,7 @@ async def test_half_a_character_is_routed_as_it_came(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Byte for byte but for a new model; and the decision is explained, recorded, made again."""
-    one, recording = pods(page()), tmp_path / "recording.jsonl"
+    one, recording = pods(page(model="m")), tmp_path / "recording.jsonl"
     flags = RecordFlags(recording)
     async with whole_picker(tmp_path, one, EVERY_PARSER, record=flags) as picker:
         for path, body in HALVES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from tests.support.picker.ext_proc_stream import (
 )
 from tests.support.picker.metrics_pages import Pod, page, pods
 from tests.support.picker.whole_picker import HEAD, whole_picker
+from tests.support.waiting import until
 
 USAGE = {"prompt_tokens": 7, "total_tokens": 17, "completion_tokens": 10}
 ANSWER = json.dumps({"usage": USAGE}).encode()
@@ -103,6 +105,36 @@ async def test_both_stages_of_a_session_are_pinned(tmp_path: Path) -> None:
                 told = {"x-prefiller-host-port": prefill.host_port}
                 assert said == directed(decode.host_port, completion(), headers=told)
                 assert await stream.response_headers() == response_head(tokens)
+
+
+async def test_a_request_is_under_way_at_each_endpoint_until_it_has_done_its_part(
+    tmp_path: Path,
+) -> None:
+    """At the prefill endpoint until the answer begins, or until the client leaves before that."""
+    four = pods(*[page()] * 4, labels=ROLES)
+    tokens = {"x-session-token": token_of(four[2]), "x-prefill-session-token": token_of(four[1])}
+
+    async def counts() -> list[int]:
+        rows = await picker.endpoints()
+        return [rows[pod.name]["inflight_requests"] for pod in four]
+
+    async with whole_picker(tmp_path, four, STAGED) as picker:
+        async with picker.stream() as stream:
+            await stream.ask(completion(), tokens)
+            assert await counts() == [0, 1, 1, 0]
+            await stream.response_headers()
+            await stream.response_body(b'{"id":', ends=False)
+            await until(lambda: _is(counts, [0, 0, 1, 0]))
+            await stream.response_body(b'"x"}', ends=True)
+            await stream.read_response()
+        assert await counts() == [0, 0, 0, 0]
+        async with picker.stream() as stream:
+            await stream.ask(completion(), tokens)
+        await until(lambda: _is(counts, [0, 0, 0, 0]))
+
+
+async def _is(counts: Callable[[], Awaitable[list[int]]], expected: list[int]) -> bool:
+    return await counts() == expected
 
 
 async def test_a_cost_is_told_with_the_last_piece(tmp_path: Path) -> None:

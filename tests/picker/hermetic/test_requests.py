@@ -30,7 +30,7 @@ def sorted_body(model: str) -> bytes:
 
 async def test_a_rewritten_request_goes_to_the_idlest_endpoint(tmp_path: Path) -> None:
     """H1: with the model of the rewrite header, sorted members and their length."""
-    three = pods(page(3, 0.2), page(0, 0.1), page(10, 0.2))
+    three = pods(page(3, 0.2), page(0, 0.1, model="my-model-12345"), page(10, 0.2))
     async with whole_picker(tmp_path, three, objectives={"my-model": 2}) as picker:
         rewrite = {"x-llm-d-model-name-rewrite": "my-model-12345"}
         said = await picker.ask(completion(), rewrite | {"x-llm-d-inference-objective": "my-model"})

@@ -58,7 +58,7 @@ async def remembered(picker: WholePicker) -> list[str]:
 
 def shared(number: int = 2) -> dict[str, list[Pod]]:
     """Two pools that have the same pods."""
-    some = pods(*[page()] * number)
+    some = pods(*[page(model="m")] * number)
     return {"a": some, "b": some}
 
 

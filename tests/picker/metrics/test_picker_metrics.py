@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import re
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -16,12 +19,27 @@ from prometheus_client.registry import Collector
 
 from picker.config.build import build, default_config
 from picker.config.catalog import builtin_plugins
-from picker.metrics.label_caps import MAX_LABEL_SETS, BoundedLabels, RequestLabels
+from picker.errors import Code
+from picker.flowcontrol.outcomes import FlowOutcome
+from picker.flowcontrol.reporting import FlowReporter
+from picker.flowcontrol.shell.controller import FlowController
+from picker.framework.flow import QueuedRequest
+from picker.metrics import label_caps
+from picker.metrics.label_caps import (
+    MAX_LABEL_SETS,
+    MAX_NAMES,
+    BoundedLabels,
+    PageRoom,
+    RequestLabels,
+)
 from picker.metrics.picker_metrics import PickerMetrics
+from picker.metrics.series import Histogram
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
 from picker.telemetry.plugin_metrics import PluginCollector
 from picker.telemetry.pool_metrics import PoolCollector
+from picker.types import DEFAULT_FAIRNESS_ID, Api, InferenceRequest, ParsedBody
+from tests.depth import examples
 
 METRICS_DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
 SERIES_NAME = re.compile(
@@ -36,6 +54,7 @@ INDEX = ("plugin_name", "plugin_type")
 ATTEMPT = ("status", "target_model_name", "endpoint_name", "namespace", "port")
 REWRITE = ("model_rewrite_name", "model_name", "target_model")
 
+ERRORS = tuple(code.value for code in Code)
 OBJECTIVE, EXTENSION = "inference_objective_", "inference_extension_"
 SCHEDULER = "llm_d_inference_scheduler_"
 
@@ -206,28 +225,101 @@ def test_label_values_beyond_the_cap_become_other() -> None:
     ]
 
 
-def test_configured_names_are_told_however_many_clients_invent() -> None:
-    """They neither fall under the cap nor use it up."""
-    labels = BoundedLabels(limit=1)
-    labels.pin(["ours"])
-    assert [labels.admit(v) for v in ("ours", "a", "b", "ours")] == ["ours", "a", "other", "ours"]
+SOURCES: dict[str, Callable[[RequestLabels, str], None]] = {
+    "a rule": lambda labels, name: labels.pin_rewrites([(name, name)]),
+    "a worker's page": lambda labels, name: labels.add_served([name]),
+    "a worker's answer": lambda labels, name: labels.answered(name),
+}
 
 
-def test_configured_models_are_told_in_any_combination() -> None:
-    """Also when other combinations have used up their number, and when they were `other` before."""
+@pytest.mark.parametrize("source", SOURCES)
+def test_models_that_nothing_knows_share_one_label(source: str) -> None:
+    """Until a rule names one, or a worker; a name that was `other` before is itself from then."""
     labels = RequestLabels()
-    for i in range(2 * MAX_LABEL_SETS):
-        labels.of(f"m{i % 1100}", "t", f"f{i % 900}", i % 3)
-    assert labels.of("ours", "ours-v2", "f", 1) == ("other", "other", "other", "1")
-    labels.pin_models(["ours", "ours-v2"])
-    assert labels.of("ours", "ours-v2", "f", 1) == ("ours", "ours-v2", "other", "1")
-    assert labels.of("ours", "theirs", "f", 1) == ("ours", "other", "other", "1")
+    assert labels.of("qwen", "qwen", "default-flow", 1) == ("other", "other", "default-flow", "1")
+    SOURCES[source](labels, "qwen")
+    assert labels.of("qwen", "qwen", "default-flow", 1) == ("qwen", "qwen", "default-flow", "1")
+    assert labels.of("phi", "qwen", "", 0) == ("other", "qwen", "", "0")
+    assert (labels.model("qwen"), labels.model("phi")) == ("qwen", "other")
+
+
+def test_the_default_tenant_is_that_of_requests_without_one() -> None:
+    assert label_caps.DEFAULT_FLOW == DEFAULT_FAIRNESS_ID
+
+
+def test_what_is_configured_is_reported_however_much_clients_invent() -> None:
+    """Pairs of rules and models of workers, each without a tenant, take nothing of the room."""
+    labels = RequestLabels(PageRoom(100_000))
+    labels.pin_rewrites([("ours", "ours-v2")])
+    labels.add_served(["base", "adapter"])
+    for number in range(1000):
+        labels.answered(f"m{number}")
+        labels.of("base", "adapter", f"tenant-{number}")
+        labels.of("base", "base", f"tenant-{number}", number % 3)
+    assert labels.of("ours", "ours-v2", "t", 1) == ("ours", "ours-v2", "other", "1")
+    assert labels.of("adapter", "adapter") == ("adapter", "adapter", "", "0")
+    assert labels.of("ours", "base") == ("other", "base", "", "0")  # a pair that no rule makes
+    assert labels.model("m999") == "other"
+
+
+def test_models_of_workers_are_bounded() -> None:
+    """A worker may load adapters for as long as it runs."""
+    labels = RequestLabels()
+    for number in range(3000):
+        labels.add_served([f"m{number}"])
+    assert sum(labels.model(f"m{number}") != "other" for number in range(3000)) == MAX_NAMES
+
+
+NAMES = st.text(st.characters(), max_size=300)
+
+
+@examples(100)
+@given(st.lists(st.tuples(NAMES, NAMES.filter(bool)), min_size=1, max_size=60))
+def test_no_names_of_clients_make_the_page_larger_than_their_room(
+    names: list[tuple[str, str]],
+) -> None:
+    """Whatever is counted of each, in every series that has a label of a client's choosing."""
+    metrics = PickerMetrics(PageRoom(300_000))
+    metrics.labels.add_served(["m"])
+    flow = FlowReporter(metrics, "pool", FlowController(None, lambda: (), lambda: 0.0, metrics))
+    for pair in product(("m", "", "nobody-knows"), repeat=2):
+        for tenant in ("default-flow", "x" * 300):
+            _count_all(metrics, flow, *pair, tenant, 0)
+    before = len(metrics.render())
+    for model, tenant in names:
+        metrics.labels.answered(model)
+        for incoming, target in ((model, model), (model, "m"), ("m", model)):
+            _count_all(metrics, flow, incoming, target, tenant, 0)
+    assert len(metrics.render()) < before + 300_000
+
+
+def _count_all(
+    metrics: PickerMetrics, flow: FlowReporter, model: str, target: str, tenant: str, priority: int
+) -> None:
+    """One request in each series of requests, and two ends of its time in the queue."""
+    labels = metrics.labels.of(model, target, tenant, priority)
+    own = dict(zip(REQUEST, labels, strict=True))
+    for series in metrics.series:
+        names = series.declaration.labels
+        if set(REQUEST) <= set(names) and not series.declaration.name.count("flow_control"):
+            for other in {"streaming": ("true", "false"), "error_code": ERRORS}.get(
+                names[-1], ("",)
+            ):
+                one = series.labels(*(own.get(name, other) for name in names))
+                one.observe(0.3) if isinstance(one, Histogram) else one.inc()
+    request = InferenceRequest("r", {}, ParsedBody(Api.RAW), model, target, fairness_id=tenant)
+    item = QueuedRequest(request, 0, 1.0)
+    for outcome in list(FlowOutcome)[1:]:
+        flow.waits(labels, item)
+        flow.enqueued(labels, outcome, 0.1)
+        flow.ended(labels, outcome, 0.1)
 
 
 def test_names_of_any_length_take_no_room() -> None:
     """A body may name a model as long as itself; neither the page nor the picker keeps it."""
     metrics = PickerMetrics()
     names = ["m" * 256, *(str(i) + "m" * 100_000 for i in range(10))]
+    metrics.labels.add_served(names)
     rows = [metrics.labels.of(name, name, name) for name in names]
     assert rows == [(names[0], names[0], names[0], "0"), *[("other", "other", "other", "0")] * 10]
     for row in rows:
@@ -250,22 +342,14 @@ def test_long_names_are_not_kept() -> None:
     assert kept() is None
 
 
-def test_models_share_one_cap() -> None:
-    """A client that invents model names costs a thousand series at most."""
-    metrics = PickerMetrics()
-    seen = {metrics.labels.of(f"m{i}", f"t{i}") for i in range(2000)}
-    names = {label for row in seen for label in row[:2]}
-    assert len(names) == 1001
-    assert "other" in names
-
-
-def test_combinations_of_labels_are_bounded_and_stay_what_they_were() -> None:
+def test_labels_of_a_tenant_stay_what_they_were() -> None:
     """A request's gauge goes down under the labels under which it went up."""
     labels = RequestLabels()
-    asked = [(f"m{i % 900}", "t", f"f{i % 901}", i % 3) for i in range(3 * MAX_LABEL_SETS)]
+    labels.add_served(["m", "n"])
+    asked = [("mn"[i % 2], "m", f"f{i % 901}", i % 3) for i in range(3 * MAX_LABEL_SETS)]
     first = [labels.of(*one) for one in asked]
-    assert len(set(first)) <= MAX_LABEL_SETS + 3
-    assert ("other", "other", "other", "1") in first
+    assert ("m", "m", "f0", "0") in first
+    assert ("m", "m", "other", "1") in first
     assert [labels.of(*one) for one in asked] == first
 
 

@@ -57,3 +57,18 @@ def test_check_integrity_notices_a_wrong_count() -> None:
     load._counts["ns/a"] = 0
     with pytest.raises(AssertionError):
         load.check_integrity()
+
+
+def test_parts_of_requests_count_where_they_are_and_nowhere_else() -> None:
+    """A prefill is not answered by its endpoint: totals and signals of load leave it out."""
+    load = InflightLoad()
+    load.acquire("decode")
+    load.acquire_legs(("prefill", "encode"))
+    load.acquire_legs(("prefill",))
+    assert [load.requests(key) for key in ("decode", "prefill", "encode")] == [1, 2, 1]
+    assert (load.total, dict(load.counts)) == (1, {"decode": 1})
+    load.release_legs(("prefill", "encode"))
+    load.release_legs(("prefill",))
+    assert [load.requests(key) for key in ("prefill", "encode")] == [0, 0]
+    with pytest.raises(LookupError, match="no part of a request is under way at prefill"):
+        load.release_legs(("prefill",))

@@ -202,7 +202,7 @@ def test_a_change_replaces_everything_and_is_notified_once() -> None:
 
 
 def test_priorities_and_models_are_listed_once() -> None:
-    """Highest first; models as they are asked for and as they are asked for instead."""
+    """Highest first; each model with what is asked for instead, of a generic rule that alone."""
     assert RULES.priorities == (5, -1)
-    assert RULES.models == {"m", "m1", "m2", "default"}
+    assert RULES.rewritten == {("m", "m1"), ("m", "m2"), ("default", "default")}
     assert NO_RULES.priorities == ()

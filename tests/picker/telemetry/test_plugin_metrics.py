@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from picker.framework.flow import QueuedRequest
-from picker.metrics.label_caps import MAX_NAMES
+from picker.telemetry.plugin_metrics import MAX_ROWS
 from picker.types import Api, Endpoint, FinishCause, InferenceRequest, ParsedBody, Usage
 from tests.support.picker.configured_requests import PROMPT, routing
 
@@ -45,14 +45,31 @@ async def test_without_a_producer_the_picker_itself_counts() -> None:
 
 
 async def test_tenants_that_are_too_many_fall_together() -> None:
-    """A page has a thousand of them at most, and no request is lost."""
+    """They have the labels that their requests are counted with, and no request is lost."""
     house = routing(COUNTED, ONE)
     exchanges = [
         await house.route({"model": "m", "prompt": "hi"}, x_gateway_inference_fairness_id=f"t{n}")
-        for n in range(MAX_NAMES + 5)
+        for n in range(50)
     ]
     rows = house.told(REQUESTS)
-    assert len(rows) == MAX_NAMES + 1
+    counted = {labels[2] for labels, _ in house.metrics.request_total.numbers()}
+    assert {"t0", "other"} < {labels[1] for labels in rows} == counted
+    assert sum(rows.values()) == len(exchanges)
+
+
+async def test_tenants_at_too_many_endpoints_at_once_fall_together() -> None:
+    """A page has a thousand rows of them, and what is under way without a tenant of its own."""
+    pool = [Endpoint(f"e{n}", f"10.0.{n // 250}.{n % 250}", 8000) for n in range(300)]
+    house = routing(COUNTED, pool)
+    exchanges = [
+        await house.route({"model": "m", "prompt": "hi"}, x_gateway_inference_fairness_id=f"t{n}")
+        for n in range(5)
+        for _ in pool
+    ]
+    rows = house.told(REQUESTS)
+    own = [labels for labels in rows if labels[1] != "other"]
+    assert len(own) == MAX_ROWS
+    assert len(rows) <= MAX_ROWS + len(pool)
     assert sum(rows.values()) == len(exchanges)
 
 
@@ -72,6 +89,7 @@ def test_what_programs_were_served_is_told() -> None:
     settings = house.assembly.flow_control
     band = settings.default_band.fairness.for_band(0)
     for sequence, (program, used) in enumerate((("a", 300), ("b", 100))):
+        house.metrics.labels.of("m", "m", program)
         request = InferenceRequest("r", {}, ParsedBody(Api.RAW), "m", "m", fairness_id=program)
         item = QueuedRequest(request, sequence, 1.0)
         band.dispatched(item, 1.5)

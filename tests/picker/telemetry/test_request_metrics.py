@@ -9,7 +9,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from picker.decisions.decision import Decision, ResponseTimes
 from picker.errors import Code, RefusedError
-from picker.metrics.label_caps import MAX_NAMES
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.policies import Rewritten
 from picker.telemetry.request_metrics import RequestMetrics
@@ -51,13 +50,20 @@ def outcome(cause: FinishCause = FinishCause.COMPLETED, **changes: Any) -> Decis
     return decision(**({"cause": cause, "response_status": 200} | changes))
 
 
+def knowing_metrics() -> PickerMetrics:
+    """Metrics of a pool with a rule for m."""
+    metrics = PickerMetrics()
+    metrics.labels.pin_rewrites([("m", "t")])
+    return metrics
+
+
 def value(metrics: PickerMetrics, name: str, **labels: str) -> float | None:
     return metrics.registry.get_sample_value(name, labels)
 
 
 def test_a_routed_request_is_counted_and_runs_until_it_ends() -> None:
     """Total, size, running, duration and cause; nothing about a response that nobody saw."""
-    metrics = PickerMetrics()
+    metrics = knowing_metrics()
     observer = RequestMetrics(metrics)
     observer.decided(decision())
     assert page(metrics) == {
@@ -79,7 +85,7 @@ def test_a_routed_request_is_counted_and_runs_until_it_ends() -> None:
 
 def test_a_streamed_response_is_measured_in_every_way() -> None:
     """TPOT is the rest of the time by the rest of the tokens, NTPOT all by all."""
-    metrics = PickerMetrics()
+    metrics = knowing_metrics()
     observer = RequestMetrics(metrics)
     observer.streamed(decision(), 0.02)
     times = ResponseTimes(True, num_bytes=400, ttft_seconds=0.5, processing_seconds=0.003)
@@ -114,7 +120,7 @@ def test_a_streamed_response_is_measured_in_every_way() -> None:
 )
 def test_only_what_was_said_is_counted(usage: Usage, is_streaming: bool, counted: set[str]) -> None:
     """Cached tokens also when they are 0; time per token only between tokens of a stream."""
-    metrics = PickerMetrics()
+    metrics = knowing_metrics()
     ttft = 0.5 if usage.completion_tokens == 1 else None
     times = ResponseTimes(is_streaming, 10, ttft_seconds=ttft)
     RequestMetrics(metrics).finished(outcome(usage=usage, response=times))
@@ -151,7 +157,7 @@ def test_only_what_was_said_is_counted(usage: Usage, is_streaming: bool, counted
 )
 def test_refusals_and_failed_answers_are_errors(end: Decision, code: str | None) -> None:
     """By the error's word; a refused request never ran."""
-    metrics = PickerMetrics()
+    metrics = knowing_metrics()
     RequestMetrics(metrics).finished(end)
     counted = {
         sample.labels["error_code"]: sample.value
@@ -163,7 +169,7 @@ def test_refusals_and_failed_answers_are_errors(end: Decision, code: str | None)
 
 
 def test_a_request_without_a_body_has_empty_labels() -> None:
-    metrics = PickerMetrics()
+    metrics = knowing_metrics()
     RequestMetrics(metrics).decided(Decision(0, 0.0))
     empty = dict.fromkeys(LABELS, "") | {"priority": "0"}
     assert value(metrics, "llm_d_epp_request_total", **empty) == 1
@@ -171,7 +177,7 @@ def test_a_request_without_a_body_has_empty_labels() -> None:
 
 def test_a_rewrite_is_counted_by_its_rule() -> None:
     """With the model it replaced and the one it chose."""
-    metrics = PickerMetrics()
+    metrics = knowing_metrics()
     RequestMetrics(metrics).decided(decision(rewritten=Rewritten("t", "canary")))
     name = "llm_d_epp_model_rewrite_decisions_total"
     labels = {"model_rewrite_name": "canary", "model_name": "m", "target_model": "t"}
@@ -199,7 +205,7 @@ JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}
 )
 def test_tools_and_forms_of_answers_are_counted(payload: Any, features: set[str]) -> None:
     """In the terms of each API; what an endpoint will refuse is nothing."""
-    metrics = PickerMetrics()
+    metrics = knowing_metrics()
     body = ParsedBody(Api.CHAT_COMPLETIONS, "m", payload={"model": "m", **payload})
     made = decision()
     made.request = InferenceRequest("r", {}, body, "m", "m")
@@ -218,13 +224,25 @@ def test_a_model_that_is_configured_meanwhile_leaves_no_gauge_behind() -> None:
     """A request stops running under the name under which it began; later ones have their own."""
     metrics = PickerMetrics()
     observer = RequestMetrics(metrics)
-    for number in range(MAX_NAMES):
-        metrics.labels.models.admit(f"invented-{number}")
     for number in (1, 2):
         observer.decided(decision(number))
-        metrics.pin_models(["m", "t"])
+        metrics.labels.pin_rewrites([("m", "t")])
     series = metrics.request_running
     assert {labels[0]: count for labels, count in series.numbers()} == {"other": 1, "m": 1}
     for number in (1, 2):
         observer.finished(outcome(number=number))
     assert {labels[0]: count for labels, count in series.numbers()} == {"other": 0, "m": 0}
+
+
+@pytest.mark.parametrize(("status", "label"), [(200, "alias"), (201, "alias"), (404, "other")])
+def test_a_model_is_known_once_a_worker_has_answered_for_it(status: int, label: str) -> None:
+    """Workers do not name all that they serve; what they refuse they do not know."""
+    metrics = PickerMetrics()
+    observer = RequestMetrics(metrics)
+    named = {"incoming_model": "alias", "target_model": "alias"}
+    for number in (1, 2):
+        observer.decided(decision(number, **named))
+        observer.finished(outcome(number=number, **(named | {"response_status": status})))
+    counted = [labels[0] for labels, _ in metrics.request_total.numbers()]
+    assert counted == (["other", "alias"] if label == "alias" else ["other"])
+    assert {number for _, number in metrics.request_running.numbers()} == {0}

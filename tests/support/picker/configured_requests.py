@@ -114,6 +114,7 @@ def routing(
     assembly = build(loaded, builtin_plugins(), metrics, now, options)
     datastore = Datastore(assembly.observers)
     pool = endpoints or [Endpoint(name, f"10.0.0.{i}", 8000) for i, name in enumerate("ab", 1)]
+    metrics.labels.add_served(["m"])
     datastore.set_endpoints(pool)
     for endpoint in pool:
         datastore.update_metrics(endpoint.key, EndpointMetrics())

@@ -192,6 +192,7 @@ class Scene:
         self.loop = asyncio.get_running_loop()
         self.pool = pool or Pool(1)
         self.metrics = PickerMetrics()
+        self.metrics.labels.add_served(["m"])
         self.settings = flow_settings(**values)
         self.gate = FlowController(
             self.settings, self.pool, self.loop.time, self.metrics, pool_name="pool"

@@ -46,11 +46,13 @@ def page(
     *,
     engine: str = VLLM,
     started: int = START_SECONDS,
+    model: str = "my-model",
 ) -> str:
-    """A whole page of one engine that takes up to four adapters."""
+    """A whole page of one engine with `model` that takes up to four adapters."""
     lora = adapters_page(adapters) if engine == VLLM else ""
     start = f"process_start_time_seconds {started}\n"
-    return load_page(queue, kv, engine=engine) + _GEOMETRY[engine] + lora + start
+    labels = f'{{model_name="{model}"}}'
+    return load_page(queue, kv, engine=engine, labels=labels) + _GEOMETRY[engine] + lora + start
 
 
 @dataclass
