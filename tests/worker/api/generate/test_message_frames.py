@@ -58,6 +58,13 @@ def plain(message: Any) -> Any:
             "tool_use",
         ),
         ("Hel STOP lo", {}, ["text"], "stop_sequence"),
+        (
+            f"One.{CALL}\n\nTwo.{CALL}{CALL} Three.",
+            {},
+            ["text", "tool_use", "text", "tool_use", "tool_use", "text"],
+            "tool_use",
+        ),
+        (f"{CALL}\nLast.", {}, ["tool_use", "text"], "tool_use"),
     ],
 )
 async def test_streamed_is_whole(

@@ -58,6 +58,17 @@ def plain(response: Any) -> Any:
             ["reasoning", "message", "function_call"],
         ),
         ("<tool_call>no call</tool_call>", {}, ["message"]),
+        (
+            f"One.{CALL}\n\nTwo.{CALL}{CALL} Three.",
+            {},
+            ["message", "function_call", "message", "function_call", "function_call", "message"],
+        ),
+        (f"{CALL}\nLast.", {}, ["function_call", "message"]),
+        (
+            f"<think>First.</think>{CALL}Then.",
+            {"reasoning_parser": "qwen3"},
+            ["reasoning", "function_call", "message"],
+        ),
     ],
 )
 async def test_streamed_is_whole(
@@ -68,11 +79,12 @@ async def test_streamed_is_whole(
     asked: dict[str, Any] = {"model": "tiny", "input": "hi", "tools": [TOOL]}
     async with client_of(bench, **settings) as client:
         whole = await client.responses.create(**asked)
-        async with client.responses.stream(**asked) as stream:
-            events = [event async for event in stream]
-            final = await stream.get_final_response()
+        async with client.responses.stream(**asked) as gathered:
+            final = await gathered.get_final_response()
+        stream = await client.responses.create(**asked, stream=True)
+        events = [event async for event in stream]
     assert [item.type for item in whole.output] == kinds
-    assert plain(final) == plain(whole)
+    assert plain(final) == plain(events[-1].response) == plain(whole)
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
     assert events[-1].type == "response.completed"
@@ -84,8 +96,50 @@ async def test_streamed_is_whole(
     calls = [item for item in whole.output if item.type == "function_call"]
     assert arguments == "".join(call.arguments for call in calls)
     assert all(json.loads(call.arguments) == {"word": "é"} for call in calls)
-    ended = [e.item for e in events if e.type == "response.output_item.done"]
-    assert sorted(i.id for i in ended) == sorted(i.id for i in final.output)
+    assert ended_in_order(events) == events[-1].response.output
+
+
+def ended_in_order(events: list[Any]) -> list[Any]:
+    """The items as their ends have them; each ends before the next one begins, all of its events
+    are its own, and its texts are told whole.
+    """
+    ended: list[Any] = []
+    now: Any = None
+    grown = ""
+    for event in events[2:-1]:
+        if event.type == "response.output_item.added":
+            assert now is None
+            now, grown = event.item, ""
+        assert event.output_index == len(ended)
+        assert getattr(event, "item_id", now.id) == now.id
+        if event.type.endswith(".delta"):
+            grown += event.delta
+        elif event.type.endswith("arguments.done"):
+            assert event.arguments == grown
+        elif event.type.endswith("text.done"):
+            assert event.text == grown
+        elif event.type == "response.output_item.done":
+            assert (event.item.id, event.item.status) == (now.id, "completed")
+            ended.append(event.item)
+            now = None
+    assert now is None
+    return ended
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+async def test_what_turns_out_to_be_no_call_is_text_behind_it(bench: Any, size: int) -> None:
+    """The incomplete item of a stream ends before the text; the response has the text alone."""
+    bad = CALL.replace('"é"', '"é", nope')
+    says(bench, f"One.{bad}Two.", size=size)
+    asked: dict[str, Any] = {"model": "tiny", "input": "hi", "tools": [TOOL]}
+    async with client_of(bench) as client:
+        whole = await client.responses.create(**asked)
+        stream = await client.responses.create(**asked, stream=True)
+        events = [event async for event in stream]
+    done = [e.item.status for e in events if e.type == "response.output_item.done"]
+    assert done == ["completed", "incomplete", "completed"]
+    assert [item.content[0].text for item in whole.output] == ["One.", f"{bad}Two."]
+    assert plain(events[-1].response) == plain(whole)
 
 
 async def test_a_cut_answer_is_incomplete(bench: Any) -> None:
