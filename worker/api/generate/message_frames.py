@@ -40,6 +40,7 @@ class MessageFrames:
         self._blocks: list[ContentBlock] = []
         self._next_index = 0  # in the stream, which has calls that turned out to be none, too
         self._open: ContentBlock | None = None
+        self._arguments = ""  # of the last call, so far
         self._num_chars = 0  # of content, so far
         self._ending: Ending | None = None
         self._events: list[bytes] = []
@@ -71,9 +72,6 @@ class MessageFrames:
         [answer] = answers
         self._add(answer.text, answer.reasoning, answer.calls)
         self._end(answer.ending)
-        for block in self._blocks:
-            if block.type == "tool_use":
-                block.input = _object(block.input)
         return _encode(self._message(self._blocks, answer.ending, _usage(usage)))
 
     def _message(
@@ -119,12 +117,11 @@ class MessageFrames:
         self._grow({"type": f"{kind}_delta", kind: text})
 
     def _call(self, call: CallDelta) -> None:
-        """Of a block of a call, `input` is the JSON so far."""
         if call.name is not None:
             self._begin(ContentBlock(type="tool_use", id=call.id or "", name=call.name, input={}))
-            self._blocks[-1].input = ""
+            self._arguments = ""
         if call.arguments:
-            self._blocks[-1].input += call.arguments
+            self._arguments += call.arguments
             self._grow({"type": "input_json_delta", "partial_json": call.arguments})
         if call.broken:
             self._close()
@@ -140,10 +137,13 @@ class MessageFrames:
         self._tell("content_block_delta", index=self._next_index, delta=delta)
 
     def _close(self) -> None:
-        if self._open is not None:
-            self._tell("content_block_stop", index=self._next_index)
-            self._next_index += 1
-            self._open = None
+        if self._open is None:
+            return
+        if self._open.type == "tool_use":
+            self._open.input = _object(self._arguments)
+        self._tell("content_block_stop", index=self._next_index)
+        self._next_index += 1
+        self._open = None
 
     def _tell(self, kind: str, **fields: Any) -> None:
         data = _encode({"type": kind, **fields})
