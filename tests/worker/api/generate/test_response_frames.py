@@ -187,6 +187,30 @@ async def test_a_tool_is_called_and_answered(bench: Any) -> None:
     assert "<|im_start|>user\n<tool_response>a letter</tool_response>" in prompt_of(bench)
 
 
+EARLIER: list[Any] = [
+    "Plain.",
+    {"type": "output_text", "text": "Put out.", "annotations": []},
+    {"type": "refusal", "refusal": "I won't."},
+    {"type": "thinking", "thinking": "Hm."},
+]
+
+
+async def test_parts_of_earlier_turns_are_read(bench: Any) -> None:
+    """Texts of other APIs, arguments as an object; thinking is only of assistants."""
+    call = {"type": "function_call", "call_id": "1", "name": "look_up", "arguments": {"word": "é"}}
+    given = {"type": "function_call_output", "call_id": "1", "output": ["a", *EARLIER[1:2]]}
+    turns = [{"role": "assistant", "content": EARLIER}, call, given]
+    async with client_of(bench) as client:
+        says(bench, "So.")
+        await client.responses.create(input=turns, tools=[TOOL])
+        said = prompt_of(bench)
+        with pytest.raises(openai.BadRequestError, match="got 'thinking'"):
+            await client.responses.create(input=[{"role": "user", "content": EARLIER}])
+    told = "<|im_start|>assistant\nPlain.\nPut out.\nI won't.<tool_call>"
+    assert f'{told}{{"name": "look_up", "arguments": {{"word": "é"}}}}</tool_call>' in said
+    assert "<tool_response>a\nPut out.</tool_response>" in said
+
+
 @pytest.mark.parametrize(
     ("choice", "text"),
     [
