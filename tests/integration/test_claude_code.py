@@ -5,6 +5,7 @@ The simulator says what the last message says, and its cache is the engine's.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,4 +55,4 @@ async def test_the_same_through_a_fleet(tmp_path: Path) -> None:
     async with running_fleet(free_base_port(), *ways) as fleet:
         await fleet.ready()
         for version in VERSIONS:
-            assert_cached(talk(fleet.url, version))
+            assert_cached(await asyncio.to_thread(talk, fleet.url, version))
