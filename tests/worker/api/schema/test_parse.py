@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import pytest
 
+from worker.api.schema.embeddings import PoolingRequest
 from worker.api.schema.messages import MessagesRequest
 from worker.api.schema.parse import (
     Ignored,
@@ -18,8 +21,9 @@ from worker.api.schema.parse import (
     shown,
     without_ignored_fields,
 )
-from worker.api.schema.requests import ChatRequest
+from worker.api.schema.requests import ChatRequest, CompletionRequest
 from worker.api.schema.responses import ResponsesRequest
+from worker.api.schema.sglang import SglangRequest
 from worker.errors import RequestError
 
 
@@ -228,3 +232,42 @@ def test_a_hint_is_not_taken_for_another_type() -> None:
     """`store: 0` is not the false that asks for nothing."""
     body = msgspec.json.encode({"messages": [TURN], "store": 0})
     assert without_ignored_fields(body, ChatRequest)[1].hints == ["store"]
+
+
+def hints_of(kind: msgspec.inspect.Type, path: str = "") -> Iterator[str]:
+    """The paths of all hints of a body, as the documentation writes them."""
+    extra = getattr(kind, "extra", None) or {}
+    if "hint" in extra:
+        yield path
+    elif isinstance(kind, msgspec.inspect.Metadata):
+        yield from hints_of(kind.type, path)
+    elif isinstance(kind, msgspec.inspect.ListType):
+        yield from hints_of(kind.item_type, f"{path}[]")
+    elif isinstance(kind, msgspec.inspect.UnionType):
+        for option in kind.types:
+            yield from hints_of(option, path)
+    elif isinstance(kind, msgspec.inspect.StructType):
+        for one in kind.fields:
+            yield from hints_of(one.type, f"{path}.{one.name}" if path else one.name)
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind"),
+    [
+        (("chats, text completions", "chats"), ChatRequest),
+        (("chats, text completions",), CompletionRequest),
+        (("Responses",), ResponsesRequest),
+        (("Messages",), MessagesRequest),
+        (("SGLang's `/generate`",), SglangRequest),
+        (("embeddings",), PoolingRequest),
+    ],
+)
+def test_the_documentation_has_every_hint(
+    rows: tuple[str, ...], kind: type[msgspec.Struct]
+) -> None:
+    page = (Path(__file__).parents[4] / "docs/http-api.md").read_text()
+    lines = [line for line in page.splitlines() if line.startswith(tuple(f"| {r} |" for r in rows))]
+    ignored = " ".join(line.split("|")[2] for line in lines)
+    paths = list(hints_of(msgspec.inspect.type_info(kind)))
+    assert paths
+    assert [path for path in paths if f"`{path}`" not in ignored] == []
