@@ -14,7 +14,8 @@ BILLING_HEADER = "x-anthropic-billing-header"
 # Where the text of a block of OpenAI's is, by its type.
 _TEXTS = {
     **dict.fromkeys(("text", "input_text", "output_text"), "text"),
-    "refusal": "refusal", "thinking": "thinking",
+    "refusal": "refusal",
+    "thinking": "thinking",
 }
 
 
