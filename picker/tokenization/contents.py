@@ -11,7 +11,7 @@ from picker.tokenization.media import MediaTokens
 from picker.tokenization.prompt_stream import PromptStream
 
 BILLING_HEADER = "x-anthropic-billing-header"
-# Where the text of a block of OpenAI's is, by its type.
+# The field with the text of a block of OpenAI's, by its type.
 _TEXTS = {
     **dict.fromkeys(("text", "input_text", "output_text"), "text"),
     "refusal": "refusal",

@@ -53,7 +53,7 @@ async def echo_fleet(folder: Path) -> AsyncIterator[Fleet]:
 
 
 async def ten_turns(url: str, framework: str, choice: str, streams: bool) -> Any:
-    """What the agent of a framework found."""
+    """Run the agent of a framework; its findings."""
     process = await asyncio.create_subprocess_exec(
         *(PYTHON, ROOT / "tests/support/fleet/framework_agents.py"),
         *(f"{url}/v1", framework, choice, str(streams)),
@@ -68,8 +68,8 @@ async def ten_turns(url: str, framework: str, choice: str, streams: bool) -> Any
 
 @pytest.mark.parametrize("framework", CHOICES)
 async def test_an_agent_goes_on_for_ten_turns(framework: str, tmp_path: Path) -> None:
-    """With every choice of tools that it can make, streamed and not: each call arrives, and the
-    text behind them; all turns but the first find the conversation in the prefix cache.
+    """Every call arrives, whatever the choice of tools, streamed and not, and so does the text
+    behind them; all turns but the first find the conversation in the prefix cache.
     """
     async with echo_fleet(tmp_path) as fleet:
         for choice in CHOICES[framework]:

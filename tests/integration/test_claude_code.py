@@ -18,7 +18,7 @@ from tests.support.worker.sim_worker import SimWorker, sim_worker
 
 LEAST_CACHED = 0.95
 REFUSAL = "{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}{% endif %}"
-# As templates that take the system at the beginning alone.
+# Some templates take the system at the beginning alone.
 TALK_OF_TWO = TALK.replace("{% for m in messages %}", "{% for m in messages %}" + REFUSAL)
 FLAGS = ("--reasoning-parser", "qwen3")
 
@@ -48,7 +48,6 @@ def test_every_turn_finds_the_last_one_in_the_cache(worker: SimWorker, version: 
 @pytest.mark.envoy
 @pytest.mark.full
 async def test_the_same_through_a_fleet(tmp_path: Path) -> None:
-    """With Envoy and the picker between, and two workers."""
     _, model, *flags = write_echo_model(tmp_path, TALK)
     worker_args = " ".join((*flags, *FLAGS, "--sim-time-scale", "0"))
     ways = ("--workers", "2", "--model", model, "--worker-args", worker_args)

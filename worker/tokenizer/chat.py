@@ -152,7 +152,7 @@ class ChatTemplate:
 
     @cached_property
     def takes_system_turns(self) -> bool:
-        """Whether a message of the system within a conversation is a turn in its place. Templates
+        """True if a message of the system within a conversation is a turn in its place. Templates
         may refuse it, leave it out, or move it to the beginning.
         """
         return all(self._inserts_system_turn(place) for place in (3, 4))

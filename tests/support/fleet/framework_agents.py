@@ -33,7 +33,7 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-# How a model says a call, by what `tool_choice` is.
+# The text with which a model makes a call, by `tool_choice`.
 SPELLINGS: dict[str, Callable[[str], str]] = {
     "auto": lambda city: (
         f"I look.<tool_call>{_json({'name': NAME, 'arguments': {'city': city}})}</tool_call>"
@@ -53,7 +53,7 @@ class Weather:
 
     @property
     def text(self) -> str:
-        """What the model is to say next."""
+        """The text that the model is to say next."""
         return self._texts[len(self.asked)]
 
     def look(self, city: str) -> str:

@@ -435,7 +435,7 @@ async def test_hints_are_ignored_with_a_warning(
 
 
 async def test_the_log_has_each_hint_once(bench: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Beside the unknown fields of the same body, which have a warning of their own."""
+    """Unknown fields of the same body have a warning of their own."""
     async with bench.client() as client:
         for _ in range(2):
             response = await client.post(TEXT, json={"prompt": "a", "nope": 1, "user": "me"})

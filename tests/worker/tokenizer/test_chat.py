@@ -114,7 +114,7 @@ TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     ids=["turns", "sim", "no answer begun", "left out", "moved", "refused", "in the answer"],
 )
 def test_a_template_shows_how_it_takes_turns_of_the_system(source: str, takes: bool) -> None:
-    """In their place, and nothing else changes."""
+    """They are in their place, and nothing else changes."""
     assert template(source).takes_system_turns is takes
 
 

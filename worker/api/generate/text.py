@@ -73,7 +73,7 @@ class ModelText:
 
     @property
     def takes_system_turns(self) -> bool:
-        """Whether a conversation may have messages of the system anywhere."""
+        """True if a conversation may have messages of the system anywhere."""
         return self.template is None or self.template.takes_system_turns
 
     def render(self, messages: Sequence[ChatMessage], options: ChatOptions) -> str:

@@ -97,7 +97,7 @@ class MessagesToolChoice(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Thinking(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Whether the model thinks first, where its template can say so."""
+    """`thinking`: the model thinks first or not, if its template can say so."""
 
     type: Annotated[str, says(enum=list(_THINKING))]
     budget_tokens: Annotated[Whole | None, hint()] = None
@@ -105,7 +105,7 @@ class Thinking(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class OutputFormat(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What an answer must be: JSON that validates against a schema."""
+    """The form of an answer: JSON that validates against a schema."""
 
     type: Annotated[str, says(enum=["json_schema"])]
     schema: Json

@@ -94,8 +94,8 @@ class Ignored:
 
 
 def without_ignored_fields(body: bytes, kind: type[msgspec.Struct]) -> tuple[bytes, Ignored]:
-    """What a body of this kind has of fields that are known and have an effect, byte for byte, and
-    the others. Whatever else is wrong with it stays. Raises `RequestError` where it is not JSON.
+    """The fields of a body of this kind that are known and have an effect, byte for byte, and the
+    others. Whatever else is wrong with it stays. Raises `RequestError` where it is not JSON.
     """
     ignored = Ignored()
     try:
@@ -154,7 +154,7 @@ def is_one_of(value: object, values: tuple[object, ...]) -> bool:
 
 
 def _has_hint(value: object) -> bool:
-    """Whether a decoded value has a hint that asks for something."""
+    """True if a decoded value has a hint that asks for something."""
     if isinstance(value, list):
         return any(map(_has_hint, value))
     if not isinstance(value, msgspec.Struct):
@@ -183,7 +183,7 @@ def _hints(kind: type[msgspec.Struct]) -> tuple[tuple[str, tuple[object, ...] | 
 
 
 def _is_near_hint(kind: inspect.Type, seen: frozenset[type[msgspec.Struct]]) -> bool:
-    """Whether a field is a hint, or may hold a struct with one, of which `seen` have none."""
+    """True if a field is a hint, or may hold a struct with one; `seen` have none."""
     if _quiet(kind) is not None:
         return True
     structs, items = _parts(kind)

@@ -237,7 +237,7 @@ TURNS = "{% for m in messages %}…<{{ m.role }}>{{ m.content }}{% endfor %}<ass
 
 
 @pytest.mark.parametrize(
-    ("turns", "kept", "folded"),
+    ("turns", "in_place", "folded"),
     [
         ([NOTE, *USER], "<system>Note.<user>hi", "<system>Note.<user>hi"),
         ([*USER, NOTE], "<user>hi<system>Note.", "<user>hi\n\nNote."),
@@ -269,13 +269,13 @@ TURNS = "{% for m in messages %}…<{{ m.role }}>{{ m.content }}{% endfor %}<ass
     ],
 )
 async def test_the_system_speaks_within_a_conversation(
-    bench: Any, turns: list[Any], kept: str, folded: str
+    bench: Any, turns: list[Any], in_place: str, folded: str
 ) -> None:
-    """In a turn of its own where the template has such, else in the turn beside it; nothing ahead
-    of it changes, and tokens are counted alike.
+    """Its text is a turn of its own where the template has such, else it is in the turn beside it;
+    nothing ahead of it changes, and tokens are counted alike.
     """
     bench.tokenizer = ByteTokenizer()
-    for refusal, expected in (("", kept), (REFUSES, folded)):
+    for refusal, expected in (("", in_place), (REFUSES, folded)):
         bench.template_source = TURNS.replace("…", refusal)
         async with bench.client(max_model_len=4096) as client:
             asked = {"messages": turns, "max_tokens": 8}
@@ -287,7 +287,7 @@ async def test_the_system_speaks_within_a_conversation(
 
 @pytest.mark.parametrize("name", ["output_config", "output_format"])
 async def test_an_answer_has_the_form_that_was_asked_for(bench: Any, name: str) -> None:
-    """By either of its names; an error in the schema is of the field."""
+    """Both names of the field work; an error in the schema names it."""
     says(bench, '{"word": "hello"}')
     form = {"type": "json_schema", "schema": TOOL["input_schema"]}
     broken = {"type": "json_schema", "schema": {"type": "letter"}}
@@ -304,7 +304,7 @@ async def test_an_answer_has_the_form_that_was_asked_for(bench: Any, name: str) 
 
 
 async def test_the_effort_reaches_the_template(bench: Any) -> None:
-    """Under the name that it has in chats; the count is of the same prompt."""
+    """Its name is that of chats; the count is of the same prompt."""
     bench.template_source, bench.tokenizer = "{{ reasoning_effort }}…", ByteTokenizer()
     async with bench.client(max_model_len=64) as client:
         body = {**ASKED, "max_tokens": 8, "output_config": {"effort": "xhigh"}}

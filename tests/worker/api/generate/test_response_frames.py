@@ -101,7 +101,7 @@ async def test_streamed_is_whole(
 
 def ended_in_order(events: list[Any]) -> list[Any]:
     """The items as their ends have them; each ends before the next one begins, all of its events
-    are its own, and its texts are told whole.
+    are its own, and its texts are sent whole.
     """
     ended: list[Any] = []
     now: Any = None
@@ -206,8 +206,8 @@ async def test_parts_of_earlier_turns_are_read(bench: Any) -> None:
         said = prompt_of(bench)
         with pytest.raises(openai.BadRequestError, match="got 'thinking'"):
             await client.responses.create(input=[{"role": "user", "content": EARLIER}])
-    told = "<|im_start|>assistant\nPlain.\nPut out.\nI won't.<tool_call>"
-    assert f'{told}{{"name": "look_up", "arguments": {{"word": "é"}}}}</tool_call>' in said
+    turn = "<|im_start|>assistant\nPlain.\nPut out.\nI won't.<tool_call>"
+    assert f'{turn}{{"name": "look_up", "arguments": {{"word": "é"}}}}</tool_call>' in said
     assert "<tool_response>a\nPut out.</tool_response>" in said
 
 

@@ -64,8 +64,8 @@ def test_text_parts_are_joined_and_others_refused() -> None:
 def test_parts_of_an_assistants_turn_are_its_text(
     turn: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    """As other APIs and clients write them; thinking is what the turn has as reasoning, and text
-    beside reasoning is not lost.
+    """Parts may be those of other APIs; thinking is the reasoning of the turn, beside which no text
+    is lost.
     """
     messages = msgspec.convert([{"role": "assistant", **turn}], list[ChatMessage])
     [rendered] = prompts.template_messages(messages)
