@@ -397,6 +397,11 @@ HINTS: list[tuple[str, dict[str, Any], str]] = [
         {"input": "a", "reasoning": {"effort": "low", "summary": "auto"}, "truncation": "auto"},
         "reasoning.summary, truncation",
     ),
+    (
+        "/inference/v1/generate",
+        {"token_ids": [1], "sampling_params": {"skip_reading_prefix_cache": True}},
+        "sampling_params.skip_reading_prefix_cache",
+    ),
     ("/v1/responses", {"input": "a", "max_tool_calls": 3, "service_tier": "priority"}, "max_tool"),
     ("/v1/messages", {**MESSAGE, "metadata": {"user_id": "x"}, "speed": "fast"}, "metadata, speed"),
     (

@@ -257,7 +257,7 @@ class GenerationFields(SamplingFields, kw_only=True):
     bootstrap_host: str | None = None
     bootstrap_port: Whole | None = None
     bootstrap_room: Whole | None = None
-    ec_transfer_params: Annotated[dict[str, Any] | None, only({})] = None
+    ec_transfer_params: Annotated[dict[str, Any] | None, hint({})] = None  # of images
     vllm_xargs: dict[str, Any] | None = None  # arguments of logits processors
     # Taken by the render routes, which look at it before the others refuse it.
     return_token_offsets: Annotated[bool | None, Meta(extra=only(False).extra)] = None
@@ -427,7 +427,7 @@ class TokenSampling(SamplingFields, kw_only=True):
     truncate_prompt_tokens: Annotated[Whole | None, says(minimum=-1)] = None
     extra_args: dict[str, Any] | None = None  # `vllm_xargs`
     thinking_token_budget: Annotated[Any, only()] = None
-    skip_reading_prefix_cache: Annotated[Any, only(False)] = None
+    skip_reading_prefix_cache: Annotated[Any, hint(False)] = None
 
     detokenize: bool | None = None
     flat_logprobs: bool | None = None
@@ -458,7 +458,7 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     bootstrap_host: str | None = None
     bootstrap_port: Whole | None = None
     bootstrap_room: Whole | None = None
-    ec_transfer_params: Annotated[Any, only({}, [])] = None
+    ec_transfer_params: Annotated[Any, hint({}, [])] = None
 
 
 class LoadAdapterBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

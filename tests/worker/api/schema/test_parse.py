@@ -21,7 +21,7 @@ from worker.api.schema.parse import (
     shown,
     without_ignored_fields,
 )
-from worker.api.schema.requests import ChatRequest, CompletionRequest
+from worker.api.schema.requests import ChatRequest, CompletionRequest, GenerateRequest
 from worker.api.schema.responses import ResponsesRequest
 from worker.api.schema.sglang import SglangRequest
 from worker.errors import RequestError
@@ -258,6 +258,7 @@ def hints_of(kind: msgspec.inspect.Type, path: str = "") -> Iterator[str]:
         (("chats, text completions",), CompletionRequest),
         (("Responses",), ResponsesRequest),
         (("Messages",), MessagesRequest),
+        (("`/inference/v1/generate`",), GenerateRequest),
         (("SGLang's `/generate`",), SglangRequest),
         (("embeddings",), PoolingRequest),
     ],
