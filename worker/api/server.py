@@ -162,9 +162,9 @@ class WorkerApi:
         except IgnoredFieldError as error:
             if self._config.strict_fields and isinstance(error, UnknownFieldError):
                 raise
-            body, kind = error.body, error.kind
+            body, kind, known = error.body, error.kind, not isinstance(error, UnknownFieldError)
             exchange.known_body, ignored = await off_loop_when_large(
-                len(body), lambda: without_ignored_fields(body, kind)
+                len(body), lambda: without_ignored_fields(body, kind, all_known=known)
             )
             self._warn(
                 exchange,

@@ -87,17 +87,23 @@ def decode(body: bytes, kind: type[Body]) -> Body:
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """The paths (`messages[0].nope`) of fields that are left out of a body."""
+    """The paths (`messages[0].nope`) of fields that are left out of a body. `all_known`: none of
+    its fields is unknown, so that most of them need no look.
+    """
 
     unknown: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
+    all_known: bool = field(default=False, compare=False)
 
 
-def without_ignored_fields(body: bytes, kind: type[msgspec.Struct]) -> tuple[bytes, Ignored]:
+def without_ignored_fields(
+    body: bytes, kind: type[msgspec.Struct], *, all_known: bool = False
+) -> tuple[bytes, Ignored]:
     """The fields of a body of this kind that are known and have an effect, byte for byte, and the
-    others. Whatever else is wrong with it stays. Raises `RequestError` where it is not JSON.
+    others. Whatever else is wrong with it stays. `all_known`: it has been decoded, so that hints
+    are all that can be ignored. Raises `RequestError` where it is not JSON.
     """
-    ignored = Ignored()
+    ignored = Ignored(all_known=all_known)
     try:
         return _used_part(body.strip(), _type_of(kind), "", ignored), ignored
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -120,10 +126,13 @@ def _used_part(value: bytes, kind: inspect.Type, path: str, ignored: Ignored) ->
     if struct is None or not struct.forbid_unknown_fields:
         return value
     known = {one.encode_name: one.type for one in struct.fields}
+    near_hints = {name for name, _ in _hints(struct.cls)}
     used: dict[str, msgspec.Raw] = {}
     for name, part in given.items():
         place = f"{path}.{name}" if path else name
-        if name in known:
+        if ignored.all_known and name not in near_hints:
+            used[name] = part
+        elif name in known:
             quiet = _quiet(known[name])
             if quiet is not None and _asks(msgspec.json.decode(part), quiet):
                 ignored.hints.append(place)

@@ -209,6 +209,7 @@ def test_hints_are_found_and_left_out_at_any_depth(
     assert not isinstance(caught.value, UnknownFieldError)
     rest, found = without_ignored_fields(body, kind)
     assert found == Ignored(hints=hints or ["stream_options.include_obfuscation"])
+    assert without_ignored_fields(body, kind, all_known=True) == (rest, found)
     decode(rest, kind)
 
 
