@@ -64,6 +64,7 @@ soak: $(VENV)/ready
 $(AGENTS)/ready: tests/integration/agents.txt
 	@test -x $(AGENTS)/bin/python || $(PYTHON) -m venv $(AGENTS)
 	@$(AGENTS)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@$(AGENTS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps 'instructor>=1.17'
 	@touch $@
 
 test-agents: $(VENV)/ready $(AGENTS)/ready
